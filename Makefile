@@ -1,0 +1,52 @@
+# make serve: a server to talk to.  make demo: one answer, then end.  make test: everything that proves it.
+#
+# They need Python 3.11 or newer with its venv module (Debian: apt install python3-venv) and nothing else.
+# Another interpreter: make PYTHON=/path/to/python3.12 …
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.pagoda-installed
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# The newest torch that pyproject.toml allows, and the one the tests run with.
+TORCH := torch==2.13.0
+
+.PHONY: install serve demo test lint proto clean
+.DEFAULT_GOAL := serve
+
+install: $(STAMP)
+
+serve: install
+	@exec $(BIN)/pagoda serve $(ARGS)
+
+demo: install
+	@exec $(BIN)/pagoda demo $(ARGS)
+
+test: install
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+proto: install
+	$(BIN)/python scripts/generate_protos.py
+
+clean:
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Pagoda needs Python 3.11 or newer; $(PYTHON) is not. Name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "Making $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "No venv module: apt install python3-venv" >&2; exit 1; }
+
+# torch goes first and alone: where pip is pointed at CPU wheels of this version it takes one, and the second command
+# finds torch there instead of choosing anew, which on a machine without a GPU would fetch gigabytes of CUDA.
+$(STAMP): $(BIN)/python pyproject.toml hatch_build.py scripts/generate_protos.py $(shell find protos -name '*.proto')
+	@echo "Installing Pagoda and what it needs into $(VENV); the first time takes some minutes"
+	@$(PIP) install "$(TORCH)"
+	@$(PIP) install --editable ".[dev]"
+	@touch $@
