@@ -1,0 +1,125 @@
+"""Domain types to messages and back, for what more than one service converts. Pure functions."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pagoda.v1 import scheduler_pb2, types_pb2
+from pagoda_common.beam_search import BeamSearchParams, EarlyStopping
+from pagoda_common.errors import Code, InvalidRequest, PagodaError
+from pagoda_common.sampling_params import SamplingParams
+
+UINT32 = np.dtype("<u4")
+EARLY_STOPPING: dict[EarlyStopping, scheduler_pb2.EarlyStopping] = {
+    "heuristic": scheduler_pb2.EARLY_STOPPING_HEURISTIC,
+    "first": scheduler_pb2.EARLY_STOPPING_FIRST,
+    "never": scheduler_pb2.EARLY_STOPPING_NEVER,
+}
+
+
+def token_ids_to_bytes(token_ids: Sequence[int] | npt.NDArray[Any]) -> bytes:
+    """Token ids as a little-endian uint32 column."""
+    return np.asarray(token_ids, dtype=UINT32).tobytes()
+
+
+def token_ids_from_bytes(column: bytes, *, field: str = "prompt_token_ids") -> list[int]:
+    """A little-endian uint32 column as token ids.
+
+    Raises:
+        InvalidRequest: the length is not a multiple of 4 bytes.
+    """
+    if len(column) % 4:
+        raise InvalidRequest(f"{field} has {len(column)} bytes, must be a multiple of 4", field=field)
+    ids: list[int] = np.frombuffer(column, dtype=UINT32).tolist()
+    return ids
+
+
+def sampling_params_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
+    """What the engine needs of `params` (stop strings and text options stay with the frontend)."""
+    message = types_pb2.SamplingParams(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        min_tokens=params.min_tokens,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+        n=params.n,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=params.logit_bias,
+        allowed_token_ids=params.allowed_token_ids,
+    )
+    for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs"):
+        value = getattr(params, name)
+        if value is not None:
+            setattr(message, name, value)
+    for ids in params.bad_words_token_ids:
+        message.bad_words_token_ids.add(ids=ids)
+    return message
+
+
+def sampling_params_from_proto(message: types_pb2.SamplingParams, **extra: Any) -> SamplingParams:
+    """`message` as validated SamplingParams; `extra` sets fields that the message does not carry (stop, …).
+
+    Raises:
+        InvalidRequest: a value is out of its bounds; `field` names it.
+    """
+
+    def optional(name: str, default: Any = None) -> Any:
+        return getattr(message, name) if message.HasField(name) else default
+
+    return SamplingParams(
+        n=message.n or 1,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=optional("repetition_penalty", 1.0),
+        temperature=optional("temperature", 1.0),
+        top_p=optional("top_p", 1.0),
+        top_k=message.top_k,
+        min_p=message.min_p,
+        seed=optional("seed"),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        max_tokens=optional("max_tokens", extra.pop("max_tokens", None)),
+        min_tokens=message.min_tokens,
+        logprobs=optional("logprobs"),
+        prompt_logprobs=optional("prompt_logprobs"),
+        logit_bias=dict(message.logit_bias) or None,
+        allowed_token_ids=tuple(message.allowed_token_ids) or None,
+        bad_words_token_ids=tuple(tuple(words.ids) for words in message.bad_words_token_ids),
+        **extra,
+    )
+
+
+def beam_search_params_to_proto(params: BeamSearchParams) -> scheduler_pb2.BeamSearchParams:
+    """`params` as a message."""
+    return scheduler_pb2.BeamSearchParams(
+        beam_width=params.beam_width,
+        length_penalty=params.length_penalty,
+        early_stopping=EARLY_STOPPING[params.early_stopping],
+    )
+
+
+def error_to_proto(error: PagodaError) -> types_pb2.RequestError:
+    """`error` as a message of one request."""
+    return types_pb2.RequestError(
+        code=int(error.code), message=error.message, field=error.field or "", retry_after_s=error.retry_after_s
+    )
+
+
+def error_from_proto(message: types_pb2.RequestError) -> PagodaError:
+    """The error of one request."""
+    code = Code(message.code) if message.code in Code._value2member_map_ else Code.INTERNAL
+    field = message.field or None
+    if code is Code.INVALID_ARGUMENT:
+        return InvalidRequest(message.message, field=field)
+    return PagodaError(message.message, field=field, code=code, retry_after_s=message.retry_after_s)
+
+
+def column(values: Iterable[int], dtype: str) -> bytes:
+    """Integers as a little-endian column of `dtype`, such as "<u2"."""
+    return np.fromiter(values, dtype=np.dtype(dtype)).tobytes()

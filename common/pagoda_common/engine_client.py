@@ -1,0 +1,229 @@
+"""The engine as its clients see it: submit token ids, get token ids, and never notice that the scheduler was away.
+
+    client = EngineClient(address="127.0.0.1:50051")
+    await client.start()
+    await client.wait_until_ready(60)
+    stream = client.submit(EngineRequest(request_id="a", prompt_token_ids=[1, 2], sampling_params=SamplingParams()))
+    while not stream.is_finished:
+        outputs = await stream.get()
+
+A broken connection is made again with back-off, and every open request is submitted again with what it has. Knows
+nothing of text.
+"""
+
+import asyncio
+import copy
+import logging
+import random
+import secrets
+import time
+from dataclasses import replace
+
+import grpc.aio
+
+from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
+from pagoda_common.engine_session import EngineSession
+from pagoda_common.engine_stream import EngineRequest, EngineStream
+from pagoda_common.errors import InvalidRequest, NotReady, PagodaError, QueueFull
+from pagoda_common.rpc import connect, error_from_rpc
+
+__all__ = ["EngineClient", "EngineRequest", "EngineStream"]
+
+logger = logging.getLogger(__name__)
+
+MIN_BACKOFF_S = 0.05
+MAX_BACKOFF_S = 1.0
+STABLE_S = 1.0
+"""A session that lived this long starts the back-off anew."""
+MAX_OUTGOING = 65_536
+"""Messages that may wait to be written before new requests are refused."""
+
+
+class EngineClient:
+    """One frontend's connection to one scheduler. Belongs to the event loop that started it."""
+
+    def __init__(self, *, address: str, frontend_id: str | None = None) -> None:
+        """`frontend_id` is random if not given."""
+        self.address = address
+        self.frontend_id = frontend_id or secrets.token_hex(8)
+        self._channel: grpc.aio.Channel | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._session: EngineSession | None = None
+        self._streams: dict[str, EngineStream] = {}
+        self._was_connected = False
+        self._is_closed = False
+        self._ready = asyncio.Event()
+        self._reason = f"connecting to the scheduler at {address}"
+        self._load = types_pb2.EngineLoad()
+        self._model_info: types_pb2.ModelInfo | None = None
+
+    async def start(self) -> None:
+        """Begin to connect in the background."""
+        if self._task is None:
+            self._is_closed = False
+            self._channel = connect(self.address)
+            self._task = asyncio.create_task(self._run(scheduler_pb2_grpc.SchedulerStub(self._channel)))
+
+    async def close(self, reason: str = "the engine client was closed") -> None:
+        """End the connection; open requests fail with NotReady and `reason`."""
+        self._is_closed = True  # a cancellation can get lost where a stream breaks at the same moment
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        for stream in list(self._streams.values()):
+            stream.fail(NotReady(reason))
+        self._streams.clear()
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+
+    async def wait_until_ready(self, timeout_s: float | None = None) -> None:
+        """Wait until requests can be served.
+
+        Raises:
+            NotReady: not within `timeout_s`; the message says why.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._ready.wait()
+        except TimeoutError:
+            raise NotReady(f"not ready after {timeout_s:g} s: {self.not_ready_reason}", retry_after_s=1) from None
+
+    @property
+    def is_connected(self) -> bool:
+        """A session is open."""
+        return self._session is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Connected, and the engine serves."""
+        return self._session is not None and self._load.is_ready
+
+    @property
+    def not_ready_reason(self) -> str:
+        """Why is_ready is false; empty when it is true."""
+        if self.is_ready:
+            return ""
+        if self._session is None:
+            return self._reason
+        return self._load.not_ready_reason or "the engine is starting"
+
+    @property
+    def model_info(self) -> types_pb2.ModelInfo | None:
+        """The model, once it was known."""
+        return self._model_info
+
+    @property
+    def load(self) -> types_pb2.EngineLoad:
+        """The latest load."""
+        return self._load
+
+    @property
+    def num_open_requests(self) -> int:
+        """Requests from which the engine still owes something."""
+        return len(self._streams)
+
+    def submit(self, request: EngineRequest) -> EngineStream:
+        """Start a request. Its seed is drawn here when it has none, once and for all attempts.
+
+        Raises:
+            NotReady: there never was a connection.
+            InvalidRequest: the request_id is in use.
+            QueueFull: the connection cannot keep up.
+        """
+        if not self._was_connected:
+            raise NotReady(self.not_ready_reason, retry_after_s=1)
+        if request.request_id in self._streams:
+            raise InvalidRequest(f"request_id {request.request_id!r} is in use", field="request_id")
+        if self._session is not None and self._session.num_outgoing >= MAX_OUTGOING:
+            raise QueueFull(f"{MAX_OUTGOING} messages wait for the scheduler", retry_after_s=1)
+        if request.sampling_params.seed is None:
+            params = copy.copy(request.sampling_params)
+            params.seed = secrets.randbits(63)
+            request = replace(request, sampling_params=params)
+        stream = EngineStream(request=request, on_stop=self._stop, on_abort=self._abort)
+        self._streams[request.request_id] = stream
+        if self._session is not None:
+            self._session.submit(stream)
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        """End a request now. Unknown ids are ignored."""
+        if (stream := self._streams.get(request_id)) is not None:
+            stream.abort()
+
+    def _stop(self, stream: EngineStream, index: int) -> None:
+        request_id = stream.request.request_id
+        if self._session is not None:
+            self._session.stop(request_id, index)
+        if stream.is_done:
+            self._forget(request_id)
+
+    def _abort(self, stream: EngineStream) -> None:
+        request_id = stream.request.request_id
+        if self._session is not None:
+            self._session.abort(request_id)
+        self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        self._streams.pop(request_id, None)
+        if self._session is not None:
+            self._session.forget(request_id)
+
+    async def _run(self, stub: "scheduler_pb2_grpc.SchedulerAsyncStub") -> None:
+        """Session after session."""
+        backoff_s = MIN_BACKOFF_S
+        while not self._is_closed:
+            started = time.monotonic()
+            session = EngineSession(
+                stub=stub,
+                frontend_id=self.frontend_id,
+                streams=self._streams,
+                on_open=self._open,
+                on_state=self._take_state,
+            )
+            try:
+                await session.run()
+            except (grpc.aio.AioRpcError, PagodaError) as error:
+                self._lose(error_from_rpc(error) if isinstance(error, grpc.aio.AioRpcError) else error)
+            except Exception as error:
+                logger.exception("a session failed")
+                self._lose(PagodaError(str(error)))
+            finally:
+                self._session = None
+                self._ready.clear()
+            if self._is_closed:
+                return
+            if time.monotonic() - started > STABLE_S:
+                backoff_s = MIN_BACKOFF_S
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    def _open(self, session: EngineSession) -> None:
+        self._session = session
+        self._was_connected = True
+        if self._streams:
+            logger.info("connected to the scheduler at %s; %d requests go on", self.address, len(self._streams))
+        for stream in self._streams.values():
+            session.submit(stream)
+
+    def _lose(self, error: PagodaError) -> None:
+        if self._session is not None:
+            waiting = len(self._streams)
+            logger.warning("lost the scheduler at %s with %d open requests: %s", self.address, waiting, error.message)
+        self._reason = f"no connection to the scheduler at {self.address}: {error.message}"
+        for request_id, stream in list(self._streams.items()):
+            if stream.is_overdue:
+                del self._streams[request_id]
+                stream.expire()
+
+    def _take_state(self, message: scheduler_pb2.SchedulerMessage) -> None:
+        if message.HasField("model_info"):
+            self._model_info = message.model_info
+        if message.HasField("load"):
+            self._load = message.load
+            if self._load.is_ready:
+                self._ready.set()
+            else:
+                self._ready.clear()

@@ -1,0 +1,347 @@
+"""Command-line flags, with vLLM's names: one table a config, read in both directions (argv to config, config to argv).
+
+A process that starts another one hands its config over with `engine_config_to_argv` and `frontend_config_to_argv`;
+there is no second list of flags. Defaults live in the configs.
+"""
+
+import argparse
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from pagoda_common.errors import ConfigError
+from pagoda_common.frontend_config import DEFAULT_SCHEDULER_ADDRESS, FrontendConfig
+
+Config = TypeVar("Config", bound=ModelConfig | CacheConfig | SchedulerConfig | ParallelConfig | FrontendConfig)
+
+_SUFFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_SUFFIX |= {letter.upper(): 1024**power for power, letter in enumerate("kmgt", start=1)}
+_BYTE_SUFFIX = _SUFFIX | {"B": 1}
+_BYTE_SUFFIX |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", start=1)}
+_BYTE_SUFFIX |= {f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", start=1)}
+
+
+def _quantity(text: str, suffixes: dict[str, int], examples: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2] not in suffixes:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as {examples}")
+    return int(float(match[1]) * suffixes[match[2]]) if "." in match[1] else int(match[1]) * suffixes[match[2]]
+
+
+def parse_count(text: str) -> int:
+    """A number of tokens: 8192, 8k (8000), 8K (8192), 1.5M. Small letters are decimal, capitals binary, as in vLLM."""
+    return _quantity(text, _SUFFIX, "8192, 8k (8000) or 8K (8192)")
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes: 1000000, 512M and 512MiB (binary), 2GB and 2g (decimal)."""
+    return _quantity(text, _BYTE_SUFFIX, "512M, 2GiB (binary) or 2GB (decimal)")
+
+
+def parse_max_model_len(text: str) -> int | None:
+    """As `parse_count`; -1 and auto take the checkpoint's (None)."""
+    return None if text in ("-1", "auto") else parse_count(text)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flag:
+    """One flag and the config field it fills. The field's type adds a --no- form (bool, true) or choices (Literal)."""
+
+    field: str
+    """Field of the config; also the attribute of the parsed arguments."""
+    help: str
+    """One line."""
+    names: tuple[str, ...] = ()
+    """Option strings; empty takes the field's name."""
+    parse: Callable[[str], Any] = str
+    """Text to value."""
+    metavar: str | None = None
+    """What the help shows as value."""
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Option strings, the usual one first."""
+        return self.names or ("--" + self.field.replace("_", "-"),)
+
+
+# What the engine and the frontend must agree on.
+_IDENTITY = (
+    Flag(field="model", help="directory or hub id of the checkpoint (also as first argument)"),
+    Flag(field="revision", help="hub revision of the checkpoint"),
+    Flag(field="tokenizer", help="directory or hub id of the tokenizer, when it is not the model's"),
+    Flag(field="served_model_name", metavar="NAME", help="names clients use for the model"),
+    Flag(field="max_logprobs", parse=int, metavar="N", help="most logprobs per token; -1 allows the vocabulary"),
+)
+_MODEL = (
+    *_IDENTITY,
+    Flag(field="dtype", help="data type of weights and KV cache; auto takes the checkpoint's"),
+    Flag(field="device", help="auto takes an accelerator if there is one"),
+    Flag(
+        field="max_model_len",
+        parse=parse_max_model_len,
+        metavar="TOKENS",
+        help="longest prompt plus output, such as 4096 or 8k; auto or -1 takes the checkpoint's",
+    ),
+    Flag(field="load_format", help="dummy makes random weights"),
+    Flag(field="seed", parse=int, metavar="N", help="seed of dummy weights"),
+)
+_CACHE = (
+    Flag(field="block_size", parse=int, metavar="TOKENS", help="tokens in one KV-cache block"),
+    Flag(
+        field="kv_cache_memory_bytes",
+        names=("--kv-cache-memory", "--kv-cache-memory-bytes"),
+        parse=parse_bytes,
+        metavar="BYTES",
+        help="memory of the KV cache, such as 512M or 2GiB; measured if not given",
+    ),
+    Flag(
+        field="num_blocks_override",
+        names=("--num-gpu-blocks-override",),
+        parse=int,
+        metavar="N",
+        help="exactly this many KV-cache blocks, whatever the memory says (for tests)",
+    ),
+    Flag(
+        field="gpu_memory_utilization",
+        parse=float,
+        metavar="SHARE",
+        help="share of an accelerator's memory for weights, activations and KV cache",
+    ),
+    Flag(field="enable_prefix_caching", help="share the KV cache of equal prompt prefixes"),
+    Flag(
+        field="cpu_kv_cache_memory_bytes",
+        names=("--cpu-kv-cache-memory",),
+        parse=parse_bytes,
+        metavar="BYTES",
+        help="host memory for swapped-out blocks; 0 turns swapping off",
+    ),
+)
+_SCHEDULER = (
+    Flag(field="max_num_seqs", parse=int, metavar="N", help="most sequences in a batch"),
+    Flag(field="max_num_batched_tokens", parse=parse_count, metavar="TOKENS", help="most tokens in a batch"),
+    Flag(field="enable_chunked_prefill", help="let a long prompt span steps"),
+    Flag(
+        field="long_prefill_token_threshold",
+        parse=parse_count,
+        metavar="TOKENS",
+        help="most tokens of one prompt in one step; 0 is no bound of its own",
+    ),
+    Flag(
+        field="policy",
+        names=("--scheduling-policy",),
+        help="order of the waiting queue",
+    ),
+    Flag(
+        field="preemption_mode",
+        help="with --cpu-kv-cache-memory: swap evicted blocks when that is cheaper than recomputing, always, or never",
+    ),
+    Flag(
+        field="routing_policy",
+        help="with several workers: send a request where its prefix is cached, against load, or to each in turn",
+    ),
+    Flag(field="async_scheduling", help="send a step before the result of the one before is back"),
+    Flag(field="max_num_queued_reqs", parse=int, metavar="N", help="most sequences waiting; more are refused (503)"),
+    Flag(
+        field="max_num_queued_tokens",
+        parse=parse_count,
+        metavar="TOKENS",
+        help="most prompt tokens waiting; more are refused (503)",
+    ),
+)
+_PARALLEL = (
+    Flag(
+        field="data_parallel_size",
+        names=("--data-parallel-size", "-dp"),
+        parse=int,
+        metavar="N",
+        help="workers, each with a copy of the model",
+    ),
+    Flag(
+        field="threads",
+        parse=int,
+        metavar="N",
+        help="threads of torch in each worker on a CPU; several workers share the cores if not given",
+    ),
+)
+_FRONTEND = (
+    *_IDENTITY,
+    Flag(field="scheduler", metavar="HOST:PORT", help="address of the scheduler"),
+    Flag(field="host", help="interface for HTTP and gRPC; 0.0.0.0 is all of them"),
+    Flag(field="port", parse=int, help="HTTP port; 0 takes a free one"),
+    Flag(field="grpc_port", parse=int, metavar="PORT", help="port of the public gRPC service; 0 takes a free one"),
+    Flag(
+        field="chat_template",
+        metavar="FILE",
+        help="Jinja file or text of the chat template; the tokenizer's if not given",
+    ),
+    Flag(field="enable_prompt_tokens_details", help="put cached_tokens into usage"),
+    Flag(field="api_key", metavar="KEY", help="keys that clients must show as bearer token"),
+    Flag(field="allowed_origins", metavar="ORIGIN", help="origins that browsers may call from (CORS)"),
+    Flag(field="root_path", metavar="PATH", help="path prefix under which a proxy serves the frontend"),
+    Flag(
+        field="drain_timeout_s",
+        names=("--drain-timeout", "--shutdown-timeout"),
+        parse=float,
+        metavar="SECONDS",
+        help="time that open streams get to finish after SIGTERM",
+    ),
+    Flag(
+        field="max_request_body_bytes",
+        names=("--max-request-body-size",),
+        parse=parse_bytes,
+        metavar="BYTES",
+        help="largest HTTP request body",
+    ),
+    Flag(
+        field="sse_keep_alive_interval_s",
+        names=("--sse-keep-alive-interval",),
+        parse=float,
+        metavar="SECONDS",
+        help="silence after which a stream gets a comment line; 0 sends none",
+    ),
+    Flag(field="disable_uvicorn_access_log", help="log no line per HTTP request"),
+)
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the engine's flags: read them with `engine_config_from_args`."""
+    _add_model_argument(parser)
+    _add(parser, "model", ModelConfig, _MODEL)
+    _add(parser, "cache", CacheConfig, _CACHE)
+    _add(parser, "scheduling", SchedulerConfig, _SCHEDULER)
+
+
+def add_frontend_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the frontend's flags: read them with `frontend_config_from_args`."""
+    _add_model_argument(parser)
+    _add(parser, "frontend", FrontendConfig, _FRONTEND)
+
+
+def add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of engine, workers and frontend, each once, but the scheduler's address: the caller starts it."""
+    add_engine_flags(parser)
+    _add(parser, "workers", ParallelConfig, _PARALLEL)
+    known = {flag.field for flag in _IDENTITY} | {"scheduler"}
+    _add(parser, "frontend", FrontendConfig, tuple(flag for flag in _FRONTEND if flag.field not in known))
+
+
+def add_listen_flags(parser: argparse.ArgumentParser, *, port: int) -> None:
+    """Add --host and --port of an internal service; `port` is the default, 0 takes a free one."""
+    group = parser.add_argument_group("listening")
+    group.add_argument("--host", default="127.0.0.1", help="interface to listen on (default: %(default)s)")
+    group.add_argument("--port", type=int, default=port, help="port; 0 takes a free one (default: %(default)s)")
+
+
+def add_scheduler_address_flag(parser: argparse.ArgumentParser) -> None:
+    """Add --scheduler, for processes without a FrontendConfig."""
+    default = DEFAULT_SCHEDULER_ADDRESS
+    parser.add_argument("--scheduler", metavar="HOST:PORT", default=default, help="its address (default: %(default)s)")
+
+
+def add_child_flags(parser: argparse.ArgumentParser) -> None:
+    """Add --die-with-parent, which `process.spawn_service` gives; args.die_with_parent is a pid or None."""
+    parser.add_argument(
+        "--die-with-parent",
+        type=int,
+        nargs="?",
+        const=os.getppid(),
+        metavar="PID",
+        help="end at once when the parent process (or PID, if it is the parent) is gone",
+    )
+
+
+def engine_config_from_args(args: argparse.Namespace) -> EngineConfig:
+    """The config that the engine's flags ask for.
+
+    Raises:
+        ConfigError: a value is out of bounds; see `config_errors`.
+    """
+    return EngineConfig(
+        model=_build(ModelConfig, _MODEL, args),
+        cache=_build(CacheConfig, _CACHE, args),
+        scheduler=_build(SchedulerConfig, _SCHEDULER, args),
+        parallel=_build(ParallelConfig, _PARALLEL, args),
+    )
+
+
+def frontend_config_from_args(args: argparse.Namespace) -> FrontendConfig:
+    """The config that the frontend's flags ask for.
+
+    Raises:
+        ConfigError: a value is out of bounds; see `config_errors`.
+    """
+    return _build(FrontendConfig, _FRONTEND, args)
+
+
+def engine_config_to_argv(config: EngineConfig) -> list[str]:
+    """A scheduler's flags that give `config` again, without `parallel`; values that are defaults are left out."""
+    return [*_argv(config.model, _MODEL), *_argv(config.cache, _CACHE), *_argv(config.scheduler, _SCHEDULER)]
+
+
+def frontend_config_to_argv(config: FrontendConfig) -> list[str]:
+    """Flags that give `config` again; values that are defaults are left out."""
+    return _argv(config, _FRONTEND)
+
+
+@contextmanager
+def config_errors(parser: argparse.ArgumentParser) -> Iterator[None]:
+    """End the process with code 2, usage and message when a ConfigError is raised: a restart would not help."""
+    try:
+        yield
+    except ConfigError as error:
+        parser.error(error.message)
+
+
+def _defaults(config: type[Config]) -> dict[str, Any]:
+    return {field.name: field.default for field in fields(config) if field.default is not MISSING}
+
+
+def _add_model_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model_argument", nargs="?", metavar="model", help="directory or hub id of the checkpoint")
+
+
+def _add(parser: argparse.ArgumentParser, title: str, config: type[Config], flags: Sequence[Flag]) -> None:
+    group = parser.add_argument_group(title)
+    defaults, hints = _defaults(config), get_type_hints(config)
+    for flag in flags:
+        default, hint = defaults[flag.field], hints[flag.field]
+        shown = "" if default is None or default in ("", ()) or isinstance(default, bool) else " (default: %(default)s)"
+        options: dict[str, Any] = {"dest": flag.field, "help": flag.help + shown, "default": default}
+        if isinstance(default, bool):
+            options["action"] = argparse.BooleanOptionalAction if default else "store_true"
+        else:
+            choices = get_args(hint) if get_origin(hint) is Literal else None
+            options |= {"type": flag.parse, "choices": choices, "metavar": flag.metavar}
+            options |= {"nargs": "+"} if isinstance(default, tuple) else {}
+        group.add_argument(*flag.options, **options)
+
+
+def _build(config: type[Config], flags: Sequence[Flag], args: argparse.Namespace) -> Config:
+    given = {flag.field: getattr(args, flag.field) for flag in flags if hasattr(args, flag.field)}
+    named = getattr(args, "model_argument", None)
+    if "model" in given and named is not None:
+        if given["model"] not in (named, _defaults(config)["model"]):
+            raise ConfigError(f"model is given twice, as {named!r} and as {given['model']!r}", field="model")
+        given["model"] = named
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    return config(**values)
+
+
+def _argv(config: ModelConfig | CacheConfig | SchedulerConfig | FrontendConfig, flags: Sequence[Flag]) -> list[str]:
+    argv: list[str] = []
+    defaults = _defaults(type(config))
+    for flag in flags:
+        value, name = getattr(config, flag.field), flag.options[0]
+        if value == defaults[flag.field]:
+            continue
+        if isinstance(value, bool):
+            argv.append(name if value else name.replace("--", "--no-", 1))
+        elif isinstance(value, tuple):
+            argv += [name, *value]
+        else:
+            argv.append(f"{name}={value}")  # one word, so that a value may begin with a dash
+    return argv

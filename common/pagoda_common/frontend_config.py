@@ -1,0 +1,71 @@
+"""The frontend's configuration: where it listens, what it serves, how it treats clients. The engine's is config.py."""
+
+from dataclasses import dataclass
+
+from pagoda_common.config import EMBEDDED_MODEL
+from pagoda_common.errors import ConfigError
+
+DEFAULT_SCHEDULER_ADDRESS = "127.0.0.1:50052"
+"""Where frontends and workers look for the scheduler unless told otherwise."""
+
+
+def _check(condition: bool, name: str, value: object, bound: str) -> None:
+    if not condition:
+        raise ConfigError(f"{name} is {value!r}, must be {bound}", field=name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrontendConfig:
+    """Everything that decides how a frontend runs."""
+
+    scheduler: str = DEFAULT_SCHEDULER_ADDRESS
+    """host:port of the scheduler."""
+    host: str = "127.0.0.1"
+    """Interface to listen on, for HTTP and gRPC; 0.0.0.0 is all of them."""
+    port: int = 8000
+    """HTTP port; 0 takes a free one."""
+    grpc_port: int = 50051
+    """Port of the public gRPC service; 0 takes a free one."""
+    model: str = EMBEDDED_MODEL
+    """Directory or hub id of the checkpoint, whose tokenizer and chat template are taken."""
+    revision: str | None = None
+    """Hub revision."""
+    tokenizer: str | None = None
+    """Directory or hub id of the tokenizer; None takes the model's."""
+    served_model_name: tuple[str, ...] = ()
+    """Names clients use; empty takes the model's."""
+    chat_template: str | None = None
+    """Jinja file, or the template itself; None takes the tokenizer's."""
+    max_logprobs: int = 20
+    """Bound on logprobs per token; -1 allows the vocabulary."""
+    enable_prompt_tokens_details: bool = False
+    """Put cached_tokens into usage."""
+    api_key: tuple[str, ...] = ()
+    """Keys that clients must show as bearer token; empty asks for none."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins that browsers may call from (CORS); empty allows none."""
+    root_path: str = ""
+    """Path prefix under which a proxy serves the frontend."""
+    drain_timeout_s: float = 30.0
+    """Seconds that open streams get to finish after SIGTERM."""
+    max_request_body_bytes: int = 32 * 1024**2
+    """Largest HTTP request body in bytes."""
+    sse_keep_alive_interval_s: float = 15.0
+    """Seconds without a token until a stream gets a comment line that keeps proxies awake; 0 sends none."""
+    disable_uvicorn_access_log: bool = False
+    """Log no line per HTTP request."""
+
+    def __post_init__(self) -> None:
+        _check(bool(self.model), "model", self.model, "a directory or hub id")
+        host, _, port = self.scheduler.rpartition(":")
+        _check(bool(host) and port.isdecimal(), "scheduler", self.scheduler, "host:port")
+        _check(0 <= self.port <= 65535, "port", self.port, "between 0 and 65535")
+        _check(0 <= self.grpc_port <= 65535, "grpc_port", self.grpc_port, "between 0 and 65535")
+        same = self.port == self.grpc_port != 0
+        _check(not same, "grpc_port", self.grpc_port, "another one than port")
+        _check(self.max_logprobs >= -1, "max_logprobs", self.max_logprobs, "at least -1")
+        _check(self.drain_timeout_s >= 0, "drain_timeout", self.drain_timeout_s, "at least 0 seconds")
+        body = self.max_request_body_bytes
+        _check(body >= 1, "max_request_body_bytes", body, "at least 1 byte")
+        interval = self.sse_keep_alive_interval_s
+        _check(interval >= 0, "sse_keep_alive_interval", interval, "at least 0 seconds")

@@ -1,0 +1,106 @@
+"""What a request gives back: token-level outputs of the engine, and the text-level outputs that users hold."""
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from pagoda_common.errors import PagodaError
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """Log probabilities at one output position, raw (before temperature and filters), natural logarithm."""
+
+    token_ids: list[int]
+    """The sampled token first, then the top ones by falling probability."""
+    logprobs: list[float]
+    """One per token id."""
+    sampled_rank: int
+    """Rank of the sampled token in the vocabulary; 1 is the likeliest."""
+
+
+@dataclass(slots=True)
+class EngineOutput:
+    """New tokens of one sequence, as they come out of the engine."""
+
+    index: int
+    """Sequence within the request, 0 to n - 1."""
+    offset: int
+    """Place of the first new token in the sequence's output."""
+    token_ids: list[int]
+    """New tokens; empty when only the end is reported."""
+    logprobs: list[TokenLogprobs] | None = None
+    """One per new token when asked for."""
+    finish_reason: FinishReason | None = None
+    """Set when the sequence has ended."""
+    stop_token_id: int | None = None
+    """The stop token that ended it; None for an end-of-sequence token."""
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""
+    queue_s: float | None = None
+    """Seconds the sequence waited for its first place in a batch; None while it waits."""
+    error: PagodaError | None = None
+    """Set when finish_reason is error."""
+
+
+@dataclass(slots=True)
+class Logprob:
+    """Log probability of one token at one position (vLLM's shape)."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One finished sequence of a request."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """The stop token or stop string; None for an end-of-sequence token."""
+
+    def finished(self) -> bool:
+        """Whether the sequence has ended."""
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A prompt and its sequences."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class SequenceDelta:
+    """What one sequence has newly, as text: the unit that HTTP and gRPC streams send."""
+
+    index: int
+    text: str
+    """New text; stop strings are cut away, and nothing is given out that may still become one."""
+    token_ids: list[int]
+    offset: int
+    """Place of the first new token in the sequence's output."""
+    logprobs: list[TokenLogprobs] | None = None
+    token_text_offsets: list[int] = field(default_factory=list)
+    """For each new token: characters of the sequence's text before it (for logprobs.text_offset)."""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_output_tokens: int = 0
+    """Output tokens so far."""
+    num_cached_tokens: int = 0
+    queue_s: float | None = None
+    """Seconds the sequence waited for its first place in a batch; None while it waits."""

@@ -1,0 +1,94 @@
+"""Parents and children: free ports, spawning our services, and no orphan when a parent is killed."""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+PARENT_POLL_S = 0.5
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port that is free now. Only for ports that several processes must know; a lone server binds 0."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def can_listen(host: str, port: int) -> bool:
+    """Whether `port` can be bound on `host` now."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def service_command(module: str, argv: Sequence[str]) -> list[str]:
+    """The command line of ``python -m module argv`` as a child that does not outlive this process."""
+    return [sys.executable, "-m", module, *argv, f"--die-with-parent={os.getpid()}"]
+
+
+def spawn_service(
+    module: str, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdout: int | None = None
+) -> subprocess.Popen[bytes]:
+    """Start ``python -m module argv --die-with-parent`` in a session of its own.
+
+    The own session keeps the terminal's Ctrl-C away from it: the parent decides in which order its children end.
+
+    Args:
+        env: variables on top of this process's.
+        stdout: where its stdout and stderr go (subprocess.PIPE, DEVNULL or a descriptor); None shares ours.
+    """
+    return subprocess.Popen(
+        service_command(module, argv),
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.STDOUT if stdout is not None else None,
+        start_new_session=True,
+    )
+
+
+def stop_process(process: subprocess.Popen[bytes], *, timeout_s: float) -> int:
+    """SIGTERM, wait up to `timeout_s`, then SIGKILL; returns the exit code."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    return process.wait()
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """End this process by SIGKILL as soon as its parent has ended, however it ended. Called first thing in `__main__`.
+
+    A thread waits for the parent. The kernel's own offer, prctl(PR_SET_PDEATHSIG), is not taken because it fires when
+    the *thread* that spawned us ends: an LLM made on a short-lived thread would lose its engine.
+
+    Args:
+        parent_pid: who started us (the value of --die-with-parent); when it is gone already, we end at once.
+    """
+    threading.Thread(target=_watch_parent, args=(parent_pid,), name="parent-watch", daemon=True).start()
+
+
+def _watch_parent(parent_pid: int) -> None:
+    try:
+        descriptor = os.pidfd_open(parent_pid)  # before the check, so that it cannot name a later process
+    except (AttributeError, OSError):  # no pidfd on this system, or no such parent
+        while os.getppid() == parent_pid:
+            time.sleep(PARENT_POLL_S)
+    else:
+        if os.getppid() == parent_pid:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            poll.poll()
+    os.kill(os.getpid(), signal.SIGKILL)

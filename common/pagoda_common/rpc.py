@@ -1,0 +1,240 @@
+"""gRPC plumbing, the same in every service: servers with health, reflection and one error mapping; channels."""
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import signal
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from pagoda_common.errors import Code, InvalidRequest, PagodaError
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""Largest message: a prompt of a million tokens with full-vocabulary logprobs of a few of them fits."""
+CONNECT_TIMEOUT_S = 10.0
+
+SERVER_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Clients such as Envoy and smg ping every 30 s also when idle; never answer that with GOAWAY.
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Two servers on one port would share its connections by chance.
+    ("grpc.so_reuseport", 0),
+]
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Retries are ours: every message has an address (epoch, step, offset) and is repeated knowingly.
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Channels to a restarted server must not share a broken subchannel's back-off.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+GRPC_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def connect(address: str) -> grpc.aio.Channel:
+    """A channel to ``host:port``; made once and kept. It connects lazily and reconnects by itself."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+def error_status(error: PagodaError) -> status_pb2.Status:
+    """`error` as google.rpc.Status with BadRequest and RetryInfo details where they apply."""
+    details = []
+    if error.field is not None:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if error.retry_after_s > 0:
+        delay = duration_pb2.Duration(nanos=int(error.retry_after_s % 1 * 1e9), seconds=int(error.retry_after_s))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    packed = []
+    for detail in details:
+        packed.append(any_pb2.Any())
+        packed[-1].Pack(detail)
+    return status_pb2.Status(code=error.code, message=error.message, details=packed)
+
+
+def error_from_rpc(error: grpc.RpcError) -> PagodaError:
+    """The PagodaError that a peer answered with; connection errors come out as UNAVAILABLE."""
+    is_answer = isinstance(error, (grpc.Call, grpc.aio.AioRpcError))  # of a blocking stub, of an asyncio one
+    code = error.code() if is_answer else grpc.StatusCode.UNKNOWN
+    message = (error.details() if is_answer else None) or str(error)
+    number = code.value[0]
+    known = Code(number) if number in Code._value2member_map_ else Code.INTERNAL
+    return PagodaError(message, code=known)
+
+
+async def _fail(context: Any, error: Exception, method: str) -> None:
+    if isinstance(error, PagodaError):
+        status = error_status(error)
+    else:
+        logger.exception("%s failed", method, exc_info=error)
+        status = status_pb2.Status(code=Code.INTERNAL, message=f"internal error: {type(error).__name__}")
+    details = (("grpc-status-details-bin", status.SerializeToString()),) if status.details else ()
+    await context.abort(GRPC_CODES[status.code], status.message, details)
+
+
+Decode: TypeAlias = Callable[[bytes], Any] | None
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Maps PagodaErrors to their status and details, and everything else to INTERNAL with a logged traceback.
+
+    Handlers that are async generators are closed as soon as their call is over.
+    """
+
+    def __init__(self) -> None:
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        kind = "_".join("stream" if s else "unary" for s in (handler.request_streaming, handler.response_streaming))
+        decode, gets_stream = handler.request_deserializer, handler.request_streaming
+        behaviour = getattr(handler, kind)
+        wrap = self._wrap_stream if inspect.isasyncgenfunction(behaviour) else self._wrap_call
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        return make(
+            # A single request is decoded inside, where a malformed one is INVALID_ARGUMENT and not INTERNAL.
+            wrap(behaviour, method, None if gets_stream else decode),
+            request_deserializer=decode if gets_stream else None,
+            response_serializer=handler.response_serializer,
+        )
+
+    def _wrap_call(self, behaviour: Callable[..., Any], method: str, decode: Decode) -> Callable[..., Any]:
+        async def call(request: Any, context: Any) -> Any:
+            try:
+                return await behaviour(_decoded(request, decode), context)
+            except (asyncio.CancelledError, grpc.aio.AbortError):
+                raise
+            except Exception as error:
+                await _fail(context, error, method)
+
+        return call
+
+    def _wrap_stream(self, behaviour: Callable[..., Any], method: str, decode: Decode) -> Callable[..., Any]:
+        async def stream(request: Any, context: Any) -> AsyncGenerator[Any]:
+            try:
+                responses = behaviour(_decoded(request, decode), context)
+                context.add_done_callback(lambda _: self._close(responses))
+                async with contextlib.aclosing(responses):
+                    async for response in responses:
+                        yield response
+            except (asyncio.CancelledError, grpc.aio.AbortError):
+                raise
+            except Exception as error:
+                await _fail(context, error, method)
+
+        return stream
+
+    def _close(self, responses: AsyncGenerator[Any, None]) -> None:
+        """A call is over. One that was cancelled while a message was being written leaves its generator suspended:
+        without this, it would go on until it is collected."""
+        task = asyncio.create_task(_end(responses))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+async def _end(responses: AsyncGenerator[Any, None]) -> None:
+    with contextlib.suppress(RuntimeError):  # it runs, so the cancellation has reached it
+        await responses.aclose()
+
+
+def _decoded(request: Any, decode: Decode) -> Any:
+    if decode is None:
+        return request
+    try:
+        return decode(request)
+    except DecodeError as error:
+        raise InvalidRequest("the request is not a valid protobuf message of its type") from error
+
+
+class RpcServer:
+    """A gRPC server with health, reflection and error mapping.
+
+    Add servicers to `grpc_server`, then `start()`. Health says NOT_SERVING until `set_serving(True)`.
+    """
+
+    def __init__(self, *, services: tuple[str, ...]) -> None:
+        """`services`: full names, such as pagoda.v1.Worker, for health and reflection."""
+        self.grpc_server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=SERVER_OPTIONS)
+        self._names = ("", *services)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
+        names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self.grpc_server)
+
+    async def start(self, *, host: str, port: int) -> int:
+        """Listen and return the bound port (`port` 0 takes a free one).
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        await self.set_serving(False)
+        try:
+            bound = self.grpc_server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {host}:{port}") from error
+        if bound == 0:
+            raise OSError(f"cannot listen on {host}:{port}")
+        await self.grpc_server.start()
+        return bound
+
+    async def set_serving(self, is_serving: bool) -> None:
+        """Set what grpc.health.v1 answers, for the server as a whole and each service."""
+        status = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in self._names:
+            await self._health.set(name, status)
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Refuse new calls, give running ones `grace_s` seconds, then cancel them."""
+        await self._health.enter_graceful_shutdown()
+        await self.grpc_server.stop(grace_s)
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[asyncio.Event]:
+    """An event that SIGTERM or SIGINT sets. A second signal ends the process at once."""
+    loop = asyncio.get_running_loop()
+    event = asyncio.Event()
+
+    def on_signal() -> None:
+        event.set()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield event
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)

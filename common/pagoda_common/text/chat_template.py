@@ -1,0 +1,132 @@
+"""Renders a conversation by the model's Jinja template, in the sandbox that transformers uses. Knows no token ids.
+
+Templates come with checkpoints and are not to be trusted: they run in Jinja's immutable sandbox, see plain JSON data
+only, and get neither the real `dict` nor a namespace that stores underscored names.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.utils
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from pagoda_common.errors import InvalidRequest
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """{% generation %} marks the assistant's words for training; here its body is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it as an instance attribute)
+
+    def parse(self, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
+
+    def _render(self, caller: Any) -> str:
+        return str(caller())
+
+
+class _Dict:
+    """`dict` for templates, without the type's attributes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """`namespace` that stores no underscored names."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, args = args[0], args[1:]
+        attributes = dict(*args, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a template cannot store {name!r} in a namespace")
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+@lru_cache(maxsize=64)
+def _compile(source: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+        "dict": _Dict(),
+        "namespace": _Namespace,
+    }
+    return environment.from_string(source)
+
+
+def _plain(value: Any) -> Any:
+    """`value` rebuilt of plain JSON types; anything else becomes the name of its type."""
+    match value:
+        case None | bool():
+            return value
+        case str():
+            return str.__str__(value)
+        case int():
+            return int.__int__(value)
+        case float():
+            return float.__float__(value)
+        case Mapping():
+            return {_plain(key): _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+    return f"<{type(value).__name__}>"
+
+
+def render_chat_template(source: str, *, messages: list[dict[str, Any]], **variables: Any) -> str:
+    """The prompt text of a conversation.
+
+    Args:
+        source: Jinja text.
+        messages: role and content, as in OpenAI's chat API.
+        variables: what else the template may look at (tools, add_generation_prompt, bos_token, …).
+
+    Raises:
+        InvalidRequest: the template is broken or refuses the messages; `field` says which of the two.
+    """
+    try:
+        template = _compile(source)
+    except TemplateError as error:
+        raise InvalidRequest(f"the chat template is not valid Jinja: {error}", field="chat_template") from error
+    try:
+        return template.render(messages=_plain(messages), **{name: _plain(value) for name, value in variables.items()})
+    except Exception as error:  # whatever a template does with messages it was not made for
+        raise InvalidRequest(f"the chat template refused the messages: {error}", field="messages") from error

@@ -1,0 +1,156 @@
+"""The tokenizer of a checkpoint, read from its files with the tokenizers library. No torch, no transformers.
+
+Importing transformers for it would cost seconds and pull in torch; all that is needed here are tokenizer.json,
+tokenizer_config.json and the chat template.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any, Self
+
+from tokenizers import Tokenizer as FastTokenizer
+
+from pagoda_common.errors import InvalidRequest
+from pagoda_common.text.chat_template import render_chat_template
+from pagoda_common.text.detokenizer import IncrementalDetokenizer, make_detokenizer
+from pagoda_common.text.tokenizer_files import TokenizerFiles, find_tokenizer_files
+from pagoda_common.text.vocabulary import Vocabulary
+
+NUM_ENCODE_THREADS = 2
+"""The tokenizers library releases the GIL, so long prompts do not hold up the event loop."""
+
+
+class Tokenizer:
+    """Text to token ids and back."""
+
+    def __init__(self, *, name: str, fast: FastTokenizer, files: TokenizerFiles) -> None:
+        fast.no_truncation()
+        fast.no_padding()
+        self.name = name
+        self.vocab_size: int = fast.get_vocab_size(with_added_tokens=True)
+        self.special_tokens = files.special_tokens
+        """Named special tokens as text: bos_token, eos_token, …"""
+        self._fast = fast
+        self._chat_templates = files.chat_templates
+        self._vocabulary = Vocabulary(fast)
+
+    @classmethod
+    def load(cls, name_or_path: str, *, revision: str | None = None) -> Self:
+        """Read the tokenizer of a directory, a hub id or the embedded model.
+
+        Raises:
+            ModelLoadError: there is none, or it cannot be read.
+        """
+        directory = find_tokenizer_files(name_or_path, revision=revision)
+        files = TokenizerFiles.read(directory)
+        return cls(name=name_or_path, fast=files.load_fast_tokenizer(), files=files)
+
+    @property
+    def bos_token(self) -> str | None:
+        """Text of the token that begins a sequence."""
+        return self.special_tokens.get("bos_token")
+
+    @cached_property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a sequence."""
+        return self._special_token_id("eos_token")
+
+    @cached_property
+    def bos_token_id(self) -> int | None:
+        """The token that begins a sequence."""
+        return self._special_token_id("bos_token")
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the checkpoint brought a chat template."""
+        return bool(self._chat_templates)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. Holds the calling thread; see `encode_async`."""
+        ids: list[int] = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of each text, on all cores."""
+        encodings = self._fast.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    async def encode_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """As `encode`, on a thread."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._executor, lambda: self.encode(text, add_special_tokens=add_special_tokens)
+        )
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of all of `token_ids`."""
+        text: str = self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def detokenizer(
+        self, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+    ) -> IncrementalDetokenizer:
+        """Text of a sequence that goes on after `prompt_token_ids`, piece by piece."""
+        return make_detokenizer(self._fast, self._vocabulary, prompt_token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """What one token looks like by itself, special tokens by their name; incomplete characters are U+FFFD."""
+        return self._vocabulary.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """The bytes that one token adds to a text; None for an unknown id."""
+        return self._vocabulary.token_bytes(token_id) or None
+
+    def token_id(self, token: str) -> int | None:
+        """Id of a token by its spelling in the vocabulary."""
+        token_id: int | None = self._fast.token_to_id(token)
+        return token_id
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt text of a conversation. Encode it with add_special_tokens=False: templates write their own.
+
+        Args:
+            messages: role and content, as in OpenAI's chat API.
+            add_generation_prompt: end with the beginning of the assistant's answer.
+            chat_template: Jinja text, or the name of one of the checkpoint's templates; None takes the checkpoint's.
+            tools: JSON schemas of functions.
+            kwargs: further variables of the template.
+
+        Raises:
+            InvalidRequest: no template, or it refuses the messages.
+        """
+        variables = {**self.special_tokens, "tools": tools, "documents": None, **kwargs}
+        return render_chat_template(
+            self._choose_template(chat_template, has_tools=bool(tools)),
+            messages=messages,
+            add_generation_prompt=add_generation_prompt,
+            **variables,
+        )
+
+    def _choose_template(self, chat_template: str | None, *, has_tools: bool) -> str:
+        if chat_template is not None:
+            return self._chat_templates.get(chat_template, chat_template)
+        name = "tool_use" if has_tools and "tool_use" in self._chat_templates else "default"
+        if name not in self._chat_templates:
+            raise InvalidRequest(
+                f"the tokenizer of {self.name} has no chat template, so it cannot take messages", field="messages"
+            )
+        return self._chat_templates[name]
+
+    def _special_token_id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self.token_id(token)
+
+    @cached_property
+    def _executor(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(max_workers=NUM_ENCODE_THREADS, thread_name_prefix="tokenizer")

@@ -1,0 +1,95 @@
+"""How each token is spelled: the bytes or text that one token id adds to the output. Knows no running text."""
+
+import json
+from enum import Enum
+from typing import Any
+
+from tokenizers import Tokenizer as FastTokenizer
+
+SPACE_MARK = "▁"
+"""SentencePiece's sign for a space (U+2581)."""
+
+
+class Spelling(Enum):
+    """How a tokenizer's decoder puts tokens together."""
+
+    BYTE_LEVEL = "byte_level"
+    """Every token is a run of bytes, written in GPT-2's 256 characters."""
+    BYTE_FALLBACK = "byte_fallback"
+    """Every token is text with ▁ for a space, or one byte written <0x0A> (SentencePiece)."""
+    OTHER = "other"
+    """Known only to the tokenizer's own decoder (WordPiece, Metaspace, …)."""
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's characters for the 256 bytes: printable ones stand for themselves, others begin at U+0100."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(hidden)}
+
+
+BYTE_OF_CHARACTER = _byte_level_alphabet()
+
+
+def _is_sentence_piece(steps: list[dict[str, Any]]) -> bool:
+    """Whether decoder steps are Replace(▁ by a space), ByteFallback, Fuse and perhaps Strip(one space at the start)."""
+    replace = {"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " "}
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    shape = [replace, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    return steps in (shape, [*shape, strip])
+
+
+class Vocabulary:
+    """Spelling of every token of one tokenizer; built lazily, token by token."""
+
+    def __init__(self, fast: FastTokenizer) -> None:
+        self._fast = fast
+        added = fast.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.spelling, self.is_first_space_stripped = self._read_decoder()
+        self._bytes: dict[int, bytes] = {}
+
+    def _read_decoder(self) -> tuple[Spelling, bool]:
+        if self._fast.decoder is None:
+            return Spelling.OTHER, False
+        decoder = json.loads(self._fast.decoder.__getstate__())
+        steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+        if [step["type"] for step in steps] == ["ByteLevel"]:
+            return Spelling.BYTE_LEVEL, False
+        if _is_sentence_piece(steps):
+            return Spelling.BYTE_FALLBACK, steps[-1]["type"] == "Strip"
+        return Spelling.OTHER, False
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that `token_id` adds to a text, special tokens by their name; empty for an unknown id."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._spell(token_id)
+        return known
+
+    def byte_of(self, token_id: int) -> int | None:
+        """The value of a <0x0A> token of a byte-fallback vocabulary, else None."""
+        token = self._fast.id_to_token(token_id)
+        if token is None or len(token) != 6 or not (token.startswith("<0x") and token.endswith(">")):
+            return None
+        try:
+            return int(token[3:5], 16)
+        except ValueError:
+            return None
+
+    def _spell(self, token_id: int) -> bytes:
+        token: str | None = self._fast.id_to_token(token_id)
+        if token is None:
+            return b""
+        match self.spelling:
+            case Spelling.BYTE_LEVEL:
+                try:
+                    return bytes([BYTE_OF_CHARACTER[character] for character in token])
+                except KeyError:  # an added token, spelled as it is
+                    return token.encode()
+            case Spelling.BYTE_FALLBACK:
+                byte = self.byte_of(token_id)
+                return token.replace(SPACE_MARK, " ").encode() if byte is None else bytes([byte])
+            case Spelling.OTHER:
+                text: str = self._fast.decode([token_id], skip_special_tokens=False)
+                return text.encode()
