@@ -1,0 +1,25 @@
+"""Copy KV-cache blocks: within the device (copy on write) or between device and host (swapping)."""
+
+from torch import Tensor
+
+
+def copy_blocks(source: Tensor, destination: Tensor, source_ids: Tensor, destination_ids: Tensor) -> None:
+    """destination[destination_ids] = source[source_ids], in place.
+
+    All reads happen before the first write, so that source and destination may be one tensor.
+
+    Args:
+        source, destination: [num_blocks, ...], equal behind the first dimension; devices may differ.
+        source_ids, destination_ids: [n] int64 on the host, aligned.
+    """
+    if source.shape[1:] != destination.shape[1:]:
+        raise ValueError(f"blocks of {tuple(source.shape)} do not fit {tuple(destination.shape)}")
+    if source_ids.shape != destination_ids.shape:
+        raise ValueError(f"{source_ids.shape[0]} source blocks for {destination_ids.shape[0]} destinations")
+    copy_blocks_reference(source, destination, source_ids, destination_ids)
+
+
+def copy_blocks_reference(source: Tensor, destination: Tensor, source_ids: Tensor, destination_ids: Tensor) -> None:
+    """The specification of `copy_blocks`."""
+    blocks = source.index_select(0, source_ids.to(source.device))
+    destination.index_copy_(0, destination_ids.to(destination.device), blocks.to(destination.device))

@@ -1,0 +1,108 @@
+"""Causal attention of a ragged batch over the paged KV cache."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pagoda_kernels.attention_plan import AttentionPlan, DecodeGroup, PrefillRow
+
+
+def paged_attention(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """softmax(q k^T * scale) v for every query token over the keys of its own sequence up to itself.
+
+    The cache must hold the keys and values of the query tokens already.
+
+    Args:
+        query: [num_tokens, num_heads, head_dim], the sequences of `plan` one behind the other.
+        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], same dtype as query; num_heads is a
+            multiple of num_kv_heads, and consecutive heads share a KV head.
+        plan: lengths and block tables of the batch.
+        window: keys that a query sees, its own included; None sees all.
+
+    Returns:
+        [num_tokens, num_heads * head_dim].
+    Source: paged attention, Kwon et al. 2023 (arXiv 2309.06180); grouped queries, Ainslie et al. 2023
+    (arXiv 2305.13245).
+    """
+    num_tokens, num_heads, head_dim = query.shape
+    num_kv_heads = k_cache.shape[2]
+    if num_heads % num_kv_heads or head_dim != k_cache.shape[3]:
+        raise ValueError(f"query {tuple(query.shape)} does not fit a cache of {tuple(k_cache.shape)}")
+    if k_cache.shape[1] != plan.block_size:
+        raise ValueError(f"the cache has blocks of {k_cache.shape[1]} tokens, the plan of {plan.block_size}")
+    parts = plan.window(window)
+    grouped = query.view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    if not parts.prefills and len(parts.decodes) == 1 and parts.decodes[0].query_rows is None:
+        return _decode(grouped, k_cache, v_cache, parts.decodes[0], scale).flatten(1)
+    output = torch.empty_like(grouped)
+    for group in parts.decodes:
+        if group.query_rows is None:
+            output = _decode(grouped, k_cache, v_cache, group, scale)
+        else:
+            rows = grouped.index_select(0, group.query_rows)
+            output.index_copy_(0, group.query_rows, _decode(rows, k_cache, v_cache, group, scale))
+    for row in parts.prefills:
+        span = slice(row.query_start, row.query_start + row.query_len)
+        output[span] = _prefill(grouped[span], k_cache, v_cache, row, scale)
+    return output.flatten(1)
+
+
+def _decode(query: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup, scale: float) -> Tensor:
+    """[n, num_kv_heads, group, head_dim] for n sequences with one query each."""
+    n, num_kv_heads, _, head_dim = query.shape
+    key = k_cache.index_select(0, group.block_ids).view(n, -1, num_kv_heads, head_dim).transpose(1, 2)  # [n, Hkv, L, D]
+    value = v_cache.index_select(0, group.block_ids).view(n, -1, num_kv_heads, head_dim).transpose(1, 2)
+    # The heads of one KV head stand where the query tokens would: grouped queries without a copy of the keys.
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=group.mask, scale=scale)
+
+
+def _prefill(query: Tensor, k_cache: Tensor, v_cache: Tensor, row: PrefillRow, scale: float) -> Tensor:
+    """[query_len, num_kv_heads, group, head_dim] for one sequence."""
+    num_heads = query.shape[2]
+    keys = slice(row.first, row.first + row.num_keys)
+    key = k_cache.index_select(0, row.block_ids).flatten(0, 1)[keys].transpose(0, 1)  # [Hkv, L, D]
+    value = v_cache.index_select(0, row.block_ids).flatten(0, 1)[keys].transpose(0, 1)
+    attended = F.scaled_dot_product_attention(
+        query.permute(1, 2, 0, 3),  # [Hkv, group, query_len, D]
+        key[:, None].expand(-1, num_heads, -1, -1),
+        value[:, None].expand(-1, num_heads, -1, -1),
+        attn_mask=row.mask,
+        is_causal=row.mask is None,
+        scale=scale,
+    )
+    return attended.permute(2, 0, 1, 3)
+
+
+def paged_attention_reference(
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """The specification of `paged_attention`: one query token at a time."""
+    group = query.shape[1] // k_cache.shape[2]
+    output = torch.zeros_like(query)
+    token = 0
+    for row, (query_len, seq_len) in enumerate(zip(plan.query_lens.tolist(), plan.seq_lens.tolist(), strict=True)):
+        for position in range(seq_len - query_len, seq_len):
+            first = 0 if window is None else max(position - window + 1, 0)
+            seen = torch.arange(first, position + 1)
+            blocks = torch.from_numpy(plan.block_table[row])[seen // plan.block_size].long().to(query.device)
+            offsets = (seen % plan.block_size).to(query.device)
+            key = k_cache[blocks, offsets].float().repeat_interleave(group, dim=1)  # [L, H, D]
+            value = v_cache[blocks, offsets].float().repeat_interleave(group, dim=1)
+            weights = (torch.einsum("hd,lhd->hl", query[token].float(), key) * scale).softmax(dim=-1)
+            output[token] = torch.einsum("hl,lhd->hd", weights, value).to(query.dtype)
+            token += 1
+    return output.flatten(1)

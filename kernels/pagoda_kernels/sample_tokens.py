@@ -1,0 +1,134 @@
+"""Sampling from filtered distributions by a race of exponential clocks (the Gumbel-max trick).
+
+Not by the inverse distribution function: there every token's boundary moves with the rounding of all tokens before it,
+so a recomputed KV cache changed about one sampled token in a thousand. Here only a dead heat of the first two does.
+"""
+
+import torch
+from torch import Tensor
+
+from pagoda_kernels.token_exponentials import token_exponentials, token_exponentials_reference
+
+CANDIDATES = (128, 2048)
+"""Likeliest tokens that are looked at, first few, then more: they decide the filters of nearly every row without a sort
+of the vocabulary (which at 3072 tokens takes 180 us a row on one CPU core, and at 128 candidates 10)."""
+
+
+def sample_tokens(
+    logits: Tensor,
+    keys: Tensor,
+    *,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+) -> Tensor:
+    """The kept token with the greatest probability / exponential(key, token): distributed as the kept probabilities.
+
+    A row's result depends on that row alone. Probabilities are float32, their sums float64.
+
+    Args:
+        logits: [n, vocab_size] float32, temperature applied, each row with a finite maximum.
+        keys: [n] int64 random bits.
+        top_k: [n] int64, keep the k likeliest tokens (ties: lower token id); 0 keeps all.
+        top_p: [n] float32, then keep the smallest set of likeliest tokens with at least this share of the mass.
+        min_p: [n] float32, before both keep tokens at least this many times as likely as the likeliest.
+
+    Returns:
+        [n] int64 token ids.
+    Source: Gumbel-max trick, Maddison et al. 2014 (arXiv 1411.0030); nucleus sampling, Holtzman et al. 2019
+    (arXiv 1904.09751); min-p, Nguyen et al. 2024 (arXiv 2407.01082).
+    """
+    if keys.shape[0] != logits.shape[0]:
+        raise ValueError(f"{keys.shape[0]} keys for {logits.shape[0]} rows")
+    probs = logits.softmax(dim=-1)
+    if min_p is not None:
+        floor = probs.amax(dim=-1) * min_p
+        probs = probs.masked_fill(probs < floor[:, None], 0.0)
+    if top_k is None and top_p is None:
+        return _race(probs, keys)
+    n, vocab_size = probs.shape
+    k = torch.zeros(n, dtype=torch.int64, device=probs.device) if top_k is None else top_k
+    k = torch.where((k > 0) & (k < vocab_size), k, vocab_size)
+    p = torch.ones(n, dtype=torch.float64, device=probs.device) if top_p is None else top_p.double()
+    is_filtered = (k < vocab_size) | (p < 1)
+    result = torch.empty(n, dtype=torch.int64, device=probs.device)
+    plain, rows = (~is_filtered).nonzero().squeeze(1), is_filtered.nonzero().squeeze(1)
+    if plain.numel():
+        result[plain] = _race(probs[plain], keys[plain])
+    for width in CANDIDATES:
+        if rows.numel() and 2 * width < vocab_size:
+            tokens, is_decided = _sample_candidates(probs[rows], k[rows], p[rows], keys[rows], width)
+            result[rows] = tokens
+            rows = rows[~is_decided]
+    if rows.numel():
+        part = probs[rows]
+        ranked = part.sort(dim=-1, descending=True).values
+        kept = _kept(ranked, part.sum(dim=-1, dtype=torch.float64), k[rows], p[rows])
+        result[rows] = _choose(part, *kept, keys[rows])
+    return result
+
+
+def _sample_candidates(probs: Tensor, k: Tensor, p: Tensor, keys: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Tokens from the `width` likeliest, and for which rows that was enough."""
+    values, ids = probs.topk(width, dim=-1)
+    num_kept, least = _kept(values, probs.sum(dim=-1, dtype=torch.float64), k, p)
+    # Decided if the least likely kept token is likelier than some candidate: then its ties are all among them. With a k
+    # beyond the candidates the mass that top-p shares is not known.
+    is_decided = (least > values[:, -1]) & ((k <= width) | (k == probs.shape[1]))
+    ids, order = ids.sort(dim=-1)
+    return _choose(values.gather(1, order), num_kept, least, keys, ids), is_decided
+
+
+def _kept(ranked: Tensor, mass: Tensor, k: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    """How many of the falling probabilities `ranked` top-k and top-p keep, and the least of them."""
+    width = ranked.shape[1]
+    up_to = ranked.cumsum(dim=-1, dtype=torch.float64)
+    last = up_to.gather(1, (k.clamp(max=width) - 1)[:, None]).squeeze(1)
+    bound = p * torch.where(k <= width, last, mass)
+    # A token stays when what is likelier has not reached the bound: the set is never empty.
+    is_kept = (up_to - ranked) < bound[:, None]
+    is_kept |= (p >= 1)[:, None]
+    is_kept &= torch.arange(width, device=ranked.device) < k[:, None]
+    num_kept = is_kept.sum(dim=-1).clamp(min=1)
+    return num_kept, ranked.gather(1, (num_kept - 1)[:, None]).squeeze(1)
+
+
+def _choose(probs: Tensor, num_kept: Tensor, least: Tensor, keys: Tensor, ids: Tensor | None = None) -> Tensor:
+    """Tokens from the `num_kept` likeliest columns of `probs`, which are in order of token id."""
+    is_more, is_tied = probs > least[:, None], probs == least[:, None]
+    num_tied = num_kept - is_more.sum(dim=-1)
+    is_kept = is_more | (is_tied & (is_tied.cumsum(dim=-1) <= num_tied[:, None]))
+    return _race(probs.masked_fill(~is_kept, 0.0), keys, ids)
+
+
+def _race(probs: Tensor, keys: Tensor, ids: Tensor | None = None) -> Tensor:
+    """The token that comes first when each rings at its probability's rate. `ids` name the columns."""
+    named = torch.arange(probs.shape[1], device=probs.device) if ids is None else ids
+    columns = (probs / token_exponentials(keys, named)).argmax(dim=-1)
+    return columns if ids is None else ids.gather(1, columns[:, None]).squeeze(1)
+
+
+def sample_tokens_reference(
+    logits: Tensor,
+    keys: Tensor,
+    *,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+) -> Tensor:
+    """The specification of `sample_tokens`: one row at a time, tokens ranked by (probability, lower id)."""
+    tokens = []
+    for row, probs in enumerate(logits.softmax(dim=-1)):
+        kept = probs.double()
+        if min_p is not None:
+            kept = kept.where(probs >= probs.max() * min_p[row], 0.0)
+        ranking = kept.sort(descending=True, stable=True).indices
+        if top_k is not None and top_k[row] > 0:
+            kept[ranking[int(top_k[row]) :]] = 0.0
+        if top_p is not None and top_p[row] < 1:
+            ranked = kept[ranking]
+            before = ranked.cumsum(0) - ranked
+            kept[ranking[before >= top_p[row].double() * kept.sum()]] = 0.0
+        clocks = token_exponentials_reference(keys[row : row + 1], torch.arange(kept.numel()))[0]
+        tokens.append(int((kept.float() / clocks.to(kept.device)).argmax()))
+    return torch.tensor(tokens, dtype=torch.int64, device=logits.device)

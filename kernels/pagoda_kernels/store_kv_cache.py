@@ -1,0 +1,33 @@
+"""Write keys and values into the paged KV cache."""
+
+from torch import Tensor
+
+
+def store_kv_cache(
+    key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, *, has_skips: bool = True
+) -> None:
+    """Write this step's keys and values into their slots, in place.
+
+    Args:
+        key, value: [num_tokens, num_kv_heads, head_dim], contiguous in the last dimension.
+        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], same dtype as key.
+        slot_mapping: [num_tokens] int64; slot = block_id * block_size + offset; -1 skips the token.
+        has_skips: False promises that no slot is -1, and saves the search for them (a wait on an accelerator).
+    Source: paged KV cache, Kwon et al. 2023 (arXiv 2309.06180), section 4.
+    """
+    if key.shape != value.shape or key.shape[1:] != k_cache.shape[2:]:
+        raise ValueError(f"key {tuple(key.shape)} and value {tuple(value.shape)} do not fit {tuple(k_cache.shape)}")
+    if slot_mapping.shape[0] != key.shape[0]:
+        raise ValueError(f"slot_mapping has {slot_mapping.shape[0]} entries for {key.shape[0]} tokens")
+    store_kv_cache_reference(key, value, k_cache, v_cache, slot_mapping, has_skips=has_skips)
+
+
+def store_kv_cache_reference(
+    key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, *, has_skips: bool = True
+) -> None:
+    """The specification of `store_kv_cache`."""
+    if has_skips:
+        kept = slot_mapping >= 0
+        key, value, slot_mapping = key[kept], value[kept], slot_mapping[kept]
+    k_cache.flatten(0, 1).index_copy_(0, slot_mapping, key)
+    v_cache.flatten(0, 1).index_copy_(0, slot_mapping, value)
