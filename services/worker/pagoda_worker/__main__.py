@@ -1,0 +1,125 @@
+"""``python -m pagoda_worker``: the worker's process."""
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+from importlib.metadata import version
+
+import uvloop
+
+from pagoda_common.errors import ConfigError
+from pagoda_common.flags import add_child_flags, add_listen_flags, add_scheduler_address_flag, config_errors
+from pagoda_common.logging import configure_logging
+from pagoda_common.process import die_with_parent
+
+logger = logging.getLogger("pagoda_worker")
+
+SERVICE = "pagoda.v1.Worker"
+STOP_GRACE_S = 1.0
+"""Time that open calls get on SIGTERM. Requests are not lost with them: the scheduler requeues what runs here."""
+
+
+async def serve(args: argparse.Namespace) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    # Torch is imported after the flags are read, and after OMP_WAIT_POLICY is set.
+    from pagoda.v1 import scheduler_pb2, worker_pb2_grpc
+    from pagoda_common.rpc import RpcServer, stop_signals
+    from pagoda_worker.device import claim_device
+    from pagoda_worker.registration import Registration
+    from pagoda_worker.servicer import WorkerServicer
+    from pagoda_worker.worker import Worker
+
+    server = RpcServer(services=(SERVICE,))
+    servicer = WorkerServicer(worker=Worker(num_threads=args.threads), set_serving=server.set_serving)
+    worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server.grpc_server)
+    with stop_signals() as stopped:
+        port = await server.start(host=args.host, port=args.port)
+        logger.info("worker listening on %s:%d", args.host, port)
+        identity = scheduler_pb2.WorkerIdentity(
+            address=args.advertise_address or f"{_reachable_host(args.host)}:{port}",
+            group=args.group,
+            rank=args.rank,
+            world_size=args.world_size,
+            device=claim_device("auto").description,
+            incarnation=servicer.fence.incarnation,
+            capabilities=["swap"],
+            version=version("pagoda"),
+        )
+        registration = Registration(scheduler=args.scheduler, identity=identity, last_step=lambda: servicer.last_step)
+        announced = asyncio.create_task(registration.run())
+        await stopped.wait()
+        logger.info("stopping")
+        announced.cancel()
+        await server.set_serving(False)
+        await server.stop(grace_s=STOP_GRACE_S)
+        await servicer.close()
+
+
+def _reachable_host(host: str) -> str:
+    """Where a scheduler reaches what listens on `host`: for all interfaces, this machine's name."""
+    return socket.gethostname() if host in ("0.0.0.0", "::", "") else host
+
+
+def _from_environment(name: str) -> int | None:
+    """An index that Kubernetes' LeaderWorkerSet gives."""
+    value = os.environ.get(name, "")
+    return int(value) if value.isdigit() else None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pagoda-worker", description="Model execution of Pagoda.")
+    add_scheduler_address_flag(parser)
+    add_listen_flags(parser, port=0)
+    add_child_flags(parser)
+    group = parser.add_argument_group("worker")
+    group.add_argument(
+        "--advertise-address",
+        metavar="HOST:PORT",
+        help="address under which the scheduler reaches this worker (default: what it listens on)",
+    )
+    group.add_argument(
+        "--group",
+        type=int,
+        default=_from_environment("LWS_GROUP_INDEX"),
+        help="worker group: one copy of the model (default: LWS_GROUP_INDEX, else the scheduler chooses)",
+    )
+    group.add_argument(
+        "--rank",
+        type=int,
+        default=_from_environment("LWS_WORKER_INDEX") or 0,
+        help="rank within the group (default: LWS_WORKER_INDEX, else 0)",
+    )
+    group.add_argument("--world-size", type=int, default=1, help="ranks in the group (default: %(default)s)")
+    group.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads of torch on a CPU (default: all cores, but one for models below 50 M parameters)",
+    )
+    return parser
+
+
+def main() -> None:
+    """Command line of the worker."""
+    parser = _parser()
+    args = parser.parse_args()
+    if args.die_with_parent is not None:
+        die_with_parent(args.die_with_parent)
+    configure_logging("worker", os.environ.get("PAGODA_LOG_LEVEL", "info"))
+    with config_errors(parser):
+        for name, low in (("threads", 1), ("group", 0), ("rank", 0), ("world_size", 1)):
+            value = getattr(args, name)
+            if value is not None and value < low:
+                raise ConfigError(f"{name} is {value}, must be at least {low}", field=name)
+        if args.world_size > 1:
+            raise ConfigError(f"world_size is {args.world_size}, only 1 is supported", field="world_size")
+    # Threads of OpenMP sleep between operations: spinning, they would take the core from the scheduler and frontend,
+    # and whoever spins on a core that another process holds stalls for a time slice (8 ms, a whole step).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    uvloop.run(serve(args))
+
+
+if __name__ == "__main__":
+    main()

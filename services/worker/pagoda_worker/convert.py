@@ -1,0 +1,162 @@
+"""Messages of pagoda.v1.Worker to domain types and back. Pure functions."""
+
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from pagoda.v1 import types_pb2, worker_pb2
+from pagoda_common.config import CacheConfig, Device, DType, EngineConfig, LoadFormat, ModelConfig, SchedulerConfig
+from pagoda_common.convert import sampling_params_from_proto
+from pagoda_common.errors import InvalidRequest, PagodaError
+from pagoda_worker.batch import (
+    BadSlot,
+    ExecuteModelInput,
+    IntArray,
+    LogprobColumns,
+    ModelRunnerOutput,
+    NewRequest,
+)
+from pagoda_worker.model_facts import ModelFacts
+
+
+def engine_config_from_proto(message: worker_pb2.WorkerConfig) -> EngineConfig:
+    """The part of the engine's configuration that a worker knows; the rest keeps its defaults.
+
+    Raises:
+        ConfigError: a value is out of its bounds; `field` names it.
+    """
+    return EngineConfig(
+        model=ModelConfig(
+            model=message.model,
+            revision=message.revision or None,
+            dtype=cast("DType", message.dtype or "auto"),
+            device=cast("Device", message.device or "auto"),
+            max_model_len=message.max_model_len or None,
+            load_format=cast("LoadFormat", message.load_format or "auto"),
+            max_logprobs=message.max_logprobs,
+            seed=message.seed,
+        ),
+        cache=CacheConfig(
+            block_size=message.block_size,
+            kv_cache_memory_bytes=message.kv_cache_memory_bytes or None,
+            gpu_memory_utilization=message.gpu_memory_utilization,
+            cpu_kv_cache_memory_bytes=message.cpu_kv_cache_memory_bytes,
+        ),
+        scheduler=SchedulerConfig(
+            max_num_seqs=message.max_num_seqs, max_num_batched_tokens=message.max_num_batched_tokens
+        ),
+    )
+
+
+def model_facts_to_proto(facts: ModelFacts) -> types_pb2.ModelInfo:
+    """ModelInfo as every service shows it."""
+    return types_pb2.ModelInfo(
+        model=facts.model,
+        architecture=facts.architecture,
+        dtype=facts.dtype,
+        vocab_size=facts.vocab_size,
+        max_model_len=facts.max_model_len,
+        num_layers=facts.num_layers,
+        eos_token_ids=facts.eos_token_ids,
+        generation_config_json=facts.generation_config_json,
+        num_parameters=facts.num_parameters,
+        weight_bytes=facts.weight_bytes,
+    )
+
+
+def execute_model_input_from_proto(message: worker_pb2.ExecuteModelRequest) -> ExecuteModelInput:
+    """One step. A new request that cannot be read is rejected alone.
+
+    Raises:
+        InvalidRequest: a column has a fraction of an entry.
+    """
+    new_requests, rejected = [], []
+    for new in message.new_requests:
+        try:
+            new_requests.append(_new_request(new))
+        except PagodaError as error:
+            rejected.append(BadSlot(slot=new.slot, code=error.code, message=error.message))
+    return ExecuteModelInput(
+        freed_slots=_column(message.freed_slots, "<u2", "freed_slots"),
+        blocks_to_swap_out=_pairs(message.blocks_to_swap_out, "blocks_to_swap_out"),
+        blocks_to_swap_in=_pairs(message.blocks_to_swap_in, "blocks_to_swap_in"),
+        blocks_to_copy=_pairs(message.blocks_to_copy, "blocks_to_copy"),
+        new_requests=new_requests,
+        rejected=rejected,
+        appended_slots=_column(message.appended_slots, "<u2", "appended_slots"),
+        appended_block_ids=_column(message.appended_block_ids, "<u4", "appended_block_ids"),
+        num_seqs=message.num_seqs,
+        slots=_column(message.slots, "<u2", "slots") if message.slots else None,
+        num_scheduled_tokens=_column(message.num_scheduled_tokens, "<u4", "num_scheduled_tokens")
+        if message.num_scheduled_tokens
+        else None,
+    )
+
+
+def _new_request(message: worker_pb2.NewRequest) -> NewRequest:
+    return NewRequest(
+        slot=message.slot,
+        request_id=message.request_id,
+        prompt_token_ids=_column(message.prompt_token_ids, "<u4", "prompt_token_ids"),
+        output_token_ids=_column(message.output_token_ids, "<u4", "output_token_ids"),
+        sampling_params=sampling_params_from_proto(message.sampling_params),
+        block_ids=_column(message.block_ids, "<u4", "block_ids"),
+        num_computed_tokens=message.num_computed_tokens,
+        eos_token_ids=tuple(message.eos_token_ids),
+    )
+
+
+def _column(column: bytes, dtype: str, field: str) -> IntArray:
+    kind = np.dtype(dtype)
+    if len(column) % kind.itemsize:
+        raise InvalidRequest(f"{field} has {len(column)} bytes, must be a multiple of {kind.itemsize}", field=field)
+    return np.frombuffer(column, dtype=kind).astype(np.int64)
+
+
+def _pairs(column: bytes, field: str) -> IntArray:
+    values = _column(column, "<u4", field)
+    if values.size % 2:
+        raise InvalidRequest(f"{field} has {values.size} entries, must be pairs", field=field)
+    return values.reshape(-1, 2)
+
+
+def model_runner_output_to_proto(
+    output: ModelRunnerOutput, request: worker_pb2.ExecuteModelRequest
+) -> worker_pb2.SamplerOutput:
+    """The answer to `request`."""
+    message = worker_pb2.SamplerOutput(
+        session_epoch=request.session_epoch,
+        worker_incarnation=request.worker_incarnation,
+        step=request.step,
+        token_ids=_bytes(output.token_ids, "<u4"),
+        timings=worker_pb2.StepTimings(
+            queue_ns=output.timings.queue_ns,
+            prepare_ns=output.timings.prepare_ns,
+            forward_ns=output.timings.forward_ns,
+            sample_ns=output.timings.sample_ns,
+        ),
+    )
+    if output.num_sampled_tokens is not None:
+        message.num_sampled_tokens = _bytes(output.num_sampled_tokens, "<u1")
+    if output.logprobs is not None:
+        message.logprobs.CopyFrom(_logprobs(output.logprobs))
+    for chunk in output.prompt_logprobs:
+        message.prompt_logprobs.add(slot=chunk.slot, start=chunk.start, logprobs=_logprobs(chunk.logprobs))
+    for bad in output.bad_slots:
+        message.bad_slots.add(slot=bad.slot, code=int(bad.code), message=bad.message)
+    return message
+
+
+def _logprobs(columns: LogprobColumns) -> types_pb2.LogprobColumns:
+    return types_pb2.LogprobColumns(
+        rows=_bytes(columns.rows, "<u4"),
+        counts=_bytes(columns.counts, "<u4"),
+        token_ids=_bytes(columns.token_ids, "<u4"),
+        logprobs=_bytes(columns.logprobs, "<f4"),
+        sampled_ranks=_bytes(columns.sampled_ranks, "<u4"),
+    )
+
+
+def _bytes(array: npt.NDArray[Any], dtype: str) -> bytes:
+    return array.astype(np.dtype(dtype)).tobytes()

@@ -1,0 +1,88 @@
+"""The device that a worker runs on: which one, how it is called, how much memory it has, which data types suit it."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pagoda_common.config import Device, DType
+from pagoda_common.errors import ConfigError, ModelLoadError
+
+SMALL_MODEL_BYTES = 2 * 1024**3
+"""Float32 weights up to this size stay float32 on a CPU when the data type is auto."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """A device that was claimed."""
+
+    device: torch.device
+    description: str
+    """In words, such as "cpu, 2 threads"."""
+    total_memory_bytes: int
+
+
+def claim_device(name: Device) -> DeviceInfo:
+    """The device to run on; auto takes an accelerator if there is one.
+
+    Raises:
+        ConfigError: cuda was asked for, and there is none.
+    """
+    has_cuda = torch.cuda.is_available()
+    if name == "cuda" and not has_cuda:
+        raise ConfigError("device is 'cuda', but torch finds no CUDA device", field="device")
+    if name == "cpu" or not has_cuda:
+        return DeviceInfo(torch.device("cpu"), f"cpu, {len(os.sched_getaffinity(0))} cores", _total_memory_bytes())
+    device = torch.device("cuda", torch.cuda.current_device())
+    properties = torch.cuda.get_device_properties(device)
+    return DeviceInfo(device, f"cuda, {properties.name}", properties.total_memory)
+
+
+def choose_dtype(asked: DType, stored: str | None, *, device: torch.device, num_parameters: int) -> torch.dtype:
+    """The data type of weights and KV cache.
+
+    auto takes the checkpoint's, with one exception: on a CPU a small model runs in float32. There 16-bit rounding would
+    make a token depend on who else is in the batch (sums are split differently for other batch sizes), and many CPUs
+    have no 16-bit arithmetic to win time with.
+
+    Raises:
+        ModelLoadError: the checkpoint's data type is none that can be computed with.
+    """
+    if asked != "auto":
+        return DTYPES[asked]
+    if stored is None:
+        return torch.float32
+    if stored not in DTYPES:
+        raise ModelLoadError(f"the checkpoint's dtype is {stored!r}; choose one with --dtype: {', '.join(DTYPES)}")
+    if device.type == "cpu" and num_parameters * 4 <= SMALL_MODEL_BYTES:
+        return torch.float32
+    return DTYPES[stored]
+
+
+def available_memory_bytes() -> int:
+    """Bytes that this process can still take on the host, under the limit of its control group if there is one."""
+    match = re.search(r"MemAvailable:\s+(\d+) kB", _read("/proc/meminfo"))
+    available = int(match[1]) * 1024 if match else _total_memory_bytes() // 2
+    for limit_path, used_path in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        limit, used = _read(limit_path).strip(), _read(used_path).strip()
+        if limit.isdigit() and used.isdigit():
+            available = min(available, max(int(limit) - int(used), 0))
+    return available
+
+
+def _total_memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii")
+    except OSError:
+        return ""

@@ -1,0 +1,219 @@
+"""InputBatch: what the worker remembers of each sequence between steps, in arrays indexed by slot. No tensors."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from pagoda_common.errors import Code
+from pagoda_worker.batch import BadSlot, ExecuteModelInput, IntArray, NewRequest, TokenArray
+from pagoda_worker.columns import grown
+from pagoda_worker.sampling_columns import SamplingColumns
+
+FIRST_TOKENS = 1024
+"""Columns that the token log begins with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepInputs:
+    """The token rows of one step, sequences one behind the other. Bad slots are left out."""
+
+    batch_rows: IntArray
+    """[num_rows] place of each row in the batch as the scheduler sent it."""
+    slots: IntArray
+    """[num_rows]."""
+    num_scheduled_tokens: IntArray
+    """[num_rows] query tokens of each."""
+    seq_lens: IntArray
+    """[num_rows] tokens whose KV is there after the step."""
+    block_table: npt.NDArray[np.int32]
+    """[num_rows, max_blocks]; only a sequence's own blocks are meaningful."""
+    input_ids: IntArray
+    """[num_tokens]."""
+    positions: IntArray
+    """[num_tokens]."""
+    slot_mapping: IntArray
+    """[num_tokens] block_id * block_size + offset."""
+    is_sampled: npt.NDArray[np.bool_]
+    """[num_rows] the step computes the sequence's last known token."""
+    bad_slots: list[BadSlot] = field(default_factory=list)
+
+
+class InputBatch:
+    """Token logs, block tables and sampling parameters of all slots."""
+
+    def __init__(
+        self, *, max_num_seqs: int, max_model_len: int, block_size: int, num_blocks: int, vocab_size: int
+    ) -> None:
+        self._max_num_seqs = max_num_seqs
+        self._max_tokens = max_model_len + 1  # the token sampled at the very end is logged as well
+        self._block_size = block_size
+        self._num_blocks = num_blocks
+        self._vocab_size = vocab_size
+        rows = max_num_seqs
+        self.tokens: TokenArray = np.zeros((min(rows, 64), min(self._max_tokens, FIRST_TOKENS)), dtype=np.int32)
+        """[slots, tokens] prompt and output; both dimensions grow with use."""
+        self.block_table = np.zeros((min(rows, 64), 16), dtype=np.int32)
+        """[slots, blocks]."""
+        self.num_prompt_tokens = np.zeros(rows, dtype=np.int64)
+        self.num_tokens = np.zeros(rows, dtype=np.int64)
+        self.num_computed_tokens = np.zeros(rows, dtype=np.int64)
+        self.num_blocks_of = np.zeros(rows, dtype=np.int64)
+        self.is_in_use = np.zeros(rows, dtype=np.bool_)
+        self.sampling = SamplingColumns(max_num_seqs=rows, vocab_size=vocab_size)
+        self._failed: dict[int, BadSlot] = {}
+        self._last_slots: IntArray = np.zeros(0, dtype=np.int64)
+
+    def apply(self, step: ExecuteModelInput) -> None:
+        """Free slots, add sequences, append blocks."""
+        for slot in step.freed_slots.tolist():
+            self._free(slot)
+        for bad in step.rejected:
+            self._fail(bad)
+        for request in step.new_requests:
+            self._add(request)
+        if step.appended_slots.size:
+            self._append_blocks(step.appended_slots, step.appended_block_ids)
+
+    def fail(self, slot: int, code: Code, message: str) -> BadSlot:
+        """Mark a slot as bad until it is freed or filled again."""
+        bad = BadSlot(slot=slot, code=code, message=message)
+        self._fail(bad)
+        return bad
+
+    def _fail(self, bad: BadSlot) -> None:
+        if bad.slot < self._max_num_seqs:
+            self._failed[bad.slot] = bad
+
+    def _free(self, slot: int) -> None:
+        if slot >= self._max_num_seqs:
+            return
+        self._failed.pop(slot, None)
+        self.is_in_use[slot] = False
+        self.num_tokens[slot] = self.num_computed_tokens[slot] = self.num_blocks_of[slot] = 0
+        self.sampling.clear(slot)
+
+    def _add(self, request: NewRequest) -> None:
+        slot = request.slot
+        if slot >= self._max_num_seqs:
+            return
+        self._free(slot)
+        prompt, output = request.prompt_token_ids, request.output_token_ids
+        num_tokens = prompt.size + output.size
+        problem = self._problem(request, num_tokens)
+        if problem is not None:
+            self.fail(slot, Code.INVALID_ARGUMENT, f"request {request.request_id}: {problem}")
+            return
+        self.tokens = grown(self.tokens, (slot + 1, num_tokens + 1))
+        self.tokens[slot, : prompt.size] = prompt
+        self.tokens[slot, prompt.size : num_tokens] = output
+        self.num_prompt_tokens[slot] = prompt.size
+        self.num_tokens[slot] = num_tokens
+        self.num_computed_tokens[slot] = request.num_computed_tokens
+        self.is_in_use[slot] = True
+        self.sampling.set(slot, request.sampling_params, request.eos_token_ids)
+        self._append_blocks(np.full(request.block_ids.size, slot), request.block_ids)
+
+    def _problem(self, request: NewRequest, num_tokens: int) -> str | None:
+        if request.prompt_token_ids.size == 0:
+            return "the prompt is empty"
+        if num_tokens >= self._max_tokens:
+            return f"prompt and output have {num_tokens} tokens, max_model_len is {self._max_tokens - 1}"
+        highest = max(int(request.prompt_token_ids.max()), int(request.output_token_ids.max(initial=0)))
+        if highest >= self._vocab_size:
+            return f"token id {highest} is outside of the vocabulary of {self._vocab_size}"
+        if request.num_computed_tokens >= num_tokens:
+            return f"num_computed_tokens is {request.num_computed_tokens}, must be less than {num_tokens}"
+        return None
+
+    def _append_blocks(self, slots: IntArray, block_ids: IntArray) -> None:
+        """Append each block to its slot; a slot may occur repeatedly."""
+        if not slots.size:
+            return
+        order = np.argsort(slots, kind="stable")
+        slots, block_ids = slots[order], block_ids[order]
+        unique, first, counts = np.unique(slots, return_index=True, return_counts=True)
+        if int(unique[-1]) >= self._max_num_seqs:
+            raise ValueError(f"slot {int(unique[-1])} is not below max_num_seqs ({self._max_num_seqs})")
+        if int(block_ids.max()) >= self._num_blocks:
+            raise ValueError(f"block {int(block_ids.max())} is not below num_blocks ({self._num_blocks})")
+        place = self.num_blocks_of[slots] + np.arange(slots.size) - np.repeat(first, counts)
+        self.block_table = grown(self.block_table, (int(unique[-1]) + 1, int(place.max()) + 1))
+        self.block_table[slots, place] = block_ids
+        self.num_blocks_of[unique] += counts
+
+    def prepare(self, step: ExecuteModelInput) -> StepInputs:
+        """The token rows of a step whose changes are applied. Slots that cannot be computed become bad slots."""
+        slots = self._last_slots if step.slots is None else step.slots
+        if slots.size != step.num_seqs:
+            raise ValueError(f"the batch has {slots.size} slots for num_seqs {step.num_seqs}")
+        self._last_slots = slots
+        num_scheduled = step.num_scheduled_tokens
+        num_scheduled = np.ones(slots.size, dtype=np.int64) if num_scheduled is None else num_scheduled
+        if num_scheduled.size != slots.size:
+            raise ValueError(f"num_scheduled_tokens has {num_scheduled.size} entries for {slots.size} slots")
+        if slots.size and int(slots.max()) >= self._max_num_seqs:
+            raise ValueError(f"slot {int(slots.max())} is not below max_num_seqs ({self._max_num_seqs})")
+        batch_rows = np.arange(slots.size)
+        seq_lens = self.num_computed_tokens[slots] + num_scheduled
+        num_tokens = self.num_tokens[slots]
+        capacity = self.num_blocks_of[slots] * self._block_size
+        is_good = (
+            self.is_in_use[slots]
+            & (num_scheduled > 0)
+            & (seq_lens <= np.minimum(num_tokens, capacity))
+            & (num_tokens < self._max_tokens)
+        )
+        bad_slots: list[BadSlot] = []
+        if self._failed or not is_good.all():
+            is_good &= ~np.isin(slots, list(self._failed))
+            bad_slots = [self._why(int(slots[row]), int(num_scheduled[row])) for row in np.flatnonzero(~is_good)]
+            batch_rows, slots, num_scheduled = batch_rows[is_good], slots[is_good], num_scheduled[is_good]
+            seq_lens, num_tokens = seq_lens[is_good], num_tokens[is_good]
+        starts = seq_lens - num_scheduled
+        if num_scheduled.size and int(num_scheduled.max()) == 1:
+            token_slots, positions = slots, starts
+        else:
+            token_slots = np.repeat(slots, num_scheduled)
+            begins = np.cumsum(num_scheduled) - num_scheduled
+            positions = np.arange(token_slots.size) + np.repeat(starts - begins, num_scheduled)
+        block_ids = self.block_table[token_slots, positions // self._block_size].astype(np.int64)
+        max_blocks = -(-int(seq_lens.max(initial=0)) // self._block_size)
+        return StepInputs(
+            batch_rows=batch_rows,
+            slots=slots,
+            num_scheduled_tokens=num_scheduled,
+            seq_lens=seq_lens,
+            block_table=self.block_table[slots, :max_blocks],
+            input_ids=self.tokens[token_slots, positions].astype(np.int64),
+            positions=positions,
+            slot_mapping=block_ids * self._block_size + positions % self._block_size,
+            is_sampled=seq_lens == num_tokens,
+            bad_slots=bad_slots,
+        )
+
+    def _why(self, slot: int, num_scheduled: int) -> BadSlot:
+        if slot in self._failed:
+            return self._failed[slot]
+        if not self.is_in_use[slot]:
+            message = f"slot {slot} is empty"
+        else:
+            computed, known = int(self.num_computed_tokens[slot]), int(self.num_tokens[slot])
+            message = (
+                f"slot {slot}: {num_scheduled} tokens behind {computed} computed ones do not fit "
+                f"{known} known tokens and {int(self.num_blocks_of[slot])} blocks of {self._block_size}"
+            )
+        return BadSlot(slot=slot, code=Code.INTERNAL, message=message)
+
+    def advance(self, inputs: StepInputs) -> None:
+        """The step's tokens are in the KV cache now."""
+        self.num_computed_tokens[inputs.slots] = inputs.seq_lens
+
+    def append_tokens(self, slots: IntArray, token_ids: IntArray) -> None:
+        """Log one sampled token for each slot."""
+        if not slots.size:
+            return
+        places = self.num_tokens[slots]
+        self.tokens = grown(self.tokens, (1, int(places.max()) + 1))
+        self.tokens[slots, places] = token_ids
+        self.num_tokens[slots] += 1

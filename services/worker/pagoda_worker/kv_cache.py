@@ -1,0 +1,79 @@
+"""KVCache: the paged cache of all layers on the device, and the host blocks for swapping."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagoda_kernels.copy_blocks import copy_blocks
+from pagoda_worker.batch import IntArray
+from pagoda_worker.models.spec import DecoderSpec
+
+
+def block_bytes(spec: DecoderSpec, *, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block's keys and values over all layers."""
+    return 2 * spec.num_layers * block_size * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+
+
+class KVCache:
+    """Key and value blocks of every layer, [num_blocks, block_size, num_kv_heads, head_dim] each."""
+
+    def __init__(
+        self,
+        *,
+        spec: DecoderSpec,
+        num_blocks: int,
+        num_cpu_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.num_cpu_blocks = num_cpu_blocks
+        self.block_size = block_size
+        shape = (block_size, spec.num_kv_heads, spec.head_dim)
+        layers = range(spec.num_layers)
+        self.k_caches = [_zeros((num_blocks, *shape), dtype, device) for _ in layers]
+        self.v_caches = [_zeros((num_blocks, *shape), dtype, device) for _ in layers]
+        host = torch.device("cpu")
+        self._host_k = [_zeros((num_cpu_blocks, *shape), dtype, host) for _ in layers]
+        self._host_v = [_zeros((num_cpu_blocks, *shape), dtype, host) for _ in layers]
+
+    def copy(self, pairs: IntArray) -> None:
+        """Copy blocks on the device; pairs [n, 2] (from, to)."""
+        self._move(self.k_caches, self.k_caches, pairs, (self.num_blocks, self.num_blocks))
+        self._move(self.v_caches, self.v_caches, pairs, (self.num_blocks, self.num_blocks))
+
+    def swap_out(self, pairs: IntArray) -> None:
+        """Copy blocks to the host; pairs [n, 2] (device block, host block)."""
+        self._move(self.k_caches, self._host_k, pairs, (self.num_blocks, self.num_cpu_blocks))
+        self._move(self.v_caches, self._host_v, pairs, (self.num_blocks, self.num_cpu_blocks))
+
+    def swap_in(self, pairs: IntArray) -> None:
+        """Copy blocks from the host; pairs [n, 2] (host block, device block)."""
+        self._move(self._host_k, self.k_caches, pairs, (self.num_cpu_blocks, self.num_blocks))
+        self._move(self._host_v, self.v_caches, pairs, (self.num_cpu_blocks, self.num_blocks))
+
+    def sanitize(self, block_ids: IntArray) -> None:
+        """Replace NaN and infinity in some blocks: whoever gets the blocks next reads past its own tokens (masked, but
+        zero times NaN is NaN)."""
+        for cache in (*self.k_caches, *self.v_caches):
+            ids = torch.from_numpy(block_ids).to(cache.device)
+            cache.index_copy_(0, ids, cache.index_select(0, ids).nan_to_num())
+
+    def _move(self, source: list[Tensor], target: list[Tensor], pairs: IntArray, bounds: tuple[int, int]) -> None:
+        if not pairs.size:
+            return
+        for column, bound in enumerate(bounds):
+            if int(pairs[:, column].max()) >= bound:
+                raise ValueError(f"block {int(pairs[:, column].max())} is not below {bound}")
+        from_ids, to_ids = (torch.from_numpy(np.ascontiguousarray(pairs[:, column])) for column in (0, 1))
+        for one, other in zip(source, target, strict=True):
+            copy_blocks(one, other, from_ids, to_ids)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu" or 0 in shape:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # calloc: memory is taken when a block is first written, not now.
+    count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).view(shape)

@@ -1,0 +1,165 @@
+"""Fills a decoder that was built on the meta device: from safetensors, or with random weights by seed."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from pagoda_common.errors import ModelLoadError
+from pagoda_worker.models.decoder import Decoder
+from pagoda_worker.models.weights import WeightNames, WeightSource
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with bytes read and bytes to read."""
+
+MAX_NAMED = 8
+"""Tensors named in one error message."""
+
+
+def load_weights(
+    model: Decoder,
+    names: WeightNames,
+    files: list[Path],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+) -> None:
+    """Read every tensor straight from the mapped files into the parameter (or its rows) that it fills.
+
+    Raises:
+        ModelLoadError: a file is damaged; tensors are missing, unexpected or of the wrong shape (they are named).
+    """
+    with ExitStack() as stack:
+        found = _index(files, names, stack)
+        embedding = next(source.name for source in names.sources if source.parameter == "embed_tokens.weight")
+        if model.lm_head is None and embedding not in found and "lm_head.weight" in found:
+            found[embedding] = found["lm_head.weight"]  # tied weights may be stored under either name
+        problems = _problems(names, found)
+        if problems:
+            raise ModelLoadError(f"{files[0].parent} does not fit {model.spec.architecture}; {'; '.join(problems)}")
+        _check_shapes(model, names, found)
+        total = sum(found[source.name].num_bytes for source in names.sources)
+        loaded = 0
+        _allocate(model, dtype=dtype, device=device)
+        for source in names.sources:
+            entry = found[source.name]
+            _copy(entry.file.get_tensor(entry.stored_name), source, model.get_parameter(source.parameter))
+            loaded += entry.num_bytes
+            progress(loaded, total)
+
+
+def fill_dummy_weights(model: Decoder, *, dtype: torch.dtype, device: torch.device, seed: int) -> None:
+    """Small normal matrices, norms of ones, biases of zeros; the same for a seed."""
+    generator = torch.Generator().manual_seed(seed)
+    _allocate(model, dtype=dtype, device=device)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.data.zero_()
+        elif parameter.dim() == 1:
+            parameter.data.fill_(1.0)
+        else:
+            parameter.data.copy_(torch.empty(parameter.shape).normal_(std=0.02, generator=generator))
+
+
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4}
+
+
+class _Entry(NamedTuple):
+    """One tensor of an open file."""
+
+    file: Any
+    stored_name: str
+    shape: list[int]
+    item_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.item_bytes
+
+
+def _index(files: list[Path], names: WeightNames, stack: ExitStack) -> dict[str, _Entry]:
+    """All tensors by their name without prefix."""
+    found: dict[str, _Entry] = {}
+    for path in files:
+        try:
+            file = stack.enter_context(safe_open(str(path), framework="pt", device="cpu"))
+            for stored_name in file.keys():  # noqa: SIM118
+                view = file.get_slice(stored_name)
+                item_bytes = _ITEM_BYTES.get(view.get_dtype(), 1)
+                found[_strip(stored_name, names.prefixes)] = _Entry(file, stored_name, view.get_shape(), item_bytes)
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(f"cannot read {path}: {error}") from error
+    return found
+
+
+def _problems(names: WeightNames, found: dict[str, _Entry]) -> list[str]:
+    """What is missing and what is too much, with the names that transformers writes."""
+    wanted = {source.name for source in names.sources}
+    missing = [_stored_name(source.name, names) for source in names.sources if source.name not in found]
+    unexpected = [
+        entry.stored_name
+        for name, entry in found.items()
+        if name not in wanted and not any(rule.search(name) for rule in names.ignored)
+    ]
+    return [
+        f"{kind} tensors: {_some(group)}" for kind, group in (("missing", missing), ("unexpected", unexpected)) if group
+    ]
+
+
+def _stored_name(name: str, names: WeightNames) -> str:
+    return name if name.startswith("lm_head.") else names.prefixes[0] + name
+
+
+def _strip(name: str, prefixes: tuple[str, ...]) -> str:
+    for prefix in prefixes:
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return name
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _check_shapes(model: Decoder, names: WeightNames, found: dict[str, _Entry]) -> None:
+    wrong = []
+    for source in names.sources:
+        expected = list(model.get_parameter(source.parameter).shape)
+        if source.num_rows is not None:
+            expected[0] = source.num_rows
+        if source.is_transposed:
+            expected.reverse()
+        entry = found[source.name]
+        if entry.shape != expected:
+            wrong.append(f"{entry.stored_name} has shape {entry.shape}, must be {expected}")
+    if wrong:
+        raise ModelLoadError(f"tensors do not fit config.json: {_some(wrong)}")
+
+
+def _allocate(model: Decoder, *, dtype: torch.dtype, device: torch.device) -> None:
+    for module, name, parameter in _parameters(model):
+        if parameter.is_meta:
+            storage = torch.empty(parameter.shape, dtype=dtype, device=device)
+            setattr(module, name, nn.Parameter(storage, requires_grad=False))
+
+
+def _parameters(model: Decoder) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    for module in list(model.modules()):
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            yield module, name, parameter
+
+
+def _copy(tensor: Tensor, source: WeightSource, parameter: Tensor) -> None:
+    if source.is_transposed:
+        tensor = tensor.t()
+    target = parameter
+    if source.num_rows is not None:
+        target = parameter[source.row_start : source.row_start + source.num_rows]
+    target.data.copy_(tensor)

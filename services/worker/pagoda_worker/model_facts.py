@@ -1,0 +1,23 @@
+"""ModelFacts: what is known of the model once it is loaded."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFacts:
+    """The loaded model."""
+
+    model: str
+    """Directory or hub id it was loaded from."""
+    architecture: str
+    dtype: str
+    """float32, bfloat16 or float16."""
+    vocab_size: int
+    """Columns of the logits."""
+    max_model_len: int
+    """Longest prompt plus output, tokens."""
+    num_layers: int
+    eos_token_ids: tuple[int, ...]
+    generation_config_json: str
+    num_parameters: int
+    weight_bytes: int

@@ -1,0 +1,220 @@
+"""ModelRunner: runs one step of a batch. Knows the model, the KV cache and the slots; no gRPC, no messages."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagoda_common.errors import Code
+from pagoda_kernels.attention_plan import AttentionPlan
+from pagoda_worker.batch import (
+    BadSlot,
+    ExecuteModelInput,
+    IntArray,
+    LogprobColumns,
+    ModelRunnerOutput,
+    PromptLogprobs,
+    StepTimings,
+)
+from pagoda_worker.input_batch import InputBatch, StepInputs
+from pagoda_worker.kv_cache import KVCache
+from pagoda_worker.logprobs import logprob_columns
+from pagoda_worker.models.decoder import Decoder, ForwardContext
+from pagoda_worker.sampler import Sampler
+from pagoda_worker.sampling_columns import NO_LOGPROBS
+
+MAX_PROMPT_LOGPROB_ROWS = 256
+"""Prompt positions whose logits are held at once."""
+
+
+class ModelRunner:
+    """The persistent batch and the forward pass. One caller at a time."""
+
+    def __init__(
+        self,
+        *,
+        model: Decoder,
+        kv_cache: KVCache,
+        max_num_seqs: int,
+        max_model_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._kv_cache = kv_cache
+        self._dtype = dtype
+        self._device = device
+        self.input_batch = InputBatch(
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            block_size=kv_cache.block_size,
+            num_blocks=kv_cache.num_blocks,
+            vocab_size=model.spec.vocab_size,
+        )
+        self._sampler = Sampler(columns=self.input_batch.sampling)
+
+    @torch.inference_mode()
+    def execute(self, step: ExecuteModelInput) -> ModelRunnerOutput:
+        """Apply a step's changes, run the model over its batch and sample.
+
+        Raises:
+            ValueError: the step contradicts itself or names slots or blocks that do not exist; nothing can be told
+                about the batch then.
+        """
+        clock = _Clock(self._device)
+        batch = self.input_batch
+        self._kv_cache.swap_out(step.blocks_to_swap_out)
+        self._kv_cache.swap_in(step.blocks_to_swap_in)
+        self._kv_cache.copy(step.blocks_to_copy)
+        batch.apply(step)
+        if step.num_seqs == 0:
+            return ModelRunnerOutput(timings=StepTimings(prepare_ns=clock.lap()))
+        inputs = batch.prepare(step)
+        if not inputs.slots.size:
+            return ModelRunnerOutput(
+                num_sampled_tokens=np.zeros(step.num_seqs, dtype=np.int64),
+                bad_slots=inputs.bad_slots,
+                timings=StepTimings(prepare_ns=clock.lap()),
+            )
+        token_ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
+        context = self._context(inputs, positions)
+        prepare_ns = clock.lap()
+        hidden = self._model(token_ids, positions, context)
+        last_rows = np.cumsum(inputs.num_scheduled_tokens) - 1
+        sampled_rows = np.flatnonzero(inputs.is_sampled)
+        logits = self._logits(hidden, last_rows[sampled_rows])
+        forward_ns = clock.lap()
+        prompt_logprobs = self._prompt_logprobs(hidden, inputs)
+        batch.advance(inputs)
+        output = self._sample(step, inputs, sampled_rows, logits)
+        return ModelRunnerOutput(
+            num_sampled_tokens=output.num_sampled_tokens,
+            token_ids=output.token_ids,
+            logprobs=output.logprobs,
+            prompt_logprobs=prompt_logprobs,
+            bad_slots=output.bad_slots,
+            timings=StepTimings(prepare_ns=prepare_ns, forward_ns=forward_ns, sample_ns=clock.lap()),
+        )
+
+    def _to_device(self, array: IntArray) -> Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+    def _context(self, inputs: StepInputs, positions: Tensor) -> ForwardContext:
+        plan = AttentionPlan(
+            query_lens=inputs.num_scheduled_tokens,
+            seq_lens=inputs.seq_lens,
+            block_table=inputs.block_table,
+            block_size=self._kv_cache.block_size,
+            dtype=self._dtype,
+            device=self._device,
+        )
+        return ForwardContext(
+            plan=plan,
+            slot_mapping=self._to_device(inputs.slot_mapping),
+            k_caches=self._kv_cache.k_caches,
+            v_caches=self._kv_cache.v_caches,
+            rotary=self._model.rotary(positions),
+        )
+
+    def _logits(self, hidden: Tensor, rows: IntArray) -> Tensor:
+        if rows.size != hidden.shape[0]:
+            hidden = hidden.index_select(0, self._to_device(rows))
+        return self._model.compute_logits(hidden)
+
+    def _sample(
+        self, step: ExecuteModelInput, inputs: StepInputs, sampled_rows: IntArray, logits: Tensor
+    ) -> ModelRunnerOutput:
+        """Sample the rows whose last known token was computed, and log what they got."""
+        batch = self.input_batch
+        slots = inputs.slots[sampled_rows]
+        bad_slots = list(inputs.bad_slots)
+        if not slots.size:
+            return ModelRunnerOutput(num_sampled_tokens=np.zeros(step.num_seqs, dtype=np.int64), bad_slots=bad_slots)
+        output = self._sampler.sample(
+            logits,
+            slots,
+            tokens=batch.tokens,
+            num_prompt_tokens=batch.num_prompt_tokens[slots],
+            num_tokens=batch.num_tokens[slots],
+        )
+        token_ids, batch_rows = output.token_ids, inputs.batch_rows[sampled_rows]
+        if output.is_bad.any():
+            bad_slots += [self._reject(int(slots[row]), logits[row]) for row in np.flatnonzero(output.is_bad)]
+            is_good = ~output.is_bad
+            slots, token_ids, batch_rows = slots[is_good], token_ids[is_good], batch_rows[is_good]
+            logits = logits[torch.from_numpy(is_good).to(logits.device)]
+        batch.append_tokens(slots, token_ids)
+        num_sampled = None
+        if slots.size != step.num_seqs:
+            num_sampled = np.zeros(step.num_seqs, dtype=np.int64)
+            num_sampled[batch_rows] = 1
+        return ModelRunnerOutput(
+            num_sampled_tokens=num_sampled,
+            token_ids=token_ids,
+            logprobs=logprob_columns(logits, token_ids, batch.sampling.logprobs[slots]),
+            bad_slots=bad_slots,
+        )
+
+    def _reject(self, slot: int, logits: Tensor) -> BadSlot:
+        """End a sequence whose logits are unusable, and leave no NaN in its blocks for their next owner."""
+        batch = self.input_batch
+        if bool(torch.isfinite(logits).any()) and not bool(torch.isnan(logits).any() | torch.isposinf(logits).any()):
+            message = "the parameters of the request leave no token to sample"
+            return batch.fail(slot, Code.INVALID_ARGUMENT, message)
+        self._kv_cache.sanitize(batch.block_table[slot, : batch.num_blocks_of[slot]].astype(np.int64))
+        position = int(batch.num_tokens[slot])
+        return batch.fail(slot, Code.INTERNAL, f"the model gave no finite logits for token {position}")
+
+    def _prompt_logprobs(self, hidden: Tensor, inputs: StepInputs) -> list[PromptLogprobs]:
+        """Log probabilities of the prompt tokens behind those of this step."""
+        asked = self.input_batch.sampling.prompt_logprobs[inputs.slots]
+        if (asked == NO_LOGPROBS).all():
+            return []
+        starts = np.cumsum(inputs.num_scheduled_tokens) - inputs.num_scheduled_tokens
+        result = []
+        for row in np.flatnonzero(asked != NO_LOGPROBS):
+            slot, num_rows = int(inputs.slots[row]), int(inputs.num_scheduled_tokens[row])
+            first = int(inputs.seq_lens[row]) - num_rows + 1  # the token that the chunk's first row predicts
+            num_rows = min(num_rows, int(self.input_batch.num_prompt_tokens[slot]) - first)
+            if num_rows <= 0:
+                continue
+            parts = []
+            for begin in range(0, num_rows, MAX_PROMPT_LOGPROB_ROWS):
+                size = min(MAX_PROMPT_LOGPROB_ROWS, num_rows - begin)
+                logits = self._logits(hidden, np.arange(starts[row] + begin, starts[row] + begin + size))
+                targets = self.input_batch.tokens[slot, first + begin : first + begin + size].astype(np.int64)
+                part = logprob_columns(logits, targets, np.full(size, asked[row]))
+                assert part is not None
+                parts.append(part)
+            result.append(PromptLogprobs(slot=slot, start=first, logprobs=_joined(parts)))
+        return result
+
+
+def _joined(parts: list[LogprobColumns]) -> LogprobColumns:
+    def column(get: Callable[[LogprobColumns], np.ndarray]) -> np.ndarray:
+        return np.concatenate([get(part) for part in parts])
+
+    counts = column(lambda part: part.counts)
+    return LogprobColumns(
+        rows=np.arange(counts.size),
+        counts=counts,
+        token_ids=column(lambda part: part.token_ids),
+        logprobs=column(lambda part: part.logprobs),
+        sampled_ranks=column(lambda part: part.sampled_ranks),
+    )
+
+
+class _Clock:
+    """Durations between laps, nanoseconds. Launches return early on an accelerator: its time shows in the last lap."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._last = time.perf_counter_ns()
+
+    def lap(self) -> int:
+        """Nanoseconds since the last one."""
+        now = time.perf_counter_ns()
+        elapsed, self._last = now - self._last, now
+        return elapsed

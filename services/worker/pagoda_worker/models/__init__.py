@@ -1,0 +1,1 @@
+"""Decoder-only language models, all from one core with options."""

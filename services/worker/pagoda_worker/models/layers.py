@@ -1,0 +1,90 @@
+"""Layers of the decoder core. Every layer is built on the meta device and filled by the loader."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pagoda_common.errors import ModelLoadError
+from pagoda_kernels.rms_norm import rms_norm
+from pagoda_worker.models.spec import DecoderSpec
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_new": _gelu_tanh,
+    "gelu_fast": _gelu_tanh,
+    "gelu_pytorch_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
+}
+"""By the name in config.json."""
+
+
+def activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The activation function.
+
+    Raises:
+        ModelLoadError: an unknown name.
+    """
+    if name not in ACTIVATIONS:
+        raise ModelLoadError(f"activation {name!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+class Linear(nn.Module):
+    """x W^T + b; one matrix may hold several projections, one behind the other in its rows."""
+
+    def __init__(self, *, in_features: int, out_features: int, bias: bool, prefix: str = "") -> None:
+        super().__init__()
+        self.prefix = prefix
+        self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[num_tokens, in_features] to [num_tokens, out_features]."""
+        return F.linear(x, self.weight, self.bias)
+
+
+class Embedding(nn.Module):
+    """A table of rows."""
+
+    def __init__(self, *, num_rows: int, dim: int, prefix: str = "") -> None:
+        super().__init__()
+        self.prefix = prefix
+        self.weight = nn.Parameter(torch.empty(num_rows, dim), requires_grad=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[num_tokens] int64 to [num_tokens, dim]."""
+        return F.embedding(ids, self.weight)
+
+
+class Norm(nn.Module):
+    """RMS norm or layer norm over the last dimension, as the spec says."""
+
+    def __init__(self, *, spec: DecoderSpec, dim: int, prefix: str = "") -> None:
+        super().__init__()
+        self.prefix = prefix
+        self._is_rms = spec.norm == "rms_norm"
+        self._eps = spec.norm_eps
+        has_weights = spec.norm_has_weights
+        self.weight = nn.Parameter(torch.empty(dim), requires_grad=False) if has_weights else None
+        has_bias = has_weights and not self._is_rms
+        self.bias = nn.Parameter(torch.empty(dim), requires_grad=False) if has_bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape."""
+        if self._is_rms and self.weight is not None:
+            return rms_norm(x, self.weight, self._eps)
+        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self._eps)

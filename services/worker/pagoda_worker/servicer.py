@@ -1,0 +1,207 @@
+"""WorkerServicer: pagoda.v1.Worker over a Worker core that computes on a thread of its own."""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from pagoda.v1 import worker_pb2, worker_pb2_grpc
+from pagoda_common.errors import PagodaError, Superseded
+from pagoda_worker.batch import ExecuteModelInput, ModelRunnerOutput
+from pagoda_worker.convert import (
+    engine_config_from_proto,
+    execute_model_input_from_proto,
+    model_facts_to_proto,
+    model_runner_output_to_proto,
+)
+from pagoda_worker.execute_stream import ExecuteStream, StepAnswer
+from pagoda_worker.model_facts import ModelFacts
+from pagoda_worker.steps import Fence, StepLog
+from pagoda_worker.worker import Worker
+
+Result = TypeVar("Result")
+
+PROGRESS_PERIOD_S = 0.2
+"""Between two messages of LoadModel."""
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServicer):
+    """Every RPC reads a message, calls the core on the model thread and writes the reply."""
+
+    def __init__(self, *, worker: Worker, set_serving: Callable[[bool], Awaitable[None]]) -> None:
+        """`set_serving` hears whether the Execute stream would be answered."""
+        self.fence = Fence()
+        self._worker = worker
+        self._set_serving = set_serving
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
+        self._steps: StepLog[StepAnswer] = StepLog()
+        self._stream: ExecuteStream | None = None
+        self._load: asyncio.Task[ModelFacts] | None = None
+        self._loaded_bytes = (0, 0)
+        self._is_closed = False
+
+    @property
+    def last_step(self) -> int:
+        """Latest step taken on."""
+        return self._steps.last_step
+
+    async def close(self) -> None:
+        """Let the step that runs end; a load that runs is given up."""
+        self._is_closed = True
+        await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
+
+    async def _on_model_thread(self, function: Callable[..., Result], *args: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+    async def InitDevice(self, request: worker_pb2.InitDeviceRequest, context: Any) -> worker_pb2.InitDeviceResponse:
+        """Fence older schedulers and claim the device."""
+        config = engine_config_from_proto(request.config)
+        is_new = request.session_epoch > self.fence.session_epoch
+        self.fence.claim(request.session_epoch)
+        if is_new:
+            self._replace_stream(None, "a newer scheduler took over")
+            await self._set_serving(False)
+        info = await self._on_model_thread(self._worker.init_device, config)
+        return worker_pb2.InitDeviceResponse(
+            worker_incarnation=self.fence.incarnation,
+            device=info.description,
+            total_memory_bytes=info.total_memory_bytes,
+        )
+
+    async def LoadModel(
+        self, request: worker_pb2.LoadModelRequest, context: Any
+    ) -> AsyncIterator[worker_pb2.LoadModelProgress]:
+        """Load the weights, unless they are there. A second caller follows the load that is under way."""
+        self.fence.check(request.session_epoch)
+        if self._load is None or self._load.done():
+            self._loaded_bytes = (0, 0)
+            self._load = asyncio.create_task(self._on_model_thread(self._worker.load_model, self._on_progress))
+        load = self._load
+        while not load.done():
+            await asyncio.wait({load}, timeout=PROGRESS_PERIOD_S)
+            if not load.done():
+                loaded, total = self._loaded_bytes
+                yield worker_pb2.LoadModelProgress(loaded_bytes=loaded, total_bytes=total)
+        facts = load.result()
+        yield worker_pb2.LoadModelProgress(
+            loaded_bytes=facts.weight_bytes,
+            total_bytes=facts.weight_bytes,
+            model_info=model_facts_to_proto(facts),
+        )
+
+    def _on_progress(self, loaded: int, total: int) -> None:
+        if self._is_closed:
+            raise PagodaError("the worker is shutting down")
+        self._loaded_bytes = (loaded, total)
+
+    async def DetermineNumAvailableBlocks(
+        self, request: worker_pb2.DetermineNumAvailableBlocksRequest, context: Any
+    ) -> worker_pb2.DetermineNumAvailableBlocksResponse:
+        """How many KV-cache blocks fit. What the cache holds is given up for the measurement."""
+        self.fence.check(request.session_epoch)
+        await self._set_serving(False)
+        blocks = await self._on_model_thread(self._worker.determine_num_available_blocks)
+        return worker_pb2.DetermineNumAvailableBlocksResponse(
+            num_blocks=blocks.num_blocks, num_cpu_blocks=blocks.num_cpu_blocks, block_bytes=blocks.block_bytes
+        )
+
+    async def InitializeCache(
+        self, request: worker_pb2.InitializeCacheRequest, context: Any
+    ) -> worker_pb2.InitializeCacheResponse:
+        """Allocate the KV cache; the next step is 1."""
+        self.fence.check(request.session_epoch)
+        self._replace_stream(None, "the cache was initialized anew")
+        self._steps.forget()
+        swap_block_ns = await self._on_model_thread(self._initialize_cache, request.num_blocks, request.num_cpu_blocks)
+        self.fence.check(request.session_epoch)
+        await self._set_serving(True)
+        return worker_pb2.InitializeCacheResponse(swap_block_ns=swap_block_ns)
+
+    def _initialize_cache(self, num_blocks: int, num_cpu_blocks: int) -> int:
+        return self._worker.initialize_cache(num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks)
+
+    async def Execute(
+        self, request_iterator: AsyncIterator[worker_pb2.ExecuteModelRequest], context: Any
+    ) -> AsyncIterator[worker_pb2.SamplerOutput]:
+        """The hot path: reading goes on while steps run, answers leave in order."""
+        stream = ExecuteStream()
+        self._replace_stream(stream, "a newer Execute stream took over")
+        reader = asyncio.create_task(self._read(request_iterator, stream))
+        try:
+            async for answer in stream.answers():
+                yield answer
+        finally:
+            reader.cancel()
+
+    async def _read(self, requests: AsyncIterator[worker_pb2.ExecuteModelRequest], stream: ExecuteStream) -> None:
+        try:
+            await stream.has_room()
+            async for request in requests:
+                if stream is not self._stream:
+                    return  # its end is on its way
+                stream.put(self._take_on(request))
+                await stream.has_room()
+            stream.end()
+        except Exception as error:
+            stream.end(error)
+
+    def _replace_stream(self, stream: ExecuteStream | None, reason: str) -> None:
+        if self._stream is not None:
+            self._stream.end(Superseded(reason))
+        self._stream = stream
+
+    async def ExecuteModel(self, request: worker_pb2.ExecuteModelRequest, context: Any) -> worker_pb2.SamplerOutput:
+        """One step, unary."""
+        return await asyncio.shield(self._take_on(request))
+
+    def _take_on(self, request: worker_pb2.ExecuteModelRequest) -> StepAnswer:
+        """The answer of a step, once it is there.
+
+        Raises:
+            StaleEpoch: the message is from another scheduler, for another process, or out of turn.
+            InvalidRequest: it cannot be read; the step counts as not taken on.
+        """
+        self.fence.check(request.session_epoch)
+        self.fence.check_incarnation(request.worker_incarnation)
+        answer = self._steps.repeated(request.step)
+        if answer is None:
+            # Handed over before anything is awaited: steps reach the model thread in the order they arrived.
+            step = execute_model_input_from_proto(request)
+            running = asyncio.get_running_loop().run_in_executor(
+                self._thread, self._execute, step, time.perf_counter_ns()
+            )
+            answer = asyncio.create_task(self._answer(running, request))
+            answer.add_done_callback(_hear)
+            self._steps.add(request.step, answer)
+        return answer
+
+    async def _answer(
+        self, running: asyncio.Future[ModelRunnerOutput], request: worker_pb2.ExecuteModelRequest
+    ) -> worker_pb2.SamplerOutput:
+        return model_runner_output_to_proto(await running, request)
+
+    def _execute(self, step: ExecuteModelInput, arrived_ns: int) -> ModelRunnerOutput:
+        queue_ns = time.perf_counter_ns() - arrived_ns
+        output = self._worker.execute_model(step)
+        return dataclasses.replace(output, timings=dataclasses.replace(output.timings, queue_ns=queue_ns))
+
+    async def GetStatus(self, request: worker_pb2.GetStatusRequest, context: Any) -> worker_pb2.GetStatusResponse:
+        """State for operators."""
+        response = worker_pb2.GetStatusResponse(
+            worker_incarnation=self.fence.incarnation,
+            session_epoch=self.fence.session_epoch,
+            state=self._worker.state,
+            last_step=self._steps.last_step,
+            num_blocks=self._worker.num_blocks,
+        )
+        if self._worker.facts is not None:
+            response.model_info.CopyFrom(model_facts_to_proto(self._worker.facts))
+        return response
+
+
+def _hear(answer: StepAnswer) -> None:
+    """A failed step whose stream is gone is no news: the worker has logged it."""
+    if not answer.cancelled():
+        answer.exception()

@@ -1,0 +1,281 @@
+"""Worker: device, weights, KV cache and model runner of one process. Blocking; knows no gRPC and no messages."""
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pagoda_common.config import EngineConfig
+from pagoda_common.errors import ConfigError, OutOfMemory, PagodaError, StaleEpoch
+from pagoda_worker.batch import ExecuteModelInput, ModelRunnerOutput
+from pagoda_worker.device import DeviceInfo, available_memory_bytes, choose_dtype, claim_device
+from pagoda_worker.kv_cache import KVCache, block_bytes
+from pagoda_worker.loader.checkpoint import open_checkpoint
+from pagoda_worker.loader.weights import Progress, fill_dummy_weights, load_weights
+from pagoda_worker.model_facts import ModelFacts
+from pagoda_worker.model_runner import ModelRunner
+from pagoda_worker.models.decoder import Decoder
+from pagoda_worker.models.registry import family_of
+from pagoda_worker.profiling import peak_activation_bytes
+
+logger = logging.getLogger(__name__)
+
+MAX_CPU_CACHE_BYTES = 4 * 1024**3
+CPU_CACHE_SHARE = 0.4
+"""KV cache on a CPU unless its size is given: this share of the memory that is left, up to MAX_CPU_CACHE_BYTES."""
+SINGLE_THREAD_PARAMETERS = 50_000_000
+"""Models below this size compute on one thread unless a number is given: their operations are too short to share, and
+waiting for a second thread stalls a step whenever another process holds that core."""
+
+
+@dataclass(frozen=True, slots=True)
+class AvailableBlocks:
+    """Blocks that fit into the memory budgets."""
+
+    num_blocks: int
+    num_cpu_blocks: int
+    block_bytes: int
+
+
+class Worker:
+    """One model on one device. One caller at a time.
+
+    Life: init_device, load_model, determine_num_available_blocks, initialize_cache, then execute_model. Each is
+    idempotent for equal arguments, but initialize_cache, which forgets every sequence.
+    """
+
+    def __init__(self, *, num_threads: int | None = None) -> None:
+        """`num_threads`: of torch on a CPU; None decides by the size of the model."""
+        self._num_threads = num_threads
+        self._config: EngineConfig | None = None
+        self._device: DeviceInfo | None = None
+        self._model: Decoder | None = None
+        self._dtype = torch.float32
+        self._runner: ModelRunner | None = None
+        self._failure: str | None = None
+        self.facts: ModelFacts | None = None
+        """Set once loaded."""
+        self.num_blocks = 0
+        """Blocks allocated."""
+
+    @property
+    def state(self) -> str:
+        """started, device, loaded or serving."""
+        if self._runner is not None:
+            return "serving"
+        if self._model is not None:
+            return "loaded"
+        return "started" if self._device is None else "device"
+
+    def init_device(self, config: EngineConfig) -> DeviceInfo:
+        """Claim the device. Another config than the one before drops the model.
+
+        Raises:
+            ConfigError: the device is not there.
+        """
+        if config != self._config or self._device is None:
+            self._release()
+            self._device = claim_device(config.model.device)
+            self._config = config
+        return self._device
+
+    def _release(self) -> None:
+        self._config = self._device = self._model = self._runner = self.facts = None
+        self.num_blocks = 0
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def load_model(self, progress: Progress) -> ModelFacts:
+        """Load the weights, unless they are there.
+
+        Raises:
+            ModelLoadError: the checkpoint cannot be served.
+            ConfigError: max_model_len is more than the checkpoint was made for.
+        """
+        config, device = self._claimed()
+        if self.facts is not None:
+            return self.facts
+        started = time.monotonic()
+        checkpoint = open_checkpoint(config.model)
+        family = family_of(checkpoint.config)
+        spec = family.spec(checkpoint.config)
+        max_model_len = config.model.max_model_len or spec.max_position_embeddings
+        if max_model_len > spec.max_position_embeddings:
+            raise ConfigError(
+                f"max_model_len is {max_model_len}, the model was made for {spec.max_position_embeddings} tokens",
+                field="max_model_len",
+            )
+        with torch.device("meta"):
+            model = Decoder(spec=spec)
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        self._dtype = choose_dtype(
+            config.model.dtype, checkpoint.dtype_name, device=device.device, num_parameters=num_parameters
+        )
+        if config.model.load_format == "dummy":
+            fill_dummy_weights(model, dtype=self._dtype, device=device.device, seed=config.model.seed)
+        else:
+            load_weights(
+                model,
+                family.weights(spec),
+                checkpoint.weight_files(),
+                dtype=self._dtype,
+                device=device.device,
+                progress=progress,
+            )
+        model.prepare(max_model_len=max_model_len, device=device.device)
+        self._set_threads(num_parameters)
+        self._model = model
+        self.facts = ModelFacts(
+            model=config.model.model,
+            architecture=spec.architecture,
+            dtype=str(self._dtype).removeprefix("torch."),
+            vocab_size=spec.vocab_size,
+            max_model_len=max_model_len,
+            num_layers=spec.num_layers,
+            eos_token_ids=tuple(checkpoint.eos_token_ids),
+            generation_config_json=checkpoint.generation_config_json,
+            num_parameters=num_parameters,
+            weight_bytes=num_parameters * self._dtype.itemsize,
+        )
+        logger.info(
+            "%s: %s, %.1f M parameters, %s, %d tokens of context, loaded in %.1f s",
+            config.model.model,
+            spec.architecture,
+            num_parameters / 1e6,
+            self.facts.dtype,
+            max_model_len,
+            time.monotonic() - started,
+        )
+        return self.facts
+
+    def _set_threads(self, num_parameters: int) -> None:
+        default = 1 if num_parameters < SINGLE_THREAD_PARAMETERS else len(os.sched_getaffinity(0))
+        torch.set_num_threads(self._num_threads or default)
+
+    def determine_num_available_blocks(self) -> AvailableBlocks:
+        """Blocks that fit into the memory budget, and no more than every sequence could ever fill.
+
+        Raises:
+            OutOfMemory: not even one request of max_model_len would fit; the message names the flags.
+        """
+        config, device = self._claimed()
+        model, facts = self._loaded()
+        self._runner = None  # an earlier cache would count as memory in use
+        size = block_bytes(model.spec, block_size=config.cache.block_size, dtype=self._dtype)
+        budget = config.cache.kv_cache_memory_bytes or self._free_bytes(config, device, model)
+        per_request = -(-facts.max_model_len // config.cache.block_size)
+        num_blocks = min(budget // size, config.scheduler.max_num_seqs * per_request)
+        if num_blocks < per_request:
+            flag = (
+                "--kv-cache-memory" if device.device.type == "cpu" else "--kv-cache-memory or --gpu-memory-utilization"
+            )
+            raise OutOfMemory(
+                f"the KV cache has room for {budget // size * config.cache.block_size} tokens ({budget / 2**20:.1f} "
+                f"MiB), one request of max_model_len {facts.max_model_len} needs {per_request * size / 2**20:.1f} MiB: "
+                f"raise {flag}, or lower --max-model-len"
+            )
+        return AvailableBlocks(
+            num_blocks=num_blocks,
+            num_cpu_blocks=config.cache.cpu_kv_cache_memory_bytes // size,
+            block_bytes=size,
+        )
+
+    def _free_bytes(self, config: EngineConfig, device: DeviceInfo, model: Decoder) -> int:
+        if device.device.type == "cpu":
+            return min(MAX_CPU_CACHE_BYTES, int(CPU_CACHE_SHARE * available_memory_bytes()))
+        torch.cuda.empty_cache()
+        assert self.facts is not None
+        activations = peak_activation_bytes(
+            model,
+            config=config,
+            max_model_len=self.facts.max_model_len,
+            dtype=self._dtype,
+            device=device.device,
+        )
+        torch.cuda.empty_cache()  # what the measurement took and gave back counts as free
+        free, total = torch.cuda.mem_get_info(device.device)
+        reserve = int(total * (1 - config.cache.gpu_memory_utilization))
+        return max(free - reserve - activations, 0)
+
+    def initialize_cache(self, *, num_blocks: int, num_cpu_blocks: int) -> int:
+        """Allocate the KV cache and forget every sequence.
+
+        Returns:
+            Nanoseconds to move one block between device and host; 0 without host blocks.
+
+        Raises:
+            ConfigError: there is no block.
+            OutOfMemory: the cache does not fit.
+        """
+        config, device = self._claimed()
+        model, facts = self._loaded()
+        if num_blocks < 1:
+            raise ConfigError(f"num_blocks is {num_blocks}, must be at least 1", field="num_blocks")
+        self._runner = None
+        try:
+            kv_cache = KVCache(
+                spec=model.spec,
+                num_blocks=num_blocks,
+                num_cpu_blocks=num_cpu_blocks,
+                block_size=config.cache.block_size,
+                dtype=self._dtype,
+                device=device.device,
+            )
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise OutOfMemory(f"cannot allocate {num_blocks} KV-cache blocks: lower --kv-cache-memory") from error
+        swap_block_ns = _time_swap(kv_cache) if num_cpu_blocks else 0
+        self._runner = ModelRunner(
+            model=model,
+            kv_cache=kv_cache,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_model_len=facts.max_model_len,
+            dtype=self._dtype,
+            device=device.device,
+        )
+        self._failure = None
+        self.num_blocks = num_blocks
+        return swap_block_ns
+
+    def execute_model(self, step: ExecuteModelInput) -> ModelRunnerOutput:
+        """Run one step.
+
+        Raises:
+            PagodaError: the step as a whole failed. What the slots hold is unknown then: every later step is refused
+                until initialize_cache.
+        """
+        if self._runner is None:
+            raise StaleEpoch("the cache is not initialized: call InitializeCache first")
+        if self._failure is not None:
+            raise StaleEpoch(f"an earlier step failed ({self._failure}): call InitializeCache first")
+        try:
+            return self._runner.execute(step)
+        except Exception as error:
+            self._failure = f"{type(error).__name__}: {error}"
+            logger.exception("the step failed")
+            raise PagodaError(f"the step failed: {self._failure}") from error
+
+    def _claimed(self) -> tuple[EngineConfig, DeviceInfo]:
+        if self._config is None or self._device is None:
+            raise StaleEpoch("the device is not initialized: call InitDevice first")
+        return self._config, self._device
+
+    def _loaded(self) -> tuple[Decoder, ModelFacts]:
+        if self._model is None or self.facts is None:
+            raise StaleEpoch("the model is not loaded: call LoadModel first")
+        return self._model, self.facts
+
+
+def _time_swap(kv_cache: KVCache) -> int:
+    """Nanoseconds for one block to the host and back, halved; measured on up to eight blocks."""
+    count = min(8, kv_cache.num_blocks, kv_cache.num_cpu_blocks)
+    pairs = np.stack([np.arange(count), np.arange(count)], axis=1)
+    kv_cache.swap_out(pairs)  # the first run pays for memory that was never touched
+    started = time.perf_counter_ns()
+    kv_cache.swap_out(pairs)
+    kv_cache.swap_in(pairs)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return max(1, (time.perf_counter_ns() - started) // (2 * count))
