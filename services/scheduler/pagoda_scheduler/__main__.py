@@ -1,0 +1,94 @@
+"""``python -m pagoda_scheduler``: the engine's process."""
+
+import argparse
+import asyncio
+import logging
+import os
+import time
+from importlib.metadata import version
+
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from pagoda.v1 import scheduler_pb2_grpc
+from pagoda_common.config import EngineConfig
+from pagoda_common.flags import (
+    add_child_flags,
+    add_engine_flags,
+    add_listen_flags,
+    config_errors,
+    engine_config_from_args,
+)
+from pagoda_common.logging import configure_logging
+from pagoda_common.process import die_with_parent
+from pagoda_common.rpc import RpcServer, stop_signals
+from pagoda_scheduler.engine import Engine
+from pagoda_scheduler.metrics import HistogramTimeline, serve_metrics
+from pagoda_scheduler.servicer import SchedulerServicer
+from pagoda_scheduler.state import EngineState
+from pagoda_scheduler.worker_groups import WorkerGroups
+
+logger = logging.getLogger("pagoda_scheduler")
+
+SERVICE = "pagoda.v1.Scheduler"
+HEALTH_PERIOD_S = 0.2
+
+
+async def serve(
+    config: EngineConfig, *, host: str, port: int, drain_timeout_s: float, metrics_port: int | None = None
+) -> None:
+    """Serve until SIGTERM or SIGINT, then drain."""
+    engine = Engine(config=config)
+    epoch = time.time_ns()
+    registry = CollectorRegistry()
+    timeline = HistogramTimeline(registry=registry)
+    groups = WorkerGroups(config=config, engine=engine, session_epoch=epoch, timeline=timeline)
+    state = EngineState(session_epoch=epoch, engine=engine, groups=groups)
+    server = RpcServer(services=(SERVICE,))
+    servicer = SchedulerServicer(engine=engine, groups=groups, state=state, version=version("pagoda"))
+    scheduler_pb2_grpc.add_SchedulerServicer_to_server(servicer, server.grpc_server)
+    with stop_signals() as stopped:
+        bound = await server.start(host=host, port=port)
+        logger.info("scheduler listening on %s:%d", host, bound)
+        if metrics_port is not None:
+            logger.info("metrics on http://%s:%d/metrics", host, serve_metrics(registry, host=host, port=metrics_port))
+        health = asyncio.create_task(_follow_readiness(engine, server))
+        await stopped.wait()
+        health.cancel()
+        logger.info("draining")
+        await server.set_serving(False)
+        await engine.drain(drain_timeout_s)
+        await groups.close()
+        await server.stop(grace_s=0.5)
+
+
+async def _follow_readiness(engine: Engine, server: RpcServer) -> None:
+    """Let grpc.health.v1 say what is really possible."""
+    was_ready = False
+    while True:
+        if engine.is_ready != was_ready:
+            was_ready = engine.is_ready
+            await server.set_serving(was_ready)
+        await asyncio.sleep(HEALTH_PERIOD_S)
+
+
+def main() -> None:
+    """Command line of the scheduler."""
+    parser = argparse.ArgumentParser(prog="pagoda-scheduler", description="The engine of Pagoda.")
+    add_listen_flags(parser, port=50052)
+    parser.add_argument("--drain-timeout", type=float, default=30.0, help="seconds for running requests on SIGTERM")
+    parser.add_argument("--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics there; 0 is any")
+    add_child_flags(parser)
+    add_engine_flags(parser)
+    args = parser.parse_args()
+    if args.die_with_parent is not None:
+        die_with_parent(args.die_with_parent)
+    configure_logging("scheduler", os.environ.get("PAGODA_LOG_LEVEL", "info"))
+    with config_errors(parser):
+        config = engine_config_from_args(args)
+    timeout_s, metrics_port = args.drain_timeout, args.metrics_port
+    uvloop.run(serve(config, host=args.host, port=args.port, drain_timeout_s=timeout_s, metrics_port=metrics_port))
+
+
+if __name__ == "__main__":
+    main()

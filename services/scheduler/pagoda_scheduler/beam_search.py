@@ -1,0 +1,102 @@
+"""Beam search as an algorithm: candidates in, continuations out. Knows token ids and scores; no requests, no blocks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+EarlyStopping: TypeAlias = Literal["heuristic", "first", "never"]
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """A sequence that still grows."""
+
+    token_ids: tuple[int, ...]
+    log_probability: float
+    """Sum over its tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A sequence that has ended."""
+
+    token_ids: tuple[int, ...]
+    score: float
+    """Log probability over length ** length_penalty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """One beam of the next step: beam `parent` of this step, and one more token."""
+
+    parent: int
+    token_id: int
+
+
+class BeamSearch:
+    """One search. `advance` until it returns nothing; then `hypotheses` are the result, best first.
+
+    The rules are those of transformers' generate(num_beams=…, do_sample=False): of the best `num_candidates`
+    continuations of all beams, those among the best `beam_width` that end become hypotheses, and the best `beam_width`
+    that do not end go on. early_stopping: "first" ends with `beam_width` hypotheses; "heuristic" (False there) ends
+    when the best beam at its present length cannot beat the worst hypothesis; "never" judges it at full length.
+    """
+
+    def __init__(
+        self,
+        *,
+        beam_width: int,
+        max_tokens: int,
+        end_token_ids: frozenset[int],
+        length_penalty: float = 1.0,
+        early_stopping: EarlyStopping = "heuristic",
+    ) -> None:
+        self.beam_width = beam_width
+        self.num_candidates = max(2, 1 + len(end_token_ids)) * beam_width
+        """Candidates needed of each beam."""
+        self.beams: list[Beam] = [Beam((), 0.0)]
+        self.hypotheses: list[Hypothesis] = []
+        self.max_tokens = max_tokens
+        self.end_token_ids = end_token_ids
+        self.length_penalty = length_penalty
+        self.early_stopping = early_stopping
+        self._can_improve = True
+
+    def advance(self, candidates: Sequence[tuple[Sequence[int], Sequence[float]]]) -> list[Continuation]:
+        """One step: for each beam its likeliest next tokens and their log probabilities, best first."""
+        scored = [
+            (beam.log_probability + logprob, parent, token_id)
+            for parent, (beam, (token_ids, logprobs)) in enumerate(zip(self.beams, candidates, strict=True))
+            for token_id, logprob in zip(token_ids, logprobs, strict=True)
+        ]
+        scored.sort(key=lambda candidate: -candidate[0])
+        best = scored[: self.num_candidates]
+        length = len(self.beams[0].token_ids) + 1
+        ends = [token_id in self.end_token_ids or length >= self.max_tokens for _, _, token_id in best]
+        going_on = [candidate for candidate, is_end in zip(best, ends, strict=True) if not is_end][: self.beam_width]
+        ended = [c for c, is_end in zip(best[: self.beam_width], ends[: self.beam_width], strict=True) if is_end]
+        self._finish(ended, length)
+        if not going_on or self._is_over(going_on[0][0], length):
+            self.beams = []
+            return []
+        parents = self.beams
+        self.beams = [Beam((*parents[parent].token_ids, token), score) for score, parent, token in going_on]
+        return [Continuation(parent, token_id) for _, parent, token_id in going_on]
+
+    def _finish(self, ended: list[tuple[float, int, int]], length: int) -> None:
+        is_full = len(self.hypotheses) == self.beam_width
+        if not self._can_improve or (is_full and self.early_stopping == "first"):
+            return
+        for score, parent, token_id in ended:
+            token_ids = (*self.beams[parent].token_ids, token_id)
+            self.hypotheses.append(Hypothesis(token_ids, score / length**self.length_penalty))
+        self.hypotheses.sort(key=lambda hypothesis: -hypothesis.score)
+        del self.hypotheses[self.beam_width :]
+
+    def _is_over(self, best_score: float, length: int) -> bool:
+        if len(self.hypotheses) < self.beam_width:
+            return False
+        at_full_length = self.early_stopping == "never" and self.length_penalty > 0
+        best_possible = best_score / (self.max_tokens if at_full_length else length) ** self.length_penalty
+        self._can_improve = self._can_improve and best_possible > self.hypotheses[-1].score
+        return self.early_stopping == "first" or not self._can_improve

@@ -1,0 +1,142 @@
+"""Steps to worker messages, and results back. Pure functions."""
+
+import time
+
+import numpy as np
+
+from pagoda.v1 import types_pb2, worker_pb2
+from pagoda_common.config import EngineConfig
+from pagoda_common.convert import column, sampling_params_to_proto, token_ids_to_bytes
+from pagoda_scheduler.step import (
+    BadSlot,
+    LogprobRows,
+    ModelRunnerOutput,
+    NewRequestData,
+    PromptLogprobRows,
+    SchedulerOutput,
+    StepTimings,
+)
+
+U32 = np.dtype("<u4")
+F32 = np.dtype("<f4")
+
+
+def worker_config_to_proto(config: EngineConfig) -> worker_pb2.WorkerConfig:
+    """What a worker has to know of the engine's configuration."""
+    model, cache, scheduler = config.model, config.cache, config.scheduler
+    return worker_pb2.WorkerConfig(
+        model=model.model,
+        revision=model.revision or "",
+        dtype=model.dtype,
+        device=model.device,
+        max_model_len=model.max_model_len or 0,
+        block_size=cache.block_size,
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        kv_cache_memory_bytes=cache.kv_cache_memory_bytes or 0,
+        gpu_memory_utilization=cache.gpu_memory_utilization,
+        load_format=model.load_format,
+        max_logprobs=model.max_logprobs,
+        cpu_kv_cache_memory_bytes=cache.cpu_kv_cache_memory_bytes,
+        seed=model.seed,
+    )
+
+
+class StepEncoder:
+    """Makes ExecuteModelRequests; leaves out what the worker knows from the step before."""
+
+    def __init__(self, *, session_epoch: int, worker_incarnation: int) -> None:
+        self._session_epoch = session_epoch
+        self._worker_incarnation = worker_incarnation
+        self._last_slots: list[int] = []
+
+    def encode(self, output: SchedulerOutput) -> worker_pb2.ExecuteModelRequest:
+        """`output` as a message."""
+        message = worker_pb2.ExecuteModelRequest(
+            session_epoch=self._session_epoch,
+            worker_incarnation=self._worker_incarnation,
+            step=output.step,
+            num_seqs=len(output.slots),
+        )
+        if output.slots != self._last_slots:
+            message.slots = column(output.slots, "<u2")
+            self._last_slots = output.slots
+        if output.num_tokens != len(output.slots):
+            message.num_scheduled_tokens = column(output.num_scheduled_tokens, "<u4")
+        if output.new_requests:
+            message.new_requests.extend(map(_new_request_to_proto, output.new_requests))
+        if output.freed_slots:
+            message.freed_slots = column(output.freed_slots, "<u2")
+        if output.appended_slots:
+            message.appended_slots = column(output.appended_slots, "<u2")
+            message.appended_block_ids = column(output.appended_block_ids, "<u4")
+        if output.blocks_to_swap_out:
+            message.blocks_to_swap_out = _pairs(output.blocks_to_swap_out)
+        if output.blocks_to_swap_in:
+            message.blocks_to_swap_in = _pairs(output.blocks_to_swap_in)
+        if output.blocks_to_copy:
+            message.blocks_to_copy = _pairs(output.blocks_to_copy)
+        return message
+
+
+def _pairs(pairs: list[tuple[int, int]]) -> bytes:
+    return column((block for pair in pairs for block in pair), "<u4")
+
+
+def _new_request_to_proto(new: NewRequestData) -> worker_pb2.NewRequest:
+    return worker_pb2.NewRequest(
+        slot=new.slot,
+        request_id=new.request_id,
+        prompt_token_ids=token_ids_to_bytes(new.prompt_token_ids),
+        output_token_ids=token_ids_to_bytes(new.output_token_ids),
+        sampling_params=sampling_params_to_proto(new.sampling_params),
+        block_ids=column(new.block_ids, "<u4"),
+        num_computed_tokens=new.num_computed_tokens,
+        eos_token_ids=new.eos_token_ids,
+    )
+
+
+def model_runner_output_from_proto(
+    message: worker_pb2.SamplerOutput, *, encode_ns: int = 0, round_trip_ns: int = 0
+) -> ModelRunnerOutput:
+    """A worker's answer as plain data.
+
+    Args:
+        encode_ns, round_trip_ns: what the caller measured of the step; goes into the timings.
+    """
+    started_ns = time.perf_counter_ns()
+    timings = message.timings
+    in_worker_ns = timings.queue_ns + timings.prepare_ns + timings.forward_ns + timings.sample_ns
+    counts = message.num_sampled_tokens
+    token_ids = np.frombuffer(message.token_ids, dtype=U32).tolist()
+    return ModelRunnerOutput(
+        step=message.step,
+        num_sampled_tokens=list(counts) if counts else None,
+        token_ids=token_ids,
+        logprobs=logprob_rows_from_proto(message.logprobs) if message.HasField("logprobs") else None,
+        prompt_logprobs=[
+            PromptLogprobRows(chunk.slot, chunk.start, logprob_rows_from_proto(chunk.logprobs))
+            for chunk in message.prompt_logprobs
+        ],
+        bad_slots=[BadSlot(bad.slot, bad.code, bad.message) for bad in message.bad_slots],
+        timings=StepTimings(
+            encode_ns=encode_ns,
+            wire_ns=max(0, round_trip_ns - in_worker_ns),
+            queue_ns=timings.queue_ns,
+            prepare_ns=timings.prepare_ns,
+            forward_ns=timings.forward_ns,
+            sample_ns=timings.sample_ns,
+            decode_ns=time.perf_counter_ns() - started_ns,
+        ),
+    )
+
+
+def logprob_rows_from_proto(message: types_pb2.LogprobColumns) -> LogprobRows:
+    """Columns as arrays over the message's own memory."""
+    return LogprobRows(
+        rows=np.frombuffer(message.rows, dtype=U32),
+        counts=np.frombuffer(message.counts, dtype=U32),
+        token_ids=np.frombuffer(message.token_ids, dtype=U32),
+        logprobs=np.frombuffer(message.logprobs, dtype=F32),
+        sampled_ranks=np.frombuffer(message.sampled_ranks, dtype=U32),
+    )

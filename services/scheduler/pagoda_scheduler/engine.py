@@ -1,0 +1,311 @@
+"""The engine: open requests, and the worker groups that serve them. No gRPC, no messages."""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pagoda_common.config import EngineConfig
+from pagoda_common.errors import DeadlineExceeded, NotReady, PagodaError, Superseded
+from pagoda_common.outputs import FinishReason
+from pagoda_scheduler.engine_core import EngineCore
+from pagoda_scheduler.request import Request, RequestStatus
+from pagoda_scheduler.router import ROUTERS, Router
+from pagoda_scheduler.sink import Sink
+from pagoda_scheduler.step import StepResult
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """A request that has not ended: its sequences, and the group that serves them."""
+
+    attempt: int
+    sequences: list[Request]
+    core: EngineCore | None
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def unfinished(self) -> list[Request]:
+        """Sequences still open."""
+        return [request for request in self.sequences if not request.is_finished]
+
+
+@dataclass(slots=True)
+class Counters:
+    """What lost groups leave behind, so that counters only grow."""
+
+    num_steps: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    num_worker_losses: int = 0
+
+    def take(self, core: EngineCore) -> None:
+        """Add the counters of `core`."""
+        self.num_steps += core.num_steps
+        self.prefix_cache_queries += core.scheduler.kv.num_prefix_queries
+        self.prefix_cache_hits += core.scheduler.kv.num_prefix_hits
+        self.num_preemptions += core.scheduler.num_preemptions
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load of the engine; counters only grow."""
+
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_used_blocks: int
+    num_total_blocks: int
+    silence_ms: int
+    num_groups: int
+    counters: Counters = field(default_factory=Counters)
+
+
+class Engine:
+    """Open requests over the worker groups that serve now.
+
+    A request without a group waits for one; the requests of a lost group go on elsewhere with their token log.
+    """
+
+    def __init__(self, *, config: EngineConfig) -> None:
+        self.config = config
+        self.cores: list[EngineCore] = []
+        self.requests: dict[str, OpenRequest] = {}
+        self.sinks: set[Sink] = set()
+        self.is_draining = False
+        self.not_ready_reason = "no worker has registered yet"
+        self._homeless: OrderedDict[Request, None] = OrderedDict()
+        self._past = Counters()
+        self._router: Router = ROUTERS[config.scheduler.routing_policy]()
+        self._announcement: asyncio.TimerHandle | None = None
+
+    # Requests.
+
+    def submit(self, sequences: list[Request], *, timeout_s: float = 0.0) -> None:
+        """Take in the sequences of one request.
+
+        Raises:
+            RequestTooLong, QueueFull: it cannot be admitted.
+            NotReady: draining.
+            Superseded: a newer attempt of the request is known.
+        """
+        request_id, attempt = sequences[0].request_id, sequences[0].attempt
+        known = self.requests.get(request_id)
+        if known is not None:
+            if attempt == known.attempt:
+                return
+            if attempt < known.attempt:
+                raise Superseded(f"request {request_id} is at attempt {known.attempt}, got {attempt}")
+            self._drop(request_id)
+        if self.is_draining:
+            raise NotReady("the engine is draining", retry_after_s=1)
+        core = self._router.choose(sequences[0], self.cores) if self.cores else None
+        if core is not None:
+            core.scheduler.check_admissible([s for s in sequences if not s.is_finished])
+        is_resumed = any(sequence.output_token_ids for sequence in sequences)
+        open_request = OpenRequest(attempt, sequences, core)
+        self.requests[request_id] = open_request
+        if timeout_s > 0:
+            loop = asyncio.get_running_loop()
+            open_request.timer = loop.call_later(timeout_s, self._expire, request_id, timeout_s)
+        self._start(open_request.unfinished, core, at_front=is_resumed)
+
+    def abort(self, request_id: str) -> None:
+        """End every sequence of a request; unknown ids are ignored."""
+        if request_id in self.requests:
+            self._end(self.requests[request_id].unfinished, "abort")
+
+    def stop(self, sequences: Iterable[Request]) -> None:
+        """End sequences whose stop string a frontend has seen."""
+        self._end([request for request in sequences if not request.is_finished], "stop")
+
+    def close_sink(self, sink: Sink) -> None:
+        """Forget a sink and abort what it waits for."""
+        self.sinks.discard(sink)
+        for request_id, open_request in list(self.requests.items()):
+            if open_request.sequences[0].sink is sink:
+                self._drop(request_id)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests and wait until the open ones have ended, at most `timeout_s` seconds."""
+        self.is_draining = True
+        self.announce()
+        deadline = time.monotonic() + timeout_s
+        while self.requests and time.monotonic() < deadline:  # noqa: ASYNC110 (a poll is enough, once in a life)
+            await asyncio.sleep(0.02)
+
+    # Worker groups.
+
+    def add_core(self, core: EngineCore) -> None:
+        """A group serves from now on."""
+        self.cores.append(core)
+        self.not_ready_reason = ""
+        homeless, self._homeless = self._homeless, OrderedDict()
+        self._place(homeless)
+        self.announce()
+
+    def remove_core(self, core: EngineCore, reason: str) -> None:
+        """A group is lost: its sequences go on elsewhere, with their token log, ahead of what waits there."""
+        if core not in self.cores:
+            return
+        self.cores.remove(core)
+        self._router.forget(core)
+        self._past.take(core)
+        self._past.num_worker_losses += 1
+        if not self.cores:
+            self.not_ready_reason = reason
+        orphans = core.scheduler.take_all()
+        if orphans:
+            logger.warning("worker group lost (%s): %d sequences will be recomputed", reason, len(orphans))
+        self._place(orphans)
+        self.announce()
+
+    def deliver(self, result: StepResult) -> None:
+        """Hand one step's news to the sinks that wait for them."""
+        for request in result.finished:
+            self._close(request)
+        parts = {next(iter(self.sinks)): result} if len(self.sinks) == 1 else _split(result)
+        for sink, part in parts.items():
+            if sink in self.sinks:
+                try:
+                    sink.push(part)
+                except Exception as error:  # a bug, but the other streams' tokens are not lost for it
+                    logger.exception("a step's tokens could not be sent")
+                    sink.close(PagodaError(f"internal error: {type(error).__name__}"))
+
+    # Load.
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether some group serves."""
+        return bool(self.cores) and not self.is_draining
+
+    def load(self) -> Load:
+        """Load now."""
+        counters = Counters(**{name: getattr(self._past, name) for name in Counters.__slots__})
+        for core in self.cores:
+            counters.take(core)
+        schedulers = [core.scheduler for core in self.cores]
+        return Load(
+            num_running_reqs=sum(len(scheduler.running) for scheduler in schedulers),
+            num_waiting_reqs=sum(len(scheduler.waiting) for scheduler in schedulers) + len(self._homeless),
+            num_used_blocks=sum(scheduler.kv.pool.num_used_blocks for scheduler in schedulers),
+            num_total_blocks=sum(scheduler.kv.pool.num_blocks for scheduler in schedulers),
+            silence_ms=max((core.silence_ms for core in self.cores), default=0),
+            num_groups=len(self.cores),
+            counters=counters,
+        )
+
+    def announce(self) -> None:
+        """Tell every sink soon that load or readiness have changed outside of a step."""
+        if self._announcement is None:
+            self._announcement = asyncio.get_running_loop().call_later(0.01, self._announce)
+
+    def _announce(self) -> None:
+        self._announcement = None
+        for sink in list(self.sinks):
+            sink.announce()
+
+    # Parts.
+
+    def _start(self, sequences: list[Request], core: EngineCore | None, *, at_front: bool) -> None:
+        for request in sequences:
+            if request.check_finished():  # resumed behind its own end
+                self._finish_unqueued(request)
+            elif core is None:
+                self._homeless[request] = None
+            else:
+                core.add(request, at_front=at_front)
+
+    def _place(self, sequences: Iterable[Request]) -> None:
+        """Give sequences that had been running or waiting elsewhere to a group, or keep them until there is one."""
+        if not self.cores:
+            for request in reversed(list(sequences)):
+                self._homeless[request] = None
+                self._homeless.move_to_end(request, last=False)
+            return
+        for request in reversed(list(sequences)):
+            core = self._router.choose(request, self.cores)
+            self.requests[request.request_id].core = core
+            try:
+                core.scheduler.check_admissible([request])
+            except PagodaError as error:
+                request.finish_reason, request.error = "error", error
+                self._finish_unqueued(request)
+            else:
+                core.add(request, at_front=True)
+
+    def _expire(self, request_id: str, timeout_s: float) -> None:
+        if request_id in self.requests:
+            error = DeadlineExceeded(f"request was not finished within its {timeout_s:g} s")
+            self._end(self.requests[request_id].unfinished, "error", error)
+
+    def _end(self, sequences: list[Request], reason: FinishReason, error: PagodaError | None = None) -> None:
+        for request in sequences:
+            request.finish_reason, request.error = reason, error
+        self._finish(sequences)
+        self.announce()
+
+    def _finish(self, sequences: list[Request]) -> None:
+        """End sequences outside of a step, and say so to their sinks."""
+        for request in sequences:
+            self._detach(request)
+        self.deliver(StepResult(step=0, finished=list(sequences)))
+
+    def _detach(self, request: Request) -> None:
+        core = self.requests[request.request_id].core
+        if request in self._homeless:
+            del self._homeless[request]
+            request.status = RequestStatus.FINISHED
+        else:
+            assert core is not None, "a request without a group is homeless"
+            core.finish(request)
+
+    def _finish_unqueued(self, request: Request) -> None:
+        request.status = RequestStatus.FINISHED
+        self.deliver(StepResult(step=0, finished=[request]))
+
+    def _drop(self, request_id: str) -> None:
+        """End a request without telling anyone."""
+        for request in self.requests[request_id].unfinished:
+            self._detach(request)
+            self._close(request)
+        self.announce()
+
+    def _close(self, request: Request) -> None:
+        open_request = self.requests.get(request.request_id)
+        if open_request is not None and request in open_request.sequences and not open_request.unfinished:
+            if open_request.timer is not None:
+                open_request.timer.cancel()
+            del self.requests[request.request_id]
+
+
+def _split(result: StepResult) -> dict[Sink, StepResult]:
+    """One step's news by sink."""
+    parts: dict[Sink, StepResult] = {}
+
+    def part_of(request: Request) -> StepResult:
+        sink = request.sink
+        assert sink is not None, "whatever runs for nobody does not reach the engine"
+        if sink not in parts:
+            parts[sink] = StepResult(step=result.step, logprobs=result.logprobs)
+        return parts[sink]
+
+    columns = zip(result.requests, result.offsets, result.token_ids, result.rows, strict=True)
+    for request, offset, token_id, row in columns:
+        part = part_of(request)
+        part.requests.append(request)
+        part.offsets.append(offset)
+        part.token_ids.append(token_id)
+        part.rows.append(row)
+    for request in result.admitted:
+        part_of(request).admitted.append(request)
+    for request, chunk in result.prompt_logprobs:
+        part_of(request).prompt_logprobs.append((request, chunk))
+    for request in result.finished:
+        part_of(request).finished.append(request)
+    return parts

@@ -1,0 +1,133 @@
+"""One worker group, its scheduler, and the step loop over both. No gRPC, no messages."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from pagoda_common.config import EngineConfig
+from pagoda_common.sampling_params import SamplingParams
+from pagoda_scheduler.request import Request
+from pagoda_scheduler.scheduler import Scheduler
+from pagoda_scheduler.step import ModelRunnerOutput, SchedulerOutput, StepResult
+from pagoda_scheduler.timeline import Timeline
+
+
+class Executor(Protocol):
+    """A worker group as the step loop sees it: steps go out, results come back in the same order."""
+
+    def send(self, output: SchedulerOutput) -> None:
+        """Send a step; returns at once."""
+
+    async def receive(self) -> ModelRunnerOutput:
+        """The next result.
+
+        Raises:
+            PagodaError: the group is lost.
+        """
+
+
+class EngineCore:
+    """One worker group, its scheduler, and the step loop over both."""
+
+    def __init__(
+        self,
+        *,
+        config: EngineConfig,
+        executor: Executor,
+        num_blocks: int,
+        max_model_len: int,
+        deliver: Callable[[StepResult], None],
+        num_host_blocks: int = 0,
+        swap_block_ns: int = 0,
+        timeline: Timeline | None = None,
+    ) -> None:
+        self.scheduler = Scheduler(
+            config=config.scheduler,
+            cache=config.cache,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            num_host_blocks=num_host_blocks,
+            swap_block_ns=swap_block_ns,
+        )
+        self.num_steps = 0
+        """Counter: steps finished."""
+        self._window = 2 if config.scheduler.async_scheduling else 1
+        self._executor = executor
+        self._timeline = timeline or Timeline()
+        self._deliver = deliver
+        self._num_in_flight = 0
+        self._results: deque[ModelRunnerOutput] = deque()
+        self._wake = asyncio.Event()
+        self._last_progress_ns = time.monotonic_ns()
+
+    def step(self) -> None:
+        """Take the results that are back, then send what the window allows."""
+        while self._results:
+            self._num_in_flight -= 1
+            with self._timeline.result(self._results[0]):
+                self._deliver(self.scheduler.update(self._results.popleft()))
+        while self._num_in_flight < self._window and (output := self._schedule()) is not None:
+            self._executor.send(output)
+            self._num_in_flight += 1
+
+    def _schedule(self) -> SchedulerOutput | None:
+        started_ns = time.perf_counter_ns()
+        output = self.scheduler.schedule(time.time_ns())
+        if output is not None:
+            self._timeline.scheduled(output, time.perf_counter_ns() - started_ns)
+        return output
+
+    async def run(self) -> None:
+        """Step for ever.
+
+        Raises:
+            PagodaError: the worker group is lost.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._receive())
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                self.step()
+
+    async def warm_up(self) -> None:
+        """Run one real token through the group, while `run` is running and before it serves anyone."""
+        done = asyncio.get_running_loop().create_future()
+        deliver, self._deliver = self._deliver, lambda result: done.set_result(result)
+        params = SamplingParams(temperature=0.0, max_tokens=1, seed=0, ignore_eos=True)
+        model_len = self.scheduler.max_model_len
+        request = Request(request_id="warm-up", prompt_token_ids=[0], sampling_params=params, max_model_len=model_len)
+        self.add(request)
+        result = await done
+        self._deliver = deliver
+        for failed in result.finished:
+            if failed.error is not None:
+                raise failed.error
+
+    async def _receive(self) -> None:
+        while True:
+            self._results.append(await self._executor.receive())
+            self.num_steps += 1
+            self._last_progress_ns = time.monotonic_ns()
+            self._wake.set()
+
+    def add(self, request: Request, *, at_front: bool = False) -> None:
+        """Queue a sequence and wake the loop."""
+        if not self.scheduler.has_unfinished_requests:
+            self._last_progress_ns = time.monotonic_ns()
+        self.scheduler.add(request, at_front=at_front)
+        self._wake.set()
+
+    def finish(self, request: Request) -> None:
+        """End a sequence now."""
+        self.scheduler.finish(request)
+        self._wake.set()
+
+    @property
+    def silence_ms(self) -> int:
+        """Milliseconds since the last result while there is work; 0 without work."""
+        if not self.scheduler.has_unfinished_requests:
+            return 0
+        return (time.monotonic_ns() - self._last_progress_ns) // 1_000_000

@@ -1,0 +1,214 @@
+"""One sequence of one request: its token log and where its computation stands. No policy."""
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from pagoda_common.errors import PagodaError
+from pagoda_common.outputs import FinishReason
+from pagoda_common.sampling_params import SamplingParams
+from pagoda_scheduler.sink import Sink
+
+if TYPE_CHECKING:
+    from pagoda_scheduler.beam_group import BeamGroup
+
+
+class RequestStatus(Enum):
+    """Where a sequence is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Request:
+    """A sequence: prompt, output so far, and how much of both is in the KV cache.
+
+    `num_tokens` counts prompt, known output and `num_pending` tokens that a step in flight will sample.
+    """
+
+    __slots__ = (
+        "admitted_ns",
+        "arrival_ns",
+        "attempt",
+        "beam_group",
+        "block_hashes",
+        "block_ids",
+        "cache_salt",
+        "end_token_ids",
+        "eos_token_ids",
+        "error",
+        "finish_reason",
+        "first_cached_tokens",
+        "index",
+        "is_announced",
+        "is_beam",
+        "is_held",
+        "is_uncached",
+        "leader",
+        "max_num_tokens",
+        "num_cached_blocks",
+        "num_computed_tokens",
+        "num_pending",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_tokens",
+        "output_token_ids",
+        "priority",
+        "prompt_token_ids",
+        "request_id",
+        "sampled_token_id",
+        "sampling_params",
+        "session_slot",
+        "sink",
+        "slot",
+        "status",
+        "stop_token_id",
+        "stop_token_ids",
+        "tenant",
+    )
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        prompt_token_ids: list[int],
+        sampling_params: SamplingParams,
+        max_model_len: int,
+        index: int = 0,
+        attempt: int = 0,
+        eos_token_ids: Sequence[int] = (),
+        output_token_ids: Sequence[int] = (),
+        priority: int = 0,
+        arrival_ns: int = 0,
+        cache_salt: str = "",
+        tenant: str = "",
+        sink: Sink | None = None,
+        session_slot: int = 0,
+    ) -> None:
+        """`eos_token_ids` are ignored when the sampling parameters say so; the seed must be set."""
+        self.request_id = request_id
+        self.index = index
+        self.attempt = attempt
+        self.prompt_token_ids = prompt_token_ids
+        self.output_token_ids = list(output_token_ids)
+        self.sampling_params = sampling_params
+        self.eos_token_ids = () if sampling_params.ignore_eos else tuple(eos_token_ids)
+        self.stop_token_ids = frozenset(sampling_params.stop_token_ids or ())
+        self.end_token_ids = self.stop_token_ids.union(self.eos_token_ids)
+        self.priority = priority
+        self.arrival_ns = arrival_ns
+        self.admitted_ns = 0
+        self.cache_salt = cache_salt
+        self.tenant = tenant
+        self.sink = sink
+        self.beam_group: BeamGroup | None = None
+        """The beam search that it waits for, or belongs to as a beam."""
+        self.leader: Request | None = None
+        """The first sequence of the same request, whose prompt is shared when it is computed."""
+        self.session_slot = session_slot
+
+        self.num_prompt_tokens = len(prompt_token_ids)
+        limit = max_model_len - self.num_prompt_tokens
+        max_tokens = sampling_params.max_tokens
+        self.max_num_tokens = self.num_prompt_tokens + (limit if max_tokens is None else min(max_tokens, limit))
+        self.num_pending = 0
+        self.num_tokens = self.num_prompt_tokens + len(self.output_token_ids)
+        self.num_computed_tokens = 0
+        self.num_preemptions = 0
+        self.first_cached_tokens = 0
+        self.is_announced = False
+        self.is_beam = False
+        self.is_held = False
+        """Of a beam: it has given its candidates and waits for its siblings."""
+        self.sampled_token_id = -1
+        """Of a beam: the token that the worker has appended to its log."""
+        self.is_uncached = sampling_params.prompt_logprobs is not None
+        """Prefix hits would hide prompt logprobs."""
+
+        self.status = RequestStatus.WAITING
+        self.slot = -1
+        self.block_ids: list[int] = []
+        self.block_hashes: list[bytes] = []
+        self.num_cached_blocks = 0
+        self.finish_reason: FinishReason | None = None
+        self.stop_token_id: int | None = None
+        self.error: PagodaError | None = None
+
+    def derive(self, *, sampling_params: SamplingParams, output_token_ids: list[int]) -> "Request":
+        """A beam beside this sequence: same prompt, its own output, one token at a time."""
+        beam = Request(
+            request_id=self.request_id,
+            index=self.index,
+            attempt=self.attempt,
+            prompt_token_ids=self.prompt_token_ids,
+            output_token_ids=output_token_ids,
+            sampling_params=sampling_params,
+            max_model_len=self.max_num_tokens,
+            priority=self.priority,
+            arrival_ns=self.arrival_ns,
+            cache_salt=self.cache_salt,
+            tenant=self.tenant,
+        )
+        beam.beam_group = self.beam_group
+        beam.is_beam = True
+        beam.is_announced = True
+        beam.max_num_tokens = beam.num_tokens + 1
+        return beam
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has ended."""
+        return self.status is RequestStatus.FINISHED
+
+    @property
+    def has_computed_prompt(self) -> bool:
+        """Whether its blocks hold its whole prompt, by a step that was sent."""
+        return self.status is RequestStatus.RUNNING and self.num_computed_tokens >= self.num_prompt_tokens
+
+    @property
+    def is_behind_leader(self) -> bool:
+        """Whether the prompt it shares is being computed by its leader right now, so that waiting saves the work."""
+        leader = self.leader
+        return leader is not None and leader.status is RequestStatus.RUNNING and not leader.has_computed_prompt
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Prompt and output tokens whose ids are known here."""
+        return self.num_tokens - self.num_pending
+
+    def known_tokens(self, start: int, stop: int) -> list[int]:
+        """Token ids at positions [start, stop) of prompt plus output."""
+        num_prompt = self.num_prompt_tokens
+        if stop <= num_prompt:
+            return self.prompt_token_ids[start:stop]
+        if start >= num_prompt:
+            return self.output_token_ids[start - num_prompt : stop - num_prompt]
+        return self.prompt_token_ids[start:] + self.output_token_ids[: stop - num_prompt]
+
+    def check_finished(self) -> bool:
+        """Set finish_reason when the last output token ends the sequence; whether it does."""
+        output = self.output_token_ids
+        if not output:
+            return False
+        if output[-1] in self.end_token_ids and len(output) >= self.sampling_params.min_tokens:
+            self.finish_reason = "stop"
+            if output[-1] in self.stop_token_ids and output[-1] not in self.eos_token_ids:
+                self.stop_token_id = output[-1]
+        elif self.num_prompt_tokens + len(output) >= self.max_num_tokens:
+            self.finish_reason = "length"
+        return self.finish_reason is not None
+
+    def forget_computed(self) -> None:
+        """Nothing of it is in a KV cache any more, and no step in flight will answer for it."""
+        self.num_tokens -= self.num_pending
+        self.num_pending = 0
+        self.num_computed_tokens = 0
+        self.slot = -1
+        self.block_ids = []
+        self.num_cached_blocks = 0
+        self.status = RequestStatus.WAITING
+
+    def __repr__(self) -> str:
+        progress = f"{self.num_computed_tokens}/{self.num_tokens}"
+        return f"Request({self.request_id}/{self.index}, {self.status.value}, {progress})"

@@ -1,0 +1,477 @@
+"""Decides which tokens run in the next step. Knows requests and blocks; no tensors, no gRPC, no clock."""
+
+from collections import deque
+from dataclasses import dataclass
+
+from pagoda_common.config import CacheConfig, SchedulerConfig
+from pagoda_common.errors import Code, PagodaError, QueueFull, RequestFailed, RequestTooLong
+from pagoda_scheduler.kv_cache_manager import KVCacheManager, Prefix
+from pagoda_scheduler.request import Request, RequestStatus
+from pagoda_scheduler.step import BadSlot, ModelRunnerOutput, NewRequestData, SchedulerOutput, StepResult
+from pagoda_scheduler.waiting_queue import QUEUES
+
+MIN_PREFILL_TOKENS = 64
+"""Steps with fewer tokens tell nothing about the cost of a prompt token."""
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A step that was sent and not answered: its rows."""
+
+    step: int
+    requests: list[Request]
+    slots: list[int]
+    """Slots at the time; a sequence may have lost its slot since."""
+    samples: list[bool]
+    """Whether the row samples a token."""
+    num_tokens: int
+    """Tokens in the batch."""
+
+
+class Scheduler:
+    """Continuous batching over a token budget for one worker group.
+
+    There is no prefill phase and no decode phase: each running sequence's `num_computed_tokens` chases its
+    `num_tokens`, and a step takes what fits the budget, running sequences first. A step may be scheduled while others
+    are in flight: a token they will sample counts as pending, and the worker knows it by the time it is needed.
+    Source: iteration-level scheduling, Yu et al. 2022 (Orca); chunked prefill, Agrawal et al. 2023 (arXiv 2308.16369).
+    """
+
+    def __init__(
+        self,
+        *,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        num_blocks: int,
+        max_model_len: int,
+        num_host_blocks: int = 0,
+        swap_block_ns: int = 0,
+    ) -> None:
+        """`num_blocks`, `max_model_len`, `num_host_blocks`, `swap_block_ns`: measured by the worker."""
+        self._config = config
+        self.kv = KVCacheManager(
+            num_blocks=num_blocks,
+            block_size=cache.block_size,
+            enable_prefix_caching=cache.enable_prefix_caching,
+            num_host_blocks=num_host_blocks if config.preemption_mode != "recompute" else 0,
+        )
+        self._swap_block_ns = swap_block_ns
+        self._prefill_ns_per_token = 0.0
+        self.max_model_len = min(max_model_len, self.kv.capacity_tokens)
+        self.running: list[Request] = []
+        self.waiting = QUEUES[config.policy]()
+        self.num_preemptions = 0
+        self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+        self._freed_slots: list[int] = []
+        self._now_ns = 0
+        self._reentering: dict[Request, bool] = {}
+        """Running beams that the worker must be told of anew, and whether it knows their slot by another log."""
+        self._in_flight: deque[_InFlight] = deque()
+        self._step = 0
+        # A little room for running sequences to grow, so that an admission does not preempt one at once.
+        self._watermark_blocks = max(1, num_blocks // 100)
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        """Whether some sequence waits or runs."""
+        return bool(self.running) or len(self.waiting) > 0
+
+    def check_admissible(self, requests: list[Request]) -> None:
+        """Whether `requests` may be added.
+
+        Raises:
+            RequestTooLong: the prompt does not fit the context.
+            QueueFull: a bound on the waiting queue would be passed.
+        """
+        for request in requests:
+            if request.num_prompt_tokens >= self.max_model_len:
+                raise RequestTooLong(
+                    f"prompt has {request.num_prompt_tokens} tokens, max_model_len is {self.max_model_len}"
+                    " and at least 1 token must be left for the output",
+                    field="prompt_token_ids",
+                )
+            if not self._config.enable_chunked_prefill:
+                budget = self._config.max_num_batched_tokens
+                if request.num_tokens > budget:
+                    raise RequestTooLong(
+                        f"prompt has {request.num_tokens} tokens, max_num_batched_tokens is {budget}"
+                        " and chunked prefill is off",
+                        field="prompt_token_ids",
+                    )
+        max_reqs, max_tokens = self._config.max_num_queued_reqs, self._config.max_num_queued_tokens
+        if max_reqs is not None and len(self.waiting) + len(requests) > max_reqs:
+            raise QueueFull(
+                f"{len(self.waiting)} sequences are waiting, max_num_queued_reqs is {max_reqs}", retry_after_s=1
+            )
+        tokens = self.waiting.num_prompt_tokens + sum(request.num_prompt_tokens for request in requests)
+        if max_tokens is not None and tokens > max_tokens:
+            raise QueueFull(
+                f"{tokens} prompt tokens would wait, max_num_queued_tokens is {max_tokens}", retry_after_s=1
+            )
+
+    def add(self, request: Request, *, at_front: bool = False) -> None:
+        """Queue a sequence; `at_front` for one that had already been admitted elsewhere."""
+        limit = max(self.max_model_len, request.num_prompt_tokens + 1)
+        request.max_num_tokens = min(request.max_num_tokens, limit)
+        if request.beam_group is not None:
+            if request is not request.beam_group.sequences[0]:
+                return  # it waits for the beams of the first
+            request = request.beam_group.start()
+        if at_front:
+            self.waiting.append_front(request)
+        else:
+            self.waiting.append(request)
+
+    def finish(self, request: Request) -> None:
+        """End a sequence now, whatever it does; its blocks are free at once.
+
+        A step in flight may still write to those blocks, but it runs before any step that gets them anew.
+        """
+        if request.beam_group is not None and not request.is_beam:
+            for beam in request.beam_group.beams:
+                self.finish(beam)
+            request.beam_group.beams = []
+        elif request.status is RequestStatus.RUNNING:
+            if not self.kv.enable_prefix_caching:
+                self.kv.forget(request)
+            self.running.remove(request)
+            self._release(request)
+        elif request.status is RequestStatus.WAITING:
+            self.waiting.remove(request)
+        request.status = RequestStatus.FINISHED
+
+    def schedule(self, now_ns: int = 0) -> SchedulerOutput | None:
+        """Decide the next step; None when there is nothing to compute. `now_ns` is noted as time of admission."""
+        self._now_ns = now_ns
+        budget = self._config.max_num_batched_tokens
+        scheduled: dict[Request, int] = {}
+        appended: dict[Request, list[int]] = {}
+        self._preempt_for_urgent()
+        budget = self._schedule_running(budget, scheduled, appended)
+        admitted = self._schedule_waiting(budget, scheduled)
+        if not scheduled:
+            if self.running and self.waiting and not self._in_flight:
+                # Beams hold all blocks while they wait for a sibling that has none.
+                self._preempt(self.running[-1])
+                return self.schedule(now_ns)
+            return None
+        if self._reentering:
+            self._reenter(scheduled, appended, admitted)
+        self._step += 1
+        transfers = self.kv.take_transfers()
+        output = SchedulerOutput(
+            step=self._step,
+            new_requests=[_new_request_data(request, computed) for request, computed in admitted],
+            freed_slots=self._freed_slots,
+            slots=[request.slot for request in scheduled],
+            num_scheduled_tokens=list(scheduled.values()),
+            appended_slots=[request.slot for request, blocks in appended.items() for _ in blocks],
+            appended_block_ids=[block_id for blocks in appended.values() for block_id in blocks],
+            blocks_to_swap_out=transfers.swap_out,
+            blocks_to_swap_in=transfers.swap_in,
+            blocks_to_copy=transfers.copy,
+        )
+        self._freed_slots = []
+        samples = [self._advance(request, num_new) for request, num_new in scheduled.items()]
+        num_tokens = output.num_tokens
+        self._in_flight.append(_InFlight(self._step, list(scheduled), output.slots, samples, num_tokens))
+        return output
+
+    def update(self, output: ModelRunnerOutput) -> StepResult:
+        """Take a step's result: append tokens, end sequences. Results come in the order of their steps."""
+        flight = self._in_flight.popleft()
+        assert output.step == flight.step, f"result of step {output.step}, expected {flight.step}"
+        result = StepResult(step=output.step, logprobs=output.logprobs)
+        self._take_prompt_logprobs(flight, output, result)
+        self._weigh_swapping(flight, output)
+        bad = {bad_slot.slot: bad_slot for bad_slot in output.bad_slots} if output.bad_slots else None
+        counts, row = output.num_sampled_tokens, 0
+        for index, request in enumerate(flight.requests):
+            count = 1 if counts is None else counts[index]
+            if request.is_finished:
+                pass  # aborted or ended while the step was in flight
+            elif bad is not None and flight.slots[index] in bad:
+                self._fail(request, bad[flight.slots[index]], result)
+            elif flight.samples[index]:
+                if count != 1:
+                    raise PagodaError(f"step {output.step}: {request!r} got {count} tokens, expected 1")
+                self._append(request, output.token_ids[row], row, result)
+            row += count
+        return result
+
+    def take_all(self) -> list[Request]:
+        """Take every unfinished sequence out, in the order in which they should run again; their worker is lost."""
+        taken: dict[Request, None] = {}
+        for request in (*self.running, *self.waiting):
+            owners = [request] if request.beam_group is None else request.beam_group.sequences
+            taken.update(dict.fromkeys(owners))
+        requests = list(taken)
+        for request in requests:
+            request.forget_computed()
+        self.running, self.waiting = [], QUEUES[self._config.policy]()
+        return requests
+
+    # One step, part by part.
+
+    def _preempt_for_urgent(self) -> None:
+        """Under the priority policy, make room for a waiting sequence at the cost of less urgent running ones."""
+        if self._config.policy != "priority" or not self.waiting:
+            return
+        urgent = self.waiting.peek()
+        if urgent.num_pending:
+            return
+        watermark = self._watermark_blocks
+        while self.running and not (
+            self._free_slots and self.kv.can_admit(urgent, self.kv.find_prefix(urgent), watermark_blocks=watermark)
+        ):
+            victim = self._victim()
+            if victim.priority <= urgent.priority:
+                return
+            self._preempt(victim)
+
+    def _schedule_running(self, budget: int, scheduled: dict[Request, int], appended: dict[Request, list[int]]) -> int:
+        """Schedule running sequences in order, preempting from the end when blocks run out.
+
+        Returns the budget left; 0 after a preemption, so that nobody is admitted in its place.
+        """
+        is_short = False
+        index = 0
+        while index < len(self.running) and budget > 0:
+            request = self.running[index]
+            index += 1
+            num_new = request.num_tokens - request.num_computed_tokens
+            if num_new == 0 or (request.num_pending and request.num_tokens >= request.max_num_tokens):
+                continue  # its last token is in flight already
+            num_new = self._chunk(num_new, budget)
+            if num_new == 0:
+                continue
+            while (blocks := self.kv.extend(request, request.num_computed_tokens + num_new)) is None:
+                is_short = True
+                victim = self._victim()
+                budget += scheduled.pop(victim, 0)
+                appended.pop(victim, None)
+                index -= self.running.index(victim) < index
+                self._preempt(victim)
+                if victim is request:
+                    break
+            if blocks is None:
+                continue
+            scheduled[request] = num_new
+            if blocks:
+                appended[request] = blocks
+            budget -= num_new
+        return 0 if is_short else budget
+
+    def _schedule_waiting(self, budget: int, scheduled: dict[Request, int]) -> list[tuple[Request, int]]:
+        """Admit waiting sequences while budget, slots and blocks last; (sequence, tokens found in the cache)."""
+        admitted: list[tuple[Request, int]] = []
+        deferred: list[Request] = []
+        while self.waiting and self._free_slots and budget > 0:
+            request = self.waiting.peek()
+            if request.num_pending:
+                break  # preempted while a step in flight samples its next token, which its new start must include
+            if request.is_behind_leader or request.is_held:
+                deferred.append(self.waiting.pop())
+                continue
+            prefix = self.kv.find_prefix(request)
+            num_new = self._chunk(request.num_tokens - prefix.num_tokens, budget)
+            watermark = self._watermark_blocks if self.running else 0
+            if num_new == 0 or not self.kv.can_admit(request, prefix, watermark_blocks=watermark):
+                break
+            self.waiting.pop()
+            self._admit(request, prefix, num_new)
+            scheduled[request] = num_new
+            admitted.append((request, prefix.num_tokens))
+            budget -= num_new
+        for request in reversed(deferred):
+            self.waiting.append_front(request)
+        return admitted
+
+    def _admit(self, request: Request, prefix: Prefix, num_new: int) -> None:
+        """Give a waiting sequence a slot, its prefix, and blocks for its first `num_new` tokens behind that."""
+        self.kv.admit(request, prefix)
+        blocks = self.kv.extend(request, prefix.num_tokens + num_new)
+        assert blocks is not None, "can_admit() promised these blocks"
+        if request.num_preemptions == 0:
+            request.first_cached_tokens = prefix.num_tokens
+            request.admitted_ns = self._now_ns
+        request.slot = self._free_slots.pop()
+        request.status = RequestStatus.RUNNING
+        self.running.append(request)
+        self.waiting.charge(request, num_new)
+        # Found by whoever is admitted next, even within this step.
+        self.kv.cache_computed(request, prefix.num_tokens + num_new)
+
+    def _chunk(self, num_new: int, budget: int) -> int:
+        """How many of a sequence's `num_new` tokens this step takes; 0 when it has to wait."""
+        if not self._config.enable_chunked_prefill:
+            return num_new if num_new <= budget else 0
+        threshold = self._config.long_prefill_token_threshold
+        if 0 < threshold < num_new:
+            num_new = threshold
+        return min(num_new, budget)
+
+    def _advance(self, request: Request, num_scheduled: int) -> bool:
+        """Count a scheduled chunk as computed; whether the step samples a token behind it."""
+        computed = request.num_computed_tokens + num_scheduled
+        request.num_computed_tokens = computed
+        if computed < request.num_tokens:
+            self.kv.cache_computed(request, computed)
+            return False
+        if num_scheduled > 1:
+            self.kv.cache_computed(request, computed)
+        request.num_pending += 1
+        request.num_tokens += 1
+        return True
+
+    def _weigh_swapping(self, flight: _InFlight, output: ModelRunnerOutput) -> None:
+        """Swap while moving a block out and in costs less than computing its tokens, by what steps have taken."""
+        timings = output.timings
+        if not self._swap_block_ns or self._config.preemption_mode != "auto" or timings is None:
+            return
+        if flight.num_tokens < MIN_PREFILL_TOKENS:
+            return
+        per_token, smoothed = timings.forward_ns / flight.num_tokens, self._prefill_ns_per_token
+        self._prefill_ns_per_token = smoothed + (per_token - smoothed) / 8 if smoothed else per_token
+        self.kv.is_swap_cheaper = 2 * self._swap_block_ns < self._prefill_ns_per_token * self.kv.block_size
+
+    def _take_prompt_logprobs(self, flight: _InFlight, output: ModelRunnerOutput, result: StepResult) -> None:
+        if output.prompt_logprobs:
+            by_slot = dict(zip(flight.slots, flight.requests, strict=True))
+            chunks = ((by_slot[chunk.slot], chunk) for chunk in output.prompt_logprobs)
+            result.prompt_logprobs = [(request, chunk) for request, chunk in chunks if not request.is_finished]
+
+    def _append(self, request: Request, token_id: int, row: int, result: StepResult) -> None:
+        """Commit a sampled token."""
+        if request.is_beam:
+            self._advance_beams(request, token_id, row, result)
+            return
+        self.waiting.charge(request, 2)  # an output token costs about as much as two of a prompt
+        result.requests.append(request)
+        result.offsets.append(len(request.output_token_ids))
+        result.token_ids.append(token_id)
+        result.rows.append(row)
+        if not request.is_announced:
+            request.is_announced = True
+            result.admitted.append(request)
+        request.output_token_ids.append(token_id)
+        request.num_pending -= 1
+        if request.check_finished():
+            self.finish(request)
+            result.finished.append(request)
+        elif request.status is RequestStatus.RUNNING:
+            # Everything before the new token is in the cache.
+            num_computed = request.num_known_tokens - 1
+            if num_computed % self.kv.block_size == 0:
+                self.kv.cache_computed(request, num_computed)
+
+    def _advance_beams(self, beam: Request, token_id: int, row: int, result: StepResult) -> None:
+        """Take one beam's candidates; with the last beam of a step, choose the beams of the next one."""
+        beam.num_pending -= 1
+        beam.num_tokens -= 1
+        group = beam.beam_group
+        assert group is not None
+        assert result.logprobs is not None, "beams ask for logprobs"
+        beam.sampled_token_id = token_id
+        beam.is_held = True
+        if not group.collect(beam, result.logprobs, row):
+            return
+        parents, continuations = group.beams, group.advance()
+        # The first continuation of a beam takes its place, after the others have forked from it.
+        chosen: list[Request | None] = [None] * len(continuations)
+        firsts: dict[int, int] = {}
+        for place, continuation in enumerate(continuations):
+            if firsts.setdefault(continuation.parent, place) != place:
+                chosen[place] = self._fork(parents[continuation.parent], continuation.token_id)
+        for parent, place in firsts.items():
+            chosen[place] = self._continue(parents[parent], continuations[place].token_id)
+        group.beams = [request for request in chosen if request is not None]
+        for index, parent_beam in enumerate(parents):
+            if index not in firsts:
+                self.finish(parent_beam)
+        if not continuations:
+            group.deliver(result)
+            for sequence in group.sequences:
+                sequence.status = RequestStatus.FINISHED
+
+    def _continue(self, beam: Request, token_id: int) -> Request:
+        """Let a beam go on with `token_id`."""
+        beam.is_held = False
+        beam.output_token_ids.append(token_id)
+        beam.num_tokens += 1
+        beam.max_num_tokens = beam.num_tokens + 1
+        if beam.status is RequestStatus.RUNNING:
+            self.kv.cache_computed(beam, beam.num_computed_tokens)
+            if token_id != beam.sampled_token_id:
+                self._reentering[beam] = True  # the worker's log ends with the likeliest token
+        return beam
+
+    def _fork(self, parent: Request, token_id: int) -> Request:
+        """A new beam: everything that `parent` has, then `token_id`."""
+        output = [*parent.output_token_ids, token_id]
+        child = parent.derive(sampling_params=parent.sampling_params, output_token_ids=output)
+        if parent.status is RequestStatus.RUNNING and self._free_slots and self.kv.can_fork():
+            self.kv.fork(parent, child)
+            child.slot = self._free_slots.pop()
+            child.status = RequestStatus.RUNNING
+            self.running.append(child)
+            self._reentering[child] = False
+        else:
+            self.waiting.append_front(child)
+        return child
+
+    def _reenter(
+        self, scheduled: dict[Request, int], appended: dict[Request, list[int]], admitted: list[tuple[Request, int]]
+    ) -> None:
+        """Send the scheduled beams whose log in the worker is not theirs as new requests."""
+        for request in [request for request in self._reentering if request in scheduled]:
+            if self._reentering.pop(request):
+                self._freed_slots.append(request.slot)
+            appended.pop(request, None)
+            admitted.append((request, request.num_computed_tokens))
+
+    def _fail(self, request: Request, bad_slot: BadSlot, result: StepResult) -> None:
+        """End a sequence that the worker could not compute; its blocks may hold garbage."""
+        self.kv.forget(request)
+        for sequence in [request] if request.beam_group is None else request.beam_group.sequences:
+            sequence.finish_reason = "error"
+            sequence.error = RequestFailed(bad_slot.message, code=Code(bad_slot.code))
+            self.finish(sequence)
+            result.finished.append(sequence)
+
+    def _victim(self) -> Request:
+        """The running sequence to preempt: the last admitted, or the least urgent."""
+        if self._config.policy == "priority":
+            return max(self.running, key=lambda request: (request.priority, request.arrival_ns))
+        return self.running[-1]
+
+    def _preempt(self, request: Request) -> None:
+        """Send a running sequence back to the queue; it will be computed again, from cached prefixes if they last."""
+        self.running.remove(request)
+        self._release(request)
+        request.status = RequestStatus.WAITING
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.append_front(request)
+
+    def _release(self, request: Request) -> None:
+        self.kv.free(request)
+        is_unknown = self._reentering.pop(request, None) is False
+        self._free_slots.append(request.slot)
+        if not is_unknown:
+            self._freed_slots.append(request.slot)
+        request.slot = -1
+
+
+def _new_request_data(request: Request, num_cached: int) -> NewRequestData:
+    return NewRequestData(
+        slot=request.slot,
+        request_id=f"{request.request_id}/{request.index}",
+        prompt_token_ids=request.prompt_token_ids,
+        output_token_ids=list(request.output_token_ids),
+        sampling_params=request.sampling_params,
+        eos_token_ids=request.eos_token_ids,
+        block_ids=list(request.block_ids),
+        num_computed_tokens=num_cached,
+    )

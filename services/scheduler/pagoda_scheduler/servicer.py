@@ -1,0 +1,248 @@
+"""The Scheduler service over gRPC: reads messages into domain types, calls the engine, writes the replies."""
+
+import asyncio
+import logging
+import math
+import secrets
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
+from pagoda_common.convert import sampling_params_from_proto, token_ids_from_bytes
+from pagoda_common.errors import InvalidRequest, NotReady, PagodaError
+from pagoda_scheduler.beam_group import BeamGroup
+from pagoda_scheduler.beam_search import BeamSearch, EarlyStopping
+from pagoda_scheduler.engine import Engine
+from pagoda_scheduler.request import Request
+from pagoda_scheduler.session import GenerateSink, SessionSink
+from pagoda_scheduler.sink import Sink
+from pagoda_scheduler.state import EngineState
+from pagoda_scheduler.worker_groups import WorkerGroups
+
+logger = logging.getLogger(__name__)
+
+UNKNOWN_MODEL_LEN = 2**31
+"""Context while no group has loaded the model; the real bound is applied when a group takes the request."""
+
+EARLY_STOPPING: dict[int, EarlyStopping] = {
+    scheduler_pb2.EARLY_STOPPING_FIRST: "first",
+    scheduler_pb2.EARLY_STOPPING_NEVER: "never",
+}
+
+
+class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
+    """pagoda.v1.Scheduler."""
+
+    def __init__(self, *, engine: Engine, groups: WorkerGroups, state: EngineState, version: str) -> None:
+        self._engine = engine
+        self._groups = groups
+        self._state = state
+        self._version = version
+
+    async def Session(
+        self, request_iterator: AsyncIterator[scheduler_pb2.FrontendMessage], context: Any
+    ) -> AsyncIterator[scheduler_pb2.SchedulerMessage]:
+        """One frontend's stream; when it ends, what the frontend had open is aborted."""
+        sink = SessionSink(state=self._state)
+        sink.hello(self._version)
+        self._engine.sinks.add(sink)
+        reader = asyncio.create_task(self._read_session(request_iterator, sink))
+        try:
+            async for message in sink.outbox:
+                yield message
+        finally:
+            reader.cancel()
+            self._engine.close_sink(sink)
+
+    async def _read_session(self, messages: AsyncIterator[scheduler_pb2.FrontendMessage], sink: SessionSink) -> None:
+        slots: dict[int, Request] = {}
+        try:
+            async for message in messages:
+                for part in message.batch.messages if message.HasField("batch") else (message,):
+                    self._take(part, sink, slots)
+        except PagodaError as error:
+            sink.outbox.close(error)
+        else:
+            sink.outbox.close()
+
+    def _take(self, message: scheduler_pb2.FrontendMessage, sink: SessionSink, slots: dict[int, Request]) -> None:
+        """One message of a frontend. `slots`: its sequences by its own slots."""
+        kind = message.WhichOneof("message")
+        if kind == "submit":
+            try:
+                sequences = self._sequences(message.submit, sink)
+                # A slot is used again only after its sequence ended, so the map keeps the latest.
+                slots.update((request.session_slot, request) for request in sequences)
+                self._engine.submit(sequences, timeout_s=message.submit.timeout_s)
+            except PagodaError as error:
+                sink.reject(message.submit.request_id, error)
+        elif kind == "abort":
+            for request_id in message.abort.request_ids:
+                self._engine.abort(request_id)
+        elif kind == "stop":
+            self._engine.stop([slots[slot] for slot in message.stop.slots if slot in slots])
+        elif kind == "hello":
+            logger.info("frontend %s (%s) is connected", message.hello.frontend_id, message.hello.version)
+        else:
+            raise InvalidRequest(f"unknown message {kind or 'without content'}", field="message")
+
+    async def Generate(
+        self, request: scheduler_pb2.SubmitRequest, context: Any
+    ) -> AsyncIterator[scheduler_pb2.TokenOutput]:
+        """One request as a stream of tokens."""
+        if not self._engine.is_ready and self._groups.model_info is None:
+            raise NotReady(f"not ready: {self._engine.not_ready_reason}", retry_after_s=1)
+        if not request.request_id:
+            request.request_id = f"generate-{secrets.token_hex(8)}"
+        elif request.request_id in self._engine.requests:
+            raise InvalidRequest(f"request_id {request.request_id!r} is in use", field="request_id")
+        sink = GenerateSink(num_sequences=max(1, request.sampling_params.n))
+        sequences = self._sequences(request, sink)
+        remaining = context.time_remaining()
+        self._engine.sinks.add(sink)
+        try:
+            self._engine.submit(sequences, timeout_s=request.timeout_s or remaining or 0.0)
+            async for output in sink.outbox:
+                yield output
+        finally:
+            self._engine.close_sink(sink)
+
+    def _sequences(self, message: scheduler_pb2.SubmitRequest, sink: Sink) -> list[Request]:
+        """The n sequences of a submitted request.
+
+        Raises:
+            InvalidRequest: a field is wrong.
+        """
+        params = sampling_params_from_proto(message.sampling_params)
+        prompt = token_ids_from_bytes(message.prompt_token_ids)
+        info = self._groups.model_info
+        if not message.request_id:
+            raise InvalidRequest("request_id must not be empty", field="request_id")
+        if not prompt:
+            raise InvalidRequest("prompt_token_ids must not be empty", field="prompt_token_ids")
+        if info is not None and max(prompt) >= info.vocab_size:
+            bound = f"prompt_token_ids has token {max(prompt)}, the vocabulary has {info.vocab_size}"
+            raise InvalidRequest(bound, field="prompt_token_ids")
+        self._check_logprobs(params.logprobs, "logprobs")
+        self._check_logprobs(params.prompt_logprobs, "prompt_logprobs")
+        slots = list(message.slots) or [0] * params.n
+        if len(slots) != params.n:
+            raise InvalidRequest(f"slots has {len(slots)} entries, n is {params.n}", field="slots")
+        resumed = message.resume.sequences
+        if resumed and len(resumed) != params.n:
+            raise InvalidRequest(f"resume has {len(resumed)} sequences, n is {params.n}", field="resume")
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        eos = tuple(message.eos_token_ids) or (tuple(info.eos_token_ids) if info is not None else ())
+        sequences = []
+        for index, slot in enumerate(slots):
+            if resumed and resumed[index].is_finished:
+                continue
+            output = token_ids_from_bytes(resumed[index].output_token_ids, field="resume") if resumed else []
+            sequences.append(
+                Request(
+                    request_id=message.request_id,
+                    index=index,
+                    attempt=message.attempt,
+                    prompt_token_ids=prompt,
+                    output_token_ids=output,
+                    sampling_params=replace(params, n=1, seed=(seed + index) % 2**64),
+                    max_model_len=info.max_model_len if info is not None else UNKNOWN_MODEL_LEN,
+                    eos_token_ids=eos,
+                    priority=message.priority,
+                    arrival_ns=message.arrival_time_ns or time.time_ns(),
+                    cache_salt=message.cache_salt,
+                    tenant=message.tenant,
+                    sink=sink,
+                    session_slot=slot,
+                )
+            )
+        if message.HasField("beam_search"):
+            for sequence in sequences:
+                sequence.output_token_ids.clear()
+            BeamGroup(sequences=sequences, search=self._beam_search(message.beam_search, sequences))
+        elif not resumed:
+            for sequence in sequences[1:]:
+                sequence.leader = sequences[0]
+        if not sequences:
+            raise InvalidRequest("resume has no unfinished sequence", field="resume")
+        return sequences
+
+    def _beam_search(self, message: scheduler_pb2.BeamSearchParams, sequences: list[Request]) -> BeamSearch:
+        bound = self._engine.config.scheduler.max_num_seqs
+        if not len(sequences) <= message.beam_width <= bound:
+            limits = f"between n ({len(sequences)}) and max_num_seqs ({bound})"
+            raise InvalidRequest(f"beam_width must be {limits}, got {message.beam_width}", field="beam_width")
+        penalty = message.length_penalty if message.HasField("length_penalty") else 1.0
+        if not math.isfinite(penalty):
+            raise InvalidRequest(f"length_penalty must be finite, got {penalty}", field="length_penalty")
+        first = sequences[0]
+        return BeamSearch(
+            beam_width=message.beam_width,
+            max_tokens=first.max_num_tokens - first.num_prompt_tokens,
+            end_token_ids=first.end_token_ids,
+            length_penalty=penalty,
+            early_stopping=EARLY_STOPPING.get(message.early_stopping, "heuristic"),
+        )
+
+    def _check_logprobs(self, value: int | None, name: str) -> None:
+        bound = self._engine.config.model.max_logprobs
+        if value is not None and bound != -1 and (value > bound or value == -1):
+            raise InvalidRequest(f"{name} is {value}, max_logprobs is {bound}", field=name)
+
+    async def Abort(self, request: scheduler_pb2.AbortRequest, context: Any) -> scheduler_pb2.AbortResponse:
+        """Abort by id."""
+        for request_id in request.request_ids:
+            self._engine.abort(request_id)
+        return scheduler_pb2.AbortResponse()
+
+    async def GetLoad(self, request: scheduler_pb2.GetLoadRequest, context: Any) -> types_pb2.EngineLoad:
+        """Load now."""
+        return self._state.load()
+
+    async def RegisterWorker(
+        self, request_iterator: AsyncIterator[scheduler_pb2.WorkerRegistration], context: Any
+    ) -> AsyncIterator[scheduler_pb2.RegisterWorkerResponse]:
+        """A worker announces itself for as long as its stream lives."""
+        yield scheduler_pb2.RegisterWorkerResponse(session_epoch=self._state.session_epoch)
+        await self._groups.register(request_iterator)
+
+    async def GetModelInfo(
+        self, request: scheduler_pb2.GetSchedulerModelInfoRequest, context: Any
+    ) -> types_pb2.ModelInfo:
+        """What is loaded."""
+        if self._groups.model_info is None:
+            raise NotReady(f"not ready: {self._engine.not_ready_reason}", retry_after_s=1)
+        return self._groups.model_info
+
+    async def ResetPrefixCache(
+        self, request: scheduler_pb2.ResetPrefixCacheRequest, context: Any
+    ) -> scheduler_pb2.ResetPrefixCacheResponse:
+        """Forget every cached prefix."""
+        count = sum(core.scheduler.kv.reset_cache() for core in self._engine.cores)
+        return scheduler_pb2.ResetPrefixCacheResponse(num_blocks=count)
+
+    async def Drain(self, request: scheduler_pb2.DrainRequest, context: Any) -> scheduler_pb2.DrainResponse:
+        """Refuse new requests and wait for the open ones."""
+        await self._engine.drain(request.timeout_s)
+        unfinished = sum(len(open_request.unfinished) for open_request in self._engine.requests.values())
+        return scheduler_pb2.DrainResponse(num_unfinished=unfinished)
+
+    async def GetState(self, request: scheduler_pb2.GetStateRequest, context: Any) -> scheduler_pb2.GetStateResponse:
+        """Open sequences and known workers."""
+        response = scheduler_pb2.GetStateResponse(load=self._state.load())
+        for open_request in self._engine.requests.values():
+            for sequence in open_request.unfinished:
+                response.sequences.add(
+                    request_id=sequence.request_id,
+                    index=sequence.index,
+                    status=sequence.status.value,
+                    num_prompt_tokens=sequence.num_prompt_tokens,
+                    num_output_tokens=len(sequence.output_token_ids),
+                    num_computed_tokens=sequence.num_computed_tokens,
+                    num_blocks=len(sequence.block_ids),
+                )
+        for group in self._groups.groups.values():
+            response.workers.add(identity=group.identity, state=group.state)
+        return response

@@ -1,0 +1,218 @@
+"""Outgoing side of the scheduler's streams: steps as SchedulerMessages for frontends, as TokenOutputs for stubs."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from pagoda.v1 import scheduler_pb2, types_pb2
+from pagoda_common.convert import column, error_to_proto
+from pagoda_common.errors import PagodaError, QueueFull
+from pagoda_scheduler.request import Request
+from pagoda_scheduler.state import EngineState
+from pagoda_scheduler.step import LogprobRows, StepResult
+
+MAX_BACKLOG = 20_000
+"""Messages that may wait for one reader; a reader that is so far behind is cut off and its requests end."""
+
+FINISH_REASONS = {
+    "stop": types_pb2.FINISH_REASON_STOP,
+    "length": types_pb2.FINISH_REASON_LENGTH,
+    "abort": types_pb2.FINISH_REASON_ABORT,
+    "error": types_pb2.FINISH_REASON_ERROR,
+}
+
+Message = TypeVar("Message")
+
+
+class Outbox(Generic[Message]):
+    """Messages on their way to one reader, in order."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Message] = deque()
+        self._wake = asyncio.Event()
+        self._error: PagodaError | None = None
+        self._is_closed = False
+
+    def put(self, message: Message) -> None:
+        """Queue a message; returns at once."""
+        if len(self._messages) >= MAX_BACKLOG:
+            self.close(QueueFull(f"the reader is {MAX_BACKLOG} messages behind"))
+        elif not self._is_closed:
+            self._messages.append(message)
+            self._wake.set()
+
+    def close(self, error: PagodaError | None = None) -> None:
+        """End the stream behind what waits, with `error` if given."""
+        self._is_closed = True
+        self._error = self._error or error
+        self._wake.set()
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages as they come, until the outbox is closed."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._messages:
+                yield self._messages.popleft()
+            if self._error is not None:
+                raise self._error
+            if self._is_closed:
+                return
+
+
+class SessionSink:
+    """Encodes a frontend's share of each step as one SchedulerMessage."""
+
+    def __init__(self, *, state: EngineState) -> None:
+        self.outbox: Outbox[scheduler_pb2.SchedulerMessage] = Outbox()
+        self._state = state
+        self._announced_model: types_pb2.ModelInfo | None = None
+
+    def hello(self, version: str) -> None:
+        """First message of the stream."""
+        message = self._message(step=0)
+        message.hello.version = version
+        self.outbox.put(message)
+
+    def announce(self) -> None:
+        """Send load and model outside of a step."""
+        self.outbox.put(self._message(step=0))
+
+    def close(self, error: PagodaError) -> None:
+        """End the stream."""
+        self.outbox.close(error)
+
+    def reject(self, request_id: str, error: PagodaError) -> None:
+        """Refuse a request."""
+        message = self._message(step=0)
+        message.rejected.add(request_id=request_id, error=error_to_proto(error))
+        self.outbox.put(message)
+
+    def push(self, result: StepResult) -> None:
+        """Send one step's news."""
+        message = self._message(step=result.step)
+        requests = result.requests
+        if requests:
+            message.slots = column([request.session_slot for request in requests], "<u4")
+            message.offsets = column(result.offsets, "<u4")
+            message.token_ids = column(result.token_ids, "<u4")
+        for request in result.admitted:
+            message.admitted.add(
+                slot=request.session_slot,
+                num_cached_tokens=request.first_cached_tokens,
+                queue_ns=max(0, request.admitted_ns - request.arrival_ns),
+            )
+        for request in result.finished:
+            message.finished.append(_finished_to_proto(request))
+        if result.logprobs is not None:
+            picked = pick_rows(result.logprobs, result.rows)
+            if len(picked.rows):
+                message.logprobs.CopyFrom(_logprobs_to_proto(picked))
+        for request, chunk in result.prompt_logprobs:
+            columns = _logprobs_to_proto(chunk.logprobs)
+            message.prompt_logprobs.add(slot=request.session_slot, start=chunk.start, logprobs=columns)
+        self.outbox.put(message)
+
+    def _message(self, *, step: int) -> scheduler_pb2.SchedulerMessage:
+        state = self._state
+        message = scheduler_pb2.SchedulerMessage(session_epoch=state.session_epoch, step=step, load=state.load())
+        if state.model_info is not self._announced_model and state.model_info is not None:
+            self._announced_model = state.model_info
+            message.model_info.CopyFrom(state.model_info)
+        return message
+
+
+class GenerateSink:
+    """Encodes one request's tokens as TokenOutputs; the stream ends with its last sequence."""
+
+    def __init__(self, *, num_sequences: int) -> None:
+        self.outbox: Outbox[scheduler_pb2.TokenOutput] = Outbox()
+        self._num_open = num_sequences
+
+    def announce(self) -> None:
+        """Nothing to say outside of a step."""
+
+    def close(self, error: PagodaError) -> None:
+        """End the stream."""
+        self.outbox.close(error)
+
+    def push(self, result: StepResult) -> None:
+        """Send one step's news."""
+        outputs: dict[Request, scheduler_pb2.TokenOutput] = {}
+        for request in (*result.requests, *result.finished):
+            outputs.setdefault(request, scheduler_pb2.TokenOutput(index=request.index))
+        logprobs = _sampled_logprobs(result)
+        for position, request in enumerate(result.requests):
+            output = outputs[request]
+            output.offset = result.offsets[position]
+            output.token_ids.append(result.token_ids[position])
+            if result.rows[position] in logprobs:
+                output.logprobs.append(logprobs[result.rows[position]])
+        for request in result.admitted:
+            outputs[request].num_cached_tokens = request.first_cached_tokens
+        failed: PagodaError | None = None
+        for request in result.finished:
+            output, finished = outputs[request], _finished_to_proto(request)
+            output.finish_reason = finished.finish_reason
+            if finished.HasField("stop_token_id"):
+                output.stop_token_id = finished.stop_token_id
+            if not output.token_ids:
+                output.offset = finished.num_output_tokens
+            failed = failed or request.error
+        for output in outputs.values():
+            self.outbox.put(output)
+        self._num_open -= len(result.finished)
+        if failed is not None or self._num_open == 0:
+            self.outbox.close(failed)
+
+
+def pick_rows(logprobs: LogprobRows, rows: list[int]) -> LogprobRows:
+    """The rows of `logprobs` that stand in `rows`, renumbered by their position there."""
+    positions = {row: position for position, row in enumerate(rows)}
+    keep = [index for index, row in enumerate(logprobs.rows.tolist()) if row in positions]
+    ends = np.cumsum(logprobs.counts, dtype=np.int64)
+    spans = [np.arange(ends[index] - int(logprobs.counts[index]), ends[index]) for index in keep]
+    entries = np.concatenate(spans) if spans else np.zeros(0, dtype=np.int64)
+    return LogprobRows(
+        rows=np.array([positions[int(logprobs.rows[index])] for index in keep], dtype=np.uint32),
+        counts=logprobs.counts[keep],
+        token_ids=logprobs.token_ids[entries],
+        logprobs=logprobs.logprobs[entries],
+        sampled_ranks=logprobs.sampled_ranks[keep],
+    )
+
+
+def _sampled_logprobs(result: StepResult) -> dict[int, float]:
+    """Log probability of the sampled token by worker row."""
+    if result.logprobs is None:
+        return {}
+    counts = result.logprobs.counts.astype(np.int64)
+    starts = np.cumsum(counts) - counts
+    return dict(zip(result.logprobs.rows.tolist(), result.logprobs.logprobs[starts].tolist(), strict=True))
+
+
+def _logprobs_to_proto(logprobs: LogprobRows) -> types_pb2.LogprobColumns:
+    return types_pb2.LogprobColumns(
+        rows=logprobs.rows.astype("<u4").tobytes(),
+        counts=logprobs.counts.astype("<u4").tobytes(),
+        token_ids=logprobs.token_ids.astype("<u4").tobytes(),
+        logprobs=logprobs.logprobs.astype("<f4").tobytes(),
+        sampled_ranks=logprobs.sampled_ranks.astype("<u4").tobytes(),
+    )
+
+
+def _finished_to_proto(request: Request) -> scheduler_pb2.FinishedSequence:
+    assert request.finish_reason is not None
+    finished = scheduler_pb2.FinishedSequence(
+        slot=request.session_slot,
+        finish_reason=FINISH_REASONS[request.finish_reason],
+        num_output_tokens=len(request.output_token_ids),
+    )
+    if request.stop_token_id is not None:
+        finished.stop_token_id = request.stop_token_id
+    if request.error is not None:
+        finished.error.CopyFrom(error_to_proto(request.error))
+    return finished

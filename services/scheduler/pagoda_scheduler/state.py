@@ -1,0 +1,39 @@
+"""What the scheduler tells about itself: epoch, model and load, as messages."""
+
+from pagoda.v1 import types_pb2
+from pagoda_scheduler.engine import Engine
+from pagoda_scheduler.worker_groups import WorkerGroups
+
+
+class EngineState:
+    """Epoch, model and load of one scheduler process."""
+
+    def __init__(self, *, session_epoch: int, engine: Engine, groups: WorkerGroups) -> None:
+        self.session_epoch = session_epoch
+        self._engine = engine
+        self._groups = groups
+
+    @property
+    def model_info(self) -> types_pb2.ModelInfo | None:
+        """The model, once a group has loaded it."""
+        return self._groups.model_info
+
+    def load(self) -> types_pb2.EngineLoad:
+        """Load now."""
+        load = self._engine.load()
+        return types_pb2.EngineLoad(
+            num_running_reqs=load.num_running_reqs,
+            num_waiting_reqs=load.num_waiting_reqs,
+            num_used_blocks=load.num_used_blocks,
+            num_total_blocks=load.num_total_blocks,
+            prefix_cache_queries=load.counters.prefix_cache_queries,
+            prefix_cache_hits=load.counters.prefix_cache_hits,
+            num_preemptions=load.counters.num_preemptions,
+            num_worker_losses=load.counters.num_worker_losses,
+            num_steps=load.counters.num_steps,
+            is_ready=self._engine.is_ready,
+            silence_ms=load.silence_ms,
+            num_groups=load.num_groups,
+            block_size=self._engine.config.cache.block_size,
+            not_ready_reason="" if self._engine.is_ready else self._engine.not_ready_reason,
+        )

@@ -1,0 +1,131 @@
+"""What travels between the scheduler and a worker in one step: plain frozen data, no tensors, no gRPC."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from pagoda_common.sampling_params import SamplingParams
+from pagoda_scheduler.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequestData:
+    """What a sequence needs once, when it enters a worker slot."""
+
+    slot: int
+    request_id: str
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+    """Output known so far; not empty after a preemption or a recovery."""
+    sampling_params: SamplingParams
+    eos_token_ids: tuple[int, ...]
+    block_ids: list[int]
+    num_computed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step: what changed, and which slots compute how many tokens."""
+
+    step: int
+    new_requests: list[NewRequestData]
+    freed_slots: list[int]
+    slots: list[int]
+    """Batch order."""
+    num_scheduled_tokens: list[int]
+    """Aligned with `slots`."""
+    appended_slots: list[int]
+    """Slots that get one more block, aligned with `appended_block_ids`."""
+    appended_block_ids: list[int]
+    blocks_to_swap_out: list[tuple[int, int]] = field(default_factory=list)
+    """(device block, host block), done first."""
+    blocks_to_swap_in: list[tuple[int, int]] = field(default_factory=list)
+    """(host block, device block), done second."""
+    blocks_to_copy: list[tuple[int, int]] = field(default_factory=list)
+    """(from, to), both on the device, done third."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the batch."""
+        return sum(self.num_scheduled_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobRows:
+    """Log probabilities of some token rows, in columns; entries of a row stand together, the sampled token first."""
+
+    rows: npt.NDArray[np.uint32]
+    """Indexes into the step's token_ids."""
+    counts: npt.NDArray[np.uint32]
+    """Entries of each row."""
+    token_ids: npt.NDArray[np.uint32]
+    logprobs: npt.NDArray[np.float32]
+    sampled_ranks: npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobRows:
+    """Log probabilities of a chunk of one sequence's prompt."""
+
+    slot: int
+    start: int
+    """Position of the first prompt token described."""
+    logprobs: LogprobRows
+
+
+@dataclass(frozen=True, slots=True)
+class BadSlot:
+    """A sequence that failed in a step."""
+
+    slot: int
+    code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimings:
+    """Durations of one step outside of the scheduler's own work, nanoseconds."""
+
+    encode_ns: int = 0
+    wire_ns: int = 0
+    """Both ways: what is left of the round trip without the worker's share."""
+    queue_ns: int = 0
+    """In the worker, until the model thread took it up; the step before runs then."""
+    prepare_ns: int = 0
+    forward_ns: int = 0
+    sample_ns: int = 0
+    decode_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRunnerOutput:
+    """The result of one step; rows are in batch order."""
+
+    step: int
+    num_sampled_tokens: list[int] | None
+    """Tokens each sequence got; None: 1 each."""
+    token_ids: list[int]
+    logprobs: LogprobRows | None = None
+    prompt_logprobs: list[PromptLogprobRows] = field(default_factory=list)
+    bad_slots: list[BadSlot] = field(default_factory=list)
+    timings: StepTimings | None = None
+    """Where the step's time went, as far as it is known."""
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What one step gave to requests: columns aligned over the sequences that got a token, and those that ended."""
+
+    step: int
+    requests: list[Request] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    """Place of the token in the sequence's output."""
+    token_ids: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    """Row of the token in the worker's token_ids, which logprobs refer to."""
+    logprobs: LogprobRows | None = None
+    admitted: list[Request] = field(default_factory=list)
+    """Sequences that got their first token here."""
+    prompt_logprobs: list[tuple[Request, PromptLogprobRows]] = field(default_factory=list)
+    finished: list[Request] = field(default_factory=list)

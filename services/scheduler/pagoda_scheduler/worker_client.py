@@ -1,0 +1,146 @@
+"""Our side of one worker's service: bring-up and the Execute stream."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from pagoda.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+from pagoda_common.config import EngineConfig
+from pagoda_common.errors import NotReady
+from pagoda_common.rpc import connect, error_from_rpc
+from pagoda_scheduler.convert import StepEncoder, model_runner_output_from_proto, worker_config_to_proto
+from pagoda_scheduler.step import ModelRunnerOutput, SchedulerOutput
+
+logger = logging.getLogger(__name__)
+
+INIT_TIMEOUT_S = 60.0
+CACHE_TIMEOUT_S = 300.0
+"""A profiling run and the allocation of the cache may take a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class BroughtUp:
+    """What bringing a worker up has measured."""
+
+    model_info: types_pb2.ModelInfo
+    num_blocks: int
+    num_host_blocks: int
+    swap_block_ns: int
+
+
+class WorkerClient:
+    """One worker: its channel, its bring-up, its Execute stream (an engine.Executor)."""
+
+    def __init__(self, *, address: str, incarnation: int, session_epoch: int) -> None:
+        self.address = address
+        self._incarnation = incarnation
+        self._epoch = session_epoch
+        self._channel = connect(address)
+        self._stub = worker_pb2_grpc.WorkerStub(self._channel)
+        self._encoder = StepEncoder(session_epoch=session_epoch, worker_incarnation=incarnation)
+        self._outgoing: asyncio.Queue[SchedulerOutput] = asyncio.Queue()
+        self._stream: grpc.aio.StreamStreamCall[worker_pb2.ExecuteModelRequest, worker_pb2.SamplerOutput] | None = None
+        self._sent: deque[tuple[int, int]] = deque()
+        """Of each step in flight: nanoseconds to encode it, and when it was sent."""
+        self._writer: asyncio.Task[None] | None = None
+        self.num_bytes_sent = 0
+        """Counter: bytes of steps."""
+        self.num_bytes_received = 0
+        """Counter: bytes of results."""
+
+    async def bring_up(self, config: EngineConfig) -> BroughtUp:
+        """InitDevice, LoadModel, DetermineNumAvailableBlocks, InitializeCache, then open the Execute stream.
+
+        Raises:
+            PagodaError: the worker refused, failed or went away.
+        """
+        try:
+            return await self._bring_up(config)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error) from error
+
+    async def _bring_up(self, config: EngineConfig) -> BroughtUp:
+        epoch = self._epoch
+        init = worker_pb2.InitDeviceRequest(session_epoch=epoch, config=worker_config_to_proto(config))
+        device = await self._stub.InitDevice(init, timeout=INIT_TIMEOUT_S, wait_for_ready=True)
+        if device.worker_incarnation != self._incarnation:
+            raise NotReady(f"worker at {self.address} was restarted; waiting for its registration")
+        logger.info("worker %s: %s", self.address, device.device)
+
+        info = await self._load_model()
+        request = worker_pb2.DetermineNumAvailableBlocksRequest(session_epoch=epoch)
+        available = await self._stub.DetermineNumAvailableBlocks(request, timeout=CACHE_TIMEOUT_S)
+        num_blocks = config.cache.num_blocks_override or available.num_blocks
+        initialize = worker_pb2.InitializeCacheRequest(
+            session_epoch=epoch, num_blocks=num_blocks, num_cpu_blocks=available.num_cpu_blocks
+        )
+        cache = await self._stub.InitializeCache(initialize, timeout=CACHE_TIMEOUT_S)
+        logger.info("worker %s: %d KV-cache blocks of %d tokens", self.address, num_blocks, config.cache.block_size)
+
+        self._stream = self._stub.Execute()
+        self._writer = asyncio.create_task(self._write())
+        return BroughtUp(info, num_blocks, available.num_cpu_blocks, cache.swap_block_ns)
+
+    async def _load_model(self) -> types_pb2.ModelInfo:
+        info: types_pb2.ModelInfo | None = None
+        reported = 0
+        async for progress in self._stub.LoadModel(worker_pb2.LoadModelRequest(session_epoch=self._epoch)):
+            tenths = 10 * progress.loaded_bytes // progress.total_bytes if progress.total_bytes else 0
+            if tenths > reported:
+                reported = tenths
+                logger.info("worker %s: %d %% of the weights are loaded", self.address, 10 * tenths)
+            if progress.HasField("model_info"):
+                info = progress.model_info
+        if info is None:
+            raise NotReady(f"worker at {self.address} ended LoadModel without model_info")
+        return info
+
+    def send(self, output: SchedulerOutput) -> None:
+        """Send a step; returns at once."""
+        self._outgoing.put_nowait(output)
+
+    async def receive(self) -> ModelRunnerOutput:
+        """The next result.
+
+        Raises:
+            PagodaError: the stream ended.
+        """
+        assert self._stream is not None, "bring_up() comes first"
+        try:
+            message = await self._stream.read()
+        except grpc.RpcError as error:
+            raise error_from_rpc(error) from error
+        if not isinstance(message, worker_pb2.SamplerOutput):  # grpc.aio.EOF
+            details = await self._stream.details()
+            raise NotReady(f"worker at {self.address} ended the Execute stream: {details or 'without a reason'}")
+        self.num_bytes_received += message.ByteSize()
+        encode_ns, sent_ns = self._sent.popleft()
+        round_trip_ns = time.perf_counter_ns() - sent_ns
+        return model_runner_output_from_proto(message, encode_ns=encode_ns, round_trip_ns=round_trip_ns)
+
+    async def _write(self) -> None:
+        assert self._stream is not None
+        try:
+            while True:
+                output = await self._outgoing.get()
+                started_ns = time.perf_counter_ns()
+                message = self._encoder.encode(output)
+                self.num_bytes_sent += message.ByteSize()
+                sent_ns = time.perf_counter_ns()
+                self._sent.append((sent_ns - started_ns, sent_ns))
+                await self._stream.write(message)
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            pass  # receive() reports why the stream ended
+
+    async def close(self) -> None:
+        """Cancel the stream and close the channel."""
+        if self._writer is not None:
+            self._writer.cancel()
+        if self._stream is not None:
+            self._stream.cancel()
+        await self._channel.close()

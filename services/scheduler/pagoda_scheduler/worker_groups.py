@@ -1,0 +1,185 @@
+"""Worker groups from registration to loss: brings each up, lets it serve, takes its requests back at the end."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from pagoda.v1 import scheduler_pb2, types_pb2
+from pagoda_common.config import EngineConfig
+from pagoda_common.errors import Code, InvalidRequest, PagodaError
+from pagoda_scheduler.engine import Engine
+from pagoda_scheduler.engine_core import EngineCore
+from pagoda_scheduler.timeline import Timeline
+from pagoda_scheduler.worker_client import WorkerClient
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+"""First pause before a registered worker is brought up again; doubles up to MAX_RETRY_S."""
+MAX_RETRY_S = 10.0
+
+
+@dataclass(slots=True, eq=False)
+class WorkerGroup:
+    """A registered worker group."""
+
+    number: int
+    identity: scheduler_pb2.WorkerIdentity
+    state: str = "registered"
+    """registered, loading, serving or lost."""
+    task: asyncio.Task[None] | None = None
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class WorkerGroups:
+    """All registered groups; each is driven by one task."""
+
+    def __init__(
+        self, *, config: EngineConfig, engine: Engine, session_epoch: int, timeline: Timeline | None = None
+    ) -> None:
+        self.model_info: types_pb2.ModelInfo | None = None
+        """The model, once a group has loaded it."""
+        self.groups: dict[int, WorkerGroup] = {}
+        self._config = config
+        self._engine = engine
+        self._epoch = session_epoch
+        self._timeline = timeline
+
+    async def register(self, messages: AsyncIterable[scheduler_pb2.WorkerRegistration]) -> None:
+        """Serve one worker's registration until its stream ends; the worker counts as lost then.
+
+        Raises:
+            InvalidRequest: the first message is not an identity, or the group shape is not supported.
+        """
+        group: WorkerGroup | None = None
+        try:
+            async for message in messages:
+                if group is None:
+                    group = self._enter(message.identity)
+        finally:
+            if group is not None:
+                await self._leave(group)
+
+    def _enter(self, identity: scheduler_pb2.WorkerIdentity) -> WorkerGroup:
+        if not identity.address:
+            raise InvalidRequest("the first message must be an identity with an address", field="identity")
+        if identity.world_size > 1:
+            raise InvalidRequest(f"world_size is {identity.world_size}, only 1 is supported", field="world_size")
+        number = identity.group if identity.HasField("group") else self._free_number()
+        if number in self.groups:
+            logger.warning("group %d: worker %s replaces an older one", number, identity.address)
+            self.groups[number].lost.set()
+        group = WorkerGroup(number, identity)
+        self.groups[number] = group
+        logger.info("group %d: worker at %s (%s) has registered", number, identity.address, identity.device)
+        group.task = asyncio.create_task(self._drive(group))
+        return group
+
+    def _free_number(self) -> int:
+        return next(number for number in range(len(self.groups) + 1) if number not in self.groups)
+
+    async def _leave(self, group: WorkerGroup) -> None:
+        group.lost.set()
+        if self.groups.get(group.number) is group:
+            del self.groups[group.number]
+        logger.warning("group %d: worker at %s is gone", group.number, group.identity.address)
+        if group.task is not None:
+            await asyncio.wait([group.task])
+
+    async def _drive(self, group: WorkerGroup) -> None:
+        """Bring a group up and let it serve, again and again until it is lost."""
+        pause = RETRY_S
+        while not group.lost.is_set():
+            serve = asyncio.create_task(self._serve(group))
+            lost = asyncio.create_task(group.lost.wait())
+            await asyncio.wait([serve, lost], return_when=asyncio.FIRST_COMPLETED)
+            lost.cancel()
+            was_serving = group.state == "serving"
+            if not serve.done():
+                serve.cancel()
+            await asyncio.wait([serve])
+            error = None if serve.cancelled() else serve.exception()
+            group.state = "lost" if group.lost.is_set() else "registered"
+            if group.lost.is_set():
+                return
+            pause = RETRY_S if was_serving else min(2 * pause, MAX_RETRY_S)
+            logger.warning("group %d: %s; trying again in %.1f s", group.number, error, pause)
+            await asyncio.wait([asyncio.create_task(group.lost.wait())], timeout=pause)
+
+    async def _serve(self, group: WorkerGroup) -> None:
+        """Bring the group up and step until something fails.
+
+        Raises:
+            PagodaError: why it does not serve any more.
+        """
+        identity = group.identity
+        client = WorkerClient(address=identity.address, incarnation=identity.incarnation, session_epoch=self._epoch)
+        core: EngineCore | None = None
+        run: asyncio.Task[None] | None = None
+        reason = f"worker group {group.number} was lost"
+        try:
+            group.state = "loading"
+            self._note("the model is being loaded")
+            brought_up = await client.bring_up(self._config)
+            core = EngineCore(
+                config=self._config,
+                executor=client,
+                num_blocks=brought_up.num_blocks,
+                num_host_blocks=brought_up.num_host_blocks,
+                swap_block_ns=brought_up.swap_block_ns,
+                max_model_len=brought_up.model_info.max_model_len,
+                deliver=self._engine.deliver,
+                timeline=self._timeline,
+            )
+            run = asyncio.create_task(core.run())
+            await _first(core.warm_up(), run)
+            self.model_info = brought_up.model_info
+            self.model_info.max_model_len = core.scheduler.max_model_len
+            group.state = "serving"
+            logger.info("group %d: serving %s", group.number, self.model_info.model)
+            self._engine.add_core(core)
+            await run
+        except PagodaError as error:
+            reason = error.message
+            raise
+        except ExceptionGroup as errors:
+            reason = str(errors.exceptions[0])
+            if not isinstance(errors.exceptions[0], PagodaError):
+                logger.exception("group %d: the step loop failed", group.number, exc_info=errors)
+            raise PagodaError(reason, code=Code.UNAVAILABLE) from errors
+        finally:
+            # What must not be lost comes before the first await: this task may be cancelled again at any of them.
+            if run is not None:
+                run.cancel()
+            if core is not None:
+                self._engine.remove_core(core, reason)
+            self._note(reason)
+            if run is not None:
+                await asyncio.wait([run])
+            await client.close()
+
+    def _note(self, reason: str) -> None:
+        if not self._engine.cores:
+            self._engine.not_ready_reason = reason
+            self._engine.announce()
+
+    async def close(self) -> None:
+        """Let every group go."""
+        groups = list(self.groups.values())
+        for group in groups:
+            group.lost.set()
+        tasks = [group.task for group in groups if group.task is not None]
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+async def _first(coroutine: Coroutine[Any, Any, None], run: asyncio.Task[None]) -> None:
+    """Await `coroutine`, unless `run` fails before it is done."""
+    task = asyncio.ensure_future(coroutine)
+    await asyncio.wait([task, run], return_when=asyncio.FIRST_COMPLETED)
+    if not task.done():
+        task.cancel()
+        await run
+    await task
