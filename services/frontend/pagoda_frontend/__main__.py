@@ -1,0 +1,58 @@
+"""``python -m pagoda_frontend --scheduler host:port``: the frontend as a process."""
+
+import argparse
+import asyncio
+import logging
+import os
+
+import uvloop
+
+from pagoda_common.flags import add_child_flags, add_frontend_flags, config_errors, frontend_config_from_args
+from pagoda_common.frontend_config import FrontendConfig
+from pagoda_common.logging import configure_logging
+from pagoda_common.process import die_with_parent
+from pagoda_common.rpc import stop_signals
+from pagoda_frontend.server import FrontendServer
+
+logger = logging.getLogger(__name__)
+
+
+async def serve(config: FrontendConfig) -> int:
+    """Serve until SIGTERM or SIGINT, then drain; the exit code."""
+    with stop_signals() as stop:
+        server = FrontendServer(config=config)
+        try:
+            await server.start()
+        except OSError as error:
+            logger.error("%s", error)
+            return 1
+        stopped = asyncio.create_task(stop.wait())
+        failed = asyncio.create_task(server.wait_failed())
+        await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            logger.error("the HTTP server ended")
+            await server.close()
+            return 1
+        failed.cancel()
+        logger.info("draining, up to %g s", config.drain_timeout_s)
+        await server.drain(config.drain_timeout_s)
+        logger.info("bye")
+        return 0
+
+
+def main() -> int:
+    """Entry point of ``pagoda-frontend``."""
+    parser = argparse.ArgumentParser(prog="pagoda-frontend", description="OpenAI HTTP and gRPC in front of a scheduler")
+    add_frontend_flags(parser)
+    add_child_flags(parser)
+    args = parser.parse_args()
+    if args.die_with_parent is not None:
+        die_with_parent(args.die_with_parent)
+    configure_logging("frontend", os.environ.get("PAGODA_LOG_LEVEL", "info"))
+    with config_errors(parser):
+        exit_code: int = uvloop.run(serve(frontend_config_from_args(args)))
+    return exit_code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,131 @@
+"""From a body to a Run: the steps that completions and conversations have in common, in HTTP's terms."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+from fastapi import Response
+
+from pagoda_common.errors import InvalidRequest
+from pagoda_common.sampling_params import MAX_N, SamplingParams
+from pagoda_frontend.choices import Choices
+from pagoda_frontend.chunks import ChunkOptions
+from pagoda_frontend.logprobs import LogprobWriter
+from pagoda_frontend.params import (
+    bad_words_token_ids,
+    check_sampling_params,
+    check_supported,
+    fit_to_context,
+    make_sampling_params,
+)
+from pagoda_frontend.protocol import GenerationBody
+from pagoda_frontend.run import Run
+from pagoda_frontend.serving import ServedModel, Serving
+from pagoda_frontend.terms import Terms
+
+
+def sampling_params_of(
+    body: GenerationBody,
+    *,
+    serving: Serving,
+    model: ServedModel,
+    choices: Choices,
+    logprobs: int | None,
+    max_tokens: int | None,
+) -> SamplingParams:
+    """What `body` asks of sampling, checked against model and server.
+
+    Raises:
+        InvalidRequest: `field` names the field.
+    """
+    check_supported(body)
+    if choices.is_chosen and logprobs is None:
+        logprobs = 0  # the choice is made by them
+    try:
+        params = make_sampling_params(
+            body,
+            defaults=model.defaults,
+            logprobs=logprobs,
+            max_tokens=max_tokens,
+            n=choices.num_generated,
+            is_search=choices.beam_search is not None,
+        )
+    except InvalidRequest as error:
+        if error.field != "n" or choices.num_generated == choices.n:
+            raise
+        raise InvalidRequest(f"best_of: {error.message}", field="best_of") from error
+    check_sampling_params(params, vocab_size=model.vocab_size, max_logprobs=serving.config.max_logprobs)
+    if body.bad_words:
+        params.bad_words_token_ids = bad_words_token_ids(body.bad_words, model.tokenizer)
+    return params
+
+
+def make_run(
+    body: GenerationBody,
+    *,
+    serving: Serving,
+    model: ServedModel,
+    request_id: str,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    choices: Choices,
+    terms: Terms,
+    field: str,
+) -> Run:
+    """The run of `prompts`; `field` is the body's field that they come from.
+
+    Raises:
+        InvalidRequest: a prompt does not fit the context, or they are too many sequences.
+    """
+    if len(prompts) * params.n > MAX_N:
+        raise InvalidRequest(f"n times prompts must be at most {MAX_N}, got {len(prompts) * params.n}", field="n")
+    fitted = [
+        fit_to_context(params, num_prompt_tokens=len(prompt), max_model_len=model.max_model_len, field=field)
+        for prompt in prompts
+    ]
+    return Run(
+        serving=serving,
+        request_id=request_id,
+        prompts=prompts,
+        sampling_params=fitted,
+        terms=terms,
+        cache_salt=body.cache_salt or "",
+        beam_search=choices.beam_search,
+    )
+
+
+def logprob_writer(body: GenerationBody, model: ServedModel, num_top: int | None) -> LogprobWriter | None:
+    """The writer of the log probabilities asked for; None when none are."""
+    if num_top is None:
+        return None
+    as_token_ids = bool(body.return_tokens_as_token_ids)
+    return LogprobWriter(tokenizer=model.tokenizer, num_top=num_top, as_token_ids=as_token_ids)
+
+
+def chunk_options(body: GenerationBody, logprobs: LogprobWriter | None) -> ChunkOptions:
+    """What the chunks of a stream of `body` carry."""
+    asked = body.stream_options
+    include_usage = bool(asked and asked.include_usage)
+    return ChunkOptions(
+        include_usage=include_usage,
+        continuous_usage=include_usage and bool(asked and asked.continuous_usage_stats),
+        return_token_ids=bool(body.return_token_ids),
+        logprobs=logprobs,
+    )
+
+
+def usage_of(run: Run, serving: Serving) -> dict[str, Any]:
+    """The usage object, as of now."""
+    usage: dict[str, Any] = {
+        "prompt_tokens": run.num_prompt_tokens,
+        "completion_tokens": run.num_output_tokens,
+        "total_tokens": run.num_prompt_tokens + run.num_output_tokens,
+    }
+    if serving.config.enable_prompt_tokens_details:
+        usage["prompt_tokens_details"] = {"cached_tokens": run.num_cached_tokens}
+    return usage
+
+
+def json_response(value: Any, headers: Mapping[str, str] | None = None) -> Response:
+    """A 200 with a JSON body."""
+    return Response(orjson.dumps(value), media_type="application/json", headers=dict(headers or {}))

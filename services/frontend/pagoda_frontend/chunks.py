@@ -1,0 +1,170 @@
+"""Deltas as SSE events. What does not change within a request is encoded once; a plain token costs one small dumps."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from pagoda_common.outputs import SequenceDelta
+from pagoda_frontend.logprobs import LogprobWriter
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(payload: bytes) -> bytes:
+    """One server-sent event."""
+    return b"data: " + payload + b"\n\n"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkOptions:
+    """What the chunks of one stream carry besides text."""
+
+    include_usage: bool = False
+    continuous_usage: bool = False
+    return_token_ids: bool = False
+    logprobs: LogprobWriter | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a chunk in the middle of a sequence has nothing but text."""
+        return not self.continuous_usage and not self.return_token_ids and self.logprobs is None
+
+
+class ChunkEncoder(ABC):
+    """Encodes one stream. Subclasses say how a choice looks; this says when there is a chunk, and its envelope."""
+
+    def __init__(
+        self,
+        *,
+        envelope: dict[str, Any],
+        options: ChunkOptions,
+        prompts: list[list[int]],
+        n: int,
+        usage: Callable[[], dict[str, Any]],
+    ) -> None:
+        """`envelope`: id, object, created, model, …; `usage`: the usage object as of now."""
+        self._options = options
+        self._prompts = prompts
+        self._n = n
+        self._usage = usage
+        self._started: set[int] = set()
+        self._head = b"data: " + orjson.dumps(envelope)[:-1] + b',"choices":['
+        # With include_usage, chunks before the last one have a null usage (OpenAI); otherwise none.
+        self._tail = b'],"usage":null}\n\n' if options.include_usage else b"]}\n\n"
+
+    def opening(self) -> bytes:
+        """Events before any token."""
+        return b""
+
+    def delta(self, delta: SequenceDelta) -> bytes:
+        """The event for `delta`; b"" when there is nothing to tell yet."""
+        options = self._options
+        if options.is_plain and delta.finish_reason is None:
+            return self._plain(delta) if delta.text else b""
+        if not (delta.text or delta.token_ids or delta.finish_reason):
+            return b""
+        choice = orjson.dumps(self._choice(delta))
+        if options.continuous_usage:
+            return self._head + choice + b'],"usage":' + orjson.dumps(self._usage()) + b"}\n\n"
+        return self._head + choice + self._tail
+
+    def closing(self) -> bytes:
+        """Events after the last token."""
+        if not self._options.include_usage:
+            return DONE
+        return self._head + b'],"usage":' + orjson.dumps(self._usage()) + b"}\n\n" + DONE
+
+    @abstractmethod
+    def _plain(self, delta: SequenceDelta) -> bytes:
+        """The event for text alone."""
+
+    @abstractmethod
+    def _choice(self, delta: SequenceDelta) -> dict[str, Any]:
+        """One entry of `choices`."""
+
+    def _token_ids(self, delta: SequenceDelta) -> dict[str, Any]:
+        """The fields that return_token_ids adds; the prompt's ids come with a sequence's first chunk."""
+        if not self._options.return_token_ids:
+            return {}
+        fields: dict[str, Any] = {"token_ids": delta.token_ids}
+        if delta.index not in self._started:
+            self._started.add(delta.index)
+            fields["prompt_token_ids"] = self._prompts[delta.index // self._n]
+        return fields
+
+
+class CompletionChunks(ChunkEncoder):
+    """Chunks of /v1/completions."""
+
+    def __init__(self, *, echo: list[str] | None, **kwargs: Any) -> None:
+        """`echo`: the prompts' texts, when each sequence is to begin with its prompt."""
+        super().__init__(**kwargs)
+        self._echo = echo
+        self._plain_tail = b',"logprobs":null,"finish_reason":null,"stop_reason":null}' + self._tail
+
+    def opening(self) -> bytes:
+        """The prompts, one chunk a sequence, when they are echoed."""
+        deltas = (
+            SequenceDelta(index=number * self._n + place, text=text, token_ids=[], offset=0)
+            for number, text in enumerate(self._echo or ())
+            for place in range(self._n)
+        )
+        return b"".join(map(self._plain, deltas))
+
+    def _plain(self, delta: SequenceDelta) -> bytes:
+        return self._head + b'{"index":%d,"text":' % delta.index + orjson.dumps(delta.text) + self._plain_tail
+
+    def _choice(self, delta: SequenceDelta) -> dict[str, Any]:
+        logprobs = self._options.logprobs
+        shown = None
+        if logprobs is not None and delta.logprobs:
+            shown = logprobs.for_completion(delta.logprobs, delta.token_text_offsets)
+        return {
+            "index": delta.index,
+            "text": delta.text,
+            "logprobs": shown,
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+            **self._token_ids(delta),
+        }
+
+
+class ChatChunks(ChunkEncoder):
+    """Chunks of /v1/chat/completions; the first one of each sequence says the role."""
+
+    def __init__(self, *, echo: str, **kwargs: Any) -> None:
+        """`echo`: text that the answer begins with, "" for none."""
+        super().__init__(**kwargs)
+        self._echo = echo
+        self._plain_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
+
+    def opening(self) -> bytes:
+        """The role of each sequence."""
+        events = []
+        for index in range(self._n):
+            choice = {
+                "index": index,
+                "delta": {"role": "assistant", "content": self._echo},
+                "logprobs": None,
+                "finish_reason": None,
+            }
+            events.append(self._head + orjson.dumps(choice) + self._tail)
+        return b"".join(events)
+
+    def _plain(self, delta: SequenceDelta) -> bytes:
+        text = orjson.dumps(delta.text)
+        return self._head + b'{"index":%d,"delta":{"content":' % delta.index + text + self._plain_tail
+
+    def _choice(self, delta: SequenceDelta) -> dict[str, Any]:
+        logprobs = self._options.logprobs
+        return {
+            "index": delta.index,
+            "delta": {"content": delta.text} if delta.text else {},
+            "logprobs": logprobs.for_chat(delta.logprobs) if logprobs is not None and delta.logprobs else None,
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+            **self._token_ids(delta),
+        }

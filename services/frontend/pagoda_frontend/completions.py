@@ -1,0 +1,150 @@
+"""POST /v1/completions."""
+
+import time
+from typing import Any
+
+from fastapi import Request, Response
+
+from pagoda_common.errors import InvalidRequest
+from pagoda_frontend.body import read_body
+from pagoda_frontend.calls import (
+    chunk_options,
+    json_response,
+    logprob_writer,
+    make_run,
+    sampling_params_of,
+    usage_of,
+)
+from pagoda_frontend.choices import choices_of
+from pagoda_frontend.chunks import CompletionChunks
+from pagoda_frontend.logprobs import LogprobWriter
+from pagoda_frontend.params import COMPLETION_MAX_TOKENS
+from pagoda_frontend.protocol import CompletionBody
+from pagoda_frontend.run import CollectedSequence
+from pagoda_frontend.serving import ServedModel, Serving, unique_id
+from pagoda_frontend.sse import EventStream, stream_events, unless_disconnected
+from pagoda_frontend.terms import terms_of
+
+MAX_PROMPTS = 1024
+
+
+class Completions:
+    """The endpoint."""
+
+    def __init__(self, *, serving: Serving) -> None:
+        self._serving = serving
+
+    async def create(self, request: Request) -> Response:
+        """Answer one request.
+
+        Raises:
+            PagodaError: the request is wrong, was refused, or failed.
+        """
+        serving = self._serving
+        body = await read_body(request, CompletionBody, max_bytes=serving.config.max_request_body_bytes)
+        return (
+            await unless_disconnected(request, self._answer(request, body))
+            if not body.stream
+            else (await self._answer(request, body))
+        )
+
+    async def _answer(self, request: Request, body: CompletionBody) -> Response:
+        serving = self._serving
+        model = serving.model_named(body.model)
+        if body.echo and body.logprobs is not None:
+            raise InvalidRequest("echo with logprobs is not supported yet", field="echo")
+        max_tokens = body.max_tokens if body.max_tokens is not None else COMPLETION_MAX_TOKENS
+        terms = terms_of(request.headers, body, has_api_keys=bool(serving.config.api_key))
+        choices = choices_of(body, best_of=body.best_of, with_logprobs=body.logprobs is not None)
+        params = sampling_params_of(
+            body, serving=serving, model=model, choices=choices, logprobs=body.logprobs, max_tokens=max_tokens
+        )
+        texts, prompts = await self._prompts(body, model)
+        run = make_run(
+            body,
+            serving=serving,
+            model=model,
+            request_id=unique_id("cmpl-", request.headers.get("x-request-id") or body.request_id),
+            prompts=prompts,
+            params=params,
+            choices=choices,
+            terms=terms,
+            field="prompt",
+        )
+        envelope = {
+            "id": run.request_id,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": body.model or model.names[0],
+            "system_fingerprint": model.fingerprint,
+        }
+        echo = None
+        if body.echo:
+            echo = [
+                text if text is not None else model.tokenizer.decode(ids)
+                for text, ids in zip(texts, prompts, strict=True)
+            ]
+        logprobs = logprob_writer(body, model, body.logprobs)
+        headers = {"X-Request-Id": run.request_id}
+        if body.stream:
+            chunks = CompletionChunks(
+                echo=echo,
+                envelope=envelope,
+                options=chunk_options(body, logprobs),
+                prompts=prompts,
+                n=run.n,
+                usage=lambda: usage_of(run, serving),
+            )
+            keep_alive_s = serving.config.sse_keep_alive_interval_s
+            return EventStream(
+                stream_events(run, chunks), keep_alive_s=keep_alive_s, timeout_s=run.timeout_s, headers=headers
+            )
+        sequences = choices.best(await run.collect())
+        shown = []
+        for sequence in sequences:
+            place = sequence.index // choices.n
+            shown.append(_choice(sequence, body, prompts[place], logprobs, echo[place] if echo is not None else ""))
+        return json_response({**envelope, "choices": shown, "usage": usage_of(run, serving)}, headers)
+
+    async def _prompts(self, body: CompletionBody, model: ServedModel) -> tuple[list[str | None], list[list[int]]]:
+        """Texts (None where token ids were given) and token ids of the prompts."""
+        given: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
+        if isinstance(body.prompt, list) and given and isinstance(given[0], int):
+            given = [given]
+        if not given:
+            raise InvalidRequest("prompt is empty: there must be at least one", field="prompt")
+        if len(given) > MAX_PROMPTS:
+            raise InvalidRequest(f"there may be at most {MAX_PROMPTS} prompts, got {len(given)}", field="prompt")
+        texts: list[str | None] = []
+        prompts: list[list[int]] = []
+        add_special_tokens = body.add_special_tokens is not False
+        for prompt in given:
+            if isinstance(prompt, str):
+                ids = await model.prompts.from_text(prompt, add_special_tokens=add_special_tokens, field="prompt")
+            else:
+                ids = model.prompts.from_token_ids(prompt, field="prompt")
+            texts.append(prompt if isinstance(prompt, str) else None)
+            prompts.append(ids)
+        return texts, prompts
+
+
+def _choice(
+    sequence: CollectedSequence,
+    body: CompletionBody,
+    prompt: list[int],
+    logprobs: LogprobWriter | None,
+    echo: str,
+) -> dict[str, Any]:
+    choice: dict[str, Any] = {
+        "index": sequence.index,
+        "text": echo + sequence.text,
+        "logprobs": None,
+        "finish_reason": sequence.finish_reason,
+        "stop_reason": sequence.stop_reason,
+    }
+    if logprobs is not None:
+        choice["logprobs"] = logprobs.for_completion(sequence.logprobs, sequence.token_text_offsets)
+    if body.return_token_ids:
+        choice["token_ids"] = sequence.token_ids
+        choice["prompt_token_ids"] = prompt
+    return choice

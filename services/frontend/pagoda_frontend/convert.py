@@ -1,0 +1,122 @@
+"""Messages of pagoda.v1.Inference to domain types and back. Pure functions, but for the tokenizer."""
+
+from collections.abc import Sequence
+
+from pagoda.v1 import inference_pb2, types_pb2
+from pagoda_common.convert import sampling_params_from_proto
+from pagoda_common.errors import InvalidRequest
+from pagoda_common.outputs import FinishReason, SequenceDelta, TokenLogprobs
+from pagoda_common.sampling_params import SamplingParams
+from pagoda_frontend.params import COMPLETION_MAX_TOKENS, check_sampling_params
+from pagoda_frontend.prompts import Prompts
+from pagoda_frontend.protocol import ChatMessage
+from pagoda_frontend.run import CollectedSequence
+
+ROLES = ("system", "user", "assistant")
+
+FINISH_REASONS: dict[FinishReason | None, types_pb2.FinishReason] = {
+    None: types_pb2.FINISH_REASON_UNSPECIFIED,
+    "stop": types_pb2.FINISH_REASON_STOP,
+    "length": types_pb2.FINISH_REASON_LENGTH,
+    "abort": types_pb2.FINISH_REASON_ABORT,
+    "error": types_pb2.FINISH_REASON_ERROR,
+}
+
+
+def sampling_params_of(request: inference_pb2.GenerateRequest, *, vocab_size: int, max_logprobs: int) -> SamplingParams:
+    """How `request` is sampled: what it leaves out has the defaults that the contract names.
+
+    Raises:
+        InvalidRequest: a value is out of its bounds; `field` names it.
+    """
+    params = sampling_params_from_proto(
+        request.sampling_params,
+        max_tokens=None if request.WhichOneof("prompt") == "chat" else COMPLETION_MAX_TOKENS,
+        stop=list(request.stop),
+        include_stop_str_in_output=request.include_stop_str_in_output,
+        skip_special_tokens=not request.HasField("skip_special_tokens") or request.skip_special_tokens,
+    )
+    check_sampling_params(params, vocab_size=vocab_size, max_logprobs=max_logprobs)
+    return params
+
+
+async def prompt_of(request: inference_pb2.GenerateRequest, prompts: Prompts) -> tuple[list[int], str]:
+    """The prompt's token ids, and the field that it was given in.
+
+    Raises:
+        InvalidRequest: there is none, or it is wrong.
+    """
+    field = request.WhichOneof("prompt")
+    if field == "text":
+        return await prompts.from_text(request.text, add_special_tokens=True, field=field), field
+    if field == "token_ids":
+        return prompts.from_token_ids(request.token_ids.ids, field=field), field
+    if field == "chat":
+        messages = []
+        for number, message in enumerate(request.chat.messages):
+            if message.role not in ROLES:
+                known = ", ".join(ROLES)
+                raise InvalidRequest(
+                    f"chat.messages.{number}.role must be one of {known}, got {message.role!r}", field="messages"
+                )
+            messages.append(ChatMessage.model_validate({"role": message.role, "content": message.content}))
+        return await prompts.from_messages(messages), "messages"
+    raise InvalidRequest("one of text, token_ids and chat must be given", field="prompt")
+
+
+def delta_to_proto(delta: SequenceDelta, *, request_id: str, num_prompt_tokens: int) -> inference_pb2.GenerateResponse:
+    """One message of the stream."""
+    response = inference_pb2.GenerateResponse(
+        request_id=request_id,
+        index=delta.index,
+        text=delta.text,
+        token_ids=delta.token_ids,
+        offset=delta.offset,
+        finish_reason=FINISH_REASONS[delta.finish_reason],
+    )
+    if delta.logprobs:
+        response.logprobs.extend(map(_logprobs_to_proto, delta.logprobs))
+    if delta.finish_reason is not None:
+        _set_end(response, delta, num_prompt_tokens)
+    return response
+
+
+def sequence_to_proto(
+    sequence: CollectedSequence, *, request_id: str, num_prompt_tokens: int
+) -> inference_pb2.GenerateResponse:
+    """A whole sequence."""
+    response = inference_pb2.GenerateResponse(
+        request_id=request_id,
+        index=sequence.index,
+        text=sequence.text,
+        token_ids=sequence.token_ids,
+        logprobs=map(_logprobs_to_proto, sequence.logprobs),
+        finish_reason=FINISH_REASONS[sequence.finish_reason],
+    )
+    _set_end(response, sequence, num_prompt_tokens)
+    return response
+
+
+def _set_end(
+    response: inference_pb2.GenerateResponse, ended: SequenceDelta | CollectedSequence, num_prompt_tokens: int
+) -> None:
+    if isinstance(ended.stop_reason, str):
+        response.stop_string = ended.stop_reason
+    elif ended.stop_reason is not None:
+        response.stop_token_id = ended.stop_reason
+    response.usage.num_prompt_tokens = num_prompt_tokens
+    response.usage.num_output_tokens = ended.num_output_tokens
+    response.usage.num_cached_tokens = ended.num_cached_tokens
+
+
+def _logprobs_to_proto(position: TokenLogprobs) -> inference_pb2.TokenLogprobs:
+    return inference_pb2.TokenLogprobs(
+        logprob=position.logprobs[0],
+        rank=position.sampled_rank,
+        top=_top_to_proto(position.token_ids[1:], position.logprobs[1:]),
+    )
+
+
+def _top_to_proto(token_ids: Sequence[int], logprobs: Sequence[float]) -> list[inference_pb2.TopLogprob]:
+    pairs = zip(token_ids, logprobs, strict=True)
+    return [inference_pb2.TopLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in pairs]

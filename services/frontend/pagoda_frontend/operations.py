@@ -1,0 +1,112 @@
+"""What operators, probes, scrapers and tools ask: health, readiness, models, version, load, metrics, tokens."""
+
+from typing import Any
+
+from fastapi import Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from pagoda_common.errors import InvalidRequest, NotReady, UnknownModel
+from pagoda_frontend.body import read_body
+from pagoda_frontend.calls import json_response
+from pagoda_frontend.params import check_token_ids
+from pagoda_frontend.protocol import DetokenizeBody, TokenizeBody
+from pagoda_frontend.serving import RETRY_AFTER_S, VERSION, ServedModel, Serving
+
+
+class Operations:
+    """The endpoints that generate nothing."""
+
+    def __init__(self, *, serving: Serving) -> None:
+        self._serving = serving
+
+    async def health(self) -> Response:
+        """Live: the process answers."""
+        return Response(status_code=200)
+
+    async def ready(self) -> Response:
+        """Ready: a request that comes now is served; else 503 and why."""
+        if not self._serving.is_ready:
+            raise NotReady(self._serving.not_ready_reason, retry_after_s=RETRY_AFTER_S)
+        return json_response({"status": "ready"})
+
+    async def version(self) -> Response:
+        """The version of Pagoda."""
+        return json_response({"version": VERSION})
+
+    async def load(self) -> Response:
+        """Requests that are being answered."""
+        return json_response({"server_load": self._serving.num_open})
+
+    async def metrics(self) -> Response:
+        """Prometheus' text format."""
+        return Response(self._serving.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def models(self) -> Response:
+        """Every name the model is served under."""
+        model = self._serving.model
+        return json_response({"object": "list", "data": [_model_card(model, name) for name in model.names]})
+
+    async def model(self, model_id: str) -> Response:
+        """One of them."""
+        model = self._serving.model
+        if model_id not in model.names:
+            raise UnknownModel(f"The model `{model_id}` does not exist.", field="model")
+        return json_response(_model_card(model, model_id))
+
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of a text or a conversation."""
+        serving = self._serving
+        body = await read_body(request, TokenizeBody, max_bytes=serving.config.max_request_body_bytes)
+        model = serving.model_named(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidRequest("exactly one of prompt and messages must be given", field="prompt")
+        if body.messages is not None:
+            tokens = await model.prompts.from_messages(
+                body.messages,
+                add_generation_prompt=body.add_generation_prompt is not False,
+                continue_final_message=bool(body.continue_final_message),
+                chat_template_kwargs=body.chat_template_kwargs,
+                add_special_tokens=bool(body.add_special_tokens),
+            )
+        else:
+            add_special_tokens = body.add_special_tokens is not False
+            text = body.prompt or ""
+            tokens = await model.prompts.from_text(text, add_special_tokens=add_special_tokens, field="prompt")
+        strings = [model.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
+        answer = {"count": len(tokens), "max_model_len": model.max_model_len, "tokens": tokens, "token_strs": strings}
+        return json_response(answer)
+
+    async def detokenize(self, request: Request) -> Response:
+        """Text of token ids, special tokens included."""
+        serving = self._serving
+        body = await read_body(request, DetokenizeBody, max_bytes=serving.config.max_request_body_bytes)
+        model = serving.model_named(body.model)
+        check_token_ids(body.tokens, vocab_size=model.vocab_size, field="tokens")
+        return json_response({"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+
+def _model_card(model: ServedModel, name: str) -> dict[str, Any]:
+    permission = {
+        "id": f"modelperm-{model.fingerprint}",
+        "object": "model_permission",
+        "created": model.created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "pagoda",
+        "root": model.names[0],
+        "parent": None,
+        "max_model_len": model.max_model_len,
+        "permission": [permission],
+    }

@@ -1,0 +1,133 @@
+"""What clients may send over HTTP: the request bodies of OpenAI's API with vLLM's additions. Shapes only, no engine."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
+
+
+def _integral(value: Any) -> Any:
+    """JSON has one kind of number: 16.0 is the integer 16."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Integer = Annotated[int, Strict(), BeforeValidator(_integral)]
+Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+Bool = Annotated[bool, Strict()]
+Text = Annotated[str, Strict()]
+TokenIds = Annotated[list[Annotated[int, Strict()]], Field(fail_fast=True)]
+
+
+class RequestBody(BaseModel):
+    """A body that tolerates fields it does not know, as vLLM does."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class StreamOptions(RequestBody):
+    """What a stream carries besides text."""
+
+    include_usage: Bool | None = None
+    """A last chunk with the usage of the whole request."""
+    continuous_usage_stats: Bool | None = None
+    """The usage so far in every chunk."""
+
+
+class GenerationBody(RequestBody):
+    """Fields that completions and chat completions share."""
+
+    model: Text | None = None
+    n: Integer | None = None
+    stream: Bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Integer | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Integer | None = None
+    min_p: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    repetition_penalty: Number | None = None
+    seed: Integer | None = None
+    stop: Text | list[Text] | None = None
+    stop_token_ids: list[Integer] | None = None
+    include_stop_str_in_output: Bool | None = None
+    ignore_eos: Bool | None = None
+    min_tokens: Integer | None = None
+    logit_bias: dict[str, Number] | None = None
+    allowed_token_ids: list[Integer] | None = None
+    bad_words: list[Text] | None = None
+    skip_special_tokens: Bool | None = None
+    spaces_between_special_tokens: Bool | None = None
+    add_special_tokens: Bool | None = None
+    return_token_ids: Bool | None = None
+    return_tokens_as_token_ids: Bool | None = None
+    echo: Bool | None = None
+    use_beam_search: Bool | None = None
+    length_penalty: Number | None = None
+    early_stopping: Bool | Literal["never"] | None = None
+    priority: Integer | None = None
+    timeout: Number | None = None
+    """Seconds after which the request fails with 504 (Pagoda's own)."""
+    cache_salt: Text | None = Field(None, max_length=128)
+    request_id: Text | None = None
+    user: Text | None = None
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: (
+        Text
+        | Annotated[list[Text], Field(fail_fast=True)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(fail_fast=True)]
+    )
+    logprobs: Integer | None = None
+    best_of: Integer | None = None
+
+
+class ContentPart(RequestBody):
+    """One part of a message's content; only text is understood."""
+
+    type: Text
+    text: Text | None = None
+
+
+class ChatMessage(RequestBody):
+    """One message of a conversation. Other fields go to the chat template as they are."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | list[ContentPart] | None = None
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: Integer | None = None
+    logprobs: Bool | None = None
+    top_logprobs: Integer | None = None
+    add_generation_prompt: Bool | None = None
+    continue_final_message: Bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+
+
+class TokenizeBody(RequestBody):
+    """POST /tokenize: a prompt, or a conversation."""
+
+    model: Text | None = None
+    prompt: Text | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: Bool | None = None
+    add_generation_prompt: Bool | None = None
+    continue_final_message: Bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: Bool | None = None
+
+
+class DetokenizeBody(RequestBody):
+    """POST /detokenize."""
+
+    model: Text | None = None
+    tokens: TokenIds

@@ -1,0 +1,154 @@
+"""One API call at work: one engine request a prompt, their streams merged, what it used counted."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from pagoda_common.beam_search import BeamSearchParams
+from pagoda_common.engine_client import EngineRequest
+from pagoda_common.outputs import FinishReason, SequenceDelta, TokenLogprobs
+from pagoda_common.sampling_params import SamplingParams
+from pagoda_frontend.serving import Serving
+from pagoda_frontend.terms import Terms
+
+
+@dataclass(slots=True)
+class CollectedSequence:
+    """A sequence as far as it has come."""
+
+    index: int
+    parts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    token_text_offsets: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+
+    @property
+    def text(self) -> str:
+        """Its text."""
+        return "".join(self.parts)
+
+    def add(self, delta: SequenceDelta) -> None:
+        """Take what is new."""
+        self.parts.append(delta.text)
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs or ()
+        self.token_text_offsets += delta.token_text_offsets
+        self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
+        self.num_output_tokens = delta.num_output_tokens
+        self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
+
+
+class Run:
+    """The generations of one API call. Sequence `i` of prompt `p` has index p * n + i."""
+
+    def __init__(
+        self,
+        *,
+        serving: Serving,
+        request_id: str,
+        prompts: Sequence[list[int]],
+        sampling_params: Sequence[SamplingParams],
+        terms: Terms,
+        cache_salt: str = "",
+        beam_search: BeamSearchParams | None = None,
+    ) -> None:
+        """`sampling_params`: one per prompt, all with the same n."""
+        self.request_id = request_id
+        self.prompts = prompts
+        self.n = sampling_params[0].n
+        self.num_prompt_tokens = sum(len(prompt) for prompt in prompts)
+        self.timeout_s = terms.timeout_s
+        self._num_output_tokens = [0] * (len(prompts) * self.n)
+        self._num_cached_tokens = [0] * len(prompts)
+        self._serving = serving
+        unique = f"{request_id}-{uuid.uuid4().hex[:8]}"
+        self._requests = [
+            EngineRequest(
+                request_id=unique if len(prompts) == 1 else f"{unique}-{number}",
+                prompt_token_ids=prompt,
+                sampling_params=params,
+                priority=terms.priority,
+                cache_salt=cache_salt,
+                timeout_s=terms.timeout_s,
+                tenant=terms.tenant,
+                beam_search=beam_search,
+            )
+            for number, (prompt, params) in enumerate(zip(prompts, sampling_params, strict=True))
+        ]
+
+    @property
+    def num_sequences(self) -> int:
+        """Over all prompts."""
+        return len(self._num_output_tokens)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """So far, over all sequences."""
+        return sum(self._num_output_tokens)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens found in the prefix cache, over all prompts."""
+        return sum(self._num_cached_tokens)
+
+    async def deltas(self) -> AsyncGenerator[list[SequenceDelta]]:
+        """What is new, as it comes. Closing it aborts what is unfinished.
+
+        Raises:
+            PagodaError: a prompt was refused or failed; the others are aborted.
+        """
+        source = self._serving.generate(self._requests[0]) if len(self._requests) == 1 else self._merged()
+        with self._serving.open_request(self.request_id, [request.request_id for request in self._requests]):
+            async with aclosing(source):
+                async for deltas in source:
+                    for delta in deltas:
+                        self._num_output_tokens[delta.index] = delta.num_output_tokens
+                        if delta.num_cached_tokens:
+                            self._num_cached_tokens[delta.index // self.n] = delta.num_cached_tokens
+                    yield deltas
+
+    async def collect(self) -> list[CollectedSequence]:
+        """Every sequence, whole, in order of index; raises as `deltas`."""
+        sequences = [CollectedSequence(index) for index in range(self.num_sequences)]
+        async with aclosing(self.deltas()) as stream:
+            async for deltas in stream:
+                for delta in deltas:
+                    sequences[delta.index].add(delta)
+        return sequences
+
+    async def _merged(self) -> AsyncGenerator[list[SequenceDelta]]:
+        arrived: asyncio.Queue[list[SequenceDelta] | Exception | None] = asyncio.Queue()
+
+        async def feed(number: int, request: EngineRequest) -> None:
+            try:
+                async with aclosing(self._serving.generate(request)) as stream:
+                    async for deltas in stream:
+                        for delta in deltas:
+                            delta.index += number * self.n
+                        arrived.put_nowait(deltas)
+                arrived.put_nowait(None)
+            except Exception as error:
+                arrived.put_nowait(error)
+
+        tasks = [asyncio.create_task(feed(number, request)) for number, request in enumerate(self._requests)]
+        try:
+            num_running = len(tasks)
+            while num_running:
+                item = await arrived.get()
+                if item is None:
+                    num_running -= 1
+                elif isinstance(item, Exception):
+                    raise item
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,155 @@
+"""One frontend from start to end: HTTP and gRPC on one loop, and the way down that loses no stream."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from pagoda.v1 import inference_pb2_grpc
+from pagoda_common.engine_client import EngineClient
+from pagoda_common.frontend_config import FrontendConfig
+from pagoda_common.rpc import RpcServer
+from pagoda_frontend.app import make_app
+from pagoda_frontend.servicer import SERVICE, InferenceServicer
+from pagoda_frontend.serving import Serving
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 2048
+CLOSE_S = 2.0
+"""What connections get to hand over their last bytes."""
+POLL_S = 0.02
+
+
+class _HttpServer(uvicorn.Server):
+    """Uvicorn without signal handlers: signals are ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class FrontendServer:
+    """Serves until `drain()` or `close()`. The engine may come, go and come back meanwhile."""
+
+    def __init__(self, *, config: FrontendConfig) -> None:
+        """Raises ConfigError when what `config` names cannot be read."""
+        self._config = config
+        self._engine = EngineClient(address=config.scheduler)
+        self.serving = Serving(config=config, engine=self._engine)
+        self._rpc = RpcServer(services=(SERVICE,))
+        self._tasks: list[asyncio.Task[None]] = []
+        self._http: _HttpServer | None = None
+        self.port = 0
+        """Bound HTTP port."""
+        self.grpc_port = 0
+        """Bound gRPC port."""
+
+    async def start(self) -> None:
+        """Listen. Returns when both ports answer; the engine may still be loading.
+
+        Raises:
+            OSError: an address cannot be bound.
+        """
+        config = self._config
+        listener = _listen(config.host, config.port)
+        self.port = listener.getsockname()[1]
+        try:
+            servicer = InferenceServicer(serving=self.serving)
+            inference_pb2_grpc.add_InferenceServicer_to_server(servicer, self._rpc.grpc_server)
+            self.grpc_port = await self._rpc.start(host=_bracketed(config.host), port=config.grpc_port)
+        except BaseException:
+            listener.close()
+            raise
+        await self._engine.start()
+        await self.serving.start()
+        self._http = _HttpServer(
+            uvicorn.Config(
+                make_app(self.serving),
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="warning" if config.disable_uvicorn_access_log else "info",
+                access_log=not config.disable_uvicorn_access_log,
+                backlog=BACKLOG,
+                timeout_graceful_shutdown=int(CLOSE_S),
+                server_header=False,
+            )
+        )
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it tells of starts and ends, as we do
+        self._tasks = [
+            asyncio.create_task(self._http.serve(sockets=[listener]), name="http"),
+            asyncio.create_task(self._follow_readiness(), name="readiness"),
+        ]
+        while not self._http.started:
+            if self._tasks[0].done():
+                await self._tasks[0]
+                raise OSError("the HTTP server did not start")
+            await asyncio.sleep(POLL_S)
+        gc.collect()
+        gc.freeze()  # what lives from here to the end need not be searched by every collection
+        logger.info("frontend listening on http://%s:%d", _bracketed(config.host), self.port)
+        logger.info("frontend gRPC listening on %s:%d", _bracketed(config.host), self.grpc_port)
+
+    async def wait_failed(self) -> None:
+        """Return when the HTTP server has ended by itself."""
+        await asyncio.wait(self._tasks[:1])
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, let open ones finish for `timeout_s`, then close. Health stays live meanwhile."""
+        self.serving.is_draining = True
+        await self._rpc.set_serving(False)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.serving.wait_until_idle()
+        if self.serving.num_open:
+            logger.warning("%d requests were not finished after %g s", self.serving.num_open, timeout_s)
+        await self.close()
+
+    async def close(self) -> None:
+        """End open requests with an error, then everything else."""
+        self.serving.is_draining = True
+        await self.serving.close()
+        await self._engine.close()
+        await self._rpc.stop(grace_s=CLOSE_S)
+        if self._http is not None:
+            self._http.should_exit = True
+            await asyncio.gather(self._tasks[0], return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _follow_readiness(self) -> None:
+        """Keep grpc.health.v1 at what /ready says."""
+        was_ready = False
+        while True:
+            is_ready = self.serving.is_ready
+            if is_ready != was_ready:
+                was_ready = is_ready
+                await self._rpc.set_serving(is_ready)
+                logger.info("ready" if is_ready else f"not ready: {self.serving.not_ready_reason}")
+            await asyncio.sleep(POLL_S * 5)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio turns Nagle's delay off only where the protocol number is set; connections inherit the option here.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

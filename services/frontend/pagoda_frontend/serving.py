@@ -1,0 +1,237 @@
+"""What all handlers share: the engine, the model with its tokenizer and limits, and the requests that are open.
+
+Knows neither HTTP nor gRPC.
+"""
+
+import asyncio
+import hashlib
+import logging
+import re
+import time
+import uuid
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from pagoda_common.config import EMBEDDED_MODEL
+from pagoda_common.engine_client import EngineClient, EngineRequest
+from pagoda_common.errors import Code, DeadlineExceeded, NotReady, PagodaError, UnknownModel
+from pagoda_common.frontend_config import FrontendConfig
+from pagoda_common.generation import TextStream
+from pagoda_common.outputs import SequenceDelta
+from pagoda_common.text.tokenizer import Tokenizer
+from pagoda_frontend.metrics import Metrics
+from pagoda_frontend.params import SamplingDefaults, sampling_defaults
+from pagoda_frontend.prompts import Prompts, load_chat_template
+
+logger = logging.getLogger(__name__)
+
+VERSION = version("pagoda")
+RETRY_AFTER_S = 1.0
+LOAD_RETRY_S = 5.0
+RECOVERY_WAIT_S = 30.0
+"""A request that arrives while a lost scheduler or worker comes back waits this long before it is refused."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModel:
+    """What is known once the engine has loaded."""
+
+    names: tuple[str, ...]
+    """Names clients use; the first one is ours."""
+    tokenizer: Tokenizer
+    prompts: Prompts
+    max_model_len: int
+    vocab_size: int
+    defaults: SamplingDefaults
+    fingerprint: str
+    """system_fingerprint of responses: changes with the version and the model."""
+    created: int
+    """Unix time in seconds at which it was ready."""
+
+
+class Serving:
+    """One frontend's state. `start()` returns at once; the model is known when the engine has loaded it."""
+
+    def __init__(self, *, config: FrontendConfig, engine: EngineClient) -> None:
+        """Raises ConfigError when the chat template cannot be read."""
+        self.config = config
+        self.engine = engine
+        self.metrics = Metrics(engine=engine)
+        self.started_s = time.monotonic()
+        self.is_draining = False
+        self.num_open = 0
+        """Requests that are being answered."""
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._chat_template = load_chat_template(config.chat_template)
+        self._model: ServedModel | None = None
+        self._open: dict[str, list[str]] = {}
+        self._why_not = ""
+        self._loading: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to load tokenizer and model facts."""
+        self._loading = asyncio.create_task(self._load(), name="load")
+
+    async def close(self) -> None:
+        """Stop loading."""
+        if self._loading is not None:
+            self._loading.cancel()
+            await asyncio.gather(self._loading, return_exceptions=True)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request that comes now is served at once."""
+        return self._model is not None and self.engine.is_ready and not self.is_draining
+
+    @property
+    def not_ready_reason(self) -> str:
+        """Why not; "" when ready."""
+        if self.is_draining:
+            return "the frontend is shutting down"
+        if not self.engine.is_ready:
+            return self.engine.not_ready_reason or "the engine is starting"
+        return "" if self._model is not None else self._why_not or "the tokenizer is loading"
+
+    @property
+    def model(self) -> ServedModel:
+        """The model.
+
+        Raises:
+            NotReady: it is not known yet, or the frontend is shutting down.
+        """
+        if self._model is None or self.is_draining:
+            raise NotReady(self.not_ready_reason, retry_after_s=RETRY_AFTER_S)
+        return self._model
+
+    def model_named(self, name: str | None) -> ServedModel:
+        """The model under `name`; None and "" take it whatever its name.
+
+        Raises:
+            NotReady: as `model`.
+            UnknownModel: there is none of that name.
+        """
+        model = self.model
+        if name and name not in model.names:
+            raise UnknownModel(f"The model `{name}` does not exist.", field="model")
+        return model
+
+    @contextmanager
+    def open_request(self, request_id: str, engine_ids: Sequence[str]) -> Iterator[None]:
+        """Count a request as open, and let `abort` find the engine's requests behind it."""
+        known = self._open.setdefault(request_id, [])
+        known.extend(engine_ids)
+        self.num_open += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.num_open -= 1
+            if self.num_open == 0:
+                self._idle.set()
+            for engine_id in engine_ids:
+                known.remove(engine_id)
+            if not known and self._open.get(request_id) is known:
+                del self._open[request_id]
+
+    async def wait_until_idle(self) -> None:
+        """Return when no request is open."""
+        await self._idle.wait()
+
+    def abort(self, request_id: str) -> None:
+        """Abort an open request; unknown ids are ignored."""
+        for engine_id in self._open.get(request_id, ()):
+            self.engine.abort(engine_id)
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[list[SequenceDelta]]:
+        """The request's text as it comes, followed by the metrics. Closing it aborts the request.
+
+        Raises:
+            PagodaError: the request was refused or failed.
+        """
+        model = self.model
+        params = request.sampling_params
+        timer = self.metrics.timer(
+            num_prompt_tokens=len(request.prompt_token_ids), n=params.n, max_tokens=params.max_tokens
+        )
+        outcome = "abort"
+        try:
+            if not self.engine.is_ready:
+                await self._wait_for_recovery(request.timeout_s)
+            stream = TextStream(engine=self.engine, tokenizer=model.tokenizer, request=request)
+            try:
+                while not stream.is_finished:
+                    if deltas := await stream.get():
+                        timer.add(deltas)
+                        yield deltas
+            finally:
+                stream.close()
+        except PagodaError as error:
+            outcome = "error"
+            if error.code is Code.RESOURCE_EXHAUSTED:
+                self.metrics.count_rejection(error.message)
+            raise
+        finally:
+            timer.close(outcome)
+
+    async def _wait_for_recovery(self, timeout_s: float) -> None:
+        try:
+            await self.engine.wait_until_ready(min(RECOVERY_WAIT_S, timeout_s or RECOVERY_WAIT_S))
+        except NotReady as error:
+            if 0 < timeout_s < RECOVERY_WAIT_S:
+                message = f"the request was not finished within {timeout_s:g} s: {self.engine.not_ready_reason}"
+                raise DeadlineExceeded(message) from error
+            raise NotReady(error.message, retry_after_s=RETRY_AFTER_S) from error
+
+    async def _load(self) -> None:
+        while self._model is None:
+            try:
+                await self._load_once()
+            except PagodaError as error:
+                self._why_not = error.message
+                logger.error("%s; trying again", error.message)
+                await asyncio.sleep(LOAD_RETRY_S)
+            except Exception:
+                self._why_not = "the tokenizer cannot be loaded"
+                logger.exception("cannot load the tokenizer; trying again")
+                await asyncio.sleep(LOAD_RETRY_S)
+
+    async def _load_once(self) -> None:
+        config = self.config
+        source = config.tokenizer or (config.model if config.model != EMBEDDED_MODEL else None)
+        if source is not None:
+            tokenizer = await asyncio.to_thread(Tokenizer.load, source, revision=config.revision)
+        await self.engine.wait_until_ready()
+        info = self.engine.model_info
+        assert info is not None
+        if source is None:
+            tokenizer = await asyncio.to_thread(Tokenizer.load, info.model, revision=config.revision)
+        own_name = config.model if config.model != EMBEDDED_MODEL else info.model
+        names = config.served_model_name or (own_name,)
+        digest = hashlib.sha256(info.SerializeToString(deterministic=True)).hexdigest()[:8]
+        self.metrics.set_model(model_name=names[0], max_model_len=info.max_model_len)
+        self._model = ServedModel(
+            names=names,
+            tokenizer=tokenizer,
+            prompts=Prompts(
+                tokenizer=tokenizer,
+                chat_template=self._chat_template,
+                max_model_len=info.max_model_len,
+                vocab_size=info.vocab_size,
+            ),
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            defaults=sampling_defaults(info.generation_config_json),
+            fingerprint=f"pagoda-{VERSION}-{digest}",
+            created=int(time.time()),
+        )
+        logger.info("serving %s, context of %d tokens", ", ".join(names), info.max_model_len)
+
+
+def unique_id(prefix: str, suffix: str | None = None) -> str:
+    """A request id: `prefix` and what the client gave, else something random."""
+    if suffix:
+        return prefix + re.sub(r"[^A-Za-z0-9_.:-]", "_", suffix[:128])
+    return prefix + uuid.uuid4().hex
