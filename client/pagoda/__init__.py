@@ -1,0 +1,22 @@
+"""Pagoda: what users import. Attributes load on first use, so that `import pagoda` is cheap."""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "AsyncLLM", "BeamSearchParams", "CompletionOutput", "RequestOutput", "SamplingParams"]
+
+_HOMES = {
+    "LLM": "pagoda.llm",
+    "AsyncLLM": "pagoda.async_llm",
+    "BeamSearchParams": "pagoda.beam_search",
+    "RequestOutput": "pagoda_common.outputs",
+    "CompletionOutput": "pagoda_common.outputs",
+    "SamplingParams": "pagoda_common.sampling_params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pagoda' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

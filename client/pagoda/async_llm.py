@@ -1,0 +1,210 @@
+"""AsyncLLM: generation for asyncio programs, on a private engine or a running scheduler.
+
+async with AsyncLLM(model="pagoda-tiny") as llm:
+    async for output in llm.generate("Once upon a time", SamplingParams(max_tokens=50)):
+        print(output.outputs[0].text)
+"""
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Self
+
+from pagoda.engine_process import PrivateEngine
+from pagoda.llm_options import engine_config_from_options
+from pagoda.prompts import Prompt, PromptInput, as_prompt_list, check_params, read_prompts
+from pagoda.request_output import RequestOutputBuilder, default_sampling_params
+from pagoda.v1 import types_pb2
+from pagoda_common.beam_search import BeamSearchParams
+from pagoda_common.config import EMBEDDED_MODEL
+from pagoda_common.engine_client import EngineClient, EngineRequest
+from pagoda_common.errors import InvalidRequest, NotReady
+from pagoda_common.generation import TextStream
+from pagoda_common.outputs import RequestOutput
+from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.text.tokenizer import Tokenizer
+
+CONNECT_TIMEOUT_S = 60.0
+"""Seconds for a running scheduler (`address`) to become ready."""
+
+
+class AsyncLLM:
+    """A language model. Belongs to the event loop that starts it."""
+
+    def __init__(
+        self, model: str = EMBEDDED_MODEL, *, tokenizer: str | None = None, address: str | None = None, **options: Any
+    ) -> None:
+        """
+        Args:
+            model: directory or hub id.
+            tokenizer: directory or hub id, when it is not the model's.
+            address: host:port of a running scheduler; None starts a private engine.
+            options: the engine's, as of LLM.
+
+        Raises:
+            ConfigError: an option is unknown or out of bounds.
+        """
+        self.config = engine_config_from_options(model=model, tokenizer=tokenizer, **options)
+        self._is_private = address is None
+        self._address = address
+        self._process: PrivateEngine | None = None
+        self._engine: EngineClient | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._starting = asyncio.Lock()
+        self._id_prefix = secrets.token_hex(4)
+        self._ids = itertools.count()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.shutdown()
+
+    async def start(self) -> None:
+        """Start or join the engine and wait until it can generate; does nothing the second time.
+
+        Raises:
+            ModelLoadError: the private engine cannot load the model, or there is no tokenizer.
+            NotReady: the scheduler at `address` cannot be used.
+        """
+        async with self._starting:
+            if self._tokenizer is not None:
+                return
+            try:
+                await self._start()
+            except BaseException:
+                await self.shutdown()
+                raise
+
+    async def _start(self) -> None:
+        config = self.config.model
+        if self._is_private:
+            # Read first: a checkpoint without tokenizer fails at once, not after its weights were loaded.
+            tokenizer = await asyncio.to_thread(
+                Tokenizer.load, config.tokenizer or config.model, revision=config.revision
+            )
+            self._process = PrivateEngine(config=self.config)
+            self._engine = self._process.client
+            await self._process.start()
+        else:
+            assert self._address is not None
+            self._engine = EngineClient(address=self._address)
+            await self._engine.start()
+            await self._engine.wait_until_ready(CONNECT_TIMEOUT_S)
+            served = self.model_info.model if config.model == EMBEDDED_MODEL else config.model
+            tokenizer = await asyncio.to_thread(Tokenizer.load, config.tokenizer or served, revision=config.revision)
+        self._tokenizer = tokenizer
+
+    async def shutdown(self) -> None:
+        """End open requests and the private engine."""
+        if self._engine is not None:
+            await self._engine.close()
+            self._engine = None
+        if self._process is not None:
+            await self._process.stop()
+            self._process = None
+        self._tokenizer = None
+
+    @property
+    def engine(self) -> EngineClient:
+        """The connection to the scheduler.
+
+        Raises:
+            NotReady: not started, or shut down.
+        """
+        if self._engine is None:
+            raise NotReady("the engine is not running: it was not started, or was shut down")
+        return self._engine
+
+    @property
+    def model_info(self) -> types_pb2.ModelInfo:
+        """The loaded model."""
+        info = self.engine.model_info
+        if info is None:
+            raise NotReady("the model is not known yet")
+        return info
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer; there after `start`."""
+        if self._tokenizer is None:
+            raise NotReady("the engine is not running: it was not started, or was shut down")
+        return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the checkpoint's generation_config.json recommends."""
+        return default_sampling_params(self.model_info.generation_config_json)
+
+    async def generate(
+        self,
+        prompt: PromptInput,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Everything so far, whenever there is more; the last one has `finished` set.
+
+        Leaving the loop early aborts the request when the generator is closed.
+
+        Raises:
+            PagodaError: the prompt or a parameter is wrong, or the engine failed the request.
+        """
+        await self.start()
+        prompts = as_prompt_list(prompt)
+        if len(prompts) != 1:
+            raise InvalidRequest(f"generate takes one prompt, got {len(prompts)}", field="prompt")
+        tokenizer = self.get_tokenizer()
+        (read,) = await asyncio.to_thread(read_prompts, prompts, tokenizer=tokenizer, model_info=self.model_info)
+        params = sampling_params or self.get_default_sampling_params()
+        self.check_params(params)
+        request = self.make_request(read, params, request_id=request_id, priority=priority)
+        builder = RequestOutputBuilder(request=request, prompt=read, tokenizer=tokenizer)
+        async with aclosing(self.follow(request, builder)) as changes:
+            async for _ in changes:
+                yield builder.build()
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; its generator gives what there is, with finish_reason "abort"."""
+        self.engine.abort(request_id)
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Check `params` against the model.
+
+        Raises:
+            InvalidRequest: `field` names the parameter.
+        """
+        max_logprobs = self.config.model.max_logprobs if self._is_private else None
+        check_params(params, model_info=self.model_info, max_logprobs=max_logprobs)
+
+    def make_request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        beam_search: BeamSearchParams | None = None,
+    ) -> EngineRequest:
+        """A request that can be submitted."""
+        return EngineRequest(
+            request_id=request_id or f"{self._id_prefix}-{next(self._ids)}",
+            prompt_token_ids=prompt.token_ids,
+            sampling_params=params,
+            priority=priority,
+            cache_salt=prompt.cache_salt,
+            beam_search=beam_search,
+        )
+
+    async def follow(self, request: EngineRequest, builder: RequestOutputBuilder) -> AsyncGenerator[None, None]:
+        """Submit `request` and fill `builder`; yields after each change, aborts when closed."""
+        stream = TextStream(engine=self.engine, tokenizer=self.get_tokenizer(), request=request)
+        try:
+            while not stream.is_finished:
+                builder.append(await stream.get())
+                builder.prompt_logprobs = stream.prompt_logprobs
+                yield
+        finally:
+            stream.close()

@@ -1,0 +1,132 @@
+"""``pagoda serve``: frontend, scheduler and worker on this machine, kept running until Ctrl-C."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from pagoda.load_fault import find_load_fault
+from pagoda.local_stack import LocalStack
+from pagoda.supervisor import EXIT_CONFIG, Supervisor
+from pagoda_common.config import EMBEDDED_MODEL
+from pagoda_common.flags import add_serve_flags, config_errors, engine_config_from_args, frontend_config_from_args
+
+logger = logging.getLogger(__name__)
+
+EXAMPLE_QUESTION = "Tell me a story about a dog."
+EXAMPLE_PROMPT = "Once upon a time"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of engine and frontend, and the scheduler's ports."""
+    add_serve_flags(parser)
+    group = parser.add_argument_group("processes")
+    group.add_argument(
+        "--scheduler-port", type=int, default=0, metavar="PORT", help="the scheduler's, on loopback; 0 takes a free one"
+    )
+    group.add_argument(
+        "--scheduler-metrics-port",
+        type=int,
+        metavar="PORT",
+        help="serve the scheduler's own Prometheus metrics (where a step's time goes) there, on loopback",
+    )
+
+
+def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Serve until a signal or a failure; see `serve` for the exit code."""
+    return asyncio.run(serve(plan(args, parser)))
+
+
+def plan(args: argparse.Namespace, parser: argparse.ArgumentParser) -> LocalStack:
+    """The stack that the flags ask for; ends the process with code 2 when they are wrong."""
+    with config_errors(parser):
+        return LocalStack.plan(
+            engine=engine_config_from_args(args),
+            frontend=frontend_config_from_args(args),
+            scheduler_port=args.scheduler_port,
+            metrics_port=args.scheduler_metrics_port,
+        )
+
+
+async def serve(stack: LocalStack) -> int:
+    """Run the stack and announce when it is ready.
+
+    Returns:
+        0 after Ctrl-C or SIGTERM (130 or 143 when a second one forced the end), 2 when a service refused its
+        configuration or the model cannot be loaded, 1 when a service could not be kept running.
+    """
+    supervisor = Supervisor(services=stack.services(), output=print_line)
+    started = time.monotonic()
+    with stop_on_signals(supervisor):
+        running = asyncio.create_task(supervisor.run())
+        ready = asyncio.create_task(stack.wait_until_ready())
+        fault = asyncio.create_task(find_load_fault(stack.frontend.scheduler))
+        await asyncio.wait([running, ready, fault], return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            print(announcement(stack, seconds=time.monotonic() - started), flush=True)
+        elif fault.done():
+            logger.error("cannot serve %s: %s", stack.engine.model.model, fault.result())
+            supervisor.stop()
+        is_faulty = fault.done() and not ready.done()
+        ready.cancel()
+        fault.cancel()
+        return await running or (EXIT_CONFIG if is_faulty else 0)
+
+
+def announcement(stack: LocalStack, *, seconds: float) -> str:
+    """What a newcomer wants to know: where it is, and something to type."""
+    if stack.engine.model.model == EMBEDDED_MODEL:
+        path = "chat/completions"
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": EXAMPLE_QUESTION}]}
+    else:  # it may have no chat template
+        path = "completions"
+        body = {"prompt": EXAMPLE_PROMPT, "max_tokens": 32}
+    request = json.dumps({"model": stack.model_name, "stream": True, **body}).replace("'", r"'\''")
+    key = ' -H "Authorization: Bearer $API_KEY"' if stack.frontend.api_key else ""
+    return f"""
+Pagoda serves {stack.model_name}; ready in {seconds:.1f} s.
+  HTTP       {stack.url}/v1
+  gRPC       {stack.host}:{stack.frontend.grpc_port} (pagoda.v1.Inference)
+  scheduler  {stack.frontend.scheduler}
+Try:
+  curl -N {stack.url}/v1/{path} -H 'Content-Type: application/json'{key} \\
+    -d '{request}'
+Ctrl-C ends it.
+"""
+
+
+def print_line(service: str, line: str) -> None:
+    """Show one line of a child's output, which need not name itself again."""
+    module = service.partition("-")[0]
+    print(f"{service:<9} | {line.replace(f' {module}: ', ' ', 1)}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def stop_on_signals(supervisor: Supervisor) -> Iterator[None]:
+    """The first SIGINT or SIGTERM ends the services in order; a second one ends them at once."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    is_stopping = False
+
+    def on_signal(number: signal.Signals) -> None:
+        nonlocal is_stopping
+        if is_stopping:
+            supervisor.kill(128 + number)
+            return
+        is_stopping = True
+        print("\nEnding: open streams may finish. A second Ctrl-C ends at once.", file=sys.stderr, flush=True)
+        supervisor.stop()
+
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

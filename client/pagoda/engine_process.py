@@ -1,0 +1,108 @@
+"""A private engine for LLM: scheduler and workers as child processes on loopback, restarted when they die."""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+
+import grpc.aio
+
+from pagoda.supervisor import Service, Supervisor
+from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
+from pagoda.worker_services import worker_services
+from pagoda_common.config import EngineConfig
+from pagoda_common.engine_client import EngineClient
+from pagoda_common.errors import ModelLoadError
+from pagoda_common.flags import engine_config_to_argv
+from pagoda_common.process import free_port, service_command
+from pagoda_common.rpc import connect
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+POLL_S = 0.25
+STOP_TIMEOUT_S = 5.0
+RPC_TIMEOUT_S = 5.0
+NUM_TAIL_LINES = 30
+"""Lines of the children's output that are kept for an error message."""
+LOUD = ("WARNING ", "ERROR ", "CRITICAL ")
+
+
+class PrivateEngine:
+    """Scheduler and workers of this process alone. They end with it, however it ends."""
+
+    def __init__(self, *, config: EngineConfig) -> None:
+        port = free_port()
+        address = f"{LOOPBACK}:{port}"
+        scheduler = [f"--host={LOOPBACK}", f"--port={port}", "--drain-timeout=0", *engine_config_to_argv(config)]
+        command = tuple(service_command("pagoda_scheduler", scheduler))
+        workers = worker_services(config.parallel, scheduler=address, host=LOOPBACK, stop_timeout_s=STOP_TIMEOUT_S)
+        services = [Service(name="scheduler", command=command, stop_timeout_s=STOP_TIMEOUT_S), *workers]
+        self.client = EngineClient(address=address)
+        """Connected while the engine runs."""
+        self._model = config.model.model
+        self._tail: deque[str] = deque(maxlen=NUM_TAIL_LINES)
+        self._supervisor = Supervisor(services=services, output=self._take_line)
+        self._task: asyncio.Task[None] | None = None
+        self._is_serving = False
+        """Started and not yet stopped: warnings of the children are of interest."""
+
+    async def start(self) -> None:
+        """Start the processes, keep them running, and wait until `client` can generate.
+
+        Raises:
+            ModelLoadError: the model cannot be loaded, or a process cannot be kept running.
+        """
+        self._task = asyncio.create_task(self._run())
+        await self.client.start()
+        ready = asyncio.create_task(self.client.wait_until_ready())
+        fault = asyncio.create_task(self._find_fault())
+        try:
+            await asyncio.wait([ready, fault, self._task], return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                self._is_serving = True
+                return
+            reason = fault.result() if fault.done() else "its processes do not keep running"
+            tail = "\n".join(self._tail)
+            raise ModelLoadError(f"the engine for model {self._model!r} did not start: {reason}\n{tail}".rstrip())
+        finally:
+            ready.cancel()
+            fault.cancel()
+
+    async def stop(self) -> None:
+        """End the processes; open requests fail."""
+        self._is_serving = False
+        await self.client.close("the engine was shut down")
+        if self._task is not None:
+            self._supervisor.stop()
+            await self._task
+            self._task = None
+
+    async def _run(self) -> None:
+        await self._supervisor.run()
+        if self._is_serving:
+            last_line = self._tail[-1] if self._tail else "no output"
+            await self.client.close(f"the engine's processes do not keep running: {last_line}")
+
+    async def _find_fault(self) -> str:
+        """Why the worker, which is there, has not loaded the model."""
+        async with connect(self.client.address) as channel:
+            stub = scheduler_pb2_grpc.SchedulerStub(channel)
+            num_idle = 0
+            while True:
+                await asyncio.sleep(POLL_S)
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    state = await stub.GetState(scheduler_pb2.GetStateRequest(), timeout=RPC_TIMEOUT_S)
+                    # Loading begins with the registration; a worker that is only registered has failed to load, and
+                    # waits for the next attempt.
+                    is_idle = any(worker.state == "registered" for worker in state.workers)
+                    num_idle = num_idle + 1 if is_idle and not state.load.is_ready else 0
+                    if num_idle == 2:
+                        return state.load.not_ready_reason
+
+    def _take_line(self, service: str, line: str) -> None:
+        self._tail.append(line)
+        if self._is_serving and line.startswith(LOUD):
+            logger.warning("%s", line)
+        else:
+            logger.debug("%s", line)

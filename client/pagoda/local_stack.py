@@ -1,0 +1,128 @@
+"""The services of one machine: their command lines, ports and addresses."""
+
+import asyncio
+import contextlib
+import http.client
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Self
+
+from pagoda.supervisor import Service
+from pagoda.worker_services import worker_services
+from pagoda_common.config import EMBEDDED_MODEL, EngineConfig
+from pagoda_common.errors import ConfigError, ModelLoadError
+from pagoda_common.flags import engine_config_to_argv, frontend_config_to_argv
+from pagoda_common.frontend_config import FrontendConfig
+from pagoda_common.models import resolve_model
+from pagoda_common.process import can_listen, free_port, service_command
+
+LOOPBACK = "127.0.0.1"
+READY_POLL_S = 0.1
+DRAIN_MARGIN_S = 5.0
+"""Seconds that a service gets on top of the drain timeout before it is killed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalStack:
+    """Scheduler, workers and frontend of one machine. Ports stay the same over restarts."""
+
+    engine: EngineConfig
+    frontend: FrontendConfig
+    """With real ports and the scheduler's address."""
+    metrics_port: int | None = None
+    """Where the scheduler serves its own Prometheus metrics; None is nowhere."""
+
+    @classmethod
+    def plan(
+        cls, *, engine: EngineConfig, frontend: FrontendConfig, scheduler_port: int, metrics_port: int | None = None
+    ) -> Self:
+        """Settle the ports: 0 becomes a free one.
+
+        Raises:
+            ConfigError: a port is taken, out of range or given twice; or the model is no directory and no hub id.
+        """
+        for name in (engine.model.model, frontend.tokenizer):
+            try:
+                resolve_model(name or EMBEDDED_MODEL)
+            except ModelLoadError as error:
+                raise ConfigError(error.message, field=error.field) from error
+        for name, port in (("scheduler_port", scheduler_port), ("scheduler_metrics_port", metrics_port or 0)):
+            if not 0 <= port <= 65535:
+                raise ConfigError(f"{name} is {port}, must be between 0 and 65535", field=name)
+        wanted = (
+            ("port", frontend.host, frontend.port),
+            ("grpc_port", frontend.host, frontend.grpc_port),
+            ("scheduler_port", LOOPBACK, scheduler_port),
+            ("scheduler_metrics_port", LOOPBACK, metrics_port or 0),
+        )
+        for name, host, port in wanted:
+            if port and not can_listen(host, port):
+                message = f"{name} is {port}, must be free on {host}: something listens there, or it is not allowed"
+                raise ConfigError(message, field=name)
+        frontend = replace(
+            frontend,
+            port=frontend.port or free_port(frontend.host),
+            grpc_port=frontend.grpc_port or free_port(frontend.host),
+            scheduler=f"{LOOPBACK}:{scheduler_port or free_port()}",
+        )
+        return cls(engine=engine, frontend=frontend, metrics_port=metrics_port)
+
+    @property
+    def host(self) -> str:
+        """Where this machine reaches the frontend."""
+        return LOOPBACK if self.frontend.host in ("0.0.0.0", "", "::") else self.frontend.host
+
+    @property
+    def url(self) -> str:
+        """Of the HTTP server."""
+        return f"http://{self.host}:{self.frontend.port}"
+
+    @property
+    def model_name(self) -> str:
+        """The name that clients use for the model."""
+        return next(iter(self.frontend.served_model_name), self.frontend.model)
+
+    def services(self) -> tuple[Service, ...]:
+        """In the order in which they are to end: who takes requests first, who computes them last."""
+        address, drain_s = self.frontend.scheduler, self.frontend.drain_timeout_s
+        listen = [f"--host={LOOPBACK}", f"--port={address.rpartition(':')[2]}", f"--drain-timeout={drain_s}"]
+        if self.metrics_port is not None:
+            listen.append(f"--metrics-port={self.metrics_port}")
+        commands = {
+            "frontend": service_command("pagoda_frontend", frontend_config_to_argv(self.frontend)),
+            "scheduler": service_command("pagoda_scheduler", [*listen, *engine_config_to_argv(self.engine)]),
+        }
+        stop_timeout_s = drain_s + DRAIN_MARGIN_S
+        return (
+            *(
+                Service(name=name, command=tuple(command), stop_timeout_s=stop_timeout_s)
+                for name, command in commands.items()
+            ),
+            *worker_services(self.engine.parallel, scheduler=address, host=LOOPBACK, stop_timeout_s=stop_timeout_s),
+        )
+
+    async def wait_until_ready(self, on_reason: Callable[[str], None] | None = None) -> None:
+        """Return when /ready answers 200. Waits for ever: the caller watches something else besides.
+
+        Args:
+            on_reason: told why it is not ready, whenever that changes.
+        """
+        told = ""
+        while (reason := await asyncio.to_thread(self._not_ready_reason)) is not None:
+            if reason not in ("", told) and on_reason is not None:
+                on_reason(reason)
+                told = reason
+            await asyncio.sleep(READY_POLL_S)
+
+    def _not_ready_reason(self) -> str | None:
+        """None when it is ready; empty when nobody answers."""
+        connection = http.client.HTTPConnection(self.host, self.frontend.port, timeout=5)
+        with (
+            contextlib.closing(connection),
+            contextlib.suppress(OSError, http.client.HTTPException, ValueError, KeyError),
+        ):
+            connection.request("GET", "/ready")
+            response = connection.getresponse()
+            return None if response.status == 200 else str(json.load(response)["error"]["message"])
+        return ""

@@ -1,0 +1,30 @@
+"""The workers of one machine as processes to keep running: one for each copy of the model."""
+
+import os
+
+from pagoda.supervisor import Service
+from pagoda_common.config import ParallelConfig
+from pagoda_common.process import service_command
+
+
+def worker_services(
+    parallel: ParallelConfig, *, scheduler: str, host: str, stop_timeout_s: float
+) -> tuple[Service, ...]:
+    """One service a worker, named worker, or worker-0, worker-1, ... when there are several.
+
+    No worker is told its group: the scheduler gives each a free number, and a restarted one takes the place left.
+    Several share the cores of a CPU, unless `parallel` says how many threads each has.
+
+    Args:
+        scheduler: its host:port.
+        host: interface that the workers listen on, each on a free port.
+    """
+    size, threads = parallel.data_parallel_size, parallel.threads
+    if threads is None and size > 1:
+        threads = max(1, len(os.sched_getaffinity(0)) // size)
+    argv = [f"--scheduler={scheduler}", f"--host={host}", "--port=0"]
+    if threads is not None:
+        argv.append(f"--threads={threads}")
+    command = tuple(service_command("pagoda_worker", argv))
+    names = ["worker"] if size == 1 else [f"worker-{number}" for number in range(size)]
+    return tuple(Service(name=name, command=command, stop_timeout_s=stop_timeout_s) for name in names)
