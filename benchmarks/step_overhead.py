@@ -1,0 +1,294 @@
+"""What the split costs: time per decode step with the worker in this process and over gRPC, same engine, same model.
+
+    python benchmarks/step_overhead.py --json benchmarks/results/step_overhead.jsonl
+
+The engine (scheduler, step loop) is this process both times. In-process: the worker's core on a thread of its own, its
+plain data handed over as they are. gRPC: `python -m pagoda_worker`, registered over loopback. Both orders alternate.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))  # so that it also runs as a plain script
+
+import asyncio
+import json
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from benchmarks.figures import Report, median, parser
+from pagoda_common.config import EMBEDDED_MODEL, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagoda_common.process import spawn_service, stop_process
+from pagoda_common.sampling_params import SamplingParams
+from pagoda_scheduler.engine import Engine
+from pagoda_scheduler.engine_core import EngineCore
+from pagoda_scheduler.request import Request
+from pagoda_scheduler.step import ModelRunnerOutput, SchedulerOutput, StepResult
+from pagoda_scheduler.timeline import Timeline
+from pagoda_worker import batch
+from pagoda_worker.worker import Worker
+from tests.harness.scheduler import running_scheduler
+
+WARM_UP_STEPS = 20
+PROMPT_TOKENS = 16
+
+
+@dataclass(eq=False)
+class Clock:
+    """A sink that notes when each step's tokens arrive."""
+
+    times: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    num_bytes: list[int] = field(default_factory=list)
+    """On the wire so far, when each step's tokens arrived."""
+    read_bytes: Callable[[], int] = int
+
+    def push(self, result: StepResult) -> None:
+        self.times.append(time.perf_counter())
+        self.counts.append(len(result.token_ids))
+        self.num_bytes.append(self.read_bytes())
+
+    def announce(self) -> None:
+        pass
+
+    def close(self, error: Exception) -> None:
+        raise error
+
+    def step_times(self, num_seqs: int) -> list[float]:
+        """Seconds between steps in which every sequence got a token, without the first ones."""
+        full = [time for time, count in zip(self.times, self.counts, strict=True) if count == num_seqs]
+        return np.diff(full[WARM_UP_STEPS:]).tolist()
+
+
+class MeanTimeline(Timeline):
+    """Mean nanoseconds of every stage of the steps that decode a full batch."""
+
+    def __init__(self, num_seqs: int) -> None:
+        self._num_seqs = num_seqs
+        self._schedule_ns: dict[int, int] = {}
+        self.stages: dict[str, list[int]] = defaultdict(list)
+
+    def scheduled(self, output: SchedulerOutput, schedule_ns: int) -> None:
+        if output.num_tokens == len(output.slots) == self._num_seqs:
+            self._schedule_ns[output.step] = schedule_ns
+
+    @contextmanager
+    def result(self, output: ModelRunnerOutput) -> Iterator[None]:
+        started_ns = time.perf_counter_ns()
+        yield
+        schedule_ns = self._schedule_ns.pop(output.step, None)
+        if schedule_ns is None or output.timings is None:
+            return
+        self.stages["schedule"].append(schedule_ns)
+        for name, duration_ns in asdict(output.timings).items():
+            self.stages[name.removesuffix("_ns")].append(duration_ns)
+        self.stages["deliver"].append(time.perf_counter_ns() - started_ns)
+
+    @property
+    def own_ms(self) -> float:
+        """Median milliseconds of the scheduler's own work in a step; the wire and the worker are not in it."""
+        return sum(median(self.stages[stage]) for stage in ("schedule", "encode", "decode", "deliver")) / 1e6
+
+    def describe(self) -> str:
+        """Medians in milliseconds, in the order of a step's life."""
+        return ", ".join(f"{stage} {median(values) / 1e6:.3f}" for stage, values in self.stages.items())
+
+
+class InProcessExecutor:
+    """The worker's core on a thread of this process."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._loop = asyncio.get_running_loop()
+        self._results: asyncio.Queue[ModelRunnerOutput] = asyncio.Queue()
+
+    def send(self, output: SchedulerOutput) -> None:
+        self._thread.submit(self._execute, output)
+
+    async def receive(self) -> ModelRunnerOutput:
+        return await self._results.get()
+
+    def _execute(self, output: SchedulerOutput) -> None:
+        answer = self._worker.execute_model(_to_worker(output))
+        counts = answer.num_sampled_tokens
+        result = ModelRunnerOutput(output.step, None if counts is None else counts.tolist(), answer.token_ids.tolist())
+        self._loop.call_soon_threadsafe(self._results.put_nowait, result)
+
+
+def _to_worker(output: SchedulerOutput) -> batch.ExecuteModelInput:
+    def array(values: list[int]) -> Any:
+        return np.array(values, dtype=np.int64)
+
+    return batch.ExecuteModelInput(
+        freed_slots=array(output.freed_slots),
+        new_requests=[
+            batch.NewRequest(
+                slot=new.slot,
+                request_id=new.request_id,
+                prompt_token_ids=array(new.prompt_token_ids),
+                output_token_ids=array(new.output_token_ids),
+                sampling_params=new.sampling_params,
+                block_ids=array(new.block_ids),
+                num_computed_tokens=new.num_computed_tokens,
+                eos_token_ids=new.eos_token_ids,
+            )
+            for new in output.new_requests
+        ],
+        appended_slots=array(output.appended_slots),
+        appended_block_ids=array(output.appended_block_ids),
+        num_seqs=len(output.slots),
+        slots=array(output.slots),
+        num_scheduled_tokens=None if output.num_tokens == len(output.slots) else array(output.num_scheduled_tokens),
+    )
+
+
+def make_model(directory: Path) -> str:
+    """The config of a Llama whose forward pass takes at least 5 ms on two cores; its weights are random."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 512,
+        "intermediate_size": 1408,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 8192,
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+        "tie_word_embeddings": True,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    return str(directory)
+
+
+def make_config(model: str, num_seqs: int, *, is_async: bool) -> EngineConfig:
+    load_format = "auto" if model == EMBEDDED_MODEL else "dummy"
+    return EngineConfig(
+        model=ModelConfig(model=model, load_format=load_format, device="cpu"),  # type: ignore[arg-type]
+        cache=CacheConfig(kv_cache_memory_bytes=2 * 2**30),
+        scheduler=SchedulerConfig(
+            max_num_seqs=num_seqs, max_num_batched_tokens=max(2048, 16 * num_seqs), async_scheduling=is_async
+        ),
+    )
+
+
+async def decode(engine: Engine, num_seqs: int, num_steps: int, vocab_size: int) -> tuple[list[float], float, float]:
+    """Decode `num_seqs` sequences; seconds per step, CPU seconds of this process per step, bytes per step (median)."""
+    client: Any = engine.cores[0]._executor
+    clock = Clock(read_bytes=lambda: getattr(client, "num_bytes_sent", 0) + getattr(client, "num_bytes_received", 0))
+    engine.sinks = {clock}
+    generator = np.random.default_rng(0)
+    params = SamplingParams(temperature=0.0, max_tokens=num_steps, ignore_eos=True, seed=0)
+    for number in range(num_seqs):
+        prompt = generator.integers(5, vocab_size, PROMPT_TOKENS).tolist()
+        request = Request(
+            request_id=str(number),
+            prompt_token_ids=prompt,
+            sampling_params=params,
+            max_model_len=4096,
+            sink=clock,
+        )
+        engine.submit([request])
+    while len(clock.times) < WARM_UP_STEPS:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    cpu, first = time.process_time(), len(clock.times)
+    while engine.requests:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    per_step = (time.process_time() - cpu) / max(1, len(clock.times) - first)
+    return clock.step_times(num_seqs), per_step, median(np.diff(clock.num_bytes[WARM_UP_STEPS:]).tolist())
+
+
+@asynccontextmanager
+async def in_process(config: EngineConfig) -> AsyncIterator[Engine]:
+    worker = Worker()
+    worker.init_device(config)
+    facts = worker.load_model(lambda loaded, total: None)
+    num_blocks = worker.determine_num_available_blocks().num_blocks
+    worker.initialize_cache(num_blocks=num_blocks, num_cpu_blocks=0)
+    engine = Engine(config=config)
+    core = EngineCore(
+        config=config,
+        executor=InProcessExecutor(worker),
+        num_blocks=num_blocks,
+        max_model_len=facts.max_model_len,
+        deliver=engine.deliver,
+    )
+    task = asyncio.create_task(core.run())
+    engine.add_core(core)
+    yield engine
+    task.cancel()
+    await asyncio.wait([task])
+
+
+@asynccontextmanager
+async def over_grpc(config: EngineConfig, timeline: Timeline) -> AsyncIterator[Engine]:
+    async with running_scheduler(config, timeline=timeline) as scheduler:
+        worker = spawn_service("pagoda_worker", ["--scheduler", scheduler.address], env={"PAGODA_LOG_LEVEL": "error"})
+        try:
+            await scheduler.until(lambda: scheduler.engine.is_ready, timeout_s=300)
+            yield scheduler.engine
+        finally:
+            await asyncio.to_thread(stop_process, worker, timeout_s=10)
+
+
+async def measure(report: Report, args: Any, model: str, name: str, batch_sizes: list[int]) -> None:
+    vocab_size = 3000
+    for num_seqs in batch_sizes:
+        config = make_config(model, num_seqs, is_async=not args.no_async_scheduling)
+        local: list[float] = []
+        remote: list[float] = []
+        cpu: list[float] = []
+        own: list[float] = []
+        wire: list[float] = []
+        for _ in range(args.rounds):
+            async with in_process(config) as engine:
+                local.append(median((await decode(engine, num_seqs, args.steps, vocab_size))[0]))
+            timeline = MeanTimeline(num_seqs)
+            async with over_grpc(config, timeline) as engine:
+                times, per_step, num_bytes = await decode(engine, num_seqs, args.steps, vocab_size)
+                remote.append(median(times))
+                cpu.append(per_step)
+                own.append(timeline.own_ms)
+                wire.append(num_bytes)
+        print(f"{name} {num_seqs}, stages of a step over gRPC, ms: {timeline.describe()}")
+        n = args.rounds * args.steps
+        report.add(f"in_process_ms_{name}_{num_seqs}", 1e3 * median(local), "ms", n=n)
+        report.add(f"grpc_ms_{name}_{num_seqs}", 1e3 * median(remote), "ms", n=n)
+        ratios = [theirs / ours for theirs, ours in zip(remote, local, strict=True)]
+        report.add(f"ratio_{name}_{num_seqs}", median(ratios), "gRPC / in-process", n=n)
+        if num_seqs == 256 and name == "tiny":
+            report.add("scheduler_ms_per_step_256", 1e3 * median(cpu), "ms CPU of the process, gRPC included", n=n)
+            report.add("scheduler_stages_ms_per_step_256", median(own), "ms: schedule, encode, decode, deliver", n=n)
+            report.add("bytes_per_step_256", median(wire), "bytes both ways, median step", n=n)
+
+
+async def main() -> None:
+    flags = parser(__doc__ or "")
+    flags.add_argument("--steps", type=int, default=200, help="decode steps of each measurement")
+    flags.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 16, 64, 128, 256])
+    flags.add_argument("--models", nargs="+", choices=["tiny", "forward5ms"], default=["tiny", "forward5ms"])
+    flags.add_argument("--no-async-scheduling", action="store_true", help="wait for each step's result")
+    args = flags.parse_args()
+    report = Report(args.json)
+    if "tiny" in args.models:
+        await measure(report, args, EMBEDDED_MODEL, "tiny", args.batch_sizes)
+    if "forward5ms" in args.models:
+        with tempfile.TemporaryDirectory() as directory:
+            await measure(report, args, make_model(Path(directory)), "forward5ms", args.batch_sizes)
+
+
+if __name__ == "__main__":
+    uvloop.run(main())
