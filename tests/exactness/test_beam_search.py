@@ -1,0 +1,94 @@
+"""Beam search in the engine finds transformers' hypotheses."""
+
+import grpc
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from pagoda.v1 import scheduler_pb2, types_pb2
+from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from tests.exactness.conftest import Reference
+from tests.harness.engine import running_engine
+
+MAX_TOKENS = 16
+STOPPING = {
+    False: scheduler_pb2.EARLY_STOPPING_HEURISTIC,
+    True: scheduler_pb2.EARLY_STOPPING_FIRST,
+    "never": scheduler_pb2.EARLY_STOPPING_NEVER,
+}
+
+
+def searched(
+    reference: Reference, prompt: list[int], ends: list[int], width: int, penalty: float, stopping: bool | str
+) -> list[list[int]]:
+    """Hypotheses of transformers, best first, without padding."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(reference.directory, dtype=torch.float32).eval()
+    pad = model.config.vocab_size - 1
+    with torch.inference_mode():
+        sequences = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            num_beams=width,
+            num_return_sequences=width,
+            do_sample=False,
+            length_penalty=penalty,
+            early_stopping=stopping,
+            max_new_tokens=MAX_TOKENS,
+            eos_token_id=ends,
+            pad_token_id=pad,
+        )
+    outputs = sequences[:, len(prompt) :].tolist()
+    return [[token for token in output if token != pad] for output in outputs]
+
+
+@pytest.mark.parametrize("stopping", [False, True, "never"])
+@pytest.mark.parametrize(("width", "penalty"), [(2, 1.0), (4, 0.0), (4, 2.0)])
+async def test_the_hypotheses_are_those_of_transformers(
+    llama: Reference, width: int, penalty: float, stopping: bool | str
+) -> None:
+    config = EngineConfig(
+        model=ModelConfig(model=str(llama.directory), dtype="float32", device="cpu"),
+        cache=CacheConfig(kv_cache_memory_bytes=64 * 2**20),
+        scheduler=SchedulerConfig(max_num_seqs=32),
+    )
+    ended_early = 0
+    async with running_engine(config) as engine:
+        for number in (1, 4, 5):
+            prompt = llama.prompts[number]
+            ends = sorted({llama.outputs[number][5], llama.outputs[number][9]})
+            expected = searched(llama, prompt, ends, width, penalty, stopping)
+            request = scheduler_pb2.SubmitRequest(
+                request_id=f"beam{number}",
+                prompt_token_ids=np.array(prompt, dtype="<u4").tobytes(),
+                sampling_params=types_pb2.SamplingParams(n=width, max_tokens=MAX_TOKENS),
+                eos_token_ids=ends,
+                beam_search=scheduler_pb2.BeamSearchParams(
+                    beam_width=width, length_penalty=penalty, early_stopping=STOPPING[stopping]
+                ),
+            )
+            found: list[list[int]] = [[] for _ in range(width)]
+            async for output in engine.scheduler.stub.Generate(request):
+                found[output.index] += output.token_ids
+            assert found == expected
+            ended_early += sum(len(tokens) < MAX_TOKENS for tokens in found)
+        assert engine.scheduler.engine.load().num_used_blocks == 0
+    assert ended_early > 0
+
+
+async def test_bad_parameters_are_named(llama: Reference) -> None:
+    config = EngineConfig(
+        model=ModelConfig(model=str(llama.directory), device="cpu"),
+        cache=CacheConfig(kv_cache_memory_bytes=64 * 2**20),
+        scheduler=SchedulerConfig(max_num_seqs=4),
+    )
+    async with running_engine(config) as engine:
+        for width in (0, 1, 5):
+            request = scheduler_pb2.SubmitRequest(
+                request_id="a",
+                prompt_token_ids=b"\1\0\0\0",
+                sampling_params=types_pb2.SamplingParams(n=2, max_tokens=4),
+                beam_search=scheduler_pb2.BeamSearchParams(beam_width=width),
+            )
+            with pytest.raises(grpc.aio.AioRpcError, match="beam_width must be between"):
+                await engine.scheduler.stub.Generate(request).read()

@@ -1,0 +1,85 @@
+"""Greedy tokens and log probabilities equal transformers' in float32, however the engine gets to them."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagoda_common.sampling_params import SamplingParams
+from tests.exactness.conftest import NUM_TOKENS, Reference
+from tests.harness.engine import running_engine
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+FEW_BLOCKS = 40
+"""Blocks of 16 tokens: one prompt of 300 and its output fill 22, and 20 requests want about 100."""
+
+
+def make_config(
+    reference: Reference, *, cache: dict[str, Any] | None = None, scheduler: dict[str, Any] | None = None
+) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(model=str(reference.directory), dtype="float32", device="cpu"),
+        cache=CacheConfig(**{"kv_cache_memory_bytes": 64 * 2**20, **(cache or {})}),
+        scheduler=SchedulerConfig(**{"max_num_seqs": 32, **(scheduler or {})}),
+    )
+
+
+async def test_alone(reference: Reference) -> None:
+    async with running_engine(make_config(reference)) as engine:
+        for number, prompt in enumerate(reference.prompts):
+            assert await engine.tokens(str(number), prompt, GREEDY) == reference.outputs[number], number
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+async def test_all_at_once(reference: Reference, prefix_caching: bool) -> None:
+    async with running_engine(make_config(reference, cache={"enable_prefix_caching": prefix_caching})) as engine:
+        assert await engine.all_tokens(reference.prompts, GREEDY) == reference.outputs
+        hits = engine.client.load.prefix_cache_hits
+        assert (hits > 0) is prefix_caching
+
+
+async def test_all_at_once_with_too_few_blocks(reference: Reference) -> None:
+    async with running_engine(make_config(reference, cache={"num_blocks_override": FEW_BLOCKS})) as engine:
+        assert await engine.all_tokens(reference.prompts, GREEDY) == reference.outputs
+        assert engine.client.load.num_preemptions > 0
+        assert engine.scheduler.engine.load().num_used_blocks == 0
+
+
+async def test_log_probabilities(reference: Reference) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=3)
+    async with running_engine(make_config(reference)) as engine:
+        for number, prompt in enumerate(reference.prompts[:6]):
+            outputs = await engine.generate(str(number), prompt, params)
+            rows = [row for output in outputs for row in output.logprobs or []]
+            assert [row.logprobs[0] for row in rows] == pytest.approx(reference.logprobs[number], abs=1e-4)
+            for row, token_id in zip(rows, reference.outputs[number], strict=True):
+                assert row.token_ids[0] == token_id
+                assert row.sampled_rank == 1
+                assert row.logprobs[1:] == sorted(row.logprobs[1:], reverse=True)
+                assert len(row.token_ids) == 4
+
+
+COMBINATIONS = list(itertools.product([True, False], [True, False], [24, 2048], ["recompute", "swap"]))
+
+
+@pytest.mark.parametrize(("is_async", "prefix_caching", "max_num_batched_tokens", "preemption_mode"), COMBINATIONS)
+async def test_every_combination_under_preemption(
+    reference: Reference, is_async: bool, prefix_caching: bool, max_num_batched_tokens: int, preemption_mode: str
+) -> None:
+    config = make_config(
+        reference,
+        cache={
+            "num_blocks_override": FEW_BLOCKS,
+            "enable_prefix_caching": prefix_caching,
+            "cpu_kv_cache_memory_bytes": 16 * 2**20,
+        },
+        scheduler={
+            "async_scheduling": is_async,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "preemption_mode": preemption_mode,
+        },
+    )
+    async with running_engine(config) as engine:
+        assert await engine.all_tokens(reference.prompts, GREEDY) == reference.outputs
+        assert engine.client.load.num_preemptions > 0

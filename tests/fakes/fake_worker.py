@@ -1,0 +1,170 @@
+"""A worker without a model: the next token is the last one plus one. Keeps slots exactly as the contract says."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
+from pagoda_common.rpc import RpcServer, connect
+
+
+class FakeWorker(worker_pb2_grpc.WorkerServicer):
+    """Serves pagoda.v1.Worker on a free port and registers itself.
+
+    Switches: `delay_s` per step and `delay_per_token_s` for each of its tokens; `fail_at_step` ends
+    the stream with INTERNAL once; `bad_tokens`, last tokens whose
+    sequence becomes a bad slot.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_model_len: int = 4096,
+        num_blocks: int = 10_000,
+        eos_token_ids: tuple[int, ...] = (),
+        vocab_size: int = 1_000_000,
+    ) -> None:
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self.num_blocks = num_blocks
+        self.eos_token_ids = eos_token_ids
+        self.incarnation = secrets.randbits(63) | 1
+        self.delay_s = 0.0
+        self.delay_per_token_s = 0.0
+        self.fail_at_step = 0
+        self.bad_tokens: set[int] = set()
+        self.requests: list[worker_pb2.ExecuteModelRequest] = []
+        """Every step received, when `keep_requests` is set."""
+        self.keep_requests = False
+        self.num_loads = 0
+        self.epoch = 0
+        self.address = ""
+        self._server = RpcServer(services=("pagoda.v1.Worker",))
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server.grpc_server)
+        self._registration: asyncio.Task[None] | None = None
+        self._forget(1)
+
+    async def start(self, scheduler_address: str, *, group: int | None = None) -> None:
+        """Listen, and register with the scheduler."""
+        port = await self._server.start(host="127.0.0.1", port=0)
+        self.address = f"127.0.0.1:{port}"
+        self._registration = asyncio.create_task(self._register(scheduler_address, group))
+
+    async def stop(self) -> None:
+        """Vanish at once."""
+        if self._registration is not None:
+            self._registration.cancel()
+            await asyncio.wait([self._registration])
+        await self._server.stop(grace_s=0)
+
+    async def _register(self, scheduler_address: str, group: int | None) -> None:
+        async def messages() -> AsyncIterator[scheduler_pb2.WorkerRegistration]:
+            identity = scheduler_pb2.WorkerIdentity(
+                address=self.address, rank=0, world_size=1, device="fake", incarnation=self.incarnation
+            )
+            if group is not None:
+                identity.group = group
+            yield scheduler_pb2.WorkerRegistration(identity=identity)
+            while True:
+                await asyncio.sleep(1)
+                yield scheduler_pb2.WorkerRegistration(heartbeat=scheduler_pb2.WorkerHeartbeat())
+
+        async with connect(scheduler_address) as channel:
+            stub = scheduler_pb2_grpc.SchedulerStub(channel)
+            while True:
+                try:
+                    async for _ in stub.RegisterWorker(messages(), wait_for_ready=True):
+                        pass
+                except grpc.RpcError:
+                    await asyncio.sleep(0.05)
+
+    def _forget(self, max_num_seqs: int) -> None:
+        self._last = np.zeros(max_num_seqs, dtype=np.uint32)
+        self._num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self._computed = np.zeros(max_num_seqs, dtype=np.int64)
+        self._slots: npt.NDArray[Any] = np.zeros(0, dtype=np.uint16)
+
+    # pagoda.v1.Worker.
+
+    async def InitDevice(self, request: worker_pb2.InitDeviceRequest, context: Any) -> worker_pb2.InitDeviceResponse:
+        if request.session_epoch < self.epoch:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"session epoch must be at least {self.epoch}")
+        self.epoch = request.session_epoch
+        self._forget(request.config.max_num_seqs)
+        return worker_pb2.InitDeviceResponse(worker_incarnation=self.incarnation, device="fake")
+
+    async def LoadModel(
+        self, request: worker_pb2.LoadModelRequest, context: Any
+    ) -> AsyncIterator[worker_pb2.LoadModelProgress]:
+        self.num_loads += 1
+        info = types_pb2.ModelInfo(
+            model="fake",
+            architecture="FakeForCausalLM",
+            vocab_size=self.vocab_size,
+            max_model_len=self.max_model_len,
+            eos_token_ids=self.eos_token_ids,
+        )
+        yield worker_pb2.LoadModelProgress(loaded_bytes=1, total_bytes=1, model_info=info)
+
+    async def DetermineNumAvailableBlocks(
+        self, request: worker_pb2.DetermineNumAvailableBlocksRequest, context: Any
+    ) -> worker_pb2.DetermineNumAvailableBlocksResponse:
+        return worker_pb2.DetermineNumAvailableBlocksResponse(num_blocks=self.num_blocks, block_bytes=1)
+
+    async def InitializeCache(
+        self, request: worker_pb2.InitializeCacheRequest, context: Any
+    ) -> worker_pb2.InitializeCacheResponse:
+        return worker_pb2.InitializeCacheResponse()
+
+    async def Execute(
+        self, request_iterator: AsyncIterator[worker_pb2.ExecuteModelRequest], context: Any
+    ) -> AsyncIterator[worker_pb2.SamplerOutput]:
+        async for request in request_iterator:
+            if self.keep_requests:
+                self.requests.append(request)
+            if self.fail_at_step and request.step >= self.fail_at_step:
+                self.fail_at_step = 0
+                await context.abort(grpc.StatusCode.INTERNAL, "the forward pass failed")
+            delay_s = self.delay_s + self.delay_per_token_s * self._num_tokens_of(request)
+            if delay_s:
+                await asyncio.sleep(delay_s)
+            yield self.execute(request)
+
+    def _num_tokens_of(self, request: worker_pb2.ExecuteModelRequest) -> int:
+        if not request.num_scheduled_tokens:
+            return request.num_seqs
+        return int(np.frombuffer(request.num_scheduled_tokens, dtype="<u4").sum())
+
+    def execute(self, request: worker_pb2.ExecuteModelRequest) -> worker_pb2.SamplerOutput:
+        """One step, vectorised over the batch."""
+        for new in request.new_requests:
+            log = np.frombuffer(new.prompt_token_ids + new.output_token_ids, dtype="<u4")
+            self._last[new.slot], self._num_tokens[new.slot] = log[-1], len(log)
+            self._computed[new.slot] = new.num_computed_tokens
+        if request.slots:
+            self._slots = np.frombuffer(request.slots, dtype="<u2")
+        slots = self._slots
+        counts = np.frombuffer(request.num_scheduled_tokens, dtype="<u4") if request.num_scheduled_tokens else 1
+        self._computed[slots] += counts
+        samples = self._computed[slots] == self._num_tokens[slots]
+        bad = np.isin(self._last[slots], list(self.bad_tokens)) if self.bad_tokens else np.zeros_like(samples)
+        samples &= ~bad
+        sampling = slots[samples]
+        self._last[sampling] = (self._last[sampling] + 1) % self.vocab_size
+        self._num_tokens[sampling] += 1
+        output = worker_pb2.SamplerOutput(
+            session_epoch=request.session_epoch,
+            worker_incarnation=request.worker_incarnation,
+            step=request.step,
+            token_ids=self._last[sampling].tobytes(),
+        )
+        if not samples.all():
+            output.num_sampled_tokens = samples.astype(np.uint8).tobytes()
+        for slot in slots[bad]:
+            output.bad_slots.add(slot=int(slot), code=13, message="logits are not finite")
+        return output

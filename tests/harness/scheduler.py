@@ -1,0 +1,55 @@
+"""A real scheduler in this process, and what drives it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from pagoda.v1 import scheduler_pb2_grpc
+from pagoda_common.config import EngineConfig
+from pagoda_common.rpc import RpcServer, connect
+from pagoda_scheduler.engine import Engine
+from pagoda_scheduler.servicer import SchedulerServicer
+from pagoda_scheduler.state import EngineState
+from pagoda_scheduler.timeline import Timeline
+from pagoda_scheduler.worker_groups import WorkerGroups
+
+
+@dataclass
+class RunningScheduler:
+    """A scheduler, its address and a stub."""
+
+    address: str
+    engine: Engine
+    stub: "scheduler_pb2_grpc.SchedulerAsyncStub"
+
+    async def until(self, condition: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
+        """Wait until `condition` holds."""
+        async with asyncio.timeout(timeout_s):
+            while not condition():  # noqa: ASYNC110 (conditions are of any kind)
+                await asyncio.sleep(0.01)
+
+    async def until_ready(self) -> None:
+        """Wait until a group serves."""
+        await self.until(lambda: self.engine.is_ready)
+
+
+@asynccontextmanager
+async def running_scheduler(
+    config: EngineConfig, *, timeline: Timeline | None = None
+) -> AsyncIterator[RunningScheduler]:
+    """A scheduler on a free port."""
+    engine = Engine(config=config)
+    epoch = time.time_ns()
+    groups = WorkerGroups(config=config, engine=engine, session_epoch=epoch, timeline=timeline)
+    state = EngineState(session_epoch=epoch, engine=engine, groups=groups)
+    server = RpcServer(services=("pagoda.v1.Scheduler",))
+    servicer = SchedulerServicer(engine=engine, groups=groups, state=state, version="test")
+    scheduler_pb2_grpc.add_SchedulerServicer_to_server(servicer, server.grpc_server)
+    port = await server.start(host="127.0.0.1", port=0)
+    address = f"127.0.0.1:{port}"
+    async with connect(address) as channel:
+        yield RunningScheduler(address, engine, scheduler_pb2_grpc.SchedulerStub(channel))
+    await groups.close()
+    await server.stop(grace_s=0)

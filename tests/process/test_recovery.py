@@ -1,0 +1,58 @@
+"""A stream that is open while a process is killed goes on where it was, token for token."""
+
+import json
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from tests.process.stack import Stack
+
+NUM_TOKENS = 300
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    stack = Stack()
+    try:
+        stack.wait_ready()
+        yield stack
+    finally:
+        stack.end()
+
+
+def stream(stack: Stack, *, temperature: float) -> Iterator[str]:
+    """Pieces of a long answer, which the end token does not end."""
+    body = {
+        "model": "pagoda-tiny",
+        "messages": [{"role": "user", "content": "Tell me a story about a dog."}],
+        "stream": True,
+        "max_tokens": NUM_TOKENS,
+        "ignore_eos": True,
+        "temperature": temperature,
+        "seed": 11,
+    }
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{stack.url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=300) as response:
+        for line in response:
+            data = line.removeprefix(b"data:").strip()
+            if line.startswith(b"data:") and data != b"[DONE]":
+                yield json.loads(data)["choices"][0]["delta"].get("content") or ""
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["worker", "scheduler"])
+def test_a_stream_survives_a_kill_of(stack: Stack, name: str, temperature: float) -> None:
+    undisturbed = "".join(stream(stack, temperature=temperature))
+    victim = stack.service(name)
+    text = ""
+    was_killed = False
+    for piece in stream(stack, temperature=temperature):
+        text += piece
+        if not was_killed and len(text) > 40:
+            victim.kill()
+            was_killed = True
+    assert was_killed
+    assert text == undisturbed
+    stack.wait_ready()

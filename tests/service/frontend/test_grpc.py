@@ -1,0 +1,232 @@
+"""pagoda.v1.Inference over a real channel."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from pagoda.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from pagoda_common.errors import QueueFull
+from pagoda_common.rpc import ErrorInterceptor
+from pagoda_common.text.tokenizer import Tokenizer
+from pagoda_frontend.servicer import InferenceServicer
+from tests.service.frontend.harness import Running, until
+
+TEXT = "An answer of some length, with 🙂 and 日本. Stop. Here."
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load("pagoda-tiny")
+
+
+def ask(**fields: Any) -> inference_pb2.GenerateRequest:
+    prompt: dict[str, Any] = {} if {"text", "token_ids", "chat"} & fields.keys() else {"text": "hello"}
+    return inference_pb2.GenerateRequest(**prompt, **fields)
+
+
+def stub_of(running: Running) -> Any:
+    return inference_pb2_grpc.InferenceStub(running.channel)
+
+
+async def test_generate_streams_what_generate_unary_gives(frontend: Running, tokenizer: Tokenizer) -> None:
+    frontend.fake.script = tokenizer.encode(TEXT)
+    stub = stub_of(frontend)
+    request = ask(sampling_params=types_pb2.SamplingParams(max_tokens=200, logprobs=2), request_id="mine")
+    responses = [response async for response in stub.Generate(request)]
+    assert "".join(response.text for response in responses) == TEXT
+    tokens = [token for response in responses for token in response.token_ids]
+    assert tokens[:-1] == frontend.fake.script
+    offsets = [response.offset for response in responses if response.token_ids]
+    assert offsets == [sum(len(r.token_ids) for r in responses[:place]) for place in range(len(offsets))]
+    last = responses[-1]
+    assert last.finish_reason == types_pb2.FINISH_REASON_STOP
+    assert last.usage.num_output_tokens == len(tokens)
+    assert last.request_id == "mine"
+    unary = await stub.GenerateUnary(request)
+    [output] = unary.outputs
+    assert (output.text, list(output.token_ids)) == (TEXT, tokens)
+    assert output.usage == last.usage
+    assert len(output.logprobs) == len(tokens)
+    assert output.logprobs[0].logprob == pytest.approx(-0.5)
+    assert output.logprobs[0].top[0].token_id == tokens[0]
+
+
+async def test_stop_strings_stop_tokens_and_n(frontend: Running, tokenizer: Tokenizer) -> None:
+    stub = stub_of(frontend)
+    params = types_pb2.SamplingParams(n=2, max_tokens=5, stop_token_ids=[113])
+    answer = await stub.GenerateUnary(ask(token_ids=types_pb2.TokenIds(ids=[10]), sampling_params=params))
+    assert [list(output.token_ids) for output in answer.outputs] == [[11, 12, 13, 14, 15], [111, 112, 113]]
+    assert answer.outputs[0].finish_reason == types_pb2.FINISH_REASON_LENGTH
+    assert answer.outputs[1].stop_token_id == 113
+    frontend.fake.script = tokenizer.encode(TEXT)
+    answer = await stub.GenerateUnary(ask(stop=["Stop"], sampling_params=types_pb2.SamplingParams(max_tokens=200)))
+    assert answer.outputs[0].text == TEXT.partition("Stop")[0]
+    assert answer.outputs[0].stop_string == "Stop"
+
+
+async def test_a_conversation_may_fill_the_context_and_a_text_gets_16_tokens(frontend: Running) -> None:
+    stub = stub_of(frontend)
+    messages = [inference_pb2.ChatMessage(role="user", content="hi")]
+    params = types_pb2.SamplingParams(ignore_eos=True)
+    chat = await stub.GenerateUnary(ask(chat=inference_pb2.ChatPrompt(messages=messages), sampling_params=params))
+    usage = chat.outputs[0].usage
+    assert usage.num_prompt_tokens + usage.num_output_tokens == 512
+    text = await stub.GenerateUnary(ask(text="hi", sampling_params=params))
+    assert text.outputs[0].usage.num_output_tokens == 16
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"text": ""}, "text"),
+    ({"text": "word " * 2000}, "text"),
+    ({"token_ids": types_pb2.TokenIds()}, "token_ids"),
+    ({"token_ids": types_pb2.TokenIds(ids=[99999])}, "token_ids"),
+    ({"token_ids": types_pb2.TokenIds(ids=[5] * 512)}, "token_ids"),
+    ({"chat": inference_pb2.ChatPrompt()}, "messages"),
+    ({"chat": inference_pb2.ChatPrompt(messages=[inference_pb2.ChatMessage(role="robot")])}, "messages"),
+    ({"sampling_params": types_pb2.SamplingParams(temperature=-1)}, "temperature"),
+    ({"sampling_params": types_pb2.SamplingParams(temperature=float("nan"))}, "temperature"),
+    ({"sampling_params": types_pb2.SamplingParams(top_p=0)}, "top_p"),
+    ({"sampling_params": types_pb2.SamplingParams(top_k=-3)}, "top_k"),
+    ({"sampling_params": types_pb2.SamplingParams(min_p=2)}, "min_p"),
+    ({"sampling_params": types_pb2.SamplingParams(max_tokens=0)}, "max_tokens"),
+    ({"sampling_params": types_pb2.SamplingParams(n=2, temperature=0)}, "n"),
+    ({"sampling_params": types_pb2.SamplingParams(logprobs=21)}, "logprobs"),
+    ({"sampling_params": types_pb2.SamplingParams(prompt_logprobs=1)}, "prompt_logprobs"),
+    ({"sampling_params": types_pb2.SamplingParams(stop_token_ids=[99999])}, "stop_token_ids"),
+    ({"sampling_params": types_pb2.SamplingParams(logit_bias={99999: 1.0})}, "logit_bias"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+    ({"stop": [""]}, "stop"),
+]
+
+
+async def test_bad_requests_are_invalid_argument_and_name_the_field(frontend: Running) -> None:
+    stub = stub_of(frontend)
+    for fields, name in BAD:
+        for call in (stub.GenerateUnary, _first_of(stub)):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(ask(**fields))
+            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT, fields
+            trailers = dict(caught.value.trailing_metadata() or ())
+            assert name.encode() in trailers["grpc-status-details-bin"], fields
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.GenerateUnary(inference_pb2.GenerateRequest())
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert len((await stub.GenerateUnary(ask())).outputs) == 1
+
+
+def _first_of(stub: Any) -> Any:
+    async def call(request: Any) -> Any:
+        return await stub.Generate(request).read()
+
+    return call
+
+
+async def test_a_malformed_message_is_invalid_argument(frontend: Running) -> None:
+    unary = frontend.channel.unary_unary("/pagoda.v1.Inference/GenerateUnary")
+    stream = frontend.channel.unary_stream("/pagoda.v1.Inference/Generate")
+    for raw in (b"\xff\xff\xff", b"\x0a\x05ab", b"\x2a\x02\x08", b"\x0a\x01\xff"):
+        for call in (unary(raw), stream(raw).read()):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert len((await stub_of(frontend).GenerateUnary(ask())).outputs) == 1
+
+
+async def test_other_errors_have_their_codes(frontend: Running) -> None:
+    stub = stub_of(frontend)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.GenerateUnary(ask(model="gpt-9"))
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+    frontend.fake.reject["*"] = QueueFull("too much is waiting", retry_after_s=1)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.GenerateUnary(ask())
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_cancelling_and_aborting_end_the_request(frontend: Running) -> None:
+    frontend.fake.step_s = 0.005
+    stub = stub_of(frontend)
+    request = ask(sampling_params=types_pb2.SamplingParams(max_tokens=400, ignore_eos=True), request_id="mine")
+    call = stub.Generate(request)
+    await call.read()
+    call.cancel()
+    await until(lambda: len(frontend.fake.aborted) == 1)
+    call = stub.Generate(request)
+    await call.read()
+    await stub.Abort(inference_pb2.AbortGenerationRequest(request_ids=["mine", "unknown"]))
+    async with asyncio.timeout(5):
+        while (await call.read()).finish_reason != types_pb2.FINISH_REASON_ABORT:
+            pass
+    await until(lambda: len(frontend.fake.aborted) == 2)
+
+
+async def test_a_call_that_ends_while_a_message_is_written_ends_its_request(frontend: Running) -> None:
+    class Context:
+        def __init__(self) -> None:
+            self.callbacks: list[Any] = []
+
+        def time_remaining(self) -> None:
+            return None
+
+        def invocation_metadata(self) -> None:
+            return None
+
+        def add_done_callback(self, callback: Any) -> None:
+            self.callbacks.append(callback)
+
+    frontend.fake.step_s = 0.005
+    context = Context()
+    request = ask(sampling_params=types_pb2.SamplingParams(max_tokens=400, ignore_eos=True))
+    servicer = InferenceServicer(serving=frontend.server.serving)
+    responses = ErrorInterceptor()._wrap_stream(servicer.Generate, "Generate", None)(request, context)
+    await anext(responses)
+    context.callbacks[0](context)
+    await until(lambda: len(frontend.fake.aborted) == 1)
+    await until(lambda: frontend.server.serving.num_open == 0)
+
+
+async def test_a_deadline_reaches_the_engine(frontend: Running) -> None:
+    frontend.fake.is_paused = True
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub_of(frontend).GenerateUnary(ask(), timeout=0.3)
+    assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    # the server's clock turns the wire's whole milliseconds back into a deadline: microseconds may be added
+    assert frontend.fake.submits[-1].timeout_s == pytest.approx(0.3, abs=0.2)
+    await until(lambda: frontend.server.serving.num_open == 0)
+
+
+async def test_tokens_texts_and_facts(frontend: Running, tokenizer: Tokenizer) -> None:
+    stub = stub_of(frontend)
+    tokens = await stub.Tokenize(inference_pb2.TokenizeRequest(text=TEXT))
+    assert list(tokens.token_ids) == tokenizer.encode(TEXT)
+    text = await stub.Detokenize(inference_pb2.DetokenizeRequest(token_ids=tokens.token_ids))
+    assert text.text == TEXT
+    info = await stub.GetModelInfo(inference_pb2.GetModelInfoRequest())
+    assert (info.model_info.vocab_size, list(info.served_model_names)) == (3072, ["tiny", "alias"])
+    server = await stub.GetServerInfo(inference_pb2.GetServerInfoRequest())
+    assert server.load.is_ready
+    assert server.version
+
+
+async def test_reflection_and_health(frontend: Running) -> None:
+    listing = reflection_pb2.ServerReflectionRequest(list_services="")
+    stub = reflection_pb2_grpc.ServerReflectionStub(frontend.channel)
+    [answer] = [response async for response in stub.ServerReflectionInfo(iter([listing]))]
+    names = {service.name for service in answer.list_services_response.service}
+    assert {"pagoda.v1.Inference", "grpc.health.v1.Health"} <= names
+    symbol = reflection_pb2.ServerReflectionRequest(file_containing_symbol="pagoda.v1.Inference")
+    [answer] = [response async for response in stub.ServerReflectionInfo(iter([symbol]))]
+    assert answer.file_descriptor_response.file_descriptor_proto
+    watch = health_pb2_grpc.HealthStub(frontend.channel).Watch(
+        health_pb2.HealthCheckRequest(service="pagoda.v1.Inference")
+    )
+    async with asyncio.timeout(5):
+        while (await watch.read()).status != health_pb2.HealthCheckResponse.SERVING:
+            pass
+        frontend.fake.set_ready(False, "no worker")
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    watch.cancel()

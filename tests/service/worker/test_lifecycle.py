@@ -1,0 +1,152 @@
+"""From InitDevice to Execute, again and again: what a scheduler may repeat, and who may call."""
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pagoda_common.models import resolve_model
+from tests.service.worker.conftest import SERVICE, Caller, Served, new_request, tokens_of
+
+
+async def fails(awaitable: object, code: grpc.StatusCode, *fragments: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await awaitable  # type: ignore[misc]
+    assert raised.value.code() == code
+    for fragment in fragments:
+        assert fragment in (raised.value.details() or "")
+
+
+async def health_of(channel: grpc.aio.Channel) -> int:
+    stub = health_pb2_grpc.HealthStub(channel)
+    return int((await stub.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=10)).status)
+
+
+async def test_a_worker_is_brought_up_and_answers(channel: grpc.aio.Channel) -> None:
+    caller = Caller(channel)
+    assert (await caller.status()).state == "started"
+    device = await caller.init_device()
+    assert device.device.startswith("cpu")
+    assert device.total_memory_bytes > 1 << 30
+    assert (await caller.status()).state == "device"
+    progress = await caller.load_model()
+    info = progress[-1].model_info
+    assert progress[-1].loaded_bytes == progress[-1].total_bytes == info.weight_bytes
+    assert (info.architecture, info.vocab_size, info.max_model_len, info.num_layers) == (
+        "LlamaForCausalLM",
+        3072,
+        128,
+        7,
+    )
+    assert list(info.eos_token_ids) == [0, 2]
+    directory = resolve_model("pagoda-tiny")
+    assert isinstance(directory, Path)
+    assert json.loads(info.generation_config_json) == json.loads((directory / "generation_config.json").read_text())
+    assert (await caller.status()).state == "loaded"
+    blocks = await caller.determine()
+    assert blocks.num_blocks == 8 * 128 // 16
+    assert blocks.num_cpu_blocks == (1 << 20) // blocks.block_bytes
+    assert await health_of(channel) == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert await caller.initialize_cache() > 0
+    assert await caller.initialize_cache(num_cpu_blocks=0) == 0
+    assert await health_of(channel) == health_pb2.HealthCheckResponse.SERVING
+    assert len(tokens_of(await caller.execute(caller.prefill(new_request())))) == 1
+    status = await caller.status()
+    assert (status.state, status.last_step, status.num_blocks, status.session_epoch) == ("serving", 1, 40, 1)
+    assert status.model_info.model == "pagoda-tiny"
+
+
+async def test_stages_out_of_order_are_refused(channel: grpc.aio.Channel) -> None:
+    caller, refused = Caller(channel), grpc.StatusCode.FAILED_PRECONDITION
+    await fails(caller.load_model(), refused, "session_epoch is 1", "call InitDevice first")
+    await caller.init_device()
+    await fails(caller.determine(), refused, "call LoadModel first")
+    await fails(caller.initialize_cache(), refused, "call LoadModel first")
+    await caller.load_model()
+    await fails(caller.execute(caller.prefill(new_request())), refused, "call InitializeCache first")
+
+
+async def test_a_newer_scheduler_takes_over_and_finds_the_weights_in_place(
+    caller: Caller, channel: grpc.aio.Channel, served: Served
+) -> None:
+    first = tokens_of(await caller.execute(caller.prefill(new_request())))
+    weights = served.worker._model
+    successor = Caller(channel, epoch=5)
+    await successor.bring_up()
+    assert served.worker._model is weights
+    assert tokens_of(await successor.execute(successor.prefill(new_request()))) == first
+    refused = grpc.StatusCode.FAILED_PRECONDITION
+    await fails(caller.execute(caller.request([0])), refused, "session_epoch is 1, must be 5")
+    await fails(caller.init_device(), refused, "session_epoch is 1, must be at least 5")
+    await fails(caller.initialize_cache(), refused, "must be 5")
+    assert len(tokens_of(await successor.execute(successor.request([0])))) == 1
+
+
+async def test_a_higher_epoch_must_introduce_itself(caller: Caller) -> None:
+    caller.epoch = 9
+    await fails(
+        caller.execute(caller.prefill(new_request())), grpc.StatusCode.FAILED_PRECONDITION, "must be 1: call InitDevice"
+    )
+
+
+async def test_another_incarnation_is_refused_with_the_right_one(caller: Caller) -> None:
+    right, caller.incarnation = caller.incarnation, 17
+    await fails(
+        caller.execute(caller.prefill(new_request())), grpc.StatusCode.FAILED_PRECONDITION, f"17, must be {right}"
+    )
+
+
+async def test_the_same_scheduler_may_begin_again(caller: Caller) -> None:
+    await caller.execute(caller.prefill(new_request()))
+    await caller.bring_up()
+    assert len(tokens_of(await caller.execute(caller.prefill(new_request())))) == 1
+
+
+async def test_another_config_loads_another_model(caller: Caller, served: Served) -> None:
+    await caller.init_device(max_model_len=64)
+    assert (await caller.status()).state == "device"
+    assert (await caller.load_model())[-1].model_info.max_model_len == 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "fragment"),
+    [
+        ({"model": "/nowhere"}, grpc.StatusCode.FAILED_PRECONDITION, "not a directory"),
+        ({"max_model_len": 4096}, grpc.StatusCode.INVALID_ARGUMENT, "made for 1024 tokens"),
+        ({"dtype": "int3"}, grpc.StatusCode.INVALID_ARGUMENT, "dtype is 'int3'"),
+        ({"kv_cache_memory_bytes": 1000}, grpc.StatusCode.RESOURCE_EXHAUSTED, "raise --kv-cache-memory"),
+    ],
+)
+async def test_a_config_that_cannot_be_served_is_refused_with_the_reason(
+    channel: grpc.aio.Channel, changes: dict[str, object], code: grpc.StatusCode, fragment: str
+) -> None:
+    caller = Caller(channel)
+    await fails(caller.bring_up(**changes), code, fragment)
+    await caller.bring_up()  # and the worker lives on
+
+
+async def test_two_loads_at_once_are_one(channel: grpc.aio.Channel, served: Served) -> None:
+    caller = Caller(channel)
+    await caller.init_device()
+    one, other = await asyncio.gather(caller.load_model(), caller.load_model())
+    assert one[-1].model_info == other[-1].model_info
+
+
+async def test_health_is_answered_while_a_step_runs(caller: Caller, channel: grpc.aio.Channel, served: Served) -> None:
+    gate, run = threading.Event(), served.worker.execute_model
+
+    def slow(step: object) -> object:
+        gate.wait(10)
+        return run(step)  # type: ignore[arg-type]
+
+    served.worker.execute_model = slow  # type: ignore[method-assign, assignment]
+    step = asyncio.create_task(caller.execute(caller.prefill(new_request())))
+    await asyncio.sleep(0.05)
+    assert await health_of(channel) == health_pb2.HealthCheckResponse.SERVING
+    assert not step.done()
+    gate.set()
+    assert len(tokens_of(await step)) == 1

@@ -1,0 +1,58 @@
+"""A worker stays registered, whoever starts first and whoever goes away."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
+from pagoda_common.process import free_port
+from pagoda_common.rpc import RpcServer
+from pagoda_worker import registration
+from pagoda_worker.registration import Registration
+
+
+class Listener(scheduler_pb2_grpc.SchedulerServicer):
+    """The scheduler's ear."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.heard: asyncio.Queue[scheduler_pb2.WorkerRegistration] = asyncio.Queue()
+
+    async def RegisterWorker(
+        self, request_iterator: AsyncIterator[scheduler_pb2.WorkerRegistration], context: Any
+    ) -> AsyncIterator[scheduler_pb2.RegisterWorkerResponse]:
+        yield scheduler_pb2.RegisterWorkerResponse(session_epoch=self.epoch)
+        async for message in request_iterator:
+            self.heard.put_nowait(message)
+
+    async def next(self) -> scheduler_pb2.WorkerRegistration:
+        return await asyncio.wait_for(self.heard.get(), 20)
+
+
+async def listen(port: int, epoch: int) -> tuple[Listener, RpcServer]:
+    listener, server = Listener(epoch), RpcServer(services=("pagoda.v1.Scheduler",))
+    scheduler_pb2_grpc.add_SchedulerServicer_to_server(listener, server.grpc_server)
+    await server.start(host="127.0.0.1", port=port)
+    return listener, server
+
+
+async def test_a_worker_registers_again_with_every_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "HEARTBEAT_PERIOD_S", 0.02)
+    port = free_port()
+    identity = scheduler_pb2.WorkerIdentity(address="here:1", incarnation=7, world_size=1)
+    steps = iter(range(1, 1_000_000))
+    worker = Registration(scheduler=f"127.0.0.1:{port}", identity=identity, last_step=lambda: next(steps))
+    running = asyncio.create_task(worker.run())
+    await asyncio.sleep(0.1)  # the worker is first
+    for epoch in (1, 2):
+        listener, server = await listen(port, epoch)
+        assert (await listener.next()).identity == identity
+        beats = [(await listener.next()).heartbeat.last_step for _ in range(2)]
+        assert beats[1] == beats[0] + 1
+        await server.stop(grace_s=0)
+    assert not running.done()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running

@@ -1,0 +1,185 @@
+"""Command line to config and back."""
+
+import argparse
+from dataclasses import fields
+
+import pytest
+
+from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from pagoda_common.errors import ConfigError
+from pagoda_common.flags import (
+    add_engine_flags,
+    add_frontend_flags,
+    add_serve_flags,
+    config_errors,
+    engine_config_from_args,
+    engine_config_to_argv,
+    frontend_config_from_args,
+    frontend_config_to_argv,
+    parse_bytes,
+    parse_count,
+)
+from pagoda_common.frontend_config import FrontendConfig
+
+ENGINE = EngineConfig(
+    model=ModelConfig(
+        model="some/where",
+        revision="main",
+        tokenizer="other",
+        served_model_name=("a", "b"),
+        dtype="bfloat16",
+        device="cpu",
+        max_model_len=300,
+        load_format="dummy",
+        max_logprobs=-1,
+        seed=7,
+    ),
+    cache=CacheConfig(
+        block_size=8,
+        kv_cache_memory_bytes=1 << 30,
+        num_blocks_override=33,
+        gpu_memory_utilization=0.5,
+        enable_prefix_caching=False,
+        cpu_kv_cache_memory_bytes=4096,
+    ),
+    scheduler=SchedulerConfig(
+        max_num_seqs=3,
+        max_num_batched_tokens=512,
+        enable_chunked_prefill=False,
+        long_prefill_token_threshold=9,
+        policy="priority",
+        preemption_mode="swap",
+        routing_policy="round_robin",
+        async_scheduling=False,
+        max_num_queued_reqs=5,
+        max_num_queued_tokens=6,
+    ),
+)
+
+
+def parse_engine(argv: list[str]) -> EngineConfig:
+    parser = argparse.ArgumentParser()
+    add_engine_flags(parser)
+    return engine_config_from_args(parser.parse_args(argv))
+
+
+def parse_frontend(argv: list[str]) -> FrontendConfig:
+    parser = argparse.ArgumentParser()
+    add_frontend_flags(parser)
+    return frontend_config_from_args(parser.parse_args(argv))
+
+
+def test_no_flags_give_the_default_configs() -> None:
+    assert parse_engine([]) == EngineConfig()
+    assert parse_frontend([]) == FrontendConfig()
+
+
+def test_every_engine_value_survives_the_way_through_a_command_line() -> None:
+    assert parse_engine(engine_config_to_argv(ENGINE)) == ENGINE
+    assert engine_config_to_argv(EngineConfig()) == []
+
+
+def test_every_engine_field_has_a_flag() -> None:
+    default = EngineConfig()
+    for part in ("model", "cache", "scheduler"):
+        for field in fields(getattr(default, part)):
+            assert getattr(getattr(ENGINE, part), field.name) != getattr(getattr(default, part), field.name), field.name
+
+
+def test_every_frontend_field_has_a_flag() -> None:
+    parser = argparse.ArgumentParser()
+    add_frontend_flags(parser)
+    assert {field.name for field in fields(FrontendConfig)} <= set(vars(parser.parse_args([])))
+
+
+def test_frontend_values_survive_the_way_through_a_command_line() -> None:
+    config = FrontendConfig(
+        scheduler="10.0.0.1:7",
+        host="0.0.0.0",
+        port=0,
+        grpc_port=0,
+        model="m",
+        served_model_name=("x", "y"),
+        api_key=("k1", "k2"),
+        allowed_origins=("*",),
+        enable_prompt_tokens_details=True,
+        drain_timeout_s=1.5,
+        max_request_body_bytes=99,
+        sse_keep_alive_interval_s=0.0,
+        disable_uvicorn_access_log=True,
+    )
+    assert parse_frontend(frontend_config_to_argv(config)) == config
+
+
+def test_serve_flags_fill_both_configs() -> None:
+    parser = argparse.ArgumentParser()
+    add_serve_flags(parser)
+    args = parser.parse_args(["here", "--port", "1234", "--max-num-seqs", "4", "--max-logprobs=-1"])
+    engine, frontend = engine_config_from_args(args), frontend_config_from_args(args)
+    assert (engine.model.model, engine.scheduler.max_num_seqs, engine.model.max_logprobs) == ("here", 4, -1)
+    assert (frontend.model, frontend.port, frontend.max_logprobs) == ("here", 1234, -1)
+
+
+def test_serve_flags_say_how_many_workers_start_and_the_scheduler_is_not_told() -> None:
+    parser = argparse.ArgumentParser()
+    add_serve_flags(parser)
+    engine = engine_config_from_args(parser.parse_args(["-dp", "2", "--threads", "3"]))
+    assert engine.parallel == ParallelConfig(data_parallel_size=2, threads=3)
+    assert engine_config_to_argv(engine) == []
+    with pytest.raises(ConfigError, match="data_parallel_size is 0, must be at least 1"):
+        engine_config_from_args(parser.parse_args(["--data-parallel-size=0"]))
+
+
+def test_a_model_given_twice_must_be_the_same() -> None:
+    assert parse_engine(["m", "--model", "m"]).model.model == "m"
+    with pytest.raises(ConfigError, match="given twice"):
+        parse_engine(["m", "--model", "n"])
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("8192", 8192), ("8k", 8000), ("8K", 8192), ("1.5k", 1500), ("1M", 1 << 20), ("2m", 2_000_000)]
+)
+def test_counts_take_decimal_and_binary_suffixes(text: str, tokens: int) -> None:
+    assert parse_count(text) == tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("0", 0), ("100B", 100), ("512M", 512 << 20), ("512MiB", 512 << 20), ("2GB", 2 * 10**9), ("1.5GiB", 3 << 29)],
+)
+def test_sizes_take_the_usual_suffixes(text: str, num_bytes: int) -> None:
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "x", "-5", "8kk", "1e9", "5 apples", "nan"])
+def test_other_text_is_no_quantity(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["-1", "auto"])
+def test_max_model_len_may_be_left_to_the_checkpoint(text: str) -> None:
+    assert parse_engine([f"--max-model-len={text}"]).model.max_model_len is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--max-num-seqs", "0"], ["max_num_seqs", "0", "between 1 and 65535"]),
+        (["--gpu-memory-utilization", "nan"], ["gpu_memory_utilization", "nan", "(0, 1]"]),
+        (["--dtype", "int3"], ["--dtype", "int3", "float32"]),
+        (["--block-size", "many"], ["--block-size", "many"]),
+        (["--kv-cache-memory", "lots"], ["--kv-cache-memory", "lots", "512M"]),
+        (["--no-enable-chunked-prefill", "--max-model-len=4k"], ["max_num_batched_tokens", "2048", "4000"]),
+    ],
+)
+def test_a_wrong_value_ends_with_code_2_and_names_field_value_and_bound(
+    argv: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser(prog="pagoda-scheduler")
+    add_engine_flags(parser)
+    with pytest.raises(SystemExit) as ended, config_errors(parser):
+        engine_config_from_args(parser.parse_args(argv))
+    assert ended.value.code == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert all(word in message for word in words), message

@@ -1,0 +1,126 @@
+"""A sequence takes exactly its next offset, drops what it has, and reports a gap."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagoda_common.engine_session import SlotTable
+from pagoda_common.engine_stream import EngineRequest, EngineStream
+from pagoda_common.errors import DeadlineExceeded, NotReady
+from pagoda_common.sampling_params import SamplingParams
+
+
+def make_stream(**params: object) -> tuple[EngineStream, list[object]]:
+    told: list[object] = []
+    request = EngineRequest(request_id="a", prompt_token_ids=[1], sampling_params=SamplingParams(**params))
+    stream = EngineStream(
+        request=request,
+        on_stop=lambda _, index: told.append(index),
+        on_abort=lambda _: told.append("abort"),
+    )
+    return stream, told
+
+
+@given(pieces=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5)), max_size=30))
+def test_whatever_arrives_the_log_is_a_prefix_without_holes(pieces: list[tuple[int, int]]) -> None:
+    stream, _ = make_stream()
+    log = stream.sequences[0]
+    for offset, count in pieces:
+        known = len(log.token_ids)
+        is_complete = log.extend(offset, list(range(offset, offset + count)))
+        assert is_complete == (offset <= known)
+        assert log.token_ids == list(range(len(log.token_ids)))
+        assert len(log.token_ids) == max(known, offset + count if offset <= known else 0)
+
+
+async def test_what_waits_is_given_out_together() -> None:
+    stream, _ = make_stream(n=2)
+    stream.sequences[1].extend(0, [5])
+    stream.sequences[1].extend(1, [6, 7])
+    stream.sequences[0].extend(0, [8])
+    outputs = await stream.get()
+    assert [(output.index, output.offset, output.token_ids) for output in outputs] == [(1, 0, [5, 6, 7]), (0, 0, [8])]
+    stream.sequences[0].finish("length")
+    (end,) = await stream.get()
+    assert (end.index, end.offset, end.token_ids, end.finish_reason) == (0, 1, [], "length")
+    assert not stream.is_finished
+
+
+async def test_a_waiting_consumer_wakes_once_per_round() -> None:
+    stream, _ = make_stream()
+    waiting = asyncio.create_task(stream.get())
+    await asyncio.sleep(0)
+    stream.sequences[0].extend(0, [5])
+    stream.sequences[0].extend(1, [6])
+    assert (await waiting)[0].token_ids == [5, 6]
+
+
+async def test_a_cancelled_consumer_loses_nothing() -> None:
+    stream, _ = make_stream()
+    waiting = asyncio.create_task(stream.get())
+    await asyncio.sleep(0)
+    stream.sequences[0].extend(0, [5])
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert (await stream.get())[0].token_ids == [5]
+
+
+async def test_a_stopped_sequence_gives_nothing_more() -> None:
+    stream, told = make_stream(n=2)
+    stream.stop(1)
+    stream.stop(1)
+    stream.sequences[1].extend(0, [5])
+    stream.sequences[0].extend(0, [6])
+    assert [output.index for output in await stream.get()] == [0]
+    assert told == [1]
+    stream.sequences[0].finish("stop")
+    await stream.get()
+    assert stream.is_finished
+    assert await stream.get() == []
+
+
+async def test_news_comes_before_the_failure() -> None:
+    stream, told = make_stream()
+    stream.sequences[0].extend(0, [5])
+    stream.fail(NotReady("gone"))
+    assert (await stream.get())[0].token_ids == [5]
+    with pytest.raises(NotReady):
+        await stream.get()
+    stream.abort()
+    assert told == []
+
+
+def test_gaps_without_progress_are_given_up() -> None:
+    stream, _ = make_stream()
+    assert [stream.count_resubmit() for _ in range(9)] == [True] * 8 + [False]
+    stream.sequences[0].extend(0, [5])
+    assert stream.count_resubmit()
+
+
+def test_a_slot_is_free_again_after_its_end_was_reported() -> None:
+    stream, _ = make_stream(n=3)
+    first, second, third = stream.sequences
+    slots = SlotTable()
+    assert [slots.add(first), slots.add(second)] == [0, 1]
+    slots.retire([0])
+    assert slots.get(0) is None
+    assert slots.add(third) == 2
+    slots.release(0)
+    assert slots.add(first) == 0
+    assert slots.get(0) is first
+    assert slots.get(99) is None
+
+
+async def test_what_was_waiting_is_delivered_before_the_deadline_is_raised() -> None:
+    stream, told = make_stream()
+    stream.request.timeout_s = 3
+    stream.sequences[0].extend(0, [7])
+    stream.expire()
+    stream.expire()
+    [output] = await stream.get()
+    assert output.token_ids == [7]
+    with pytest.raises(DeadlineExceeded, match="within 3 s"):
+        await stream.get()
+    assert told == ["abort"]

@@ -1,0 +1,79 @@
+"""Stream chunks, byte by byte what OpenAI's clients expect."""
+
+from typing import Any
+
+import orjson
+import pytest
+
+from pagoda_common.outputs import SequenceDelta, TokenLogprobs
+from pagoda_common.text.tokenizer import Tokenizer
+from pagoda_frontend.chunks import DONE, ChatChunks, ChunkOptions, CompletionChunks
+from pagoda_frontend.logprobs import LEAST_LOGPROB, LogprobWriter
+
+ENVELOPE = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "tiny"}
+
+
+def common(**options: Any) -> dict[str, Any]:
+    return {
+        "envelope": ENVELOPE,
+        "options": ChunkOptions(**options),
+        "prompts": [[1, 2]],
+        "n": 2,
+        "usage": lambda: {"total_tokens": 9},
+    }
+
+
+def decode(events: bytes) -> list[Any]:
+    assert events.endswith(b"\n\n") or not events
+    return [orjson.loads(event.removeprefix(b"data: ")) for event in events.split(b"\n\n")[:-1]]
+
+
+def delta(text: str, **fields: Any) -> SequenceDelta:
+    return SequenceDelta(**{"index": 1, "text": text, "token_ids": [7], "offset": 0, **fields})
+
+
+@pytest.mark.parametrize("text", ["plain", 'quotes " and \\', "line\nbreak", "日本 🙂", "\u2028"])
+def test_the_fast_path_equals_the_slow_one(text: str) -> None:
+    for chunks in (CompletionChunks(echo=None, **common()), ChatChunks(echo="", **common())):
+        [fast] = decode(chunks.delta(delta(text)))
+        [slow] = decode(chunks.delta(delta(text, finish_reason="stop")))
+        assert fast["choices"][0].pop("finish_reason") is None
+        assert slow["choices"][0].pop("finish_reason") == "stop"
+        fast["choices"][0].pop("stop_reason", None)
+        slow["choices"][0].pop("stop_reason", None)
+        assert fast == slow
+        assert fast["id"] == "cmpl-1"
+
+
+def test_a_delta_without_text_is_no_chunk_unless_something_is_asked_for() -> None:
+    assert CompletionChunks(echo=None, **common()).delta(delta("")) == b""
+    assert decode(CompletionChunks(echo=None, **common()).delta(delta("", finish_reason="length")))
+    with_ids = CompletionChunks(echo=None, **common(return_token_ids=True))
+    [first], [second] = decode(with_ids.delta(delta(""))), decode(with_ids.delta(delta("a")))
+    assert first["choices"][0]["token_ids"] == [7]
+    assert first["choices"][0]["prompt_token_ids"] == [1, 2]
+    assert "prompt_token_ids" not in second["choices"][0]
+
+
+def test_the_end_of_a_stream() -> None:
+    assert CompletionChunks(echo=None, **common()).closing() == DONE
+    closing = ChatChunks(echo="", **common(include_usage=True)).closing()
+    assert closing.endswith(DONE)
+    [last] = decode(closing.removesuffix(DONE))
+    assert (last["choices"], last["usage"]) == ([], {"total_tokens": 9})
+
+
+def test_a_conversation_opens_with_a_role_for_each_sequence() -> None:
+    opening = decode(ChatChunks(echo="So", **common()).opening())
+    assert [chunk["choices"][0]["index"] for chunk in opening] == [0, 1]
+    assert all(chunk["choices"][0]["delta"] == {"role": "assistant", "content": "So"} for chunk in opening)
+
+
+def test_minus_infinity_is_written_and_the_sampled_token_is_always_there() -> None:
+    writer = LogprobWriter(tokenizer=Tokenizer.load("pagoda-tiny"), num_top=1, as_token_ids=True)
+    position = TokenLogprobs(token_ids=[9, 4, 5], logprobs=[float("-inf"), -0.1, -2.0], sampled_rank=90)
+    legacy = writer.for_completion([position], [0])
+    assert legacy["token_logprobs"] == [LEAST_LOGPROB]
+    assert legacy["top_logprobs"] == [{"token_id:9": LEAST_LOGPROB, "token_id:4": -0.1}]
+    [entry] = writer.for_chat([position])["content"]
+    assert [top["token"] for top in entry["top_logprobs"]] == ["token_id:4"]

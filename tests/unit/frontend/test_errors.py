@@ -1,0 +1,54 @@
+"""Bodies to errors."""
+
+import pytest
+
+from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError, RequestFailed
+from pagoda_frontend.body import parse_body
+from pagoda_frontend.errors import error_object, error_response
+from pagoda_frontend.metrics import one_two_five
+from pagoda_frontend.protocol import CompletionBody
+from pagoda_frontend.serving import unique_id
+
+
+def test_a_servers_fault_shows_no_paths_addresses_or_tracebacks() -> None:
+    message = "cannot read /srv/models/secret/model.safetensors at 0x7f00deadbeef\nTraceback: line 1"
+    shown = error_object(RequestFailed(message))["message"]
+    assert "secret" not in shown
+    assert "0x7f00" not in shown
+    assert "Traceback" not in shown
+    assert "cannot read" in shown
+
+
+def test_a_bug_says_nothing_of_itself() -> None:
+    shown = error_object(ZeroDivisionError("division by zero"))
+    assert shown["code"] == 500
+    assert "division" not in shown["message"]
+
+
+@pytest.mark.parametrize(("after_s", "header"), [(0.0, "1"), (0.2, "1"), (4.5, "5")])
+def test_not_ready_says_when_to_come_again(after_s: float, header: str) -> None:
+    response = error_response(NotReady("starting", retry_after_s=after_s))
+    assert (response.status_code, response.headers["retry-after"]) == (503, header)
+
+
+@pytest.mark.parametrize("code", [code for code in Code if code is not Code.OK])
+def test_every_code_has_a_status(code: Code) -> None:
+    assert 400 <= error_response(PagodaError("x", code=code)).status_code < 600
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_numbers_that_json_does_not_have_name_their_field(number: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_body(f'{{"prompt": "x", "top_p": {number}}}'.encode(), CompletionBody)
+    assert caught.value.field == "top_p"
+
+
+def test_histogram_bounds() -> None:
+    assert one_two_five(512) == [1, 2, 5, 10, 20, 50, 100, 200, 500]
+    assert one_two_five(1) == [1]
+
+
+def test_a_clients_id_is_made_safe_for_headers_and_logs() -> None:
+    assert unique_id("cmpl-", "a b\r\n/日") == "cmpl-a_b____"
+    assert len(unique_id("cmpl-", "x" * 1000)) == 133
+    assert unique_id("cmpl-") != unique_id("cmpl-")

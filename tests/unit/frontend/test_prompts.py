@@ -1,0 +1,55 @@
+"""Prompts from conversations."""
+
+from pathlib import Path
+
+import pytest
+
+from pagoda_common.errors import ConfigError, InvalidRequest, RequestTooLong
+from pagoda_common.text.tokenizer import Tokenizer
+from pagoda_frontend.prompts import Prompts, load_chat_template
+from pagoda_frontend.protocol import ChatMessage
+
+
+def prompts(chat_template: str | None = None) -> Prompts:
+    tokenizer = Tokenizer.load("pagoda-tiny")
+    return Prompts(tokenizer=tokenizer, chat_template=chat_template, max_model_len=64, vocab_size=3072)
+
+
+def message(role: str, content: object) -> ChatMessage:
+    return ChatMessage.model_validate({"role": role, "content": content})
+
+
+async def test_a_text_that_cannot_fit_is_refused_untokenized() -> None:
+    with pytest.raises(RequestTooLong, match="at least 78125 tokens") as caught:
+        await prompts().from_text("x" * 10_000_000, add_special_tokens=True, field="prompt")
+    assert caught.value.field == "prompt"
+
+
+async def test_a_continued_message_ends_where_its_text_ends() -> None:
+    messages = [message("user", "hi"), message("assistant", " The answer is ")]
+    text = await prompts().render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert text.endswith("The answer is ")
+
+
+async def test_a_template_of_the_server_is_used_with_the_requests_variables() -> None:
+    template = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}{{ mood }}"
+    messages = [message("user", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])]
+    text = await prompts(template).render(messages, chat_template_kwargs={"mood": "glad"})
+    assert text == "[user:a\nb]glad"
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ raise_exception('no system role') }}", "{{ messages[9].role.x }}", "{% if %}"]
+)
+async def test_a_template_that_fails_is_the_requests_fault(template: str) -> None:
+    with pytest.raises(InvalidRequest):
+        await prompts(template).render([message("user", "hi")])
+
+
+def test_a_template_flag_is_a_file_or_the_text(tmp_path: Path) -> None:
+    path = tmp_path / "template.jinja"
+    path.write_text("{{ messages }}")
+    assert load_chat_template(str(path)) == load_chat_template("{{ messages }}") == "{{ messages }}"
+    assert load_chat_template(None) is None
+    with pytest.raises(ConfigError):
+        load_chat_template(str(tmp_path / "missing.jinja"))

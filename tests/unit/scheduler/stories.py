@@ -1,0 +1,169 @@
+"""A scheduler, and a pretend worker that computes tokens from token logs alone: what every story needs."""
+
+import numpy as np
+
+from pagoda_common.config import CacheConfig, SchedulerConfig
+from pagoda_common.sampling_params import SamplingParams
+from pagoda_scheduler.request import Request
+from pagoda_scheduler.scheduler import Scheduler
+from pagoda_scheduler.step import BadSlot, LogprobRows, ModelRunnerOutput, SchedulerOutput, StepResult
+
+EOS = 57
+
+
+def make_scheduler(
+    *,
+    num_blocks: int = 100,
+    block_size: int = 4,
+    max_model_len: int = 200,
+    enable_prefix_caching: bool = True,
+    num_host_blocks: int = 0,
+    **scheduler: object,
+) -> Scheduler:
+    """A scheduler over pretend blocks."""
+    config = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 64, **scheduler})  # type: ignore[arg-type]
+    cache = CacheConfig(block_size=block_size, enable_prefix_caching=enable_prefix_caching)
+    return Scheduler(
+        config=config, cache=cache, num_blocks=num_blocks, max_model_len=max_model_len, num_host_blocks=num_host_blocks
+    )
+
+
+def make_request(name: str, prompt: list[int] | int, *, max_tokens: int = 4, **more: object) -> Request:
+    """A request; a number as prompt means that many different tokens."""
+    tokens = list(range(1000, 1000 + prompt)) if isinstance(prompt, int) else prompt
+    fields = {key: more.pop(key) for key in ("stop_token_ids", "ignore_eos", "min_tokens") if key in more}
+    params = SamplingParams(max_tokens=max_tokens, seed=0, **fields)  # type: ignore[arg-type]
+    return Request(
+        request_id=name,
+        prompt_token_ids=tokens,
+        sampling_params=params,
+        max_model_len=200,
+        eos_token_ids=(EOS,),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+class PretendWorker:
+    """Keeps slots as a real worker does, checks every step against the contract, and samples the log's checksum."""
+
+    def __init__(self, *, block_size: int = 4) -> None:
+        self.logs: dict[int, list[int]] = {}
+        self.computed: dict[int, int] = {}
+        self.blocks: dict[int, list[int]] = {}
+        self.content: dict[int, tuple[int, ...]] = {}
+        """What each block holds: the tokens up to and in it, as far as they were written."""
+        self.host_content: dict[int, tuple[int, ...]] = {}
+        self.block_size = block_size
+        self.bad: set[str] = set()
+        self.names: dict[int, str] = {}
+        self.logprobs: dict[int, int] = {}
+
+    @staticmethod
+    def next_token(log: list[int]) -> int:
+        """The token after `log`: a function of the whole log, so that any loss or repetition shows."""
+        return 10 + (sum(log) * 31 + len(log)) % 400
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """Run a step."""
+        for slot in output.freed_slots:
+            del self.logs[slot]
+        for block, host_block in output.blocks_to_swap_out:
+            self.host_content[host_block] = self.content[block]
+        for host_block, block in output.blocks_to_swap_in:
+            self.content[block] = self.host_content[host_block]
+        for source, target in output.blocks_to_copy:
+            self.content[target] = self.content[source]
+        for new in output.new_requests:
+            assert new.slot not in self.logs, "a slot was given away twice"
+            self.logs[new.slot] = new.prompt_token_ids + new.output_token_ids
+            self.computed[new.slot] = new.num_computed_tokens
+            self.blocks[new.slot] = list(new.block_ids)
+            self.names[new.slot] = new.request_id
+            self.logprobs[new.slot] = new.sampling_params.logprobs or 0
+        for slot, block_id in zip(output.appended_slots, output.appended_block_ids, strict=True):
+            self.blocks[slot].append(block_id)
+        self._store(output)
+        counts, tokens, bad = [], [], []
+        rows: list[int] = []
+        top: list[tuple[list[int], list[float]]] = []
+        for slot, count in zip(output.slots, output.num_scheduled_tokens, strict=True):
+            self.computed[slot] += count
+            log = self.logs[slot]
+            self._check_context(slot)
+            if self.names[slot] in self.bad:
+                bad.append(BadSlot(slot, 13, "not a number"))
+                counts.append(0)
+            elif self.computed[slot] == len(log):
+                if self.logprobs[slot]:
+                    rows.append(len(tokens))
+                    top.append(likeliest(log, self.logprobs[slot]))
+                    tokens.append(top[-1][0][0])
+                else:
+                    tokens.append(self.next_token(log))
+                log.append(tokens[-1])
+                counts.append(1)
+            else:
+                assert self.computed[slot] < len(log), "scheduled beyond the known tokens"
+                counts.append(0)
+        return ModelRunnerOutput(output.step, counts, tokens, logprobs=_columns(rows, top), bad_slots=bad)
+
+    def _store(self, output: SchedulerOutput) -> None:
+        """Write every token of the batch into its block before anyone reads."""
+        for slot, count in zip(output.slots, output.num_scheduled_tokens, strict=True):
+            log, start = self.logs[slot], self.computed[slot]
+            for position in range(start, start + count):
+                block = self.blocks[slot][position // self.block_size]
+                self.content[block] = tuple(log[: position + 1])
+
+    def _check_context(self, slot: int) -> None:
+        """Assert that the blocks hold exactly the slot's log."""
+        log, computed = self.logs[slot], self.computed[slot]
+        for position in (*range(self.block_size - 1, computed, self.block_size), computed - 1):
+            block = self.blocks[slot][position // self.block_size]
+            assert self.content[block][: position + 1] == tuple(log[: position + 1]), "foreign tokens in a block"
+
+
+def likeliest(log: list[int], count: int) -> tuple[list[int], list[float]]:
+    """The `count` likeliest of 60 tokens behind `log`, and their log probabilities: a function of the whole log."""
+    logits = np.random.default_rng([len(log), *log]).normal(size=60) * 2
+    logprobs = logits - np.log(np.exp(logits).sum())
+    best = np.argsort(-logprobs)[:count]
+    return best.tolist(), logprobs[best].astype(np.float32).tolist()
+
+
+def _columns(rows: list[int], top: list[tuple[list[int], list[float]]]) -> LogprobRows | None:
+    if not rows:
+        return None
+    token_ids = [[ids[0], *ids] for ids, _ in top]
+    values = [[logprobs[0], *logprobs] for _, logprobs in top]
+    return LogprobRows(
+        rows=np.array(rows, dtype=np.uint32),
+        counts=np.array([len(ids) for ids in token_ids], dtype=np.uint32),
+        token_ids=np.concatenate(token_ids).astype(np.uint32),
+        logprobs=np.concatenate(values).astype(np.float32),
+        sampled_ranks=np.ones(len(rows), dtype=np.uint32),
+    )
+
+
+def expected_output(prompt: list[int], count: int) -> list[int]:
+    """What an undisturbed run samples."""
+    log = list(prompt)
+    for _ in range(count):
+        log.append(PretendWorker.next_token(log))
+        if log[-1] == EOS:
+            break
+    return log[len(prompt) :]
+
+
+def run(scheduler: Scheduler, worker: PretendWorker, *, window: int = 2, max_steps: int = 10_000) -> list[StepResult]:
+    """Step until nothing is left, with `window` steps in flight."""
+    results: list[StepResult] = []
+    in_flight: list[SchedulerOutput] = []
+    for _ in range(max_steps):
+        while len(in_flight) < window and (output := scheduler.schedule()) is not None:
+            in_flight.append(output)
+        if not in_flight:
+            assert not scheduler.has_unfinished_requests, "the scheduler is stuck"
+            return results
+        results.append(scheduler.update(worker.execute(in_flight.pop(0))))
+    raise AssertionError("the scheduler does not come to an end")

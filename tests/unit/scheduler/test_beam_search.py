@@ -1,0 +1,110 @@
+"""Beam search in the scheduler finds what the bare algorithm finds, whatever happens to its beams."""
+
+from itertools import chain
+
+import pytest
+
+from pagoda_scheduler.beam_group import BeamGroup
+from pagoda_scheduler.beam_search import BeamSearch, EarlyStopping, Hypothesis
+from pagoda_scheduler.request import Request
+from tests.unit.scheduler.stories import PretendWorker, likeliest, make_request, make_scheduler, run
+
+ENDS = frozenset([3, 57])
+
+
+def make_search(**options: object) -> BeamSearch:
+    return BeamSearch(**{"beam_width": 3, "max_tokens": 12, "end_token_ids": ENDS, **options})  # type: ignore[arg-type]
+
+
+def searched(prompt: list[int], **options: object) -> list[Hypothesis]:
+    """The bare algorithm over the pretend model."""
+    search = make_search(**options)
+    while search.beams:
+        count = search.num_candidates
+        search.advance([likeliest([*prompt, *beam.token_ids], count) for beam in search.beams])
+    return search.hypotheses
+
+
+def make_group(name: str, prompt: list[int], *, n: int = 3, **options: object) -> list[Request]:
+    sequences = [make_request(name, prompt, index=i, max_tokens=12, stop_token_ids=[3]) for i in range(n)]
+    BeamGroup(sequences=sequences, search=make_search(**options))
+    return sequences
+
+
+@pytest.mark.parametrize("early_stopping", ["heuristic", "first", "never"])
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0, -1.0])
+@pytest.mark.parametrize("window", [1, 2])
+def test_the_engine_finds_the_same_hypotheses(
+    early_stopping: EarlyStopping, length_penalty: float, window: int
+) -> None:
+    options = {"early_stopping": early_stopping, "length_penalty": length_penalty}
+    scheduler = make_scheduler(max_num_seqs=16)
+    prompts = [[11, 12, 13], [5] * 8, [9]]
+    groups = [make_group(str(i), prompt, **options) for i, prompt in enumerate(prompts)]
+    other = make_request("other", [1, 2, 3], max_tokens=9)
+    for sequence in [*chain(*groups), other]:
+        scheduler.add(sequence)
+    results = run(scheduler, PretendWorker(), window=window)
+    for prompt, sequences in zip(prompts, groups, strict=True):
+        expected = [list(hypothesis.token_ids) for hypothesis in searched(prompt, **options)]
+        assert [sequence.output_token_ids for sequence in sequences] == expected
+        for sequence in sequences:
+            delivered = [
+                (offset, token)
+                for result in results
+                for request, offset, token in zip(result.requests, result.offsets, result.token_ids, strict=True)
+                if request is sequence
+            ]
+            assert delivered == list(enumerate(sequence.output_token_ids))
+    assert len(other.output_token_ids) == 9
+    assert scheduler.kv.pool.num_used_blocks == 0
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_preempted_beams_change_nothing(prefix_caching: bool) -> None:
+    scheduler = make_scheduler(num_blocks=11, max_model_len=40, max_num_seqs=6, enable_prefix_caching=prefix_caching)
+    prompts = [[11, 12, 13, 14, 15], [5] * 7]
+    groups = [make_group(str(i), prompt) for i, prompt in enumerate(prompts)]
+    for sequence in chain(*groups):
+        scheduler.add(sequence)
+    run(scheduler, PretendWorker())
+    assert scheduler.num_preemptions > 0
+    for prompt, sequences in zip(prompts, groups, strict=True):
+        assert [sequence.output_token_ids for sequence in sequences] == [list(h.token_ids) for h in searched(prompt)]
+    scheduler.kv.pool.check_invariants()
+    assert scheduler.kv.pool.num_used_blocks == 0
+
+
+def test_an_abort_ends_every_beam() -> None:
+    scheduler, worker = make_scheduler(), PretendWorker()
+    sequences = make_group("a", [11, 12, 13])
+    for sequence in sequences:
+        scheduler.add(sequence)
+    for _ in range(3):
+        output = scheduler.schedule()
+        assert output is not None
+        scheduler.update(worker.execute(output))
+    assert len(scheduler.running) == 3
+    for sequence in sequences:
+        scheduler.finish(sequence)
+    assert not scheduler.has_unfinished_requests
+    assert scheduler.kv.pool.num_used_blocks == 0
+    assert all(sequence.is_finished for sequence in sequences)
+
+
+def test_a_lost_worker_starts_the_search_again() -> None:
+    scheduler, worker = make_scheduler(), PretendWorker()
+    sequences = make_group("a", [11, 12, 13])
+    for sequence in sequences:
+        scheduler.add(sequence)
+    for _ in range(3):
+        output = scheduler.schedule()
+        assert output is not None
+        scheduler.update(worker.execute(output))
+    orphans = scheduler.take_all()
+    assert orphans == sequences
+    successor = make_scheduler()
+    for sequence in orphans:
+        successor.add(sequence)
+    run(successor, PretendWorker())
+    assert [s.output_token_ids for s in sequences] == [list(h.token_ids) for h in searched([11, 12, 13])]

@@ -1,0 +1,168 @@
+"""Drives a ModelRunner as a scheduler would, with the simplest allocator there is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagoda_common.sampling_params import SamplingParams
+from pagoda_worker.batch import BadSlot, ExecuteModelInput, ModelRunnerOutput, NewRequest, PromptLogprobs
+from pagoda_worker.worker import Worker
+
+
+@dataclass
+class Tracked:
+    """One sequence as the driver knows it."""
+
+    slot: int
+    prompt: list[int]
+    params: SamplingParams
+    max_tokens: int
+    output: list[int] = field(default_factory=list)
+    logprobs: list[dict[int, float]] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    bad: BadSlot | None = None
+    computed: int = 0
+    num_blocks: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self.bad is not None or len(self.output) >= self.max_tokens
+
+
+class Driver:
+    """A loaded worker and free blocks in random order."""
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        num_blocks: int = 600,
+        block_size: int = 16,
+        max_num_seqs: int = 64,
+        dtype: Any = "float32",
+        **model_options: Any,
+    ) -> None:
+        config = EngineConfig(
+            model=ModelConfig(model=str(model), dtype=dtype, device="cpu", **model_options),
+            cache=CacheConfig(block_size=block_size, kv_cache_memory_bytes=1 << 30),
+            scheduler=SchedulerConfig(max_num_seqs=max_num_seqs),
+        )
+        self.worker = Worker(num_threads=1)
+        self.worker.init_device(config)
+        self.facts = self.worker.load_model(lambda loaded, total: None)
+        self.worker.initialize_cache(num_blocks=num_blocks, num_cpu_blocks=4)
+        self.block_size = block_size
+        self._free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
+        self._held: dict[int, list[int]] = {}
+        self._to_free: list[int] = []
+
+    def execute(self, **step: Any) -> ModelRunnerOutput:
+        """One step; free slots of ended sequences first."""
+        freed, self._to_free = self._to_free, []
+        return self.worker.execute_model(ExecuteModelInput(freed_slots=np.array(freed, dtype=np.int64), **step))
+
+    def take_blocks(self, slot: int, count: int) -> list[int]:
+        """Blocks for a slot."""
+        blocks = [self._free.pop() for _ in range(count)]
+        self._held.setdefault(slot, []).extend(blocks)
+        return blocks
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        max_tokens: int = 16,
+        chunk: int = 10_000,
+        budget: int = 10_000,
+        slots: Sequence[int] | None = None,
+        outputs: Sequence[Sequence[int]] | None = None,
+    ) -> list[Tracked]:
+        """Run prompts to the end, together: running sequences first, at most `chunk` prompt tokens of one and
+        `budget` tokens of all in a step.
+
+        Args:
+            outputs: output tokens that are known already (a resumed request).
+        """
+        params = SamplingParams(temperature=0, max_tokens=max_tokens) if params is None else params
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        sequences = [
+            Tracked(slot, list(prompt), one, max_tokens, output=list(known))
+            for slot, prompt, one, known in zip(
+                slots or range(len(prompts)), prompts, each, outputs or [[] for _ in prompts], strict=True
+            )
+        ]
+        started: set[int] = set()
+        while any(not sequence.is_done for sequence in sequences):
+            self._step(sequences, started, chunk, budget)
+        for sequence in sequences:
+            self._free.extend(self._held.pop(sequence.slot, []))
+            self._to_free.append(sequence.slot)
+        return sequences
+
+    def _step(self, sequences: list[Tracked], started: set[int], chunk: int, budget: int) -> None:
+        new, batch, counts, appended = [], [], [], []
+        for sequence in sequences:
+            known = len(sequence.prompt) + len(sequence.output)
+            count = min(known - sequence.computed, chunk, budget - sum(counts))
+            if sequence.is_done or count <= 0:
+                continue
+            blocks = self.take_blocks(
+                sequence.slot, -(-(sequence.computed + count) // self.block_size) - sequence.num_blocks
+            )
+            sequence.num_blocks += len(blocks)
+            if sequence.slot in started:
+                appended += [(sequence.slot, block) for block in blocks]
+            else:
+                started.add(sequence.slot)
+                new.append(
+                    NewRequest(
+                        slot=sequence.slot,
+                        request_id=f"r{sequence.slot}",
+                        prompt_token_ids=np.array(sequence.prompt),
+                        output_token_ids=np.array(sequence.output, dtype=np.int64),
+                        sampling_params=sequence.params,
+                        block_ids=np.array(blocks, dtype=np.int64),
+                        eos_token_ids=self.facts.eos_token_ids,
+                    )
+                )
+            batch.append(sequence)
+            counts.append(count)
+        output = self.execute(
+            new_requests=new,
+            appended_slots=np.array([slot for slot, _ in appended], dtype=np.int64),
+            appended_block_ids=np.array([block for _, block in appended], dtype=np.int64),
+            num_seqs=len(batch),
+            slots=np.array([sequence.slot for sequence in batch]),
+            num_scheduled_tokens=np.array(counts),
+        )
+        self._update(batch, counts, output)
+
+    @staticmethod
+    def _update(batch: list[Tracked], counts: list[int], output: ModelRunnerOutput) -> None:
+        by_slot = {sequence.slot: sequence for sequence in batch}
+        for bad in output.bad_slots:
+            by_slot[bad.slot].bad = bad
+        for chunk in output.prompt_logprobs:
+            by_slot[chunk.slot].prompt_logprobs.append(chunk)
+        sampled = np.ones(len(batch), int) if output.num_sampled_tokens is None else output.num_sampled_tokens
+        tokens, row_owner = iter(output.token_ids.tolist()), []
+        for sequence, count, num_sampled in zip(batch, counts, sampled.tolist(), strict=True):
+            sequence.computed += count
+            if num_sampled:
+                sequence.output.append(next(tokens))
+                row_owner.append(sequence)
+        if output.logprobs is not None:
+            columns, at = output.logprobs, 0
+            for row, count, rank in zip(columns.rows, columns.counts, columns.sampled_ranks, strict=True):
+                entries = slice(at, at + int(count))
+                at += int(count)
+                pairs = zip(columns.token_ids[entries].tolist(), columns.logprobs[entries].tolist(), strict=True)
+                row_owner[int(row)].logprobs.append(dict(pairs))
+                row_owner[int(row)].ranks.append(int(rank))
