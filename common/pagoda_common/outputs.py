@@ -104,3 +104,8 @@ class SequenceDelta:
     num_cached_tokens: int = 0
     queue_s: float | None = None
     """Seconds the sequence waited for its first place in a batch; None while it waits."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to read in it."""
+        return not self.text

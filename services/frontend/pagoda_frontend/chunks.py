@@ -3,14 +3,17 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import orjson
 
 from pagoda_common.outputs import SequenceDelta
 from pagoda_frontend.logprobs import LogprobWriter
+from pagoda_frontend.message import MessageDelta, ToolCallDelta
 
 DONE = b"data: [DONE]\n\n"
+
+Delta = TypeVar("Delta", SequenceDelta, MessageDelta)
 
 
 def event(payload: bytes) -> bytes:
@@ -33,7 +36,7 @@ class ChunkOptions:
         return not self.continuous_usage and not self.return_token_ids and self.logprobs is None
 
 
-class ChunkEncoder(ABC):
+class ChunkEncoder(ABC, Generic[Delta]):
     """Encodes one stream. Subclasses say how a choice looks; this says when there is a chunk, and its envelope."""
 
     def __init__(
@@ -59,12 +62,12 @@ class ChunkEncoder(ABC):
         """Events before any token."""
         return b""
 
-    def delta(self, delta: SequenceDelta) -> bytes:
+    def delta(self, delta: Delta) -> bytes:
         """The event for `delta`; b"" when there is nothing to tell yet."""
         options = self._options
         if options.is_plain and delta.finish_reason is None:
-            return self._plain(delta) if delta.text else b""
-        if not (delta.text or delta.token_ids or delta.finish_reason):
+            return self._plain(delta)
+        if delta.is_empty and not (delta.token_ids or delta.finish_reason):
             return b""
         choice = orjson.dumps(self._choice(delta))
         if options.continuous_usage:
@@ -78,14 +81,14 @@ class ChunkEncoder(ABC):
         return self._head + b'],"usage":' + orjson.dumps(self._usage()) + b"}\n\n" + DONE
 
     @abstractmethod
-    def _plain(self, delta: SequenceDelta) -> bytes:
-        """The event for text alone."""
+    def _plain(self, delta: Delta) -> bytes:
+        """The event for text alone; b"" when there is none."""
 
     @abstractmethod
-    def _choice(self, delta: SequenceDelta) -> dict[str, Any]:
+    def _choice(self, delta: Delta) -> dict[str, Any]:
         """One entry of `choices`."""
 
-    def _token_ids(self, delta: SequenceDelta) -> dict[str, Any]:
+    def _token_ids(self, delta: Delta) -> dict[str, Any]:
         """The fields that return_token_ids adds; the prompt's ids come with a sequence's first chunk."""
         if not self._options.return_token_ids:
             return {}
@@ -96,7 +99,7 @@ class ChunkEncoder(ABC):
         return fields
 
 
-class CompletionChunks(ChunkEncoder):
+class CompletionChunks(ChunkEncoder[SequenceDelta]):
     """Chunks of /v1/completions."""
 
     def __init__(self, *, echo: list[str] | None, **kwargs: Any) -> None:
@@ -115,6 +118,8 @@ class CompletionChunks(ChunkEncoder):
         return b"".join(map(self._plain, deltas))
 
     def _plain(self, delta: SequenceDelta) -> bytes:
+        if not delta.text:
+            return b""
         return self._head + b'{"index":%d,"text":' % delta.index + orjson.dumps(delta.text) + self._plain_tail
 
     def _choice(self, delta: SequenceDelta) -> dict[str, Any]:
@@ -132,14 +137,14 @@ class CompletionChunks(ChunkEncoder):
         }
 
 
-class ChatChunks(ChunkEncoder):
+class ChatChunks(ChunkEncoder[MessageDelta]):
     """Chunks of /v1/chat/completions; the first one of each sequence says the role."""
 
     def __init__(self, *, echo: str, **kwargs: Any) -> None:
         """`echo`: text that the answer begins with, "" for none."""
         super().__init__(**kwargs)
         self._echo = echo
-        self._plain_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
+        self._plain_tail = b',"logprobs":null,"finish_reason":null}' + self._tail
 
     def opening(self) -> bytes:
         """The role of each sequence."""
@@ -154,17 +159,41 @@ class ChatChunks(ChunkEncoder):
             events.append(self._head + orjson.dumps(choice) + self._tail)
         return b"".join(events)
 
-    def _plain(self, delta: SequenceDelta) -> bytes:
-        text = orjson.dumps(delta.text)
-        return self._head + b'{"index":%d,"delta":{"content":' % delta.index + text + self._plain_tail
+    def _plain(self, delta: MessageDelta) -> bytes:
+        if delta.reasoning or delta.tool_calls:
+            fields = orjson.dumps(_shown(delta))
+        elif delta.content:
+            fields = b'{"content":' + orjson.dumps(delta.content) + b"}"
+        else:
+            return b""
+        return self._head + b'{"index":%d,"delta":' % delta.index + fields + self._plain_tail
 
-    def _choice(self, delta: SequenceDelta) -> dict[str, Any]:
+    def _choice(self, delta: MessageDelta) -> dict[str, Any]:
         logprobs = self._options.logprobs
         return {
             "index": delta.index,
-            "delta": {"content": delta.text} if delta.text else {},
+            "delta": _shown(delta),
             "logprobs": logprobs.for_chat(delta.logprobs) if logprobs is not None and delta.logprobs else None,
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
             **self._token_ids(delta),
         }
+
+
+def _shown(delta: MessageDelta) -> dict[str, Any]:
+    """What is new, without what is not."""
+    fields: dict[str, Any] = {}
+    if delta.reasoning:
+        fields["reasoning"] = delta.reasoning
+    if delta.content:
+        fields["content"] = delta.content
+    if delta.tool_calls:
+        fields["tool_calls"] = [_call(call) for call in delta.tool_calls]
+    return fields
+
+
+def _call(call: ToolCallDelta) -> dict[str, Any]:
+    if call.name is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}

@@ -5,15 +5,14 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from pagoda_common.errors import PagodaError
-from pagoda_frontend.chunks import DONE, ChunkEncoder, event
+from pagoda_frontend.chunks import DONE, ChunkEncoder, Delta, event
 from pagoda_frontend.errors import ClientDisconnected, error_json, error_response
-from pagoda_frontend.run import Run
 
 logger = logging.getLogger(__name__)
 
@@ -130,10 +129,18 @@ class EventStream(Response):
             await asyncio.sleep(self._keep_alive_s - silence_s)
 
 
-async def stream_events(run: Run, chunks: ChunkEncoder) -> AsyncGenerator[bytes, None]:
-    """A run as events: what came together is sent together, and the opening with the first of it."""
+class Source(Protocol[Delta]):
+    """What a stream is made of: a run, or a conversation."""
+
+    def deltas(self) -> AsyncGenerator[list[Delta], None]:
+        """What is new, as it comes."""
+        ...
+
+
+async def stream_events(source: Source[Delta], chunks: ChunkEncoder[Delta]) -> AsyncGenerator[bytes, None]:
+    """Deltas as events: what came together is sent together, and the opening with the first of it."""
     opening = chunks.opening()
-    async with aclosing(run.deltas()) as stream:
+    async with aclosing(source.deltas()) as stream:
         async for deltas in stream:
             body = chunks.delta(deltas[0]) if len(deltas) == 1 else b"".join(map(chunks.delta, deltas))
             if body:

@@ -9,6 +9,7 @@ from pagoda_common.outputs import SequenceDelta, TokenLogprobs
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.chunks import DONE, ChatChunks, ChunkOptions, CompletionChunks
 from pagoda_frontend.logprobs import LEAST_LOGPROB, LogprobWriter
+from pagoda_frontend.message import MessageDelta, ToolCallDelta
 
 ENVELOPE = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "tiny"}
 
@@ -32,17 +33,41 @@ def delta(text: str, **fields: Any) -> SequenceDelta:
     return SequenceDelta(**{"index": 1, "text": text, "token_ids": [7], "offset": 0, **fields})
 
 
+def message_delta(content: str, **fields: Any) -> MessageDelta:
+    values: dict[str, Any] = {
+        **{"index": 1, "reasoning": "", "content": content, "tool_calls": [], "source": None},
+        **{"finish_reason": None, "stop_reason": None, "token_ids": [7], "logprobs": None},
+    }
+    return MessageDelta(**{**values, **fields})
+
+
 @pytest.mark.parametrize("text", ["plain", 'quotes " and \\', "line\nbreak", "日本 🙂", "\u2028"])
 def test_the_fast_path_equals_the_slow_one(text: str) -> None:
-    for chunks in (CompletionChunks(echo=None, **common()), ChatChunks(echo="", **common())):
-        [fast] = decode(chunks.delta(delta(text)))
-        [slow] = decode(chunks.delta(delta(text, finish_reason="stop")))
+    completion, chat = CompletionChunks(echo=None, **common()), ChatChunks(echo="", **common())
+    for [fast], [slow] in (
+        (decode(completion.delta(delta(text))), decode(completion.delta(delta(text, finish_reason="stop")))),
+        (decode(chat.delta(message_delta(text))), decode(chat.delta(message_delta(text, finish_reason="stop")))),
+    ):
         assert fast["choices"][0].pop("finish_reason") is None
         assert slow["choices"][0].pop("finish_reason") == "stop"
         fast["choices"][0].pop("stop_reason", None)
         slow["choices"][0].pop("stop_reason", None)
         assert fast == slow
         assert fast["id"] == "cmpl-1"
+
+
+def test_reasoning_and_tool_calls_have_fields_of_their_own() -> None:
+    chat = ChatChunks(echo="", **common())
+    calls = [ToolCallDelta(0, "call_1", "add", ""), ToolCallDelta(0, None, None, '{"a"')]
+    [chunk] = decode(chat.delta(message_delta("", reasoning="hm", tool_calls=calls)))
+    assert chunk["choices"][0]["delta"] == {
+        "reasoning": "hm",
+        "tool_calls": [
+            {"index": 0, "id": "call_1", "type": "function", "function": {"name": "add", "arguments": ""}},
+            {"index": 0, "function": {"arguments": '{"a"'}},
+        ],
+    }
+    assert chat.delta(message_delta("")) == b""
 
 
 def test_a_delta_without_text_is_no_chunk_unless_something_is_asked_for() -> None:
