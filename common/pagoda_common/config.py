@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from pagoda_common.errors import ConfigError
+from pagoda_common.generation_config import parse_object
 
 DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
@@ -14,6 +15,7 @@ LoadFormat: TypeAlias = Literal["auto", "safetensors", "dummy"]
 SchedulingPolicy: TypeAlias = Literal["fcfs", "priority", "fair"]
 RoutingPolicy: TypeAlias = Literal["prefix", "round_robin"]
 PreemptionMode: TypeAlias = Literal["auto", "recompute", "swap"]
+LogprobsMode: TypeAlias = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 
 EMBEDDED_MODEL = "pagoda-tiny"
 """Name of the model that ships with Pagoda (pagoda_common/models/pagoda-tiny)."""
@@ -50,6 +52,14 @@ class ModelConfig:
     """auto and safetensors read safetensors; dummy makes random weights."""
     max_logprobs: int = 20
     """Bound on logprobs per token; -1 allows the vocabulary."""
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+    """Raw is before masks, penalties, temperature and filters, processed is after them; logits are not normalised."""
+    logits_processors: tuple[str, ...] = ()
+    """Logits processors (module:Class) to load besides the installed ones."""
+    generation_config: str = "auto"
+    """Where defaults of sampling come from: auto is the checkpoint, vllm is nowhere, else a directory."""
+    override_generation_config: str = ""
+    """JSON object that goes before generation_config; empty overrides nothing."""
     seed: int = 0
     """Seed of dummy weights."""
 
@@ -60,6 +70,11 @@ class ModelConfig:
         _check_choice("load_format", self.load_format, get_args(LoadFormat))
         _check(self.max_model_len is None or self.max_model_len >= 1, "max_model_len", self.max_model_len, "at least 1")
         _check(self.max_logprobs >= -1, "max_logprobs", self.max_logprobs, "at least -1")
+        parse_object(self.override_generation_config, field="override_generation_config")
+        _check_choice("logprobs_mode", self.logprobs_mode, get_args(LogprobsMode))
+        for name in self.logits_processors:
+            module, _, attribute = name.partition(":")
+            _check(bool(module and attribute), "logits_processors", name, "module:Class")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

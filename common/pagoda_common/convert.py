@@ -1,6 +1,9 @@
 """Domain types to messages and back, for what more than one service converts. Pure functions."""
 
-from collections.abc import Iterable, Sequence
+import json
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,11 +15,23 @@ from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.sampling_params import SamplingParams
 
 UINT32 = np.dtype("<u4")
+NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 EARLY_STOPPING: dict[EarlyStopping, scheduler_pb2.EarlyStopping] = {
     "heuristic": scheduler_pb2.EARLY_STOPPING_HEURISTIC,
     "first": scheduler_pb2.EARLY_STOPPING_FIRST,
     "never": scheduler_pb2.EARLY_STOPPING_NEVER,
 }
+
+
+def token_array_from_bytes(column: bytes, *, field: str = "prompt_token_ids") -> "array[int]":
+    """A little-endian uint32 column as an array("I"): 4 bytes a token, where a list takes 36.
+
+    Raises:
+        InvalidRequest: the length is not a multiple of 4 bytes.
+    """
+    if len(column) % 4:
+        raise InvalidRequest(f"{field} has {len(column)} bytes, must be a multiple of 4", field=field)
+    return array("I", np.frombuffer(column, dtype=UINT32).astype(np.uint32, copy=False).tobytes())
 
 
 def token_ids_to_bytes(token_ids: Sequence[int] | npt.NDArray[Any]) -> bytes:
@@ -30,10 +45,7 @@ def token_ids_from_bytes(column: bytes, *, field: str = "prompt_token_ids") -> l
     Raises:
         InvalidRequest: the length is not a multiple of 4 bytes.
     """
-    if len(column) % 4:
-        raise InvalidRequest(f"{field} has {len(column)} bytes, must be a multiple of 4", field=field)
-    ids: list[int] = np.frombuffer(column, dtype=UINT32).tolist()
-    return ids
+    return token_array_from_bytes(column, field=field).tolist()
 
 
 def sampling_params_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
@@ -52,6 +64,7 @@ def sampling_params_to_proto(params: SamplingParams) -> types_pb2.SamplingParams
         repetition_penalty=params.repetition_penalty,
         logit_bias=params.logit_bias,
         allowed_token_ids=params.allowed_token_ids,
+        logprob_token_ids=params.logprob_token_ids,
     )
     for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs"):
         value = getattr(params, name)
@@ -59,18 +72,25 @@ def sampling_params_to_proto(params: SamplingParams) -> types_pb2.SamplingParams
             setattr(message, name, value)
     for ids in params.bad_words_token_ids:
         message.bad_words_token_ids.add(ids=ids)
+    if params.extra_args:
+        message.extra_args_json = json.dumps(params.extra_args)
     return message
 
 
-def sampling_params_from_proto(message: types_pb2.SamplingParams, **extra: Any) -> SamplingParams:
+def sampling_params_from_proto(
+    message: types_pb2.SamplingParams, *, defaults: Mapping[str, Any] = NO_DEFAULTS, **extra: Any
+) -> SamplingParams:
     """`message` as validated SamplingParams; `extra` sets fields that the message does not carry (stop, …).
+
+    Args:
+        defaults: values for optional fields that are absent, by name; fields that it lacks have the contract's defaults.
 
     Raises:
         InvalidRequest: a value is out of its bounds; `field` names it.
     """
 
     def optional(name: str, default: Any = None) -> Any:
-        return getattr(message, name) if message.HasField(name) else default
+        return getattr(message, name) if message.HasField(name) else defaults.get(name, default)
 
     return SamplingParams(
         n=message.n or 1,
@@ -79,8 +99,8 @@ def sampling_params_from_proto(message: types_pb2.SamplingParams, **extra: Any) 
         repetition_penalty=optional("repetition_penalty", 1.0),
         temperature=optional("temperature", 1.0),
         top_p=optional("top_p", 1.0),
-        top_k=message.top_k,
-        min_p=message.min_p,
+        top_k=optional("top_k", 0),
+        min_p=optional("min_p", 0.0),
         seed=optional("seed"),
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
@@ -91,8 +111,20 @@ def sampling_params_from_proto(message: types_pb2.SamplingParams, **extra: Any) 
         logit_bias=dict(message.logit_bias) or None,
         allowed_token_ids=tuple(message.allowed_token_ids) or None,
         bad_words_token_ids=tuple(tuple(words.ids) for words in message.bad_words_token_ids),
+        logprob_token_ids=tuple(message.logprob_token_ids),
+        extra_args=_extra_args(message.extra_args_json),
         **extra,
     )
+
+
+def _extra_args(text: str) -> dict[str, Any] | None:
+    if not text:
+        return None
+    try:
+        value: dict[str, Any] = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"extra_args_json is not JSON: {error}", field="extra_args") from error
+    return value
 
 
 def beam_search_params_to_proto(params: BeamSearchParams) -> scheduler_pb2.BeamSearchParams:

@@ -5,10 +5,11 @@ there is no second list of flags. Defaults live in the configs.
 """
 
 import argparse
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -75,6 +76,16 @@ _IDENTITY = (
     Flag(field="tokenizer", help="directory or hub id of the tokenizer, when it is not the model's"),
     Flag(field="served_model_name", metavar="NAME", help="names clients use for the model"),
     Flag(field="max_logprobs", parse=int, metavar="N", help="most logprobs per token; -1 allows the vocabulary"),
+    Flag(
+        field="generation_config",
+        metavar="WHERE",
+        help="where sampling defaults come from: auto is the checkpoint, vllm is nowhere, else a directory",
+    ),
+    Flag(
+        field="override_generation_config",
+        metavar="JSON",
+        help="object of sampling defaults that goes before --generation-config",
+    ),
 )
 _MODEL = (
     *_IDENTITY,
@@ -87,6 +98,15 @@ _MODEL = (
         help="longest prompt plus output, such as 4096 or 8k; auto or -1 takes the checkpoint's",
     ),
     Flag(field="load_format", help="dummy makes random weights"),
+    Flag(
+        field="logprobs_mode",
+        help="log probabilities or logits, before (raw) or after (processed) penalties, temperature and filters",
+    ),
+    Flag(
+        field="logits_processors",
+        metavar="MODULE:CLASS",
+        help="logits processors to load besides the installed ones",
+    ),
     Flag(field="seed", parse=int, metavar="N", help="seed of dummy weights"),
 )
 _CACHE = (
@@ -180,7 +200,11 @@ _FRONTEND = (
     ),
     Flag(field="enable_prompt_tokens_details", help="put cached_tokens into usage"),
     Flag(field="api_key", metavar="KEY", help="keys that clients must show as bearer token"),
+    Flag(field="api_key_file", metavar="FILE", help="file with more keys, one a line"),
     Flag(field="allowed_origins", metavar="ORIGIN", help="origins that browsers may call from (CORS)"),
+    Flag(field="allowed_methods", metavar="METHOD", help="HTTP methods that they may use"),
+    Flag(field="allowed_headers", metavar="HEADER", help="headers that they may send"),
+    Flag(field="allow_credentials", help="let them send cookies and authorization"),
     Flag(field="root_path", metavar="PATH", help="path prefix under which a proxy serves the frontend"),
     Flag(
         field="drain_timeout_s",
@@ -204,6 +228,25 @@ _FRONTEND = (
         help="silence after which a stream gets a comment line; 0 sends none",
     ),
     Flag(field="disable_uvicorn_access_log", help="log no line per HTTP request"),
+    Flag(field="uvicorn_log_level", help="least level of what the HTTP server itself logs"),
+    Flag(field="enable_tokenizer_info_endpoint", help="serve /tokenizer_info"),
+    Flag(field="disable_fastapi_docs", help="serve neither /docs nor /redoc nor /openapi.json"),
+    Flag(
+        field="h11_max_incomplete_event_size",
+        parse=parse_bytes,
+        metavar="BYTES",
+        help="request line and headers of an HTTP request together",
+    ),
+    Flag(field="h11_max_header_count", parse=int, metavar="N", help="headers of an HTTP request"),
+    Flag(field="ssl_keyfile", metavar="FILE", help="private key (PEM) for HTTPS"),
+    Flag(field="ssl_certfile", metavar="FILE", help="certificate chain (PEM) for HTTPS"),
+    Flag(field="ssl_ca_certs", metavar="FILE", help="authorities (PEM) that client certificates are checked against"),
+    Flag(
+        field="max_stored_responses",
+        parse=int,
+        metavar="N",
+        help="answers of /v1/responses that are kept for later calls; the oldest go first",
+    ),
 )
 
 
@@ -327,8 +370,18 @@ def _build(config: type[Config], flags: Sequence[Flag], args: argparse.Namespace
         if given["model"] not in (named, _defaults(config)["model"]):
             raise ConfigError(f"model is given twice, as {named!r} and as {given['model']!r}", field="model")
         given["model"] = named
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    values: dict[str, Any] = {name: _words(value) for name, value in given.items()}
     return config(**values)
+
+
+def _words(given: Any) -> Any:
+    """`given`, as a tuple if it is of a flag that takes several; one that is a JSON list is its items, as in vLLM."""
+    if not isinstance(given, list):
+        return given
+    if len(given) == 1 and isinstance(given[0], str) and given[0].startswith("["):
+        with suppress(ValueError):
+            given = json.loads(given[0])
+    return tuple(given)
 
 
 def _argv(config: ModelConfig | CacheConfig | SchedulerConfig | FrontendConfig, flags: Sequence[Flag]) -> list[str]:

@@ -1,9 +1,11 @@
 """The frontend's configuration: where it listens, what it serves, how it treats clients. The engine's is config.py."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from pagoda_common.config import EMBEDDED_MODEL
 from pagoda_common.errors import ConfigError
+from pagoda_common.generation_config import parse_object
 
 DEFAULT_SCHEDULER_ADDRESS = "127.0.0.1:50052"
 """Where frontends and workers look for the scheduler unless told otherwise."""
@@ -38,12 +40,24 @@ class FrontendConfig:
     """Jinja file, or the template itself; None takes the tokenizer's."""
     max_logprobs: int = 20
     """Bound on logprobs per token; -1 allows the vocabulary."""
+    generation_config: str = "auto"
+    """Where defaults of sampling come from: auto is the checkpoint, vllm is nowhere, else a directory."""
+    override_generation_config: str = ""
+    """JSON object that goes before generation_config; empty overrides nothing."""
     enable_prompt_tokens_details: bool = False
     """Put cached_tokens into usage."""
     api_key: tuple[str, ...] = ()
     """Keys that clients must show as bearer token; empty asks for none."""
+    api_key_file: str | None = None
+    """File with more of them, one a line."""
     allowed_origins: tuple[str, ...] = ()
     """Origins that browsers may call from (CORS); empty allows none."""
+    allowed_methods: tuple[str, ...] = ("*",)
+    """HTTP methods that they may use."""
+    allowed_headers: tuple[str, ...] = ("*",)
+    """Headers that they may send."""
+    allow_credentials: bool = False
+    """Whether they may send cookies and authorization."""
     root_path: str = ""
     """Path prefix under which a proxy serves the frontend."""
     drain_timeout_s: float = 30.0
@@ -54,6 +68,24 @@ class FrontendConfig:
     """Seconds without a token until a stream gets a comment line that keeps proxies awake; 0 sends none."""
     disable_uvicorn_access_log: bool = False
     """Log no line per HTTP request."""
+    uvicorn_log_level: Literal["debug", "info", "warning", "error", "critical", "trace"] = "info"
+    """Least level of what the HTTP server itself logs."""
+    enable_tokenizer_info_endpoint: bool = False
+    """Serve /tokenizer_info: the tokenizer's configuration, chat template included."""
+    disable_fastapi_docs: bool = False
+    """Serve neither /docs nor /redoc nor /openapi.json."""
+    h11_max_incomplete_event_size: int = 4 * 1024**2
+    """Request line and headers of an HTTP request together, in bytes (the name is vLLM's)."""
+    h11_max_header_count: int = 256
+    """Headers of an HTTP request."""
+    ssl_keyfile: str | None = None
+    """PEM file of the private key; with ssl_certfile, HTTP is served over TLS."""
+    ssl_certfile: str | None = None
+    """PEM file of the certificate chain."""
+    ssl_ca_certs: str | None = None
+    """PEM file of the authorities that client certificates are checked against."""
+    max_stored_responses: int = 1024
+    """Answers of /v1/responses that are kept for later calls; the oldest go first. 0 keeps none."""
 
     def __post_init__(self) -> None:
         _check(bool(self.model), "model", self.model, "a directory or hub id")
@@ -64,8 +96,15 @@ class FrontendConfig:
         same = self.port == self.grpc_port != 0
         _check(not same, "grpc_port", self.grpc_port, "another one than port")
         _check(self.max_logprobs >= -1, "max_logprobs", self.max_logprobs, "at least -1")
+        parse_object(self.override_generation_config, field="override_generation_config")
         _check(self.drain_timeout_s >= 0, "drain_timeout", self.drain_timeout_s, "at least 0 seconds")
         body = self.max_request_body_bytes
         _check(body >= 1, "max_request_body_bytes", body, "at least 1 byte")
         interval = self.sse_keep_alive_interval_s
         _check(interval >= 0, "sse_keep_alive_interval", interval, "at least 0 seconds")
+        head, count = self.h11_max_incomplete_event_size, self.h11_max_header_count
+        _check(head >= 1024, "h11_max_incomplete_event_size", head, "at least 1024 bytes")
+        _check(count >= 1, "h11_max_header_count", count, "at least 1")
+        has_certificate = self.ssl_certfile is not None
+        _check(has_certificate or self.ssl_keyfile is None, "ssl_keyfile", self.ssl_keyfile, "given with ssl_certfile")
+        _check(self.max_stored_responses >= 0, "max_stored_responses", self.max_stored_responses, "at least 0")

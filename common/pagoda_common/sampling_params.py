@@ -1,14 +1,21 @@
 """SamplingParams: what a user may ask of sampling, validated on construction. Names and defaults are vLLM's."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from pagoda_common.errors import InvalidRequest
 
 MAX_N = 16384
 MAX_STOP_STRINGS = 4
+MAX_LOGPROB_TOKEN_IDS = 128
+MAX_BAD_WORDS = 128
+"""Token sequences of bad words; a word may be two, with and without a space before it."""
+INT64 = range(-(2**63), 2**63)
+MAX_JSON_DEPTH = 64
+"""Levels of objects and lists in extra_args."""
 MIN_TEMPERATURE = 0.01
 """Positive temperatures below this are raised to it: the logits would overflow."""
 GREEDY_TEMPERATURE = 1e-5
@@ -37,6 +44,39 @@ def _token_ids(name: str, ids: Any) -> tuple[int, ...]:
     for token_id in ids:
         _integer(name, token_id, 0, 2**32 - 1)
     return tuple(dict.fromkeys(ids))
+
+
+def _check_json(name: str, value: Any, depth: int = 0) -> None:
+    """Raises InvalidRequest unless `value` is made of what JSON can carry with its type unchanged."""
+    if depth > MAX_JSON_DEPTH:
+        raise InvalidRequest(f"{name} must be nested at most {MAX_JSON_DEPTH} levels deep", field=name)
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise InvalidRequest(f"{name} must have strings as keys, got {list(value)[:8]!r}", field=name)
+        for item in value.values():
+            _check_json(name, item, depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_json(name, item, depth + 1)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        if value not in INT64:
+            raise InvalidRequest(f"{name}: integers must fit 64 bits, got {value}", field=name)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise InvalidRequest(f"{name}: numbers must be finite, got {value}", field=name)
+    elif value is not None and not isinstance(value, str | bool):
+        raise InvalidRequest(f"{name}: values must be of JSON's types, got {value!r}", field=name)
+
+
+class RequestOutputKind(Enum):
+    """How much each item of an asynchronous generation holds (the values are vLLM's)."""
+
+    CUMULATIVE = 0
+    """All output so far."""
+    DELTA = 1
+    """What is new."""
+    FINAL_ONLY = 2
+    """One item, at the end."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -84,7 +124,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     spaces_between_special_tokens: bool = True
-    """Accepted for compatibility; fast tokenizers decide this themselves."""
+    """Without effect, as in transformers: fast tokenizers decide this themselves."""
     include_stop_str_in_output: bool = False
     """Keep the stop string in the text."""
     logit_bias: dict[int, float] | None = None
@@ -93,6 +133,18 @@ class SamplingParams:
     """If given, only these tokens may be sampled; stored as a tuple."""
     bad_words_token_ids: Sequence[Sequence[int]] = field(default=(), repr=False)
     """Token sequences that may not be completed (made from bad words by whoever knows the tokenizer)."""
+    bad_words: Sequence[str] | None = None
+    """Words that may not be written, at most 128 with and without a space before them; stored as a tuple."""
+    logprob_token_ids: Sequence[int] | None = None
+    """Log probabilities of exactly these tokens instead of the likeliest ones, at most 128; stored as a tuple."""
+    truncate_prompt_tokens: int | None = None
+    """Keep this many tokens of the prompt's end; -1 is as many as the context leaves beside max_tokens."""
+    extra_args: dict[str, Any] | None = None
+    """Arguments of logits processors, of JSON's types."""
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    """What each item of an asynchronous generation holds."""
+    logits_processors: None = None
+    """Not per request: load a class with `logits_processors` of LLM, or --logits-processors."""
 
     def __post_init__(self) -> None:
         _integer("n", self.n, 1, MAX_N)
@@ -118,6 +170,8 @@ class SamplingParams:
                 _integer(name, getattr(self, name), -1)
         self._check_ending()
         self._check_bias()
+        self._check_logprob_token_ids()
+        self._check_extras()
         self._normalise()
 
     def _check_ending(self) -> None:
@@ -143,6 +197,42 @@ class SamplingParams:
             self.allowed_token_ids = _token_ids("allowed_token_ids", self.allowed_token_ids)
             if not self.allowed_token_ids:
                 raise InvalidRequest("allowed_token_ids must not be empty", field="allowed_token_ids")
+
+    def _check_logprob_token_ids(self) -> None:
+        self.logprob_token_ids = _token_ids("logprob_token_ids", self.logprob_token_ids or ())
+        num_ids = len(self.logprob_token_ids)
+        if num_ids > MAX_LOGPROB_TOKEN_IDS:
+            message = f"logprob_token_ids must have at most {MAX_LOGPROB_TOKEN_IDS} token ids, got {num_ids}"
+            raise InvalidRequest(message, field="logprob_token_ids")
+        if num_ids:
+            if self.logprobs not in (None, 0, num_ids):
+                message = f"logprobs must be the number of logprob_token_ids ({num_ids}), got {self.logprobs}"
+                raise InvalidRequest(message, field="logprobs")
+            self.logprobs = 0
+
+    def _check_extras(self) -> None:
+        words: Any = [] if self.bad_words is None else self.bad_words
+        if isinstance(words, str) or not isinstance(words, Sequence) or not all(isinstance(w, str) for w in words):
+            raise InvalidRequest(f"bad_words must be a list of strings, got {words!r}", field="bad_words")
+        if not all(word.strip() for word in words):
+            raise InvalidRequest("bad_words must not contain an empty string", field="bad_words")
+        for num_words in (len(words), len(self.bad_words_token_ids)):
+            if num_words > MAX_BAD_WORDS:
+                message = f"bad_words must be at most {MAX_BAD_WORDS} token sequences, got {num_words}"
+                raise InvalidRequest(message, field="bad_words")
+        self.bad_words = tuple(words)
+        if self.truncate_prompt_tokens is not None:
+            _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, 2**31 - 1)
+        if self.extra_args is not None:
+            if not isinstance(self.extra_args, Mapping):
+                raise InvalidRequest(f"extra_args must be an object, got {self.extra_args!r}", field="extra_args")
+            _check_json("extra_args", self.extra_args)
+        if self.logits_processors is not None:
+            raise InvalidRequest(
+                "logits_processors are not per request: load a class with --logits-processors (or logits_processors of "
+                "LLM) and give its arguments in extra_args",
+                field="logits_processors",
+            )
 
     def _normalise(self) -> None:
         if self.seed == -1:

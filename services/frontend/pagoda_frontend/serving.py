@@ -19,6 +19,7 @@ from pagoda_common.engine_client import EngineClient, EngineRequest
 from pagoda_common.errors import Code, DeadlineExceeded, NotReady, PagodaError, UnknownModel
 from pagoda_common.frontend_config import FrontendConfig
 from pagoda_common.generation import TextStream
+from pagoda_common.generation_config import resolve_generation_config
 from pagoda_common.outputs import SequenceDelta
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.metrics import Metrics
@@ -223,7 +224,13 @@ class Serving:
             ),
             max_model_len=info.max_model_len,
             vocab_size=info.vocab_size,
-            defaults=sampling_defaults(info.generation_config_json),
+            defaults=sampling_defaults(
+                resolve_generation_config(
+                    info.generation_config_json,
+                    source=config.generation_config,
+                    override=config.override_generation_config,
+                )
+            ),
             fingerprint=f"pagoda-{VERSION}-{digest}",
             created=int(time.time()),
         )

@@ -39,6 +39,8 @@ def worker_config_to_proto(config: EngineConfig) -> worker_pb2.WorkerConfig:
         max_logprobs=model.max_logprobs,
         cpu_kv_cache_memory_bytes=cache.cpu_kv_cache_memory_bytes,
         seed=model.seed,
+        logprobs_mode=model.logprobs_mode,
+        logits_processors=model.logits_processors,
     )
 
 

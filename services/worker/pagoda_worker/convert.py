@@ -6,7 +6,16 @@ import numpy as np
 import numpy.typing as npt
 
 from pagoda.v1 import types_pb2, worker_pb2
-from pagoda_common.config import CacheConfig, Device, DType, EngineConfig, LoadFormat, ModelConfig, SchedulerConfig
+from pagoda_common.config import (
+    CacheConfig,
+    Device,
+    DType,
+    EngineConfig,
+    LoadFormat,
+    LogprobsMode,
+    ModelConfig,
+    SchedulerConfig,
+)
 from pagoda_common.convert import sampling_params_from_proto
 from pagoda_common.errors import InvalidRequest, PagodaError
 from pagoda_worker.batch import (
@@ -35,6 +44,8 @@ def engine_config_from_proto(message: worker_pb2.WorkerConfig) -> EngineConfig:
             max_model_len=message.max_model_len or None,
             load_format=cast("LoadFormat", message.load_format or "auto"),
             max_logprobs=message.max_logprobs,
+            logprobs_mode=cast("LogprobsMode", message.logprobs_mode or "raw_logprobs"),
+            logits_processors=tuple(message.logits_processors),
             seed=message.seed,
         ),
         cache=CacheConfig(

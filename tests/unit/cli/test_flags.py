@@ -32,6 +32,10 @@ ENGINE = EngineConfig(
         max_model_len=300,
         load_format="dummy",
         max_logprobs=-1,
+        logprobs_mode="processed_logits",
+        logits_processors=("some.module:One", "other:Two"),
+        generation_config="vllm",
+        override_generation_config='{"temperature": 0.5}',
         seed=7,
     ),
     cache=CacheConfig(
