@@ -5,7 +5,7 @@ import contextlib
 import inspect
 import logging
 import signal
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import grpc
@@ -183,9 +183,11 @@ class RpcServer:
     Add servicers to `grpc_server`, then `start()`. Health says NOT_SERVING until `set_serving(True)`.
     """
 
-    def __init__(self, *, services: tuple[str, ...]) -> None:
-        """`services`: full names, such as pagoda.v1.Worker, for health and reflection."""
-        self.grpc_server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=SERVER_OPTIONS)
+    def __init__(self, *, services: tuple[str, ...], interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> None:
+        """`services`: full names, such as pagoda.v1.Worker, for health and reflection; `interceptors`: they come
+        after the error mapping, so that they may raise."""
+        chain = [ErrorInterceptor(), *interceptors]
+        self.grpc_server = grpc.aio.server(interceptors=chain, options=SERVER_OPTIONS)
         self._names = ("", *services)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import logging
 import os
+from dataclasses import replace
 
 import uvloop
 
@@ -50,7 +51,11 @@ def main() -> int:
         die_with_parent(args.die_with_parent)
     configure_logging("frontend", os.environ.get("PAGODA_LOG_LEVEL", "info"))
     with config_errors(parser):
-        exit_code: int = uvloop.run(serve(frontend_config_from_args(args)))
+        config = frontend_config_from_args(args)
+        key = os.environ.get("PAGODA_API_KEY") or os.environ.get("VLLM_API_KEY")
+        if key and not config.api_key:
+            config = replace(config, api_key=(key,))
+        exit_code: int = uvloop.run(serve(config))
     return exit_code
 
 

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 
-from pagoda_frontend.access import RequireApiKey
+from pagoda_frontend.access import RequestIds, RequireApiKey
 from pagoda_frontend.chat import ChatCompletions
 from pagoda_frontend.completions import Completions
 from pagoda_frontend.errors import install_error_handlers
@@ -40,8 +40,14 @@ def make_app(serving: Serving) -> FastAPI:
     if config.api_key:
         app.add_middleware(RequireApiKey, keys=config.api_key)
     if config.allowed_origins:
-        origins = list(config.allowed_origins)
-        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(config.allowed_origins),
+            allow_methods=list(config.allowed_methods),
+            allow_headers=list(config.allowed_headers),
+            allow_credentials=config.allow_credentials,
+        )
+    app.add_middleware(RequestIds)
     return app
 
 

@@ -5,15 +5,21 @@ import contextlib
 import gc
 import logging
 import socket
+import ssl
 from collections.abc import Iterator
+from dataclasses import replace
 
 import uvicorn
+from fastapi import FastAPI
 
 from pagoda.v1 import inference_pb2_grpc
 from pagoda_common.engine_client import EngineClient
+from pagoda_common.errors import ConfigError
 from pagoda_common.frontend_config import FrontendConfig
 from pagoda_common.rpc import RpcServer
+from pagoda_frontend.access import RequireApiKeyRpc, read_api_keys
 from pagoda_frontend.app import make_app
+from pagoda_frontend.http_protocol import bounded
 from pagoda_frontend.servicer import SERVICE, InferenceServicer
 from pagoda_frontend.serving import Serving
 
@@ -38,10 +44,13 @@ class FrontendServer:
 
     def __init__(self, *, config: FrontendConfig) -> None:
         """Raises ConfigError when what `config` names cannot be read."""
+        if config.api_key_file is not None:
+            config = replace(config, api_key=(*config.api_key, *read_api_keys(config.api_key_file)))
         self._config = config
         self._engine = EngineClient(address=config.scheduler)
         self.serving = Serving(config=config, engine=self._engine)
-        self._rpc = RpcServer(services=(SERVICE,))
+        guards = [RequireApiKeyRpc(service=SERVICE, keys=config.api_key)] if config.api_key else []
+        self._rpc = RpcServer(services=(SERVICE,), interceptors=guards)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: _HttpServer | None = None
         self.port = 0
@@ -67,21 +76,9 @@ class FrontendServer:
             raise
         await self._engine.start()
         await self.serving.start()
-        self._http = _HttpServer(
-            uvicorn.Config(
-                make_app(self.serving),
-                http="httptools",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="warning" if config.disable_uvicorn_access_log else "info",
-                access_log=not config.disable_uvicorn_access_log,
-                backlog=BACKLOG,
-                timeout_graceful_shutdown=int(CLOSE_S),
-                server_header=False,
-            )
-        )
-        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it tells of starts and ends, as we do
+        self._http = _HttpServer(_uvicorn_config(make_app(self.serving), config))
+        if config.uvicorn_log_level == "info":
+            logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it tells of starts and ends, as we do
         self._tasks = [
             asyncio.create_task(self._http.serve(sockets=[listener]), name="http"),
             asyncio.create_task(self._follow_readiness(), name="readiness"),
@@ -93,7 +90,8 @@ class FrontendServer:
             await asyncio.sleep(POLL_S)
         gc.collect()
         gc.freeze()  # what lives from here to the end need not be searched by every collection
-        logger.info("frontend listening on http://%s:%d", _bracketed(config.host), self.port)
+        scheme = "http" if config.ssl_certfile is None else "https"
+        logger.info("frontend listening on %s://%s:%d", scheme, _bracketed(config.host), self.port)
         logger.info("frontend gRPC listening on %s:%d", _bracketed(config.host), self.grpc_port)
 
     async def wait_failed(self) -> None:
@@ -134,6 +132,34 @@ class FrontendServer:
                 await self._rpc.set_serving(is_ready)
                 logger.info("ready" if is_ready else f"not ready: {self.serving.not_ready_reason}")
             await asyncio.sleep(POLL_S * 5)
+
+
+def _uvicorn_config(app: FastAPI, config: FrontendConfig) -> uvicorn.Config:
+    """Raises ConfigError when a file of the TLS flags cannot be used."""
+    uvicorn_config = uvicorn.Config(
+        app,
+        http=bounded(max_head_bytes=config.h11_max_incomplete_event_size, max_headers=config.h11_max_header_count),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level=config.uvicorn_log_level,
+        access_log=not config.disable_uvicorn_access_log,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=int(CLOSE_S),
+        server_header=False,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile,
+        ssl_ca_certs=config.ssl_ca_certs,
+        ssl_cert_reqs=ssl.CERT_NONE if config.ssl_ca_certs is None else ssl.CERT_REQUIRED,
+    )
+    if config.ssl_certfile is not None:
+        try:
+            uvicorn_config.load()
+        except OSError as error:
+            raise ConfigError(
+                f"ssl_certfile {config.ssl_certfile!r} cannot be used: {error}", field="ssl_certfile"
+            ) from error
+    return uvicorn_config
 
 
 def _listen(host: str, port: int) -> socket.socket:

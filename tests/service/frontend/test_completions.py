@@ -231,7 +231,7 @@ async def test_the_clients_request_id_is_in_the_answer(frontend: Running) -> Non
         COMPLETIONS, {"model": MODEL, "prompt": [5]}, headers={"X-Request-Id": "trace/1 \xfc".encode("latin-1")}
     )
     assert response.json()["id"] == "cmpl-trace_1__"
-    assert response.headers["x-request-id"] == "cmpl-trace_1__"
+    assert response.headers["x-request-id"] == "trace_1__"
     assert frontend.fake.submits[-1].request_id.startswith("cmpl-trace_1__-")
     answer = await frontend.complete(request_id="日本")
     assert answer["id"] == "cmpl-__"

@@ -1,0 +1,127 @@
+"""Who may call, under which id, with how much before the first line of a body."""
+
+import asyncio
+import ssl
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from pagoda.v1 import inference_pb2, inference_pb2_grpc
+from pagoda_common.errors import ConfigError
+from pagoda_common.frontend_config import FrontendConfig
+from pagoda_frontend.server import FrontendServer
+from tests.service.frontend.harness import MODEL, Running, running_frontend
+
+
+async def test_keys_come_from_flag_and_file_and_open_http_and_grpc(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# of the team\nfirst\n\n  second  \n")
+    async with running_frontend(api_key=("ключ",), api_key_file=str(file)) as running:
+        for key in ("first", "second", "ключ"):
+            headers = {"Authorization": f"Bearer {key}".encode()}
+            assert (await running.http.get("/v1/models", headers=headers)).status_code == 200
+        for headers in ({}, {"Authorization": b"Bearer # of the team"}, {"x-api-key": b"first"}):
+            assert (await running.http.get("/v1/models", headers=headers)).status_code == 401
+        stub: Any = inference_pb2_grpc.InferenceStub(running.channel)
+        request = inference_pb2.GenerateRequest(text="hello")
+        for metadata in ((), (("authorization", "Bearer wrong"),), (("x-api-key", "first"),)):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.GenerateUnary(request, metadata=metadata)
+            assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Generate(request, metadata=metadata).read()
+            assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        answer = await stub.GenerateUnary(request, metadata=(("authorization", "Bearer second"),))
+        assert answer.outputs[0].token_ids
+        health: Any = health_pb2_grpc.HealthStub(running.channel)
+        assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_a_file_without_keys_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# none yet\n")
+    for name in (str(file), str(tmp_path / "missing")):
+        with pytest.raises(ConfigError, match="api_key_file"):
+            FrontendServer(config=FrontendConfig(api_key_file=name))
+
+
+async def test_every_response_has_a_request_id_the_clients_own_if_it_gave_one(frontend: Running) -> None:
+    for path in ("/health", "/v1/models", "/nowhere"):
+        response = await frontend.http.get(path, headers={"X-Request-Id": "trace-1"})
+        assert response.headers.get_list("x-request-id") == ["trace-1"]
+        assert len((await frontend.http.get(path)).headers["x-request-id"]) == 32
+    body = {"model": MODEL, "prompt": [5], "max_tokens": 1}
+    response = await frontend.post("/v1/completions", body, headers={"X-Request-Id": "a\tb" + "c" * 500})
+    assert response.headers["x-request-id"] == "a_b" + "c" * 125
+    response = await frontend.post("/v1/completions", body)
+    assert response.headers["x-request-id"] == response.json()["id"]
+
+
+async def _raw(running: Running, *parts: bytes) -> bytes:
+    """All that the server answers to bytes on a connection, until it closes it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.server.port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        async with asyncio.timeout(20):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+async def test_heads_that_are_too_large_get_431_and_lose_the_connection() -> None:
+    async with running_frontend(h11_max_incomplete_event_size=4096, h11_max_header_count=20) as running:
+        start = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+        many = b"".join(b"A%d: 1\r\n" % number for number in range(40))
+        for parts in ((start, many, b"\r\n"), (start, b"A: ", b"a" * 5000), (b"GET /" + b"a" * 5000,)):
+            answer = await _raw(running, *parts)
+            assert answer.startswith(b"HTTP/1.1 431 "), answer
+            assert b'"code":431' in answer
+        answer = await _raw(running, b"nonsense\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        # What is allowed passes, on one connection as often as one likes: the bound is for each request.
+        for _ in range(3):
+            headers = {"A": "a" * 2000}
+            assert (await running.http.get("/health", headers=headers)).status_code == 200
+            assert (await running.post("/v1/completions", {"prompt": [5] * 400, "max_tokens": 1})).status_code == 200
+
+
+async def test_browsers_may_do_what_the_flags_say() -> None:
+    origin = "https://example.org"
+    config = {"allowed_origins": (origin,), "allowed_methods": ("GET",), "allowed_headers": ("x-team",)}
+    async with running_frontend(**config, allow_credentials=True) as running:
+        headers = {"Origin": origin, "Access-Control-Request-Method": "GET"}
+        response = await running.http.options("/v1/models", headers=headers)
+        assert response.headers["access-control-allow-credentials"] == "true"
+        assert response.headers["access-control-allow-methods"] == "GET"
+        assert "x-team" in response.headers["access-control-allow-headers"]
+        headers["Access-Control-Request-Method"] = "POST"
+        assert (await running.http.options("/v1/models", headers=headers)).status_code == 400
+
+
+@pytest.fixture
+def certificate_files(tmp_path: Path) -> tuple[Path, Path]:
+    """Key and certificate of 127.0.0.1."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    subject = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command, *subject], check=True, capture_output=True)
+    return key, certificate
+
+
+async def test_https_with_a_certificate(certificate_files: tuple[Path, Path]) -> None:
+    key, certificate = certificate_files
+    async with running_frontend(ssl_keyfile=str(key), ssl_certfile=str(certificate)) as running:
+        url = f"https://127.0.0.1:{running.server.port}"
+        context = ssl.create_default_context(cafile=str(certificate))
+        async with httpx.AsyncClient(base_url=url, verify=context) as client:
+            body = {"prompt": [5], "max_tokens": 2}
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
+        with pytest.raises(httpx.HTTPError):
+            await running.http.get("/health")
