@@ -83,7 +83,7 @@ def sampling_params_from_proto(
     """`message` as validated SamplingParams; `extra` sets fields that the message does not carry (stop, …).
 
     Args:
-        defaults: values for optional fields that are absent, by name; fields that it lacks have the contract's defaults.
+        defaults: values by name for optional fields that are absent; without one, the contract's default.
 
     Raises:
         InvalidRequest: a value is out of its bounds; `field` names it.

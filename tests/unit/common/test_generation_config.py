@@ -28,7 +28,7 @@ def test_the_checkpoints_counts_unless_told_otherwise(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_one_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="generation_config is .* a directory with a generation_config.json"):
+    with pytest.raises(ConfigError, match=r"generation_config is .* a directory with a generation_config\.json"):
         resolve_generation_config(CHECKPOINT, source=str(tmp_path), override="")
 
 
