@@ -1,0 +1,50 @@
+"""LangChain's ChatOpenAI against Pagoda: invoke, stream, batch, and a chain of prompt, model and parser.
+
+pip install langchain-openai; python examples/clients/langchain_client.py --base-url http://127.0.0.1:8000/v1
+"""
+
+import argparse
+
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_openai import ChatOpenAI
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000/v1")
+    parser.add_argument("--model", default="pagoda-tiny")
+    parser.add_argument("--api-key", default="none")
+    args = parser.parse_args()
+    model = ChatOpenAI(
+        base_url=args.base_url, api_key=args.api_key, model=args.model, temperature=0, max_tokens=40, max_retries=0
+    )
+
+    question = [HumanMessage("Tell me a short story.")]
+    answer = model.invoke(question)
+    assert isinstance(answer, AIMessage)
+    assert answer.content
+    assert answer.usage_metadata is not None
+    assert answer.usage_metadata["output_tokens"] <= 40
+    print(f"invoke: {answer.content!r}")
+
+    pieces = [chunk.content for chunk in model.stream(question)]
+    assert "".join(pieces) == answer.content
+    print(f"stream: {len(pieces)} pieces")
+
+    # Several conversations at once; the engine batches them.
+    answers = model.batch([question, [HumanMessage("Hello!")], question])
+    assert answers[0].content == answers[2].content == answer.content
+    print(f"batch: {answers[1].content!r}")
+
+    chain = (
+        ChatPromptTemplate.from_messages([("user", "What is the capital of {country}?")]) | model | StrOutputParser()
+    )
+    capital = chain.invoke({"country": "France"})
+    assert capital
+    print(f"chain: {capital!r}")
+
+
+if __name__ == "__main__":
+    main()
