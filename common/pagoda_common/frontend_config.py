@@ -38,6 +38,18 @@ class FrontendConfig:
     """Names clients use; empty takes the model's."""
     chat_template: str | None = None
     """Jinja file, or the template itself; None takes the tokenizer's."""
+    trust_request_chat_template: bool = False
+    """Let requests bring a chat template of their own (it runs in a sandbox, but may take its time)."""
+    enable_auto_tool_choice: bool = False
+    """Let the model decide whether to call tools; needs tool_call_parser. The embedded model always may."""
+    tool_call_parser: str | None = None
+    """How the model writes tool calls; None is hermes for the embedded model and unknown for others."""
+    tool_parser_plugin: str | None = None
+    """Python file that registers further tool call parsers; it runs in the frontend."""
+    reasoning_parser: str | None = None
+    """How the model marks its reasoning; None takes all text as the answer."""
+    reasoning_parser_plugin: str | None = None
+    """Python file that registers further reasoning parsers; it runs in the frontend."""
     max_logprobs: int = 20
     """Bound on logprobs per token; -1 allows the vocabulary."""
     generation_config: str = "auto"
@@ -89,6 +101,8 @@ class FrontendConfig:
 
     def __post_init__(self) -> None:
         _check(bool(self.model), "model", self.model, "a directory or hub id")
+        auto = self.enable_auto_tool_choice
+        _check(not auto or self.tool_call_parser is not None, "enable_auto_tool_choice", auto, "with tool_call_parser")
         host, _, port = self.scheduler.rpartition(":")
         _check(bool(host) and port.isdecimal(), "scheduler", self.scheduler, "host:port")
         _check(0 <= self.port <= 65535, "port", self.port, "between 0 and 65535")

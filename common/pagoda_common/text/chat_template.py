@@ -116,7 +116,7 @@ def render_chat_template(source: str, *, messages: list[dict[str, Any]], **varia
 
     Args:
         source: Jinja text.
-        messages: role and content, as in OpenAI's chat API.
+        messages: role and content, as in OpenAI's chat API; a developer is the system where the template knows none.
         variables: what else the template may look at (tools, add_generation_prompt, bos_token, …).
 
     Raises:
@@ -126,6 +126,10 @@ def render_chat_template(source: str, *, messages: list[dict[str, Any]], **varia
         template = _compile(source)
     except TemplateError as error:
         raise InvalidRequest(f"the chat template is not valid Jinja: {error}", field="chat_template") from error
+    if "developer" not in source:
+        messages = [
+            {**message, "role": "system"} if message["role"] == "developer" else message for message in messages
+        ]
     try:
         return template.render(messages=_plain(messages), **{name: _plain(value) for name, value in variables.items()})
     except Exception as error:  # whatever a template does with messages it was not made for

@@ -6,16 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import orjson
 
 from pagoda_common.errors import ConfigError, InvalidRequest, RequestTooLong
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.params import check_token_ids, too_long
-from pagoda_frontend.protocol import ChatMessage
+from pagoda_frontend.protocol import ChatMessage, MessageToolCall, Tool
 
 LONG_TEXT_CHARS = 64 * 1024
 """Templates are rendered on a thread from here on, and texts that cannot fit are refused untokenized."""
 MAX_TOKEN_CHARS = 128
 """No token stands for more characters than this (longer runs of spaces apart)."""
+NOT_IN_KWARGS = ("messages", "chat_template", "tools", "documents", "add_generation_prompt", "continue_final_message")
+"""Variables of a chat template that have a field of their own."""
+OWN_FIELDS = ("role", "content", "tool_calls", "reasoning", "reasoning_content", "function_call")
+"""Fields of a message that chat templates get in a shape of their own, or not at all."""
 
 
 class Prompts:
@@ -57,6 +62,9 @@ class Prompts:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: dict[str, Any] | None = None,
+        chat_template: str | None = None,
+        tools: Sequence[Tool] | None = None,
+        documents: list[dict[str, Any]] | None = None,
         add_special_tokens: bool = False,
     ) -> list[int]:
         """Token ids of a conversation.
@@ -70,6 +78,9 @@ class Prompts:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             chat_template_kwargs=chat_template_kwargs,
+            chat_template=chat_template,
+            tools=tools,
+            documents=documents,
         )
         return await self.from_text(text, add_special_tokens=add_special_tokens, field="messages")
 
@@ -80,8 +91,11 @@ class Prompts:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: dict[str, Any] | None = None,
+        chat_template: str | None = None,
+        tools: Sequence[Tool] | None = None,
+        documents: list[dict[str, Any]] | None = None,
     ) -> str:
-        """The conversation as the model's chat template writes it; arguments and errors as `from_messages`."""
+        """The conversation as `chat_template` (None: the model's) writes it; arguments and errors as `from_messages`."""
         if not messages:
             raise InvalidRequest("messages is empty: there must be at least one message", field="messages")
         if continue_final_message and add_generation_prompt:
@@ -89,7 +103,7 @@ class Prompts:
                 "continue_final_message needs add_generation_prompt=false", field="continue_final_message"
             )
         kwargs = chat_template_kwargs or {}
-        for name in ("messages", "chat_template", "tools", "add_generation_prompt", "continue_final_message"):
+        for name in NOT_IN_KWARGS:
             if name in kwargs:
                 raise InvalidRequest(f"chat_template_kwargs must not contain {name}", field="chat_template_kwargs")
         conversation = [template_message(message, number) for number, message in enumerate(messages)]
@@ -98,7 +112,9 @@ class Prompts:
             return self._tokenizer.apply_chat_template(
                 conversation,
                 add_generation_prompt=add_generation_prompt,
-                chat_template=self._chat_template,
+                chat_template=chat_template or self._chat_template,
+                tools=[tool.model_dump(exclude_unset=True) for tool in tools] if tools else None,
+                documents=documents,
                 **kwargs,
             )
 
@@ -111,7 +127,7 @@ class Prompts:
 
 
 def template_message(message: ChatMessage, number: int) -> dict[str, Any]:
-    """`message` as chat templates expect it, with its parts joined to one text.
+    """`message` as chat templates expect it: parts joined to one text, arguments of calls as objects.
 
     Raises:
         InvalidRequest: the content is missing, or is not text.
@@ -122,13 +138,34 @@ def template_message(message: ChatMessage, number: int) -> dict[str, Any]:
     if isinstance(content, list):
         for place, part in enumerate(content):
             name = f"messages.{number}.content.{place}"
-            if part.type != "text":
+            if part.type not in ("text", "refusal"):
                 raise InvalidRequest(f"{name}: parts of type {part.type!r} are not supported yet", field="messages")
-            if part.text is None:
+            if part.text is None and part.type == "text":
                 raise InvalidRequest(f"{name}.text: field required", field="messages")
-        content = "\n".join(part.text or "" for part in content)
-    extra = {name: value for name, value in (message.model_extra or {}).items() if value is not None}
-    return {**extra, "role": message.role, "content": content}
+        content = "\n".join(part.text or "" for part in content if part.type == "text")
+    extra = {**(message.model_extra or {}), "tool_call_id": message.tool_call_id}
+    shown = {name: value for name, value in extra.items() if value is not None and name not in OWN_FIELDS}
+    shown |= {"role": message.role, "content": content or ""}
+    if message.tool_calls:
+        shown["tool_calls"] = [_template_call(call) for call in message.tool_calls]
+    reasoning = message.reasoning or extra.get("reasoning_content")
+    if isinstance(reasoning, str):
+        shown["reasoning"] = shown["reasoning_content"] = reasoning  # templates know either name
+    return shown
+
+
+def _template_call(call: MessageToolCall) -> dict[str, Any]:
+    """`call` with its arguments as an object, which templates write in the model's own way; as text if it is none."""
+    arguments: Any = call.function.arguments
+    if not arguments:
+        arguments = {}
+    elif isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments)
+        except orjson.JSONDecodeError:
+            arguments = call.function.arguments
+    shown: dict[str, Any] = {"type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+    return {"id": call.id, **shown} if call.id is not None else shown
 
 
 def _cut_after(text: str, final: str) -> str:

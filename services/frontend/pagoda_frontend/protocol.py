@@ -93,11 +93,64 @@ class ContentPart(RequestBody):
     text: Text | None = None
 
 
+class CalledFunction(RequestBody):
+    """What was called, with what."""
+
+    name: Text
+    arguments: Text | dict[str, Any] | None = None
+    """JSON text, or the object itself."""
+
+
+class MessageToolCall(RequestBody):
+    """One call that the assistant made."""
+
+    id: Text | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class ChatMessage(RequestBody):
     """One message of a conversation. Other fields go to the chat template as they are."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | list[ContentPart] | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    """Calls that the assistant made."""
+    tool_call_id: Text | None = None
+    """The call that a tool message answers."""
+    reasoning: Text | None = None
+    """What the assistant thought; `reasoning_content` is its older name."""
+
+
+class Function(RequestBody):
+    """A function that the model may call."""
+
+    name: Text
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON schema of the arguments, an object; None is a function without any."""
+    strict: Bool | None = None
+    """Have the arguments match the schema also where the model is free to call or not."""
+
+
+class Tool(RequestBody):
+    """One entry of `tools`."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(RequestBody):
+    """The function of a named tool choice."""
+
+    name: Text
+
+
+class NamedToolChoice(RequestBody):
+    """The model must call this tool."""
+
+    type: Literal["function"] = "function"
+    function: FunctionName
 
 
 class ChatBody(GenerationBody):
@@ -110,7 +163,20 @@ class ChatBody(GenerationBody):
     add_generation_prompt: Bool | None = None
     continue_final_message: Bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: Text | None = None
+    """Jinja text; needs --trust-request-chat-template."""
+    documents: list[dict[str, Any]] | None = None
+    """For chat templates that show documents."""
     response_format: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    """None is auto where there are tools."""
+    parallel_tool_calls: Bool | None = None
+    """False: at most one call in a message."""
+    reasoning_effort: Text | None = None
+    """A variable of the chat template; none also turns thinking off."""
+    include_reasoning: Bool | None = None
+    """False: the model reasons, but the reasoning is not shown."""
 
 
 class TokenizeBody(RequestBody):
@@ -123,6 +189,8 @@ class TokenizeBody(RequestBody):
     add_generation_prompt: Bool | None = None
     continue_final_message: Bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: Text | None = None
+    tools: list[Tool] | None = None
     return_token_strs: Bool | None = None
 
 
