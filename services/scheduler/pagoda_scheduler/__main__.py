@@ -23,6 +23,7 @@ from pagoda_common.logging import configure_logging
 from pagoda_common.process import die_with_parent
 from pagoda_common.rpc import RpcServer, stop_signals
 from pagoda_scheduler.engine import Engine
+from pagoda_scheduler.idle_memory import release_memory_when_idle
 from pagoda_scheduler.metrics import HistogramTimeline, serve_metrics
 from pagoda_scheduler.servicer import SchedulerServicer
 from pagoda_scheduler.state import EngineState
@@ -52,9 +53,13 @@ async def serve(
         logger.info("scheduler listening on %s:%d", host, bound)
         if metrics_port is not None:
             logger.info("metrics on http://%s:%d/metrics", host, serve_metrics(registry, host=host, port=metrics_port))
-        health = asyncio.create_task(_follow_readiness(engine, server))
+        background = [
+            asyncio.create_task(_follow_readiness(engine, server)),
+            asyncio.create_task(release_memory_when_idle(engine)),
+        ]
         await stopped.wait()
-        health.cancel()
+        for task in background:
+            task.cancel()
         logger.info("draining")
         await server.set_serving(False)
         await engine.drain(drain_timeout_s)

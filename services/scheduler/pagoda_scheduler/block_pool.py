@@ -1,7 +1,8 @@
 """Which KV-cache blocks are free, shared or cached. Knows block ids, reference counts and hashes; no requests."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+
+from pagoda_scheduler.free_queue import FreeQueue
 
 BlockHash = bytes
 """Identity of a full block: a digest over its tokens and everything before them."""
@@ -23,7 +24,8 @@ class BlockPool:
         self._hashes: list[BlockHash | None] = [None] * num_blocks
         self._cached: dict[BlockHash, int] = {}
         # Front is taken first: blocks without content, then the least recently used.
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._free = FreeQueue(size=num_blocks)
+        self._ids = list(range(num_blocks))  # one object an id: those in tables and in the cache are these
 
     @property
     def num_free_blocks(self) -> int:
@@ -46,7 +48,7 @@ class BlockPool:
         free, refs = self._free, self._ref_counts
         blocks = []
         for _ in range(count):
-            block_id, _ = free.popitem(last=False)
+            block_id = self._ids[free.pop_front()]
             block_hash = self._hashes[block_id]
             if block_hash is not None:
                 if self._on_evict is not None:
@@ -63,9 +65,10 @@ class BlockPool:
             refs[block_id] -= 1
             assert refs[block_id] >= 0, "a block was freed twice"
             if refs[block_id] == 0:
-                free[block_id] = None
                 if self._hashes[block_id] is None:
-                    free.move_to_end(block_id, last=False)
+                    free.append_front(block_id)
+                else:
+                    free.append(block_id)
 
     def find(self, hashes: Sequence[BlockHash]) -> list[int]:
         """The cached blocks of the longest known prefix of `hashes`; takes no reference."""
@@ -85,7 +88,7 @@ class BlockPool:
         """Take one more reference to each block."""
         for block_id in block_ids:
             if self._ref_counts[block_id] == 0:
-                del self._free[block_id]
+                self._free.remove(block_id)
             self._ref_counts[block_id] += 1
 
     def is_free(self, block_id: int) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pagoda_common.config import EngineConfig
 from pagoda_common.errors import DeadlineExceeded, NotReady, PagodaError, Superseded
 from pagoda_common.outputs import FinishReason
+from pagoda_scheduler.deadlines import Deadlines
 from pagoda_scheduler.engine_core import EngineCore
 from pagoda_scheduler.request import Request, RequestStatus
 from pagoda_scheduler.router import ROUTERS, Router
@@ -26,7 +27,6 @@ class OpenRequest:
     attempt: int
     sequences: list[Request]
     core: EngineCore | None
-    timer: asyncio.TimerHandle | None = None
 
     @property
     def unfinished(self) -> list[Request]:
@@ -76,11 +76,14 @@ class Engine:
         self.cores: list[EngineCore] = []
         self.requests: dict[str, OpenRequest] = {}
         self.sinks: set[Sink] = set()
+        self.num_submitted = 0
+        """Counter: requests taken in."""
         self.is_draining = False
         self.not_ready_reason = "no worker has registered yet"
         self._homeless: OrderedDict[Request, None] = OrderedDict()
         self._past = Counters()
         self._router: Router = ROUTERS[config.scheduler.routing_policy]()
+        self._deadlines = Deadlines(expire=self._expire)
         self._announcement: asyncio.TimerHandle | None = None
 
     # Requests.
@@ -109,9 +112,9 @@ class Engine:
         is_resumed = any(sequence.output_token_ids for sequence in sequences)
         open_request = OpenRequest(attempt, sequences, core)
         self.requests[request_id] = open_request
+        self.num_submitted += 1
         if timeout_s > 0:
-            loop = asyncio.get_running_loop()
-            open_request.timer = loop.call_later(timeout_s, self._expire, request_id, timeout_s)
+            self._deadlines.set(request_id, timeout_s)
         self._start(open_request.unfinished, core, at_front=is_resumed)
 
     def abort(self, request_id: str) -> None:
@@ -279,8 +282,7 @@ class Engine:
     def _close(self, request: Request) -> None:
         open_request = self.requests.get(request.request_id)
         if open_request is not None and request in open_request.sequences and not open_request.unfinished:
-            if open_request.timer is not None:
-                open_request.timer.cancel()
+            self._deadlines.cancel(request.request_id)
             del self.requests[request.request_id]
 
 

@@ -1,6 +1,8 @@
 """One sequence of one request: its token log and where its computation stands. No policy."""
 
-from collections.abc import Sequence
+import functools
+from array import array
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -72,7 +74,7 @@ class Request:
         self,
         *,
         request_id: str,
-        prompt_token_ids: list[int],
+        prompt_token_ids: Iterable[int],
         sampling_params: SamplingParams,
         max_model_len: int,
         index: int = 0,
@@ -86,16 +88,19 @@ class Request:
         sink: Sink | None = None,
         session_slot: int = 0,
     ) -> None:
-        """`eos_token_ids` are ignored when the sampling parameters say so; the seed must be set."""
+        """`prompt_token_ids` as an array("I") is kept, not copied. `eos_token_ids` are ignored when the sampling
+        parameters say so; the seed must be set."""
         self.request_id = request_id
         self.index = index
         self.attempt = attempt
-        self.prompt_token_ids = prompt_token_ids
+        if not isinstance(prompt_token_ids, array):
+            prompt_token_ids = array("I", prompt_token_ids)
+        self.prompt_token_ids: array[int] = prompt_token_ids
         self.output_token_ids = list(output_token_ids)
         self.sampling_params = sampling_params
         self.eos_token_ids = () if sampling_params.ignore_eos else tuple(eos_token_ids)
-        self.stop_token_ids = frozenset(sampling_params.stop_token_ids or ())
-        self.end_token_ids = self.stop_token_ids.union(self.eos_token_ids)
+        self.stop_token_ids = _token_set(tuple(sampling_params.stop_token_ids or ()))
+        self.end_token_ids = _token_set((*self.stop_token_ids, *self.eos_token_ids))
         self.priority = priority
         self.arrival_ns = arrival_ns
         self.admitted_ns = 0
@@ -108,7 +113,7 @@ class Request:
         """The first sequence of the same request, whose prompt is shared when it is computed."""
         self.session_slot = session_slot
 
-        self.num_prompt_tokens = len(prompt_token_ids)
+        self.num_prompt_tokens = len(self.prompt_token_ids)
         limit = max_model_len - self.num_prompt_tokens
         max_tokens = sampling_params.max_tokens
         self.max_num_tokens = self.num_prompt_tokens + (limit if max_tokens is None else min(max_tokens, limit))
@@ -177,14 +182,14 @@ class Request:
         """Prompt and output tokens whose ids are known here."""
         return self.num_tokens - self.num_pending
 
-    def known_tokens(self, start: int, stop: int) -> list[int]:
+    def known_tokens(self, start: int, stop: int) -> Sequence[int]:
         """Token ids at positions [start, stop) of prompt plus output."""
         num_prompt = self.num_prompt_tokens
         if stop <= num_prompt:
             return self.prompt_token_ids[start:stop]
         if start >= num_prompt:
             return self.output_token_ids[start - num_prompt : stop - num_prompt]
-        return self.prompt_token_ids[start:] + self.output_token_ids[: stop - num_prompt]
+        return [*self.prompt_token_ids[start:], *self.output_token_ids[: stop - num_prompt]]
 
     def check_finished(self) -> bool:
         """Set finish_reason when the last output token ends the sequence; whether it does."""
@@ -212,3 +217,9 @@ class Request:
     def __repr__(self) -> str:
         progress = f"{self.num_computed_tokens}/{self.num_tokens}"
         return f"Request({self.request_id}/{self.index}, {self.status.value}, {progress})"
+
+
+@functools.lru_cache(maxsize=256)
+def _token_set(token_ids: tuple[int, ...]) -> frozenset[int]:
+    """The same set for the same tokens: most requests end at the same ones."""
+    return frozenset(token_ids)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
-from pagoda_common.convert import sampling_params_from_proto, token_ids_from_bytes
+from pagoda_common.convert import sampling_params_from_proto, token_array_from_bytes, token_ids_from_bytes
 from pagoda_common.errors import InvalidRequest, NotReady, PagodaError
 from pagoda_scheduler.beam_group import BeamGroup
 from pagoda_scheduler.beam_search import BeamSearch, EarlyStopping
@@ -57,32 +57,31 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             self._engine.close_sink(sink)
 
     async def _read_session(self, messages: AsyncIterator[scheduler_pb2.FrontendMessage], sink: SessionSink) -> None:
-        slots: dict[int, Request] = {}
         try:
             async for message in messages:
                 for part in message.batch.messages if message.HasField("batch") else (message,):
-                    self._take(part, sink, slots)
+                    self._take(part, sink)
         except PagodaError as error:
             sink.outbox.close(error)
         else:
             sink.outbox.close()
 
-    def _take(self, message: scheduler_pb2.FrontendMessage, sink: SessionSink, slots: dict[int, Request]) -> None:
-        """One message of a frontend. `slots`: its sequences by its own slots."""
+    def _take(self, message: scheduler_pb2.FrontendMessage, sink: SessionSink) -> None:
+        """One message of a frontend."""
         kind = message.WhichOneof("message")
         if kind == "submit":
             try:
                 sequences = self._sequences(message.submit, sink)
-                # A slot is used again only after its sequence ended, so the map keeps the latest.
-                slots.update((request.session_slot, request) for request in sequences)
                 self._engine.submit(sequences, timeout_s=message.submit.timeout_s)
             except PagodaError as error:
                 sink.reject(message.submit.request_id, error)
+            else:
+                sink.sequences.update((open.session_slot, open) for open in sequences if not open.is_finished)
         elif kind == "abort":
             for request_id in message.abort.request_ids:
                 self._engine.abort(request_id)
         elif kind == "stop":
-            self._engine.stop([slots[slot] for slot in message.stop.slots if slot in slots])
+            self._engine.stop([sink.sequences[slot] for slot in message.stop.slots if slot in sink.sequences])
         elif kind == "hello":
             logger.info("frontend %s (%s) is connected", message.hello.frontend_id, message.hello.version)
         else:
@@ -116,7 +115,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             InvalidRequest: a field is wrong.
         """
         params = sampling_params_from_proto(message.sampling_params)
-        prompt = token_ids_from_bytes(message.prompt_token_ids)
+        prompt = token_array_from_bytes(message.prompt_token_ids)
         info = self._groups.model_info
         if not message.request_id:
             raise InvalidRequest("request_id must not be empty", field="request_id")

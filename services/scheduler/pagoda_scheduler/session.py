@@ -68,6 +68,8 @@ class SessionSink:
 
     def __init__(self, *, state: EngineState) -> None:
         self.outbox: Outbox[scheduler_pb2.SchedulerMessage] = Outbox()
+        self.sequences: dict[int, Request] = {}
+        """Open sequences by the frontend's slots."""
         self._state = state
         self._announced_model: types_pb2.ModelInfo | None = None
 
@@ -107,6 +109,7 @@ class SessionSink:
             )
         for request in result.finished:
             message.finished.append(_finished_to_proto(request))
+            self.sequences.pop(request.session_slot, None)
         if result.logprobs is not None:
             picked = pick_rows(result.logprobs, result.rows)
             if len(picked.rows):

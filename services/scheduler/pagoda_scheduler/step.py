@@ -1,5 +1,6 @@
 """What travels between the scheduler and a worker in one step: plain frozen data, no tensors, no gRPC."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +16,7 @@ class NewRequestData:
 
     slot: int
     request_id: str
-    prompt_token_ids: list[int]
+    prompt_token_ids: Sequence[int]
     output_token_ids: list[int]
     """Output known so far; not empty after a preemption or a recovery."""
     sampling_params: SamplingParams

@@ -75,7 +75,7 @@ class PretendWorker:
             self.content[target] = self.content[source]
         for new in output.new_requests:
             assert new.slot not in self.logs, "a slot was given away twice"
-            self.logs[new.slot] = new.prompt_token_ids + new.output_token_ids
+            self.logs[new.slot] = [*new.prompt_token_ids, *new.output_token_ids]
             self.computed[new.slot] = new.num_computed_tokens
             self.blocks[new.slot] = list(new.block_ids)
             self.names[new.slot] = new.request_id

@@ -1,0 +1,54 @@
+"""The order in which free KV-cache blocks are taken: a linked list over block ids. Knows nothing but numbers."""
+
+from array import array
+
+
+class FreeQueue:
+    """Numbers 0 … size - 1, each in the queue or not; taken from the front, returned at either end, removed anywhere.
+
+    The links are two arrays of machine integers, so that the queue allocates nothing while it works: nodes on the heap,
+    made anew with every block that comes and goes, would keep its pages from being given back after a burst.
+    Source: the free block queue of vLLM.
+    """
+
+    def __init__(self, *, size: int) -> None:
+        """Full, in ascending order."""
+        # Entry `size` is the queue's both ends; -1 as a successor: not in the queue.
+        self._next: array[int] = array("q", [*range(1, size + 1), 0])
+        self._previous: array[int] = array("q", [size, *range(size)])
+        self._end = size
+        self._length = size
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __contains__(self, number: int) -> bool:
+        return self._next[number] >= 0
+
+    def pop_front(self) -> int:
+        """Take the first one; the queue must not be empty."""
+        first = self._next[self._end]
+        assert first != self._end, "the queue is empty"
+        self.remove(first)
+        return first
+
+    def remove(self, number: int) -> None:
+        """Take `number` out, wherever it stands."""
+        before, behind = self._previous[number], self._next[number]
+        self._next[before] = behind
+        self._previous[behind] = before
+        self._next[number] = -1
+        self._length -= 1
+
+    def append(self, number: int) -> None:
+        """Put `number` last."""
+        self._insert(number, before=self._previous[self._end], behind=self._end)
+
+    def append_front(self, number: int) -> None:
+        """Put `number` first."""
+        self._insert(number, before=self._end, behind=self._next[self._end])
+
+    def _insert(self, number: int, *, before: int, behind: int) -> None:
+        self._next[before] = self._previous[behind] = number
+        self._previous[number], self._next[number] = before, behind
+        self._length += 1

@@ -1,0 +1,39 @@
+"""Gives memory back to the machine after a burst of requests."""
+
+import asyncio
+import ctypes
+import gc
+
+from pagoda_scheduler.engine import Engine
+
+PERIOD_S = 0.5
+MIN_REQUESTS = 1000
+"""Requests since the last time, below which it is not worth the few tens of milliseconds."""
+
+
+async def release_memory_when_idle(engine: Engine) -> None:
+    """For ever: after many requests, and once none has been open for a whole period, collect garbage and let the
+    allocator return its free pages.
+
+    What exists when this begins is exempt from collection for good: it lives as long as the process, and looking
+    through it in the middle of a step would cost milliseconds.
+    """
+    gc.collect()
+    gc.freeze()
+    num_released, last_seen, was_idle = 0, 0, False
+    while True:
+        await asyncio.sleep(PERIOD_S)
+        num_submitted = engine.num_submitted
+        is_idle = not engine.requests and num_submitted == last_seen
+        if is_idle and was_idle and num_submitted - num_released >= MIN_REQUESTS:
+            gc.collect()
+            _trim()
+            num_released = num_submitted
+        was_idle, last_seen = is_idle, num_submitted
+
+
+def _trim() -> None:
+    """glibc's malloc_trim; elsewhere nothing: other allocators return pages by themselves."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
