@@ -68,6 +68,27 @@ def sample_tokens(
     return result
 
 
+def filter_logits(
+    logits: Tensor, *, top_k: Tensor | None = None, top_p: Tensor | None = None, min_p: Tensor | None = None
+) -> Tensor:
+    """`logits` with -inf where `sample_tokens` would never choose; arguments as there."""
+    probs = logits.softmax(dim=-1)
+    n, vocab_size = probs.shape
+    is_kept = torch.ones_like(probs, dtype=torch.bool)
+    if min_p is not None:
+        is_kept = probs >= (probs.amax(dim=-1) * min_p)[:, None]
+        probs = probs.masked_fill(~is_kept, 0.0)
+    if top_k is not None or top_p is not None:
+        k = torch.zeros(n, dtype=torch.int64, device=probs.device) if top_k is None else top_k
+        k = torch.where((k > 0) & (k < vocab_size), k, vocab_size)
+        p = torch.ones(n, dtype=torch.float64, device=probs.device) if top_p is None else top_p.double()
+        ranked = probs.sort(dim=-1, descending=True).values
+        is_filtered = (k < vocab_size) | (p < 1)
+        num_kept, least = _kept(ranked, probs.sum(dim=-1, dtype=torch.float64), k, p)
+        is_kept &= _is_kept(probs, num_kept, least) | ~is_filtered[:, None]
+    return logits.masked_fill(~is_kept, float("-inf"))
+
+
 def _sample_candidates(probs: Tensor, k: Tensor, p: Tensor, keys: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Tokens from the `width` likeliest, and for which rows that was enough."""
     values, ids = probs.topk(width, dim=-1)
@@ -95,10 +116,14 @@ def _kept(ranked: Tensor, mass: Tensor, k: Tensor, p: Tensor) -> tuple[Tensor, T
 
 def _choose(probs: Tensor, num_kept: Tensor, least: Tensor, keys: Tensor, ids: Tensor | None = None) -> Tensor:
     """Tokens from the `num_kept` likeliest columns of `probs`, which are in order of token id."""
+    return _race(probs.masked_fill(~_is_kept(probs, num_kept, least), 0.0), keys, ids)
+
+
+def _is_kept(probs: Tensor, num_kept: Tensor, least: Tensor) -> Tensor:
+    """The `num_kept` likeliest columns of each row; of those as likely as the last one, the first."""
     is_more, is_tied = probs > least[:, None], probs == least[:, None]
     num_tied = num_kept - is_more.sum(dim=-1)
-    is_kept = is_more | (is_tied & (is_tied.cumsum(dim=-1) <= num_tied[:, None]))
-    return _race(probs.masked_fill(~is_kept, 0.0), keys, ids)
+    return is_more | (is_tied & (is_tied.cumsum(dim=-1) <= num_tied[:, None]))
 
 
 def _race(probs: Tensor, keys: Tensor, ids: Tensor | None = None) -> Tensor:

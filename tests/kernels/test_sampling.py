@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from pagoda_kernels.apply_penalties import apply_token_penalties
+from pagoda_kernels.apply_penalties import apply_token_penalties, count_tokens
 from pagoda_kernels.philox import philox4x32, philox_keys
-from pagoda_kernels.sample_tokens import sample_tokens, sample_tokens_reference
+from pagoda_kernels.sample_tokens import filter_logits, sample_tokens, sample_tokens_reference
 from pagoda_kernels.token_exponentials import token_exponentials, token_exponentials_reference
 
 
@@ -132,7 +132,31 @@ def test_penalties_equal_a_loop() -> None:
             expected[row, token] = value / repetition[row] if value > 0 else value * repetition[row]
         for token in set(output):
             expected[row, token] -= frequency[row] * output.count(token) + presence[row]
+    in_prompt, counts = count_tokens(tokens, num_prompt, num_tokens, vocab_size=vocab_size)
     actual = apply_token_penalties(
-        logits, tokens, num_prompt, num_tokens, presence=presence, frequency=frequency, repetition=repetition
+        logits, in_prompt, counts, presence=presence, frequency=frequency, repetition=repetition
     )
     torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("filters", ["k", "p", "m", "kp", "kpm"])
+def test_filtered_logits_keep_exactly_what_can_be_drawn(filters: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 40, generator=generator)
+    logits[:, ::3] = logits[:, :1].clone()  # many ties
+    count = 4000
+    options = {
+        "k": ("top_k", torch.tensor([7])),
+        "p": ("top_p", torch.tensor([0.6])),
+        "m": ("min_p", torch.tensor([0.3])),
+    }
+    chosen = dict(options[letter] for letter in filters)
+    keys = torch.from_numpy(philox_keys(np.arange(count, dtype=np.uint64), np.zeros(count, np.uint64)))
+    drawn = sample_tokens(
+        logits.expand(count, -1), keys, **{name: value.expand(count) for name, value in chosen.items()}
+    )
+    kept = filter_logits(logits, **chosen)
+    is_kept = torch.isfinite(kept[0])
+    assert set(drawn.tolist()) == set(is_kept.nonzero().squeeze(1).tolist())
+    assert torch.equal(kept[0, is_kept], logits[0, is_kept])
+    assert torch.equal(filter_logits(logits, top_k=torch.tensor([0]), top_p=torch.tensor([1.0])), logits)

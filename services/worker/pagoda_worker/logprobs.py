@@ -1,4 +1,4 @@
-"""Log probabilities of sampled and of prompt tokens, from the logits as the model gave them."""
+"""Log probabilities (or the logits themselves) of sampled and of prompt tokens."""
 
 import numpy as np
 import torch
@@ -8,34 +8,57 @@ from pagoda_worker.batch import IntArray, LogprobColumns
 from pagoda_worker.sampling_columns import NO_LOGPROBS
 
 
-def logprob_columns(logits: Tensor, token_ids: IntArray, num_top: IntArray) -> LogprobColumns | None:
+def logprob_columns(
+    logits: Tensor,
+    token_ids: IntArray,
+    num_top: IntArray,
+    *,
+    chosen: tuple[IntArray, IntArray] | None = None,
+    is_normalised: bool = True,
+) -> LogprobColumns | None:
     """Columns for the rows that ask for log probabilities; None when none does.
 
     Args:
         logits: [n, vocab_size] float32.
         token_ids: [n] the token that each row is about.
         num_top: [n] top entries besides it; -1 is the vocabulary, NO_LOGPROBS leaves the row out.
+        chosen: [n, k] token ids and [n] how many of them a row has: where there are some, they are its entries instead
+            of the top ones.
+        is_normalised: False gives the logits as they are.
     """
     rows = np.flatnonzero(num_top != NO_LOGPROBS)
     if not rows.size:
         return None
-    vocab_size = logits.shape[1]
-    num_top = np.where(num_top[rows] < 0, vocab_size, np.minimum(num_top[rows], vocab_size))
+    device, vocab_size = logits.device, logits.shape[1]
+    num_entries = np.where(num_top[rows] < 0, vocab_size, np.minimum(num_top[rows], vocab_size))
     if rows.size != logits.shape[0]:
-        logits = logits[torch.from_numpy(rows).to(logits.device)]
-    own = torch.from_numpy(token_ids[rows]).to(logits.device)[:, None]
-    values = logits.log_softmax(dim=-1)
+        logits = logits[torch.from_numpy(rows).to(device)]
+    own = torch.from_numpy(token_ids[rows]).to(device)[:, None]
+    values = logits.log_softmax(dim=-1) if is_normalised else logits
     own_values = values.gather(1, own)
     ranks = (values > own_values).sum(dim=-1) + 1
-    width = int(num_top.max())
     ids, entries = own, own_values
+    width = int(num_entries.max())
     if width:
         top_values, top_ids = values.topk(width, dim=-1)
         ids, entries = torch.cat((own, top_ids), dim=1), torch.cat((own_values, top_values), dim=1)
-    is_asked = np.arange(width + 1) <= num_top[:, None]
+    if chosen is not None and chosen[1][rows].any():
+        num_chosen = chosen[1][rows]
+        most = int(num_chosen.max())
+        wider = most + 1 - ids.shape[1]
+        if wider > 0:
+            ids, entries = (torch.nn.functional.pad(part, (0, wider)) for part in (ids, entries))
+        picked = np.flatnonzero(num_chosen)
+        place = torch.from_numpy(picked).to(device)
+        picked_ids = torch.from_numpy(chosen[0][rows[picked], :most]).to(device)
+        columns = slice(1, 1 + most)
+        ids[place, columns] = picked_ids
+        entries[place, columns] = values[place].gather(1, picked_ids)
+        num_entries = np.where(num_chosen > 0, num_chosen, num_entries)
+    is_asked = np.arange(ids.shape[1]) <= num_entries[:, None]
     return LogprobColumns(
         rows=rows,
-        counts=num_top + 1,
+        counts=num_entries + 1,
         token_ids=ids.cpu().numpy()[is_asked],
         logprobs=entries.cpu().numpy()[is_asked],
         sampled_ranks=ranks.cpu().numpy(),

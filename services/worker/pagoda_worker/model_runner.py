@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pagoda_common.config import LogprobsMode
 from pagoda_common.errors import Code
 from pagoda_kernels.attention_plan import AttentionPlan
 from pagoda_worker.batch import (
@@ -20,6 +21,8 @@ from pagoda_worker.batch import (
 )
 from pagoda_worker.input_batch import InputBatch, StepInputs
 from pagoda_worker.kv_cache import KVCache
+from pagoda_worker.logits_processors import LogitsProcessors
+from pagoda_worker.logits_state import LogitsBatch
 from pagoda_worker.logprobs import logprob_columns
 from pagoda_worker.models.decoder import Decoder, ForwardContext
 from pagoda_worker.sampler import Sampler
@@ -41,6 +44,8 @@ class ModelRunner:
         max_model_len: int,
         dtype: torch.dtype,
         device: torch.device,
+        logprobs_mode: LogprobsMode = "raw_logprobs",
+        logits_processors: LogitsProcessors | None = None,
     ) -> None:
         self._model = model
         self._kv_cache = kv_cache
@@ -53,7 +58,10 @@ class ModelRunner:
             num_blocks=kv_cache.num_blocks,
             vocab_size=model.spec.vocab_size,
         )
-        self._sampler = Sampler(columns=self.input_batch.sampling)
+        self._processors = logits_processors or LogitsProcessors()
+        self._sampler = Sampler(columns=self.input_batch.sampling, processors=self._processors)
+        self._gives_processed = logprobs_mode.startswith("processed")
+        self._gives_logprobs = logprobs_mode.endswith("logprobs")
 
     @torch.inference_mode()
     def execute(self, step: ExecuteModelInput) -> ModelRunnerOutput:
@@ -69,6 +77,7 @@ class ModelRunner:
         self._kv_cache.swap_in(step.blocks_to_swap_in)
         self._kv_cache.copy(step.blocks_to_copy)
         batch.apply(step)
+        self._update_processors(step)
         if step.num_seqs == 0:
             return ModelRunnerOutput(timings=StepTimings(prepare_ns=clock.lap()))
         inputs = batch.prepare(step)
@@ -97,6 +106,17 @@ class ModelRunner:
             bad_slots=output.bad_slots,
             timings=StepTimings(prepare_ns=prepare_ns, forward_ns=forward_ns, sample_ns=clock.lap()),
         )
+
+    def _update_processors(self, step: ExecuteModelInput) -> None:
+        if step.freed_slots.size:
+            self._processors.remove(step.freed_slots)
+        for request in step.new_requests:
+            if request.slot >= self.input_batch.is_in_use.size or not self.input_batch.is_in_use[request.slot]:
+                continue
+            self._processors.remove(np.array([request.slot]))
+            problem = self._processors.add(request.slot, request.sampling_params)
+            if problem is not None:
+                self.input_batch.fail(request.slot, Code.INVALID_ARGUMENT, problem)
 
     def _to_device(self, array: IntArray) -> Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
@@ -132,19 +152,24 @@ class ModelRunner:
         bad_slots = list(inputs.bad_slots)
         if not slots.size:
             return ModelRunnerOutput(num_sampled_tokens=np.zeros(step.num_seqs, dtype=np.int64), bad_slots=bad_slots)
+        asked = batch.sampling.logprobs[slots]
         output = self._sampler.sample(
             logits,
-            slots,
-            tokens=batch.tokens,
-            num_prompt_tokens=batch.num_prompt_tokens[slots],
-            num_tokens=batch.num_tokens[slots],
+            LogitsBatch(
+                slots=slots,
+                tokens=batch.tokens,
+                num_prompt_tokens=batch.num_prompt_tokens[slots],
+                num_tokens=batch.num_tokens[slots],
+            ),
+            keep_processed=self._gives_processed and bool((asked != NO_LOGPROBS).any()),
         )
+        judged = logits if output.processed is None else output.processed
         token_ids, batch_rows = output.token_ids, inputs.batch_rows[sampled_rows]
         if output.is_bad.any():
             bad_slots += [self._reject(int(slots[row]), logits[row]) for row in np.flatnonzero(output.is_bad)]
             is_good = ~output.is_bad
             slots, token_ids, batch_rows = slots[is_good], token_ids[is_good], batch_rows[is_good]
-            logits = logits[torch.from_numpy(is_good).to(logits.device)]
+            judged = judged[torch.from_numpy(is_good).to(logits.device)]
         batch.append_tokens(slots, token_ids)
         num_sampled = None
         if slots.size != step.num_seqs:
@@ -153,7 +178,13 @@ class ModelRunner:
         return ModelRunnerOutput(
             num_sampled_tokens=num_sampled,
             token_ids=token_ids,
-            logprobs=logprob_columns(logits, token_ids, batch.sampling.logprobs[slots]),
+            logprobs=logprob_columns(
+                judged,
+                token_ids,
+                batch.sampling.logprobs[slots],
+                chosen=batch.sampling.logprob_token_ids_of(slots),
+                is_normalised=self._gives_logprobs,
+            ),
             bad_slots=bad_slots,
         )
 
@@ -161,7 +192,7 @@ class ModelRunner:
         """End a sequence whose logits are unusable, and leave no NaN in its blocks for their next owner."""
         batch = self.input_batch
         if bool(torch.isfinite(logits).any()) and not bool(torch.isnan(logits).any() | torch.isposinf(logits).any()):
-            message = "the parameters of the request leave no token to sample"
+            message = "the parameters of the request, or a logits processor, leave no token to sample"
             return batch.fail(slot, Code.INVALID_ARGUMENT, message)
         self._kv_cache.sanitize(batch.block_table[slot, : batch.num_blocks_of[slot]].astype(np.int64))
         position = int(batch.num_tokens[slot])
@@ -185,7 +216,7 @@ class ModelRunner:
                 size = min(MAX_PROMPT_LOGPROB_ROWS, num_rows - begin)
                 logits = self._logits(hidden, np.arange(starts[row] + begin, starts[row] + begin + size))
                 targets = self.input_batch.tokens[slot, first + begin : first + begin + size].astype(np.int64)
-                part = logprob_columns(logits, targets, np.full(size, asked[row]))
+                part = logprob_columns(logits, targets, np.full(size, asked[row]), is_normalised=self._gives_logprobs)
                 assert part is not None
                 parts.append(part)
             result.append(PromptLogprobs(slot=slot, start=first, logprobs=_joined(parts)))

@@ -1,7 +1,7 @@
 """Sampler: logits to tokens, a pure function of (logits, sampling params, token log, seed, offset). No loop over rows.
 
-Order: masks and biases, penalties, temperature, min-p, top-k, top-p; then a race among what is left, with one random
-number for each (seed, offset, token). So neither the batch nor a restart changes what is sampled.
+Order: logits processors, masks and biases, penalties, temperature, min-p, top-k, top-p; then a race among what is left,
+with one random number for each (seed, offset, token). So neither the batch nor a restart changes what is sampled.
 """
 
 from dataclasses import dataclass
@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from pagoda_kernels.philox import philox_keys
-from pagoda_kernels.sample_tokens import sample_tokens
-from pagoda_worker.batch import IntArray, TokenArray
-from pagoda_worker.logits_rules import apply_masks, apply_penalties
+from pagoda_kernels.sample_tokens import filter_logits, sample_tokens
+from pagoda_worker.batch import IntArray
+from pagoda_worker.logits_processors import LogitsProcessors
+from pagoda_worker.logits_rules import LogitsRules
+from pagoda_worker.logits_state import LogitsBatch
 from pagoda_worker.sampling_columns import SamplingColumns
 
 
@@ -26,71 +28,65 @@ class SamplerOutput:
     """[n]; 0 where the row is bad."""
     is_bad: npt.NDArray[np.bool_]
     """[n] the row has a NaN or infinite logit, or no token is left to sample."""
+    processed: Tensor | None = None
+    """[n, vocab_size] the logits that were sampled from, -inf where a token could not be; only when asked for."""
 
 
 class Sampler:
-    """Samples for the rows of a batch; holds nothing but the columns it reads."""
+    """Samples for the rows of a batch. Holds the columns it reads, and on the device what rules derive from them."""
 
-    def __init__(self, *, columns: SamplingColumns) -> None:
+    def __init__(self, *, columns: SamplingColumns, processors: LogitsProcessors | None = None) -> None:
         self._columns = columns
+        self._processors = processors
+        self._rules: LogitsRules | None = None
 
-    def sample(
-        self,
-        logits: Tensor,
-        slots: IntArray,
-        *,
-        tokens: TokenArray,
-        num_prompt_tokens: IntArray,
-        num_tokens: IntArray,
-    ) -> SamplerOutput:
+    def sample(self, logits: Tensor, batch: LogitsBatch, *, keep_processed: bool = False) -> SamplerOutput:
         """One token for each row.
 
         Args:
             logits: [n, vocab_size] float32; not changed.
-            slots: [n].
-            tokens: [slots, tokens] the token log.
-            num_prompt_tokens, num_tokens: [n] of each row; their difference is the new token's offset.
+            batch: the rows; a row's output tokens so far are the new token's offset.
+            keep_processed: give the logits that were sampled from as well.
         """
-        columns = self._columns
-        offsets = num_tokens - num_prompt_tokens
-        if columns.has_masks[slots].any():
-            logits = apply_masks(logits.clone(), columns, slots, tokens, num_prompt_tokens, num_tokens)
-        if columns.has_penalties[slots].any():
-            logits = apply_penalties(logits.clone(), columns, slots, tokens, num_prompt_tokens, num_tokens)
+        columns, slots = self._columns, batch.slots
+        if self._processors is not None:
+            logits = self._processors.apply(logits, batch)
+        if columns.has_rules[slots].any():
+            if self._rules is None:
+                self._rules = LogitsRules(columns=columns, vocab_size=logits.shape[1], device=logits.device)
+            logits = self._rules.apply(logits, batch)
         top = logits.amax(dim=-1)  # NaN where some logit is
         is_good = torch.isfinite(top)
         if not bool(is_good.all()):
             logits = logits.masked_fill(~is_good[:, None], 0.0)
-        temperature = columns.temperature[slots]
-        is_random = temperature > 0
-        if not is_random.any():
+        processed = logits if keep_processed else None
+        random_rows = np.flatnonzero(columns.temperature[slots] > 0)
+        if not random_rows.size:
             sampled = logits.argmax(dim=-1)
         else:
-            random_rows = np.flatnonzero(is_random)
-            drawn = self._draw(logits, random_rows, slots[random_rows], offsets[random_rows])
-            if random_rows.size == slots.size:
-                sampled = drawn
-            else:
-                sampled = logits.argmax(dim=-1)
-                sampled[torch.from_numpy(random_rows).to(logits.device)] = drawn
+            whole = random_rows.size == slots.size
+            place = torch.from_numpy(random_rows).to(logits.device)
+            scaled = self._scaled(logits if whole else logits[place], slots[random_rows])
+            filters = self._filters(slots[random_rows], logits.device)
+            drawn = self._draw(scaled, batch.rows(random_rows), filters)
+            sampled = drawn if whole else logits.argmax(dim=-1).index_copy(0, place, drawn)
+            if keep_processed:
+                processed = logits.index_copy(0, place, filter_logits(scaled, **filters))
         is_bad = ~is_good.cpu().numpy()
         token_ids: IntArray = sampled.cpu().numpy()
-        return SamplerOutput(token_ids=np.where(is_bad, 0, token_ids), is_bad=is_bad)
+        return SamplerOutput(token_ids=np.where(is_bad, 0, token_ids), is_bad=is_bad, processed=processed)
 
-    def _draw(self, logits: Tensor, rows: IntArray, slots: IntArray, offsets: IntArray) -> Tensor:
-        columns, device = self._columns, logits.device
-        if rows.size != logits.shape[0]:
-            logits = logits[torch.from_numpy(rows).to(device)]
-        keys = philox_keys(columns.seed[slots], offsets.astype(np.uint64))
+    def _scaled(self, logits: Tensor, slots: IntArray) -> Tensor:
+        return logits / torch.from_numpy(self._columns.temperature[slots]).to(logits.device)[:, None]
 
-        def column(values: npt.NDArray[np.generic], is_on: npt.NDArray[np.bool_]) -> Tensor | None:
-            return torch.from_numpy(values).to(device) if is_on.any() else None
-
+    def _filters(self, slots: IntArray, device: torch.device) -> dict[str, Tensor]:
+        """The filters that some row has on."""
+        columns = self._columns
         top_k, top_p, min_p = columns.top_k[slots], columns.top_p[slots], columns.min_p[slots]
-        return sample_tokens(
-            logits / torch.from_numpy(columns.temperature[slots]).to(device)[:, None],
-            torch.from_numpy(keys).to(device),
-            top_k=column(top_k, top_k > 0),
-            top_p=column(top_p, top_p < 1),
-            min_p=column(min_p, min_p > 0),
-        )
+        found = {"top_k": (top_k, top_k > 0), "top_p": (top_p, top_p < 1), "min_p": (min_p, min_p > 0)}
+        return {name: torch.from_numpy(values).to(device) for name, (values, is_on) in found.items() if is_on.any()}
+
+    def _draw(self, logits: Tensor, batch: LogitsBatch, filters: dict[str, Tensor]) -> Tensor:
+        offsets = (batch.num_tokens - batch.num_prompt_tokens).astype(np.uint64)
+        keys = torch.from_numpy(philox_keys(self._columns.seed[batch.slots], offsets)).to(logits.device)
+        return sample_tokens(logits, keys, **filters)

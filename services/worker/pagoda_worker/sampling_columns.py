@@ -40,11 +40,18 @@ class SamplingColumns:
         self.num_bad_words = np.zeros(n, dtype=np.int64)
         self.bad_words = np.full((0, 0, 0), ANY_TOKEN, dtype=np.int64)
         """[slots, words, longest word], padded on the left."""
-        self.has_masks = np.zeros(n, dtype=np.bool_)
-        """Some of logit_bias, allowed_token_ids, bad words or min_tokens."""
+        self.has_biases = np.zeros(n, dtype=np.bool_)
+        """Some of logit_bias and allowed_token_ids."""
+        self.has_rules = np.zeros(n, dtype=np.bool_)
+        """Anything that changes logits: biases, bad words, min_tokens, penalties."""
+        self.logprob_token_ids = RaggedColumn(dtype=np.int64)
+        """Log probabilities of these instead of the likeliest tokens."""
+        self.generations = np.zeros(n, dtype=np.int64)
+        """Grows with each sequence that enters or leaves the slot: what was derived from the one before is stale."""
 
     def set(self, slot: int, params: SamplingParams, eos_token_ids: tuple[int, ...]) -> None:
         """Take over a sequence's parameters; token ids outside of the vocabulary are left out."""
+        self.generations[slot] += 1
         self.temperature[slot] = params.temperature
         self.top_p[slot] = params.top_p
         self.top_k[slot] = params.top_k
@@ -59,6 +66,7 @@ class SamplingColumns:
         self.min_tokens[slot] = params.min_tokens
         self.logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
         self.prompt_logprobs[slot] = NO_LOGPROBS if params.prompt_logprobs is None else params.prompt_logprobs
+        self.logprob_token_ids.set(slot, self._known(params.logprob_token_ids or ()))
         self._set_masks(slot, params, eos_token_ids)
 
     def _set_masks(self, slot: int, params: SamplingParams, eos_token_ids: tuple[int, ...]) -> None:
@@ -76,7 +84,18 @@ class SamplingColumns:
             self._reserve_bad_words(slot, len(words), longest)
             for index, word in enumerate(words):
                 self.bad_words[slot, index, -len(word) :] = word
-        self.has_masks[slot] = bool(ends.size or bias or allowed.size or words)
+        self.has_biases[slot] = bool(bias or allowed.size)
+        self.has_rules[slot] = bool(self.has_biases[slot] or ends.size or words or self.has_penalties[slot])
+
+    def logprob_token_ids_of(self, slots: IntArray) -> tuple[IntArray, IntArray] | None:
+        """[n, most] token ids and [n] how many there are of each; None when there are none."""
+        lengths = self.logprob_token_ids.lengths_of(slots)
+        if not lengths.any():
+            return None
+        ids = np.zeros((slots.size, int(lengths.max())), dtype=np.int64)
+        rows = np.flatnonzero(lengths)
+        ids[rows] = self.logprob_token_ids.values[slots[rows], : ids.shape[1]]
+        return ids, lengths
 
     def _known(self, token_ids: object) -> IntArray:
         ids = np.array(token_ids, dtype=np.int64)
@@ -93,6 +112,8 @@ class SamplingColumns:
 
     def clear(self, slot: int) -> None:
         """Forget a sequence: what is rare costs nothing once nobody asks for it."""
+        self.generations[slot] += 1
         self.temperature[slot] = 0
         self.logprobs[slot] = self.prompt_logprobs[slot] = NO_LOGPROBS
-        self.has_penalties[slot] = self.has_masks[slot] = False
+        self.has_penalties[slot] = self.has_biases[slot] = self.has_rules[slot] = False
+        self.num_bad_words[slot] = self.min_tokens[slot] = 0

@@ -15,6 +15,7 @@ from pagoda_worker.device import DeviceInfo, available_memory_bytes, choose_dtyp
 from pagoda_worker.kv_cache import KVCache, block_bytes
 from pagoda_worker.loader.checkpoint import open_checkpoint
 from pagoda_worker.loader.weights import Progress, fill_dummy_weights, load_weights
+from pagoda_worker.logits_processors import load_logits_processors
 from pagoda_worker.model_facts import ModelFacts
 from pagoda_worker.model_runner import ModelRunner
 from pagoda_worker.models.decoder import Decoder
@@ -234,6 +235,10 @@ class Worker:
             max_model_len=facts.max_model_len,
             dtype=self._dtype,
             device=device.device,
+            logprobs_mode=config.model.logprobs_mode,
+            logits_processors=load_logits_processors(
+                config.model.logits_processors, vocab_size=model.spec.vocab_size, device=device.device
+            ),
         )
         self._failure = None
         self.num_blocks = num_blocks

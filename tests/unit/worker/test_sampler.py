@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pagoda_common.sampling_params import SamplingParams
+from pagoda_worker.logits_state import LogitsBatch
 from pagoda_worker.sampler import Sampler, SamplerOutput
 from pagoda_worker.sampling_columns import SamplingColumns
 
@@ -18,6 +19,7 @@ class Rows:
 
     def __init__(self, num_slots: int = 8) -> None:
         self.columns = SamplingColumns(max_num_seqs=num_slots, vocab_size=VOCAB_SIZE)
+        self.sampler = Sampler(columns=self.columns)
         self.tokens = np.zeros((num_slots, 64), dtype=np.int32)
         self.num_prompt = np.zeros(num_slots, dtype=np.int64)
         self.num_tokens = np.zeros(num_slots, dtype=np.int64)
@@ -40,8 +42,14 @@ class Rows:
     def sample(self, logits: torch.Tensor, slots: list[int]) -> SamplerOutput:
         rows = np.array(slots)
         before = logits.clone()
-        output = Sampler(columns=self.columns).sample(
-            logits, rows, tokens=self.tokens, num_prompt_tokens=self.num_prompt[rows], num_tokens=self.num_tokens[rows]
+        output = self.sampler.sample(
+            logits,
+            LogitsBatch(
+                slots=rows,
+                tokens=self.tokens,
+                num_prompt_tokens=self.num_prompt[rows],
+                num_tokens=self.num_tokens[rows],
+            ),
         )
         assert torch.equal(logits.nan_to_num(), before.nan_to_num()), "logprobs are taken from these logits afterwards"
         return output
