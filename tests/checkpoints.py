@@ -16,10 +16,12 @@ _LLAMA = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
 }
+# Odd layers and windows on purpose: a layer of each kind, windows shorter than most prompts and no multiple of a block.
+_SMALL = _LLAMA | {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 80}
+_THREE_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "LlamaForCausalLM": ("llama", _LLAMA),
-    # The window is shorter than the prompts of most tests, and no multiple of a block.
     "MistralForCausalLM": ("mistral", _LLAMA | {"sliding_window": 21, "tie_word_embeddings": True}),
     "Qwen2ForCausalLM": (
         "qwen2",
@@ -37,6 +39,59 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "max_position_embeddings": 512,
         },
     ),
+    "Gemma2ForCausalLM": (
+        "gemma2",
+        _SMALL
+        | {
+            "head_dim": 20,
+            "sliding_window": 27,
+            "attn_logit_softcapping": 4.0,
+            "final_logit_softcapping": 9.0,
+            "query_pre_attn_scalar": 30,
+        },
+    ),
+    "Gemma3ForCausalLM": (
+        "gemma3_text",
+        _SMALL | {"num_hidden_layers": 3, "head_dim": 20, "sliding_window": 27, "layer_types": _THREE_KINDS},
+    ),
+    "GemmaForCausalLM": ("gemma", _SMALL | {"head_dim": 20, "num_key_value_heads": 1}),
+    "Phi3ForCausalLM": ("phi3", _SMALL | {"sliding_window": 50, "partial_rotary_factor": 0.5}),
+    "Olmo2ForCausalLM": ("olmo2", _SMALL),
+    "Olmo3ForCausalLM": ("olmo3", _SMALL | {"sliding_window": 19, "layer_types": _THREE_KINDS[:2]}),
+    "OlmoForCausalLM": ("olmo", _SMALL | {"clip_qkv": 1.5}),
+    "GraniteForCausalLM": (
+        "granite",
+        _SMALL
+        | {
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.3,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 3.0,
+        },
+    ),
+    "SmolLM3ForCausalLM": ("smollm3", _SMALL | {"no_rope_layer_interval": 2}),
+    "Starcoder2ForCausalLM": ("starcoder2", _SMALL | {"sliding_window": 33}),
+    "GPTNeoXForCausalLM": ("gpt_neox", _SMALL | {"num_attention_heads": 3}),
+    "PhiForCausalLM": ("phi", _SMALL),
+    "StableLmForCausalLM": ("stablelm", _SMALL | {"num_attention_heads": 2, "num_key_value_heads": 1}),
+    "CohereForCausalLM": ("cohere", _SMALL | {"logit_scale": 0.4}),
+    "Cohere2ForCausalLM": (
+        "cohere2",
+        _SMALL | {"logit_scale": 0.4, "sliding_window": 23, "layer_types": _THREE_KINDS[:2]},
+    ),
+    "FalconForCausalLM": (
+        "falcon",
+        {
+            "hidden_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_kv_heads": 2,
+            "new_decoder_architecture": True,
+            "max_position_embeddings": 512,
+        },
+    ),
+    "ArceeForCausalLM": ("arcee", _SMALL),
+    "MinistralForCausalLM": ("ministral", _SMALL | {"head_dim": 16, "sliding_window": 21}),
 }
 """Architecture to model_type and options."""
 

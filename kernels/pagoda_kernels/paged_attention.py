@@ -15,6 +15,7 @@ def paged_attention(
     *,
     scale: float,
     window: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """softmax(q k^T * scale) v for every query token over the keys of its own sequence up to itself.
 
@@ -26,6 +27,7 @@ def paged_attention(
             multiple of num_kv_heads, and consecutive heads share a KV head.
         plan: lengths and block tables of the batch.
         window: keys that a query sees, its own included; None sees all.
+        softcap: scores s become softcap * tanh(s / softcap) before the softmax; None leaves them.
 
     Returns:
         [num_tokens, num_heads * head_dim].
@@ -41,44 +43,64 @@ def paged_attention(
     parts = plan.window(window)
     grouped = query.view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
     if not parts.prefills and len(parts.decodes) == 1 and parts.decodes[0].query_rows is None:
-        return _decode(grouped, k_cache, v_cache, parts.decodes[0], scale).flatten(1)
+        return _decode(grouped, k_cache, v_cache, parts.decodes[0], scale, softcap).flatten(1)
     output = torch.empty_like(grouped)
     for group in parts.decodes:
         if group.query_rows is None:
-            output = _decode(grouped, k_cache, v_cache, group, scale)
+            output = _decode(grouped, k_cache, v_cache, group, scale, softcap)
         else:
             rows = grouped.index_select(0, group.query_rows)
-            output.index_copy_(0, group.query_rows, _decode(rows, k_cache, v_cache, group, scale))
+            output.index_copy_(0, group.query_rows, _decode(rows, k_cache, v_cache, group, scale, softcap))
     for row in parts.prefills:
         span = slice(row.query_start, row.query_start + row.query_len)
-        output[span] = _prefill(grouped[span], k_cache, v_cache, row, scale)
+        output[span] = _prefill(grouped[span], k_cache, v_cache, row, scale, softcap)
     return output.flatten(1)
 
 
-def _decode(query: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup, scale: float) -> Tensor:
+def _decode(
+    query: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup, scale: float, softcap: float | None
+) -> Tensor:
     """[n, num_kv_heads, group, head_dim] for n sequences with one query each."""
     n, num_kv_heads, _, head_dim = query.shape
     key = k_cache.index_select(0, group.block_ids).view(n, -1, num_kv_heads, head_dim).transpose(1, 2)  # [n, Hkv, L, D]
     value = v_cache.index_select(0, group.block_ids).view(n, -1, num_kv_heads, head_dim).transpose(1, 2)
     # The heads of one KV head stand where the query tokens would: grouped queries without a copy of the keys.
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=group.mask, scale=scale)
+    return _attend(query, key, value, group.mask, scale, softcap)
 
 
-def _prefill(query: Tensor, k_cache: Tensor, v_cache: Tensor, row: PrefillRow, scale: float) -> Tensor:
+def _prefill(
+    query: Tensor, k_cache: Tensor, v_cache: Tensor, row: PrefillRow, scale: float, softcap: float | None
+) -> Tensor:
     """[query_len, num_kv_heads, group, head_dim] for one sequence."""
     num_heads = query.shape[2]
     keys = slice(row.first, row.first + row.num_keys)
     key = k_cache.index_select(0, row.block_ids).flatten(0, 1)[keys].transpose(0, 1)  # [Hkv, L, D]
     value = v_cache.index_select(0, row.block_ids).flatten(0, 1)[keys].transpose(0, 1)
-    attended = F.scaled_dot_product_attention(
+    attended = _attend(
         query.permute(1, 2, 0, 3),  # [Hkv, group, query_len, D]
         key[:, None].expand(-1, num_heads, -1, -1),
         value[:, None].expand(-1, num_heads, -1, -1),
-        attn_mask=row.mask,
-        is_causal=row.mask is None,
-        scale=scale,
+        row.mask,
+        scale,
+        softcap,
     )
     return attended.permute(2, 0, 1, 3)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, softcap: float | None
+) -> Tensor:
+    """[*, query_len, D] queries over [*, L, D] keys; no mask is plain causal with query_len == L."""
+    if softcap is None:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale)
+    scores = (query @ key.transpose(-1, -2)).float() * scale
+    scores = softcap * torch.tanh(scores / softcap)
+    if mask is None:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores.masked_fill_(hidden, float("-inf"))
+    else:
+        scores += mask
+    return scores.softmax(dim=-1).to(value.dtype) @ value
 
 
 def paged_attention_reference(
@@ -89,6 +111,7 @@ def paged_attention_reference(
     *,
     scale: float,
     window: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """The specification of `paged_attention`: one query token at a time."""
     group = query.shape[1] // k_cache.shape[2]
@@ -102,7 +125,9 @@ def paged_attention_reference(
             offsets = (seen % plan.block_size).to(query.device)
             key = k_cache[blocks, offsets].float().repeat_interleave(group, dim=1)  # [L, H, D]
             value = v_cache[blocks, offsets].float().repeat_interleave(group, dim=1)
-            weights = (torch.einsum("hd,lhd->hl", query[token].float(), key) * scale).softmax(dim=-1)
-            output[token] = torch.einsum("hl,lhd->hd", weights, value).to(query.dtype)
+            scores = torch.einsum("hd,lhd->hl", query[token].float(), key) * scale
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            output[token] = torch.einsum("hl,lhd->hd", scores.softmax(dim=-1), value).to(query.dtype)
             token += 1
     return output.flatten(1)

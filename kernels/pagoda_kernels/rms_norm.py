@@ -5,22 +5,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32.
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * (weight + weight_offset) over the last dimension, computed in float32.
 
     Args:
         x: [..., hidden_size].
         weight: [hidden_size].
         eps: added to the mean square.
+        weight_offset: some models store the weight less one (Gemma).
     Source: Zhang and Sennrich 2019 (arXiv 1910.07467).
     """
     if x.shape[-1] != weight.shape[0]:
         raise ValueError(f"x has {x.shape[-1]} columns, weight has {weight.shape[0]}")
+    if weight_offset:
+        return F.rms_norm(x.float(), weight.shape, weight.float() + weight_offset, eps).to(x.dtype)
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0) -> Tensor:
     """The specification of `rms_norm`."""
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (weight.float() * normed).to(x.dtype)
+    return ((weight.float() + weight_offset) * normed).to(x.dtype)

@@ -88,7 +88,7 @@ def test_a_config_without_a_needed_value_is_refused(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "fragment"),
     [
-        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "'longrope' is not supported"),
+        ({"rope_parameters": {"rope_type": "axial", "rope_theta": 1e4}}, "'axial' is not supported"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "needs low_freq_factor"),
         ({"hidden_act": "mish"}, "'mish' is not supported"),
         ({"num_key_value_heads": 3}, "cannot share 3 KV heads"),

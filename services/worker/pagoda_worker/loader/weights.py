@@ -38,8 +38,9 @@ def load_weights(
     with ExitStack() as stack:
         found = _index(files, names, stack)
         embedding = next(source.name for source in names.sources if source.parameter == "embed_tokens.weight")
-        if model.lm_head is None and embedding not in found and "lm_head.weight" in found:
-            found[embedding] = found["lm_head.weight"]  # tied weights may be stored under either name
+        head = f"{names.lm_head}.weight"
+        if model.lm_head is None and embedding not in found and head in found:
+            found[embedding] = found[head]  # tied weights may be stored under either name
         problems = _problems(names, found)
         if problems:
             raise ModelLoadError(f"{files[0].parent} does not fit {model.spec.architecture}; {'; '.join(problems)}")
@@ -113,7 +114,7 @@ def _problems(names: WeightNames, found: dict[str, _Entry]) -> list[str]:
 
 
 def _stored_name(name: str, names: WeightNames) -> str:
-    return name if name.startswith("lm_head.") else names.prefixes[0] + name
+    return name if name.startswith(f"{names.lm_head}.") else names.prefixes[0] + name
 
 
 def _strip(name: str, prefixes: tuple[str, ...]) -> str:
@@ -136,6 +137,8 @@ def _check_shapes(model: Decoder, names: WeightNames, found: dict[str, _Entry]) 
             expected[0] = source.num_rows
         if source.is_transposed:
             expected.reverse()
+        if source.is_row:
+            del expected[0]
         entry = found[source.name]
         if entry.shape != expected:
             wrong.append(f"{entry.stored_name} has shape {entry.shape}, must be {expected}")
@@ -159,6 +162,9 @@ def _parameters(model: Decoder) -> Iterator[tuple[nn.Module, str, Tensor]]:
 def _copy(tensor: Tensor, source: WeightSource, parameter: Tensor) -> None:
     if source.is_transposed:
         tensor = tensor.t()
+    if source.group_rows:
+        groups = tensor.unflatten(0, (-1, sum(source.group_rows))).split(source.group_rows, dim=1)
+        tensor = torch.cat([group.flatten(0, 1) for group in groups])
     target = parameter
     if source.num_rows is not None:
         target = parameter[source.row_start : source.row_start + source.num_rows]

@@ -1,19 +1,20 @@
 """The decoder core: embedding, layers of paged attention and feed-forward, logits. Knows tensors; no requests."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pagoda_kernels.attention_plan import AttentionPlan
 from pagoda_kernels.paged_attention import paged_attention
 from pagoda_kernels.rotary_embedding import rotary_embedding
-from pagoda_kernels.silu_and_mul import silu_and_mul
 from pagoda_kernels.store_kv_cache import store_kv_cache
-from pagoda_worker.models.layers import Embedding, Linear, Norm, activation
+from pagoda_worker.models.feed_forward import FeedForward, MixtureOfExperts
+from pagoda_worker.models.layers import Embedding, Linear, Norm
 from pagoda_worker.models.rope import RotaryTable
-from pagoda_worker.models.spec import DecoderSpec
+from pagoda_worker.models.spec import DecoderSpec, RopeSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,8 @@ class ForwardContext:
     k_caches: Sequence[Tensor]
     """One a layer, [num_blocks, block_size, num_kv_heads, head_dim]."""
     v_caches: Sequence[Tensor]
-    rotary: tuple[Tensor, Tensor] | None = None
-    """Cosines and sines of the tokens' positions."""
+    rotary: Mapping[RopeSpec, tuple[Tensor, Tensor]]
+    """Cosines and sines of the tokens' positions, for each rotation of the model."""
 
 
 class Attention(nn.Module):
@@ -38,11 +39,14 @@ class Attention(nn.Module):
         self._layer = layer
         self._window = spec.window(layer)
         self._scale = spec.scale(layer)
+        self._softcap = spec.attention_softcap
+        self._clip = spec.clip_qkv
+        self._rope = spec.layer_rope(layer)
         self._head_dim = spec.head_dim
-        self._heads = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
+        self._num_heads, self._num_kv_heads = spec.num_heads, spec.num_kv_heads
         self.qkv_proj = Linear(
             in_features=spec.hidden_size,
-            out_features=sum(self._heads) * spec.head_dim,
+            out_features=(spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim,
             bias=spec.qkv_bias,
             prefix=f"{prefix}.qkv_proj",
         )
@@ -54,81 +58,93 @@ class Attention(nn.Module):
         )
         self.q_norm: Norm | None = None
         self.k_norm: Norm | None = None
-        if spec.has_qk_norm:
-            self.q_norm = Norm(spec=spec, dim=spec.head_dim, prefix=f"{prefix}.q_norm")
-            self.k_norm = Norm(spec=spec, dim=spec.head_dim, prefix=f"{prefix}.k_norm")
+        self._norms_width = spec.qk_norm == "width"
+        if spec.qk_norm is not None:
+            q_shape, k_shape = _qk_norm_shapes(spec)
+            self.q_norm = Norm(spec=spec, shape=q_shape, prefix=f"{prefix}.q_norm")
+            self.k_norm = Norm(spec=spec, shape=k_shape, prefix=f"{prefix}.k_norm")
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         """[num_tokens, hidden_size] to the same; writes the tokens' keys and values into the cache first."""
-        qkv = self.qkv_proj(x).view(x.shape[0], -1, self._head_dim)
-        num_heads, num_kv_heads, _ = self._heads
-        rotated, value = qkv[:, : num_heads + num_kv_heads], qkv[:, num_heads + num_kv_heads :]
+        projected = self.qkv_proj(x)
+        if self._clip is not None:
+            projected = projected.clamp(-self._clip, self._clip)
+        qkv = projected.view(x.shape[0], -1, self._head_dim)
+        num_rotated = self._num_heads + self._num_kv_heads
+        rotated, value = qkv[:, :num_rotated], qkv[:, num_rotated:]
         if self.q_norm is not None and self.k_norm is not None:
-            rotated = torch.cat((self.q_norm(rotated[:, :num_heads]), self.k_norm(rotated[:, num_heads:])), dim=1)
-        if context.rotary is not None:
-            rotated = rotary_embedding(rotated, *context.rotary)
-        query, key = rotated[:, :num_heads], rotated[:, num_heads:]
+            query, key = rotated[:, : self._num_heads], rotated[:, self._num_heads :]
+            rotated = torch.cat((self._normed(self.q_norm, query), self._normed(self.k_norm, key)), dim=1)
+        if self._rope is not None:
+            cos, sin = context.rotary[self._rope]
+            rotated = rotary_embedding(rotated, cos, sin, is_interleaved=self._rope.is_interleaved)
+        query, key = rotated[:, : self._num_heads], rotated[:, self._num_heads :]
         k_cache, v_cache = context.k_caches[self._layer], context.v_caches[self._layer]
         # Before any query is answered: a sequence may read blocks that another one of the batch is just filling.
         store_kv_cache(key, value, k_cache, v_cache, context.slot_mapping, has_skips=False)
         attended = paged_attention(
-            query.contiguous(), k_cache, v_cache, context.plan, scale=self._scale, window=self._window
+            query.contiguous(),
+            k_cache,
+            v_cache,
+            context.plan,
+            scale=self._scale,
+            window=self._window,
+            softcap=self._softcap,
         )
         return self.o_proj(attended)  # type: ignore[no-any-return]
 
+    def _normed(self, norm: Norm, x: Tensor) -> Tensor:
+        """[num_tokens, heads, head_dim] to the same."""
+        return norm(x.flatten(1)).view(x.shape) if self._norms_width else norm(x)  # type: ignore[no-any-return]
 
-class FeedForward(nn.Module):
-    """down(act(gate(x)) * up(x)), or fc2(act(fc1(x)))."""
 
-    def __init__(self, *, spec: DecoderSpec, prefix: str = "") -> None:
-        super().__init__()
-        self._is_gated = spec.is_gated
-        self._activation = activation(spec.activation)
-        self._is_swiglu = spec.is_gated and spec.activation in ("silu", "swish")
-        self.up_proj = Linear(
-            in_features=spec.hidden_size,
-            out_features=spec.intermediate_size * (2 if spec.is_gated else 1),
-            bias=spec.mlp_bias,
-            prefix=f"{prefix}.up_proj",
-        )
-        self.down_proj = Linear(
-            in_features=spec.intermediate_size,
-            out_features=spec.hidden_size,
-            bias=spec.mlp_bias,
-            prefix=f"{prefix}.down_proj",
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[num_tokens, hidden_size] to the same."""
-        x = self.up_proj(x)
-        if self._is_swiglu:
-            x = silu_and_mul(x)
-        elif self._is_gated:
-            gate, up = x.chunk(2, dim=-1)
-            x = self._activation(gate) * up
-        else:
-            x = self._activation(x)
-        return self.down_proj(x)  # type: ignore[no-any-return]
+def _qk_norm_shapes(spec: DecoderSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of the weights of q_norm and k_norm."""
+    if spec.qk_norm == "head":
+        return (spec.head_dim,), (spec.head_dim,)
+    if spec.qk_norm == "width":
+        return (spec.num_heads * spec.head_dim,), (spec.num_kv_heads * spec.head_dim,)
+    return (spec.num_heads, spec.head_dim), (spec.num_kv_heads, spec.head_dim)
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each with a residual sum and a norm before (or behind) it."""
+    """Attention and feed-forward, one behind the other or side by side, with norms where the spec wants them."""
 
     def __init__(self, *, spec: DecoderSpec, layer: int, prefix: str = "") -> None:
         super().__init__()
-        self._is_post_norm = spec.is_post_norm
-        self.attention_norm = Norm(spec=spec, dim=spec.hidden_size, prefix=f"{prefix}.attention_norm")
+        self._is_parallel = spec.is_parallel
+        self._multiplier = spec.residual_multiplier
+
+        def norm(name: str) -> nn.Module:
+            if name not in spec.block_norms:
+                return nn.Identity()
+            return Norm(spec=spec, shape=(spec.hidden_size,), prefix=f"{prefix}.{name}")
+
+        self.attention_norm = norm("attention_norm")
         self.attention = Attention(spec=spec, layer=layer, prefix=f"{prefix}.attention")
-        self.mlp_norm = Norm(spec=spec, dim=spec.hidden_size, prefix=f"{prefix}.mlp_norm")
-        self.mlp = FeedForward(spec=spec, prefix=f"{prefix}.mlp")
+        self.attention_output_norm = norm("attention_output_norm")
+        self.attention_sum_norm = norm("attention_sum_norm")
+        self._shares_norm = spec.is_parallel and not spec.has_mlp_norm
+        self.mlp_norm = norm("mlp_norm")
+        moe = spec.layer_moe(layer)
+        self.mlp: nn.Module = (
+            FeedForward(spec=spec, intermediate_size=spec.intermediate_size, prefix=f"{prefix}.mlp")
+            if moe is None
+            else MixtureOfExperts(spec=spec, moe=moe, prefix=f"{prefix}.mlp")
+        )
+        self.mlp_output_norm = norm("mlp_output_norm")
+        self.mlp_sum_norm = norm("mlp_sum_norm")
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         """[num_tokens, hidden_size] to the same."""
-        if self._is_post_norm:
-            x = self.attention_norm(x + self.attention(x, context))
-            return self.mlp_norm(x + self.mlp(x))  # type: ignore[no-any-return]
-        x = x + self.attention(self.attention_norm(x), context)
-        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+        normed = self.attention_norm(x)
+        attended = self.attention_output_norm(self.attention(normed, context))
+        if self._is_parallel:
+            mlp_input = normed if self._shares_norm else self.mlp_norm(x)
+            return x + attended + self.mlp(mlp_input)  # type: ignore[no-any-return]
+        x = self.attention_sum_norm(torch.add(x, attended, alpha=self._multiplier))
+        transformed = self.mlp_output_norm(self.mlp(self.mlp_norm(x)))
+        return self.mlp_sum_norm(torch.add(x, transformed, alpha=self._multiplier))  # type: ignore[no-any-return]
 
 
 class Decoder(nn.Module):
@@ -152,22 +168,33 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(
             DecoderLayer(spec=spec, layer=layer, prefix=f"{prefix}layers.{layer}") for layer in range(spec.num_layers)
         )
-        self.norm = Norm(spec=spec, dim=spec.hidden_size, prefix=f"{prefix}norm") if spec.has_final_norm else None
+        self.norm: Norm | None = None
+        if spec.has_final_norm:
+            self.norm = Norm(spec=spec, shape=(spec.hidden_size,), prefix=f"{prefix}norm")
         self.lm_head: Linear | None = None
         if not spec.tie_word_embeddings:
             self.lm_head = Linear(in_features=dim, out_features=spec.vocab_size, bias=False, prefix=f"{prefix}lm_head")
-        self._rotary: RotaryTable | None = None
+        self.lm_head_bias: nn.Parameter | None = None
+        if spec.head_bias:
+            self.lm_head_bias = nn.Parameter(torch.empty(spec.vocab_size), requires_grad=False)
+        self._embedding_multiplier = spec.embedding_multiplier
+        self._rotary: dict[RopeSpec, RotaryTable] = {}
 
     def prepare(self, *, max_model_len: int, device: torch.device) -> None:
         """Build the tables that are no weights, for positions below `max_model_len`."""
-        if self.spec.rope is not None:
-            self._rotary = RotaryTable(
-                spec=self.spec.rope, head_dim=self.spec.head_dim, max_positions=max_model_len, device=device
-            )
+        self._rotary = {
+            rope: RotaryTable(spec=rope, head_dim=self.spec.head_dim, max_positions=max_model_len, device=device)
+            for rope in self.spec.ropes
+        }
+        self._embedding_multiplier = float(torch.tensor(self.spec.embedding_multiplier, dtype=self._dtype))
 
-    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Cosines and sines for ForwardContext; None with learned positions."""
-        return None if self._rotary is None else self._rotary(positions)
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.embed_tokens.weight.dtype
+
+    def rotary(self, positions: Tensor) -> dict[RopeSpec, tuple[Tensor, Tensor]]:
+        """Cosines and sines for ForwardContext; none with learned positions."""
+        return {rope: table(positions) for rope, table in self._rotary.items()}
 
     def forward(self, input_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         """The last hidden state, ready for `compute_logits`.
@@ -176,6 +203,8 @@ class Decoder(nn.Module):
             input_ids, positions: [num_tokens] int64.
         """
         x: Tensor = self.embed_tokens(input_ids)
+        if self._embedding_multiplier != 1.0:
+            x = x * self._embedding_multiplier
         if self.project_in is not None:
             x = self.project_in(x)
         if self.embed_positions is not None:
@@ -189,4 +218,9 @@ class Decoder(nn.Module):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden] rows of `forward` to [n, vocab_size] float32."""
         head = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        return torch.nn.functional.linear(hidden, head).float()
+        logits = F.linear(hidden, head, self.lm_head_bias).float()
+        if self.spec.logit_multiplier != 1.0:
+            logits = logits * self.spec.logit_multiplier
+        if self.spec.logit_softcap is not None:
+            logits = self.spec.logit_softcap * torch.tanh(logits / self.spec.logit_softcap)
+        return logits

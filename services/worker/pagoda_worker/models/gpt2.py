@@ -2,8 +2,25 @@
 
 import re
 
-from pagoda_worker.models.spec import DecoderSpec, HfConfig, get, required
-from pagoda_worker.models.weights import LM_HEAD, WeightNames, WeightSource, linear, norm
+from pagoda_worker.models.hf_config import HfConfig, get, required
+from pagoda_worker.models.spec import DecoderSpec
+from pagoda_worker.models.weights import TensorNames
+
+GPT2_NAMES = TensorNames(
+    prefixes=("transformer.",),
+    embed_tokens="wte",
+    embed_positions="wpe",
+    layers="h",
+    block_norms={"attention_norm": "ln_1", "mlp_norm": "ln_2"},
+    qkv=("attn.c_attn",),
+    o_proj="attn.c_proj",
+    up=("mlp.c_fc",),
+    down_proj="mlp.c_proj",
+    norm="ln_f",
+    is_transposed=True,
+    # The attention masks that old checkpoints carry.
+    ignored=(re.compile(r"\.attn\.(bias|masked_bias)$"),),
+)
 
 
 def gpt2_spec(config: HfConfig) -> DecoderSpec:
@@ -32,27 +49,3 @@ def gpt2_spec(config: HfConfig) -> DecoderSpec:
         scales=tuple(base / (layer + 1 if by_layer else 1) for layer in range(num_layers)),
         tie_word_embeddings=bool(get(config, "tie_word_embeddings", True)),
     )
-
-
-def gpt2_weights(spec: DecoderSpec) -> WeightNames:
-    """Tensor names; the attention masks that old checkpoints carry are ignored."""
-    sources = [
-        WeightSource(name="wte.weight", parameter="embed_tokens.weight"),
-        WeightSource(name="wpe.weight", parameter="embed_positions.weight"),
-    ]
-    for layer in range(spec.num_layers):
-        name, parameter = f"h.{layer}", f"layers.{layer}"
-        sources += norm(spec, f"{name}.ln_1", f"{parameter}.attention_norm")
-        sources += norm(spec, f"{name}.ln_2", f"{parameter}.mlp_norm")
-        for hf, ours in (
-            ("attn.c_attn", "attention.qkv_proj"),
-            ("attn.c_proj", "attention.o_proj"),
-            ("mlp.c_fc", "mlp.up_proj"),
-            ("mlp.c_proj", "mlp.down_proj"),
-        ):
-            sources += linear(f"{name}.{hf}", f"{parameter}.{ours}", bias=True, is_transposed=True)
-    sources += norm(spec, "ln_f", "norm")
-    if not spec.tie_word_embeddings:
-        sources.append(WeightSource(name="lm_head.weight", parameter="lm_head.weight"))
-    ignored = (re.compile(r"\.attn\.(bias|masked_bias)$"), *((LM_HEAD,) if spec.tie_word_embeddings else ()))
-    return WeightNames(sources=sources, prefixes=("transformer.",), ignored=ignored)

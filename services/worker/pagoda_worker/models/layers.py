@@ -15,6 +15,10 @@ def _quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
+def _relu_squared(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
 def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
@@ -23,6 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "swish": F.silu,
     "relu": F.relu,
+    "relu2": _relu_squared,
     "gelu": F.gelu,
     "gelu_new": _gelu_tanh,
     "gelu_fast": _gelu_tanh,
@@ -71,20 +76,28 @@ class Embedding(nn.Module):
 
 
 class Norm(nn.Module):
-    """RMS norm or layer norm over the last dimension, as the spec says."""
+    """RMS norm or layer norm over the last dimension, as the spec says.
 
-    def __init__(self, *, spec: DecoderSpec, dim: int, prefix: str = "") -> None:
+    A weight of two dimensions, [num_heads, head_dim], gives every head its own.
+    """
+
+    def __init__(self, *, spec: DecoderSpec, shape: tuple[int, ...], prefix: str = "") -> None:
         super().__init__()
         self.prefix = prefix
         self._is_rms = spec.norm == "rms_norm"
         self._eps = spec.norm_eps
+        self._offset = spec.norm_weight_offset
         has_weights = spec.norm_has_weights
-        self.weight = nn.Parameter(torch.empty(dim), requires_grad=False) if has_weights else None
-        has_bias = has_weights and not self._is_rms
-        self.bias = nn.Parameter(torch.empty(dim), requires_grad=False) if has_bias else None
+        self.weight = nn.Parameter(torch.empty(shape), requires_grad=False) if has_weights else None
+        has_bias = has_weights and not self._is_rms and spec.norm_has_bias and len(shape) == 1
+        self.bias = nn.Parameter(torch.empty(shape), requires_grad=False) if has_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same shape."""
+        """The same shape: [..., dim], or [num_tokens, num_heads, head_dim]."""
+        if self.weight is not None and self.weight.dim() > 1:
+            wide = x.float()
+            normed = F.rms_norm if self._is_rms else F.layer_norm
+            return (normed(wide, x.shape[-1:], eps=self._eps) * self.weight.float()).to(x.dtype)
         if self._is_rms and self.weight is not None:
-            return rms_norm(x, self.weight, self._eps)
+            return rms_norm(x, self.weight, self._eps, weight_offset=self._offset)
         return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self._eps)

@@ -1,28 +1,35 @@
-"""Llama and its relatives: Mistral (sliding window), Qwen2 (qkv bias) and Qwen3 (query and key norms)."""
+"""Llama and those that differ from it by an option: Mistral, Ministral, Qwen2, Qwen3, SmolLM3, Granite, Arcee, ..."""
 
 from typing import Any
 
+from pagoda_worker.models.hf_config import LOCAL, HfConfig, get, layer_kinds, sizes, windows
 from pagoda_worker.models.rope import max_positions, rope_spec
-from pagoda_worker.models.spec import DecoderSpec, HfConfig, get, required
-from pagoda_worker.models.weights import INV_FREQ, LM_HEAD, WeightNames, WeightSource, linear, norm, qkv
+from pagoda_worker.models.spec import DecoderSpec
+from pagoda_worker.models.weights import TensorNames
+
+LLAMA_NAMES = TensorNames()
+ARCEE_NAMES = TensorNames(up=("mlp.up_proj",))
 
 
-def _common(config: HfConfig) -> dict[str, Any]:
-    hidden_size, num_heads = int(required(config, "hidden_size")), int(required(config, "num_attention_heads"))
-    rope = rope_spec(config)
+def common(
+    config: HfConfig,
+    *,
+    default_max_positions: int = 2048,
+    default_theta: float = 10000.0,
+    default_eps: float = 1e-6,
+    **defaults: Any,
+) -> dict[str, Any]:
+    """Options that Llama and its relatives read alike; the defaults stand for what config.json leaves out, as in
+    transformers."""
+    rope = rope_spec(config, default_theta=default_theta)
     return {
-        "vocab_size": int(required(config, "vocab_size")),
-        "hidden_size": hidden_size,
-        "num_layers": int(required(config, "num_hidden_layers")),
-        "num_heads": num_heads,
-        "num_kv_heads": int(get(config, "num_key_value_heads", num_heads)),
-        "head_dim": int(get(config, "head_dim", hidden_size // num_heads)),
-        "intermediate_size": int(required(config, "intermediate_size")),
-        "max_position_embeddings": max_positions(rope, int(get(config, "max_position_embeddings", 2048))),
+        **sizes(config, **defaults),
+        "max_position_embeddings": max_positions(
+            rope, int(get(config, "max_position_embeddings", default_max_positions))
+        ),
         "activation": str(get(config, "hidden_act", "silu")),
-        "norm_eps": float(get(config, "rms_norm_eps", 1e-6)),
+        "norm_eps": float(get(config, "rms_norm_eps", default_eps)),
         "rope": rope,
-        "tie_word_embeddings": bool(get(config, "tie_word_embeddings", False)),
     }
 
 
@@ -34,68 +41,105 @@ def llama_spec(config: HfConfig) -> DecoderSpec:
         qkv_bias=bias,
         o_bias=bias,
         mlp_bias=bool(get(config, "mlp_bias", False)),
-        **_common(config),
+        **common(config),
     )
 
 
 def mistral_spec(config: HfConfig) -> DecoderSpec:
     """MistralForCausalLM. A missing sliding_window means 4096, null means none (as transformers reads it)."""
-    common = _common(config) | {"num_kv_heads": int(get(config, "num_key_value_heads", 8))}
+    options = common(config, num_kv_heads=8, default_max_positions=4096 * 32)
     window = config.get("sliding_window", 4096)
-    windows = (int(window),) * common["num_layers"] if window else ()
-    return DecoderSpec(architecture="MistralForCausalLM", windows=windows, **common)
+    return DecoderSpec(
+        architecture="MistralForCausalLM", windows=windows([LOCAL] * options["num_layers"], window), **options
+    )
 
 
-def _qwen_windows(config: HfConfig, num_layers: int) -> tuple[int | None, ...]:
+def ministral_spec(config: HfConfig) -> DecoderSpec:
+    """MinistralForCausalLM: Mistral with the window in the layers that layer_types names."""
+    options = common(config, num_kv_heads=8, default_max_positions=4096 * 32)
+    window = config.get("sliding_window", 4096)
+    kinds = layer_kinds(config, options["num_layers"], lambda layer: window is not None)
+    return DecoderSpec(architecture="MinistralForCausalLM", windows=windows(kinds, window), **options)
+
+
+def qwen_windows(config: HfConfig, num_layers: int) -> tuple[int | None, ...]:
+    """Sliding windows of Qwen's layers: those from max_window_layers on, if they are used at all."""
     window = config.get("sliding_window", 4096) if get(config, "use_sliding_window", False) else None
-    if window is None:
-        return ()
     first = int(get(config, "max_window_layers", 28))
-    default = ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)]
-    kinds = get(config, "layer_types", default)
-    return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
+    return windows(layer_kinds(config, num_layers, lambda layer: layer >= first), window)
 
 
 def qwen2_spec(config: HfConfig) -> DecoderSpec:
     """Qwen2ForCausalLM: bias on q, k and v only."""
-    common = _common(config)
-    windows = _qwen_windows(config, common["num_layers"])
-    return DecoderSpec(architecture="Qwen2ForCausalLM", qkv_bias=True, windows=windows, **common)
+    options = common(config, default_max_positions=32768)
+    return DecoderSpec(
+        architecture="Qwen2ForCausalLM",
+        qkv_bias=True,
+        windows=qwen_windows(config, options["num_layers"]),
+        **options,
+    )
 
 
 def qwen3_spec(config: HfConfig) -> DecoderSpec:
     """Qwen3ForCausalLM: norms on each head's query and key."""
-    common = _common(config) | {"head_dim": int(get(config, "head_dim", 128))}
+    options = common(config, head_dim=128, default_max_positions=32768)
     bias = bool(get(config, "attention_bias", False))
     return DecoderSpec(
         architecture="Qwen3ForCausalLM",
         qkv_bias=bias,
         o_bias=bias,
-        has_qk_norm=True,
-        windows=_qwen_windows(config, common["num_layers"]),
-        **common,
+        qk_norm="head",
+        windows=qwen_windows(config, options["num_layers"]),
+        **options,
     )
 
 
-def llama_weights(spec: DecoderSpec) -> WeightNames:
-    """Tensor names of all four."""
-    sources = [WeightSource(name="embed_tokens.weight", parameter="embed_tokens.weight")]
-    for layer in range(spec.num_layers):
-        name = parameter = f"layers.{layer}"
-        size = spec.intermediate_size
-        gate_up = f"{parameter}.mlp.up_proj"
-        sources += norm(spec, f"{name}.input_layernorm", f"{parameter}.attention_norm")
-        sources += qkv(spec, f"{name}.self_attn", f"{parameter}.attention")
-        sources += linear(f"{name}.self_attn.o_proj", f"{parameter}.attention.o_proj", bias=spec.o_bias)
-        if spec.has_qk_norm:
-            for which in ("q_norm", "k_norm"):
-                sources += norm(spec, f"{name}.self_attn.{which}", f"{parameter}.attention.{which}")
-        sources += norm(spec, f"{name}.post_attention_layernorm", f"{parameter}.mlp_norm")
-        sources += linear(f"{name}.mlp.gate_proj", gate_up, bias=spec.mlp_bias, row_start=0, num_rows=size)
-        sources += linear(f"{name}.mlp.up_proj", gate_up, bias=spec.mlp_bias, row_start=size, num_rows=size)
-        sources += linear(f"{name}.mlp.down_proj", f"{parameter}.mlp.down_proj", bias=spec.mlp_bias)
-    sources += norm(spec, "norm", "norm")
-    if not spec.tie_word_embeddings:
-        sources.append(WeightSource(name="lm_head.weight", parameter="lm_head.weight"))
-    ignored = (INV_FREQ, LM_HEAD) if spec.tie_word_embeddings else (INV_FREQ,)
-    return WeightNames(sources=sources, prefixes=("model.",), ignored=ignored)
+def smollm3_spec(config: HfConfig) -> DecoderSpec:
+    """SmolLM3ForCausalLM: every fourth layer has no positions at all."""
+    options = common(config, default_theta=2e6, default_max_positions=32768, num_kv_heads=4, is_tied=True)
+    num_layers = options["num_layers"]
+    interval = int(get(config, "no_rope_layer_interval", 4))
+    has_rope = get(config, "no_rope_layers", [(layer + 1) % interval != 0 for layer in range(num_layers)])
+    window = config.get("sliding_window") if get(config, "use_sliding_window", False) else None
+    kinds = layer_kinds(config, num_layers, lambda layer: window is not None and not has_rope[layer])
+    bias = bool(get(config, "attention_bias", False))
+    return DecoderSpec(
+        architecture="SmolLM3ForCausalLM",
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=bool(get(config, "mlp_bias", False)),
+        layer_ropes=tuple(options["rope"] if has_rope[layer] else None for layer in range(num_layers)),
+        windows=windows(kinds, window),
+        **options,
+    )
+
+
+def granite_spec(config: HfConfig) -> DecoderSpec:
+    """GraniteForCausalLM: multipliers on embeddings, attention, residual sums and logits."""
+    bias = bool(get(config, "attention_bias", False))
+    options = common(config)
+    return DecoderSpec(
+        architecture="GraniteForCausalLM",
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=bool(get(config, "mlp_bias", False)),
+        scales=(float(get(config, "attention_multiplier", 1.0)),) * options["num_layers"],
+        embedding_multiplier=float(get(config, "embedding_multiplier", 1.0)),
+        residual_multiplier=float(get(config, "residual_multiplier", 1.0)),
+        logit_multiplier=1.0 / float(get(config, "logits_scaling", 1.0)),
+        **options,
+    )
+
+
+def arcee_spec(config: HfConfig) -> DecoderSpec:
+    """ArceeForCausalLM: no gate, squared relu."""
+    bias = bool(get(config, "attention_bias", False))
+    options = common(config, default_eps=1e-5, default_max_positions=4096)
+    return DecoderSpec(
+        architecture="ArceeForCausalLM",
+        is_gated=False,
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=bool(get(config, "mlp_bias", False)),
+        **options | {"activation": str(get(config, "hidden_act", "relu2"))},
+    )

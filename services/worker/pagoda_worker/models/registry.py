@@ -4,11 +4,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagoda_common.errors import ModelLoadError
-from pagoda_worker.models.gpt2 import gpt2_spec, gpt2_weights
-from pagoda_worker.models.llama import llama_spec, llama_weights, mistral_spec, qwen2_spec, qwen3_spec
-from pagoda_worker.models.opt import opt_spec, opt_weights
-from pagoda_worker.models.spec import DecoderSpec, HfConfig
-from pagoda_worker.models.weights import WeightNames
+from pagoda_worker.models.cohere import COHERE_NAMES, cohere2_spec, cohere_spec
+from pagoda_worker.models.falcon import falcon_spec, falcon_weights
+from pagoda_worker.models.gemma import GEMMA2_NAMES, GEMMA_NAMES, gemma2_spec, gemma3_spec, gemma_spec
+from pagoda_worker.models.gpt2 import GPT2_NAMES, gpt2_spec
+from pagoda_worker.models.gpt_neox import GPT_NEOX_NAMES, gpt_neox_spec
+from pagoda_worker.models.hf_config import HfConfig
+from pagoda_worker.models.llama import (
+    ARCEE_NAMES,
+    LLAMA_NAMES,
+    arcee_spec,
+    granite_spec,
+    llama_spec,
+    ministral_spec,
+    mistral_spec,
+    qwen2_spec,
+    qwen3_spec,
+    smollm3_spec,
+)
+from pagoda_worker.models.olmo import OLMO2_NAMES, olmo2_spec, olmo3_spec, olmo_spec
+from pagoda_worker.models.opt import OPT_NAMES, opt_spec
+from pagoda_worker.models.phi import PHI3_NAMES, PHI_NAMES, phi3_spec, phi_spec
+from pagoda_worker.models.spec import DecoderSpec
+from pagoda_worker.models.stablelm import STABLELM_NAMES, stablelm_spec
+from pagoda_worker.models.starcoder2 import STARCODER2_NAMES, starcoder2_spec
+from pagoda_worker.models.weights import TensorNames, WeightNames, weight_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,16 +36,39 @@ class Family:
     """How to read one architecture's checkpoints."""
 
     spec: Callable[[HfConfig], DecoderSpec]
-    weights: Callable[[DecoderSpec], WeightNames]
+    names: TensorNames | Callable[[DecoderSpec], WeightNames]
+    """What it calls its tensors; a function where that depends on its options."""
+
+    def weights(self, spec: DecoderSpec) -> WeightNames:
+        """All tensors of a checkpoint."""
+        return weight_names(spec, self.names) if isinstance(self.names, TensorNames) else self.names(spec)
 
 
 FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family(llama_spec, llama_weights),
-    "MistralForCausalLM": Family(mistral_spec, llama_weights),
-    "Qwen2ForCausalLM": Family(qwen2_spec, llama_weights),
-    "Qwen3ForCausalLM": Family(qwen3_spec, llama_weights),
-    "GPT2LMHeadModel": Family(gpt2_spec, gpt2_weights),
-    "OPTForCausalLM": Family(opt_spec, opt_weights),
+    "LlamaForCausalLM": Family(llama_spec, LLAMA_NAMES),
+    "MistralForCausalLM": Family(mistral_spec, LLAMA_NAMES),
+    "MinistralForCausalLM": Family(ministral_spec, LLAMA_NAMES),
+    "Qwen2ForCausalLM": Family(qwen2_spec, LLAMA_NAMES),
+    "Qwen3ForCausalLM": Family(qwen3_spec, LLAMA_NAMES),
+    "GemmaForCausalLM": Family(gemma_spec, GEMMA_NAMES),
+    "Gemma2ForCausalLM": Family(gemma2_spec, GEMMA2_NAMES),
+    "Gemma3ForCausalLM": Family(gemma3_spec, GEMMA2_NAMES),
+    "Phi3ForCausalLM": Family(phi3_spec, PHI3_NAMES),
+    "OlmoForCausalLM": Family(olmo_spec, LLAMA_NAMES),
+    "Olmo2ForCausalLM": Family(olmo2_spec, OLMO2_NAMES),
+    "Olmo3ForCausalLM": Family(olmo3_spec, OLMO2_NAMES),
+    "GraniteForCausalLM": Family(granite_spec, LLAMA_NAMES),
+    "SmolLM3ForCausalLM": Family(smollm3_spec, LLAMA_NAMES),
+    "ArceeForCausalLM": Family(arcee_spec, ARCEE_NAMES),
+    "Starcoder2ForCausalLM": Family(starcoder2_spec, STARCODER2_NAMES),
+    "StableLmForCausalLM": Family(stablelm_spec, STABLELM_NAMES),
+    "CohereForCausalLM": Family(cohere_spec, COHERE_NAMES),
+    "Cohere2ForCausalLM": Family(cohere2_spec, COHERE_NAMES),
+    "GPTNeoXForCausalLM": Family(gpt_neox_spec, GPT_NEOX_NAMES),
+    "PhiForCausalLM": Family(phi_spec, PHI_NAMES),
+    "FalconForCausalLM": Family(falcon_spec, falcon_weights),
+    "GPT2LMHeadModel": Family(gpt2_spec, GPT2_NAMES),
+    "OPTForCausalLM": Family(opt_spec, OPT_NAMES),
 }
 """Supported architectures."""
 

@@ -6,9 +6,9 @@ from typing import Any, Literal, TypeAlias
 
 from pagoda_common.errors import ModelLoadError
 
-HfConfig: TypeAlias = dict[str, Any]
-"""A parsed config.json."""
 NormKind: TypeAlias = Literal["rms_norm", "layer_norm"]
+NormPlaces: TypeAlias = Literal["input", "output", "both", "sum"]
+QkNorm: TypeAlias = Literal["head", "each_head", "width"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,9 +18,37 @@ class RopeSpec:
     theta: float = 10000.0
     """Base wavelength."""
     rope_type: str = "default"
-    """default, linear, dynamic, llama3 or yarn."""
+    """default, linear, dynamic, llama3, yarn or longrope."""
     parameters: tuple[tuple[str, Any], ...] = ()
     """What the type needs, as in the checkpoint."""
+    partial_rotary_factor: float = 1.0
+    """Share of each head's values that is rotated; the rest pass as they are."""
+    is_interleaved: bool = False
+    """Neighbours form a pair; else value i and value i + half."""
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """Values of each head that are rotated."""
+        return int(head_dim * self.partial_rotary_factor)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoeSpec:
+    """A mixture of experts in place of the feed-forward."""
+
+    num_experts: int
+    num_experts_per_token: int
+    intermediate_size: int
+    """Of one expert."""
+    is_normalized: bool = True
+    """The weights of a token's experts sum to 1."""
+    shared_intermediate_size: int = 0
+    """Of an expert that sees every token, behind a gate of its own (Qwen2-MoE); 0: there is none."""
+    sparse_layers: tuple[bool, ...] = ()
+    """Which layers have experts; empty: all."""
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        return self.sparse_layers[layer] if self.sparse_layers else True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,19 +71,35 @@ class DecoderSpec:
     norm: NormKind = "rms_norm"
     norm_eps: float = 1e-6
     norm_has_weights: bool = True
-    """False: a layer norm without weight and bias."""
+    """False: a norm without weight and bias."""
+    norm_has_bias: bool = True
+    """False: a layer norm with a weight only (Cohere)."""
+    norm_weight_offset: float = 0.0
+    """Added to every norm's weight (Gemma: 1)."""
+    norms: NormPlaces = "input"
+    """Norms stand before attention and feed-forward (input), behind them but before the residual sum (output: OLMo 2),
+    at both places (Gemma 2), or behind the residual sum (sum: OPT-350m)."""
     is_gated: bool = True
     """down(act(gate(x)) * up(x)); else fc2(act(fc1(x)))."""
-    is_post_norm: bool = False
-    """Norms stand behind the residual sums (OPT-350m), not before attention and feed-forward."""
+    is_parallel: bool = False
+    """Attention and feed-forward read the same input; both results are added at once (GPT-NeoX)."""
+    has_mlp_norm: bool = True
+    """False, if parallel: the feed-forward reads what attention's norm gives (Phi, Cohere)."""
     has_final_norm: bool = True
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    has_qk_norm: bool = False
-    """Each head's query and key pass a norm before the rotation (Qwen3)."""
+    head_bias: bool = False
+    """Of the language model head."""
+    qk_norm: QkNorm | None = None
+    """Norm of queries and keys before the rotation: of each head with one weight for all (head: Qwen3), of each head
+    with its own weight (each_head: Cohere), or over all heads together (width: OLMo 2)."""
+    clip_qkv: float | None = None
+    """Bound on the absolute values of queries, keys and values (OLMo)."""
     rope: RopeSpec | None = None
     """None: learned positions."""
+    layer_ropes: tuple[RopeSpec | None, ...] = ()
+    """Where layers differ: the rotation of each, None for none. Empty: all have `rope`."""
     position_offset: int = 0
     """Rows of the position table before position 0 (OPT has 2)."""
     embedding_dim: int | None = None
@@ -64,6 +108,17 @@ class DecoderSpec:
     """Sliding window of each layer; None sees all. Empty: none has a window."""
     scales: tuple[float, ...] = ()
     """Softmax scale of each layer; empty is head_dim ** -0.5."""
+    attention_softcap: float | None = None
+    """Attention scores pass softcap * tanh(score / softcap) (Gemma 2)."""
+    logit_softcap: float | None = None
+    """The same for logits."""
+    embedding_multiplier: float = 1.0
+    """On token embeddings; rounded to the weights' data type, as its inventors do (Gemma)."""
+    residual_multiplier: float = 1.0
+    """On what attention and feed-forward add (Granite)."""
+    logit_multiplier: float = 1.0
+    moe: MoeSpec | None = None
+    """None: every layer has one feed-forward."""
     tie_word_embeddings: bool = False
 
     def __post_init__(self) -> None:
@@ -72,8 +127,35 @@ class DecoderSpec:
                 raise ModelLoadError(f"{field.name} is {getattr(self, field.name)}, must be at least 1")
         if self.num_heads % self.num_kv_heads:
             raise ModelLoadError(f"{self.num_heads} heads cannot share {self.num_kv_heads} KV heads evenly")
-        if self.rope is not None and self.head_dim % 2:
-            raise ModelLoadError(f"head_dim is {self.head_dim}, must be even to rotate")
+        for rope in self.ropes:
+            rotary_dim = rope.rotary_dim(self.head_dim)
+            if rotary_dim % 2 or not 0 < rotary_dim <= self.head_dim:
+                raise ModelLoadError(f"{rotary_dim} of head_dim {self.head_dim} are to be rotated: must be even")
+
+    @property
+    def ropes(self) -> tuple[RopeSpec, ...]:
+        """The different rotations of the model."""
+        ropes = self.layer_ropes or (self.rope,)
+        return tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
+
+    @property
+    def block_norms(self) -> tuple[str, ...]:
+        """Names of the norms that a layer has."""
+        names = []
+        for part in ("attention", "mlp"):
+            if part == "mlp" and not self.has_mlp_norm:
+                break
+            if self.norms in ("input", "both"):
+                names.append(f"{part}_norm")
+            if self.norms in ("output", "both"):
+                names.append(f"{part}_output_norm")
+            if self.norms == "sum":
+                names.append(f"{part}_sum_norm")
+        return tuple(names)
+
+    def layer_rope(self, layer: int) -> RopeSpec | None:
+        """Rotation of a layer."""
+        return self.layer_ropes[layer] if self.layer_ropes else self.rope
 
     def window(self, layer: int) -> int | None:
         """Sliding window of a layer, tokens."""
@@ -83,20 +165,6 @@ class DecoderSpec:
         """Softmax scale of a layer."""
         return self.scales[layer] if self.scales else self.head_dim**-0.5
 
-
-def required(config: HfConfig, name: str) -> Any:
-    """A value of config.json.
-
-    Raises:
-        ModelLoadError: it is missing.
-    """
-    value = config.get(name)
-    if value is None:
-        raise ModelLoadError(f"config.json has no {name}")
-    return value
-
-
-def get(config: HfConfig, name: str, default: Any) -> Any:
-    """A value of config.json, or the default where it is missing or null."""
-    value = config.get(name)
-    return default if value is None else value
+    def layer_moe(self, layer: int) -> MoeSpec | None:
+        """Experts of a layer; None: it has one feed-forward."""
+        return self.moe if self.moe is not None and self.moe.is_sparse(layer) else None

@@ -1,9 +1,10 @@
 """Where each parameter of the decoder core comes from in a checkpoint. Names only, no tensors."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from pagoda_worker.models.spec import DecoderSpec
+from pagoda_worker.models.spec import DecoderSpec, MoeSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +21,11 @@ class WeightSource:
     """Rows it fills; None is all."""
     is_transposed: bool = False
     """Stored [in, out] (GPT-2's Conv1D)."""
+    is_row: bool = False
+    """A vector that is one row of the parameter."""
+    group_rows: tuple[int, ...] = ()
+    """Where several projections are stored group by group (each KV head's queries, key and value): the rows of each in
+    one group. They are loaded projection by projection. Empty: stored as loaded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,53 +35,171 @@ class WeightNames:
     sources: list[WeightSource]
     prefixes: tuple[str, ...]
     """Prefixes that a checkpoint may or may not have before these names; the first is written by transformers."""
+    lm_head: str = "lm_head"
+    """Name of the head, which has no prefix."""
     ignored: tuple[re.Pattern[str], ...] = ()
     """Tensors that may be there and mean nothing."""
 
 
-INV_FREQ = re.compile(r"rotary_emb\.inv_freq$")
-LM_HEAD = re.compile(r"^lm_head\.weight$")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorNames:
+    """What a family calls the tensors of the decoder core. The defaults are Llama's."""
+
+    prefixes: tuple[str, ...] = ("model.",)
+    embed_tokens: str = "embed_tokens"
+    embed_positions: str = "embed_positions"
+    layers: str = "layers"
+    block_norms: dict[str, str] = field(
+        default_factory=lambda: {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+    )
+    """By DecoderSpec.block_norms."""
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    """One name: the three are stored as one."""
+    is_qkv_grouped: bool = False
+    """If they are one: stored KV head by KV head."""
+    o_proj: str = "self_attn.o_proj"
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    """One name: stored as one, or there is no gate."""
+    down_proj: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    expert: str = "mlp.experts.{}"
+    """The place of one expert, whose tensors have the last parts of `up` and `down_proj` as names."""
+    expert_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    expert_down: str = "down_proj"
+    norm: str = "norm"
+    lm_head: str = "lm_head"
+    is_transposed: bool = False
+    """Projections are stored [in, out]."""
+    ignored: tuple[re.Pattern[str], ...] = (re.compile(r"rotary_emb\.inv_freq$"),)
 
 
-def linear(
-    name: str,
-    parameter: str,
-    *,
-    bias: bool,
-    row_start: int = 0,
-    num_rows: int | None = None,
-    is_transposed: bool = False,
-) -> list[WeightSource]:
-    """Weight and bias of one projection."""
-    sources = [
-        WeightSource(
-            name=f"{name}.weight",
-            parameter=f"{parameter}.weight",
-            row_start=row_start,
-            num_rows=num_rows,
-            is_transposed=is_transposed,
-        )
-    ]
-    if bias:
-        sources.append(
-            WeightSource(name=f"{name}.bias", parameter=f"{parameter}.bias", row_start=row_start, num_rows=num_rows)
-        )
-    return sources
+def weight_names(spec: DecoderSpec, names: TensorNames) -> WeightNames:
+    """All tensors of a checkpoint, whatever its options."""
+    writer = _Writer(spec, names)
+    writer.tensor(names.embed_tokens + ".weight", "embed_tokens.weight")
+    if spec.rope is None:
+        writer.tensor(names.embed_positions + ".weight", "embed_positions.weight")
+    if spec.embedding_dim is not None:
+        writer.linear(["project_in"], "project_in", bias=False)
+        writer.linear(["project_out"], "project_out", bias=False)
+    for layer in range(spec.num_layers):
+        writer.layer(layer)
+    if spec.has_final_norm:
+        writer.norm(names.norm, "norm")
+    ignored = names.ignored
+    if spec.tie_word_embeddings:
+        ignored += (re.compile(rf"^{re.escape(names.lm_head)}\.weight$"),)
+    else:
+        writer.tensor(names.lm_head + ".weight", "lm_head.weight")
+    if spec.head_bias:
+        writer.tensor(names.lm_head + ".bias", "lm_head_bias")
+    return WeightNames(sources=writer.sources, prefixes=names.prefixes, lm_head=names.lm_head, ignored=ignored)
 
 
-def qkv(spec: DecoderSpec, parent: str, parameter: str) -> list[WeightSource]:
-    """q_proj, k_proj and v_proj, fused in this order."""
-    query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    sources = []
-    for name, row_start, num_rows in (("q", 0, query), ("k", query, key), ("v", query + key, key)):
-        sources += linear(
-            f"{parent}.{name}_proj", f"{parameter}.qkv_proj", bias=spec.qkv_bias, row_start=row_start, num_rows=num_rows
-        )
-    return sources
+class _Writer:
+    """Collects the sources of one model."""
 
+    def __init__(self, spec: DecoderSpec, names: TensorNames) -> None:
+        self.sources: list[WeightSource] = []
+        self._spec = spec
+        self._names = names
 
-def norm(spec: DecoderSpec, name: str, parameter: str) -> list[WeightSource]:
-    """Weight and, for layer norms, bias."""
-    if not spec.norm_has_weights:
-        return []
-    return linear(name, parameter, bias=spec.norm == "layer_norm")
+    def tensor(self, name: str, parameter: str) -> None:
+        self.sources.append(WeightSource(name=name, parameter=parameter))
+
+    def norm(self, name: str, parameter: str) -> None:
+        if self._spec.norm_has_weights:
+            self.tensor(f"{name}.weight", f"{parameter}.weight")
+            if self._spec.norm == "layer_norm" and self._spec.norm_has_bias:
+                self.tensor(f"{name}.bias", f"{parameter}.bias")
+
+    def linear(
+        self,
+        names: Sequence[str],
+        parameter: str,
+        *,
+        bias: bool,
+        rows: Sequence[int] = (),
+        group_rows: tuple[int, ...] = (),
+    ) -> None:
+        """One projection, or several of `rows` rows each, one behind the other."""
+        for kind in ("weight", "bias") if bias else ("weight",):
+            start = 0
+            for index, name in enumerate(names):
+                num_rows = rows[index] if len(names) > 1 else None
+                self.sources.append(
+                    WeightSource(
+                        name=f"{name}.{kind}",
+                        parameter=f"{parameter}.{kind}",
+                        row_start=start,
+                        num_rows=num_rows,
+                        is_transposed=self._names.is_transposed and kind == "weight",
+                        group_rows=group_rows,
+                    )
+                )
+                start += num_rows or 0
+
+    def layer(self, layer: int) -> None:
+        spec, names = self._spec, self._names
+        name, parameter = f"{names.layers}.{layer}", f"layers.{layer}"
+        for norm in spec.block_norms:
+            self.norm(f"{name}.{names.block_norms[norm]}", f"{parameter}.{norm}")
+        self._attention(name, f"{parameter}.attention")
+        moe = spec.layer_moe(layer)
+        if moe is None:
+            self._feed_forward(name, f"{parameter}.mlp", names.up, names.down_proj, spec.intermediate_size)
+        else:
+            self._experts(name, f"{parameter}.mlp", moe)
+
+    def _attention(self, name: str, parameter: str) -> None:
+        spec, names = self._spec, self._names
+        query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        group = (query // spec.num_kv_heads, spec.head_dim, spec.head_dim) if names.is_qkv_grouped else ()
+        qkv = [f"{name}.{part}" for part in names.qkv]
+        self.linear(qkv, f"{parameter}.qkv_proj", bias=spec.qkv_bias, rows=(query, key, key), group_rows=group)
+        self.linear([f"{name}.{names.o_proj}"], f"{parameter}.o_proj", bias=spec.o_bias)
+        for stored, ours, num_heads in (
+            (names.q_norm, "q_norm", spec.num_heads),
+            (names.k_norm, "k_norm", spec.num_kv_heads),
+        ):
+            if spec.qk_norm is not None and "{}" in stored:  # one tensor a head
+                for head in range(num_heads):
+                    source = f"{name}.{stored.format(head)}.weight"
+                    self.sources.append(
+                        WeightSource(
+                            name=source,
+                            parameter=f"{parameter}.{ours}.weight",
+                            row_start=head,
+                            num_rows=1,
+                            is_row=True,
+                        )
+                    )
+            elif spec.qk_norm == "each_head":
+                self.tensor(f"{name}.{stored}.weight", f"{parameter}.{ours}.weight")
+            elif spec.qk_norm is not None:
+                self.norm(f"{name}.{stored}", f"{parameter}.{ours}")
+
+    def _feed_forward(self, name: str, parameter: str, up: tuple[str, ...], down: str, size: int) -> None:
+        bias = self._spec.mlp_bias
+        self.linear([f"{name}.{part}" for part in up], f"{parameter}.up_proj", bias=bias, rows=(size, size))
+        self.linear([f"{name}.{down}"], f"{parameter}.down_proj", bias=bias)
+
+    def _experts(self, name: str, parameter: str, moe: MoeSpec) -> None:
+        names = self._names
+        self.linear([f"{name}.{names.router}"], f"{parameter}.router", bias=False)
+        for index in range(moe.num_experts):
+            place = f"{name}.{names.expert.format(index)}"
+            self._feed_forward(
+                place, f"{parameter}.experts.{index}", names.expert_up, names.expert_down, moe.intermediate_size
+            )
+        if moe.shared_intermediate_size:
+            self._feed_forward(
+                f"{name}.mlp.shared_expert",
+                f"{parameter}.shared_expert",
+                names.expert_up,
+                names.expert_down,
+                moe.shared_intermediate_size,
+            )
+            self.linear([f"{name}.mlp.shared_expert_gate"], f"{parameter}.shared_gate", bias=False)
