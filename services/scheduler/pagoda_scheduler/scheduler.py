@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 from pagoda_common.config import CacheConfig, SchedulerConfig
 from pagoda_common.errors import Code, PagodaError, QueueFull, RequestFailed, RequestTooLong
+from pagoda_scheduler.beams import Beams
 from pagoda_scheduler.kv_cache_manager import KVCacheManager, Prefix
 from pagoda_scheduler.request import Request, RequestStatus
+from pagoda_scheduler.slot_table import SlotTable
 from pagoda_scheduler.step import BadSlot, ModelRunnerOutput, NewRequestData, SchedulerOutput, StepResult
 from pagoda_scheduler.waiting_queue import QUEUES
 
@@ -61,11 +63,16 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting = QUEUES[config.policy]()
         self.num_preemptions = 0
-        self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
-        self._freed_slots: list[int] = []
+        self._slots = SlotTable(size=config.max_num_seqs)
+        self._beams = Beams(
+            kv=self.kv,
+            slots=self._slots,
+            running=self.running,
+            wait=self.waiting.append_front,
+            finish=self.finish,
+        )
+        self._counts_service = config.policy == "fair"
         self._now_ns = 0
-        self._reentering: dict[Request, bool] = {}
-        """Running beams that the worker must be told of anew, and whether it knows their slot by another log."""
         self._in_flight: deque[_InFlight] = deque()
         self._step = 0
         # A little room for running sequences to grow, so that an admission does not preempt one at once.
@@ -155,14 +162,13 @@ class Scheduler:
                 self._preempt(self.running[-1])
                 return self.schedule(now_ns)
             return None
-        if self._reentering:
-            self._reenter(scheduled, appended, admitted)
+        self._beams.reenter(scheduled, appended, admitted)
         self._step += 1
         transfers = self.kv.take_transfers()
         output = SchedulerOutput(
             step=self._step,
             new_requests=[_new_request_data(request, computed) for request, computed in admitted],
-            freed_slots=self._freed_slots,
+            freed_slots=self._slots.take_freed(),
             slots=[request.slot for request in scheduled],
             num_scheduled_tokens=list(scheduled.values()),
             appended_slots=[request.slot for request, blocks in appended.items() for _ in blocks],
@@ -171,7 +177,6 @@ class Scheduler:
             blocks_to_swap_in=transfers.swap_in,
             blocks_to_copy=transfers.copy,
         )
-        self._freed_slots = []
         samples = [self._advance(request, num_new) for request, num_new in scheduled.items()]
         num_tokens = output.num_tokens
         self._in_flight.append(_InFlight(self._step, list(scheduled), output.slots, samples, num_tokens))
@@ -186,16 +191,17 @@ class Scheduler:
         self._weigh_swapping(flight, output)
         bad = {bad_slot.slot: bad_slot for bad_slot in output.bad_slots} if output.bad_slots else None
         counts, row = output.num_sampled_tokens, 0
+        tokens, finished = output.token_ids, RequestStatus.FINISHED
         for index, request in enumerate(flight.requests):
             count = 1 if counts is None else counts[index]
-            if request.is_finished:
+            if request.status is finished:
                 pass  # aborted or ended while the step was in flight
             elif bad is not None and flight.slots[index] in bad:
                 self._fail(request, bad[flight.slots[index]], result)
             elif flight.samples[index]:
                 if count != 1:
                     raise PagodaError(f"step {output.step}: {request!r} got {count} tokens, expected 1")
-                self._append(request, output.token_ids[row], row, result)
+                self._append(request, tokens[row], row, result)
             row += count
         return result
 
@@ -208,7 +214,9 @@ class Scheduler:
         requests = list(taken)
         for request in requests:
             request.forget_computed()
-        self.running, self.waiting = [], QUEUES[self._config.policy]()
+        self.running.clear()
+        for request in list(self.waiting):
+            self.waiting.remove(request)
         return requests
 
     # One step, part by part.
@@ -222,7 +230,7 @@ class Scheduler:
             return
         watermark = self._watermark_blocks
         while self.running and not (
-            self._free_slots and self.kv.can_admit(urgent, self.kv.find_prefix(urgent), watermark_blocks=watermark)
+            self._slots.has_free and self.kv.can_admit(urgent, self.kv.find_prefix(urgent), watermark_blocks=watermark)
         ):
             victim = self._victim()
             if victim.priority <= urgent.priority:
@@ -234,7 +242,7 @@ class Scheduler:
 
         Returns the budget left; 0 after a preemption, so that nobody is admitted in its place.
         """
-        is_short = False
+        is_short, block_size = False, self.kv.block_size
         index = 0
         while index < len(self.running) and budget > 0:
             request = self.running[index]
@@ -242,10 +250,15 @@ class Scheduler:
             num_new = request.num_tokens - request.num_computed_tokens
             if num_new == 0 or (request.num_pending and request.num_tokens >= request.max_num_tokens):
                 continue  # its last token is in flight already
+            computed = request.num_computed_tokens
+            if num_new == 1 and computed < len(request.block_ids) * block_size:  # a decode within its last block
+                scheduled[request] = 1
+                budget -= 1
+                continue
             num_new = self._chunk(num_new, budget)
             if num_new == 0:
                 continue
-            while (blocks := self.kv.extend(request, request.num_computed_tokens + num_new)) is None:
+            while (blocks := self.kv.extend(request, computed + num_new)) is None:
                 is_short = True
                 victim = self._victim()
                 budget += scheduled.pop(victim, 0)
@@ -266,7 +279,7 @@ class Scheduler:
         """Admit waiting sequences while budget, slots and blocks last; (sequence, tokens found in the cache)."""
         admitted: list[tuple[Request, int]] = []
         deferred: list[Request] = []
-        while self.waiting and self._free_slots and budget > 0:
+        while self.waiting and self._slots.has_free and budget > 0:
             request = self.waiting.peek()
             if request.num_pending:
                 break  # preempted while a step in flight samples its next token, which its new start must include
@@ -295,7 +308,7 @@ class Scheduler:
         if request.num_preemptions == 0:
             request.first_cached_tokens = prefix.num_tokens
             request.admitted_ns = self._now_ns
-        request.slot = self._free_slots.pop()
+        request.slot = self._slots.take()
         request.status = RequestStatus.RUNNING
         self.running.append(request)
         self.waiting.charge(request, num_new)
@@ -313,16 +326,14 @@ class Scheduler:
 
     def _advance(self, request: Request, num_scheduled: int) -> bool:
         """Count a scheduled chunk as computed; whether the step samples a token behind it."""
-        computed = request.num_computed_tokens + num_scheduled
-        request.num_computed_tokens = computed
-        if computed < request.num_tokens:
+        request.num_computed_tokens = computed = request.num_computed_tokens + num_scheduled
+        is_last = computed == request.num_tokens
+        if num_scheduled > 1 or not is_last:
             self.kv.cache_computed(request, computed)
-            return False
-        if num_scheduled > 1:
-            self.kv.cache_computed(request, computed)
-        request.num_pending += 1
-        request.num_tokens += 1
-        return True
+        if is_last:
+            request.num_pending += 1
+            request.num_tokens = computed + 1
+        return is_last
 
     def _weigh_swapping(self, flight: _InFlight, output: ModelRunnerOutput) -> None:
         """Swap while moving a block out and in costs less than computing its tokens, by what steps have taken."""
@@ -342,93 +353,28 @@ class Scheduler:
             result.prompt_logprobs = [(request, chunk) for request, chunk in chunks if not request.is_finished]
 
     def _append(self, request: Request, token_id: int, row: int, result: StepResult) -> None:
-        """Commit a sampled token."""
+        """Commit a sampled token. Runs once for every token of every sequence: what is rare stands behind a test."""
         if request.is_beam:
-            self._advance_beams(request, token_id, row, result)
+            self._beams.advance(request, token_id, row, result.logprobs, result)
             return
-        self.waiting.charge(request, 2)  # an output token costs about as much as two of a prompt
+        if self._counts_service:
+            self.waiting.charge(request, 2)  # an output token costs about as much as two of a prompt
+        tokens = request.output_token_ids
         result.requests.append(request)
-        result.offsets.append(len(request.output_token_ids))
+        result.offsets.append(len(tokens))
         result.token_ids.append(token_id)
         result.rows.append(row)
         if not request.is_announced:
             request.is_announced = True
             result.admitted.append(request)
-        request.output_token_ids.append(token_id)
+        tokens.append(token_id)
         request.num_pending -= 1
-        if request.check_finished():
+        num_known = request.num_tokens - request.num_pending
+        if (token_id in request.end_token_ids or num_known >= request.max_num_tokens) and request.check_finished():
             self.finish(request)
             result.finished.append(request)
-        elif request.status is RequestStatus.RUNNING:
-            # Everything before the new token is in the cache.
-            num_computed = request.num_known_tokens - 1
-            if num_computed % self.kv.block_size == 0:
-                self.kv.cache_computed(request, num_computed)
-
-    def _advance_beams(self, beam: Request, token_id: int, row: int, result: StepResult) -> None:
-        """Take one beam's candidates; with the last beam of a step, choose the beams of the next one."""
-        beam.num_pending -= 1
-        beam.num_tokens -= 1
-        group = beam.beam_group
-        assert group is not None
-        assert result.logprobs is not None, "beams ask for logprobs"
-        beam.sampled_token_id = token_id
-        beam.is_held = True
-        if not group.collect(beam, result.logprobs, row):
-            return
-        parents, continuations = group.beams, group.advance()
-        # The first continuation of a beam takes its place, after the others have forked from it.
-        chosen: list[Request | None] = [None] * len(continuations)
-        firsts: dict[int, int] = {}
-        for place, continuation in enumerate(continuations):
-            if firsts.setdefault(continuation.parent, place) != place:
-                chosen[place] = self._fork(parents[continuation.parent], continuation.token_id)
-        for parent, place in firsts.items():
-            chosen[place] = self._continue(parents[parent], continuations[place].token_id)
-        group.beams = [request for request in chosen if request is not None]
-        for index, parent_beam in enumerate(parents):
-            if index not in firsts:
-                self.finish(parent_beam)
-        if not continuations:
-            group.deliver(result)
-            for sequence in group.sequences:
-                sequence.status = RequestStatus.FINISHED
-
-    def _continue(self, beam: Request, token_id: int) -> Request:
-        """Let a beam go on with `token_id`."""
-        beam.is_held = False
-        beam.output_token_ids.append(token_id)
-        beam.num_tokens += 1
-        beam.max_num_tokens = beam.num_tokens + 1
-        if beam.status is RequestStatus.RUNNING:
-            self.kv.cache_computed(beam, beam.num_computed_tokens)
-            if token_id != beam.sampled_token_id:
-                self._reentering[beam] = True  # the worker's log ends with the likeliest token
-        return beam
-
-    def _fork(self, parent: Request, token_id: int) -> Request:
-        """A new beam: everything that `parent` has, then `token_id`."""
-        output = [*parent.output_token_ids, token_id]
-        child = parent.derive(sampling_params=parent.sampling_params, output_token_ids=output)
-        if parent.status is RequestStatus.RUNNING and self._free_slots and self.kv.can_fork():
-            self.kv.fork(parent, child)
-            child.slot = self._free_slots.pop()
-            child.status = RequestStatus.RUNNING
-            self.running.append(child)
-            self._reentering[child] = False
-        else:
-            self.waiting.append_front(child)
-        return child
-
-    def _reenter(
-        self, scheduled: dict[Request, int], appended: dict[Request, list[int]], admitted: list[tuple[Request, int]]
-    ) -> None:
-        """Send the scheduled beams whose log in the worker is not theirs as new requests."""
-        for request in [request for request in self._reentering if request in scheduled]:
-            if self._reentering.pop(request):
-                self._freed_slots.append(request.slot)
-            appended.pop(request, None)
-            admitted.append((request, request.num_computed_tokens))
+        elif (num_known - 1) % self.kv.block_size == 0 and request.status is RequestStatus.RUNNING:
+            self.kv.cache_computed(request, num_known - 1)  # everything before the new token is in the cache
 
     def _fail(self, request: Request, bad_slot: BadSlot, result: StepResult) -> None:
         """End a sequence that the worker could not compute; its blocks may hold garbage."""
@@ -457,10 +403,7 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         self.kv.free(request)
-        is_unknown = self._reentering.pop(request, None) is False
-        self._free_slots.append(request.slot)
-        if not is_unknown:
-            self._freed_slots.append(request.slot)
+        self._slots.release(request.slot, is_known=self._beams.forget(request))
         request.slot = -1
 
 
