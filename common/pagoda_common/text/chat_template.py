@@ -128,7 +128,7 @@ def render_chat_template(source: str, *, messages: list[dict[str, Any]], **varia
         raise InvalidRequest(f"the chat template is not valid Jinja: {error}", field="chat_template") from error
     if "developer" not in source:
         messages = [
-            {**message, "role": "system"} if message["role"] == "developer" else message for message in messages
+            {**message, "role": "system"} if message.get("role") == "developer" else message for message in messages
         ]
     try:
         return template.render(messages=_plain(messages), **{name: _plain(value) for name, value in variables.items()})

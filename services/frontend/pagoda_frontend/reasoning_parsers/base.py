@@ -1,0 +1,97 @@
+"""What every reasoning parser is: text in as it comes, reasoning and answer out. Knows no HTTP, no engine, no tokens.
+
+As with tool calls, a parser decides by the text alone, never by how it was cut into pieces.
+"""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from pagoda_frontend.tool_parsers.base import after_start, find_marker
+
+
+class ReasoningParser(ABC):
+    """Parses the text of one message. Nothing raises."""
+
+    markers: ClassVar[tuple[str, ...]] = ()
+    """What begins and ends reasoning. Where one is a special token, the text has to be made with special tokens."""
+    end: ClassVar[str] = ""
+    """The marker behind the reasoning; where it is one token, structured output begins behind it."""
+
+    def __init__(self, *, prompt: str) -> None:
+        """`prompt`: the rendered conversation, whose end may open or close the reasoning."""
+        self.is_over = False
+        """All that comes is the answer."""
+
+    @abstractmethod
+    def append(self, text: str) -> tuple[str, str]:
+        """The reasoning and the part of the answer that `text` adds; some of it may be held back."""
+
+    @abstractmethod
+    def finish(self) -> tuple[str, str]:
+        """What is left once the text is over."""
+
+
+class TaggedReasoningParser(ReasoningParser):
+    """Reasoning between two tags, at the beginning. White space around it belongs to the tags."""
+
+    start: ClassVar[str]
+    """The marker before the reasoning; models whose prompt ends with it do not repeat it."""
+    is_assumed: ClassVar[bool] = False
+    """A text without start marker is reasoning too, unless the prompt has closed it."""
+
+    def __init__(self, *, prompt: str) -> None:
+        super().__init__(prompt=prompt)
+        prompt = prompt.rstrip()
+        self.is_over = prompt.endswith(self.end)
+        self._is_inside = prompt.endswith(self.start)
+        self._has_begun = self.is_over
+        self._text = ""
+        self._held = ""
+        self._has_reasoned = False
+        self._is_behind = False
+
+    def append(self, text: str) -> tuple[str, str]:
+        return self._read(text, is_last=False)
+
+    def finish(self) -> tuple[str, str]:
+        return self._read("", is_last=True)
+
+    def _read(self, text: str, *, is_last: bool) -> tuple[str, str]:
+        self._text += text
+        if not self._has_begun and not self._begin(is_last=is_last):
+            return "", ""
+        reasoning = "" if self.is_over else self._reason(is_last=is_last)
+        return reasoning, self._answer() if self.is_over else ""
+
+    def _begin(self, *, is_last: bool) -> bool:
+        """Whether it is known how the text begins."""
+        text = self._text.lstrip()
+        has_start = after_start(text, self.start)
+        if has_start is None and not is_last:
+            return False
+        self._has_begun = True
+        if has_start:
+            self._text = text.removeprefix(self.start)
+        elif not (self._is_inside or self.is_assumed):
+            self.is_over = True
+        return True
+
+    def _reason(self, *, is_last: bool) -> str:
+        place, marker = find_marker(self._text, (self.end,), is_last=is_last)
+        text = self._held + self._text[:place]
+        self._text = self._text[place + len(marker or "") :]
+        if not self._has_reasoned:
+            text = text.lstrip()
+        shown = text.rstrip()
+        self._held = text[len(shown) :]
+        self._has_reasoned = self._has_reasoned or bool(shown)
+        if marker is not None:
+            self.is_over = self._is_behind = True
+        return shown
+
+    def _answer(self) -> str:
+        text, self._text = self._text, ""
+        if self._is_behind:
+            text = text.lstrip()
+            self._is_behind = not text
+        return text

@@ -1,0 +1,136 @@
+"""What every tool call parser is: text in as it comes, content and calls out. Knows no HTTP, no engine, no tokens.
+
+A parser decides by the text alone, never by how it was cut into pieces: whole or in pieces, a text gives the same
+content and the same calls. So one parser serves streams and single responses alike.
+"""
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pagoda_frontend.message import ToolCallDelta
+
+
+@dataclass(slots=True)
+class Piece:
+    """What was found in new text."""
+
+    reasoning: str = ""
+    content: str = ""
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
+
+
+class ToolParser(ABC):
+    """Parses the text of one message. Text that is no call is content; nothing raises.
+
+    A subclass reads `_text`, which is what was not read yet, and tells what it finds with `_say`, `_begin`, `_argue`.
+    """
+
+    markers: ClassVar[tuple[str, ...]] = ()
+    """What begins and ends calls. Where one is a special token, the text has to be made with special tokens."""
+    splits_reasoning: ClassVar[bool] = False
+    """It finds the reasoning too, and no reasoning parser goes before it."""
+
+    def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
+        """`schemas`: the JSON schema of the arguments, by the name of the tool."""
+        self._schemas = schemas
+        self._text = ""
+        self._num_calls = 0
+        self._held = ""
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self._calls: list[ToolCallDelta] = []
+
+    def append(self, text: str) -> Piece:
+        """What `text` adds; some of it may be held back until more is known."""
+        self._text += text
+        while self._text and self._advance(is_last=False):
+            pass
+        return self._take()
+
+    def finish(self) -> Piece:
+        """What is left once the text is over."""
+        while self._advance(is_last=True):
+            pass
+        self._say(self._text)
+        self._text = ""
+        if self._held and not self._num_calls:
+            self._content.append(self._held)
+        self._held = ""
+        return self._take()
+
+    @abstractmethod
+    def _advance(self, *, is_last: bool) -> bool:
+        """Read on; False when it takes more text than there is. With `is_last` there will be no more."""
+
+    def _read(self, num_characters: int) -> str:
+        """The next characters, which are read thereby."""
+        text, self._text = self._text[:num_characters], self._text[num_characters:]
+        return text
+
+    def _say(self, text: str) -> None:
+        """Add content. White space around calls is not part of it."""
+        text = self._held + text
+        spoken = text.rstrip()
+        self._held = text[len(spoken) :]
+        if spoken:
+            self._content.append(spoken)
+
+    def _think(self, text: str) -> None:
+        """Add reasoning."""
+        if text:
+            self._reasoning.append(text)
+
+    def _begin(self, name: str, call_id: str | None = None) -> None:
+        """Begin a call."""
+        self._held = ""
+        self._calls.append(ToolCallDelta(self._num_calls, call_id or self._make_id(), name, ""))
+        self._num_calls += 1
+
+    def _argue(self, arguments: str) -> None:
+        """Go on with the arguments of the call that began last."""
+        if not arguments:
+            return
+        last = self._calls[-1] if self._calls else None
+        if last is not None and last.name is None:
+            last.arguments += arguments
+        else:
+            self._calls.append(ToolCallDelta(self._num_calls - 1, None, None, arguments))
+
+    def _make_id(self) -> str:
+        return make_call_id()
+
+    def _say_until(self, markers: tuple[str, ...], *, is_last: bool) -> str | None:
+        """Say what goes before the first of `markers`, and read the marker itself; None when there is none yet."""
+        place, marker = find_marker(self._text, markers, is_last=is_last)
+        self._say(self._read(place))
+        return self._read(len(marker)) if marker is not None else None
+
+    def _take(self) -> Piece:
+        piece = Piece("".join(self._reasoning), "".join(self._content), self._calls)
+        self._reasoning, self._content, self._calls = [], [], []
+        return piece
+
+
+def make_call_id() -> str:
+    """A new id, as OpenAI's look."""
+    return "call_" + uuid.uuid4().hex[:24]
+
+
+def find_marker(text: str, markers: tuple[str, ...], *, is_last: bool, start: int = 0) -> tuple[int, str | None]:
+    """Where the first of `markers` begins, and which it is; without one, where it may still be going to begin."""
+    found = [(place, marker) for marker in markers if (place := text.find(marker, start)) >= 0]
+    if found:
+        return min(found, key=lambda item: item[0])
+    if not is_last:
+        for place in range(max(start, len(text) - max(map(len, markers), default=1) + 1), len(text)):
+            if any(marker.startswith(text[place:]) for marker in markers):
+                return place, None
+    return len(text), None
+
+
+def after_start(text: str, marker: str) -> bool | None:
+    """Whether `text` begins with `marker`; None while it is too short to tell."""
+    return True if text.startswith(marker) else None if marker.startswith(text) else False

@@ -1,0 +1,244 @@
+"""JSON as it comes: where a value ends, and which call an object describes. Knows no markers and no models."""
+
+import json
+import re
+from enum import Enum
+from typing import Any
+
+from pagoda_frontend.tool_parsers.values import is_utf8
+
+_IN_STRING = re.compile(r'[^"\\]*')
+_OUTSIDE = re.compile(r"[\s:,0-9A-Za-z+.\-]*")
+_SCALAR = re.compile(r"[0-9A-Za-z+.\-]*")
+_SPACE = re.compile(r"\s*")
+_CONTROL = {code: json.dumps(chr(code))[1:-1] for code in range(0x20)}
+"""Models write line breaks into strings, where JSON wants them escaped."""
+
+
+def after_space(text: str, start: int = 0) -> int:
+    """Where `text` goes on behind white space."""
+    match = _SPACE.match(text, start)
+    assert match is not None
+    return match.end()
+
+
+class JsonSpan:
+    """Follows one value to its end. Brackets and strings count; numbers and words are taken as they are."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+        """The value has ended."""
+        self.is_broken = False
+        """What comes next cannot be part of a value."""
+        self._depth = 0
+        self._in_string = False
+
+    def read(self, text: str, start: int) -> tuple[int, str]:
+        """Go on from `start`: where it stopped, and the value's text up to there, control characters escaped.
+
+        A number or word at the top ends only at what follows it.
+        """
+        place, parts = start, []
+        while place < len(text) and not (self.is_done or self.is_broken):
+            if self._in_string:
+                end = _end(_IN_STRING, text, place)
+                parts.append(text[place:end].translate(_CONTROL))
+                place = end
+                step = 2 if text[end : end + 1] == "\\" else 1
+                if place + step > len(text):
+                    break
+                parts.append(text[place : place + step])
+                place += step
+                self._in_string = step == 2
+                self.is_done = not self._in_string and self._depth == 0
+                continue
+            end = _end(_OUTSIDE if self._depth else _SCALAR, text, place)
+            parts.append(text[place:end])
+            is_scalar = self._depth == 0 and end > place
+            place = end
+            if place == len(text):
+                break
+            if is_scalar:
+                self.is_done = True
+                break
+            parts.append(self._open_or_close(text[place]))
+            place += not self.is_broken
+        return place, "".join(parts)
+
+    def _open_or_close(self, character: str) -> str:
+        if character == '"':
+            self._in_string = True
+        elif character in "{[":
+            self._depth += 1
+        elif character in "}]" and self._depth:
+            self._depth -= 1
+            self.is_done = self._depth == 0
+        else:
+            self.is_broken = True
+            return ""
+        return character
+
+
+def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
+    match = pattern.match(text, start)
+    assert match is not None
+    return match.end()
+
+
+class Outcome(Enum):
+    """How far an object has been read."""
+
+    MORE = "it takes more text"
+    DONE = "it has ended, and was a call"
+    FAILED = "it is no call, and nothing was told"
+    BROKEN = "the call began, but then came what is not JSON"
+
+
+class JsonCall:
+    """Reads ``{"name": …, "arguments": {…}}``, whose keys may come in any order, and tells the call as it comes."""
+
+    def __init__(self, *, needs_arguments: bool = False) -> None:
+        """`needs_arguments`: an object without them is no call."""
+        self.place = 0
+        """Characters of the text that were read."""
+        self.name: str | None = None
+        self.has_begun = False
+        """The name is known, and arguments are coming."""
+        self.is_arguing = False
+        """The arguments have not ended."""
+        self.news: list[str] = []
+        """New text of the arguments, to be taken by the caller."""
+        self._needs_arguments = needs_arguments
+        self._step = self._open
+        self._key = ""
+        self._span = JsonSpan()
+        self._start = 0
+        self._held: str | None = None
+
+    def read(self, text: str) -> Outcome:
+        """Go on; `text` begins with the object as long as the call has not begun, later wherever `place` says."""
+        while True:
+            before, step = self.place, self._step
+            outcome = step(text)
+            if outcome is not None:
+                return outcome
+            if (self.place, self._step) == (before, step):
+                return Outcome.MORE
+
+    def _fail(self) -> Outcome:
+        return Outcome.BROKEN if self.has_begun else Outcome.FAILED
+
+    def _next(self, text: str) -> str:
+        """The next character that is not white space; "" when there is none yet."""
+        self.place = after_space(text, self.place)
+        return text[self.place : self.place + 1]
+
+    def _open(self, text: str) -> Outcome | None:
+        character = self._next(text)
+        if character and character != "{":
+            return Outcome.FAILED
+        if character:
+            self.place += 1
+            self._step = self._read_key
+        return None
+
+    def _read_key(self, text: str) -> Outcome | None:
+        character = self._next(text)
+        if character == "}":
+            self.place += 1
+            return self._close()
+        if character and character != '"':
+            return self._fail()
+        span = JsonSpan()
+        end, raw = span.read(text, self.place)
+        colon = after_space(text, end)
+        if not span.is_done or colon == len(text):
+            return None
+        key = _loads(raw)
+        if text[colon] != ":" or not isinstance(key, str):
+            return self._fail()
+        self._key, self.place = key, colon + 1
+        self._step = self._read_value
+        return None
+
+    def _read_value(self, text: str) -> Outcome | None:
+        character = self._next(text)
+        if not character:
+            return None
+        self._span, self._start = JsonSpan(), self.place
+        is_arguments = self._key in ("arguments", "parameters")
+        if is_arguments and character == "{" and self.name is not None and not self.has_begun:
+            self.has_begun = self.is_arguing = True
+            self._step = self._read_arguments
+        else:
+            self._step = self._read_other
+        return None
+
+    def _read_arguments(self, text: str) -> Outcome | None:
+        self.place, news = self._span.read(text, self.place)
+        self.news.append(news)
+        if self._span.is_broken:
+            return Outcome.BROKEN
+        if self._span.is_done:
+            self.is_arguing = False
+            self._step = self._read_comma
+        return None
+
+    def _read_other(self, text: str) -> Outcome | None:
+        """A whole value: the name, arguments that come before it, or what calls may have besides."""
+        span = JsonSpan()
+        end, raw = span.read(text, self.place)
+        if span.is_broken:
+            return self._fail()
+        if not span.is_done:
+            return None
+        self.place = end
+        if self._key == "name" and self.name is None:
+            name = _loads(raw)
+            if not isinstance(name, str) or not name or not is_utf8(name):
+                return self._fail()
+            self.name = name
+        elif self._key in ("arguments", "parameters") and not self.has_begun:
+            self._held = _object_text(raw)
+            if self._held is None:
+                return self._fail()
+        self._step = self._read_comma
+        return None
+
+    def _read_comma(self, text: str) -> Outcome | None:
+        character = self._next(text)
+        if not character:
+            return None
+        if character not in ",}":
+            return self._fail()
+        self.place += 1
+        if character == "}":
+            return self._close()
+        self._step = self._read_key
+        return None
+
+    def _close(self) -> Outcome:
+        if self.has_begun:
+            return Outcome.DONE
+        if self.name is None or (self._held is None and self._needs_arguments):
+            return Outcome.FAILED
+        self.has_begun = True
+        self.news.append("{}" if self._held is None else self._held)
+        return Outcome.DONE
+
+
+def _loads(raw: str) -> Any:
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _object_text(raw: str) -> str | None:
+    """Arguments as text of an object: they are one, or a string that holds one, or null; else None."""
+    value = _loads(raw)
+    if isinstance(value, str):
+        raw, value = value, _loads(value)
+    if isinstance(value, dict) and is_utf8(raw):
+        return raw
+    return "{}" if raw == "null" else None

@@ -1,0 +1,78 @@
+"""Tool call parsers by name, and how plugins add theirs."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from pagoda_common.errors import ConfigError
+from pagoda_frontend.tool_parsers.base import ToolParser
+from pagoda_frontend.tool_parsers.framed import DeepSeekV3Parser, DeepSeekV31Parser, KimiK2Parser, MistralParser
+from pagoda_frontend.tool_parsers.harmony import HarmonyParser
+from pagoda_frontend.tool_parsers.json_calls import GraniteParser, HermesParser, Llama3JsonParser, Phi4MiniJsonParser
+from pagoda_frontend.tool_parsers.pythonic import PythonicParser
+from pagoda_frontend.tool_parsers.xml import Glm45Parser, Qwen3XmlParser
+
+Parser = TypeVar("Parser", bound=ToolParser)
+
+_PARSERS: dict[str, type[ToolParser]] = {
+    "deepseek_v3": DeepSeekV3Parser,
+    "deepseek_v31": DeepSeekV31Parser,
+    "glm45": Glm45Parser,
+    "granite": GraniteParser,
+    "hermes": HermesParser,
+    "kimi_k2": KimiK2Parser,
+    "llama3_json": Llama3JsonParser,
+    "llama4_json": Llama3JsonParser,
+    "llama4_pythonic": PythonicParser,
+    "mistral": MistralParser,
+    "openai": HarmonyParser,
+    "phi4_mini_json": Phi4MiniJsonParser,
+    "pythonic": PythonicParser,
+    "qwen3_coder": Qwen3XmlParser,
+    "qwen3_xml": Qwen3XmlParser,
+}
+
+
+def register_tool_parser(*names: str) -> Callable[[type[Parser]], type[Parser]]:
+    """Decorates a `ToolParser` of a plugin: it is chosen by ``--tool-call-parser`` under `names`."""
+
+    def register(parser: type[Parser]) -> type[Parser]:
+        _PARSERS.update(dict.fromkeys(names, parser))
+        return parser
+
+    return register
+
+
+def tool_parser_names() -> list[str]:
+    """All that are known."""
+    return sorted(_PARSERS)
+
+
+def find_tool_parser(name: str) -> type[ToolParser]:
+    """The parser called `name`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in _PARSERS:
+        known = ", ".join(tool_parser_names())
+        raise ConfigError(f"tool_call_parser is {name!r}, must be one of {known}", field="tool_call_parser")
+    return _PARSERS[name]
+
+
+def load_plugin(path: str, *, field: str) -> None:
+    """Execute the Python file at `path`, which registers what it brings.
+
+    Raises:
+        ConfigError: it is not there, or fails; `field` names the flag that named it.
+    """
+    if not Path(path).is_file():
+        raise ConfigError(f"{field} {path!r} is not a file", field=field)
+    try:
+        spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+        if spec is None or spec.loader is None:
+            raise ImportError("not a Python file")
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    except Exception as error:  # whatever a plugin does
+        raise ConfigError(f"{field} {path!r} cannot be loaded: {error}", field=field) from error

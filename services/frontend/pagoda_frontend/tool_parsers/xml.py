@@ -1,0 +1,134 @@
+"""Calls as tags, one for each argument, whose text is the value: Qwen 3 Coder, GLM 4.5."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pagoda_frontend.tool_parsers.base import ToolParser, find_marker
+from pagoda_frontend.tool_parsers.values import json_text, typed_value
+
+
+class TaggedArgumentsParser(ToolParser):
+    """Reads a name, and arguments one after the other. Subclasses say how they look."""
+
+    starts: ClassVar[tuple[str, ...]]
+    """Markers before a call."""
+    name: ClassVar[re.Pattern[str]]
+    """The name, from the end of the start marker on: group 1, and what ends it."""
+    stops: ClassVar[tuple[str, ...]]
+    """What cannot stand before the end of a name or key."""
+    key: ClassVar[re.Pattern[str]]
+    """An argument's key up to its value: group 1."""
+    key_start: ClassVar[str]
+    """How the key begins."""
+    value_ends: ClassVar[tuple[str, ...]]
+    """What ends a value; all but the first stay where they are."""
+    ends: ClassVar[tuple[str, ...]]
+    """What ends a call."""
+    ignored: ClassVar[tuple[str, ...]] = ()
+    """Markers around calls."""
+
+    def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
+        super().__init__(schemas=schemas)
+        self._properties: dict[str, Any] = {}
+        self._key = ""
+        self._num_arguments = 0
+        self._raw = ""
+        self._state = self._read_content
+
+    def _advance(self, *, is_last: bool) -> bool:
+        return self._state(is_last=is_last)
+
+    def _read_content(self, *, is_last: bool) -> bool:
+        marker = self._say_until((*self.starts, *self.ignored), is_last=is_last)
+        if marker is None:
+            return False
+        if marker in self.starts:
+            self._raw = marker
+            self._state = self._read_name
+        return True
+
+    def _read_name(self, *, is_last: bool) -> bool:
+        match = self.name.match(self._text)
+        if match is None:
+            if not is_last and not any(stop in self._text for stop in self.stops):
+                return False
+            self._say(self._raw)
+            self._state = self._read_content
+            return True
+        self._read(match.end())
+        name = match[1].strip()
+        properties = self._schemas.get(name, {}).get("properties")
+        self._properties = properties if isinstance(properties, dict) else {}
+        self._num_arguments = 0
+        self._begin(name)
+        self._state = self._read_key
+        return True
+
+    def _read_key(self, *, is_last: bool) -> bool:
+        """The next argument, or the end; what stands between arguments does not count."""
+        place, marker = find_marker(self._text, (self.key_start, *self.ends, *self.starts), is_last=is_last)
+        self._read(place)
+        if marker == self.key_start:
+            match = self.key.match(self._text)
+            if match is not None:
+                self._read(match.end())
+                self._key = match[1].strip()
+                self._state = self._read_value
+                return True
+            if not is_last and not any(stop in self._text[len(marker) :] for stop in self.stops):
+                return False
+            self._read(len(marker))
+            return True
+        if marker is None and not is_last:
+            return False
+        if marker in self.ends:
+            self._read(len(marker or ""))
+        self._argue("}" if self._num_arguments else "{}")
+        self._state = self._read_content
+        return True
+
+    def _read_value(self, *, is_last: bool) -> bool:
+        place, marker = find_marker(self._text, self.value_ends, is_last=is_last)
+        if marker is None and not is_last:
+            return False
+        text = self._read(place)
+        if marker == self.value_ends[0]:
+            self._read(len(marker))
+        value = typed_value(self._trimmed(text), self._properties.get(self._key))
+        opening = ", " if self._num_arguments else "{"
+        self._argue(f"{opening}{json_text(self._key)}: {json_text(value)}")
+        self._num_arguments += 1
+        self._state = self._read_key
+        return True
+
+    def _trimmed(self, text: str) -> str:
+        """Without the line breaks that belong to the tags."""
+        return text.removeprefix("\n").removesuffix("\n")
+
+
+class Qwen3XmlParser(TaggedArgumentsParser):
+    """``<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>``: Qwen 3 Coder, Qwen 3.5."""
+
+    starts = ("<function=",)
+    name = re.compile(r"([^<>\n]+)>")
+    stops = (">", "<", "\n")
+    key_start = "<parameter="
+    key = re.compile(r"<parameter=([^<>\n]+)>")
+    value_ends = ("</parameter>", "<parameter=", "</function>", "</tool_call>")
+    ends = ("</function>", "</tool_call>")
+    ignored = ("<tool_call>", "</tool_call>")
+    markers = ("<tool_call>", "</tool_call>")
+
+
+class Glm45Parser(TaggedArgumentsParser):
+    """``<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>``: GLM 4.5 to 4.7."""
+
+    starts = ("<tool_call>",)
+    name = re.compile(r"\s*([^\s<>]+)\s*(?=<arg_key>|</tool_call>)")
+    stops = ("</tool_call>", "<arg_key>", "<tool_call>")
+    key_start = "<arg_key>"
+    key = re.compile(r"<arg_key>([^<>]*)</arg_key>\s*<arg_value>")
+    value_ends = ("</arg_value>", "<arg_key>", "</tool_call>")
+    ends = ("</tool_call>",)
+    markers = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")

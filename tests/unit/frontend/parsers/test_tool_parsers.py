@@ -1,0 +1,328 @@
+"""Tool call parsers: what they find, and that it does not depend on how the text is cut."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagoda_frontend.tool_parsers import ToolParser
+from pagoda_frontend.tool_parsers.json_calls import RequiredCallsParser
+from pagoda_frontend.tool_parsers.named import NamedCallParser
+from pagoda_frontend.tool_parsers.registry import find_tool_parser, tool_parser_names
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "weather": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "units": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "options": {"type": "object"},
+            "is_exact": {"type": "boolean"},
+        },
+    },
+    "now": {"type": "object", "properties": {}},
+}
+Call = tuple[str, str]
+Message = tuple[str, str, list[Call]]
+"""Reasoning, content, and (name, arguments) of each call."""
+
+
+def make(name: str) -> ToolParser:
+    if name == "required":
+        return RequiredCallsParser(schemas=SCHEMAS)
+    if name == "named":
+        return NamedCallParser(schemas=SCHEMAS, name="weather")
+    return find_tool_parser(name)(schemas=SCHEMAS)
+
+
+ALL = [*tool_parser_names(), "required", "named"]
+
+
+def parse(name: str, *texts: str) -> Message:
+    parser = make(name)
+    reasoning, content = "", ""
+    calls: list[list[str]] = []
+    for piece in [*map(parser.append, texts), parser.finish()]:
+        reasoning += piece.reasoning
+        content += piece.content
+        for call in piece.tool_calls:
+            if call.name is not None:
+                assert call.index == len(calls)
+                assert call.id
+                assert call.arguments == ""
+                calls.append([call.name, ""])
+            else:
+                assert call.id is None
+                assert call.index == len(calls) - 1
+                assert call.arguments
+                calls[call.index][1] += call.arguments
+    return reasoning, content, [(call, arguments) for call, arguments in calls]
+
+
+WEATHER = '{"city": "Rome \\"{}\\" <b>", "days": 3}'
+FOUND: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
+    (
+        "hermes",
+        'Let me look.\n<tool_call>\n{"name": "weather", "arguments": ' + WEATHER + "}\n</tool_call>",
+        "Let me look.",
+        [("weather", json.loads(WEATHER))],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name":"weather","arguments":{"city":"A"}}</tool_call>\n<tool_call>{"name":"now"}</tool_call>',
+        "",
+        [("weather", {"city": "A"}), ("now", {})],
+    ),
+    ("hermes", '<tool_call>{"arguments": {"days": 1}, "name": "weather"}</tool_call>', "", [("weather", {"days": 1})]),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": "{\\"days\\": 1}"}', "", [("weather", {"days": 1})]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": null}</tool_call>\nDone.', "\nDone.", [("now", {})]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": {}, "id": 5}</tool_call>', "", [("now", {})]),
+    (
+        "hermes",
+        '<tool_call>{"name": "weather", "arguments": {"city": "a\nb"}}</tool_call>',
+        "",
+        [("weather", {"city": "a\nb"})],
+    ),
+    ("llama3_json", ' {"name": "weather", "parameters": {"days": 2}}', "", [("weather", {"days": 2})]),
+    (
+        "llama3_json",
+        '<|python_tag|>{"type": "function", "name": "now", "parameters": {}}; '
+        '{"name": "weather", "parameters": {"days": 1}}',
+        "",
+        [("now", {}), ("weather", {"days": 1})],
+    ),
+    (
+        "mistral",
+        '[TOOL_CALLS][{"name": "now", "arguments": {}}, {"name": "weather", "arguments": {"days": 1}}]',
+        "",
+        [("now", {}), ("weather", {"days": 1})],
+    ),
+    (
+        "mistral",
+        'So: [TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]weather[ARGS]{"days": 1}',
+        "So:",
+        [("now", {}), ("weather", {"days": 1})],
+    ),
+    ("mistral", '[TOOL_CALLS]weather{"days": 1}', "", [("weather", {"days": 1})]),
+    ("granite", '<|tool_call|>[{"name": "now", "arguments": {}}]', "", [("now", {})]),
+    ("phi4_mini_json", 'functools[{"name": "weather", "arguments": {"days": 1}}]', "", [("weather", {"days": 1})]),
+    (
+        "deepseek_v3",
+        "Hm.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n" + WEATHER + "\n```"
+        "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "Hm.",
+        [("weather", json.loads(WEATHER)), ("now", {})],
+    ),
+    (
+        "deepseek_v31",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>"
+        + WEATHER
+        + "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+        [("weather", json.loads(WEATHER))],
+    ),
+    (
+        "kimi_k2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{}"
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        "",
+        [("weather", {})],
+    ),
+    (
+        "qwen3_xml",
+        "I look.\n<tool_call>\n<function=weather>\n<parameter=city>\n5\n</parameter>\n<parameter=days>\n3\n"
+        "</parameter>\n"
+        '<parameter=units>\nnull\n</parameter>\n<parameter=options>\n{"a": [1]}\n</parameter>\n'
+        "<parameter=is_exact>\nTrue\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        "I look.",
+        [("weather", {"city": "5", "days": 3, "units": None, "options": {"a": [1]}, "is_exact": True}), ("now", {})],
+    ),
+    ("qwen3_coder", "<function=weather><parameter=city>two\nlines", "", [("weather", {"city": "two\nlines"})]),
+    (
+        "glm45",
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n<arg_key>days</arg_key>"
+        "<arg_value>2</arg_value>\n</tool_call>",
+        "",
+        [("weather", {"city": "Rome", "days": 2})],
+    ),
+    (
+        "pythonic",
+        """[weather(city='a ")]', options={"x": [1, (2, 3)], "y": true}), geo.now()]""",
+        "",
+        [("weather", {"city": 'a ")]', "options": {"x": [1, [2, 3]], "y": True}}), ("geo.now", {})],
+    ),
+    ("llama4_pythonic", "<|python_start|>[now()]<|python_end|>", "", [("now", {})]),
+    (
+        "openai",
+        "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>" + WEATHER + "<|call|>",
+        "",
+        [("weather", json.loads(WEATHER))],
+    ),
+    ("openai", "<|start|>assistant to=functions.now<|channel|>commentary<|message|>", "", [("now", {})]),
+    (
+        "required",
+        '[{"name": "now", "parameters": {}}, {"name":"weather","parameters":{"days":1}}]',
+        "",
+        [("now", {}), ("weather", {"days": 1})],
+    ),
+    ("named", ' {"days": 1}', "", [("weather", {"days": 1})]),
+]
+
+NOT_FOUND: list[tuple[str, str]] = [
+    ("hermes", "no call"),
+    ("hermes", "<tool_call>"),
+    ("hermes", "<tool_call>\nnot json\n</tool_call>"),
+    ("hermes", '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "weather", "argu'),
+    ("hermes", "a < b and <tool_cal"),
+    ("hermes", " spaces \n"),
+    ("llama3_json", '{"name": "Alice", "age": 5}'),
+    ("llama3_json", 'Hello {"name": "now", "parameters": {}}'),
+    ("mistral", "[TOOL_CALLS] I cannot {do} that"),
+    ("granite", "<|tool_call|>[]"),
+    ("phi4_mini_json", "use functools.partial"),
+    ("deepseek_v3", "<｜tool▁call▁begin｜>weather {}"),
+    ("qwen3_xml", "<function=>x"),
+    ("pythonic", "[1, 2, 3]"),
+    ("pythonic", "[link](url)"),
+    ("pythonic", "[__import__('os').system('true')]"),
+    ("pythonic", "[f(x=g())]"),
+    ("pythonic", "[f(1)]"),
+    ("pythonic", "[f(x=1e999)]"),
+    ("pythonic", "[" * 1000),
+    ("openai", "plain text"),
+    ("required", '{"name": "now"}'),
+    ("required", "[]"),
+    ("named", "sorry"),
+]
+
+
+def at_every_split(text: str) -> list[tuple[str, ...]]:
+    return [(text[:place], text[place:]) for place in range(1, len(text))]
+
+
+@pytest.mark.parametrize(("name", "text", "content", "calls"), FOUND)
+def test_calls_are_found_wherever_the_text_is_cut(
+    name: str, text: str, content: str, calls: list[tuple[str, Any]]
+) -> None:
+    whole = parse(name, text)
+    assert whole[:2] == ("", content)
+    assert [(call, json.loads(arguments)) for call, arguments in whole[2]] == calls
+    assert parse(name, *text) == whole
+    for texts in at_every_split(text):
+        assert parse(name, *texts) == whole
+
+
+@pytest.mark.parametrize(("name", "text"), NOT_FOUND)
+def test_what_is_no_call_is_content(name: str, text: str) -> None:
+    assert parse(name, text) == parse(name, *text) == ("", text, [])
+    for texts in at_every_split(text[:60]):
+        assert parse(name, *texts) == ("", text[:60], [])
+
+
+PIECES = [
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "[CALL_ID]",
+        "<|python_tag|>",
+        "functools",
+        "<|tool_call|>",
+    ),
+    *(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "function<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+    *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<function=", "</function>"),
+    *("<parameter=", "</parameter>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|python_start|>"),
+    *("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|call|>", " to=functions.now", "analysis", "final"),
+    *(
+        '{"name": "weather", "arguments": ',
+        '{"name": "now", "parameters": {}}',
+        '"name"',
+        ":",
+        ",",
+        ";",
+        "weather",
+        "now",
+    ),
+    *(
+        "{",
+        "}",
+        "[",
+        "]",
+        "(",
+        ")",
+        '"',
+        "'",
+        "\\",
+        "\n",
+        " ",
+        ">",
+        "<",
+        "=",
+        "1",
+        "true",
+        "null",
+        "a",
+        "é",
+        "```json\n",
+    ),
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=14), st.data())
+def test_no_text_is_parsed_differently_in_pieces(pieces: list[str], data: st.DataObject) -> None:
+    text = "".join(pieces)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=5)))
+    texts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    for name in ALL:
+        whole = parse(name, text)
+        assert parse(name, *texts) == whole, name
+        assert parse(name, *text) == whole, name
+
+
+def test_arguments_stream_while_they_are_written() -> None:
+    parser = make("hermes")
+    first = parser.append('<tool_call>{"name": "weather", "arguments": {"city": "Ro')
+    [begin, arguments] = first.tool_calls
+    assert (begin.name, begin.arguments, arguments.arguments) == ("weather", "", '{"city": "Ro')
+    assert parser.append("me").tool_calls[0].arguments == "me"
+
+
+def test_arguments_that_turn_out_to_be_no_json_are_shown_as_they_are() -> None:
+    text = '<tool_call>{"name": "weather", "arguments": {\'city\': \'Rome\'}}</tool_call> Done.'
+    assert parse("hermes", text) == ("", " Done.", [("weather", "{'city': 'Rome'}}")])
+
+
+def test_an_answer_that_is_cut_off_keeps_the_beginning_of_its_arguments() -> None:
+    assert parse("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Ro')[2] == [
+        ("weather", '{"city": "Ro')
+    ]
+
+
+def test_the_channels_of_harmony_are_told_apart() -> None:
+    text = (
+        "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>commentary to=functions.now "
+        "<|constrain|>json<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>Hello.<|return|>"
+    )
+    assert parse("openai", text) == parse("openai", *text) == ("Think.", "Hello.", [("now", "{}")])
+
+
+def test_ids_are_as_the_models_templates_want_them() -> None:
+    [begin, _] = make("mistral").append("[TOOL_CALLS]now[ARGS]{}").tool_calls
+    assert len(begin.id or "") == 9
+    text = "<|tool_call_begin|>functions.now:3<|tool_call_argument_begin|>{}"
+    assert make("kimi_k2").append(text).tool_calls[0].id == "functions.now:3"
+    assert (make("hermes").append('<tool_call>{"name": "now"}').tool_calls[0].id or "").startswith("call_")
