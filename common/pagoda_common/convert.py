@@ -13,6 +13,7 @@ from pagoda.v1 import scheduler_pb2, types_pb2
 from pagoda_common.beam_search import BeamSearchParams, EarlyStopping
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.structured_outputs import StructuredOutputsParams
 
 UINT32 = np.dtype("<u4")
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
@@ -72,6 +73,8 @@ def sampling_params_to_proto(params: SamplingParams) -> types_pb2.SamplingParams
             setattr(message, name, value)
     for ids in params.bad_words_token_ids:
         message.bad_words_token_ids.add(ids=ids)
+    if params.structured_outputs is not None:
+        message.structured_output.CopyFrom(structured_outputs_to_proto(params.structured_outputs))
     if params.extra_args:
         message.extra_args_json = json.dumps(params.extra_args)
     return message
@@ -112,8 +115,48 @@ def sampling_params_from_proto(
         allowed_token_ids=tuple(message.allowed_token_ids) or None,
         bad_words_token_ids=tuple(tuple(words.ids) for words in message.bad_words_token_ids),
         logprob_token_ids=tuple(message.logprob_token_ids),
+        structured_outputs=(
+            structured_outputs_from_proto(message.structured_output) if message.HasField("structured_output") else None
+        ),
         extra_args=_extra_args(message.extra_args_json),
         **extra,
+    )
+
+
+def structured_outputs_to_proto(params: StructuredOutputsParams) -> types_pb2.StructuredOutput:
+    """`params` as a message."""
+    return types_pb2.StructuredOutput(
+        json_schema=params.json if isinstance(params.json, str) else None,
+        json_object=params.json_object,
+        regex=params.regex,
+        choice=types_pb2.StringChoices(texts=params.choice) if params.choice is not None else None,
+        grammar=params.grammar,
+        structural_tag=params.structural_tag if isinstance(params.structural_tag, str) else None,
+        disable_any_whitespace=params.disable_any_whitespace,
+        disable_additional_properties=params.disable_additional_properties,
+        whitespace_pattern=params.whitespace_pattern or "",
+        start_after_token_ids=params.start_after_token_ids,
+    )
+
+
+def structured_outputs_from_proto(message: types_pb2.StructuredOutput) -> StructuredOutputsParams:
+    """`message` as validated StructuredOutputsParams.
+
+    Raises:
+        InvalidRequest: there is no constraint, or it is not a good one; `field` is structured_outputs.
+    """
+    kind = message.WhichOneof("constraint")
+    return StructuredOutputsParams(
+        json=message.json_schema if kind == "json_schema" else None,
+        json_object=message.json_object if kind == "json_object" else None,
+        regex=message.regex if kind == "regex" else None,
+        choice=tuple(message.choice.texts) if kind == "choice" else None,
+        grammar=message.grammar if kind == "grammar" else None,
+        structural_tag=message.structural_tag if kind == "structural_tag" else None,
+        disable_any_whitespace=message.disable_any_whitespace,
+        disable_additional_properties=message.disable_additional_properties,
+        whitespace_pattern=message.whitespace_pattern or None,
+        start_after_token_ids=tuple(message.start_after_token_ids),
     )
 
 

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from pagoda_common.errors import InvalidRequest
+from pagoda_common.structured_outputs import StructuredOutputsParams
 
 MAX_N = 16384
 MAX_STOP_STRINGS = 4
@@ -139,6 +140,8 @@ class SamplingParams:
     """Log probabilities of exactly these tokens instead of the likeliest ones, at most 128; stored as a tuple."""
     truncate_prompt_tokens: int | None = None
     """Keep this many tokens of the prompt's end; -1 is as many as the context leaves beside max_tokens."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """What the output must match; None is anything."""
     extra_args: dict[str, Any] | None = None
     """Arguments of logits processors, of JSON's types."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
@@ -227,6 +230,11 @@ class SamplingParams:
             if not isinstance(self.extra_args, Mapping):
                 raise InvalidRequest(f"extra_args must be an object, got {self.extra_args!r}", field="extra_args")
             _check_json("extra_args", self.extra_args)
+        if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputsParams):
+            raise InvalidRequest(
+                f"structured_outputs must be StructuredOutputsParams, got {self.structured_outputs!r}"[:300],
+                field="structured_outputs",
+            )
         if self.logits_processors is not None:
             raise InvalidRequest(
                 "logits_processors are not per request: load a class with --logits-processors (or logits_processors of "

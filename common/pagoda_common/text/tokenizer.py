@@ -63,9 +63,19 @@ class Tokenizer:
         return self._special_token_id("bos_token")
 
     @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Ids that are no text."""
+        return self._vocabulary.special_ids
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether the checkpoint brought a chat template."""
         return bool(self._chat_templates)
+
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja text of the checkpoint's default chat template."""
+        return self._chat_templates.get("default")
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Holds the calling thread; see `encode_async`."""

@@ -1,0 +1,109 @@
+"""From StructuredOutputsParams to a matcher that says which token may come next: llguidance, for one tokenizer.
+
+The frontend compiles a constraint to refuse a bad one, the worker to obey it. No torch, no gRPC.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from pagoda_common.errors import InvalidRequest
+from pagoda_common.json_schema import with_any_of, without_additional_properties
+from pagoda_common.lark import lark_of
+from pagoda_common.structural_tag import structural_tag_grammar
+from pagoda_common.structured_outputs import StructuredOutputsParams
+from pagoda_common.text.tokenizer import Tokenizer
+
+WHITESPACE = r"[ \n\r\t]{1,40}"
+"""Between the tokens of JSON. Bounded: a model that only indents would never end."""
+LIMITS = LLParserLimits(verbose_errors=False)
+"""llguidance's own bounds on the size of grammar, lexer and parser state, which keep a step at milliseconds."""
+FIELD = "structured_outputs"
+ANNOTATION = "Unknown format: "
+"""llguidance's warning for a `format` it does not know, which by JSON Schema is an annotation and no constraint."""
+
+
+class GrammarCompiler:
+    """Compiles constraints for one vocabulary."""
+
+    def __init__(self, *, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Iterable[int] = ()) -> None:
+        """Half a second for a large vocabulary.
+
+        Args:
+            vocab_size: columns of the model's logits.
+            eos_token_ids: end tokens; they are never text, whatever the tokenizer says of them.
+        """
+        words = _Words(tokenizer, vocab_size, frozenset(eos_token_ids))
+        self.end_id = words.eos_token_id
+        """Bit in a mask that says that the output may end here; a token id that the model does not have."""
+        self.num_bits = len(words.tokens)
+        """Bits in a mask: more than vocab_size."""
+        self._special_tokens = words.special_tokens
+        self._tokenizer = LLTokenizer(TokenizerWrapper(words))
+
+    def compile(self, params: StructuredOutputsParams) -> LLMatcher:
+        """A matcher at the start of an output.
+
+        Raises:
+            InvalidRequest: the constraint cannot be compiled, or asks for what cannot be guaranteed.
+        """
+        grammar = self._grammar(params)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise _refuse(params, matcher.get_error())
+        ignored = [text for text in matcher.get_grammar_warnings() if not text.startswith(ANNOTATION)]
+        if ignored and params.grammar is None:
+            raise _refuse(params, f"cannot be guaranteed: {'; '.join(ignored)}")
+        return matcher
+
+    def _grammar(self, params: StructuredOutputsParams) -> str:
+        options = json_options(params)
+        if params.json_object:
+            return LLMatcher.grammar_from_json_schema('{"type":"object"}', overrides=options)  # type: ignore[arg-type]
+        if isinstance(params.json, str):
+            schema = with_any_of(json.loads(params.json))
+            if params.disable_additional_properties:
+                schema = without_additional_properties(schema)
+            text = json.dumps(schema)
+            return LLMatcher.grammar_from_json_schema(text, overrides=options)  # type: ignore[arg-type]
+        if params.regex is not None:
+            return LLMatcher.grammar_from_regex(params.regex)
+        if params.choice is not None:
+            return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, params.choice)))
+        if params.grammar is not None:
+            return LLMatcher.grammar_from_lark(lark_of(params.grammar))
+        assert isinstance(params.structural_tag, str)
+        return structural_tag_grammar(params.structural_tag, special_tokens=self._special_tokens, json_options=options)
+
+
+class _Words:
+    """A tokenizer as llguidance wants to see it, with one token more that stands for the end of the grammar."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        self._encode = tokenizer.encode
+        num_tokens = max(vocab_size, tokenizer.vocab_size)
+        special_ids = sorted(token_id for token_id in tokenizer.special_token_ids if token_id < num_tokens)
+        self.tokens = [tokenizer.token_bytes(token_id) or b"" for token_id in range(num_tokens)]
+        self.special_tokens = {self.tokens[token_id].decode(errors="replace"): token_id for token_id in special_ids}
+        self.tokens.append(b"<|end of grammar|>")
+        self.eos_token_id = num_tokens
+        self.bos_token_id = None
+        self.special_token_ids = sorted({*special_ids, *(eos for eos in eos_token_ids if eos < num_tokens), num_tokens})
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        text = text.decode(errors="replace") if isinstance(text, bytes) else text
+        return self._encode(text, add_special_tokens=False)
+
+
+def json_options(params: StructuredOutputsParams) -> dict[str, Any]:
+    """llguidance's options for JSON schemas."""
+    options: dict[str, Any] = {"lenient": True, "coerce_one_of": False}  # lenient: to hear of all that it ignores
+    if params.disable_any_whitespace:
+        return {**options, "whitespace_flexible": False}
+    return {**options, "whitespace_pattern": params.whitespace_pattern or WHITESPACE}
+
+
+def _refuse(params: StructuredOutputsParams, message: str) -> InvalidRequest:
+    return InvalidRequest(f"{FIELD}.{params.kind}: {message.strip()}"[:500], field=FIELD)

@@ -1,0 +1,127 @@
+"""Rewrites of JSON schemas into what llguidance can guarantee: the same documents, or fewer where that was asked."""
+
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any
+
+VALUES = ("const", "enum", "default", "examples")
+"""Keywords that hold values, not schemas."""
+MAX_BRANCHES = 64
+"""Branches of a oneOf that are compared with each other."""
+MAX_HOPS = 16
+"""References followed to find what a branch is."""
+
+
+def without_additional_properties(schema: Any) -> Any:
+    """`schema` with additionalProperties false in every object that names properties and does not say."""
+
+    def close(part: dict[str, Any]) -> dict[str, Any]:
+        return {"additionalProperties": False, **part} if isinstance(part.get("properties"), dict) else part
+
+    return _rewritten(schema, close)
+
+
+def with_any_of(schema: Any) -> Any:
+    """`schema` with anyOf in the place of each oneOf whose branches exclude each other: no document fits two of them."""
+
+    def replace(part: dict[str, Any]) -> dict[str, Any]:
+        branches = part.get("oneOf")
+        if not isinstance(branches, list) or len(branches) > MAX_BRANCHES or "anyOf" in part:
+            return part
+        resolved = [_resolved(branch, schema) for branch in branches]
+        if not all(_are_disjoint(one, other, schema) for one, other in combinations(resolved, 2)):
+            return part
+        return {**{name: value for name, value in part.items() if name != "oneOf"}, "anyOf": branches}
+
+    return _rewritten(schema, replace)
+
+
+def _rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    if isinstance(schema, list):
+        return [_rewritten(part, change) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {}
+    for name, part in schema.items():
+        if name in ("properties", "patternProperties", "$defs", "definitions") and isinstance(part, dict):
+            inner[name] = {key: _rewritten(value, change) for key, value in part.items()}
+        else:
+            inner[name] = part if name in VALUES else _rewritten(part, change)
+    return change(inner)
+
+
+def _resolved(schema: Any, root: Any) -> Any:
+    """What `schema` refers to within `root`; itself when it is no plain reference."""
+    for _ in range(MAX_HOPS):
+        reference = schema.get("$ref") if isinstance(schema, dict) else None
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return schema
+        schema = root
+        for step in reference[1:].split("/")[1:]:
+            key = step.replace("~1", "/").replace("~0", "~")
+            if not isinstance(schema, dict) or key not in schema:
+                return None
+            schema = schema[key]
+    return None
+
+
+def _are_disjoint(one: Any, other: Any, root: Any) -> bool:
+    """Whether certainly no document fits both."""
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return False
+    own, others = _values(one), _values(other)
+    if own is not None and others is not None:
+        return not any(value == another for value in own for another in others)
+    types, other_types = _types(one), _types(other)
+    if types and other_types and not types & other_types:
+        return True
+    if types != {"object"} or other_types != {"object"}:
+        return False
+    shared = _required(one) & _required(other)
+    return any(
+        _are_disjoint(_property(one, name, root), _property(other, name, root), root)
+        for name in shared
+        if _values(_property(one, name, root)) is not None and _values(_property(other, name, root)) is not None
+    )
+
+
+def _property(schema: dict[str, Any], name: str, root: Any) -> Any:
+    properties = schema.get("properties")
+    return _resolved(properties.get(name), root) if isinstance(properties, dict) else None
+
+
+def _required(schema: dict[str, Any]) -> set[str]:
+    names = schema.get("required")
+    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
+
+
+def _values(schema: Any) -> list[Any] | None:
+    """The values that `schema` allows, where it lists them."""
+    if not isinstance(schema, dict):
+        return None
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def _types(schema: dict[str, Any]) -> set[str]:
+    """The types that `schema` allows, integers as numbers; empty when it does not say."""
+    values, kinds = _values(schema), schema.get("type")
+    if values is not None:
+        return {_type_of(value) for value in values}
+    names = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
+    return {"number" if name == "integer" else str(name) for name in names}
+
+
+def _type_of(value: Any) -> str:
+    match value:
+        case bool():
+            return "boolean"
+        case None:
+            return "null"
+        case int() | float():
+            return "number"
+        case str():
+            return "string"
+    return "array" if isinstance(value, list) else "object"
