@@ -149,6 +149,7 @@ class TextStream:
                 raise output.error or RequestFailed("the engine failed this request")
             text = self._texts[output.index]
             deltas.append(text.append(output))
+            deltas[-1].prompt_logprobs = self._stream.prompt_logprobs
             if text.has_met_stop_string:
                 self._stream.stop(output.index)
         return deltas

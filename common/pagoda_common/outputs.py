@@ -104,6 +104,8 @@ class SequenceDelta:
     num_cached_tokens: int = 0
     queue_s: float | None = None
     """Seconds the sequence waited for its first place in a batch; None while it waits."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """Of the request when asked for: one per prompt token, None for the first; whole before the first output token."""
 
     @property
     def is_empty(self) -> bool:

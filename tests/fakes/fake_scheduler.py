@@ -267,6 +267,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 message.admitted.add(
                     slot=sequence.slot, num_cached_tokens=self.num_cached_tokens, queue_ns=self.queue_ns
                 )
+                if sequence.request.sampling_params.HasField("prompt_logprobs"):
+                    num_top = sequence.request.sampling_params.prompt_logprobs
+                    described = [(row, token, num_top) for row, token in enumerate(sequence.prompt_token_ids[1:])]
+                    message.prompt_logprobs.add(slot=sequence.slot, start=1, logprobs=self._logprobs(described))
             offset, run = self._run(message, sequence)
             if message.finished and message.finished[-1].slot == sequence.slot:
                 del session.sequences[sequence.slot]

@@ -8,11 +8,11 @@ from fastapi import Response
 
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.sampling_params import MAX_N, SamplingParams
+from pagoda_common.text.bad_words import bad_words_token_ids
 from pagoda_frontend.choices import Choices
 from pagoda_frontend.chunks import ChunkOptions
-from pagoda_frontend.logprobs import LogprobWriter
+from pagoda_frontend.logprobs import LogprobWriter, prompt_logprobs_by_id
 from pagoda_frontend.params import (
-    bad_words_token_ids,
     check_sampling_params,
     check_supported,
     fit_to_context,
@@ -22,6 +22,7 @@ from pagoda_frontend.protocol import GenerationBody
 from pagoda_frontend.run import Run
 from pagoda_frontend.serving import ServedModel, Serving
 from pagoda_frontend.terms import Terms
+from pagoda_frontend.truncation import Truncation, truncation_of
 
 
 def sampling_params_of(
@@ -32,8 +33,12 @@ def sampling_params_of(
     choices: Choices,
     logprobs: int | None,
     max_tokens: int | None,
+    prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """What `body` asks of sampling, checked against model and server.
+
+    Args:
+        prompt_logprobs: None takes the body's.
 
     Raises:
         InvalidRequest: `field` names the field.
@@ -47,6 +52,7 @@ def sampling_params_of(
             defaults=model.defaults,
             logprobs=logprobs,
             max_tokens=max_tokens,
+            prompt_logprobs=body.prompt_logprobs if prompt_logprobs is None else prompt_logprobs,
             n=choices.num_generated,
             is_search=choices.beam_search is not None,
         )
@@ -55,9 +61,23 @@ def sampling_params_of(
             raise
         raise InvalidRequest(f"best_of: {error.message}", field="best_of") from error
     check_sampling_params(params, vocab_size=model.vocab_size, max_logprobs=serving.config.max_logprobs)
-    if body.bad_words:
-        params.bad_words_token_ids = bad_words_token_ids(body.bad_words, model.tokenizer)
+    if params.bad_words:
+        params.bad_words_token_ids = bad_words_token_ids(params.bad_words, model.tokenizer)
     return params
+
+
+def body_truncation(body: GenerationBody, *, params: SamplingParams, model: ServedModel) -> Truncation | None:
+    """How `body` asks for its prompt to be cut.
+
+    Raises:
+        InvalidRequest: as `truncation_of`.
+    """
+    return truncation_of(
+        body.truncate_prompt_tokens,
+        body.truncation_side,
+        max_tokens=params.max_tokens,
+        max_model_len=model.max_model_len,
+    )
 
 
 def make_run(
@@ -71,8 +91,12 @@ def make_run(
     choices: Choices,
     terms: Terms,
     field: str,
+    is_scoring: bool = False,
 ) -> Run:
     """The run of `prompts`; `field` is the body's field that they come from.
+
+    Args:
+        is_scoring: only the prompts' log probabilities are wanted.
 
     Raises:
         InvalidRequest: a prompt does not fit the context, or they are too many sequences.
@@ -91,6 +115,7 @@ def make_run(
         terms=terms,
         cache_salt=body.cache_salt or "",
         beam_search=choices.beam_search,
+        is_scoring=is_scoring,
     )
 
 
@@ -99,7 +124,16 @@ def logprob_writer(body: GenerationBody, model: ServedModel, num_top: int | None
     if num_top is None:
         return None
     as_token_ids = bool(body.return_tokens_as_token_ids)
+    if body.logprob_token_ids:
+        num_top = -1  # all that come are those asked for
     return LogprobWriter(tokenizer=model.tokenizer, num_top=num_top, as_token_ids=as_token_ids)
+
+
+def prompt_logprobs_of(
+    run: Run, model: ServedModel, *, place: int = 0
+) -> list[dict[str, dict[str, Any]] | None] | None:
+    """The log probabilities of one of a run's prompts in vLLM's shape; None when none were asked for."""
+    return prompt_logprobs_by_id(run.prompt_logprobs[place], model.tokenizer)
 
 
 def chunk_options(body: GenerationBody, logprobs: LogprobWriter | None) -> ChunkOptions:

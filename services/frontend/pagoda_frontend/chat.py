@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from pagoda_frontend.body import read_body
-from pagoda_frontend.calls import chunk_options, json_response
+from pagoda_frontend.calls import chunk_options, json_response, prompt_logprobs_of
 from pagoda_frontend.chunks import ChatChunks
 from pagoda_frontend.conversation import Conversation, start_conversation
 from pagoda_frontend.message import CollectedMessage
@@ -68,6 +68,7 @@ class ChatCompletions:
         messages = await conversation.collect()
         shown = [_choice(message, body, conversation, echo) for message in messages]
         answer: dict[str, Any] = {**envelope, "choices": shown, "usage": conversation.usage()}
+        answer["prompt_logprobs"] = prompt_logprobs_of(run, model)
         if body.return_token_ids:
             answer["prompt_token_ids"] = conversation.prompt
         return json_response(answer, headers)

@@ -27,6 +27,7 @@ NOT_WITH_BEAM_SEARCH = (
     "min_tokens",
     "presence_penalty",
     "frequency_penalty",
+    "vllm_xargs",
 )
 """Fields that shape sampling: the search judges by the model's own probabilities."""
 
@@ -101,5 +102,7 @@ def _check_beam_search(body: GenerationBody, *, with_logprobs: bool) -> None:
     for name in NOT_WITH_BEAM_SEARCH:
         if getattr(body, name):
             raise InvalidRequest(f"{name} is not supported with use_beam_search", field=name)
+    if body.prompt_logprobs is not None:
+        raise InvalidRequest("prompt_logprobs is not supported with use_beam_search", field="prompt_logprobs")
     if body.repetition_penalty not in (None, 1.0):
         raise InvalidRequest("repetition_penalty is not supported with use_beam_search", field="repetition_penalty")

@@ -1,13 +1,14 @@
 """Deltas as SSE events. What does not change within a request is encoded once; a plain token costs one small dumps."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import orjson
 
-from pagoda_common.outputs import SequenceDelta
+from pagoda_common.outputs import SequenceDelta, TokenLogprobs
+from pagoda_frontend.echo import Echo
 from pagoda_frontend.logprobs import LogprobWriter
 from pagoda_frontend.message import MessageDelta, ToolCallDelta
 
@@ -102,20 +103,30 @@ class ChunkEncoder(ABC, Generic[Delta]):
 class CompletionChunks(ChunkEncoder[SequenceDelta]):
     """Chunks of /v1/completions."""
 
-    def __init__(self, *, echo: list[str] | None, **kwargs: Any) -> None:
-        """`echo`: the prompts' texts, when each sequence is to begin with its prompt."""
+    def __init__(
+        self,
+        *,
+        echo: list[Echo] | None,
+        prompt_logprobs: Sequence[Sequence[TokenLogprobs | None] | None] = (),
+        **kwargs: Any,
+    ) -> None:
+        """`echo`: the prompts, when each sequence is to begin with its prompt; `prompt_logprobs`: of each prompt, there
+        with its first token."""
         super().__init__(**kwargs)
         self._echo = echo
+        self._prompt_logprobs = prompt_logprobs
+        self._echoed: set[int] = set()
         self._plain_tail = b',"logprobs":null,"finish_reason":null,"stop_reason":null}' + self._tail
 
-    def opening(self) -> bytes:
-        """The prompts, one chunk a sequence, when they are echoed."""
-        deltas = (
-            SequenceDelta(index=number * self._n + place, text=text, token_ids=[], offset=0)
-            for number, text in enumerate(self._echo or ())
-            for place in range(self._n)
-        )
-        return b"".join(map(self._plain, deltas))
+    def delta(self, delta: SequenceDelta) -> bytes:
+        """As the encoder's; a sequence's first event is preceded by its echoed prompt."""
+        if self._echo is None or delta.index in self._echoed:
+            return super().delta(delta)
+        self._echoed.add(delta.index)
+        place = delta.index // self._n
+        choice = {"index": delta.index, "text": "", "logprobs": None, "finish_reason": None, "stop_reason": None}
+        self._echo[place].put_before(choice, self._prompt_logprobs[place] if self._prompt_logprobs else None)
+        return self._head + orjson.dumps(choice) + self._tail + super().delta(delta)
 
     def _plain(self, delta: SequenceDelta) -> bytes:
         if not delta.text:
@@ -126,7 +137,8 @@ class CompletionChunks(ChunkEncoder[SequenceDelta]):
         logprobs = self._options.logprobs
         shown = None
         if logprobs is not None and delta.logprobs:
-            shown = logprobs.for_completion(delta.logprobs, delta.token_text_offsets)
+            start = 0 if self._echo is None else len(self._echo[delta.index // self._n].text)
+            shown = logprobs.for_completion(delta.logprobs, [start + place for place in delta.token_text_offsets])
         return {
             "index": delta.index,
             "text": delta.text,

@@ -8,15 +8,18 @@ from fastapi import Request, Response
 from pagoda_common.errors import InvalidRequest
 from pagoda_frontend.body import read_body
 from pagoda_frontend.calls import (
+    body_truncation,
     chunk_options,
     json_response,
     logprob_writer,
     make_run,
+    prompt_logprobs_of,
     sampling_params_of,
     usage_of,
 )
 from pagoda_frontend.choices import choices_of
 from pagoda_frontend.chunks import CompletionChunks
+from pagoda_frontend.echo import Echo
 from pagoda_frontend.logprobs import LogprobWriter
 from pagoda_frontend.params import COMPLETION_MAX_TOKENS
 from pagoda_frontend.protocol import CompletionBody
@@ -24,6 +27,7 @@ from pagoda_frontend.run import CollectedSequence
 from pagoda_frontend.serving import ServedModel, Serving, unique_id
 from pagoda_frontend.sse import EventStream, stream_events, unless_disconnected
 from pagoda_frontend.terms import terms_of
+from pagoda_frontend.truncation import Truncation
 
 MAX_PROMPTS = 1024
 
@@ -51,15 +55,21 @@ class Completions:
     async def _answer(self, request: Request, body: CompletionBody) -> Response:
         serving = self._serving
         model = serving.model_named(body.model)
-        if body.echo and body.logprobs is not None:
-            raise InvalidRequest("echo with logprobs is not supported yet", field="echo")
         max_tokens = body.max_tokens if body.max_tokens is not None else COMPLETION_MAX_TOKENS
+        is_scoring = bool(body.echo) and max_tokens == 0
         terms = terms_of(request.headers, body, has_api_keys=bool(serving.config.api_key))
         choices = choices_of(body, best_of=body.best_of, with_logprobs=body.logprobs is not None)
         params = sampling_params_of(
-            body, serving=serving, model=model, choices=choices, logprobs=body.logprobs, max_tokens=max_tokens
+            body,
+            serving=serving,
+            model=model,
+            choices=choices,
+            logprobs=body.logprobs,
+            max_tokens=1 if is_scoring else max_tokens,
+            prompt_logprobs=body.logprobs if body.echo and body.prompt_logprobs is None else None,
         )
-        texts, prompts = await self._prompts(body, model)
+        truncation = body_truncation(body, params=params, model=model)
+        texts, prompts = await self._prompts(body, model, truncation)
         run = make_run(
             body,
             serving=serving,
@@ -70,6 +80,7 @@ class Completions:
             choices=choices,
             terms=terms,
             field="prompt",
+            is_scoring=is_scoring,
         )
         envelope = {
             "id": run.request_id,
@@ -78,13 +89,13 @@ class Completions:
             "model": body.model or model.names[0],
             "system_fingerprint": model.fingerprint,
         }
+        logprobs = logprob_writer(body, model, body.logprobs)
         echo = None
         if body.echo:
             echo = [
-                text if text is not None else model.tokenizer.decode(ids)
+                Echo(text=text, token_ids=ids, tokenizer=model.tokenizer, logprobs=logprobs)
                 for text, ids in zip(texts, prompts, strict=True)
             ]
-        logprobs = logprob_writer(body, model, body.logprobs)
         headers = {"X-Request-Id": run.request_id}
         if body.stream:
             chunks = CompletionChunks(
@@ -94,6 +105,7 @@ class Completions:
                 prompts=prompts,
                 n=run.n,
                 usage=lambda: usage_of(run, serving),
+                prompt_logprobs=run.prompt_logprobs,
             )
             keep_alive_s = serving.config.sse_keep_alive_interval_s
             return EventStream(
@@ -103,11 +115,17 @@ class Completions:
         shown = []
         for sequence in sequences:
             place = sequence.index // choices.n
-            shown.append(_choice(sequence, body, prompts[place], logprobs, echo[place] if echo is not None else ""))
+            choice = _choice(sequence, body, prompts[place], logprobs)
+            if echo is not None:
+                echo[place].put_before(choice, run.prompt_logprobs[place])
+            choice["prompt_logprobs"] = prompt_logprobs_of(run, model, place=place)
+            shown.append(choice)
         return json_response({**envelope, "choices": shown, "usage": usage_of(run, serving)}, headers)
 
-    async def _prompts(self, body: CompletionBody, model: ServedModel) -> tuple[list[str | None], list[list[int]]]:
-        """Texts (None where token ids were given) and token ids of the prompts."""
+    async def _prompts(
+        self, body: CompletionBody, model: ServedModel, truncation: Truncation | None
+    ) -> tuple[list[str | None], list[list[int]]]:
+        """Texts (None where they are not known) and token ids of the prompts."""
         given: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
         if isinstance(body.prompt, list) and given and isinstance(given[0], int):
             given = [given]
@@ -120,10 +138,13 @@ class Completions:
         add_special_tokens = body.add_special_tokens is not False
         for prompt in given:
             if isinstance(prompt, str):
-                ids = await model.prompts.from_text(prompt, add_special_tokens=add_special_tokens, field="prompt")
+                ids = await model.prompts.from_text(
+                    prompt, add_special_tokens=add_special_tokens, field="prompt", truncation=truncation
+                )
             else:
-                ids = model.prompts.from_token_ids(prompt, field="prompt")
-            texts.append(prompt if isinstance(prompt, str) else None)
+                ids = model.prompts.from_token_ids(prompt, field="prompt", truncation=truncation)
+            is_whole = truncation is None or len(ids) < truncation.num_tokens
+            texts.append(prompt if isinstance(prompt, str) and is_whole else None)
             prompts.append(ids)
         return texts, prompts
 
@@ -133,11 +154,10 @@ def _choice(
     body: CompletionBody,
     prompt: list[int],
     logprobs: LogprobWriter | None,
-    echo: str,
 ) -> dict[str, Any]:
     choice: dict[str, Any] = {
         "index": sequence.index,
-        "text": echo + sequence.text,
+        "text": sequence.text,
         "logprobs": None,
         "finish_reason": sequence.finish_reason,
         "stop_reason": sequence.stop_reason,

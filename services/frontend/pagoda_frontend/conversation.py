@@ -9,7 +9,7 @@ from typing import Any
 
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.outputs import SequenceDelta
-from pagoda_frontend.calls import logprob_writer, make_run, sampling_params_of, usage_of
+from pagoda_frontend.calls import body_truncation, logprob_writer, make_run, sampling_params_of, usage_of
 from pagoda_frontend.choices import choices_of
 from pagoda_frontend.logprobs import LogprobWriter
 from pagoda_frontend.message import CollectedMessage, MessageCollector, MessageDelta
@@ -100,6 +100,7 @@ async def start_conversation(
         continue_final_message=bool(body.continue_final_message),
         chat_template_kwargs=body.chat_template_kwargs,
         add_special_tokens=bool(body.add_special_tokens),
+        truncation=body_truncation(body, params=params, model=model),
     )
     run = make_run(
         body,

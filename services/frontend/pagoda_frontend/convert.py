@@ -1,13 +1,14 @@
 """Messages of pagoda.v1.Inference to domain types and back. Pure functions, but for the tokenizer."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from pagoda.v1 import inference_pb2, types_pb2
 from pagoda_common.convert import sampling_params_from_proto
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.outputs import FinishReason, SequenceDelta, TokenLogprobs
 from pagoda_common.sampling_params import SamplingParams
-from pagoda_frontend.params import COMPLETION_MAX_TOKENS, check_sampling_params
+from pagoda_frontend.params import COMPLETION_MAX_TOKENS, SamplingDefaults, check_sampling_params
 from pagoda_frontend.prompts import Prompts
 from pagoda_frontend.protocol import ChatMessage
 from pagoda_frontend.run import CollectedSequence
@@ -23,19 +24,25 @@ FINISH_REASONS: dict[FinishReason | None, types_pb2.FinishReason] = {
 }
 
 
-def sampling_params_of(request: inference_pb2.GenerateRequest, *, vocab_size: int, max_logprobs: int) -> SamplingParams:
-    """How `request` is sampled: what it leaves out has the defaults that the contract names.
+def sampling_params_of(
+    request: inference_pb2.GenerateRequest, *, defaults: SamplingDefaults, vocab_size: int, max_logprobs: int
+) -> SamplingParams:
+    """How `request` is sampled: what it leaves out has the model's defaults, then those that the contract names.
 
     Raises:
         InvalidRequest: a value is out of its bounds; `field` names it.
     """
+    known = {name: value for name, value in asdict(defaults).items() if value is not None}
     params = sampling_params_from_proto(
         request.sampling_params,
+        defaults=known,
         max_tokens=None if request.WhichOneof("prompt") == "chat" else COMPLETION_MAX_TOKENS,
         stop=list(request.stop),
         include_stop_str_in_output=request.include_stop_str_in_output,
         skip_special_tokens=not request.HasField("skip_special_tokens") or request.skip_special_tokens,
     )
+    if defaults.max_new_tokens is not None:
+        params.max_tokens = min(params.max_tokens or defaults.max_new_tokens, defaults.max_new_tokens)
     check_sampling_params(params, vocab_size=vocab_size, max_logprobs=max_logprobs)
     return params
 
@@ -104,6 +111,7 @@ def _set_end(
         response.stop_string = ended.stop_reason
     elif ended.stop_reason is not None:
         response.stop_token_id = ended.stop_reason
+    response.prompt_logprobs.extend(_logprobs_to_proto(entry) for entry in ended.prompt_logprobs or () if entry)
     response.usage.num_prompt_tokens = num_prompt_tokens
     response.usage.num_output_tokens = ended.num_output_tokens
     response.usage.num_cached_tokens = ended.num_cached_tokens

@@ -23,6 +23,32 @@ def _top(position: TokenLogprobs, num_top: int) -> list[tuple[int, float]]:
     return ranked if num_top == -1 else ranked[:num_top]
 
 
+def prompt_logprobs_by_id(
+    positions: Sequence[TokenLogprobs | None] | None, tokenizer: Tokenizer
+) -> list[dict[str, dict[str, Any]] | None] | None:
+    """vLLM's shape of prompt_logprobs: one object per prompt token, from token ids (as text) to what is known of each.
+
+    null for a token without a distribution (the first), and in place of the list when none was asked for.
+    """
+    if positions is None:
+        return None
+    shown: list[dict[str, dict[str, Any]] | None] = []
+    for position in positions:
+        if position is None:
+            shown.append(None)
+            continue
+        entries: dict[str, dict[str, Any]] = {}
+        for rank, (token_id, logprob) in enumerate(zip(position.token_ids, position.logprobs, strict=True)):
+            if str(token_id) not in entries:
+                entries[str(token_id)] = {
+                    "logprob": _finite(logprob),
+                    "rank": rank or position.sampled_rank,
+                    "decoded_token": tokenizer.token_text(token_id),
+                }
+        shown.append(entries)
+    return shown
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogprobWriter:
     """Writes the log probabilities of one request."""
@@ -49,6 +75,18 @@ class LogprobWriter:
             "tokens": [self._text(position.token_ids[0]) for position in positions],
             "top_logprobs": top_logprobs,
         }
+
+    def for_prompt(
+        self, token_ids: Sequence[int], positions: Sequence[TokenLogprobs | None], text_offsets: Sequence[int]
+    ) -> dict[str, Any]:
+        """As `for_completion`, of an echoed prompt: a token without a distribution (the first) has null."""
+        lists = self.for_completion([position for position in positions if position is not None], text_offsets)
+        lists["tokens"] = [self._text(token_id) for token_id in token_ids]
+        for place, position in enumerate(positions):
+            if position is None:
+                lists["token_logprobs"].insert(place, None)
+                lists["top_logprobs"].insert(place, None)
+        return lists
 
     def for_chat(self, positions: Sequence[TokenLogprobs]) -> dict[str, Any]:
         """content: one object per token with its bytes and the likeliest tokens."""

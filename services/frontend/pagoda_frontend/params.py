@@ -9,7 +9,6 @@ import orjson
 
 from pagoda_common.errors import InvalidRequest, RequestTooLong
 from pagoda_common.sampling_params import SamplingParams
-from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.protocol import GenerationBody
 
 COMPLETION_MAX_TOKENS = 16
@@ -29,8 +28,14 @@ _PASSED_ON = (
     "allowed_token_ids",
     "skip_special_tokens",
     "spaces_between_special_tokens",
+    "logprob_token_ids",
+    "bad_words",
 )
 _INTEGERS = ("top_k", "max_new_tokens")
+
+MAX_CACHE_SALT_CHARS = 128
+NOT_IN_CACHE_SALT = "@/\\\0"
+"""Characters that keys of cache stores give a meaning of their own."""
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "tools": (),
@@ -44,12 +49,9 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "best_of": (1,),
     "suffix": ("",),
-    "prompt_logprobs": (),
     "prompt_embeds": (),
-    "truncate_prompt_tokens": (),
     "chat_template": (),
     "documents": (),
-    "logprob_token_ids": (),
     "audio": (),
     "modalities": (["text"],),
     "repetition_detection": (),
@@ -97,6 +99,22 @@ def check_supported(body: GenerationBody) -> None:
             raise InvalidRequest(f"{name} is not supported yet", field=name)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream=true", field="stream_options")
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequest("prompt_logprobs is not available with stream=true", field="prompt_logprobs")
+    check_cache_salt(body.cache_salt)
+
+
+def check_cache_salt(salt: str | None) -> None:
+    """Raises InvalidRequest when `salt` is too long, or has a character that it must not have."""
+    if salt is None:
+        return
+    if len(salt) > MAX_CACHE_SALT_CHARS:
+        message = f"cache_salt must have at most {MAX_CACHE_SALT_CHARS} characters, got {len(salt)}"
+        raise InvalidRequest(message, field="cache_salt")
+    wrong = set(NOT_IN_CACHE_SALT) & set(salt)
+    if wrong:
+        message = f"cache_salt must not contain any of '@', '/', '\\' and NUL, got {min(wrong)!r}"
+        raise InvalidRequest(message, field="cache_salt")
 
 
 def make_sampling_params(
@@ -105,19 +123,26 @@ def make_sampling_params(
     defaults: SamplingDefaults,
     logprobs: int | None,
     max_tokens: int | None,
+    prompt_logprobs: int | None = None,
     n: int | None = None,
     is_search: bool = False,
 ) -> SamplingParams:
     """Precedence: the request, then the model's generation_config.json, then OpenAI's default.
 
     Args:
+        logprobs: top log probabilities per output token; None for none.
+        prompt_logprobs: the same for prompt tokens.
         n: sequences to generate, when it is not the body's n.
         is_search: a beam search, which has no temperature and filters nothing.
 
     Raises:
         InvalidRequest: a value is out of its bounds; `field` names it.
     """
-    values: dict[str, Any] = {"logprobs": logprobs}
+    values: dict[str, Any] = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    if body.logprob_token_ids:
+        if logprobs is None:
+            raise InvalidRequest("logprob_token_ids needs logprobs", field="logprob_token_ids")
+        values["logprobs"] = None  # their number is that of the ids
     for name in _PASSED_ON if is_search else (*_DEFAULTED, *_PASSED_ON):
         value = getattr(body, name)
         if value is None and name in _DEFAULTED:
@@ -131,7 +156,14 @@ def make_sampling_params(
         values["logit_bias"] = {_token_id(key): value for key, value in body.logit_bias.items()}
     if n is not None:
         values["n"] = n
-    return SamplingParams(**values)
+    if body.vllm_xargs:
+        values["extra_args"] = body.vllm_xargs
+    try:
+        return SamplingParams(**values)
+    except InvalidRequest as error:
+        if error.field != "extra_args":
+            raise
+        raise InvalidRequest(error.message.replace("extra_args", "vllm_xargs"), field="vllm_xargs") from error
 
 
 def _token_id(key: str) -> int:
@@ -150,12 +182,12 @@ def check_sampling_params(params: SamplingParams, *, vocab_size: int, max_logpro
     check_token_ids(params.stop_token_ids or (), vocab_size=vocab_size, field="stop_token_ids")
     check_token_ids(params.allowed_token_ids or (), vocab_size=vocab_size, field="allowed_token_ids")
     check_token_ids(tuple(params.logit_bias or ()), vocab_size=vocab_size, field="logit_bias")
-    if params.prompt_logprobs is not None:
-        raise InvalidRequest("prompt_logprobs is not supported yet", field="prompt_logprobs")
-    if params.logprobs is None or max_logprobs == -1:
+    check_token_ids(tuple(params.logprob_token_ids or ()), vocab_size=vocab_size, field="logprob_token_ids")
+    if max_logprobs == -1:
         return
-    if params.logprobs == -1 or params.logprobs > max_logprobs:
-        raise InvalidRequest(f"logprobs must be at most {max_logprobs}, got {params.logprobs}", field="logprobs")
+    for name, value in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        if value is not None and (value == -1 or value > max_logprobs):
+            raise InvalidRequest(f"{name} must be at most {max_logprobs}, got {value}", field=name)
 
 
 def check_token_ids(token_ids: Sequence[int], *, vocab_size: int, field: str) -> None:
@@ -187,21 +219,3 @@ def too_long(num_tokens: str, max_model_len: int) -> str:
         f"This model's maximum context length is {max_model_len} tokens, but the prompt has {num_tokens} tokens "
         f"and at least one must be left for the output."
     )
-
-
-def bad_words_token_ids(bad_words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Each word as it is tokenized at the start of a text, and after a space where that is as long.
-
-    Raises:
-        InvalidRequest: a word is empty.
-    """
-    sequences: list[tuple[int, ...]] = []
-    for word in bad_words:
-        if not word.strip():
-            raise InvalidRequest("bad_words must not contain an empty string", field="bad_words")
-        plain = tuple(tokenizer.encode(word.lstrip(), add_special_tokens=False))
-        spaced = tuple(tokenizer.encode(" " + word.lstrip(), add_special_tokens=False))
-        sequences.append(plain)
-        if spaced[0] != plain[0] and len(spaced) == len(plain):
-            sequences.append(spaced)
-    return tuple(sequences)

@@ -12,6 +12,7 @@ from pagoda_common.errors import ConfigError, InvalidRequest, RequestTooLong
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.params import check_token_ids, too_long
 from pagoda_frontend.protocol import ChatMessage, MessageToolCall, Tool
+from pagoda_frontend.truncation import Truncation
 
 LONG_TEXT_CHARS = 64 * 1024
 """Templates are rendered on a thread from here on, and texts that cannot fit are refused untokenized."""
@@ -32,24 +33,31 @@ class Prompts:
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
 
-    async def from_text(self, text: str, *, add_special_tokens: bool, field: str) -> list[int]:
-        """Token ids of `text`.
+    async def from_text(
+        self, text: str, *, add_special_tokens: bool, field: str, truncation: Truncation | None = None
+    ) -> list[int]:
+        """Token ids of `text`, or what `truncation` keeps of them.
 
         Raises:
             RequestTooLong: the text is certainly longer than the context.
         """
         least = len(text) // MAX_TOKEN_CHARS
-        if len(text) > LONG_TEXT_CHARS and least >= self._max_model_len:
+        if len(text) > LONG_TEXT_CHARS and least >= self._max_model_len and truncation is None:
             raise RequestTooLong(too_long(f"at least {least}", self._max_model_len), field=field)
-        return await self._tokenizer.encode_async(text, add_special_tokens=add_special_tokens)
+        token_ids = await self._tokenizer.encode_async(text, add_special_tokens=add_special_tokens)
+        return token_ids if truncation is None else truncation.apply(token_ids)
 
-    def from_token_ids(self, token_ids: Sequence[int], *, field: str) -> list[int]:
-        """`token_ids`, checked against the vocabulary.
+    def from_token_ids(
+        self, token_ids: Sequence[int], *, field: str, truncation: Truncation | None = None
+    ) -> list[int]:
+        """`token_ids`, or what `truncation` keeps of them, checked against the vocabulary.
 
         Raises:
             InvalidRequest: an id is not in the vocabulary.
             RequestTooLong: there are more than the context holds.
         """
+        if truncation is not None:
+            token_ids = truncation.apply(list(token_ids))
         if len(token_ids) >= self._max_model_len:
             raise RequestTooLong(too_long(str(len(token_ids)), self._max_model_len), field=field)
         check_token_ids(token_ids, vocab_size=self._vocab_size, field=field)
@@ -66,8 +74,9 @@ class Prompts:
         tools: Sequence[Tool] | None = None,
         documents: list[dict[str, Any]] | None = None,
         add_special_tokens: bool = False,
+        truncation: Truncation | None = None,
     ) -> list[int]:
-        """Token ids of a conversation.
+        """Token ids of a conversation, or what `truncation` keeps of them.
 
         Raises:
             InvalidRequest: the messages or the template do not allow it.
@@ -82,7 +91,9 @@ class Prompts:
             tools=tools,
             documents=documents,
         )
-        return await self.from_text(text, add_special_tokens=add_special_tokens, field="messages")
+        return await self.from_text(
+            text, add_special_tokens=add_special_tokens, field="messages", truncation=truncation
+        )
 
     async def render(
         self,
@@ -95,7 +106,7 @@ class Prompts:
         tools: Sequence[Tool] | None = None,
         documents: list[dict[str, Any]] | None = None,
     ) -> str:
-        """The conversation as `chat_template` (None: the model's) writes it; arguments and errors as `from_messages`."""
+        """The conversation as the chat template writes it; arguments and errors as `from_messages`."""
         if not messages:
             raise InvalidRequest("messages is empty: there must be at least one message", field="messages")
         if continue_final_message and add_generation_prompt:

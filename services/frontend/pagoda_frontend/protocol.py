@@ -59,6 +59,16 @@ class GenerationBody(RequestBody):
     skip_special_tokens: Bool | None = None
     spaces_between_special_tokens: Bool | None = None
     add_special_tokens: Bool | None = None
+    truncate_prompt_tokens: Integer | None = None
+    """Keep this many tokens of the prompt; -1 is what max_tokens leaves of the context."""
+    truncation_side: Literal["left", "right"] | None = None
+    """Where tokens are dropped; None is left."""
+    prompt_logprobs: Integer | None = None
+    """Top log probabilities per prompt token; -1 is the vocabulary."""
+    logprob_token_ids: list[Integer] | None = None
+    """Show the log probabilities of these tokens instead of the likeliest ones."""
+    vllm_xargs: dict[str, Any] | None = None
+    """Arguments of logits processors."""
     return_token_ids: Bool | None = None
     return_tokens_as_token_ids: Bool | None = None
     echo: Bool | None = None

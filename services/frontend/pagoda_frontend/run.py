@@ -27,6 +27,7 @@ class CollectedSequence:
     stop_reason: int | str | None = None
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
     def text(self) -> str:
@@ -42,6 +43,7 @@ class CollectedSequence:
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
         self.num_output_tokens = delta.num_output_tokens
+        self.prompt_logprobs = delta.prompt_logprobs
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
 
 
@@ -58,8 +60,9 @@ class Run:
         terms: Terms,
         cache_salt: str = "",
         beam_search: BeamSearchParams | None = None,
+        is_scoring: bool = False,
     ) -> None:
-        """`sampling_params`: one per prompt, all with the same n."""
+        """`sampling_params`: one per prompt, all with the same n; `is_scoring`: what is generated is not given out."""
         self.request_id = request_id
         self.prompts = prompts
         self.n = sampling_params[0].n
@@ -67,6 +70,9 @@ class Run:
         self.timeout_s = terms.timeout_s
         self._num_output_tokens = [0] * (len(prompts) * self.n)
         self._num_cached_tokens = [0] * len(prompts)
+        self._is_scoring = is_scoring
+        self.prompt_logprobs: list[list[TokenLogprobs | None] | None] = [None] * len(prompts)
+        """For each prompt when asked for; there before its first output token."""
         self._serving = serving
         unique = f"{request_id}-{uuid.uuid4().hex[:8]}"
         self._requests = [
@@ -109,6 +115,10 @@ class Run:
             async with aclosing(source):
                 async for deltas in source:
                     for delta in deltas:
+                        if delta.prompt_logprobs is not None:
+                            self.prompt_logprobs[delta.index // self.n] = delta.prompt_logprobs
+                        if self._is_scoring:
+                            _drop_output(delta)
                         self._num_output_tokens[delta.index] = delta.num_output_tokens
                         if delta.num_cached_tokens:
                             self._num_cached_tokens[delta.index // self.n] = delta.num_cached_tokens
@@ -152,3 +162,12 @@ class Run:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _drop_output(delta: SequenceDelta) -> None:
+    """Leave out the one token that was generated because every request generates one."""
+    delta.text, delta.token_ids, delta.token_text_offsets, delta.num_output_tokens = "", [], [], 0
+    delta.logprobs = None if delta.logprobs is None else []
+    delta.stop_reason = None
+    if delta.finish_reason == "stop":
+        delta.finish_reason = "length"

@@ -7,7 +7,7 @@ from typing import Any
 
 from pagoda.v1 import inference_pb2, inference_pb2_grpc
 from pagoda_frontend.convert import delta_to_proto, prompt_of, sampling_params_of, sequence_to_proto
-from pagoda_frontend.params import check_token_ids, fit_to_context
+from pagoda_frontend.params import check_cache_salt, check_token_ids, fit_to_context
 from pagoda_frontend.run import Run
 from pagoda_frontend.serving import VERSION, Serving, unique_id
 from pagoda_frontend.terms import Terms, tenant_of
@@ -78,7 +78,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def _run(self, request: inference_pb2.GenerateRequest, context: Any) -> Run:
         serving = self._serving
         model = serving.model_named(request.model)
-        params = sampling_params_of(request, vocab_size=model.vocab_size, max_logprobs=serving.config.max_logprobs)
+        params = sampling_params_of(
+            request,
+            defaults=model.defaults,
+            vocab_size=model.vocab_size,
+            max_logprobs=serving.config.max_logprobs,
+        )
+        check_cache_salt(request.cache_salt)
         prompt, field = await prompt_of(request, model.prompts)
         params = fit_to_context(params, num_prompt_tokens=len(prompt), max_model_len=model.max_model_len, field=field)
         headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}

@@ -13,7 +13,8 @@ from pagoda_common.errors import QueueFull
 from pagoda_common.rpc import ErrorInterceptor
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.servicer import InferenceServicer
-from tests.service.frontend.harness import Running, until
+from tests.fakes.fake_scheduler import FakeScheduler
+from tests.service.frontend.harness import Running, running_frontend, until
 
 TEXT = "An answer of some length, with 🙂 and 日本. Stop. Here."
 
@@ -95,7 +96,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"sampling_params": types_pb2.SamplingParams(max_tokens=0)}, "max_tokens"),
     ({"sampling_params": types_pb2.SamplingParams(n=2, temperature=0)}, "n"),
     ({"sampling_params": types_pb2.SamplingParams(logprobs=21)}, "logprobs"),
-    ({"sampling_params": types_pb2.SamplingParams(prompt_logprobs=1)}, "prompt_logprobs"),
+    ({"sampling_params": types_pb2.SamplingParams(prompt_logprobs=21)}, "prompt_logprobs"),
     ({"sampling_params": types_pb2.SamplingParams(stop_token_ids=[99999])}, "stop_token_ids"),
     ({"sampling_params": types_pb2.SamplingParams(logit_bias={99999: 1.0})}, "logit_bias"),
     ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
@@ -230,3 +231,29 @@ async def test_reflection_and_health(frontend: Running) -> None:
         frontend.fake.set_ready(False, "no worker")
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
     watch.cancel()
+
+
+async def test_prompt_logprobs_come_with_the_last_message(frontend: Running) -> None:
+    request = ask(
+        token_ids=types_pb2.TokenIds(ids=[300, 301, 302]),
+        sampling_params=types_pb2.SamplingParams(prompt_logprobs=1, max_tokens=3),
+    )
+    whole = (await stub_of(frontend).GenerateUnary(request)).outputs[0]
+    assert [entry.logprob for entry in whole.prompt_logprobs] == [-0.5, -0.5]
+    assert [[top.token_id for top in entry.top] for entry in whole.prompt_logprobs] == [[301], [302]]
+    *earlier, last = [message async for message in stub_of(frontend).Generate(request)]
+    assert last.prompt_logprobs == whole.prompt_logprobs
+    assert not any(message.prompt_logprobs for message in earlier)
+
+
+async def test_the_models_defaults_count_over_grpc_too() -> None:
+    fake = FakeScheduler()
+    fake.model_info.generation_config_json = '{"temperature": 0.5, "top_k": 9, "min_p": 0.25, "max_new_tokens": 5}'
+    async with running_frontend(fake) as running:
+        answer = await stub_of(running).GenerateUnary(ask(sampling_params=types_pb2.SamplingParams(max_tokens=9)))
+        params = fake.submits[-1].sampling_params
+        assert (params.temperature, params.top_k, params.min_p) == (0.5, 9, 0.25)
+        assert len(answer.outputs[0].token_ids) == 5
+        await stub_of(running).GenerateUnary(ask(sampling_params=types_pb2.SamplingParams(top_k=0, min_p=0)))
+        params = fake.submits[-1].sampling_params
+        assert (params.temperature, params.top_k, params.min_p) == (0.5, 0, 0)
