@@ -23,7 +23,7 @@ from pagoda_common.logging import configure_logging
 from pagoda_common.process import die_with_parent
 from pagoda_common.rpc import RpcServer, stop_signals
 from pagoda_scheduler.engine import Engine
-from pagoda_scheduler.idle_memory import release_memory_when_idle
+from pagoda_scheduler.idle_memory import exempt_what_exists, release_memory_when_idle
 from pagoda_scheduler.metrics import HistogramTimeline, serve_metrics
 from pagoda_scheduler.servicer import SchedulerServicer
 from pagoda_scheduler.state import EngineState
@@ -53,6 +53,7 @@ async def serve(
         logger.info("scheduler listening on %s:%d", host, bound)
         if metrics_port is not None:
             logger.info("metrics on http://%s:%d/metrics", host, serve_metrics(registry, host=host, port=metrics_port))
+        exempt_what_exists()
         background = [
             asyncio.create_task(_follow_readiness(engine, server)),
             asyncio.create_task(release_memory_when_idle(engine)),

@@ -11,15 +11,16 @@ MIN_REQUESTS = 1000
 """Requests since the last time, below which it is not worth the few tens of milliseconds."""
 
 
-async def release_memory_when_idle(engine: Engine) -> None:
-    """For ever: after many requests, and once none has been open for a whole period, collect garbage and let the
-    allocator return its free pages.
-
-    What exists when this begins is exempt from collection for good: it lives as long as the process, and looking
-    through it in the middle of a step would cost milliseconds.
-    """
+def exempt_what_exists() -> None:
+    """Keep what exists now out of garbage collection: it lives as long as the process, and looking through it in the
+    middle of a step would cost milliseconds."""
     gc.collect()
     gc.freeze()
+
+
+async def release_memory_when_idle(engine: Engine) -> None:
+    """For ever: after many requests, and once none has been open for a whole period, collect garbage and let the
+    allocator return its free pages."""
     num_released, last_seen, was_idle = 0, 0, False
     while True:
         await asyncio.sleep(PERIOD_S)

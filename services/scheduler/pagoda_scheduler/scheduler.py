@@ -192,6 +192,8 @@ class Scheduler:
         bad = {bad_slot.slot: bad_slot for bad_slot in output.bad_slots} if output.bad_slots else None
         counts, row = output.num_sampled_tokens, 0
         tokens, finished = output.token_ids, RequestStatus.FINISHED
+        requests: list[Request] = []
+        rows: list[int] = []
         for index, request in enumerate(flight.requests):
             count = 1 if counts is None else counts[index]
             if request.status is finished:
@@ -201,8 +203,14 @@ class Scheduler:
             elif flight.samples[index]:
                 if count != 1:
                     raise PagodaError(f"step {output.step}: {request!r} got {count} tokens, expected 1")
-                self._append(request, tokens[row], row, result)
+                if request.is_beam:
+                    self._beams.advance(request, tokens[row], row, result.logprobs, result)
+                else:
+                    self._append(request, tokens[row], result)
+                    rows.append(row)
+                    requests.append(request)
             row += count
+        result.add_tokens(requests, rows, tokens)
         return result
 
     def take_all(self) -> list[Request]:
@@ -352,22 +360,14 @@ class Scheduler:
             chunks = ((by_slot[chunk.slot], chunk) for chunk in output.prompt_logprobs)
             result.prompt_logprobs = [(request, chunk) for request, chunk in chunks if not request.is_finished]
 
-    def _append(self, request: Request, token_id: int, row: int, result: StepResult) -> None:
+    def _append(self, request: Request, token_id: int, result: StepResult) -> None:
         """Commit a sampled token. Runs once for every token of every sequence: what is rare stands behind a test."""
-        if request.is_beam:
-            self._beams.advance(request, token_id, row, result.logprobs, result)
-            return
         if self._counts_service:
             self.waiting.charge(request, 2)  # an output token costs about as much as two of a prompt
-        tokens = request.output_token_ids
-        result.requests.append(request)
-        result.offsets.append(len(tokens))
-        result.token_ids.append(token_id)
-        result.rows.append(row)
         if not request.is_announced:
             request.is_announced = True
             result.admitted.append(request)
-        tokens.append(token_id)
+        request.output_token_ids.append(token_id)
         request.num_pending -= 1
         num_known = request.num_tokens - request.num_pending
         if (token_id in request.end_token_ids or num_known >= request.max_num_tokens) and request.check_finished():

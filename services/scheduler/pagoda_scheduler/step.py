@@ -130,3 +130,10 @@ class StepResult:
     """Sequences that got their first token here."""
     prompt_logprobs: list[tuple[Request, PromptLogprobRows]] = field(default_factory=list)
     finished: list[Request] = field(default_factory=list)
+
+    def add_tokens(self, requests: list[Request], rows: list[int], token_ids: list[int]) -> None:
+        """`requests` got one token each, their last one: those at `rows` of the worker's `token_ids`."""
+        self.requests += requests
+        self.offsets += [len(request.output_token_ids) - 1 for request in requests]
+        self.token_ids += [token_ids[row] for row in rows] if len(rows) != len(token_ids) else token_ids
+        self.rows += rows
