@@ -5,10 +5,31 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import argcomplete
 
 from pagoda import __version__
-from pagoda.commands import chat, collect_env, demo, health, serve
+from pagoda.arguments import CommandParser
+from pagoda.commands import (
+    bench_latency,
+    bench_serve,
+    bench_throughput,
+    chat,
+    collect_env,
+    completion,
+    demo,
+    health,
+    run_batch,
+    serve,
+)
+from pagoda_common.errors import PagodaError
 from pagoda_common.logging import configure_logging
+
+EXIT_INTERRUPTED = 130
+"""Ended by Ctrl-C, as shells count."""
+EXIT_BROKEN_PIPE = 141
+"""Nobody reads the output any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +37,7 @@ class Command:
     """One subcommand."""
 
     name: str
+    """Two words for a command of a group."""
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace, argparse.ArgumentParser], int]
@@ -25,30 +47,67 @@ COMMANDS = (
     Command("serve", "run frontend, scheduler and worker on this machine", serve.add_arguments, serve.run),
     Command("demo", "start everything, stream one answer, end", demo.add_arguments, demo.run),
     Command("chat", "talk to a running server", chat.add_chat_arguments, chat.run_chat),
-    Command("complete", "let a running server continue texts", chat.add_arguments, chat.run_complete),
+    Command("complete", "let a running server continue texts", chat.add_complete_arguments, chat.run_complete),
+    Command("run-batch", "answer a file of requests (OpenAI batch format)", run_batch.add_arguments, run_batch.run),
+    Command("bench serve", "measure a running server", bench_serve.add_arguments, bench_serve.run),
+    Command(
+        "bench throughput",
+        "measure how much an engine generates in a second",
+        bench_throughput.add_arguments,
+        bench_throughput.run,
+    ),
+    Command(
+        "bench latency", "measure how long one batch takes an engine", bench_latency.add_arguments, bench_latency.run
+    ),
     Command("health", "ask a service for its health (gRPC)", health.add_arguments, health.run),
     Command("collect-env", "describe this machine for a bug report", collect_env.add_arguments, collect_env.run),
+    Command("completion", "print what makes a shell complete pagoda", completion.add_arguments, completion.run),
 )
+GROUPS = {"bench": "measure a server or an engine"}
+
+
+def make_parser() -> CommandParser:
+    """The parser of all commands; the parsed arguments have `command` and its own `parser`."""
+    parser = CommandParser(prog="pagoda", description="Pagoda, an LLM serving engine of three gRPC services.")
+    parser.add_argument("--version", action="version", version=f"pagoda {__version__}")
+    subparsers = parser.add_subparsers(metavar="command", required=True)
+    groups: dict[str, Any] = {}
+    for command in COMMANDS:
+        group, _, name = command.name.rpartition(" ")
+        if group and group not in groups:
+            group_parser = subparsers.add_parser(group, help=GROUPS[group], description=_sentence(GROUPS[group]))
+            groups[group] = group_parser.add_subparsers(metavar="command", required=True)
+        among = groups[group] if group else subparsers
+        subparser = among.add_parser(name, help=command.help, description=_sentence(command.help))
+        command.add_arguments(subparser)
+        subparser.take_settings()
+        subparser.set_defaults(command=command, parser=subparser)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code. Wrong flags end the process with code 2."""
-    parser = argparse.ArgumentParser(prog="pagoda", description="Pagoda, an LLM serving engine of three gRPC services.")
-    parser.add_argument("--version", action="version", version=f"pagoda {__version__}")
-    subparsers = parser.add_subparsers(metavar="command", required=True)
-    for command in COMMANDS:
-        subparser = subparsers.add_parser(
-            command.name,
-            help=command.help,
-            description=f"{command.help[0].upper()}{command.help[1:]}.",
-            allow_abbrev=False,
-        )
-        command.add_arguments(subparser)
-        subparser.set_defaults(command=command, parser=subparser)
-    args = parser.parse_args(argv)
+    parser = make_parser()
+    argcomplete.autocomplete(parser)
+    args, unknown = parser.parse_known_args(sys.argv[1:] if argv is None else list(argv))
+    if unknown:
+        args.parser.refuse_unknown(unknown)
     configure_logging("pagoda", os.environ.get("PAGODA_LOG_LEVEL", "info"))
     chosen: Command = args.command
-    return chosen.run(args, args.parser)
+    try:
+        return chosen.run(args, args.parser)
+    except PagodaError as error:
+        print(f"{args.parser.prog}: error: {error.message}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        sys.stdout = None  # or the interpreter fails to flush it at its end
+        return EXIT_BROKEN_PIPE
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 if __name__ == "__main__":

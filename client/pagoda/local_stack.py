@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
@@ -76,7 +77,7 @@ class LocalStack:
     @property
     def url(self) -> str:
         """Of the HTTP server."""
-        return f"http://{self.host}:{self.frontend.port}"
+        return f"{'https' if self.frontend.ssl_certfile else 'http'}://{self.host}:{self.frontend.port}"
 
     @property
     def model_name(self) -> str:
@@ -118,6 +119,9 @@ class LocalStack:
     def _not_ready_reason(self) -> str | None:
         """None when it is ready; empty when nobody answers."""
         connection = http.client.HTTPConnection(self.host, self.frontend.port, timeout=5)
+        if self.frontend.ssl_certfile:  # our own child: its certificate is for others, and may name another host
+            trusting = ssl._create_unverified_context()
+            connection = http.client.HTTPSConnection(self.host, self.frontend.port, timeout=5, context=trusting)
         with (
             contextlib.closing(connection),
             contextlib.suppress(OSError, http.client.HTTPException, ValueError, KeyError),

@@ -4,7 +4,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,9 @@ class OpenAIServer:
         with self._open("/models", None) as response:
             return str(json.load(response)["data"][0]["id"])
 
-    def stream_chat(self, *, messages: list[dict[str, str]], model: str, **parameters: Any) -> Iterator[str]:
+    def stream_chat(
+        self, *, messages: list[dict[str, str]], model: str, **parameters: Any
+    ) -> Generator[str, None, None]:
         """Pieces of the answer to a conversation, as they come.
 
         Raises:
@@ -38,7 +40,7 @@ class OpenAIServer:
         for choice in self._stream("/chat/completions", body):
             yield choice["delta"].get("content") or ""
 
-    def stream_completion(self, *, prompt: str, model: str, **parameters: Any) -> Iterator[str]:
+    def stream_completion(self, *, prompt: str, model: str, **parameters: Any) -> Generator[str, None, None]:
         """Pieces of the text that follows `prompt`, as they come.
 
         Raises:

@@ -273,10 +273,15 @@ def add_frontend_flags(parser: argparse.ArgumentParser) -> None:
     _add(parser, "frontend", FrontendConfig, _FRONTEND)
 
 
+def add_worker_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of whoever starts the workers: `engine_config_from_args` reads them as well."""
+    _add(parser, "workers", ParallelConfig, _PARALLEL)
+
+
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of engine, workers and frontend, each once, but the scheduler's address: the caller starts it."""
     add_engine_flags(parser)
-    _add(parser, "workers", ParallelConfig, _PARALLEL)
+    add_worker_flags(parser)
     known = {flag.field for flag in _IDENTITY} | {"scheduler"}
     _add(parser, "frontend", FrontendConfig, tuple(flag for flag in _FRONTEND if flag.field not in known))
 

@@ -3,83 +3,112 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Any
 
 from pagoda.openai_http import OpenAIServer
 from pagoda_common.errors import PagodaError
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
+SAMPLING = ("max_tokens", "temperature", "top_p", "seed")
+"""Flags that are parameters of the request."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where the server is."""
+    group = parser.add_argument_group("server")
+    group.add_argument("--url", default=DEFAULT_URL, help="the server's OpenAI API (default: %(default)s)")
+    group.add_argument(
+        "--model", "--model-name", dest="model_name", metavar="NAME", help="the server's first model if not given"
+    )
+    group.add_argument("--api-key", metavar="KEY", help="bearer token; OPENAI_API_KEY if not given")
+
+
+def add_complete_arguments(parser: argparse.ArgumentParser) -> None:
     """Where the server is, and one message for scripts."""
-    parser.add_argument("--url", default=DEFAULT_URL, help="the server's OpenAI API (default: %(default)s)")
-    parser.add_argument("--model-name", metavar="NAME", help="the server's first model if not given")
-    key = os.environ.get("OPENAI_API_KEY")
-    parser.add_argument("--api-key", metavar="KEY", default=key, help="bearer token; OPENAI_API_KEY if not given")
-    parser.add_argument("-q", "--quick", metavar="TEXT", help="send this one message, print the answer and end")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
+    add_server_arguments(parser)
+    group = parser.add_argument_group("conversation")
+    group.add_argument("-q", "--quick", metavar="TEXT", help="send this one message, print the answer and end")
+    group.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
+    group.add_argument("--temperature", type=float, metavar="T", help="the model's default if not given; 0 is greedy")
+    group.add_argument("--top-p", type=float, metavar="P", help="the model's default if not given")
+    group.add_argument("--seed", type=int, metavar="N", help="seed of sampling")
 
 
 def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     """Those of both, and the system prompt."""
-    add_arguments(parser)
+    add_complete_arguments(parser)
     parser.add_argument("--system-prompt", metavar="TEXT", help="first message of the conversation")
 
 
 def run_chat(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """A conversation: each line is a message, end of input ends it."""
+    """A conversation: each line is a message, Ctrl-C ends an answer, end of input ends it all."""
     messages = [{"role": "system", "content": args.system_prompt}] if args.system_prompt else []
 
-    def answer(server: OpenAIServer, model: str, text: str) -> None:
+    def answer(server: OpenAIServer, model: str, text: str) -> bool:
         question = {"role": "user", "content": text}
-        reply = _show(server.stream_chat(messages=[*messages, question], model=model, **_parameters(args)))
+        pieces = server.stream_chat(messages=[*messages, question], model=model, **_parameters(args))
+        reply, is_whole = _show(pieces)
         messages.extend([question, {"role": "assistant", "content": reply}])  # a failed question is forgotten
+        return is_whole
 
     return _loop(args, answer)
 
 
 def run_complete(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """Each line is a prompt of its own."""
+    """Each line is a prompt of its own; Ctrl-C ends its continuation."""
 
-    def answer(server: OpenAIServer, model: str, text: str) -> None:
-        _show(server.stream_completion(prompt=text, model=model, **_parameters(args)))
+    def answer(server: OpenAIServer, model: str, text: str) -> bool:
+        return _show(server.stream_completion(prompt=text, model=model, **_parameters(args)))[1]
 
     return _loop(args, answer)
 
 
-def _loop(args: argparse.Namespace, answer: Callable[[OpenAIServer, str, str], None]) -> int:
+def open_server(args: argparse.Namespace) -> OpenAIServer:
+    """The server that `add_server_arguments` names."""
+    return OpenAIServer(base_url=args.url.rstrip("/"), api_key=args.api_key or os.environ.get("OPENAI_API_KEY"))
+
+
+def _loop(args: argparse.Namespace, answer: Callable[[OpenAIServer, str, str], bool]) -> int:
     """Answer --quick, or one line of standard input after the other; an error ends only a --quick one."""
-    server = OpenAIServer(base_url=args.url.rstrip("/"), api_key=args.api_key)
-    try:
-        model = args.model_name or server.first_model()
-        if args.quick is not None:
-            answer(server, model, args.quick)
-            return 0
-    except PagodaError as error:
-        print(f"error: {error.message}", file=sys.stderr)
-        return 1
-    print(f"{model} at {args.url}; Ctrl-D ends.")
+    server = open_server(args)
+    model = args.model_name or server.first_model()
+    if args.quick is not None:
+        if not answer(server, model, args.quick):
+            raise KeyboardInterrupt
+        return 0
+    print(f"{model} at {args.url}; Ctrl-C ends an answer, Ctrl-D ends.")
     while True:
         try:
             text = input("> ")
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return 0
+        try:
             if text.strip():
                 answer(server, model, text)
         except PagodaError as error:
             print(f"error: {error.message}", file=sys.stderr)
-        except (EOFError, KeyboardInterrupt):
-            print()
-            return 0
 
 
-def _parameters(args: argparse.Namespace) -> dict[str, int]:
-    return {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
+def _parameters(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
 
 
-def _show(pieces: Iterator[str]) -> str:
-    text = ""
-    for piece in pieces:
-        text += piece
-        print(piece, end="", flush=True)
+def _show(pieces: Generator[str, None, None]) -> tuple[str, bool]:
+    """Print the pieces as they come.
+
+    Returns:
+        The text, and whether it is whole: Ctrl-C ends it early, and with it the request.
+    """
+    text, is_whole = "", True
+    with closing(pieces):
+        try:
+            for piece in pieces:
+                text += piece
+                print(piece, end="", flush=True)
+        except KeyboardInterrupt:
+            is_whole = False
     print(flush=True)
-    return text
+    return text, is_whole

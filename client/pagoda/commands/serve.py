@@ -14,6 +14,7 @@ from typing import Any
 from pagoda.load_fault import find_load_fault
 from pagoda.local_stack import LocalStack
 from pagoda.supervisor import EXIT_CONFIG, Supervisor
+from pagoda.vllm_options import add_vllm_flags, check_vllm_args
 from pagoda_common.config import EMBEDDED_MODEL
 from pagoda_common.flags import add_serve_flags, config_errors, engine_config_from_args, frontend_config_from_args
 
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help="serve the scheduler's own Prometheus metrics (where a step's time goes) there, on loopback",
     )
+    add_vllm_flags(parser)
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -46,6 +48,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 def plan(args: argparse.Namespace, parser: argparse.ArgumentParser) -> LocalStack:
     """The stack that the flags ask for; ends the process with code 2 when they are wrong."""
     with config_errors(parser):
+        check_vllm_args(args)
         return LocalStack.plan(
             engine=engine_config_from_args(args),
             frontend=frontend_config_from_args(args),

@@ -1,0 +1,90 @@
+"""Command-line parsing for all of ``pagoda``'s commands: settings from file and environment, errors in one line."""
+
+import argparse
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from pagoda.settings import SettingError, environment_defaults, file_defaults, option_actions
+from pagoda.vllm_options import REFUSED_FLAGS
+
+CONFIG_FLAG = "--config"
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose options may also come from ``--config FILE`` and from PAGODA_<FLAG> variables.
+
+    The command line beats the file, the file beats the environment, the environment beats the defaults.
+    """
+
+    environment: Mapping[str, str] = os.environ
+    """Where PAGODA_<FLAG> variables are looked up."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)
+        self._takes_settings = False
+
+    def take_settings(self) -> None:
+        """Add ``--config`` and read the environment: for the parser of a command, when all its flags are there."""
+        self.add_argument(
+            CONFIG_FLAG,
+            metavar="FILE",
+            help="YAML file of flags (max-model-len: 8k); the command line beats it, it beats PAGODA_<FLAG> variables",
+        )
+        self._takes_settings = True
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with code 2 and one line."""
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse, after the settings became the defaults of the flags."""
+        if not self._takes_settings:
+            return super().parse_known_args(args, namespace)
+        given = self._read_settings(list(args or ()))
+        built_in = {dest: self.get_default(dest) for dest in given}
+        for action in option_actions(self).values():
+            action.required = action.required and action.dest not in given
+        self.set_defaults(**given)
+        parsed, unknown = super().parse_known_args(args, namespace)
+        # A model as first argument beats one from file or environment, which came in as if --model had been given.
+        if getattr(parsed, "model_argument", None) is not None and parsed.model == given.get("model", object()):
+            parsed.model = built_in["model"]
+        return parsed, unknown
+
+    def refuse_unknown(self, words: Sequence[str]) -> NoReturn:
+        """End the process over `words` that nothing has taken, with a hint where there is one."""
+        word = next((word for word in words if word.startswith("-")), words[0])
+        flag = word.partition("=")[0]
+        if (reason := REFUSED_FLAGS.get(flag)) is not None:
+            self.error(f"{flag} is not supported: {reason}")
+        shown = [name for name, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
+        close = difflib.get_close_matches(flag, shown, n=2) if flag.startswith("-") else []
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        self.error(f"unknown argument {word!r}{hint}")
+
+    def _read_settings(self, words: list[str]) -> dict[str, Any]:
+        actions = option_actions(self)
+        try:
+            defaults = environment_defaults(self.environment, actions)
+            path = _last_value(words, CONFIG_FLAG)
+            if path is not None:
+                defaults |= file_defaults(path, actions)
+        except SettingError as error:
+            self.error(error.message)
+        return defaults
+
+
+def _last_value(words: list[str], flag: str) -> str | None:
+    """What `flag` is given before any "--"; argparse itself reports a flag without a value."""
+    value = None
+    for place, word in enumerate(words):
+        if word == "--":
+            break
+        if word == flag and place + 1 < len(words):
+            value = words[place + 1]
+        elif word.startswith(flag + "="):
+            value = word.partition("=")[2]
+    return value

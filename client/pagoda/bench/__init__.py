@@ -1,0 +1,1 @@
+"""What the commands under ``pagoda bench`` share: prompts, load, figures."""

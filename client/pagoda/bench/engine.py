@@ -1,0 +1,43 @@
+"""The private engine of an offline benchmark: its flags, its start, and the file of its figures."""
+
+import argparse
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from pagoda.llm import LLM
+from pagoda.vllm_options import add_vllm_flags, check_vllm_args
+from pagoda_common.errors import PagodaError
+from pagoda_common.flags import add_engine_flags, add_worker_flags, config_errors, engine_config_from_args
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that `make_llm` reads."""
+    add_engine_flags(parser)
+    add_worker_flags(parser)
+    add_vllm_flags(parser)
+
+
+def make_llm(args: argparse.Namespace, parser: argparse.ArgumentParser) -> LLM:
+    """An LLM on a private engine with the flags' configuration; wrong flags end the process with code 2."""
+    with config_errors(parser):
+        check_vllm_args(args)
+        config = engine_config_from_args(args)
+        parts = (config.model, config.cache, config.scheduler, config.parallel)
+        options = {field.name: getattr(part, field.name) for part in parts for field in fields(part)}
+        return LLM(**options)
+
+
+def save_json(path: str | None, figures: dict[str, Any]) -> None:
+    """Write `figures` to `path` if there is one.
+
+    Raises:
+        PagodaError: it cannot be written.
+    """
+    if path is None:
+        return
+    try:
+        Path(path).write_text(json.dumps(figures, indent=4) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise PagodaError(f"cannot write the figures: {error}") from None

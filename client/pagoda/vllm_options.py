@@ -1,0 +1,155 @@
+"""vLLM's options that Pagoda does not need or does not have: accepted where they change nothing, else refused.
+
+One table for the keyword arguments of LLM and for the flags of ``pagoda serve``. An option that Pagoda does have is no
+business of this file.
+"""
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+from pagoda_common.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class VllmOption:
+    """One option: as keyword `name`, as flag --name."""
+
+    name: str
+    neutral: tuple[Any, ...] | None
+    """Values that are accepted, besides None; None accepts every value."""
+    reason: str
+    """Why it has no effect, or why other values are refused."""
+    is_switch: bool = False
+    """The flag takes no value."""
+    short: str | None = None
+    """Second flag."""
+    in_help: bool = False
+    """Worth a line in ``--help``."""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Option strings."""
+        return ("--" + self.name.replace("_", "-"), *([self.short] if self.short else []))
+
+    def check(self, value: Any) -> None:
+        """Accept `value` or refuse it.
+
+        Raises:
+            ConfigError: it asks for what is not there.
+        """
+        accepted = value is None or self.neutral is None or any(_same(value, neutral) for neutral in self.neutral)
+        if not accepted:
+            asked = self.name if self.is_switch else f"{self.name}={value}"
+            raise ConfigError(f"{asked} is not supported: {self.reason}", field=self.name)
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    if isinstance(value, str) and not isinstance(neutral, str):
+        return value == str(neutral)
+    return type(value) is type(neutral) and bool(value == neutral)
+
+
+_MULTIMODAL = "models take text only"
+_ONE_RANK = "one worker holds a whole model; --data-parallel-size N runs N copies"
+_NO_PLAN = "the worker runs the model eagerly"
+_LORA = "adapters are not supported"
+_DRAFT = "there is no speculative decoding"
+
+OPTIONS = (
+    VllmOption("tensor_parallel_size", (1,), _ONE_RANK, short="-tp", in_help=True),
+    VllmOption("pipeline_parallel_size", (1,), _ONE_RANK, short="-pp", in_help=True),
+    VllmOption("decode_context_parallel_size", (1,), _ONE_RANK),
+    VllmOption("prefill_context_parallel_size", (1,), _ONE_RANK),
+    VllmOption("enable_expert_parallel", (False,), _ONE_RANK, is_switch=True),
+    VllmOption("nnodes", (1,), "workers of other machines register with the scheduler (pagoda-worker --scheduler)"),
+    VllmOption("node_rank", (0,), "workers of other machines register with the scheduler"),
+    VllmOption("distributed_executor_backend", ("mp", "uni"), "workers are processes that register over gRPC"),
+    VllmOption("trust_remote_code", (False,), "no code of a checkpoint is run", is_switch=True, in_help=True),
+    VllmOption("quantization", ("none",), "weights are used as stored: float32, bfloat16, float16", short="-q"),
+    VllmOption("kv_cache_dtype", ("auto",), "the cache has the weights' data type", in_help=True),
+    VllmOption("cpu_offload_gb", (0, 0.0), "weights stay on one device"),
+    VllmOption("enable_lora", (False,), _LORA, is_switch=True),
+    VllmOption("lora_modules", (), _LORA),
+    VllmOption("max_loras", None, _LORA),
+    VllmOption("max_lora_rank", None, _LORA),
+    VllmOption("speculative_config", (), _DRAFT),
+    VllmOption("spec_method", (), _DRAFT),
+    VllmOption("spec_model", (), _DRAFT),
+    VllmOption("spec_tokens", (), _DRAFT),
+    VllmOption("hf_overrides", ({}, "{}"), "the checkpoint's config.json is used as it is"),
+    VllmOption("hf_token", (), "set HF_TOKEN in the environment"),
+    VllmOption("download_dir", (), "set HF_HOME in the environment"),
+    VllmOption("generation_config", ("auto",), "the checkpoint's generation_config.json gives the defaults"),
+    VllmOption("override_generation_config", ({}, "{}"), "requests set their own parameters"),
+    VllmOption("skip_tokenizer_init", (False,), "texts need a tokenizer", is_switch=True),
+    VllmOption("enable_prompt_embeds", (False,), "prompts are texts or token ids", is_switch=True),
+    VllmOption("task", ("auto", "generate"), "models generate, they do not pool"),
+    VllmOption("runner", ("auto", "generate"), "models generate, they do not pool"),
+    VllmOption("convert", ("auto", "none"), "models generate, they do not pool"),
+    VllmOption("pooler_config", (), "models generate, they do not pool"),
+    VllmOption("override_pooler_config", (), "models generate, they do not pool"),
+    VllmOption("tokenizer_mode", ("auto", "hf"), "tokenizers are read from tokenizer.json"),
+    VllmOption("model_impl", ("auto", "vllm"), "models are Pagoda's own"),
+    VllmOption("limit_mm_per_prompt", ({}, "{}"), _MULTIMODAL),
+    VllmOption("mm_processor_kwargs", ({}, "{}"), _MULTIMODAL),
+    VllmOption("allowed_local_media_path", ("",), _MULTIMODAL),
+    VllmOption("enforce_eager", None, _NO_PLAN, is_switch=True, in_help=True),
+    VllmOption("compilation_config", None, _NO_PLAN),
+    VllmOption("max_seq_len_to_capture", None, _NO_PLAN),
+    VllmOption("disable_custom_all_reduce", None, "there is no all-reduce", is_switch=True),
+    VllmOption("swap_space", None, "--cpu-kv-cache-memory BYTES swaps", in_help=True),
+    VllmOption("disable_log_stats", None, "there is no periodic log of statistics", is_switch=True),
+    VllmOption("disable_log_requests", None, "requests are not logged", is_switch=True),
+    VllmOption("disable_async_output_proc", None, "outputs always come from another process", is_switch=True),
+    VllmOption("use_v2_block_manager", None, "there is one block pool", is_switch=True),
+)
+BY_NAME = {option.name: option for option in OPTIONS}
+
+REFUSED_FLAGS = {
+    "--headless": "pagoda-scheduler and pagoda-worker run without a frontend",
+    "--grpc": "gRPC is always served, on --grpc-port",
+    "--uds": "HTTP listens on --host and --port",
+    "--api-server-count": "more frontends may share a scheduler: pagoda-frontend --scheduler HOST:PORT",
+    "--ssl-keyfile": "a proxy in front ends TLS",
+    "--ssl-certfile": "a proxy in front ends TLS",
+    "--middleware": "the frontend takes no plugins",
+    "--scheduler-cls": "the scheduler takes no plugins",
+    "--worker-cls": "the worker takes no plugins",
+    "--kv-transfer-config": "the KV cache stays with its worker",
+    "--kv-events-config": "the scheduler sends no KV events",
+    "--otlp-traces-endpoint": "there is no tracing",
+    "--attention-backend": "there is one attention",
+}
+"""Flags of vLLM that nothing stands for, and why."""
+
+
+def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that `parser` does not have; read them with `check_vllm_args`."""
+    group = parser.add_argument_group("accepted for compatibility with vLLM")
+    added = []
+    for option in OPTIONS:
+        flags = [flag for flag in option.flags if flag not in parser._option_string_actions]
+        if option.flags[0] not in flags:
+            continue
+        added.append(option)
+        effect = f"no effect: {option.reason}" if option.neutral is None else _accepted(option)
+        extra: dict[str, Any] = {"dest": option.name, "default": None}
+        extra |= {"action": "store_true"} if option.is_switch else {"metavar": "VALUE"}
+        group.add_argument(*flags, help=effect if option.in_help else argparse.SUPPRESS, **extra)
+    parser.set_defaults(vllm_options=added)
+
+
+def _accepted(option: VllmOption) -> str:
+    values = [str(value) for value in option.neutral or () if value is not False]
+    return f"{'only ' + ' or '.join(values) if values else 'refused'}: {option.reason}"
+
+
+def check_vllm_args(args: argparse.Namespace) -> None:
+    """Refuse what the flags of `add_vllm_flags` ask for.
+
+    Raises:
+        ConfigError: one asks for what is not there; `field` names it.
+    """
+    for option in args.vllm_options:
+        option.check(getattr(args, option.name))
