@@ -146,7 +146,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
                     attempt=message.attempt,
                     prompt_token_ids=prompt,
                     output_token_ids=output,
-                    sampling_params=replace(params, n=1, seed=(seed + index) % 2**64),
+                    sampling_params=replace(
+                        params,
+                        n=1,
+                        seed=(seed + index) % 2**64,
+                        prompt_logprobs=None if index else params.prompt_logprobs,  # once a prompt
+                    ),
                     max_model_len=info.max_model_len if info is not None else UNKNOWN_MODEL_LEN,
                     eos_token_ids=eos,
                     priority=message.priority,
@@ -173,6 +178,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         if not len(sequences) <= message.beam_width <= bound:
             limits = f"between n ({len(sequences)}) and max_num_seqs ({bound})"
             raise InvalidRequest(f"beam_width must be {limits}, got {message.beam_width}", field="beam_width")
+        mode = self._engine.config.model.logprobs_mode
+        if not mode.endswith("logprobs"):
+            raise InvalidRequest(f"beam search needs log probabilities, logprobs_mode is {mode}", field="beam_search")
         penalty = message.length_penalty if message.HasField("length_penalty") else 1.0
         if not math.isfinite(penalty):
             raise InvalidRequest(f"length_penalty must be finite, got {penalty}", field="length_penalty")
