@@ -15,10 +15,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda_common.errors import Code, ConfigError, PagodaError
+from pagoda_frontend.errors import ANTHROPIC_PREFIX
 
 GUARDED_PREFIXES = ("/v1", "/v2", "/inference", "/invocations")
 """vLLM's, and the one path that leads to the API under another name; what probes and scrapers need stays open."""
-ANTHROPIC_PREFIX = "/v1/messages"
 API_KEY_HEADER = "x-api-key"
 """Where Anthropic's clients show the key."""
 REQUEST_ID_HEADER = "x-request-id"
@@ -90,7 +90,7 @@ class RequireApiKeyRpc(grpc.aio.ServerInterceptor):
         """`service`: full name, such as pagoda.v1.Inference."""
         self._prefix = f"/{service}/"
         self._keys = ApiKeys(keys)
-        self._refusal = grpc.unary_unary_rpc_method_handler(_refuse)
+        self._refusal: Any = grpc.unary_unary_rpc_method_handler(_refuse)
 
     async def intercept_service(
         self,

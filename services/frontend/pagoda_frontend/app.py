@@ -1,42 +1,41 @@
 """The HTTP application: which path leads where. Handlers read their bodies themselves, so that every fault is a 4xx."""
 
-from typing import Any
-
 from fastapi import FastAPI
-from pydantic import BaseModel
 from starlette.middleware.cors import CORSMiddleware
 
+from pagoda_frontend import answers
 from pagoda_frontend.access import RequestIds, RequireApiKey
 from pagoda_frontend.chat import ChatCompletions
 from pagoda_frontend.completions import Completions
 from pagoda_frontend.errors import install_error_handlers
+from pagoda_frontend.invocations import Invocations
+from pagoda_frontend.messages import Messages
+from pagoda_frontend.messages_protocol import CountTokensBody, MessagesBody
+from pagoda_frontend.openapi import EVENT_STREAM, GENERATION_ERRORS, Paths
 from pagoda_frontend.operations import Operations
 from pagoda_frontend.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from pagoda_frontend.responses import Responses
+from pagoda_frontend.responses_protocol import ResponsesBody
 from pagoda_frontend.serving import VERSION, Serving
+
+READING_ERRORS = (400, 404, 413, 503)
+PLAIN = {"text/plain": {"schema": {"type": "string"}}}
+FOLLOWING = (
+    {"name": "stream", "in": "query", "schema": {"type": "boolean"}},
+    {"name": "starting_after", "in": "query", "schema": {"type": "integer"}},
+)
 
 
 def make_app(serving: Serving) -> FastAPI:
     """The app of one frontend."""
     config = serving.config
-    app = FastAPI(title="Pagoda", version=VERSION, root_path=config.root_path)
+    url = None if config.disable_fastapi_docs else "/openapi.json"
+    app = FastAPI(title="Pagoda", version=VERSION, root_path=config.root_path, openapi_url=url)
     app.router.redirect_slashes = False
     install_error_handlers(app)
-    operations = Operations(serving=serving)
-    app.get("/health")(operations.health)
-    app.get("/ready")(operations.ready)
-    app.get("/ping")(operations.health)
-    app.post("/ping")(operations.health)
-    app.get("/version")(operations.version)
-    app.get("/load")(operations.load)
-    app.get("/metrics")(operations.metrics)
-    app.get("/v1/models")(operations.models)
-    app.get("/v1/models/{model_id:path}")(operations.model)
-    app.post("/tokenize", openapi_extra=_body(TokenizeBody))(operations.tokenize)
-    app.post("/detokenize", openapi_extra=_body(DetokenizeBody))(operations.detokenize)
-    completions = Completions(serving=serving)
-    app.post("/v1/completions", openapi_extra=_body(CompletionBody))(completions.create)
-    chat = ChatCompletions(serving=serving)
-    app.post("/v1/chat/completions", openapi_extra=_body(ChatBody))(chat.create)
+    paths = Paths(app, has_api_keys=bool(config.api_key))
+    _add_operations(paths, serving)
+    _add_generation(paths, serving)
     if config.api_key:
         app.add_middleware(RequireApiKey, keys=config.api_key)
     if config.allowed_origins:
@@ -51,16 +50,51 @@ def make_app(serving: Serving) -> FastAPI:
     return app
 
 
-def _body(body_type: type[BaseModel]) -> dict[str, Any]:
-    """The request body's part of the OpenAPI document."""
-    schema = body_type.model_json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(schema, schema)}}}}
+def _add_operations(paths: Paths, serving: Serving) -> None:
+    operations = Operations(serving=serving)
+    paths.add("GET", "/health", operations.health)
+    paths.add("GET", "/ready", operations.ready, answer=answers.ReadyAnswer, errors=(503,))
+    paths.add("GET", "/ping", operations.health)
+    paths.add("POST", "/ping", operations.health)
+    paths.add("GET", "/version", operations.version, answer=answers.VersionAnswer)
+    paths.add("GET", "/load", operations.load, answer=answers.LoadAnswer)
+    paths.add("GET", "/metrics", operations.metrics, media=PLAIN)
+    paths.add("GET", "/v1/models", operations.models, answer=answers.ModelList, errors=(503,))
+    paths.add("GET", "/v1/models/{model_id:path}", operations.model, answer=answers.ModelCard, errors=(404, 503))
+    for path, handler, body, answer in (
+        ("/tokenize", operations.tokenize, TokenizeBody, answers.TokenizeAnswer),
+        ("/detokenize", operations.detokenize, DetokenizeBody, answers.DetokenizeAnswer),
+    ):
+        paths.add("POST", path, handler, body=body, answer=answer, errors=READING_ERRORS)
+    if serving.config.enable_tokenizer_info_endpoint:
+        info = answers.TokenizerInfoAnswer
+        paths.add("GET", "/tokenizer_info", operations.tokenizer_info, answer=info, errors=(503,))
 
 
-def _inlined(node: Any, root: dict[str, Any]) -> Any:
-    """`node` with references into `root` replaced by what they name: the document has no place for definitions."""
-    if isinstance(node, dict):
-        if "$ref" in node:
-            return _inlined(root["$defs"][node["$ref"].rpartition("/")[2]], root)
-        return {name: _inlined(item, root) for name, item in node.items() if name != "$defs"}
-    return [_inlined(item, root) for item in node] if isinstance(node, list) else node
+def _add_generation(paths: Paths, serving: Serving) -> None:
+    completions = Completions(serving=serving)
+    chat = ChatCompletions(serving=serving)
+    messages = Messages(serving=serving)
+    responses = Responses(serving=serving)
+    for path, handler, body, answer in (
+        ("/v1/completions", completions.create, CompletionBody, answers.CompletionAnswer),
+        ("/v1/chat/completions", chat.create, ChatBody, answers.ChatAnswer),
+        ("/v1/messages", messages.create, MessagesBody, answers.MessagesAnswer),
+        ("/v1/responses", responses.create, ResponsesBody, answers.ResponseAnswer),
+    ):
+        paths.add("POST", path, handler, body=body, answer=answer, errors=GENERATION_ERRORS, media=EVENT_STREAM)
+    invocations = Invocations(chat=chat, completions=completions, serving=serving)
+    paths.add("POST", "/invocations", invocations.create, errors=GENERATION_ERRORS, media=EVENT_STREAM)
+    paths.add(
+        "POST",
+        "/v1/messages/count_tokens",
+        messages.count_tokens,
+        body=CountTokensBody,
+        answer=answers.CountTokensAnswer,
+        errors=READING_ERRORS,
+    )
+    kept = "/v1/responses/{response_id}"
+    found = answers.ResponseAnswer
+    paths.add("GET", kept, responses.retrieve, answer=found, errors=(400, 404), media=EVENT_STREAM, query=FOLLOWING)
+    paths.add("POST", f"{kept}/cancel", responses.cancel, answer=found, errors=(400, 404))
+    paths.add("DELETE", kept, responses.delete, answer=answers.DeletedResponse, errors=(404,))

@@ -29,14 +29,25 @@ async def read_body(request: Request, body_type: type[Body], *, max_bytes: int) 
         InvalidRequest: not JSON, or a field is wrong; `field` names it.
         BodyTooLarge: more than `max_bytes`.
     """
+    raw = await read_bytes(request, max_bytes=max_bytes)
+    if len(raw) > LARGE_BODY_BYTES:
+        return await asyncio.to_thread(parse_body, raw, body_type)
+    return parse_body(raw, body_type)
+
+
+async def read_bytes(request: Request, *, max_bytes: int) -> bytes:
+    """The JSON text that `request` carries.
+
+    Raises:
+        InvalidRequest: it says that it is something else.
+        BodyTooLarge: more than `max_bytes`.
+    """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     raw = await _read(request, max_bytes)
     if media_type != "application/json":
         given = f"got {media_type!r}" if media_type else "there is none"
         raise InvalidRequest(f"Content-Type must be application/json, {given}")
-    if len(raw) > LARGE_BODY_BYTES:
-        return await asyncio.to_thread(parse_body, raw, body_type)
-    return parse_body(raw, body_type)
+    return raw
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

@@ -3,7 +3,7 @@
 import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -17,6 +17,16 @@ logger = logging.getLogger(__name__)
 MAX_REPORTED_ERRORS = 10
 """Of all the fields that are wrong in one body, this many are named."""
 MAX_MESSAGE_CHARS = 2000
+ANTHROPIC_PREFIX = "/v1/messages"
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Error types of Anthropic's API by status."""
 SERVER_ERROR = "The server had an error while processing your request."
 
 _PATH = re.compile(r"(?:[\w.~-]*/){2,}[\w.~-]*")
@@ -49,19 +59,42 @@ def error_object(error: Exception) -> dict[str, Any]:
     return {"message": message, "type": http.type, "param": error.field, "code": int(http.status)}
 
 
+def anthropic_error(error: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI's error object as the whole body of Anthropic's Messages API."""
+    kind = ANTHROPIC_TYPES.get(error["code"], "api_error" if error["code"] >= 500 else "invalid_request_error")
+    message = error["message"] if error["param"] is None else f"{error['param']}: {error['message']}"
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def error_body(error: dict[str, Any], scope: Mapping[str, Any] | None = None) -> bytes:
+    """The whole body of an error response, in the shape of the API that `scope` (ASGI's) calls."""
+    path = "" if scope is None else scope["path"].removeprefix(scope.get("root_path", ""))
+    return orjson.dumps(anthropic_error(error) if path.startswith(ANTHROPIC_PREFIX) else {"error": error})
+
+
 def error_json(error: Exception) -> bytes:
-    """The whole body of an error response."""
-    return orjson.dumps({"error": error_object(error)})
+    """The whole body of an error response, in OpenAI's shape."""
+    return error_body(error_object(error))
 
 
-def error_response(error: Exception) -> Response:
-    """The response to a request that failed."""
+def error_response(error: Exception, scope: Mapping[str, Any] | None = None) -> Response:
+    """The response to a request that failed; `scope` as in `error_body`."""
     status = error.http.status if isinstance(error, PagodaError) else 500
     headers = {}
     if status == 503:
         retry_after_s = error.retry_after_s if isinstance(error, PagodaError) else 0.0
         headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
-    return Response(error_json(error), status_code=status, media_type="application/json", headers=headers)
+    body = error_body(error_object(error), scope)
+    return Response(body, status_code=status, media_type="application/json", headers=headers)
+
+
+def renamed(error: PagodaError, names: Mapping[str, str]) -> PagodaError:
+    """`error`, in place, as of the field that the client knows; `names`: by the field that an inner layer knows."""
+    field = error.field
+    if field is not None and field in names:
+        error.message = error.message.replace(field, names[field])
+        error.field = names[field]
+    return error
 
 
 def validation_message(errors: Sequence[Any]) -> str:
@@ -80,8 +113,8 @@ def validation_message(errors: Sequence[Any]) -> str:
 def install_error_handlers(app: FastAPI) -> None:
     """Give every failure of `app` the one shape."""
 
-    async def on_pagoda_error(_: Request, error: Exception) -> Response:
-        return error_response(error)
+    async def on_pagoda_error(request: Request, error: Exception) -> Response:
+        return error_response(error, request.scope)
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -89,11 +122,12 @@ def install_error_handlers(app: FastAPI) -> None:
         message = error.detail
         if error.status_code in (404, 405):
             message = f"{error.detail}: {request.method} {request.url.path}"
-        body = {"error": {"message": message, "type": kind, "param": None, "code": error.status_code}}
-        return Response(orjson.dumps(body), error.status_code, media_type="application/json", headers=error.headers)
+        shown = {"message": message, "type": kind, "param": None, "code": error.status_code}
+        body = error_body(shown, request.scope)
+        return Response(body, error.status_code, media_type="application/json", headers=error.headers)
 
-    async def on_bug(_: Request, error: Exception) -> Response:
-        return error_response(error)  # the server logs the traceback
+    async def on_bug(request: Request, error: Exception) -> Response:
+        return error_response(error, request.scope)  # the server logs the traceback
 
     async def on_disconnect(_: Request, error: Exception) -> Response:
         return Response(status_code=499)

@@ -66,6 +66,7 @@ class Operations:
                 add_generation_prompt=body.add_generation_prompt is not False,
                 continue_final_message=bool(body.continue_final_message),
                 chat_template_kwargs=body.chat_template_kwargs,
+                tools=body.tools,
                 add_special_tokens=bool(body.add_special_tokens),
             )
         else:
@@ -75,6 +76,20 @@ class Operations:
         strings = [model.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
         answer = {"count": len(tokens), "max_model_len": model.max_model_len, "tokens": tokens, "token_strs": strings}
         return json_response(answer)
+
+    async def tokenizer_info(self) -> Response:
+        """What the tokenizer is, with its special tokens and the chat template in use."""
+        model = self._serving.model
+        tokenizer = model.tokenizer
+        info: dict[str, Any] = {
+            **tokenizer.special_tokens,
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "name_or_path": tokenizer.name,
+            "vocab_size": tokenizer.vocab_size,
+            "model_max_length": model.max_model_len,
+            "chat_template": self._serving.chat_template or tokenizer.chat_template,
+        }
+        return json_response(info)
 
     async def detokenize(self, request: Request) -> Response:
         """Text of token ids, special tokens included."""

@@ -66,7 +66,8 @@ class Serving:
         """Requests that are being answered."""
         self._idle = asyncio.Event()
         self._idle.set()
-        self._chat_template = load_chat_template(config.chat_template)
+        self.chat_template = load_chat_template(config.chat_template)
+        """Jinja text of the flag; None takes the tokenizer's."""
         self._model: ServedModel | None = None
         self._open: dict[str, list[str]] = {}
         self._why_not = ""
@@ -218,7 +219,7 @@ class Serving:
             tokenizer=tokenizer,
             prompts=Prompts(
                 tokenizer=tokenizer,
-                chat_template=self._chat_template,
+                chat_template=self.chat_template,
                 max_model_len=info.max_model_len,
                 vocab_size=info.vocab_size,
             ),

@@ -94,7 +94,7 @@ class EventStream(Response):
                 if isinstance(fault, Exception) and not isinstance(fault, StopAsyncIteration):
                     if not isinstance(fault, PagodaError):
                         logger.error("a stream failed", exc_info=fault)
-                    await error_response(fault)(scope, receive, send)
+                    await error_response(fault, scope)(scope, receive, send)
                     return
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 if self._keep_alive_s:

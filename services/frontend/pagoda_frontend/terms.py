@@ -50,7 +50,7 @@ def tenant_of(headers: Mapping[str, str], *, has_api_keys: bool) -> str:
     """A digest of the API key; without keys what the caller says of itself, who may say anything then."""
     if not has_api_keys:
         return headers.get(TENANT_HEADER, "")[:MAX_TENANT_CHARS]
-    key = headers.get("authorization", "").partition(" ")[2].strip()
+    key = headers.get("authorization", "").partition(" ")[2].strip() or headers.get("x-api-key", "").strip()
     return hashlib.sha256(key.encode()).hexdigest()[:DIGEST_CHARS] if key else ""
 
 

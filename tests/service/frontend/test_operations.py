@@ -137,12 +137,6 @@ async def test_origins_are_allowed_only_when_named(frontend: Running) -> None:
         assert response.headers["access-control-allow-origin"] == "https://example.org"
 
 
-async def test_the_openapi_document_describes_the_bodies(frontend: Running) -> None:
-    document = (await frontend.http.get("/openapi.json")).json()
-    body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]
-    assert "messages" in body["content"]["application/json"]["schema"]["properties"]
-
-
 async def test_metrics_have_vllms_names_and_labels(frontend: Running) -> None:
     frontend.fake.load.num_used_blocks = 25
     frontend.fake.load.prefix_cache_queries = 7

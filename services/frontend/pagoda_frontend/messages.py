@@ -1,0 +1,132 @@
+"""POST /v1/messages and /v1/messages/count_tokens. The conversation behind them is that of chat completions."""
+
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from typing import Any
+
+import orjson
+from fastapi import Request, Response
+
+from pagoda_common.errors import PagodaError, RequestFailed
+from pagoda_frontend.body import read_body
+from pagoda_frontend.calls import json_response
+from pagoda_frontend.conversation import Conversation, start_conversation
+from pagoda_frontend.errors import anthropic_error, error_object, renamed
+from pagoda_frontend.messages_input import chat_body_of
+from pagoda_frontend.messages_output import BlockBuilder, Event
+from pagoda_frontend.messages_protocol import CHAT_NAMES, CountTokensBody, MessagesBody
+from pagoda_frontend.serving import Serving, unique_id
+from pagoda_frontend.sse import EventStream, unless_disconnected
+
+
+class Messages:
+    """The endpoints."""
+
+    def __init__(self, *, serving: Serving) -> None:
+        self._serving = serving
+
+    async def create(self, request: Request) -> Response:
+        """Answer one request.
+
+        Raises:
+            PagodaError: the request is wrong, was refused, or failed.
+        """
+        body = await read_body(request, MessagesBody, max_bytes=self._serving.config.max_request_body_bytes)
+        if body.stream:
+            return await self._answer(request, body)
+        return await unless_disconnected(request, self._answer(request, body))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Tokens of the prompt that a request would have; as many as there are, even if the context holds fewer.
+
+        Raises:
+            InvalidRequest: a field is wrong.
+        """
+        body = await read_body(request, CountTokensBody, max_bytes=self._serving.config.max_request_body_bytes)
+        model = self._serving.model_named(body.model)
+        chat = chat_body_of(body)
+        prompt = await model.prompts.from_messages(
+            chat.messages, chat_template_kwargs=chat.chat_template_kwargs, tools=chat.tools
+        )
+        return json_response({"input_tokens": len(prompt)})
+
+    async def _answer(self, request: Request, body: MessagesBody) -> Response:
+        try:
+            conversation = await start_conversation(
+                chat_body_of(body),
+                serving=self._serving,
+                headers=request.headers,
+                request_id=unique_id("msg_", request.headers.get("x-request-id")),
+            )
+        except PagodaError as error:
+            raise renamed(error, CHAT_NAMES) from error
+        message: dict[str, Any] = {
+            "id": conversation.run.request_id,
+            "type": "message",
+            "role": "assistant",
+            "model": body.model or conversation.model.names[0],
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(conversation),
+        }
+        headers = {"X-Request-Id": conversation.run.request_id}
+        if body.stream:
+            keep_alive_s = self._serving.config.sse_keep_alive_interval_s
+            timeout_s = conversation.run.timeout_s
+            events = _encoded_stream(conversation, message)
+            return EventStream(events, keep_alive_s=keep_alive_s, timeout_s=timeout_s, headers=headers)
+        async with aclosing(_events(conversation, message)) as stream:
+            async for _ in stream:
+                pass
+        return json_response(message, headers)
+
+
+async def _events(conversation: Conversation, message: dict[str, Any]) -> AsyncGenerator[list[Event], None]:
+    """The events of one answer, in their order; at the end `message` is whole."""
+    builder = BlockBuilder()
+    opening: list[Event] | None = None
+    finish_reason = None
+    async with aclosing(conversation.deltas()) as stream:
+        async for deltas in stream:
+            if opening is None:
+                opening = [{"type": "message_start", "message": {**message, "usage": _usage(conversation)}}]
+            yield opening + [event for delta in deltas for event in builder.add(delta)]
+            opening = []
+            finish_reason = deltas[-1].finish_reason
+    if finish_reason == "abort":
+        raise RequestFailed("the request was aborted")
+    closing = list(builder.close())
+    message |= {"content": builder.blocks, **builder.stop(), "usage": _usage(conversation)}
+    closing.append({"type": "message_delta", "delta": builder.stop(), "usage": message["usage"]})
+    yield [*closing, {"type": "message_stop"}]
+
+
+async def _encoded_stream(conversation: Conversation, message: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+    """The events as a body. An error before the first one is raised, a later one is told as an event."""
+    has_begun = False
+    async with aclosing(_events(conversation, message)) as stream:
+        try:
+            async for events in stream:
+                yield _encoded(events)
+                has_begun = True
+        except PagodaError as error:
+            if not has_begun:
+                raise
+            yield _encoded([anthropic_error(error_object(error))])
+
+
+def _encoded(events: Iterable[Event]) -> bytes:
+    return b"".join(
+        b"event: " + event["type"].encode() + b"\ndata: " + orjson.dumps(event) + b"\n\n" for event in events
+    )
+
+
+def _usage(conversation: Conversation) -> dict[str, Any]:
+    run = conversation.run
+    return {
+        "input_tokens": run.num_prompt_tokens - run.num_cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": run.num_cached_tokens,
+        "output_tokens": run.num_output_tokens,
+    }

@@ -1,0 +1,114 @@
+"""Answers of /v1/responses that later calls may ask for: a bounded memory, the oldest go first. No engine, no HTTP."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pagoda_common.errors import Code, PagodaError
+
+MAX_STORED_BYTES = 256 * 1024**2
+"""Of all stored answers with their conversations, roughly."""
+
+
+class UnknownResponse(PagodaError):
+    """No answer of this id is stored."""
+
+    code = Code.NOT_FOUND
+
+
+@dataclass(eq=False)
+class StoredResponse:
+    """One answer with the conversation that it belongs to."""
+
+    tenant: str
+    """Whose it is: nobody else finds it."""
+    response: dict[str, Any]
+    """The response object, as of now."""
+    messages: list[dict[str, Any]]
+    """The conversation up to the answer, which is added when it is whole; instructions are not part of it."""
+    num_bytes: int = 0
+    """Size of input and output, roughly."""
+    task: asyncio.Task[None] | None = None
+    """What makes the answer, when it is made in the background."""
+    events: list[bytes] | None = None
+    """Events so far, when it is streamed in the background."""
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the answer is still made."""
+        return self.task is not None and not self.task.done()
+
+    def add_events(self, events: list[bytes]) -> None:
+        """Tell followers what is new."""
+        if self.events is not None:
+            self.events += events
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
+
+    async def follow(self, start: int) -> AsyncGenerator[bytes, None]:
+        """Events from number `start` on, until the answer is whole."""
+        assert self.events is not None
+        assert self.task is not None
+        while True:
+            changed = self._changed
+            if start < len(self.events):
+                end = len(self.events)
+                yield b"".join(self.events[start:end])
+                start = end
+            elif self.task.done():
+                return
+            else:
+                waiter = asyncio.ensure_future(changed.wait())
+                try:
+                    await asyncio.wait({waiter, self.task}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    waiter.cancel()
+
+
+class ResponseStore:
+    """The stored answers."""
+
+    def __init__(self, *, max_responses: int, max_bytes: int = MAX_STORED_BYTES) -> None:
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def add(self, stored: StoredResponse) -> None:
+        """Keep `stored`; the oldest that are whole go when there are too many."""
+        if self._max_responses == 0:
+            return
+        self.remove(stored.response["id"])
+        self._stored[stored.response["id"]] = stored
+        num_bytes = sum(one.num_bytes for one in self._stored.values())
+        for response_id, old in list(self._stored.items()):
+            if len(self._stored) <= self._max_responses and num_bytes <= self._max_bytes:
+                break
+            if not old.is_running and old is not stored:
+                num_bytes -= old.num_bytes
+                self.remove(response_id)
+
+    def get(self, response_id: str, tenant: str) -> StoredResponse:
+        """The answer of that id.
+
+        Raises:
+            UnknownResponse: there is none that `tenant` may see.
+        """
+        stored = self._stored.get(response_id)
+        if stored is None or stored.tenant != tenant:
+            raise UnknownResponse(f"Response with id '{response_id[:100]}' not found.", field="response_id")
+        return stored
+
+    def remove(self, response_id: str) -> None:
+        """Forget an answer; unknown ids are ignored."""
+        self._stored.pop(response_id, None)
+
+    def items(self, tenant: str) -> dict[str, dict[str, Any]]:
+        """The output items of all answers of `tenant`, by id."""
+        answers = (stored.response["output"] for stored in self._stored.values() if stored.tenant == tenant)
+        return {item["id"]: item for output in answers for item in output}

@@ -1,0 +1,249 @@
+"""POST /v1/responses and the calls about its answers, with OpenAI's own client."""
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+
+from pagoda_common.text.tokenizer import Tokenizer
+from tests.service.frontend.harness import MODEL, Running, running_frontend, until
+
+TEXT = "An answer of some length, with 🙂 and 日本. Stop. Here."
+PATH = "/v1/responses"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load("pagoda-tiny")
+
+
+async def test_an_answer_as_the_client_reads_it(frontend: Running, tokenizer: Tokenizer) -> None:
+    frontend.fake.script = tokenizer.encode(TEXT)
+    response = await frontend.openai.responses.create(
+        model=MODEL,
+        input="hello",
+        instructions="Be short.",
+        max_output_tokens=200,
+        temperature=0.5,
+        metadata={"team": "a"},
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+    )
+    assert response.status == "completed"
+    assert response.output_text == TEXT
+    assert response.id.startswith("resp_")
+    assert (response.instructions, response.temperature, response.metadata) == ("Be short.", 0.5, {"team": "a"})
+    message: Any = response.output[0]
+    assert (message.role, message.status) == ("assistant", "completed")
+    assert len(message.content[0].logprobs) == len(frontend.fake.script) + 1
+    assert len(message.content[0].logprobs[0].top_logprobs) == 2
+    assert response.usage is not None
+    assert response.usage.output_tokens == len(frontend.fake.script) + 1
+    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+    chat = await frontend.openai.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "system", "content": "Be short."}, {"role": "user", "content": "hello"}],
+    )
+    assert chat.usage is not None
+    assert response.usage.input_tokens == chat.usage.prompt_tokens
+
+
+async def test_a_stream_has_the_typed_events_in_order(frontend: Running, tokenizer: Tokenizer) -> None:
+    frontend.fake.script = tokenizer.encode(TEXT)
+    stream = await frontend.openai.responses.create(model=MODEL, input="hello", max_output_tokens=200, stream=True)
+    events: list[Any] = [event async for event in stream]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    deltas = kinds.count("output_text.delta")
+    assert deltas > 3
+    assert kinds == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *["output_text.delta"] * deltas,
+        *("output_text.done", "content_part.done", "output_item.done", "completed"),
+    ]
+    assert events[0].response.output == []
+    assert events[0].response.status == "in_progress"
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == TEXT
+    assert events[-4].text == TEXT
+    assert len({event.item_id for event in events if hasattr(event, "item_id")}) == 1
+    whole = events[-1].response
+    assert whole.output_text == TEXT
+    assert whole.usage.output_tokens == len(frontend.fake.script) + 1
+    kept = await frontend.openai.responses.retrieve(whole.id)
+    assert kept.to_dict() == whole.to_dict()
+
+
+async def test_the_clients_stream_helper_follows(frontend: Running, tokenizer: Tokenizer) -> None:
+    frontend.fake.script = tokenizer.encode(TEXT)
+    async with frontend.openai.responses.stream(model=MODEL, input="hello", max_output_tokens=200) as stream:
+        async for _ in stream:
+            pass
+        assert (await stream.get_final_response()).output_text == TEXT
+
+
+async def test_an_answer_that_is_cut_off_is_incomplete(frontend: Running) -> None:
+    response = await frontend.openai.responses.create(model=MODEL, input="hello", max_output_tokens=3)
+    assert response.status == "incomplete"
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    message: Any = response.output[0]
+    assert message.status == "incomplete"
+    stream = await frontend.openai.responses.create(model=MODEL, input="hello", max_output_tokens=3, stream=True)
+    events = [event async for event in stream]
+    assert events[-1].type == "response.incomplete"
+
+
+async def test_a_conversation_goes_on_from_a_stored_answer(frontend: Running, tokenizer: Tokenizer) -> None:
+    frontend.fake.script = tokenizer.encode("Blue.")
+    create = frontend.openai.responses.create
+    first = await create(model=MODEL, input="My colour?", instructions="Be short.", max_output_tokens=20)
+    second = await create(model=MODEL, input="Why?", previous_response_id=first.id, max_output_tokens=20)
+    stream = await create(model=MODEL, input="Why?", previous_response_id=first.id, max_output_tokens=20, stream=True)
+    async for _ in stream:
+        pass
+    given: list[Any] = [
+        {"role": "user", "content": [{"type": "input_text", "text": "My colour?"}]},
+        {"type": "item_reference", "id": first.output[0].id},
+        {"type": "message", "role": "user", "content": "Why?"},
+    ]
+    await create(model=MODEL, input=given, max_output_tokens=20, store=False)
+    _, *prompts = [submit.prompt_token_ids for submit in frontend.fake.submits]
+    assert prompts[0] == prompts[1] == prompts[2]  # the instructions belong to their own turn
+    assert second.previous_response_id == first.id
+    third = await create(model=MODEL, input="And?", previous_response_id=second.id, max_output_tokens=20)
+    assert third.usage is not None
+    assert second.usage is not None
+    assert third.usage.input_tokens > second.usage.input_tokens
+
+
+async def test_what_is_stored_can_be_deleted_and_what_is_not_cannot_be_found(frontend: Running) -> None:
+    responses = frontend.openai.responses
+    kept = await responses.create(model=MODEL, input="x", max_output_tokens=2)
+    dropped = await responses.create(model=MODEL, input="x", max_output_tokens=2, store=False)
+    await responses.delete(kept.id)
+    for response_id in (kept.id, dropped.id, "resp_of_nobody"):
+        with pytest.raises(openai.NotFoundError):
+            await responses.retrieve(response_id)
+        with pytest.raises(openai.NotFoundError):
+            await responses.cancel(response_id)
+        with pytest.raises(openai.NotFoundError):
+            await responses.create(model=MODEL, input="x", previous_response_id=response_id)
+
+
+async def test_the_store_is_bounded_and_keeps_the_newest() -> None:
+    async with running_frontend(max_stored_responses=2) as running:
+        ids = [(await running.openai.responses.create(model=MODEL, input="x", max_output_tokens=2)).id for _ in "abc"]
+        with pytest.raises(openai.NotFoundError):
+            await running.openai.responses.retrieve(ids[0])
+        for response_id in ids[1:]:
+            assert (await running.openai.responses.retrieve(response_id)).id == response_id
+
+
+async def test_an_answer_is_found_only_with_the_key_that_asked_for_it() -> None:
+    async with running_frontend(api_key=("mine", "other")) as running:
+        mine, other = (running.openai.with_options(api_key=key).responses for key in ("mine", "other"))
+        response = await mine.create(model=MODEL, input="x", max_output_tokens=2)
+        assert (await mine.retrieve(response.id)).id == response.id
+        with pytest.raises(openai.NotFoundError):
+            await other.retrieve(response.id)
+
+
+async def test_in_the_background(frontend: Running) -> None:
+    responses = frontend.openai.responses
+    frontend.fake.is_paused = True
+    response = await responses.create(model=MODEL, input="x", max_output_tokens=5, background=True)
+    assert response.status == "queued"
+    assert (await responses.retrieve(response.id)).status == "queued"
+    frontend.fake.is_paused = False
+    async with asyncio.timeout(20):
+        while (response := await responses.retrieve(response.id)).status in ("queued", "in_progress"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert response.status == "incomplete"
+    assert (await responses.cancel(response.id)).status == "incomplete"
+
+
+async def test_cancelling_ends_what_is_made_in_the_background(frontend: Running) -> None:
+    responses = frontend.openai.responses
+    frontend.fake.step_s = 0.01
+    response = await responses.create(model=MODEL, input="x", background=True, extra_body={"ignore_eos": True})
+    await until(lambda: frontend.fake.num_open_sequences == 1)
+    assert (await responses.cancel(response.id)).status == "cancelled"
+    assert (await responses.retrieve(response.id)).status == "cancelled"
+    await until(lambda: frontend.fake.num_open_sequences == 0)
+    assert frontend.server.serving.num_open == 0
+    foreground = await responses.create(model=MODEL, input="x", max_output_tokens=2)
+    with pytest.raises(openai.BadRequestError, match="background"):
+        await responses.cancel(foreground.id)
+
+
+async def test_a_background_stream_goes_on_without_its_reader_and_can_be_read_again(frontend: Running) -> None:
+    responses = frontend.openai.responses
+    frontend.fake.step_s = 0.005
+    stream = await responses.create(model=MODEL, input="x", max_output_tokens=40, background=True, stream=True)
+    first: Any = await anext(aiter(stream))
+    await stream.close()
+    again: list[Any] = [event async for event in await responses.retrieve(first.response.id, stream=True)]
+    assert again[-1].type == "response.incomplete"
+    assert [event.sequence_number for event in again] == list(range(len(again)))
+    tail: list[Any] = [
+        event async for event in await responses.retrieve(first.response.id, stream=True, starting_after=5)
+    ]
+    assert [event.sequence_number for event in tail] == list(range(6, len(again)))
+
+
+async def test_a_client_that_leaves_ends_its_answer(frontend: Running) -> None:
+    frontend.fake.step_s = 0.01
+    extra = {"ignore_eos": True}
+    stream = await frontend.openai.responses.create(model=MODEL, input="x", stream=True, extra_body=extra)
+    await anext(aiter(stream))
+    await stream.close()
+    await until(lambda: len(frontend.fake.aborted) == 1)
+    await until(lambda: frontend.server.serving.num_open == 0)
+
+
+async def test_a_failure_in_a_stream_is_an_event(frontend: Running) -> None:
+    frontend.fake.step_s = 0.01
+    extra = {"ignore_eos": True}
+    stream = await frontend.openai.responses.create(model=MODEL, input="x", stream=True, extra_body=extra)
+    events = aiter(stream)
+    await anext(events)
+    draining = asyncio.create_task(frontend.server.drain(0.0))
+    last: Any = [event async for event in events][-1]
+    await draining
+    assert last.type == "response.failed"
+    assert last.response.status == "failed"
+    assert last.response.error.code == "server_error"
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"input": None}, "input"),
+    ({"input": [{"type": "message", "content": "x"}]}, "input"),
+    ({"input": [{"role": "user"}]}, "input"),
+    ({"input": [{"type": "web_search_call", "id": "x"}]}, "input"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
+    ({"input": [{"type": "function_call", "call_id": "x", "name": "y"}]}, "input"),
+    ({"input": []}, "input"),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"temperature": 3}, "temperature"),
+    ({"top_logprobs": 21}, "top_logprobs"),
+    ({"tools": [{"type": "web_search"}]}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tool_choice": {"type": "file_search"}}, "tool_choice"),
+    ({"background": True, "store": False}, "background"),
+    ({"metadata": {"a": "b" * 513}}, "metadata"),
+    ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
+    ({"conversation": "conv_1"}, "conversation"),
+    ({"model": "another"}, "model"),
+    ({"input": "word " * 3000}, "input"),
+]
+
+
+async def test_bad_requests_name_the_field_as_it_was_given(frontend: Running) -> None:
+    for fields, name in BAD:
+        for stream in (False, True):
+            response = await frontend.post(PATH, {"model": MODEL, "input": "x", "stream": stream, **fields})
+            assert response.status_code in (400, 404), (fields, response.text)
+            assert response.json()["error"]["param"] == name, (fields, response.text)
+    assert not frontend.fake.submits
