@@ -90,6 +90,31 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "max_position_embeddings": 512,
         },
     ),
+    "MixtralForCausalLM": ("mixtral", _SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "Qwen2MoeForCausalLM": (
+        "qwen2_moe",
+        _SMALL
+        | {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 56,
+            "use_sliding_window": True,
+            "sliding_window": 29,
+        },
+    ),
+    "Qwen3MoeForCausalLM": (
+        "qwen3_moe",
+        _SMALL
+        | {
+            "head_dim": 24,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [0],
+        },
+    ),
     "ArceeForCausalLM": ("arcee", _SMALL),
     "MinistralForCausalLM": ("ministral", _SMALL | {"head_dim": 16, "sliding_window": 21}),
 }
@@ -115,19 +140,19 @@ def make_checkpoint(architecture: str, directory: str | Path, seed: int = 0, **o
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            _initialise(name, parameter, generator)
+            _initialise(name, parameter, generator, norm_mean=0.0 if model_type.startswith("gemma") else 1.0)
     directory = Path(directory)
     model.save_pretrained(directory)
     _write_tokenizer(directory)
     return directory
 
 
-def _initialise(name: str, parameter: Any, generator: Any) -> None:
+def _initialise(name: str, parameter: Any, generator: Any, *, norm_mean: float) -> None:
     """Weights so large that greedy outputs vary, and that logits differ by far more than rounding."""
     noise = parameter.new_empty(parameter.shape).normal_(generator=generator)
     is_norm = any(part in name for part in ("norm", "ln_")) and name.endswith("weight")
     if is_norm:
-        parameter.copy_(1 + 0.2 * noise)
+        parameter.copy_(norm_mean + 0.2 * noise)
     elif parameter.dim() == 1:
         parameter.copy_(0.05 * noise)
     elif any(part in name for part in ("embed_positions", "wpe")):

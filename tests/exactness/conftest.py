@@ -7,16 +7,8 @@ import pytest
 import torch
 import transformers
 
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import ARCHITECTURES, make_checkpoint
 
-ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "GPT2LMHeadModel",
-    "OPTForCausalLM",
-)
 LENGTHS = (1, 15, 16, 17, 33, 300)
 NUM_PROMPTS = 20
 NUM_TOKENS = 48
@@ -49,15 +41,18 @@ def make_prompts(vocab_size: int) -> list[list[int]]:
 
 @torch.inference_mode()
 def make_reference(architecture: str, directory: Path) -> Reference:
-    """Generate with transformers, one prompt at a time, in float32."""
+    """Generate with transformers in float32, prompts of one length at a time (without any padding)."""
     make_checkpoint(architecture, directory)
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     prompts = make_prompts(model.config.vocab_size)
-    outputs, logprobs = [], []
-    for prompt in prompts:
+    outputs: dict[int, list[int]] = {}
+    logprobs: dict[int, list[float]] = {}
+    for length in LENGTHS:
+        numbers = [number for number, prompt in enumerate(prompts) if len(prompt) == length]
+        input_ids = torch.tensor([prompts[number] for number in numbers])
         result = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            input_ids,
+            attention_mask=torch.ones_like(input_ids),
             max_new_tokens=NUM_TOKENS,
             min_new_tokens=NUM_TOKENS,
             do_sample=False,
@@ -65,11 +60,13 @@ def make_reference(architecture: str, directory: Path) -> Reference:
             return_dict_in_generate=True,
             output_logits=True,
         )
-        tokens = result.sequences[0, len(prompt) :]
-        rows = torch.stack([logits[0] for logits in result.logits]).log_softmax(dim=-1)
-        outputs.append(tokens.tolist())
-        logprobs.append(rows.gather(1, tokens[:, None])[:, 0].tolist())
-    return Reference(directory, prompts, outputs, logprobs)
+        tokens = result.sequences[:, length:]  # [n, NUM_TOKENS]
+        rows = torch.stack(result.logits, dim=1).log_softmax(dim=-1)  # [n, NUM_TOKENS, vocab_size]
+        chosen = rows.gather(2, tokens[..., None])[..., 0]
+        for row, number in enumerate(numbers):
+            outputs[number], logprobs[number] = tokens[row].tolist(), chosen[row].tolist()
+    order = range(len(prompts))
+    return Reference(directory, prompts, [outputs[i] for i in order], [logprobs[i] for i in order])
 
 
 @pytest.fixture(scope="session", params=ARCHITECTURES)

@@ -7,7 +7,8 @@ import pytest
 
 from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.sampling_params import SamplingParams
-from tests.exactness.conftest import NUM_TOKENS, Reference
+from tests.checkpoints import ARCHITECTURES
+from tests.exactness.conftest import LENGTHS, NUM_TOKENS, Reference
 from tests.harness.engine import running_engine
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -27,8 +28,9 @@ def make_config(
 
 async def test_alone(reference: Reference) -> None:
     async with running_engine(make_config(reference)) as engine:
-        for number, prompt in enumerate(reference.prompts):
-            assert await engine.tokens(str(number), prompt, GREEDY) == reference.outputs[number], number
+        for number in range(len(LENGTHS), 2 * len(LENGTHS)):  # those before are alone in test_log_probabilities
+            tokens = await engine.tokens(str(number), reference.prompts[number], GREEDY)
+            assert tokens == reference.outputs[number], number
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
@@ -49,7 +51,7 @@ async def test_all_at_once_with_too_few_blocks(reference: Reference) -> None:
 async def test_log_probabilities(reference: Reference) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=3)
     async with running_engine(make_config(reference)) as engine:
-        for number, prompt in enumerate(reference.prompts[:6]):
+        for number, prompt in enumerate(reference.prompts[: len(LENGTHS)]):
             outputs = await engine.generate(str(number), prompt, params)
             rows = [row for output in outputs for row in output.logprobs or []]
             assert [row.logprobs[0] for row in rows] == pytest.approx(reference.logprobs[number], abs=1e-4)
@@ -61,9 +63,21 @@ async def test_log_probabilities(reference: Reference) -> None:
 
 
 COMBINATIONS = list(itertools.product([True, False], [True, False], [24, 2048], ["recompute", "swap"]))
+"""async_scheduling, enable_prefix_caching, max_num_batched_tokens, preemption_mode."""
+ALL_COMBINED = ARCHITECTURES[:6]
+SOME_COMBINED = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Cohere2ForCausalLM", "Qwen2MoeForCausalLM")
+"""Their layers differ from one another; two of the combinations in which most goes on."""
+CASES = [
+    *((architecture, *combination) for architecture in ALL_COMBINED for combination in COMBINATIONS),
+    *((architecture, True, True, 24, mode) for architecture in SOME_COMBINED for mode in ("recompute", "swap")),
+]
 
 
-@pytest.mark.parametrize(("is_async", "prefix_caching", "max_num_batched_tokens", "preemption_mode"), COMBINATIONS)
+@pytest.mark.parametrize(
+    ("reference", "is_async", "prefix_caching", "max_num_batched_tokens", "preemption_mode"),
+    CASES,
+    indirect=["reference"],
+)
 async def test_every_combination_under_preemption(
     reference: Reference, is_async: bool, prefix_caching: bool, max_num_batched_tokens: int, preemption_mode: str
 ) -> None:

@@ -1,99 +1,13 @@
 """Greedy tokens and log probabilities equal transformers' for every architecture, whatever the batch and the chunks."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from pagoda_common.sampling_params import SamplingParams
-from tests.checkpoints import ARCHITECTURES, VOCAB_SIZE, make_checkpoint
+from tests.checkpoints import ARCHITECTURES
 from tests.unit.worker.driver import Driver, Tracked
-
-LENGTHS = (1, 15, 16, 17, 33, 300)
-NUM_TOKENS = 24
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "OPT with norms behind and a narrow embedding": (
-        "OPTForCausalLM",
-        {"do_layer_norm_before": False, "word_embed_proj_dim": 32},
-    ),
-    "Llama with biases and llama3 rope": (
-        "LlamaForCausalLM",
-        {
-            "attention_bias": True,
-            "mlp_bias": True,
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 1000.0,
-                "factor": 4.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 64,
-            },
-        },
-    ),
-    "Llama with linear rope": (
-        "LlamaForCausalLM",
-        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}},
-    ),
-    "Qwen3 with yarn rope": (
-        "Qwen3ForCausalLM",
-        {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 128,
-            }
-        },
-    ),
-    "Llama with gelu and one KV head": ("LlamaForCausalLM", {"hidden_act": "gelu", "num_key_value_heads": 1}),
-    "GPT-2 with scales by layer, untied": (
-        "GPT2LMHeadModel",
-        {"scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False, "n_inner": 100},
-    ),
-}
-
-
-def make_prompts(lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(5)
-    return [torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths]
-
-
-@dataclass
-class Reference:
-    """A checkpoint, and what transformers says about it."""
-
-    driver: Driver
-    model: Any
-    outputs: list[list[int]]
-
-    def logprobs(self, tokens: list[int]) -> torch.Tensor:
-        """[len(tokens), vocab] of the token behind each."""
-        with torch.inference_mode():
-            return self.model(torch.tensor([tokens])).logits[0].float().log_softmax(-1)  # type: ignore[no-any-return]
-
-
-def open_reference(directory: Path, architecture: str, **overrides: Any) -> Reference:
-    from transformers import AutoModelForCausalLM
-
-    torch.set_num_threads(1)
-    make_checkpoint(architecture, directory, **overrides)
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    outputs = []
-    for prompt in make_prompts():
-        ids = torch.tensor([prompt])
-        generated = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=NUM_TOKENS,
-            min_new_tokens=NUM_TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-        )
-        outputs.append(generated[0, len(prompt) :].tolist())
-    return Reference(Driver(directory), model, outputs)
+from tests.unit.worker.reference import NUM_TOKENS, Reference, make_prompts, open_reference
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -151,13 +65,6 @@ def test_logprobs_equal_transformers(reference: Reference) -> None:
                     assert float(columns.logprobs[entry]) == pytest.approx(actual, abs=1e-4)
                 at += count
         assert described == list(range(1, len(sequence.prompt)))
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_variants_equal_transformers(name: str, tmp_path: Path) -> None:
-    architecture, overrides = VARIANTS[name]
-    reference = open_reference(tmp_path, architecture, **overrides)
-    assert outputs_of(reference.driver.generate(make_prompts(), max_tokens=NUM_TOKENS)) == reference.outputs
 
 
 @pytest.mark.parametrize("block_size", [1, 5, 32])

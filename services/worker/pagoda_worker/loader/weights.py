@@ -163,8 +163,9 @@ def _copy(tensor: Tensor, source: WeightSource, parameter: Tensor) -> None:
     if source.is_transposed:
         tensor = tensor.t()
     if source.group_rows:
-        groups = tensor.unflatten(0, (-1, sum(source.group_rows))).split(source.group_rows, dim=1)
-        tensor = torch.cat([group.flatten(0, 1) for group in groups])
+        groups = tensor.view(-1, sum(source.group_rows), *tensor.shape[1:])
+        parts = torch.split(groups, list(source.group_rows), dim=1)
+        tensor = torch.cat([part.flatten(0, 1) for part in parts])
     target = parameter
     if source.num_rows is not None:
         target = parameter[source.row_start : source.row_start + source.num_rows]

@@ -22,6 +22,7 @@ from pagoda_worker.models.llama import (
     qwen3_spec,
     smollm3_spec,
 )
+from pagoda_worker.models.moe import MIXTRAL_NAMES, QWEN_MOE_NAMES, mixtral_spec, qwen2_moe_spec, qwen3_moe_spec
 from pagoda_worker.models.olmo import OLMO2_NAMES, olmo2_spec, olmo3_spec, olmo_spec
 from pagoda_worker.models.opt import OPT_NAMES, opt_spec
 from pagoda_worker.models.phi import PHI3_NAMES, PHI_NAMES, phi3_spec, phi_spec
@@ -67,6 +68,9 @@ FAMILIES: dict[str, Family] = {
     "GPTNeoXForCausalLM": Family(gpt_neox_spec, GPT_NEOX_NAMES),
     "PhiForCausalLM": Family(phi_spec, PHI_NAMES),
     "FalconForCausalLM": Family(falcon_spec, falcon_weights),
+    "MixtralForCausalLM": Family(mixtral_spec, MIXTRAL_NAMES),
+    "Qwen2MoeForCausalLM": Family(qwen2_moe_spec, QWEN_MOE_NAMES),
+    "Qwen3MoeForCausalLM": Family(qwen3_moe_spec, QWEN_MOE_NAMES),
     "GPT2LMHeadModel": Family(gpt2_spec, GPT2_NAMES),
     "OPTForCausalLM": Family(opt_spec, OPT_NAMES),
 }

@@ -46,6 +46,13 @@ class MoeSpec:
     sparse_layers: tuple[bool, ...] = ()
     """Which layers have experts; empty: all."""
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_experts_per_token <= self.num_experts:
+            raise ModelLoadError(
+                f"num_experts_per_tok is {self.num_experts_per_token}, must be between 1 and num_experts, "
+                f"{self.num_experts}"
+            )
+
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts."""
         return self.sparse_layers[layer] if self.sparse_layers else True

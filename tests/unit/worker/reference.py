@@ -1,0 +1,57 @@
+"""A small checkpoint, what transformers makes of it, and a driver of the worker on it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.unit.worker.driver import Driver
+
+LENGTHS = (1, 15, 16, 17, 33, 300)
+NUM_TOKENS = 24
+
+
+def make_prompts(lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
+    """Random prompts of some lengths."""
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths]
+
+
+@dataclass
+class Reference:
+    """A checkpoint, and what transformers says about it."""
+
+    driver: Driver
+    model: Any
+    outputs: list[list[int]]
+
+    def logprobs(self, tokens: list[int]) -> torch.Tensor:
+        """[len(tokens), vocab] of the token behind each."""
+        with torch.inference_mode():
+            return self.model(torch.tensor([tokens])).logits[0].float().log_softmax(-1)  # type: ignore[no-any-return]
+
+
+def open_reference(
+    directory: Path, architecture: str, *, max_model_len: int | None = None, **overrides: Any
+) -> Reference:
+    """Write a checkpoint and generate from it with transformers, one prompt at a time."""
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    make_checkpoint(architecture, directory, **overrides)
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    outputs = []
+    for prompt in make_prompts():
+        ids = torch.tensor([prompt])
+        generated = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NUM_TOKENS,
+            min_new_tokens=NUM_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        outputs.append(generated[0, len(prompt) :].tolist())
+    return Reference(Driver(directory, max_model_len=max_model_len), model, outputs)
