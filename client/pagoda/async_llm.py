@@ -10,6 +10,7 @@ import itertools
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Self
 
 from pagoda.engine_process import PrivateEngine
@@ -22,8 +23,10 @@ from pagoda_common.config import EMBEDDED_MODEL
 from pagoda_common.engine_client import EngineClient, EngineRequest
 from pagoda_common.errors import InvalidRequest, NotReady
 from pagoda_common.generation import TextStream
+from pagoda_common.generation_config import resolve_generation_config
 from pagoda_common.outputs import RequestOutput
-from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.sampling_params import RequestOutputKind, SamplingParams
+from pagoda_common.text.bad_words import bad_words_token_ids
 from pagoda_common.text.tokenizer import Tokenizer
 
 CONNECT_TIMEOUT_S = 60.0
@@ -55,6 +58,7 @@ class AsyncLLM:
         self._starting = asyncio.Lock()
         self._id_prefix = secrets.token_hex(4)
         self._ids = itertools.count()
+        self._bad_words: tuple[tuple[str, ...], tuple[tuple[int, ...], ...]] = ((), ())
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -135,7 +139,14 @@ class AsyncLLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the checkpoint's generation_config.json recommends."""
-        return default_sampling_params(self.model_info.generation_config_json)
+        model = self.config.model
+        return default_sampling_params(
+            resolve_generation_config(
+                self.model_info.generation_config_json,
+                source=model.generation_config,
+                override=model.override_generation_config,
+            )
+        )
 
     async def generate(
         self,
@@ -147,6 +158,8 @@ class AsyncLLM:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Everything so far, whenever there is more; the last one has `finished` set.
 
+        sampling_params.output_kind changes that: DELTA gives what is new each time, FINAL_ONLY the last one alone.
+
         Leaving the loop early aborts the request when the generator is closed.
 
         Raises:
@@ -157,14 +170,21 @@ class AsyncLLM:
         if len(prompts) != 1:
             raise InvalidRequest(f"generate takes one prompt, got {len(prompts)}", field="prompt")
         tokenizer = self.get_tokenizer()
-        (read,) = await asyncio.to_thread(read_prompts, prompts, tokenizer=tokenizer, model_info=self.model_info)
         params = sampling_params or self.get_default_sampling_params()
+        (read,) = await asyncio.to_thread(
+            read_prompts, prompts, tokenizer=tokenizer, model_info=self.model_info, params=params
+        )
         self.check_params(params)
         request = self.make_request(read, params, request_id=request_id, priority=priority)
         builder = RequestOutputBuilder(request=request, prompt=read, tokenizer=tokenizer)
         async with aclosing(self.follow(request, builder)) as changes:
             async for _ in changes:
-                yield builder.build()
+                if params.output_kind is RequestOutputKind.DELTA:
+                    yield builder.take()
+                elif params.output_kind is RequestOutputKind.CUMULATIVE:
+                    yield builder.build()
+        if params.output_kind is RequestOutputKind.FINAL_ONLY:
+            yield builder.build()
 
     async def abort(self, request_id: str) -> None:
         """End a request; its generator gives what there is, with finish_reason "abort"."""
@@ -189,6 +209,8 @@ class AsyncLLM:
         beam_search: BeamSearchParams | None = None,
     ) -> EngineRequest:
         """A request that can be submitted."""
+        if params.bad_words and not params.bad_words_token_ids:
+            params = replace(params, bad_words_token_ids=self._bad_words_token_ids(tuple(params.bad_words)))
         return EngineRequest(
             request_id=request_id or f"{self._id_prefix}-{next(self._ids)}",
             prompt_token_ids=prompt.token_ids,
@@ -197,6 +219,12 @@ class AsyncLLM:
             cache_salt=prompt.cache_salt,
             beam_search=beam_search,
         )
+
+    def _bad_words_token_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """Remembers the words of the call before: thousands of prompts share theirs."""
+        if self._bad_words[0] != words:
+            self._bad_words = words, bad_words_token_ids(words, self.get_tokenizer())
+        return self._bad_words[1]
 
     async def follow(self, request: EngineRequest, builder: RequestOutputBuilder) -> AsyncGenerator[None, None]:
         """Submit `request` and fill `builder`; yields after each change, aborts when closed."""

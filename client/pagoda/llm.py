@@ -142,7 +142,10 @@ class LLM:
             PagodaError: the engine is gone. A request that alone fails has finish_reason "error" instead.
         """
         read = read_prompts(
-            as_prompt_list(prompts), tokenizer=self.get_tokenizer(), model_info=self._async_llm.model_info
+            as_prompt_list(prompts),
+            tokenizer=self.get_tokenizer(),
+            model_info=self._async_llm.model_info,
+            params=sampling_params,
         )
         return self._generate(read, sampling_params, use_tqdm, priority)
 
@@ -181,7 +184,9 @@ class LLM:
             for conversation in conversations
         ]
         info = self._async_llm.model_info
-        read = read_prompts(rendered, tokenizer=tokenizer, model_info=info, add_special_tokens=False)
+        read = read_prompts(
+            rendered, tokenizer=tokenizer, model_info=info, add_special_tokens=False, params=sampling_params
+        )
         return self._generate(read, sampling_params, use_tqdm, None)
 
     def beam_search(

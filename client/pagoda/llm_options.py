@@ -1,5 +1,6 @@
 """LLM's keyword arguments, with vLLM's names, as an EngineConfig. Starts nothing."""
 
+import json
 from dataclasses import fields
 from typing import Any
 
@@ -33,7 +34,7 @@ def engine_config_from_options(
         if size != 1:
             raise ConfigError(f"{name} is {size}, only 1 is supported", field=name)
     given = {
-        ALIASES.get(name, name): value
+        ALIASES.get(name, name): _plain(value)
         for name, value in options.items()
         if name not in WITHOUT_EFFECT and value is not None
     }
@@ -46,3 +47,12 @@ def engine_config_from_options(
         name = next(iter(given))
         raise ConfigError(f"unknown argument {name!r}", field=name)
     return EngineConfig(**built)
+
+
+def _plain(value: Any) -> Any:
+    """`value` as a config holds it: lists as tuples, classes by name, objects as JSON text."""
+    if isinstance(value, list | tuple):
+        return tuple(_plain(item) for item in value)
+    if isinstance(value, type):
+        return f"{value.__module__}:{value.__qualname__}"
+    return json.dumps(value) if isinstance(value, dict) else value

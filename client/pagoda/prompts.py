@@ -8,6 +8,7 @@ from pagoda.v1 import types_pb2
 from pagoda_common.errors import InvalidRequest, RequestTooLong
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_common.text.tokenizer import Tokenizer
+from pagoda_common.truncation import truncation_of
 
 
 class TextPrompt(TypedDict):
@@ -56,10 +57,12 @@ def read_prompts(
     tokenizer: Tokenizer,
     model_info: types_pb2.ModelInfo,
     add_special_tokens: bool = True,
+    params: SamplingParams | Sequence[SamplingParams] | None = None,
 ) -> list[Prompt]:
-    """Check and encode `prompts`.
+    """Check, encode and truncate `prompts`.
 
     Args:
+        params: one for all, or one per prompt; they say how prompts are truncated.
         add_special_tokens: False for rendered conversations, whose template wrote them.
 
     Raises:
@@ -76,11 +79,21 @@ def read_prompts(
     encoded = tokenizer.encode_batch([texts[place] or "" for place in places], add_special_tokens=add_special_tokens)
     ids_of |= dict(zip(places, encoded, strict=True))
     for place in range(len(prompts)):
+        own = params[place] if isinstance(params, Sequence) and place < len(params) else params
+        if isinstance(own, SamplingParams) and own.truncate_prompt_tokens is not None:
+            ids_of[place] = _truncated(ids_of[place], own, model_info)
         _check_token_ids(ids_of[place], model_info, f"prompts[{place}]")
     return [
         Prompt(text=text, token_ids=ids_of[place], cache_salt=salt)
         for place, (text, salt) in enumerate(zip(texts, salts, strict=True))
     ]
+
+
+def _truncated(token_ids: list[int], params: SamplingParams, model_info: types_pb2.ModelInfo) -> list[int]:
+    truncation = truncation_of(
+        params.truncate_prompt_tokens, "left", max_tokens=params.max_tokens, max_model_len=model_info.max_model_len
+    )
+    return token_ids if truncation is None else truncation.apply(token_ids)
 
 
 def _read(prompt: Any, field: str) -> tuple[str | None, list[int] | None, str]:
@@ -126,7 +139,7 @@ def check_params(params: SamplingParams, *, model_info: types_pb2.ModelInfo, max
         value = getattr(params, name)
         if value is not None and max_logprobs not in (None, -1) and (value == -1 or value > max_logprobs):
             raise InvalidRequest(f"{name} is {value}, max_logprobs is {max_logprobs}", field=name)
-    for name in ("allowed_token_ids", "logit_bias", "stop_token_ids"):
+    for name in ("allowed_token_ids", "logit_bias", "logprob_token_ids", "stop_token_ids"):
         largest = max(getattr(params, name) or (0,))
         if largest >= model_info.vocab_size:
             raise InvalidRequest(f"{name} has token {largest}, the vocabulary has {model_info.vocab_size}", field=name)

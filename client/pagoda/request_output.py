@@ -60,6 +60,8 @@ class _Sequence:
     cumulative_logprob: float = 0.0
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    num_taken_chars: int = 0
+    num_taken_tokens: int = 0
 
 
 class RequestOutputBuilder:
@@ -107,6 +109,17 @@ class RequestOutputBuilder:
             prompt_logprobs=self._prompt_logprobs(),
             num_cached_tokens=self._num_cached_tokens,
         )
+
+    def take(self) -> RequestOutput:
+        """What is new since the last time, in the shape of `build` (output_kind DELTA)."""
+        output = self.build()
+        for completion, sequence in zip(output.outputs, self._sequences, strict=True):
+            completion.text = completion.text[sequence.num_taken_chars :]
+            completion.token_ids = completion.token_ids[sequence.num_taken_tokens :]
+            if completion.logprobs is not None:
+                completion.logprobs = completion.logprobs[sequence.num_taken_tokens :]
+            sequence.num_taken_chars, sequence.num_taken_tokens = len(sequence.text), len(sequence.token_ids)
+        return output
 
     def _completion(self, index: int, sequence: _Sequence) -> CompletionOutput:
         return CompletionOutput(

@@ -22,7 +22,7 @@ from pagoda_frontend.protocol import GenerationBody
 from pagoda_frontend.run import Run
 from pagoda_frontend.serving import ServedModel, Serving
 from pagoda_frontend.terms import Terms
-from pagoda_frontend.truncation import Truncation, truncation_of
+from pagoda_common.truncation import Truncation, truncation_of
 
 
 def sampling_params_of(

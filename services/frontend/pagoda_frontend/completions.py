@@ -27,7 +27,7 @@ from pagoda_frontend.run import CollectedSequence
 from pagoda_frontend.serving import ServedModel, Serving, unique_id
 from pagoda_frontend.sse import EventStream, stream_events, unless_disconnected
 from pagoda_frontend.terms import terms_of
-from pagoda_frontend.truncation import Truncation
+from pagoda_common.truncation import Truncation
 
 MAX_PROMPTS = 1024
 
