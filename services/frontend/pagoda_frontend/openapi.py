@@ -21,7 +21,7 @@ ERRORS = {
     504: "The request's own time limit is over.",
 }
 GENERATION_ERRORS = tuple(ERRORS)
-EVENT_STREAM: dict[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
+EVENT_STREAM: dict[str, Any] = {"text/event-stream": {}}
 
 
 class Paths:
