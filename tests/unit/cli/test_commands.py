@@ -1,0 +1,76 @@
+"""The command as a whole: what there is, exit codes, completion."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pagoda.cli import COMMANDS, main, make_parser
+from pagoda.commands import chat
+from pagoda_common.errors import NotReady
+
+
+@pytest.mark.parametrize("command", [command.name for command in COMMANDS])
+def test_every_command_has_help_in_groups(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        make_parser().parse_args([*command.split(), "--help"])
+    printed = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert printed.startswith(f"usage: pagoda {command} ")
+    assert "--config FILE" in printed
+
+
+def test_the_flags_of_serve_stand_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["serve", "--help"])
+    printed = capsys.readouterr().out
+    groups = ("model:", "cache:", "scheduling:", "workers:", "frontend:", "processes:", "accepted for compatibility")
+    places = [printed.index(f"\n{group}") for group in groups]
+    assert places == sorted(places)
+
+
+def test_errors_end_with_code_1_and_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(args: object) -> object:
+        raise NotReady("nobody is there")
+
+    monkeypatch.setattr(chat, "open_server", fail)
+    assert main(["chat", "-q", "hi"]) == 1
+    assert capsys.readouterr().err == "pagoda chat: error: nobody is there\n"
+
+
+def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(args: object) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(chat, "open_server", interrupt)
+    assert main(["complete", "-q", "hi"]) == 130
+
+
+@pytest.mark.parametrize(
+    ("shell", "marker"), [("bash", "complete "), ("zsh", "compdef"), ("fish", "function __fish_pagoda_complete")]
+)
+def test_each_shell_gets_its_completion(shell: str, marker: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    assert marker in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("pagoda ser", {"serve "}), ("pagoda serve --max-num-s", {"--max-num-seqs "}), ("pagoda bench ", {"latency"})],
+)
+def test_a_shell_that_asks_gets_commands_and_flags(line: str, expected: set[str], tmp_path: Path) -> None:
+    answer = tmp_path / "completions"
+    environment = os.environ | {
+        "_ARGCOMPLETE": "1",
+        "_ARGCOMPLETE_IFS": "\n",
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+    }
+    command = [sys.executable, "-m", "pagoda"]
+    subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=True, timeout=120)
+    assert expected <= set(answer.read_text().split("\n"))

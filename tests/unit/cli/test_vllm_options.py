@@ -1,0 +1,64 @@
+"""vLLM's options that mean nothing here: accepted where they ask for nothing, refused with a reason otherwise."""
+
+import argparse
+
+import pytest
+
+from pagoda.cli import make_parser
+from pagoda.commands.serve import plan
+from pagoda.vllm_options import OPTIONS, add_vllm_flags, check_vllm_args
+from pagoda_common.errors import ConfigError
+
+
+def check(*words: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_vllm_flags(parser)
+    check_vllm_args(parser.parse_args(words))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("--tensor-parallel-size", "1", "-pp", "1", "--kv-cache-dtype", "auto", "--quantization", "none"),
+        ("--enforce-eager", "--swap-space", "4", "--disable-log-stats", "--compilation-config", '{"level": 3}'),
+        ("--distributed-executor-backend", "mp", "--runner", "generate", "--tokenizer-mode", "auto"),
+    ],
+)
+def test_what_asks_for_nothing_is_accepted(words: tuple[str, ...]) -> None:
+    check(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-tp", "2"), "tensor_parallel_size=2 is not supported: one worker holds a whole model"),
+        (("--pipeline-parallel-size", "4"), "pipeline_parallel_size=4"),
+        (("--trust-remote-code",), "trust_remote_code is not supported: no code of a checkpoint is run"),
+        (("--enable-lora",), "enable_lora is not supported"),
+        (("-q", "awq"), "quantization=awq is not supported"),
+        (("--runner", "pooling"), "runner=pooling is not supported: models generate, they do not pool"),
+        (("--kv-cache-dtype", "fp8"), "kv_cache_dtype=fp8"),
+    ],
+)
+def test_what_asks_for_something_is_refused_with_the_reason(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        check(*words)
+    assert caught.value.field in {option.name for option in OPTIONS}
+
+
+def test_an_option_that_pagoda_has_is_left_alone() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tensor-parallel-size", "-tp", type=int, dest="tensor_parallel_size")
+    add_vllm_flags(parser)
+    args = parser.parse_args(["-tp", "8"])
+    check_vllm_args(args)
+    assert args.tensor_parallel_size == 8
+
+
+def test_serve_refuses_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    args = make_parser().parse_args(["serve", "--tensor-parallel-size", "2"])
+    with pytest.raises(SystemExit) as ended:
+        plan(args, args.parser)
+    assert ended.value.code == 2
+    assert "tensor_parallel_size=2 is not supported" in capsys.readouterr().err
