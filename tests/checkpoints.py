@@ -140,11 +140,18 @@ def make_checkpoint(architecture: str, directory: str | Path, seed: int = 0, **o
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            _initialise(name, parameter, generator, norm_mean=0.0 if model_type.startswith("gemma") else 1.0)
+            _initialise(name, parameter, generator, norm_mean=_norm_mean(model_type, name))
     directory = Path(directory)
     model.save_pretrained(directory)
     _write_tokenizer(directory)
     return directory
+
+
+def _norm_mean(model_type: str, name: str) -> float:
+    """Gemma stores norm weights less one; in its later models what a layer adds must not drown in large embeddings."""
+    if not model_type.startswith("gemma"):
+        return 1.0
+    return 9.0 if model_type != "gemma" and ".post_" in name else 0.0
 
 
 def _initialise(name: str, parameter: Any, generator: Any, *, norm_mean: float) -> None:

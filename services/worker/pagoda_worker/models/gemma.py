@@ -32,7 +32,7 @@ def _common(config: HfConfig, *, num_kv_heads: int) -> dict[str, Any]:
     }
 
 
-def _sandwiched(config: HfConfig, *, attention_softcap: float | None, logit_softcap: float | None) -> dict[str, Any]:
+def _sandwiched(config: HfConfig) -> dict[str, Any]:
     """What Gemma 2 and 3 share."""
     options = _common(config, num_kv_heads=4)
     return {
@@ -40,8 +40,6 @@ def _sandwiched(config: HfConfig, *, attention_softcap: float | None, logit_soft
         "activation": str(get(config, "hidden_activation", "gelu_pytorch_tanh")),
         "norms": "both",
         "scales": (float(get(config, "query_pre_attn_scalar", 256)) ** -0.5,) * options["num_layers"],
-        "attention_softcap": config.get("attn_logit_softcapping", attention_softcap),
-        "logit_softcap": config.get("final_logit_softcapping", logit_softcap),
     }
 
 
@@ -60,7 +58,7 @@ def gemma_spec(config: HfConfig) -> DecoderSpec:
 
 def gemma2_spec(config: HfConfig) -> DecoderSpec:
     """Gemma2ForCausalLM: soft caps, norms around attention and feed-forward, a window in every other layer."""
-    options = _sandwiched(config, attention_softcap=50.0, logit_softcap=30.0)
+    options = _sandwiched(config)
     kinds = layer_kinds(config, options["num_layers"], lambda layer: layer % 2 == 0)
     rope = rope_spec(config)
     return DecoderSpec(
@@ -68,13 +66,18 @@ def gemma2_spec(config: HfConfig) -> DecoderSpec:
         max_position_embeddings=max_positions(rope, int(get(config, "max_position_embeddings", 8192))),
         rope=rope,
         windows=windows(kinds, config.get("sliding_window", 4096)),
+        attention_softcap=config.get("attn_logit_softcapping", 50.0),
+        logit_softcap=config.get("final_logit_softcapping", 30.0),
         **options,
     )
 
 
 def gemma3_spec(config: HfConfig) -> DecoderSpec:
-    """Gemma3ForCausalLM: query and key norms; five layers of six have a window and a rotation of their own."""
-    options = _sandwiched(config, attention_softcap=None, logit_softcap=None)
+    """Gemma3ForCausalLM: query and key norms; five layers of six have a window and a rotation of their own.
+
+    attn_logit_softcapping means nothing here, in transformers neither.
+    """
+    options = _sandwiched(config)
     pattern = int(get(config, "sliding_window_pattern", get(config, "_sliding_window_pattern", 6)))
     kinds = layer_kinds(config, options["num_layers"], lambda layer: (layer + 1) % pattern != 0)
     ropes = rope_specs_by_kind(config, default_thetas={GLOBAL: 1e6, LOCAL: 1e4})
@@ -85,5 +88,6 @@ def gemma3_spec(config: HfConfig) -> DecoderSpec:
         layer_ropes=tuple(ropes[kind] for kind in kinds),
         windows=windows(kinds, config.get("sliding_window", 4096)),
         qk_norm="head",
+        logit_softcap=config.get("final_logit_softcapping"),
         **options,
     )
