@@ -16,8 +16,9 @@ from pagoda_common.structural_tag import structural_tag_grammar
 from pagoda_common.structured_outputs import StructuredOutputsParams
 from pagoda_common.text.tokenizer import Tokenizer
 
-WHITESPACE = r"[ \n\r\t]{1,40}"
-"""Between the tokens of JSON. Bounded: a model that only indents would never end."""
+WHITESPACE = r" |\n[ \t]{0,20}"
+"""Between the tokens of JSON: a space, or a new line with its indentation. Bounded, for a model that is not sure what
+comes next likes to go on with white space for ever."""
 LIMITS = LLParserLimits(verbose_errors=False)
 """llguidance's own bounds on the size of grammar, lexer and parser state, which keep a step at milliseconds."""
 FIELD = "structured_outputs"

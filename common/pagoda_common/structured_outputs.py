@@ -47,7 +47,8 @@ class StructuredOutputsParams:
     disable_additional_properties: bool = False
     """JSON objects have no properties besides those that their schema names, unless it says so itself."""
     whitespace_pattern: str | None = None
-    """Regular expression of what may stand between the tokens of JSON; None is up to 40 characters of white space."""
+    """Regular expression of what may stand between the tokens of JSON; None is a space, or a new line and up
+    to 20 spaces or tabs."""
     start_after_token_ids: Sequence[int] = ()
     """The constraint begins behind this run of output tokens (the end of reasoning); empty: at once. Before the run has
     appeared everything but an end may be sampled. Stored as a tuple."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from pagoda_worker.batch import (
     PromptLogprobs,
     StepTimings,
 )
+from pagoda_worker.grammars import Grammars, no_compiler
 from pagoda_worker.input_batch import InputBatch, StepInputs
 from pagoda_worker.kv_cache import KVCache
 from pagoda_worker.logits_processors import LogitsProcessors
@@ -27,6 +29,7 @@ from pagoda_worker.logprobs import logprob_columns
 from pagoda_worker.models.decoder import Decoder, ForwardContext
 from pagoda_worker.sampler import Sampler
 from pagoda_worker.sampling_columns import NO_LOGPROBS
+from pagoda_worker.structured import Constraints, TokenMask
 
 MAX_PROMPT_LOGPROB_ROWS = 256
 """Prompt positions whose logits are held at once."""
@@ -46,6 +49,8 @@ class ModelRunner:
         device: torch.device,
         logprobs_mode: LogprobsMode = "raw_logprobs",
         logits_processors: LogitsProcessors | None = None,
+        grammars: Grammars | None = None,
+        eos_token_ids: tuple[int, ...] = (),
     ) -> None:
         self._model = model
         self._kv_cache = kv_cache
@@ -60,6 +65,12 @@ class ModelRunner:
         )
         self._processors = logits_processors or LogitsProcessors()
         self._sampler = Sampler(columns=self.input_batch.sampling, processors=self._processors)
+        self._constraints = Constraints(
+            grammars=grammars or Grammars(no_compiler),
+            max_num_seqs=max_num_seqs,
+            vocab_size=model.spec.vocab_size,
+            eos_token_ids=eos_token_ids,
+        )
         self._gives_processed = logprobs_mode.startswith("processed")
         self._gives_logprobs = logprobs_mode.endswith("logprobs")
 
@@ -78,6 +89,7 @@ class ModelRunner:
         self._kv_cache.copy(step.blocks_to_copy)
         batch.apply(step)
         self._update_processors(step)
+        self._constraints.apply(step, batch.is_in_use)
         if step.num_seqs == 0:
             return ModelRunnerOutput(timings=StepTimings(prepare_ns=clock.lap()))
         inputs = batch.prepare(step)
@@ -87,6 +99,7 @@ class ModelRunner:
                 bad_slots=inputs.bad_slots,
                 timings=StepTimings(prepare_ns=clock.lap()),
             )
+        token_mask = self._constraints.begin(inputs.slots[inputs.is_sampled])
         token_ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
         context = self._context(inputs, positions)
         prepare_ns = clock.lap()
@@ -97,7 +110,7 @@ class ModelRunner:
         forward_ns = clock.lap()
         prompt_logprobs = self._prompt_logprobs(hidden, inputs)
         batch.advance(inputs)
-        output = self._sample(step, inputs, sampled_rows, logits)
+        output = self._sample(step, inputs, sampled_rows, logits, token_mask)
         return ModelRunnerOutput(
             num_sampled_tokens=output.num_sampled_tokens,
             token_ids=output.token_ids,
@@ -144,7 +157,12 @@ class ModelRunner:
         return self._model.compute_logits(hidden)
 
     def _sample(
-        self, step: ExecuteModelInput, inputs: StepInputs, sampled_rows: IntArray, logits: Tensor
+        self,
+        step: ExecuteModelInput,
+        inputs: StepInputs,
+        sampled_rows: IntArray,
+        logits: Tensor,
+        token_mask: Future[TokenMask] | None,
     ) -> ModelRunnerOutput:
         """Sample the rows whose last known token was computed, and log what they got."""
         batch = self.input_batch
@@ -161,6 +179,7 @@ class ModelRunner:
                 num_prompt_tokens=batch.num_prompt_tokens[slots],
                 num_tokens=batch.num_tokens[slots],
             ),
+            token_mask=None if token_mask is None else token_mask.result(),
             keep_processed=self._gives_processed and bool((asked != NO_LOGPROBS).any()),
         )
         judged = logits if output.processed is None else output.processed
@@ -171,6 +190,7 @@ class ModelRunner:
             slots, token_ids, batch_rows = slots[is_good], token_ids[is_good], batch_rows[is_good]
             judged = judged[torch.from_numpy(is_good).to(logits.device)]
         batch.append_tokens(slots, token_ids)
+        self._constraints.advance(slots, token_ids)
         num_sampled = None
         if slots.size != step.num_seqs:
             num_sampled = np.zeros(step.num_seqs, dtype=np.int64)
@@ -193,7 +213,7 @@ class ModelRunner:
         batch = self.input_batch
         if bool(torch.isfinite(logits).any()) and not bool(torch.isnan(logits).any() | torch.isposinf(logits).any()):
             message = "the parameters of the request, or a logits processor, leave no token to sample"
-            return batch.fail(slot, Code.INVALID_ARGUMENT, message)
+            return batch.fail(slot, Code.INVALID_ARGUMENT, self._constraints.problem_of(slot) or message)
         self._kv_cache.sanitize(batch.block_table[slot, : batch.num_blocks_of[slot]].astype(np.int64))
         position = int(batch.num_tokens[slot])
         return batch.fail(slot, Code.INTERNAL, f"the model gave no finite logits for token {position}")

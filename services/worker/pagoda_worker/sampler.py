@@ -1,7 +1,8 @@
 """Sampler: logits to tokens, a pure function of (logits, sampling params, token log, seed, offset). No loop over rows.
 
-Order: logits processors, masks and biases, penalties, temperature, min-p, top-k, top-p; then a race among what is left,
-with one random number for each (seed, offset, token). So neither the batch nor a restart changes what is sampled.
+Order: logits processors, structured outputs, masks and biases, penalties, temperature, min-p, top-k, top-p; then a race
+among what is left, with one random number for each (seed, offset, token). So neither the batch nor a restart changes
+what is sampled.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pagoda_kernels.apply_token_bitmask import apply_token_bitmask
 from pagoda_kernels.philox import philox_keys
 from pagoda_kernels.sample_tokens import filter_logits, sample_tokens
 from pagoda_worker.batch import IntArray
@@ -18,6 +20,7 @@ from pagoda_worker.logits_processors import LogitsProcessors
 from pagoda_worker.logits_rules import LogitsRules
 from pagoda_worker.logits_state import LogitsBatch
 from pagoda_worker.sampling_columns import SamplingColumns
+from pagoda_worker.structured import TokenMask
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,17 +43,27 @@ class Sampler:
         self._processors = processors
         self._rules: LogitsRules | None = None
 
-    def sample(self, logits: Tensor, batch: LogitsBatch, *, keep_processed: bool = False) -> SamplerOutput:
+    def sample(
+        self,
+        logits: Tensor,
+        batch: LogitsBatch,
+        *,
+        token_mask: TokenMask | None = None,
+        keep_processed: bool = False,
+    ) -> SamplerOutput:
         """One token for each row.
 
         Args:
             logits: [n, vocab_size] float32; not changed.
             batch: the rows; a row's output tokens so far are the new token's offset.
+            token_mask: what constrained rows may sample.
             keep_processed: give the logits that were sampled from as well.
         """
         columns, slots = self._columns, batch.slots
         if self._processors is not None:
             logits = self._processors.apply(logits, batch)
+        if token_mask is not None:
+            logits = _masked(logits, token_mask)
         if columns.has_rules[slots].any():
             if self._rules is None:
                 self._rules = LogitsRules(columns=columns, vocab_size=logits.shape[1], device=logits.device)
@@ -90,3 +103,11 @@ class Sampler:
         offsets = (batch.num_tokens - batch.num_prompt_tokens).astype(np.uint64)
         keys = torch.from_numpy(philox_keys(self._columns.seed[batch.slots], offsets)).to(logits.device)
         return sample_tokens(logits, keys, **filters)
+
+
+def _masked(logits: Tensor, mask: TokenMask) -> Tensor:
+    bits = torch.from_numpy(mask.bits).to(logits.device)
+    if mask.rows.size == logits.shape[0]:
+        return apply_token_bitmask(logits, bits)
+    rows = torch.from_numpy(mask.rows).to(logits.device)
+    return logits.index_copy(0, rows, apply_token_bitmask(logits[rows], bits))

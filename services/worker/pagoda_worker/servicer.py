@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import logging
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,15 +25,36 @@ from pagoda_worker.worker import Worker
 
 Result = TypeVar("Result")
 
+logger = logging.getLogger(__name__)
+
 PROGRESS_PERIOD_S = 0.2
 """Between two messages of LoadModel."""
+STUCK_AFTER_S = 10.0
+"""A step that runs on for so long after its scheduler has given it up will never end."""
+EXIT_STUCK = 70
+"""Exit code (EX_SOFTWARE) of a worker that cannot compute any more."""
+
+
+def _end_process() -> None:
+    """Whoever keeps this process running starts a sound one; the stuck thread cannot be ended otherwise."""
+    os._exit(EXIT_STUCK)
+
+
+def _nothing() -> None:
+    """To be run on the model thread, behind whatever it does."""
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     """Every RPC reads a message, calls the core on the model thread and writes the reply."""
 
-    def __init__(self, *, worker: Worker, set_serving: Callable[[bool], Awaitable[None]]) -> None:
-        """`set_serving` hears whether the Execute stream would be answered."""
+    def __init__(
+        self,
+        *,
+        worker: Worker,
+        set_serving: Callable[[bool], Awaitable[None]],
+        on_stuck: Callable[[], None] = _end_process,
+    ) -> None:
+        """`set_serving` hears whether the Execute stream would be answered; `on_stuck` that a step never ends."""
         self.fence = Fence()
         self._worker = worker
         self._set_serving = set_serving
@@ -41,6 +64,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._load: asyncio.Task[ModelFacts] | None = None
         self._loaded_bytes = (0, 0)
         self._is_closed = False
+        self._is_executing = False
+        self._on_stuck = on_stuck
 
     @property
     def last_step(self) -> int:
@@ -63,12 +88,24 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         if is_new:
             self._replace_stream(None, "a newer scheduler took over")
             await self._set_serving(False)
+        await self._wait_for_step()
         info = await self._on_model_thread(self._worker.init_device, config)
         return worker_pb2.InitDeviceResponse(
             worker_incarnation=self.fence.incarnation,
             device=info.description,
             total_memory_bytes=info.total_memory_bytes,
         )
+
+    async def _wait_for_step(self) -> None:
+        """A scheduler begins anew: let the step that runs end. One that never does has the model thread for good."""
+        if not self._is_executing:
+            return
+        try:
+            async with asyncio.timeout(STUCK_AFTER_S):
+                await self._on_model_thread(_nothing)
+        except TimeoutError:
+            logger.critical("a step has not ended %g s after the scheduler gave it up", STUCK_AFTER_S)
+            self._on_stuck()
 
     async def LoadModel(
         self, request: worker_pb2.LoadModelRequest, context: Any
@@ -169,6 +206,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         if answer is None:
             # Handed over before anything is awaited: steps reach the model thread in the order they arrived.
             step = execute_model_input_from_proto(request)
+            self._worker.expect(step)
             running = asyncio.get_running_loop().run_in_executor(
                 self._thread, self._execute, step, time.perf_counter_ns()
             )
@@ -184,7 +222,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
     def _execute(self, step: ExecuteModelInput, arrived_ns: int) -> ModelRunnerOutput:
         queue_ns = time.perf_counter_ns() - arrived_ns
-        output = self._worker.execute_model(step)
+        self._is_executing = True
+        try:
+            output = self._worker.execute_model(step)
+        finally:
+            self._is_executing = False
         return dataclasses.replace(output, timings=dataclasses.replace(output.timings, queue_ns=queue_ns))
 
     async def GetStatus(self, request: worker_pb2.GetStatusRequest, context: Any) -> worker_pb2.GetStatusResponse:

@@ -10,8 +10,10 @@ import torch
 
 from pagoda_common.config import EngineConfig
 from pagoda_common.errors import ConfigError, OutOfMemory, PagodaError, StaleEpoch
+from pagoda_common.grammar import GrammarCompiler
 from pagoda_worker.batch import ExecuteModelInput, ModelRunnerOutput
 from pagoda_worker.device import DeviceInfo, available_memory_bytes, choose_dtype, claim_device
+from pagoda_worker.grammars import Grammars, load_tokenizer
 from pagoda_worker.kv_cache import KVCache, block_bytes
 from pagoda_worker.loader.checkpoint import open_checkpoint
 from pagoda_worker.loader.weights import Progress, fill_dummy_weights, load_weights
@@ -56,6 +58,7 @@ class Worker:
         self._model: Decoder | None = None
         self._dtype = torch.float32
         self._runner: ModelRunner | None = None
+        self._grammars = Grammars(self._load_compiler)
         self._failure: str | None = None
         self.facts: ModelFacts | None = None
         """Set once loaded."""
@@ -85,6 +88,7 @@ class Worker:
 
     def _release(self) -> None:
         self._config = self._device = self._model = self._runner = self.facts = None
+        self._grammars = Grammars(self._load_compiler)
         self.num_blocks = 0
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -239,6 +243,8 @@ class Worker:
             logits_processors=load_logits_processors(
                 config.model.logits_processors, vocab_size=model.spec.vocab_size, device=device.device
             ),
+            grammars=self._grammars,
+            eos_token_ids=facts.eos_token_ids,
         )
         self._failure = None
         self.num_blocks = num_blocks
@@ -261,6 +267,21 @@ class Worker:
             self._failure = f"{type(error).__name__}: {error}"
             logger.exception("the step failed")
             raise PagodaError(f"the step failed: {self._failure}") from error
+
+    def expect(self, step: ExecuteModelInput) -> None:
+        """Begin to compile the constraints of a step that will run soon. Returns at once, for any thread to call."""
+        for request in step.new_requests:
+            if request.sampling_params.structured_outputs is not None:
+                self._grammars.template(request.sampling_params.structured_outputs)
+
+    def _load_compiler(self) -> GrammarCompiler:
+        config, _ = self._claimed()
+        model, facts = self._loaded()
+        return GrammarCompiler(
+            tokenizer=load_tokenizer(config.model.model, revision=config.model.revision),
+            vocab_size=model.spec.vocab_size,
+            eos_token_ids=facts.eos_token_ids,
+        )
 
     def _claimed(self) -> tuple[EngineConfig, DeviceInfo]:
         if self._config is None or self._device is None:

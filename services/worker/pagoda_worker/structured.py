@@ -1,0 +1,180 @@
+"""Constraints: which tokens each constrained sequence may sample next, by slot. Knows matchers and bits; no tensors."""
+
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLExecutor, LLMatcher
+
+from pagoda_common.errors import PagodaError
+from pagoda_worker.batch import ExecuteModelInput, IntArray, NewRequest
+from pagoda_worker.grammars import Grammars, Template
+
+NUM_FILL_THREADS = 4
+Words = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenMask:
+    """The tokens that constrained rows of a batch may sample."""
+
+    rows: IntArray
+    """[m] places in the batch."""
+    bits: npt.NDArray[np.uint8]
+    """[m, bytes] token i is bit i % 8 of byte i // 8."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ConstrainedSequence:
+    """One output and how far its constraint has come; a function of the output's tokens."""
+
+    template: Template
+    end_token_ids: frozenset[int]
+    """They are the grammar's end, and no part of it."""
+    start_run: tuple[int, ...]
+    """Output tokens behind which the constraint begins."""
+    pending: list[int]
+    """Output tokens that the matcher has not seen."""
+    matcher: LLMatcher | None = None
+    is_started: bool = False
+    is_ended: bool = False
+    problem: str | None = None
+    """Why nothing can be sampled any more."""
+    recent: deque[int] = field(default_factory=deque)
+
+    def catch_up(self) -> None:
+        """Wait for the grammar if it is still being compiled, and show it the tokens so far."""
+        if self.matcher is None and self.problem is None:
+            try:
+                self.matcher = self.template.result().deep_copy()
+            except PagodaError as error:
+                self.problem = error.message
+            self.recent = deque(maxlen=len(self.start_run))
+            self.is_started = not self.start_run
+        pending, self.pending = self.pending, []
+        for token_id in pending:
+            self._accept(token_id)
+
+    def _accept(self, token_id: int) -> None:
+        if self.problem is not None or self.is_ended or self.matcher is None:
+            return
+        if not self.is_started:
+            self.recent.append(token_id)
+            self.is_started = tuple(self.recent) == self.start_run
+        elif token_id in self.end_token_ids:
+            self.is_ended = True
+        elif not self.matcher.consume_token(token_id):
+            self.fail()
+
+    def fail(self) -> None:
+        """The matcher is in an error state."""
+        assert self.matcher is not None
+        self.problem = f"the output cannot go on under structured_outputs: {self.matcher.get_error().strip()}"[:500]
+
+
+class Constraints:
+    """Matchers by slot. A step asks for the mask before the forward pass and takes it behind it."""
+
+    def __init__(
+        self, *, grammars: Grammars, max_num_seqs: int, vocab_size: int, eos_token_ids: tuple[int, ...]
+    ) -> None:
+        """`eos_token_ids` end the outputs of requests that ignore them as well: a grammar needs some end."""
+        self._grammars = grammars
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._sequences: dict[int, ConstrainedSequence] = {}
+        self._is_constrained = np.zeros(max_num_seqs, dtype=np.bool_)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="token-mask")
+
+    def apply(self, step: ExecuteModelInput, is_in_use: npt.NDArray[np.bool_]) -> None:
+        """Forget freed slots, take on new constrained sequences."""
+        if self._sequences:
+            for slot in (*step.freed_slots.tolist(), *(request.slot for request in step.new_requests)):
+                if self._sequences.pop(slot, None) is not None:
+                    self._is_constrained[slot] = False
+        for request in step.new_requests:
+            if request.sampling_params.structured_outputs is not None and is_in_use[request.slot : request.slot + 1]:
+                self._add(request)
+
+    def _add(self, request: NewRequest) -> None:
+        params = request.sampling_params
+        assert params.structured_outputs is not None
+        ends = {*(request.eos_token_ids or self._eos_token_ids), *(params.stop_token_ids or ())}
+        self._sequences[request.slot] = ConstrainedSequence(
+            template=self._grammars.template(params.structured_outputs),
+            end_token_ids=frozenset(token_id for token_id in ends if token_id < self._vocab_size),
+            start_run=tuple(params.structured_outputs.start_after_token_ids),
+            pending=request.output_token_ids.tolist(),
+        )
+        self._is_constrained[request.slot] = True
+
+    def begin(self, slots: IntArray) -> Future[TokenMask] | None:
+        """The mask of the rows of `slots` on its way, computed beside the forward pass; None when no row has one."""
+        rows = np.flatnonzero(self._is_constrained[slots])
+        if not rows.size:
+            return None
+        return self._thread.submit(self._mask, rows, [self._sequences[slot] for slot in slots[rows].tolist()])
+
+    @cached_property
+    def _executor(self) -> LLExecutor:
+        return LLExecutor(min(NUM_FILL_THREADS, len(os.sched_getaffinity(0))))
+
+    def _mask(self, rows: IntArray, sequences: list[ConstrainedSequence]) -> TokenMask:
+        for sequence in sequences:
+            sequence.catch_up()
+        compiled = [place for place, sequence in enumerate(sequences) if sequence.matcher is not None]
+        if not compiled:
+            return TokenMask(rows=rows, bits=np.zeros((rows.size, -(-self._vocab_size // 8)), dtype=np.uint8))
+        end_id, num_bits = self._grammars.compiler.end_id, self._grammars.compiler.num_bits
+        bits: Words = np.zeros((rows.size, -(-num_bits // 32)), dtype=np.uint32)
+        self._fill(bits, sequences)
+        may_end = (bits[:, end_id // 32] >> np.uint32(end_id % 32)) & 1
+        for place, sequence in enumerate(sequences):
+            if not sequence.is_started and sequence.problem is None:
+                bits[place] = 0xFFFFFFFF
+                _set(bits[place], sequence.end_token_ids, False)
+            elif sequence.is_ended or may_end[place]:
+                _set(bits[place], sequence.end_token_ids, True)
+        return TokenMask(rows=rows, bits=bits.view(np.uint8))
+
+    def _fill(self, bits: Words, sequences: list[ConstrainedSequence]) -> None:
+        """The masks of those whose grammar has begun and not ended."""
+        matched = [
+            (sequence.matcher, place)
+            for place, sequence in enumerate(sequences)
+            if sequence.matcher is not None
+            and sequence.is_started
+            and not sequence.is_ended
+            and sequence.problem is None
+        ]
+        if not matched:
+            return
+        self._executor.unsafe_compute_mask_ptr(matched, bits.ctypes.data, bits.shape[1] * 4, bits.shape[0])
+        for matcher, place in matched:
+            if matcher.is_error():
+                sequences[place].fail()
+                bits[place] = 0
+
+    def advance(self, slots: IntArray, token_ids: IntArray) -> None:
+        """Take what the rows of `slots` have sampled."""
+        if not self._sequences:
+            return
+        for row in np.flatnonzero(self._is_constrained[slots]).tolist():
+            self._sequences[int(slots[row])].pending.append(int(token_ids[row]))
+
+    def problem_of(self, slot: int) -> str | None:
+        """Why a constrained `slot` has no token to sample; None when it is not constrained."""
+        sequence = self._sequences.get(slot)
+        if sequence is None:
+            return None
+        return sequence.problem or "structured_outputs and the other parameters together leave no token to sample"
+
+
+def _set(row: Words, token_ids: frozenset[int], is_allowed: bool) -> None:
+    for token_id in token_ids:
+        bit = np.uint32(1 << (token_id % 32))
+        row[token_id // 32] = row[token_id // 32] | bit if is_allowed else row[token_id // 32] & ~bit
