@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pagoda_common.heartbeat import HeartbeatReader
+
 logger = logging.getLogger(__name__)
 
 EXIT_CONFIG = 2
@@ -41,6 +43,8 @@ class RestartPolicy:
     """Longest pause."""
     healthy_after_s: float = 5.0
     """A child that ran this long has recovered: its failures are forgotten."""
+    silent_after_s: float = 6.0
+    """A child whose heartbeats, once begun, are missing for so long hangs: it is killed."""
     max_failures: int = 10
     """Failures in a row after which the child is given up."""
 
@@ -88,6 +92,7 @@ class Child:
         self.service = service
         self.process: asyncio.subprocess.Process | None = None
         """The process of now; None before the first start and between two."""
+        self._policy = policy
         self._back_off = BackOff(policy)
         self._output = output
         self._stopping = asyncio.Event()
@@ -143,6 +148,7 @@ class Child:
     async def _run(self) -> int:
         # A pipe of our own: with asyncio's, wait() would last until grandchildren have closed it as well.
         read_end, write_end = os.pipe()
+        heartbeat = HeartbeatReader()
         try:
             self.process = process = await asyncio.create_subprocess_exec(
                 *self.service.command,
@@ -150,17 +156,30 @@ class Child:
                 stdout=write_end,
                 stderr=write_end,
                 start_new_session=True,  # the terminal's Ctrl-C is ours alone: we end children in order
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **heartbeat.environment()},
+                pass_fds=(heartbeat.write_end,),
             )
         finally:
+            heartbeat.started()
             os.close(write_end)
             pump = asyncio.create_task(self._pump(read_end), name=f"output of {self.service.name}")
         if self._stopping.is_set():
             self._signal(signal.SIGTERM)
+        watch = asyncio.create_task(
+            heartbeat.watch(silent_after_s=self._policy.silent_after_s, on_silence=self._kill_silent),
+            name=f"heartbeats of {self.service.name}",
+        )
         code = await process.wait()
+        watch.cancel()
+        await asyncio.wait([watch])
+        heartbeat.close()
         await asyncio.wait([pump], timeout=OUTPUT_GRACE_S)
         pump.cancel()
         return code
+
+    def _kill_silent(self) -> None:
+        logger.error("%s hangs: no heartbeat for %g s; killed", self.service.name, self._policy.silent_after_s)
+        self._signal(signal.SIGKILL)
 
     async def _pump(self, read_end: int) -> None:
         lines = asyncio.StreamReader(limit=LINE_BYTES)

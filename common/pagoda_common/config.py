@@ -126,6 +126,8 @@ class SchedulerConfig:
     """Which of several worker groups takes a request: where its prefix is cached, against load; or each in turn."""
     async_scheduling: bool = True
     """Send step N+1 before the result of step N is back."""
+    step_watchdog_s: float = 2.0
+    """Least time after which an unanswered step means that the worker hangs (more where steps are slow); 0 is never."""
     max_num_queued_reqs: int | None = None
     """Most sequences waiting; None is no bound."""
     max_num_queued_tokens: int | None = None
@@ -140,6 +142,7 @@ class SchedulerConfig:
         _check_choice("scheduling_policy", self.policy, get_args(SchedulingPolicy))
         _check_choice("preemption_mode", self.preemption_mode, get_args(PreemptionMode))
         _check_choice("routing_policy", self.routing_policy, get_args(RoutingPolicy))
+        _check(self.step_watchdog_s >= 0, "step_watchdog_s", self.step_watchdog_s, "at least 0 seconds")
         for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
             bound = getattr(self, name)
             _check(bound is None or bound >= 1, name, bound, "at least 1")

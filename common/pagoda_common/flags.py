@@ -164,6 +164,13 @@ _SCHEDULER = (
         help="with several workers: send a request where its prefix is cached, against load, or to each in turn",
     ),
     Flag(field="async_scheduling", help="send a step before the result of the one before is back"),
+    Flag(
+        field="step_watchdog_s",
+        names=("--step-watchdog",),
+        parse=float,
+        metavar="SECONDS",
+        help="least time after which a step without an answer means that its worker hangs; 0 is never",
+    ),
     Flag(field="max_num_queued_reqs", parse=int, metavar="N", help="most sequences waiting; more are refused (503)"),
     Flag(
         field="max_num_queued_tokens",

@@ -10,6 +10,7 @@ import uvloop
 
 from pagoda_common.flags import add_child_flags, add_frontend_flags, config_errors, frontend_config_from_args
 from pagoda_common.frontend_config import FrontendConfig
+from pagoda_common.heartbeat import beat
 from pagoda_common.logging import configure_logging
 from pagoda_common.process import die_with_parent
 from pagoda_common.rpc import stop_signals
@@ -27,6 +28,7 @@ async def serve(config: FrontendConfig) -> int:
         except OSError as error:
             logger.error("%s", error)
             return 1
+        beating = asyncio.create_task(beat())
         stopped = asyncio.create_task(stop.wait())
         failed = asyncio.create_task(server.wait_failed())
         await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
@@ -37,6 +39,7 @@ async def serve(config: FrontendConfig) -> int:
         failed.cancel()
         logger.info("draining, up to %g s", config.drain_timeout_s)
         await server.drain(config.drain_timeout_s)
+        beating.cancel()
         logger.info("bye")
         return 0
 

@@ -19,6 +19,7 @@ from pagoda_common.flags import (
     config_errors,
     engine_config_from_args,
 )
+from pagoda_common.heartbeat import beat
 from pagoda_common.logging import configure_logging
 from pagoda_common.process import die_with_parent
 from pagoda_common.rpc import RpcServer, stop_signals
@@ -55,6 +56,7 @@ async def serve(
             logger.info("metrics on http://%s:%d/metrics", host, serve_metrics(registry, host=host, port=metrics_port))
         exempt_what_exists()
         background = [
+            asyncio.create_task(beat()),
             asyncio.create_task(_follow_readiness(engine, server)),
             asyncio.create_task(release_memory_when_idle(engine)),
         ]

@@ -40,6 +40,8 @@ class Beams:
         beam.is_held = True
         if not group.collect(beam, logprobs, row):
             return
+        for sequence in group.sequences:
+            sequence.num_crashes = 0
         parents, continuations = group.beams, group.advance()
         # The first continuation of a beam takes its place, after the others have forked from it.
         chosen: list[Request | None] = [None] * len(continuations)

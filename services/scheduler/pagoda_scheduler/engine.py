@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pagoda_common.config import EngineConfig
-from pagoda_common.errors import DeadlineExceeded, NotReady, PagodaError, Superseded
+from pagoda_common.errors import DeadlineExceeded, NotReady, PagodaError, RequestFailed, Superseded
 from pagoda_common.outputs import FinishReason
 from pagoda_scheduler.deadlines import Deadlines
 from pagoda_scheduler.engine_core import EngineCore
@@ -161,10 +161,18 @@ class Engine:
         self._past.num_worker_losses += 1
         if not self.cores:
             self.not_ready_reason = reason
+        poisonous = core.scheduler.blame()
         orphans = core.scheduler.take_all()
         if orphans:
             logger.warning("worker group lost (%s): %d sequences will be recomputed", reason, len(orphans))
-        self._place(orphans)
+        for request in poisonous:
+            logger.error("request %s crashes its worker whenever it is computed: failed", request.request_id)
+            request.finish_reason = "error"
+            request.error = RequestFailed(
+                f"this request crashed its worker {request.num_crashes} times in a row, the last time alone: {reason}"
+            )
+            self._finish_unqueued(request)
+        self._place(request for request in orphans if not request.is_finished)
         self.announce()
 
     def deliver(self, result: StepResult) -> None:

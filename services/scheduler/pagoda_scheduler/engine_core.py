@@ -7,11 +7,15 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pagoda_common.config import EngineConfig
+from pagoda_common.errors import NotReady
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_scheduler.request import Request
 from pagoda_scheduler.scheduler import Scheduler
 from pagoda_scheduler.step import ModelRunnerOutput, SchedulerOutput, StepResult
 from pagoda_scheduler.timeline import Timeline
+from pagoda_scheduler.watchdog import StepWatchdog
+
+WATCH_PERIOD_S = 0.1
 
 
 class Executor(Protocol):
@@ -59,6 +63,8 @@ class EngineCore:
         self._deliver = deliver
         self._num_in_flight = 0
         self._results: deque[ModelRunnerOutput] = deque()
+        min_s = config.scheduler.step_watchdog_s
+        self._watchdog = StepWatchdog(min_s=min_s) if min_s else None
         self._wake = asyncio.Event()
         self._last_progress_ns = time.monotonic_ns()
 
@@ -69,6 +75,10 @@ class EngineCore:
             with self._timeline.result(self._results[0]):
                 self._deliver(self.scheduler.update(self._results.popleft()))
         while self._num_in_flight < self._window and (output := self._schedule()) is not None:
+            if self._watchdog is not None:
+                if not self._num_in_flight:
+                    self._last_progress_ns = time.monotonic_ns()
+                self._watchdog.sent(output.num_tokens)
             self._executor.send(output)
             self._num_in_flight += 1
 
@@ -87,6 +97,7 @@ class EngineCore:
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._receive())
+            tasks.create_task(self._watch())
             while True:
                 await self._wake.wait()
                 self._wake.clear()
@@ -110,8 +121,22 @@ class EngineCore:
         while True:
             self._results.append(await self._executor.receive())
             self.num_steps += 1
-            self._last_progress_ns = time.monotonic_ns()
+            now_ns = time.monotonic_ns()
+            if self._watchdog is not None:
+                self._watchdog.answered((now_ns - self._last_progress_ns) / 1e9)
+            self._last_progress_ns = now_ns
             self._wake.set()
+
+    async def _watch(self) -> None:
+        """Raise NotReady when a step is overdue: the group hangs, and what it may answer later is not wanted."""
+        looked_s = time.monotonic()
+        while self._watchdog is not None:
+            await asyncio.sleep(WATCH_PERIOD_S)
+            now_s = time.monotonic()
+            self._watchdog.tick(now_s - looked_s)
+            looked_s = now_s
+            if self._watchdog.is_overdue:
+                raise NotReady(f"a step was not answered within {self._watchdog.bound_s:.1f} s: the worker hangs")
 
     def add(self, request: Request, *, at_front: bool = False) -> None:
         """Queue a sequence and wake the loop."""

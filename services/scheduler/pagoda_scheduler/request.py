@@ -51,6 +51,7 @@ class Request:
         "max_num_tokens",
         "num_cached_blocks",
         "num_computed_tokens",
+        "num_crashes",
         "num_pending",
         "num_preemptions",
         "num_prompt_tokens",
@@ -121,6 +122,8 @@ class Request:
         self.num_tokens = self.num_prompt_tokens + len(self.output_token_ids)
         self.num_computed_tokens = 0
         self.num_preemptions = 0
+        self.num_crashes = 0
+        """Losses of its worker while it was in flight, since its last token."""
         self.first_cached_tokens = 0
         self.is_announced = False
         self.is_beam = False

@@ -7,6 +7,7 @@ from pagoda_common.config import CacheConfig, SchedulerConfig
 from pagoda_common.errors import Code, PagodaError, QueueFull, RequestFailed, RequestTooLong
 from pagoda_scheduler.beams import Beams
 from pagoda_scheduler.kv_cache_manager import KVCacheManager, Prefix
+from pagoda_scheduler.quarantine import MAX_CRASHES, Quarantine
 from pagoda_scheduler.request import Request, RequestStatus
 from pagoda_scheduler.slot_table import SlotTable
 from pagoda_scheduler.step import BadSlot, ModelRunnerOutput, NewRequestData, SchedulerOutput, StepResult
@@ -63,6 +64,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting = QUEUES[config.policy]()
         self.num_preemptions = 0
+        self.quarantine = Quarantine()
         self._slots = SlotTable(size=config.max_num_seqs)
         self._beams = Beams(
             kv=self.kv,
@@ -81,7 +83,7 @@ class Scheduler:
     @property
     def has_unfinished_requests(self) -> bool:
         """Whether some sequence waits or runs."""
-        return bool(self.running) or len(self.waiting) > 0
+        return bool(self.running) or len(self.waiting) > 0 or len(self.quarantine) > 0
 
     def check_admissible(self, requests: list[Request]) -> None:
         """Whether `requests` may be added.
@@ -124,7 +126,9 @@ class Scheduler:
             if request is not request.beam_group.sequences[0]:
                 return  # it waits for the beams of the first
             request = request.beam_group.start()
-        if at_front:
+        if request.num_crashes >= MAX_CRASHES:
+            self.quarantine.add(request)
+        elif at_front:
             self.waiting.append_front(request)
         else:
             self.waiting.append(request)
@@ -143,8 +147,9 @@ class Scheduler:
                 self.kv.forget(request)
             self.running.remove(request)
             self._release(request)
-        elif request.status is RequestStatus.WAITING:
+        elif request.status is RequestStatus.WAITING and request not in self.quarantine:
             self.waiting.remove(request)
+        self.quarantine.discard(request)
         request.status = RequestStatus.FINISHED
 
     def schedule(self, now_ns: int = 0) -> SchedulerOutput | None:
@@ -153,11 +158,14 @@ class Scheduler:
         budget = self._config.max_num_batched_tokens
         scheduled: dict[Request, int] = {}
         appended: dict[Request, list[int]] = {}
-        self._preempt_for_urgent()
-        budget = self._schedule_running(budget, scheduled, appended)
-        admitted = self._schedule_waiting(budget, scheduled)
+        if self.quarantine:
+            admitted = self._schedule_suspect(budget, scheduled, appended)
+        else:
+            self._preempt_for_urgent()
+            budget = self._schedule_running(budget, scheduled, appended)
+            admitted = self._schedule_waiting(budget, scheduled)
         if not scheduled:
-            if self.running and self.waiting and not self._in_flight:
+            if self.running and self.waiting and not self._in_flight and not self.quarantine:
                 # Beams hold all blocks while they wait for a sibling that has none.
                 self._preempt(self.running[-1])
                 return self.schedule(now_ns)
@@ -211,6 +219,9 @@ class Scheduler:
                     requests.append(request)
             row += count
         result.add_tokens(requests, rows, tokens)
+        if self.quarantine:
+            for request in requests:
+                self.quarantine.discard(request)
         return result
 
     def take_all(self) -> list[Request]:
@@ -219,6 +230,7 @@ class Scheduler:
         for request in (*self.running, *self.waiting):
             owners = [request] if request.beam_group is None else request.beam_group.sequences
             taken.update(dict.fromkeys(owners))
+        taken.update(dict.fromkeys(self.quarantine.take_all()))
         requests = list(taken)
         for request in requests:
             request.forget_computed()
@@ -227,7 +239,46 @@ class Scheduler:
             self.waiting.remove(request)
         return requests
 
+    def blame(self) -> list[Request]:
+        """The worker is lost: count that against the sequences in flight; those that were alone in it twice over.
+
+        To be called before `take_all`. Whoever is returned crashes its worker whenever it is computed.
+        """
+        in_flight: dict[Request, None] = {}
+        for flight in self._in_flight:
+            for request in flight.requests:
+                if not request.is_finished:
+                    owners = [request] if request.beam_group is None else request.beam_group.sequences
+                    in_flight.update(dict.fromkeys(owners))
+        for request in in_flight:
+            request.num_crashes += 1
+        return [request for request in in_flight if request.num_crashes > MAX_CRASHES]
+
     # One step, part by part.
+
+    def _schedule_suspect(
+        self, budget: int, scheduled: dict[Request, int], appended: dict[Request, list[int]]
+    ) -> list[tuple[Request, int]]:
+        """Schedule the first suspect and nothing else, one step at a time; (sequence, tokens found in the cache)."""
+        if self._in_flight:
+            return []
+        suspect = self.quarantine.first
+        admitted: list[tuple[Request, int]] = []
+        if suspect.status is RequestStatus.WAITING:
+            while not (self._slots.has_free and self.kv.can_admit(suspect, self.kv.find_prefix(suspect))):
+                self._preempt(self.running[-1])
+            prefix = self.kv.find_prefix(suspect)
+            num_new = min(suspect.num_tokens - prefix.num_tokens, budget)
+            self._admit(suspect, prefix, num_new)
+            admitted.append((suspect, prefix.num_tokens))
+        else:
+            num_new = min(suspect.num_tokens - suspect.num_computed_tokens, budget)
+            while (blocks := self.kv.extend(suspect, suspect.num_computed_tokens + num_new)) is None:
+                self._preempt(next(request for request in reversed(self.running) if request is not suspect))
+            if blocks:
+                appended[suspect] = blocks
+        scheduled[suspect] = num_new
+        return admitted
 
     def _preempt_for_urgent(self) -> None:
         """Under the priority policy, make room for a waiting sequence at the cost of less urgent running ones."""
@@ -369,6 +420,7 @@ class Scheduler:
             result.admitted.append(request)
         request.output_token_ids.append(token_id)
         request.num_pending -= 1
+        request.num_crashes = 0
         num_known = request.num_tokens - request.num_pending
         if (token_id in request.end_token_ids or num_known >= request.max_num_tokens) and request.check_finished():
             self.finish(request)

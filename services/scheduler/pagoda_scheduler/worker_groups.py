@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, Coroutine
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from pagoda.v1 import scheduler_pb2, types_pb2
 from pagoda_common.config import EngineConfig
-from pagoda_common.errors import Code, InvalidRequest, PagodaError
+from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError
 from pagoda_scheduler.engine import Engine
 from pagoda_scheduler.engine_core import EngineCore
 from pagoda_scheduler.timeline import Timeline
@@ -16,6 +16,8 @@ from pagoda_scheduler.worker_client import WorkerClient
 
 logger = logging.getLogger(__name__)
 
+HEARTBEAT_TIMEOUT_S = 10.0
+"""A worker that was silent for so long is lost. They send a heartbeat every second."""
 RETRY_S = 0.5
 """First pause before a registered worker is brought up again; doubles up to MAX_RETRY_S."""
 MAX_RETRY_S = 10.0
@@ -52,10 +54,12 @@ class WorkerGroups:
 
         Raises:
             InvalidRequest: the first message is not an identity, or the group shape is not supported.
+            NotReady: no heartbeat came for HEARTBEAT_TIMEOUT_S.
         """
         group: WorkerGroup | None = None
         try:
-            async for message in messages:
+            stream = aiter(messages)
+            while (message := await _next_in_time(stream)) is not None:
                 if group is None:
                     group = self._enter(message.identity)
         finally:
@@ -173,6 +177,17 @@ class WorkerGroups:
         tasks = [group.task for group in groups if group.task is not None]
         if tasks:
             await asyncio.wait(tasks)
+
+
+async def _next_in_time(
+    messages: AsyncIterator[scheduler_pb2.WorkerRegistration],
+) -> scheduler_pb2.WorkerRegistration | None:
+    """The next message of a registration; None at its end."""
+    try:
+        async with asyncio.timeout(HEARTBEAT_TIMEOUT_S):
+            return await anext(messages, None)
+    except TimeoutError as error:
+        raise NotReady(f"no heartbeat for {HEARTBEAT_TIMEOUT_S:g} s: the worker hangs, or is cut off") from error
 
 
 async def _first(coroutine: Coroutine[Any, Any, None], run: asyncio.Task[None]) -> None:

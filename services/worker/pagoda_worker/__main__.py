@@ -11,6 +11,7 @@ import uvloop
 
 from pagoda_common.errors import ConfigError
 from pagoda_common.flags import add_child_flags, add_listen_flags, add_scheduler_address_flag, config_errors
+from pagoda_common.heartbeat import beat
 from pagoda_common.logging import configure_logging
 from pagoda_common.process import die_with_parent
 
@@ -48,10 +49,11 @@ async def serve(args: argparse.Namespace) -> None:
             version=version("pagoda"),
         )
         registration = Registration(scheduler=args.scheduler, identity=identity, last_step=lambda: servicer.last_step)
-        announced = asyncio.create_task(registration.run())
+        background = [asyncio.create_task(beat()), asyncio.create_task(registration.run())]
         await stopped.wait()
         logger.info("stopping")
-        announced.cancel()
+        for task in background:
+            task.cancel()
         await server.set_serving(False)
         await server.stop(grace_s=STOP_GRACE_S)
         await servicer.close()
