@@ -38,10 +38,6 @@ NOT_IN_CACHE_SALT = "@/\\\0"
 """Characters that keys of cache stores give a meaning of their own."""
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "tools": (),
-    "tool_choice": ("none",),
-    "functions": (),
-    "function_call": ("none",),
     "structured_outputs": (),
     "guided_json": (),
     "guided_regex": (),
@@ -50,8 +46,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
     "prompt_embeds": (),
-    "chat_template": (),
-    "documents": (),
     "audio": (),
     "modalities": (["text"],),
     "repetition_detection": (),
@@ -139,10 +133,8 @@ def make_sampling_params(
         InvalidRequest: a value is out of its bounds; `field` names it.
     """
     values: dict[str, Any] = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
-    if body.logprob_token_ids:
-        if logprobs is None:
-            raise InvalidRequest("logprob_token_ids needs logprobs", field="logprob_token_ids")
-        values["logprobs"] = None  # their number is that of the ids
+    if body.logprob_token_ids and logprobs is None:
+        raise InvalidRequest("logprob_token_ids needs logprobs", field="logprob_token_ids")
     for name in _PASSED_ON if is_search else (*_DEFAULTED, *_PASSED_ON):
         value = getattr(body, name)
         if value is None and name in _DEFAULTED:
