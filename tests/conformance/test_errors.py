@@ -100,6 +100,12 @@ def test_a_prompt_of_no_valid_form_is_refused(api: Api, prompt: Any) -> None:
     api.refused(COMPLETIONS, {"model": MODEL, "prompt": prompt, "max_tokens": 1}, param="prompt")
 
 
+@pytest.mark.parametrize("value", [2**53, 1e300, -1e300, "long"], ids=name)
+def test_the_length_penalty_of_a_beam_search_is_bounded(api: Api, value: Any) -> None:
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 3, "use_beam_search": True, "n": 2, "length_penalty": value}
+    api.refused(COMPLETIONS, body, param="length_penalty")
+
+
 def test_a_completion_without_a_prompt_is_refused(api: Api) -> None:
     api.refused(COMPLETIONS, {"model": MODEL, "max_tokens": 1}, param="prompt")
 
