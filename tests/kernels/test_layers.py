@@ -35,6 +35,14 @@ def test_rms_norm_of_16_bit_rows_is_computed_in_float32() -> None:
     assert rms_norm(x, weight, 1e-6)[0, 0] == 1.0  # 200 squared and summed overflows float16
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rms_norm_with_weights_stored_less_one(dtype: torch.dtype) -> None:
+    x, weight = torch.randn(17, 65).to(dtype), (0.01 * torch.randn(65)).to(dtype)
+    wide = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * (1 + weight.double())
+    # The sum of one and a small weight must not be rounded to 16 bits.
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5, weight_offset=1.0), wide.to(dtype))
+
+
 @pytest.mark.parametrize("num_tokens", SIZES)
 @pytest.mark.parametrize("head_dim", [2, 60, 128])
 def test_rotary_embedding(num_tokens: int, head_dim: int) -> None:
@@ -47,6 +55,21 @@ def test_rotary_embedding(num_tokens: int, head_dim: int) -> None:
             expected[token, :, pair] = first * cos - second * sin
             expected[token, :, pair + head_dim // 2] = second * cos + first * sin
     torch.testing.assert_close(rotary_embedding(x, angles.cos(), angles.sin()), expected)
+
+
+@pytest.mark.parametrize("is_interleaved", [False, True])
+@pytest.mark.parametrize("rotary_dim", [2, 6, 10])
+def test_rotary_embedding_of_neighbours_and_of_parts(rotary_dim: int, is_interleaved: bool) -> None:
+    x, angles = torch.randn(5, 3, 10), torch.randn(5, 1, rotary_dim // 2)
+    expected = x.clone()
+    for pair in range(rotary_dim // 2):
+        one, other = (2 * pair, 2 * pair + 1) if is_interleaved else (pair, pair + rotary_dim // 2)
+        cos, sin = angles[..., pair].cos(), angles[..., pair].sin()
+        expected[..., one] = x[..., one] * cos - x[..., other] * sin
+        expected[..., other] = x[..., other] * cos + x[..., one] * sin
+    actual = rotary_embedding(x, angles.cos(), angles.sin(), is_interleaved=is_interleaved)
+    torch.testing.assert_close(actual, expected)
+    assert torch.equal(actual[..., rotary_dim:], x[..., rotary_dim:])
 
 
 @pytest.mark.parametrize("num_tokens", SIZES)
@@ -95,7 +118,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         rms_norm(torch.zeros(1, 3), torch.zeros(4), 1e-5)
     with pytest.raises(ValueError, match="must be even"):
         silu_and_mul(torch.zeros(1, 3))
-    with pytest.raises(ValueError, match="2 angles"):
-        rotary_embedding(torch.zeros(1, 1, 6), torch.zeros(1, 1, 2), torch.zeros(1, 1, 2))
+    with pytest.raises(ValueError, match="4 angles"):
+        rotary_embedding(torch.zeros(1, 1, 6), torch.zeros(1, 1, 4), torch.zeros(1, 1, 4))
     with pytest.raises(ValueError, match="do not fit"):
         store_kv_cache(*[torch.zeros(1, 2, 4)] * 2, *[torch.zeros(1, 16, 2, 6)] * 2, torch.zeros(1, dtype=torch.int64))

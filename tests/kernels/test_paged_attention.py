@@ -1,5 +1,7 @@
 """Attention over the paged cache equals one softmax per query token, for any mix of chunks and decodes."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -43,7 +45,7 @@ def make_case(
 
 
 def check(
-    query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, plan: AttentionPlan, **options: int
+    query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, plan: AttentionPlan, **options: Any
 ) -> None:
     actual = paged_attention(query, k_cache, v_cache, plan, scale=0.3, **options)
     expected = paged_attention_reference(query, k_cache, v_cache, plan, scale=0.3, **options)
@@ -65,6 +67,15 @@ def test_decodes_of_all_lengths_together(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("window", [1, 2, 16, 17, 40, 1000])
 def test_chunks_and_decodes_mixed_with_a_sliding_window(window: int) -> None:
     check(*make_case([1, 5, 17, 1, 64, 16, 1], [300, 65, 17, 1, 100, 200, 17]), window=window)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("window", [None, 17])
+def test_soft_capped_scores(window: int | None, dtype: torch.dtype) -> None:
+    case = make_case([1, 5, 17, 1, 64, 16, 1], [300, 65, 17, 1, 100, 200, 17], dtype=dtype)
+    check(*case, window=window, softcap=0.5)
+    capped = paged_attention(*case, scale=0.3, softcap=0.5)
+    assert (capped - paged_attention(*case, scale=0.3)).abs().max() > 0.1
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (4, 4), (8, 1), (6, 3)])

@@ -46,8 +46,8 @@ def sizes(
     """The sizes of a DecoderSpec, from the names that Llama and most others use.
 
     Args:
-        num_kv_heads, head_dim, is_tied: what a missing or null value means; None is num_attention_heads, and an equal
-            share of hidden_size.
+        num_kv_heads, head_dim, is_tied: what a missing value means. Without them, and where it is null, num_kv_heads is
+            num_attention_heads, and head_dim an equal share of hidden_size.
     """
     hidden_size, num_heads = int(required(config, "hidden_size")), int(required(config, "num_attention_heads"))
     return {
@@ -55,8 +55,8 @@ def sizes(
         "hidden_size": hidden_size,
         "num_layers": int(required(config, "num_hidden_layers")),
         "num_heads": num_heads,
-        "num_kv_heads": int(get(config, "num_key_value_heads", num_kv_heads or num_heads)),
-        "head_dim": int(get(config, "head_dim", head_dim or hidden_size // max(num_heads, 1))),
+        "num_kv_heads": int(config.get("num_key_value_heads", num_kv_heads) or num_heads),
+        "head_dim": int(config.get("head_dim", head_dim) or hidden_size // max(num_heads, 1)),
         "intermediate_size": int(required(config, "intermediate_size")),
         "tie_word_embeddings": bool(get(config, "tie_word_embeddings", is_tied)),
     }

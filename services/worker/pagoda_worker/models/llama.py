@@ -71,7 +71,7 @@ def qwen_windows(config: HfConfig, num_layers: int) -> tuple[int | None, ...]:
 
 def qwen2_spec(config: HfConfig) -> DecoderSpec:
     """Qwen2ForCausalLM: bias on q, k and v only."""
-    options = common(config, default_max_positions=32768)
+    options = common(config, num_kv_heads=32, default_max_positions=32768)
     return DecoderSpec(
         architecture="Qwen2ForCausalLM",
         qkv_bias=True,
@@ -82,7 +82,7 @@ def qwen2_spec(config: HfConfig) -> DecoderSpec:
 
 def qwen3_spec(config: HfConfig) -> DecoderSpec:
     """Qwen3ForCausalLM: norms on each head's query and key."""
-    options = common(config, head_dim=128, default_max_positions=32768)
+    options = common(config, num_kv_heads=32, head_dim=128, default_max_positions=32768)
     bias = bool(get(config, "attention_bias", False))
     return DecoderSpec(
         architecture="Qwen3ForCausalLM",

@@ -14,7 +14,7 @@ def stablelm_spec(config: HfConfig) -> DecoderSpec:
     is_parallel = bool(get(config, "use_parallel_residual", False))
     return DecoderSpec(
         architecture="StableLmForCausalLM",
-        **sizes(config),
+        **sizes(config, num_kv_heads=32),
         max_position_embeddings=max_positions(rope, int(get(config, "max_position_embeddings", 4096))),
         activation=str(get(config, "hidden_act", "silu")),
         norm="layer_norm",

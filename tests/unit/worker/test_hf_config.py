@@ -1,0 +1,176 @@
+"""What config.json leaves out means what it means to transformers, in its forms before and since version 5."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagoda_common.errors import ModelLoadError
+from pagoda_worker.models.registry import FAMILIES, family_of
+from pagoda_worker.models.spec import DecoderSpec
+from tests.checkpoints import ARCHITECTURES, CONFIGS
+
+SIZES = {
+    "hidden_size": 768,
+    "intermediate_size": 80,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 96,
+    "vocab_size": 300,
+}
+GPT2_SIZES = {"n_embd": 48, "n_layer": 12, "n_head": 4, "vocab_size": 300}
+OPT_SIZES = {"hidden_size": 48, "ffn_dim": 80, "num_hidden_layers": 12, "num_attention_heads": 4, "vocab_size": 300}
+FALCON_SIZES = {"hidden_size": 48, "num_hidden_layers": 12, "num_attention_heads": 4, "vocab_size": 300}
+MOE_SIZES = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+OTHER_SIZES: dict[str, dict[str, Any]] = {
+    "GPT2LMHeadModel": GPT2_SIZES,
+    "OPTForCausalLM": OPT_SIZES,
+    "FalconForCausalLM": FALCON_SIZES,
+    "Qwen2MoeForCausalLM": SIZES | MOE_SIZES,
+    "Qwen3MoeForCausalLM": SIZES | MOE_SIZES,
+    "MinistralForCausalLM": SIZES | {"head_dim": 16},
+}
+
+
+def spec_of(architecture: str, **config: Any) -> DecoderSpec:
+    config["architectures"] = [architecture]
+    return family_of(config).spec(config)
+
+
+def small(architecture: str, **changes: Any) -> DecoderSpec:
+    """The checkpoint of the exactness tests, with other options; ... removes one."""
+    options = CONFIGS[architecture][1] | {"vocab_size": 300} | changes
+    return spec_of(architecture, **{name: value for name, value in options.items() if value is not ...})
+
+
+def test_every_supported_architecture_has_a_checkpoint_in_the_tests() -> None:
+    assert set(ARCHITECTURES) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_defaults_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    sizes = OTHER_SIZES.get(architecture, SIZES)
+    AutoConfig.for_model(CONFIGS[architecture][0], **sizes, pad_token_id=None).save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert spec_of(architecture, **sizes) == spec_of(architecture, **written)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_spec_names_its_architecture(architecture: str) -> None:
+    assert small(architecture).architecture == architecture
+
+
+@pytest.mark.parametrize(
+    ("architecture", "old", "new"),
+    [
+        (
+            "LlamaForCausalLM",
+            {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}},
+        ),
+        (
+            "Qwen2ForCausalLM",
+            {
+                "rope_theta": 1e6,
+                "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+            },
+            {
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "rope_theta": 1e6,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 128,
+                }
+            },
+        ),
+        (
+            "Gemma3ForCausalLM",
+            {
+                "rope_theta": 1e5,
+                "rope_local_base_freq": 5e3,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+                "layer_types": ...,
+                "sliding_window_pattern": 2,
+            },
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 8.0},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+                },
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            },
+        ),
+        (
+            "Phi3ForCausalLM",
+            {
+                "rope_scaling": {"type": "su", "short_factor": [1.0] * 3, "long_factor": [2.0] * 3},
+                "original_max_position_embeddings": 64,
+            },
+            {
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 1e4,
+                    "partial_rotary_factor": 0.5,
+                    "short_factor": [1.0] * 3,
+                    "long_factor": [2.0] * 3,
+                },
+                "original_max_position_embeddings": 64,
+                "partial_rotary_factor": ...,
+            },
+        ),
+        (
+            "GPTNeoXForCausalLM",
+            {"rotary_pct": 0.5, "rotary_emb_base": 5000},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5}},
+        ),
+        (
+            "FalconForCausalLM",
+            {"n_layer": 2, "n_head": 4, "num_hidden_layers": ..., "num_attention_heads": ...},
+            {},
+        ),
+        ("GemmaForCausalLM", {"hidden_act": "gelu"}, {"hidden_act": "gelu_pytorch_tanh"}),
+        (
+            "Cohere2ForCausalLM",
+            {"layer_types": ..., "sliding_window_pattern": 2},
+            {"layer_types": ["sliding_attention", "full_attention"]},
+        ),
+    ],
+)
+def test_old_and_new_forms_say_the_same(architecture: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+    before, since = small(architecture, **old), small(architecture, **new)
+    assert before == since
+    if architecture not in ("FalconForCausalLM", "Cohere2ForCausalLM", "GemmaForCausalLM"):
+        assert before != small(architecture)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "fragment"),
+    [
+        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "axial"}}, "'axial' is not supported; supported are"),
+        ("LlamaForCausalLM", {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "differ between layer"),
+        ("LlamaForCausalLM", {"head_dim": 7}, "7 of head_dim 7 are to be rotated: must be even"),
+        ("PhiForCausalLM", {"partial_rotary_factor": 0.25}, "3 of head_dim 12"),
+        ("PhiForCausalLM", {"partial_rotary_factor": 2.0}, "24 of head_dim 12"),
+        ("Phi3ForCausalLM", {"rope_scaling": {"type": "longrope", "long_factor": [1.0]}}, "needs short_factor"),
+        ("Qwen3ForCausalLM", {"layer_types": ["chunked_attention"] * 3, "use_sliding_window": True}, "'chunked_attent"),
+        ("Gemma2ForCausalLM", {"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ("FalconForCausalLM", {"alibi": True}, "alibi is True"),
+        ("MixtralForCausalLM", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5, must be between 1 and"),
+        ("Qwen3MoeForCausalLM", {"moe_intermediate_size": ...}, "config.json has no moe_intermediate_size"),
+    ],
+)
+def test_what_cannot_be_run_is_named(architecture: str, changes: dict[str, Any], fragment: str) -> None:
+    with pytest.raises(ModelLoadError) as raised:
+        small(architecture, **changes)
+    assert fragment in raised.value.message
+
+
+def test_a_window_is_only_where_the_layer_types_say() -> None:
+    assert small("Gemma3ForCausalLM").windows == (27, None, 27)
+    assert small("Qwen2ForCausalLM").windows == (None, 40, 40)
+    assert small("Qwen2ForCausalLM", use_sliding_window=False).windows == ()
+    assert small("MistralForCausalLM", sliding_window=None).windows == ()
+    assert small("Gemma3ForCausalLM", layer_types=..., num_hidden_layers=12).windows == ((27,) * 5 + (None,)) * 2
