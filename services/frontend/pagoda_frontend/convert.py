@@ -1,19 +1,14 @@
-"""Messages of pagoda.v1.Inference to domain types and back. Pure functions, but for the tokenizer."""
+"""Generate of pagoda.v1.Inference: how to sample, and what came of it. Pure functions."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from pagoda.v1 import inference_pb2, types_pb2
 from pagoda_common.convert import sampling_params_from_proto
-from pagoda_common.errors import InvalidRequest
 from pagoda_common.outputs import FinishReason, SequenceDelta, TokenLogprobs
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_frontend.params import COMPLETION_MAX_TOKENS, SamplingDefaults, check_sampling_params
-from pagoda_frontend.prompts import Prompts
-from pagoda_frontend.protocol import ChatMessage
 from pagoda_frontend.run import CollectedSequence
-
-ROLES = ("system", "user", "assistant")
 
 FINISH_REASONS: dict[FinishReason | None, types_pb2.FinishReason] = {
     None: types_pb2.FINISH_REASON_UNSPECIFIED,
@@ -47,30 +42,6 @@ def sampling_params_of(
     return params
 
 
-async def prompt_of(request: inference_pb2.GenerateRequest, prompts: Prompts) -> tuple[list[int], str]:
-    """The prompt's token ids, and the field that it was given in.
-
-    Raises:
-        InvalidRequest: there is none, or it is wrong.
-    """
-    field = request.WhichOneof("prompt")
-    if field == "text":
-        return await prompts.from_text(request.text, add_special_tokens=True, field=field), field
-    if field == "token_ids":
-        return prompts.from_token_ids(request.token_ids.ids, field=field), field
-    if field == "chat":
-        messages = []
-        for number, message in enumerate(request.chat.messages):
-            if message.role not in ROLES:
-                known = ", ".join(ROLES)
-                raise InvalidRequest(
-                    f"chat.messages.{number}.role must be one of {known}, got {message.role!r}", field="messages"
-                )
-            messages.append(ChatMessage.model_validate({"role": message.role, "content": message.content}))
-        return await prompts.from_messages(messages), "messages"
-    raise InvalidRequest("one of text, token_ids and chat must be given", field="prompt")
-
-
 def delta_to_proto(delta: SequenceDelta, *, request_id: str, num_prompt_tokens: int) -> inference_pb2.GenerateResponse:
     """One message of the stream."""
     response = inference_pb2.GenerateResponse(
@@ -82,7 +53,7 @@ def delta_to_proto(delta: SequenceDelta, *, request_id: str, num_prompt_tokens: 
         finish_reason=FINISH_REASONS[delta.finish_reason],
     )
     if delta.logprobs:
-        response.logprobs.extend(map(_logprobs_to_proto, delta.logprobs))
+        response.logprobs.extend(map(logprobs_to_proto, delta.logprobs))
     if delta.finish_reason is not None:
         _set_end(response, delta, num_prompt_tokens)
     return response
@@ -97,7 +68,7 @@ def sequence_to_proto(
         index=sequence.index,
         text=sequence.text,
         token_ids=sequence.token_ids,
-        logprobs=map(_logprobs_to_proto, sequence.logprobs),
+        logprobs=map(logprobs_to_proto, sequence.logprobs),
         finish_reason=FINISH_REASONS[sequence.finish_reason],
     )
     _set_end(response, sequence, num_prompt_tokens)
@@ -111,13 +82,14 @@ def _set_end(
         response.stop_string = ended.stop_reason
     elif ended.stop_reason is not None:
         response.stop_token_id = ended.stop_reason
-    response.prompt_logprobs.extend(_logprobs_to_proto(entry) for entry in ended.prompt_logprobs or () if entry)
+    response.prompt_logprobs.extend(logprobs_to_proto(entry) for entry in ended.prompt_logprobs or () if entry)
     response.usage.num_prompt_tokens = num_prompt_tokens
     response.usage.num_output_tokens = ended.num_output_tokens
     response.usage.num_cached_tokens = ended.num_cached_tokens
 
 
-def _logprobs_to_proto(position: TokenLogprobs) -> inference_pb2.TokenLogprobs:
+def logprobs_to_proto(position: TokenLogprobs) -> inference_pb2.TokenLogprobs:
+    """One token's log probabilities."""
     return inference_pb2.TokenLogprobs(
         logprob=position.logprobs[0],
         rank=position.sampled_rank,

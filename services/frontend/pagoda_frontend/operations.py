@@ -58,21 +58,7 @@ class Operations:
         serving = self._serving
         body = await read_body(request, TokenizeBody, max_bytes=serving.config.max_request_body_bytes)
         model = serving.model_named(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise InvalidRequest("exactly one of prompt and messages must be given", field="prompt")
-        if body.messages is not None:
-            tokens = await model.prompts.from_messages(
-                body.messages,
-                add_generation_prompt=body.add_generation_prompt is not False,
-                continue_final_message=bool(body.continue_final_message),
-                chat_template_kwargs=body.chat_template_kwargs,
-                tools=body.tools,
-                add_special_tokens=bool(body.add_special_tokens),
-            )
-        else:
-            add_special_tokens = body.add_special_tokens is not False
-            text = body.prompt or ""
-            tokens = await model.prompts.from_text(text, add_special_tokens=add_special_tokens, field="prompt")
+        tokens = await token_ids_of(body, model)
         strings = [model.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
         answer = {"count": len(tokens), "max_model_len": model.max_model_len, "tokens": tokens, "token_strs": strings}
         return json_response(answer)
@@ -98,6 +84,27 @@ class Operations:
         model = serving.model_named(body.model)
         check_token_ids(body.tokens, vocab_size=model.vocab_size, field="tokens")
         return json_response({"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+
+async def token_ids_of(body: TokenizeBody, model: ServedModel) -> list[int]:
+    """Token ids of the text or the conversation in `body`.
+
+    Raises:
+        InvalidRequest: it has none or both of them, or the messages are wrong.
+    """
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("exactly one of prompt and messages must be given", field="prompt")
+    if body.messages is None:
+        add_special_tokens = body.add_special_tokens is not False
+        return await model.prompts.from_text(body.prompt or "", add_special_tokens=add_special_tokens, field="prompt")
+    return await model.prompts.from_messages(
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
+        chat_template_kwargs=body.chat_template_kwargs,
+        tools=body.tools,
+        add_special_tokens=bool(body.add_special_tokens),
+    )
 
 
 def _model_card(model: ServedModel, name: str) -> dict[str, Any]:

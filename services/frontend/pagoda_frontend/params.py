@@ -38,11 +38,6 @@ NOT_IN_CACHE_SALT = "@/\\\0"
 """Characters that keys of cache stores give a meaning of their own."""
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "best_of": (1,),
     "suffix": ("",),
     "prompt_embeds": (),
@@ -175,6 +170,8 @@ def check_sampling_params(params: SamplingParams, *, vocab_size: int, max_logpro
     check_token_ids(params.allowed_token_ids or (), vocab_size=vocab_size, field="allowed_token_ids")
     check_token_ids(tuple(params.logit_bias or ()), vocab_size=vocab_size, field="logit_bias")
     check_token_ids(tuple(params.logprob_token_ids or ()), vocab_size=vocab_size, field="logprob_token_ids")
+    for words in params.bad_words_token_ids:
+        check_token_ids(words, vocab_size=vocab_size, field="bad_words_token_ids")
     if max_logprobs == -1:
         return
     for name, value in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
