@@ -4,15 +4,30 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "BeamSearchParams", "CompletionOutput", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
+]
 
 _HOMES = {
     "LLM": "pagoda.llm",
     "AsyncLLM": "pagoda.async_llm",
     "BeamSearchParams": "pagoda.beam_search",
+    "TextPrompt": "pagoda.prompts",
+    "TokensPrompt": "pagoda.prompts",
     "RequestOutput": "pagoda_common.outputs",
     "CompletionOutput": "pagoda_common.outputs",
+    "RequestOutputKind": "pagoda_common.sampling_params",
     "SamplingParams": "pagoda_common.sampling_params",
+    "StructuredOutputsParams": "pagoda_common.structured_outputs",
 }
 
 

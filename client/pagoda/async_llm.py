@@ -8,32 +8,39 @@ async with AsyncLLM(model="pagoda-tiny") as llm:
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Self
+
+import grpc.aio
 
 from pagoda.engine_process import PrivateEngine
 from pagoda.llm_options import engine_config_from_options
 from pagoda.prompts import Prompt, PromptInput, as_prompt_list, check_params, read_prompts
+from pagoda.refusals import RefusedCalls, refuse_extras
 from pagoda.request_output import RequestOutputBuilder, default_sampling_params
-from pagoda.v1 import types_pb2
+from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from pagoda_common.beam_search import BeamSearchParams
 from pagoda_common.config import EMBEDDED_MODEL
 from pagoda_common.engine_client import EngineClient, EngineRequest
 from pagoda_common.errors import InvalidRequest, NotReady
 from pagoda_common.generation import TextStream
 from pagoda_common.generation_config import resolve_generation_config
+from pagoda_common.grammar import GrammarCompiler
 from pagoda_common.outputs import RequestOutput
+from pagoda_common.rpc import connect, error_from_rpc
 from pagoda_common.sampling_params import RequestOutputKind, SamplingParams
 from pagoda_common.text.bad_words import bad_words_token_ids
 from pagoda_common.text.tokenizer import Tokenizer
 
 CONNECT_TIMEOUT_S = 60.0
 """Seconds for a running scheduler (`address`) to become ready."""
+RPC_TIMEOUT_S = 10.0
 
 
-class AsyncLLM:
+class AsyncLLM(RefusedCalls):
     """A language model. Belongs to the event loop that starts it."""
 
     def __init__(
@@ -155,6 +162,7 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        **extras: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Everything so far, whenever there is more; the last one has `finished` set.
 
@@ -165,6 +173,7 @@ class AsyncLLM:
         Raises:
             PagodaError: the prompt or a parameter is wrong, or the engine failed the request.
         """
+        refuse_extras(extras)
         await self.start()
         prompts = as_prompt_list(prompt)
         if len(prompts) != 1:
@@ -174,7 +183,7 @@ class AsyncLLM:
         (read,) = await asyncio.to_thread(
             read_prompts, prompts, tokenizer=tokenizer, model_info=self.model_info, params=params
         )
-        self.check_params(params)
+        await asyncio.to_thread(self.check_params, params)
         request = self.make_request(read, params, request_id=request_id, priority=priority)
         builder = RequestOutputBuilder(request=request, prompt=read, tokenizer=tokenizer)
         async with aclosing(self.follow(request, builder)) as changes:
@@ -186,9 +195,29 @@ class AsyncLLM:
         if params.output_kind is RequestOutputKind.FINAL_ONLY:
             yield builder.build()
 
-    async def abort(self, request_id: str) -> None:
-        """End a request; its generator gives what there is, with finish_reason "abort"."""
-        self.engine.abort(request_id)
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End a request or several; their generators give what there is, with finish_reason "abort"."""
+        for one in [request_id] if isinstance(request_id, str) else request_id:
+            self.engine.abort(one)
+
+    async def check_health(self) -> None:
+        """Raises NotReady when the engine cannot generate now."""
+        if not self.engine.is_ready:
+            raise NotReady(self.engine.not_ready_reason)
+
+    async def reset_prefix_cache(self) -> int:
+        """Forget every cached prefix that no request uses; the number of blocks that have lost their content.
+
+        Raises:
+            PagodaError: the scheduler does not answer.
+        """
+        async with connect(self.engine.address) as channel:
+            stub = scheduler_pb2_grpc.SchedulerStub(channel)
+            try:
+                reply = await stub.ResetPrefixCache(scheduler_pb2.ResetPrefixCacheRequest(), timeout=RPC_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                raise error_from_rpc(error) from None
+        return reply.num_blocks
 
     def check_params(self, params: SamplingParams) -> None:
         """Check `params` against the model.
@@ -198,6 +227,15 @@ class AsyncLLM:
         """
         max_logprobs = self.config.model.max_logprobs if self._is_private else None
         check_params(params, model_info=self.model_info, max_logprobs=max_logprobs)
+        if params.structured_outputs is not None:
+            self._grammars.compile(params.structured_outputs)
+
+    @cached_property
+    def _grammars(self) -> GrammarCompiler:
+        info = self.model_info
+        return GrammarCompiler(
+            tokenizer=self.get_tokenizer(), vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids
+        )
 
     def make_request(
         self,

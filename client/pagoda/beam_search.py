@@ -1,9 +1,9 @@
 """LLM.beam_search's parameters and outputs, in vLLM's shapes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagoda_common.beam_search import BeamSearchParams as EngineBeamSearchParams
-from pagoda_common.outputs import CompletionOutput, FinishReason, RequestOutput
+from pagoda_common.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_common.text.tokenizer import Tokenizer
 
@@ -42,11 +42,25 @@ class BeamSearchSequence:
 
     tokens: list[int]
     """Token ids, the prompt's first."""
-    text: str
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    """Of each output token, the one that ended it included."""
+    cum_logprob: float = 0.0
+    """Their sum; over the length to the power of length_penalty it is the hypothesis's score."""
+    text: str = ""
     """Their text, special tokens included."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     """The token that ended it."""
+    num_prompt_tokens: int = field(default=0, repr=False)
+    weighed_token_ids: list[int] = field(default_factory=list, repr=False)
+    """Token ids with the one that ended it."""
+
+    def weigh(self, output: RequestOutput) -> None:
+        """Take `logprobs` from a request whose prompt is the hypothesis up to its last token, which it generates."""
+        (last,) = output.outputs
+        rows = [row for row in (output.prompt_logprobs or [])[self.num_prompt_tokens :] if row is not None]
+        self.logprobs = rows + (last.logprobs or [])
+        self.cum_logprob = sum(next(iter(row.values())).logprob for row in self.logprobs)  # a row's own token is first
 
 
 @dataclass(slots=True)
@@ -65,10 +79,18 @@ def _sequence(
     prompt_token_ids: list[int], output: CompletionOutput, params: BeamSearchParams, tokenizer: Tokenizer
 ) -> BeamSearchSequence:
     tokens, stop_reason = output.token_ids, output.stop_reason
+    weighed = prompt_token_ids + tokens
     if output.finish_reason == "stop" and tokens:
         stop_reason = tokens[-1]
         if not params.include_stop_str_in_output:
             tokens = tokens[:-1]
     tokens = prompt_token_ids + tokens
     text = tokenizer.decode(tokens, skip_special_tokens=False)
-    return BeamSearchSequence(tokens=tokens, text=text, finish_reason=output.finish_reason, stop_reason=stop_reason)
+    return BeamSearchSequence(
+        tokens=tokens,
+        text=text,
+        finish_reason=output.finish_reason,
+        stop_reason=stop_reason,
+        num_prompt_tokens=len(prompt_token_ids),
+        weighed_token_ids=weighed,
+    )

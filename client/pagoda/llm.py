@@ -13,14 +13,18 @@ import logging
 import random
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from dataclasses import replace
+from typing import Any, Self, TypeAlias
 
 from tqdm import tqdm
 
 from pagoda.async_llm import AsyncLLM
-from pagoda.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
+from pagoda.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, beam_search_output
+from pagoda.conversation import Message, render
 from pagoda.loop_thread import LoopThread
-from pagoda.prompts import Prompt, PromptInput, as_prompt_list, read_prompts
+from pagoda.metrics import GenerationCounts, Metric, snapshot
+from pagoda.prompts import PromptInput, as_prompt_list, read_prompts
+from pagoda.refusals import RefusedCalls, refuse_extras
 from pagoda.request_output import RequestOutputBuilder
 from pagoda_common.config import EMBEDDED_MODEL
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
@@ -33,10 +37,13 @@ logger = logging.getLogger(__name__)
 MAX_OPEN_REQUESTS = 2048
 """Requests submitted at a time; the others wait here rather than in the engine's queue."""
 
-Message = dict[str, Any]
+TOKENIZATION = ("add_special_tokens", "truncate_prompt_tokens")
+"""Keys of tokenization_kwargs."""
+
+UseTqdm: TypeAlias = bool | Callable[..., Any]
 
 
-class LLM:
+class LLM(RefusedCalls):
     """A language model for programs without asyncio.
 
     Starts a private engine, scheduler and worker as child processes that end with this one, or uses a running
@@ -93,6 +100,8 @@ class LLM:
             enable_prefix_caching=enable_prefix_caching,
             **options,
         )
+        self._counts = GenerationCounts()
+        self._enqueued: list[RequestOutputBuilder] = []
         self._draw_seed = random.Random(seed)
         self._loop = LoopThread(name="pagoda-llm")
         # Runs once: at shutdown(), when the object is collected, or when the interpreter ends.
@@ -121,13 +130,33 @@ class LLM:
         """What the checkpoint's generation_config.json recommends; used when a call gives none."""
         return self._async_llm.get_default_sampling_params()
 
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """Workers; without `include_dp` those of one copy of the model."""
+        return self._async_llm.config.parallel.data_parallel_size if include_dp else 1
+
+    def get_metrics(self) -> list[Metric]:
+        """The engine's load as last reported, and counts of what this LLM has generated."""
+        return snapshot(self._async_llm.engine.load, self._counts, model_name=self._async_llm.model_info.model)
+
+    def reset_prefix_cache(self, **extras: Any) -> bool:
+        """Forget every cached prefix that no request uses.
+
+        Raises:
+            PagodaError: the scheduler does not answer.
+        """
+        refuse_extras(extras)
+        self._loop.run(self._async_llm.reset_prefix_cache())
+        return True
+
     def generate(
         self,
         prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool | Callable[..., Any] = True,
+        use_tqdm: UseTqdm = True,
         priority: Sequence[int] | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        **extras: Any,
     ) -> list[RequestOutput]:
         """Continue each prompt; the outputs are in the prompts' order.
 
@@ -136,67 +165,97 @@ class LLM:
             sampling_params: one for all, or one per prompt; None takes the checkpoint's defaults.
             use_tqdm: show a progress bar; or a function that makes one.
             priority: one per prompt, lower runs first (needs scheduling_policy="priority").
+            tokenization_kwargs: add_special_tokens and truncate_prompt_tokens.
+            extras: vLLM's further arguments (lora_request, …), refused when they ask for something.
 
         Raises:
             InvalidRequest: a prompt or parameter is wrong; nothing was submitted then.
             PagodaError: the engine is gone. A request that alone fails has finish_reason "error" instead.
         """
-        read = read_prompts(
-            as_prompt_list(prompts),
-            tokenizer=self.get_tokenizer(),
-            model_info=self._async_llm.model_info,
-            params=sampling_params,
-        )
-        return self._generate(read, sampling_params, use_tqdm, priority)
+        refuse_extras(extras)
+        return self._run(self._read(prompts, sampling_params, priority, tokenization_kwargs), use_tqdm)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        use_tqdm: bool | Callable[..., Any] = True,
+        use_tqdm: UseTqdm = True,
+        lora_request: None = None,
         chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        **extras: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or several; the outputs are in their order.
 
         Args:
             messages: a conversation, a list of {"role": …, "content": …}; or a list of conversations.
             chat_template: Jinja text in place of the checkpoint's.
+            chat_template_content_format: texts are the same in all of vLLM's formats.
+            continue_final_message: go on writing the last message; needs add_generation_prompt=False.
+            tools: JSON schemas of functions, for the template; calls come as the model writes them.
             chat_template_kwargs: further variables of the template.
 
         Raises:
             InvalidRequest: no chat template, or it refuses the messages; else as `generate`.
         """
-        is_one = bool(messages) and isinstance(messages[0], dict)
-        conversations: Sequence[Any] = [messages] if is_one else messages
-        tokenizer = self.get_tokenizer()
-        rendered: list[PromptInput] = [
-            tokenizer.apply_chat_template(
-                list(conversation),
-                add_generation_prompt=add_generation_prompt,
-                chat_template=chat_template,
-                tools=tools,
-                **(chat_template_kwargs or {}),
-            )
-            for conversation in conversations
-        ]
-        info = self._async_llm.model_info
-        read = read_prompts(
-            rendered, tokenizer=tokenizer, model_info=info, add_special_tokens=False, params=sampling_params
+        refuse_extras({"lora_request": lora_request, **extras})
+        rendered = render(
+            messages,
+            self.get_tokenizer(),
+            chat_template=chat_template,
+            content_format=chat_template_content_format,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            variables=chat_template_kwargs or {},
         )
-        return self._generate(read, sampling_params, use_tqdm, None)
+        tokenization_kwargs = {"add_special_tokens": False, **(tokenization_kwargs or {})}
+        return self._run(self._read(list(rendered), sampling_params, None, tokenization_kwargs), use_tqdm)
+
+    def enqueue(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        use_tqdm: UseTqdm = True,
+        **extras: Any,
+    ) -> list[str]:
+        """Check prompts and keep them for `wait_for_completion`; arguments and errors as `generate`.
+
+        Returns:
+            The request_id of each.
+        """
+        refuse_extras(extras)
+        builders = self._read(prompts, sampling_params, priority, tokenization_kwargs)
+        self._enqueued += builders
+        return [builder.request.request_id for builder in builders]
+
+    def wait_for_completion(self, *, use_tqdm: UseTqdm = True) -> list[RequestOutput]:
+        """Generate what was enqueued; the outputs are in that order. Errors as `generate`."""
+        builders, self._enqueued = self._enqueued, []
+        return self._run(builders, use_tqdm)
 
     def beam_search(
         self,
         prompts: PromptInput | Sequence[PromptInput],
         params: BeamSearchParams,
-        *,
-        use_tqdm: bool | Callable[..., Any] = False,
+        lora_request: None = None,
+        use_tqdm: UseTqdm = False,
+        concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """Search for the likeliest continuations of each prompt; arguments and errors as `generate`."""
+        """Search for the likeliest continuations of each prompt; arguments and errors as `generate`.
+
+        Args:
+            concurrency_limit: accepted; the engine bounds itself.
+        """
+        refuse_extras({"lora_request": lora_request})
         tokenizer = self.get_tokenizer()
         read = read_prompts(as_prompt_list(prompts), tokenizer=tokenizer, model_info=self._async_llm.model_info)
         sampling_params = params.sampling_params()
@@ -204,28 +263,76 @@ class LLM:
         for prompt in read:
             request = self._async_llm.make_request(prompt, sampling_params, beam_search=params)
             builders.append(RequestOutputBuilder(request=request, prompt=prompt, tokenizer=tokenizer))
-        return [beam_search_output(output, params, tokenizer) for output in self._run(builders, use_tqdm)]
+        outputs = [beam_search_output(output, params, tokenizer) for output in self._run(builders, use_tqdm)]
+        self._weigh([one for output in outputs for one in output.sequences if one.finish_reason in ("stop", "length")])
+        return outputs
 
-    def _generate(
+    def _weigh(self, sequences: list[BeamSearchSequence]) -> None:
+        """Fill `cum_logprob` and `logprobs`: the engine gives hypotheses without them, so they are read as prompts.
+
+        The last token is not part of the prompt, which must leave room for one: it is the only one that may be sampled.
+        """
+        params = [
+            SamplingParams(
+                max_tokens=1,
+                temperature=0.0,
+                logprobs=0,
+                prompt_logprobs=0,
+                allowed_token_ids=sequence.weighed_token_ids[-1:],
+                ignore_eos=True,
+                seed=0,
+            )
+            for sequence in sequences
+        ]
+        prompts: list[PromptInput] = [{"prompt_token_ids": s.weighed_token_ids[:-1]} for s in sequences]
+        outputs = self._complete(self._read(prompts, params, None, None), use_tqdm=False)
+        for sequence, output in zip(sequences, outputs, strict=True):
+            sequence.weigh(output)
+
+    def _read(
         self,
-        prompts: list[Prompt],
+        prompts: PromptInput | Sequence[PromptInput],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        use_tqdm: bool | Callable[..., Any],
         priority: Sequence[int] | None,
-    ) -> list[RequestOutput]:
-        params = self._params_per_prompt(sampling_params, len(prompts))
-        if priority is not None and len(priority) != len(prompts):
-            message = f"priority has {len(priority)} entries, there are {len(prompts)} prompts"
+        tokenization_kwargs: dict[str, Any] | None,
+    ) -> list[RequestOutputBuilder]:
+        """One builder a prompt, with its request, when everything is right."""
+        given = as_prompt_list(prompts)
+        params = self._params_per_prompt(sampling_params, len(given))
+        options = dict(tokenization_kwargs or {})
+        add_special_tokens = options.pop("add_special_tokens", True)
+        if "truncate_prompt_tokens" in options:
+            num_kept = options.pop("truncate_prompt_tokens")
+            params = [replace(one, truncate_prompt_tokens=num_kept) for one in params]
+        if options:
+            message = f"tokenization_kwargs has {next(iter(options))!r}, must be {' and '.join(TOKENIZATION)}"
+            raise InvalidRequest(message, field="tokenization_kwargs")
+        if priority is not None and len(priority) != len(given):
+            message = f"priority has {len(priority)} entries, there are {len(given)} prompts"
             raise InvalidRequest(message, field="priority")
+        tokenizer = self.get_tokenizer()
+        read = read_prompts(
+            given,
+            tokenizer=tokenizer,
+            model_info=self._async_llm.model_info,
+            add_special_tokens=add_special_tokens,
+            params=params,
+        )
         builders = []
-        for place, prompt in enumerate(prompts):
+        for place, prompt in enumerate(read):
             request = self._async_llm.make_request(
                 prompt, self._with_seed(params[place]), priority=priority[place] if priority is not None else 0
             )
-            builders.append(RequestOutputBuilder(request=request, prompt=prompt, tokenizer=self.get_tokenizer()))
-        return self._run(builders, use_tqdm)
+            builders.append(RequestOutputBuilder(request=request, prompt=prompt, tokenizer=tokenizer))
+        return builders
 
-    def _run(self, builders: list[RequestOutputBuilder], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
+    def _run(self, builders: list[RequestOutputBuilder], use_tqdm: UseTqdm) -> list[RequestOutput]:
+        outputs = self._complete(builders, use_tqdm)
+        for output in outputs:
+            self._counts.add(output)
+        return outputs
+
+    def _complete(self, builders: list[RequestOutputBuilder], use_tqdm: UseTqdm) -> list[RequestOutput]:
         make_bar = use_tqdm if callable(use_tqdm) else tqdm
         with make_bar(total=len(builders), desc="Processed prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
             self._loop.run(self._run_all(builders, bar))

@@ -1,52 +1,53 @@
 """LLM's keyword arguments, with vLLM's names, as an EngineConfig. Starts nothing."""
 
+import difflib
 import json
 from dataclasses import fields
 from typing import Any
 
+from pagoda.vllm_options import BY_NAME
 from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from pagoda_common.errors import ConfigError
 
 ALIASES = {"scheduling_policy": "policy", "num_gpu_blocks_override": "num_blocks_override"}
 """vLLM's names where our config's differ."""
-WITHOUT_EFFECT = frozenset(
-    {"enforce_eager", "disable_log_stats", "disable_custom_all_reduce", "swap_space", "tokenizer_mode", "runner"}
-)
-"""Accepted, so that programs made for vLLM run."""
+DTYPES = {"half": "float16", "float": "float32"}
+"""vLLM's other names of data types."""
+CONFIGS = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "parallel": ParallelConfig}
+FIELDS = frozenset(field.name for config in CONFIGS.values() for field in fields(config))
 
 
-def engine_config_from_options(
-    *, trust_remote_code: bool = False, tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1, **options: Any
-) -> EngineConfig:
+def engine_config_from_options(**options: Any) -> EngineConfig:
     """The config that the arguments ask for; None takes a field's default.
 
     Raises:
         ConfigError: an argument is unknown, out of bounds or not supported; `field` names it.
     """
-    if trust_remote_code:
-        raise ConfigError(
-            "trust_remote_code is not supported: no code of a checkpoint is run", field="trust_remote_code"
-        )
-    for name, size in (
-        ("tensor_parallel_size", tensor_parallel_size),
-        ("pipeline_parallel_size", pipeline_parallel_size),
-    ):
-        if size != 1:
-            raise ConfigError(f"{name} is {size}, only 1 is supported", field=name)
-    given = {
-        ALIASES.get(name, name): _plain(value)
-        for name, value in options.items()
-        if name not in WITHOUT_EFFECT and value is not None
-    }
-    configs = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "parallel": ParallelConfig}
-    built = {
-        part: config(**{field.name: given.pop(field.name) for field in fields(config) if field.name in given})
-        for part, config in configs.items()
-    }
-    if given:
-        name = next(iter(given))
-        raise ConfigError(f"unknown argument {name!r}", field=name)
-    return EngineConfig(**built)
+    given: dict[str, Any] = {}
+    for name, value in options.items():
+        field = ALIASES.get(name, name)
+        if field in FIELDS:
+            if value is not None:
+                given[field] = _plain(value)
+        elif name in BY_NAME:
+            BY_NAME[name].check(value)
+        else:
+            close = difflib.get_close_matches(name, [*FIELDS, *ALIASES, *BY_NAME, "tokenizer", "address"], n=2)
+            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            raise ConfigError(f"unknown argument {name!r}{hint}", field=name)
+    if isinstance(given.get("served_model_name"), str):
+        given["served_model_name"] = (given["served_model_name"],)
+    if "dtype" in given:
+        dtype = str(given["dtype"]).removeprefix("torch.")
+        given["dtype"] = DTYPES.get(dtype, dtype)
+    if given.get("max_model_len") in (-1, "auto"):
+        del given["max_model_len"]
+    return EngineConfig(
+        **{
+            part: config(**{field.name: given[field.name] for field in fields(config) if field.name in given})
+            for part, config in CONFIGS.items()
+        }
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -22,8 +22,13 @@ class TokensPrompt(TypedDict):
     """A prompt as token ids."""
 
     prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    """Their text, for the output alone."""
     cache_salt: NotRequired[str]
 
+
+NOT_TEXT = frozenset({"multi_modal_data", "multi_modal_uuids", "prompt_embeds", "encoder_prompt"})
+"""Keys of vLLM's prompts that ask for what models of text cannot read."""
 
 PromptInput: TypeAlias = str | list[int] | TextPrompt | TokensPrompt
 
@@ -33,7 +38,7 @@ class Prompt:
     """A prompt ready to be submitted."""
 
     text: str | None
-    """None for a prompt of token ids."""
+    """None for a prompt of token ids without their text."""
     token_ids: list[int]
     cache_salt: str = ""
 
@@ -75,7 +80,7 @@ def read_prompts(
         texts.append(text)
         if ids is not None:
             ids_of[place] = ids
-    places = [place for place, text in enumerate(texts) if text is not None]
+    places = [place for place in range(len(prompts)) if place not in ids_of]
     encoded = tokenizer.encode_batch([texts[place] or "" for place in places], add_special_tokens=add_special_tokens)
     ids_of |= dict(zip(places, encoded, strict=True))
     for place in range(len(prompts)):
@@ -97,18 +102,29 @@ def _truncated(token_ids: list[int], params: SamplingParams, model_info: types_p
 
 
 def _read(prompt: Any, field: str) -> tuple[str | None, list[int] | None, str]:
-    """Text or token ids, and the cache salt."""
-    salt = ""
+    """Text if there is one, token ids if they are given, and the cache salt."""
+    text, salt = None, ""
     if isinstance(prompt, Mapping):
+        for name in prompt.keys() & NOT_TEXT:
+            if prompt[name]:
+                raise InvalidRequest(f"{name} is not supported: models take text only", field=field)
         salt = prompt.get("cache_salt") or ""
-        prompt = prompt.get("prompt_token_ids", prompt.get("prompt"))
+        if prompt.get("prompt_token_ids") is not None:
+            text, prompt = prompt.get("prompt"), prompt["prompt_token_ids"]
+        else:
+            prompt = prompt.get("prompt")
     if isinstance(prompt, str):
         if not prompt:
             raise InvalidRequest("prompt is empty, must have at least one token", field=field)
         return prompt, None, salt
     if isinstance(prompt, Sequence):
-        return None, list(prompt), salt
+        return text, [_plain_int(token_id) for token_id in prompt], salt
     raise InvalidRequest(f"a prompt must be a text or a list of token ids, got {prompt!r}", field=field)
+
+
+def _plain_int(token_id: Any) -> Any:
+    """numpy's integers as Python's; anything else as it is, to be refused with its name."""
+    return token_id if isinstance(token_id, bool) or not hasattr(token_id, "__index__") else token_id.__index__()
 
 
 def _check_token_ids(token_ids: list[Any], model_info: types_pb2.ModelInfo, field: str) -> None:

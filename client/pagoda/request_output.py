@@ -1,7 +1,8 @@
 """Builds RequestOutputs, vLLM's shape, from the text deltas of one request."""
 
 import json
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass, field, replace
 
 from pagoda.prompts import Prompt
 from pagoda_common.engine_stream import EngineRequest
@@ -11,6 +12,7 @@ from pagoda_common.outputs import (
     FinishReason,
     Logprob,
     RequestOutput,
+    RequestStateStats,
     SequenceDelta,
     TokenLogprobs,
 )
@@ -42,13 +44,13 @@ def default_sampling_params(generation_config_json: str) -> SamplingParams:
     return SamplingParams(**params)
 
 
-def logprobs_by_token(entry: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
-    """vLLM's shape: the sampled token, then the likeliest ones."""
+def logprobs_by_token(entry: TokenLogprobs, tokenizer: Tokenizer, *, are_ranked: bool = True) -> dict[int, Logprob]:
+    """vLLM's shape: the sampled token, then the likeliest ones; chosen ones are not `are_ranked`: they have no rank."""
     result: dict[int, Logprob] = {}
-    for rank, (token_id, logprob) in enumerate(zip(entry.token_ids, entry.logprobs, strict=True)):
+    for place, (token_id, logprob) in enumerate(zip(entry.token_ids, entry.logprobs, strict=True)):
         if token_id not in result:
-            text = tokenizer.token_text(token_id)
-            result[token_id] = Logprob(logprob=logprob, rank=rank or entry.sampled_rank, decoded_token=text)
+            rank = entry.sampled_rank if place == 0 else place if are_ranked else None
+            result[token_id] = Logprob(logprob=logprob, rank=rank, decoded_token=tokenizer.token_text(token_id))
     return result
 
 
@@ -71,9 +73,11 @@ class RequestOutputBuilder:
         self.request = request
         self._prompt = prompt
         self._tokenizer = tokenizer
-        self._with_logprobs = request.sampling_params.logprobs is not None
+        self._are_chosen = bool(request.sampling_params.logprob_token_ids)
+        self._with_logprobs = request.sampling_params.logprobs is not None or self._are_chosen
         self._sequences = [_Sequence() for _ in range(request.sampling_params.n)]
         self._num_cached_tokens = 0
+        self._metrics = RequestStateStats(arrival_time=time.time(), queued_ts=time.monotonic())
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
@@ -88,10 +92,12 @@ class RequestOutputBuilder:
             sequence.text += delta.text
             sequence.token_ids += delta.token_ids
             for entry in delta.logprobs or ():
-                sequence.logprobs.append(logprobs_by_token(entry, self._tokenizer))
+                shaped = logprobs_by_token(entry, self._tokenizer, are_ranked=not self._are_chosen)
+                sequence.logprobs.append(shaped)
                 sequence.cumulative_logprob += entry.logprobs[0]
             sequence.finish_reason, sequence.stop_reason = delta.finish_reason, delta.stop_reason
             self._num_cached_tokens = max(self._num_cached_tokens, delta.num_cached_tokens)
+            self._metrics.add(delta)
 
     def fail(self) -> None:
         """The engine could not finish the request: what has not ended ends as an error."""
@@ -108,6 +114,7 @@ class RequestOutputBuilder:
             finished=all(sequence.finish_reason is not None for sequence in self._sequences),
             prompt_logprobs=self._prompt_logprobs(),
             num_cached_tokens=self._num_cached_tokens,
+            metrics=replace(self._metrics),
         )
 
     def take(self) -> RequestOutput:

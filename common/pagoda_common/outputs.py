@@ -1,5 +1,6 @@
 """What a request gives back: token-level outputs of the engine, and the text-level outputs that users hold."""
 
+import time
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -72,6 +73,35 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
+class RequestStateStats:
+    """When what happened to a request, as its client saw it (vLLM's shape)."""
+
+    arrival_time: float = 0.0
+    """Seconds since 1970."""
+    queued_ts: float = 0.0
+    """On the clock of time.monotonic(), as the following ones; 0 is not yet."""
+    scheduled_ts: float = 0.0
+    """First place in a batch."""
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
+    first_token_latency: float = 0.0
+    """Seconds from arrival to the first token."""
+    num_generation_tokens: int = 0
+    """Over all sequences."""
+
+    def add(self, delta: "SequenceDelta") -> None:
+        """Count what is new."""
+        if delta.queue_s is not None and not self.scheduled_ts:
+            self.scheduled_ts = self.queued_ts + delta.queue_s
+        if delta.token_ids:
+            self.last_token_ts = time.monotonic()
+            self.num_generation_tokens += len(delta.token_ids)
+            if not self.first_token_ts:
+                self.first_token_ts = self.last_token_ts
+                self.first_token_latency = self.first_token_ts - self.queued_ts
+
+
+@dataclass(slots=True)
 class RequestOutput:
     """A prompt and its sequences."""
 
@@ -82,6 +112,7 @@ class RequestOutput:
     finished: bool
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
+    metrics: RequestStateStats | None = None
 
 
 @dataclass(slots=True)

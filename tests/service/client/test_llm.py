@@ -231,7 +231,7 @@ def test_nobody_at_the_address_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
     ("options", "message"),
     [
         ({"trust_remote_code": True}, "not supported"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2, only 1 is supported"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2 is not supported"),
         ({"max_modle_len": 5}, "unknown argument 'max_modle_len'"),
         ({"dtype": "float8"}, "dtype is 'float8'"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),

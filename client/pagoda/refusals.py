@@ -1,0 +1,98 @@
+"""Calls of vLLM's LLM that there is nothing for here: each says so instead of an AttributeError."""
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from pagoda_common.errors import Code, InvalidRequest, PagodaError
+
+EXTRAS = {
+    "lora_request": "adapters are not supported",
+    "mm_processor_kwargs": "models take text only",
+    "trace_headers": "there is no tracing",
+    "data_parallel_rank": "requests go where their prefix is cached",
+    "reset_running_requests": "running requests keep their prefixes",
+    "reset_connector": "there is no KV connector",
+}
+"""Arguments of vLLM's calls that nothing stands for, and why."""
+
+
+def _does_not_pool(call: str) -> NoReturn:
+    raise InvalidRequest(f"this model generates, it does not pool: LLM.{call} needs an embedding or scoring model")
+
+
+def _is_missing(call: str, reason: str) -> NoReturn:
+    raise PagodaError(f"LLM.{call} is not supported: {reason}", code=Code.UNIMPLEMENTED)
+
+
+def refuse_extras(extras: Mapping[str, Any]) -> None:
+    """Refuse the arguments that vLLM has besides ours when they ask for something.
+
+    Raises:
+        InvalidRequest: one does; `field` names it.
+        TypeError: vLLM does not have it either.
+    """
+    for name, value in extras.items():
+        if name not in EXTRAS:
+            raise TypeError(f"unexpected argument {name!r}")
+        if value:
+            raise InvalidRequest(f"{name} is not supported: {EXTRAS[name]}", field=name)
+
+
+class RefusedCalls:
+    """Whatever the arguments: InvalidRequest for pooling, PagodaError with UNIMPLEMENTED for the others."""
+
+    def encode(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Pooling."""
+        _does_not_pool("encode")
+
+    def embed(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Pooling."""
+        _does_not_pool("embed")
+
+    def classify(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Pooling."""
+        _does_not_pool("classify")
+
+    def reward(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Pooling."""
+        _does_not_pool("reward")
+
+    def score(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Pooling."""
+        _does_not_pool("score")
+
+    def sleep(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Giving the weights' memory away for a while."""
+        _is_missing("sleep", "shutdown() frees all memory, a new LLM loads again")
+
+    def wake_up(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """The end of `sleep`."""
+        _is_missing("wake_up", "there is no sleep")
+
+    def collective_rpc(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Calls into the workers."""
+        _is_missing("collective_rpc", "workers run in processes of their own and take gRPC calls only")
+
+    def apply_model(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """A function on the model."""
+        _is_missing("apply_model", "the model is in another process, and no code is sent there")
+
+    def start_profile(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Tracing of the workers."""
+        _is_missing("start_profile", "`pagoda serve --scheduler-metrics-port` shows where a step's time goes")
+
+    def stop_profile(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """The end of `start_profile`."""
+        _is_missing("stop_profile", "there is no start_profile")
+
+    def reset_mm_cache(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """The cache of images."""
+        _is_missing("reset_mm_cache", "models take text only")
+
+    def init_weight_transfer_engine(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """New weights from a trainer."""
+        _is_missing("init_weight_transfer_engine", "weights come from checkpoints")
+
+    def update_weights(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """New weights from a trainer."""
+        _is_missing("update_weights", "weights come from checkpoints")
