@@ -31,7 +31,8 @@ class SlotRows:
         rows = self._row_of[slots]
         is_new = rows < 0
         known = np.flatnonzero(~is_new)
-        is_new[known] = self._generation_of[rows[known]] != self._generations[slots[known]]
+        is_taken = self._slot_of[rows[known]] != slots[known]  # another slot has it meanwhile
+        is_new[known] = is_taken | (self._generation_of[rows[known]] != self._generations[slots[known]])
         if is_new.any():
             rows[is_new] = self._free_rows(int(is_new.sum()))
             new_slots = slots[is_new]

@@ -122,3 +122,15 @@ def test_a_row_is_used_again_once_its_slot_holds_another_sequence() -> None:
     assert sorted(everything.tolist()) == list(range(6))
     assert is_new.tolist() == [False, True, False, True, True, True]
     assert rows.size == 6
+
+
+def test_a_row_that_went_to_another_slot_is_not_taken_for_ones_own() -> None:
+    generations = np.zeros(3, dtype=np.int64)
+    rows = SlotRows(generations)
+    rows.take(np.array([0]))
+    generations[:] = 1
+    [row], _ = rows.take(np.array([2]))
+    assert row == 0
+    [own], [is_new] = rows.take(np.array([0]))
+    assert (own, is_new) == (1, True)
+    assert rows.take(np.array([2, 0]))[0].tolist() == [0, 1]

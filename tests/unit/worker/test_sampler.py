@@ -1,5 +1,7 @@
 """The sampler on plain logits: every parameter does what it says, to its own row only."""
 
+import sys
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -39,18 +41,18 @@ class Rows:
         self.columns.clear(slot)
         self.columns.set(slot, SamplingParams(**({"temperature": 0, "max_tokens": None} | params)), eos)
 
-    def sample(self, logits: torch.Tensor, slots: list[int]) -> SamplerOutput:
+    def batch(self, slots: list[int]) -> LogitsBatch:
         rows = np.array(slots)
-        before = logits.clone()
-        output = self.sampler.sample(
-            logits,
-            LogitsBatch(
-                slots=rows,
-                tokens=self.tokens,
-                num_prompt_tokens=self.num_prompt[rows],
-                num_tokens=self.num_tokens[rows],
-            ),
+        return LogitsBatch(
+            slots=rows,
+            tokens=self.tokens,
+            num_prompt_tokens=self.num_prompt[rows],
+            num_tokens=self.num_tokens[rows],
         )
+
+    def sample(self, logits: torch.Tensor, slots: list[int]) -> SamplerOutput:
+        before = logits.clone()
+        output = self.sampler.sample(logits, self.batch(slots))
         assert torch.equal(logits.nan_to_num(), before.nan_to_num()), "logprobs are taken from these logits afterwards"
         return output
 
@@ -206,3 +208,69 @@ def test_a_row_without_any_token_left_is_reported() -> None:
     rows = Rows()
     rows.put(0, allowed_token_ids=(3,), bad_words_token_ids=((3,),))
     assert rows.sample(falling()[None], [0]).is_bad.tolist() == [True]
+
+
+def test_counts_kept_from_step_to_step_equal_counts_made_anew() -> None:
+    generator = np.random.default_rng(4)
+    rows = Rows(6)
+    logs: dict[int, tuple[list[int], list[int]]] = {}
+    logits = torch.randn(6, VOCAB_SIZE, generator=torch.Generator().manual_seed(2))
+    for step in range(400):
+        for slot in range(6):
+            if slot not in logs or generator.random() < 0.15:  # a sequence leaves, the next one enters
+                prompt = generator.integers(0, VOCAB_SIZE, generator.integers(1, 9)).tolist()
+                logs[slot] = (prompt, generator.integers(0, VOCAB_SIZE, generator.integers(0, 3)).tolist())
+                params: dict[str, Any] = {"repetition_penalty": 1.7, "frequency_penalty": 0.4, "presence_penalty": 0.3}
+                if slot == 5:
+                    params = {"logit_bias": {int(generator.integers(VOCAB_SIZE)): 5.0}}
+                rows.put(slot, prompt=tuple(prompt), output=tuple(logs[slot][1]), temperature=0.7, seed=step, **params)
+        slots = generator.permutation(6)[: generator.integers(1, 7)].tolist()  # some wait, as after a preemption
+        kept = rows.sample(logits[slots], slots).token_ids
+        rows.sampler = Sampler(columns=rows.columns) if step % 20 == 19 else rows.sampler
+        fresh = Sampler(columns=rows.columns).sample(logits[slots], rows.batch(slots)).token_ids
+        assert kept.tolist() == fresh.tolist()
+        for slot, token in zip(slots, kept.tolist(), strict=True):
+            if rows.num_tokens[slot] < rows.tokens.shape[1]:
+                rows.tokens[slot, rows.num_tokens[slot]] = token
+                rows.num_tokens[slot] += 1
+
+
+def test_a_step_of_the_sampler_runs_no_python_for_each_row() -> None:
+    """As many lines of Python for 64 rows as for 4, with every parameter in use."""
+    params: dict[str, Any] = {
+        "temperature": 0.8,
+        "seed": 1,
+        "top_k": 20,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "presence_penalty": 0.5,
+        "repetition_penalty": 1.2,
+        "logit_bias": {3: 1.0},
+        "allowed_token_ids": tuple(range(40)),
+        "bad_words_token_ids": ((7,), (5, 6)),
+        "min_tokens": 9,
+        "eos": (0,),
+    }
+    num_lines = []
+    for num_rows in (4, 64):
+        rows = Rows(num_rows)
+        for slot in range(num_rows):
+            rows.put(slot, output=(5,), **params)
+        logits, slots = torch.randn(num_rows, VOCAB_SIZE), list(range(num_rows))
+        rows.sample(logits, slots)
+        count = 0
+
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:
+            nonlocal count
+            if "pagoda_" not in frame.f_code.co_filename:
+                return None
+            count += event == "line"
+            return trace
+
+        sys.settrace(trace)
+        try:
+            rows.sampler.sample(logits, rows.batch(slots))
+        finally:
+            sys.settrace(None)
+        num_lines.append(count)
+    assert num_lines[0] == num_lines[1] > 50
