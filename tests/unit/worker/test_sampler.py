@@ -215,7 +215,7 @@ def test_counts_kept_from_step_to_step_equal_counts_made_anew() -> None:
     rows = Rows(6)
     logs: dict[int, tuple[list[int], list[int]]] = {}
     logits = torch.randn(6, VOCAB_SIZE, generator=torch.Generator().manual_seed(2))
-    for step in range(400):
+    for step in range(150):
         for slot in range(6):
             if slot not in logs or generator.random() < 0.15:  # a sequence leaves, the next one enters
                 prompt = generator.integers(0, VOCAB_SIZE, generator.integers(1, 9)).tolist()
