@@ -5,26 +5,40 @@ Chat completions, Responses, Messages and gRPC's Chat show the same conversation
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from pagoda_common.errors import InvalidRequest
-from pagoda_common.outputs import SequenceDelta
+from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.structured_outputs import StructuredOutputsParams
 from pagoda_frontend.calls import body_truncation, logprob_writer, make_run, sampling_params_of, usage_of
 from pagoda_frontend.choices import choices_of
+from pagoda_frontend.dialect import Dialect, strict_tag
 from pagoda_frontend.logprobs import LogprobWriter
 from pagoda_frontend.message import CollectedMessage, MessageCollector, MessageDelta
+from pagoda_frontend.message_reader import MessageReader, make_reader, plain_delta
 from pagoda_frontend.protocol import ChatBody
 from pagoda_frontend.run import Run
 from pagoda_frontend.serving import ServedModel, Serving
+from pagoda_frontend.structured import constraint_field
 from pagoda_frontend.terms import Terms, terms_of
+from pagoda_frontend.tools import ToolPlan, plan_tools
 
 
 class Conversation:
     """The messages that one call generates. Made by `start_conversation`."""
 
     def __init__(
-        self, *, serving: Serving, model: ServedModel, run: Run, prompt: list[int], logprobs: LogprobWriter | None
+        self,
+        *,
+        serving: Serving,
+        model: ServedModel,
+        run: Run,
+        prompt: list[int],
+        logprobs: LogprobWriter | None,
+        reader: MessageReader | None = None,
     ) -> None:
+        """`reader`: None when all text is content."""
         self._serving = serving
         self.model = model
         self.run = run
@@ -32,6 +46,7 @@ class Conversation:
         """Token ids of the rendered conversation."""
         self.logprobs = logprobs
         """Writes the log probabilities; None when none were asked for."""
+        self._reader = reader
 
     async def deltas(self) -> AsyncGenerator[list[MessageDelta]]:
         """What is new in the messages, as it comes. Closing it aborts what is unfinished.
@@ -39,9 +54,10 @@ class Conversation:
         Raises:
             PagodaError: the request was refused or failed.
         """
+        read = plain_delta if self._reader is None else self._reader.read
         async with aclosing(self.run.deltas()) as stream:
             async for deltas in stream:
-                yield [_plain(delta) for delta in deltas]
+                yield [read(delta) for delta in deltas]
 
     async def collect(self) -> list[CollectedMessage]:
         """Every message, whole, in order of index; raises as `deltas`."""
@@ -54,7 +70,10 @@ class Conversation:
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object, as of now."""
-        return usage_of(self.run, self._serving)
+        usage = usage_of(self.run, self._serving)
+        if self._reader is not None and self._serving.dialect.reasoning_parser is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self._reader.num_reasoning_tokens}
+        return usage
 
 
 async def start_conversation(
@@ -77,7 +96,8 @@ async def start_conversation(
         NotReady: the model is not known yet.
     """
     model = serving.model_named(body.model)
-    _check_response_format(body.response_format)
+    dialect, tokenizer = serving.dialect, model.tokenizer
+    plan = plan_tools(body, can_choose=dialect.can_choose)
     num_top = _num_top_logprobs(body, max_logprobs=serving.config.max_logprobs)
     if terms is None:
         terms = terms_of(headers, body, has_api_keys=bool(serving.config.api_key))
@@ -94,12 +114,26 @@ async def start_conversation(
         )
     except InvalidRequest as error:
         raise _renamed(error, body) from error
-    prompt = await model.prompts.from_messages(
+    text = await model.prompts.render(
         body.messages,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
-        chat_template_kwargs=body.chat_template_kwargs,
+        chattemplate_kwargs=template_kwargs(body),
+        chat_template=trusted_chat_template(body.chat_template, serving=serving),
+        tools=plan.tools,
+        documents=body.documents,
+    )
+    reasoning_end = dialect.reasoning_end(prompt=text, tokenizer=tokenizer)
+    _constrain(params, plan=plan, dialect=dialect, reasoning_end=reasoning_end)
+    if choices.beam_search is not None and params.structured_outputs is not None:
+        raise InvalidRequest("use_beam_search is not supported with structured output", field="use_beam_search")
+    await model.grammars.check(params.structured_outputs, field=constraint_field(body))
+    if dialect.needs_special_tokens(plan, tokenizer):
+        params.skip_special_tokens = False
+    prompt = await model.prompts.from_text(
+        text,
         add_special_tokens=bool(body.add_special_tokens),
+        field="messages",
         truncation=body_truncation(body, params=params, model=model),
     )
     run = make_run(
@@ -113,30 +147,54 @@ async def start_conversation(
         terms=terms,
         field="messages",
     )
-    logprobs = logprob_writer(body, model, num_top)
-    return Conversation(serving=serving, model=model, run=run, prompt=prompt, logprobs=logprobs)
-
-
-def _plain(delta: SequenceDelta) -> MessageDelta:
-    return MessageDelta(
-        delta.index,
-        "",
-        delta.text,
-        [],
-        delta,
-        delta.finish_reason,
-        delta.stop_reason,
-        delta.token_ids,
-        delta.logprobs,
+    return Conversation(
+        serving=serving,
+        model=model,
+        run=run,
+        prompt=prompt,
+        logprobs=logprob_writer(body, model, num_top),
+        reader=make_reader(
+            dialect,
+            plan,
+            prompt=text,
+            n=run.num_sequences,
+            shows_reasoning=body.include_reasoning is not False,
+            reasoning_end=reasoning_end,
+        ),
     )
 
 
-def _check_response_format(response_format: dict[str, Any] | None) -> None:
-    kind = "text" if response_format is None else response_format.get("type")
-    if kind in ("json_object", "json_schema", "structural_tag"):
-        raise InvalidRequest(f"response_format of type {kind} is not supported yet", field="response_format")
-    if kind != "text":
-        raise InvalidRequest(f"response_format.type must be text, got {kind!r}", field="response_format")
+def trusted_chat_template(chat_template: str | None, *, serving: Serving) -> str | None:
+    """The template that a request brings.
+
+    Raises:
+        InvalidRequest: it must not bring one.
+    """
+    if chat_template is not None and not serving.config.trust_request_chat_template:
+        raise InvalidRequest(
+            "chat_template needs a server started with --trust-request-chat-template", field="chat_template"
+        )
+    return chat_template
+
+
+def template_kwargs(body: ChatBody) -> dict[str, Any]:
+    """Variables of the chat template; effort is one of them, and none of it is no thinking."""
+    kwargs = dict(body.chattemplate_kwargs or {})
+    if body.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+        if body.reasoning_effort == "none":
+            kwargs.setdefault("enable_thinking", False)
+    return kwargs
+
+
+def _constrain(params: SamplingParams, *, plan: ToolPlan, dialect: Dialect, reasoning_end: tuple[int, ...]) -> None:
+    """Hold the text to the calls that must be made, or to strict schemas, and any constraint to the answer alone."""
+    constraint = plan.constraint()
+    if constraint is None and params.structured_outputs is None and (tag := strict_tag(plan, dialect)) is not None:
+        constraint = StructuredOutputsParams(structural_tag=tag)
+    constraint = constraint or params.structured_outputs
+    if constraint is not None:
+        params.structured_outputs = replace(constraint, start_after_token_ids=reasoning_end)
 
 
 def _num_top_logprobs(body: ChatBody, *, max_logprobs: int) -> int | None:

@@ -22,6 +22,8 @@ from pagoda_common.generation import TextStream
 from pagoda_common.generation_config import resolve_generation_config
 from pagoda_common.outputs import SequenceDelta
 from pagoda_common.text.tokenizer import Tokenizer
+from pagoda_frontend.dialect import dialect_of
+from pagoda_frontend.grammar_checks import GrammarChecks
 from pagoda_frontend.metrics import Metrics
 from pagoda_frontend.params import SamplingDefaults, sampling_defaults
 from pagoda_frontend.prompts import Prompts, load_chat_template
@@ -43,6 +45,7 @@ class ServedModel:
     """Names clients use; the first one is ours."""
     tokenizer: Tokenizer
     prompts: Prompts
+    grammars: GrammarChecks
     max_model_len: int
     vocab_size: int
     defaults: SamplingDefaults
@@ -56,7 +59,7 @@ class Serving:
     """One frontend's state. `start()` returns at once; the model is known when the engine has loaded it."""
 
     def __init__(self, *, config: FrontendConfig, engine: EngineClient) -> None:
-        """Raises ConfigError when the chat template cannot be read."""
+        """Raises ConfigError when chat template or plugins cannot be read, or a parser is unknown."""
         self.config = config
         self.engine = engine
         self.metrics = Metrics(engine=engine)
@@ -66,6 +69,8 @@ class Serving:
         """Requests that are being answered."""
         self._idle = asyncio.Event()
         self._idle.set()
+        self.dialect = dialect_of(config)
+        """Parsers of tool calls and reasoning."""
         self.chat_template = load_chat_template(config.chat_template)
         """Jinja text of the flag; None takes the tokenizer's."""
         self._model: ServedModel | None = None
@@ -82,6 +87,8 @@ class Serving:
         if self._loading is not None:
             self._loading.cancel()
             await asyncio.gather(self._loading, return_exceptions=True)
+        if self._model is not None:
+            await self._model.grammars.close()
 
     @property
     def is_ready(self) -> bool:
@@ -222,6 +229,12 @@ class Serving:
                 chat_template=self.chat_template,
                 max_model_len=info.max_model_len,
                 vocab_size=info.vocab_size,
+            ),
+            grammars=GrammarChecks(
+                tokenizer=tokenizer.name,
+                revision=config.revision,
+                vocab_size=info.vocab_size,
+                eos_token_ids=info.eos_token_ids,
             ),
             max_model_len=info.max_model_len,
             vocab_size=info.vocab_size,

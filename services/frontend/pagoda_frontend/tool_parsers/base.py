@@ -43,6 +43,11 @@ class ToolParser(ABC):
         self._content: list[str] = []
         self._calls: list[ToolCallDelta] = []
 
+    @classmethod
+    def structural_tag(cls, schemas: Mapping[str, dict[str, Any]], *, is_parallel: bool) -> dict[str, Any] | None:
+        """A structural tag under which calls match `schemas`; None where the model's way of writing has no room for it."""
+        return None
+
     def append(self, text: str) -> Piece:
         """What `text` adds; some of it may be held back until more is known."""
         self._text += text

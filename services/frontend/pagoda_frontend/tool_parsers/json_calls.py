@@ -1,5 +1,6 @@
 """Calls as JSON objects, alone or in an array, behind a marker or at the beginning of the text."""
 
+import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -132,6 +133,19 @@ class HermesParser(JsonToolParser):
     starts = ("<tool_call>",)
     end = "</tool_call>"
     markers = ("<tool_call>", "</tool_call>")
+
+    @classmethod
+    def structural_tag(cls, schemas: Mapping[str, dict[str, Any]], *, is_parallel: bool) -> dict[str, Any]:
+        tags = [
+            {
+                "begin": f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": ',
+                "content": {"type": "json_schema", "json_schema": schema},
+                "end": "}\n</tool_call>",
+            }
+            for name, schema in schemas.items()
+        ]
+        form = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": tags}
+        return {"type": "structural_tag", "format": {**form, "stop_after_first": not is_parallel}}
 
 
 class Llama3JsonParser(JsonToolParser):
