@@ -264,11 +264,10 @@ class EngineSession:
         if sequence is None:
             return
         stream = sequence.stream
-        if stream.prompt_logprobs is None:
-            stream.prompt_logprobs = [None] * len(stream.request.prompt_token_ids)
+        known = stream.prompt_logprobs
         for row, entry in logprob_rows(prompt.logprobs).items():
-            if prompt.start + row < len(stream.prompt_logprobs):
-                stream.prompt_logprobs[prompt.start + row] = entry
+            if known is not None and prompt.start + row < len(known):
+                known[prompt.start + row] = entry
 
     def _take_end(self, finished: scheduler_pb2.FinishedSequence, gaps: dict[str, EngineStream]) -> None:
         sequence = self._slots.get(finished.slot)

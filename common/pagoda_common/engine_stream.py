@@ -128,7 +128,10 @@ class EngineStream:
             SequenceLog(self, index, logprobs=[] if with_logprobs else None)
             for index in range(request.sampling_params.n)
         ]
-        self.prompt_logprobs: list[TokenLogprobs | None] | None = None
+        has_prompt_logprobs = request.sampling_params.prompt_logprobs is not None
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = (
+            [None] * len(request.prompt_token_ids) if has_prompt_logprobs else None
+        )
         """One per prompt token when asked for, None for the first; filled before the first output token."""
         self.attempt = 0
         """Times the request was submitted."""

@@ -61,6 +61,14 @@ async def test_prompt_logprobs_of_a_long_prompt_come_whole(engine: Running) -> N
             assert {1, 2} <= {value["rank"] for value in entry.values()}
 
 
+async def test_a_prompt_of_one_token_has_nothing_to_be_judged_by(engine: Running) -> None:
+    choice = await choice_of(engine, prompt=[5], max_tokens=0, echo=True, logprobs=2)
+    assert choice["prompt_logprobs"] == [None]
+    lists = choice["logprobs"]
+    assert (lists["token_logprobs"], lists["top_logprobs"], lists["text_offset"]) == ([None], [None], [0])
+    assert len(lists["tokens"]) == 1
+
+
 async def test_the_whole_vocabulary_sums_to_one(engine: Running) -> None:
     choice = await choice_of(engine, prompt=[5, 6], max_tokens=1, prompt_logprobs=-1)
     total = sum(math.exp(value["logprob"]) for value in choice["prompt_logprobs"][1].values())
