@@ -118,7 +118,7 @@ async def start_conversation(
         body.messages,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
-        chattemplate_kwargs=template_kwargs(body),
+        chat_template_kwargs=template_kwargs(body),
         chat_template=trusted_chat_template(body.chat_template, serving=serving),
         tools=plan.tools,
         documents=body.documents,
@@ -179,7 +179,7 @@ def trusted_chat_template(chat_template: str | None, *, serving: Serving) -> str
 
 def template_kwargs(body: ChatBody) -> dict[str, Any]:
     """Variables of the chat template; effort is one of them, and none of it is no thinking."""
-    kwargs = dict(body.chattemplate_kwargs or {})
+    kwargs = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
         if body.reasoning_effort == "none":

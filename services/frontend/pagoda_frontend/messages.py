@@ -10,13 +10,14 @@ from fastapi import Request, Response
 from pagoda_common.errors import PagodaError, RequestFailed
 from pagoda_frontend.body import read_body
 from pagoda_frontend.calls import json_response
-from pagoda_frontend.conversation import Conversation, start_conversation
+from pagoda_frontend.conversation import Conversation, start_conversation, template_kwargs
 from pagoda_frontend.errors import anthropic_error, error_object, renamed
 from pagoda_frontend.messages_input import chat_body_of
 from pagoda_frontend.messages_output import BlockBuilder, Event
 from pagoda_frontend.messages_protocol import CHAT_NAMES, CountTokensBody, MessagesBody
 from pagoda_frontend.serving import Serving, unique_id
 from pagoda_frontend.sse import EventStream, unless_disconnected
+from pagoda_frontend.tools import plan_tools
 
 
 class Messages:
@@ -45,9 +46,13 @@ class Messages:
         body = await read_body(request, CountTokensBody, max_bytes=self._serving.config.max_request_body_bytes)
         model = self._serving.model_named(body.model)
         chat = chat_body_of(body)
-        prompt = await model.prompts.from_messages(
-            chat.messages, chat_template_kwargs=chat.chat_template_kwargs, tools=chat.tools
-        )
+        try:
+            tools = plan_tools(chat, can_choose=self._serving.dialect.can_choose).tools
+            prompt = await model.prompts.from_messages(
+                chat.messages, chat_template_kwargs=template_kwargs(chat), tools=tools
+            )
+        except PagodaError as error:
+            raise renamed(error, CHAT_NAMES) from error
         return json_response({"input_tokens": len(prompt)})
 
     async def _answer(self, request: Request, body: MessagesBody) -> Response:

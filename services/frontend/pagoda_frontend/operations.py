@@ -8,6 +8,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pagoda_common.errors import InvalidRequest, NotReady, UnknownModel
 from pagoda_frontend.body import read_body
 from pagoda_frontend.calls import json_response
+from pagoda_frontend.conversation import trusted_chat_template
 from pagoda_frontend.params import check_token_ids
 from pagoda_frontend.protocol import DetokenizeBody, TokenizeBody
 from pagoda_frontend.serving import RETRY_AFTER_S, VERSION, ServedModel, Serving
@@ -58,7 +59,7 @@ class Operations:
         serving = self._serving
         body = await read_body(request, TokenizeBody, max_bytes=serving.config.max_request_body_bytes)
         model = serving.model_named(body.model)
-        tokens = await token_ids_of(body, model)
+        tokens = await token_ids_of(body, model=model, serving=serving)
         strings = [model.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
         answer = {"count": len(tokens), "max_model_len": model.max_model_len, "tokens": tokens, "token_strs": strings}
         return json_response(answer)
@@ -86,7 +87,7 @@ class Operations:
         return json_response({"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
 
-async def token_ids_of(body: TokenizeBody, model: ServedModel) -> list[int]:
+async def token_ids_of(body: TokenizeBody, *, model: ServedModel, serving: Serving) -> list[int]:
     """Token ids of the text or the conversation in `body`.
 
     Raises:
@@ -102,6 +103,7 @@ async def token_ids_of(body: TokenizeBody, model: ServedModel) -> list[int]:
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
         chat_template_kwargs=body.chat_template_kwargs,
+        chat_template=trusted_chat_template(body.chat_template, serving=serving),
         tools=body.tools,
         add_special_tokens=bool(body.add_special_tokens),
     )

@@ -74,11 +74,12 @@ class Draft:
 
     def _usage(self) -> dict[str, Any]:
         run = self._conversation.run
+        details = self._conversation.usage().get("completion_tokens_details", {})
         return {
             "input_tokens": run.num_prompt_tokens,
             "input_tokens_details": {"cached_tokens": run.num_cached_tokens, "cache_write_tokens": 0},
             "output_tokens": run.num_output_tokens,
-            "output_tokens_details": {"reasoning_tokens": self._builder.num_reasoning_tokens},
+            "output_tokens_details": {"reasoning_tokens": details.get("reasoning_tokens", 0)},
             "total_tokens": run.num_prompt_tokens + run.num_output_tokens,
         }
 

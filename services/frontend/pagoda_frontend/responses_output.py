@@ -17,7 +17,6 @@ class OutputBuilder:
     def __init__(self, *, logprobs: LogprobWriter | None) -> None:
         self.items: list[dict[str, Any]] = []
         """Whole items, and the one that grows."""
-        self.num_reasoning_tokens = 0
         self._logprobs = logprobs
         self._pending_logprobs: list[dict[str, Any]] = []
         self._kind = ""
@@ -27,7 +26,6 @@ class OutputBuilder:
     def add(self, delta: MessageDelta) -> Iterator[Event]:
         """The events of what is new."""
         if delta.reasoning:
-            self.num_reasoning_tokens += len(delta.token_ids)
             yield from self._text("reasoning", delta.reasoning)
         elif self._logprobs is not None and delta.logprobs and not delta.tool_calls:
             self._pending_logprobs += self._logprobs.for_chat(delta.logprobs)["content"]

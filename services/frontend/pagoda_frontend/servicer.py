@@ -87,7 +87,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         model = self._serving.model_named(request.model)
         body = tokenize_body_from_proto(request)
         try:
-            token_ids = await token_ids_of(body, model)
+            token_ids = await token_ids_of(body, model=model, serving=self._serving)
         except PagodaError as error:
             raise renamed(error, {"prompt": "text"}) from error
         strings = [model.tokenizer.token_text(token) for token in token_ids] if request.return_token_strs else ()

@@ -40,7 +40,7 @@ async def test_keys_come_from_flag_and_file_and_open_http_and_grpc(tmp_path: Pat
         assert answer.outputs[0].token_ids
         health: Any = health_pb2_grpc.HealthStub(running.channel)
         status = (await health.Check(health_pb2.HealthCheckRequest())).status
-        assert status != health_pb2.HealthCheckResponse.UNKNOWN  # SERVING, or about to be: readiness is looked at in turns
+        assert status != health_pb2.HealthCheckResponse.UNKNOWN  # SERVING or about to be: readiness is polled
 
 
 def test_a_file_without_keys_is_refused(tmp_path: Path) -> None:
