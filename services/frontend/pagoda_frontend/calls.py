@@ -9,6 +9,7 @@ from fastapi import Response
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.sampling_params import MAX_N, SamplingParams
 from pagoda_common.text.bad_words import bad_words_token_ids
+from pagoda_common.truncation import Truncation, truncation_of
 from pagoda_frontend.choices import Choices
 from pagoda_frontend.chunks import ChunkOptions
 from pagoda_frontend.logprobs import LogprobWriter, prompt_logprobs_by_id
@@ -21,8 +22,8 @@ from pagoda_frontend.params import (
 from pagoda_frontend.protocol import GenerationBody
 from pagoda_frontend.run import Run
 from pagoda_frontend.serving import ServedModel, Serving
+from pagoda_frontend.structured import structured_outputs_of
 from pagoda_frontend.terms import Terms
-from pagoda_common.truncation import Truncation, truncation_of
 
 
 def sampling_params_of(
@@ -44,6 +45,9 @@ def sampling_params_of(
         InvalidRequest: `field` names the field.
     """
     check_supported(body)
+    structured_outputs = structured_outputs_of(body)
+    if structured_outputs is not None and choices.beam_search is not None:
+        raise InvalidRequest("use_beam_search does not go with structured outputs", field="use_beam_search")
     if choices.is_chosen and logprobs is None:
         logprobs = 0  # the choice is made by them
     try:
@@ -61,6 +65,7 @@ def sampling_params_of(
             raise
         raise InvalidRequest(f"best_of: {error.message}", field="best_of") from error
     check_sampling_params(params, vocab_size=model.vocab_size, max_logprobs=serving.config.max_logprobs)
+    params.structured_outputs = structured_outputs
     if params.bad_words:
         params.bad_words_token_ids = bad_words_token_ids(params.bad_words, model.tokenizer)
     return params

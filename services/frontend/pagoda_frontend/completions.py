@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from pagoda_common.errors import InvalidRequest
+from pagoda_common.truncation import Truncation
 from pagoda_frontend.body import read_body
 from pagoda_frontend.calls import (
     body_truncation,
@@ -26,8 +27,8 @@ from pagoda_frontend.protocol import CompletionBody
 from pagoda_frontend.run import CollectedSequence
 from pagoda_frontend.serving import ServedModel, Serving, unique_id
 from pagoda_frontend.sse import EventStream, stream_events, unless_disconnected
+from pagoda_frontend.structured import constraint_field
 from pagoda_frontend.terms import terms_of
-from pagoda_common.truncation import Truncation
 
 MAX_PROMPTS = 1024
 
@@ -68,6 +69,7 @@ class Completions:
             max_tokens=1 if is_scoring else max_tokens,
             prompt_logprobs=body.logprobs if body.echo and body.prompt_logprobs is None else None,
         )
+        await model.grammars.check(params.structured_outputs, field=constraint_field(body))
         truncation = body_truncation(body, params=params, model=model)
         texts, prompts = await self._prompts(body, model, truncation)
         run = make_run(

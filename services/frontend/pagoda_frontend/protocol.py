@@ -67,6 +67,10 @@ class GenerationBody(RequestBody):
     """Top log probabilities per prompt token; -1 is the vocabulary."""
     logprob_token_ids: list[Integer] | None = None
     """Show the log probabilities of these tokens instead of the likeliest ones."""
+    response_format: dict[str, Any] | None = None
+    """OpenAI's: text, json_object, json_schema or structural_tag."""
+    structured_outputs: dict[str, Any] | None = None
+    """vLLM's: exactly one of json, regex, choice, grammar, json_object and structural_tag."""
     vllm_xargs: dict[str, Any] | None = None
     """Arguments of logits processors."""
     return_token_ids: Bool | None = None
@@ -177,7 +181,6 @@ class ChatBody(GenerationBody):
     """Jinja text; needs --trust-request-chat-template."""
     documents: list[dict[str, Any]] | None = None
     """For chat templates that show documents."""
-    response_format: dict[str, Any] | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     """None is auto where there are tools."""

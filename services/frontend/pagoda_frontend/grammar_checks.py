@@ -1,0 +1,132 @@
+"""GrammarChecks: whether a constraint can be compiled, known before the engine sees the request. Knows no grammar."""
+
+import asyncio
+import logging
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import orjson
+
+from pagoda_common.errors import InvalidRequest, NotReady, QueueFull
+from pagoda_common.structured_outputs import StructuredOutputsParams
+from pagoda_frontend.structured import renamed
+
+logger = logging.getLogger(__name__)
+
+START_S = 120.0
+COMPILE_S = 10.0
+"""A constraint that is not compiled by then is refused."""
+MAX_WAITING = 256
+MAX_KNOWN = 1024
+"""Answers that are remembered."""
+TOO_COMPLEX = "structured_outputs is too complex to be compiled"
+
+Key = bytes
+
+
+class GrammarChecks:
+    """Asks a process of its own, which is started with the first constraint and started again when it breaks."""
+
+    def __init__(
+        self, *, tokenizer: str, revision: str | None, vocab_size: int, eos_token_ids: Sequence[int] = ()
+    ) -> None:
+        """`tokenizer`: directory or hub id."""
+        ends = ",".join(map(str, eos_token_ids))
+        self._command = [sys.executable, "-m", "pagoda_frontend.grammar_process"]
+        self._command += [tokenizer, revision or "", str(vocab_size), ends]
+        self._process: Process | None = None
+        self._turn = asyncio.Lock()
+        self._known: OrderedDict[Key, str | None] = OrderedDict()
+        self._running: dict[Key, asyncio.Task[str | None]] = {}
+
+    async def check(self, params: StructuredOutputsParams | None, *, field: str = "structured_outputs") -> None:
+        """Return when an output can be made under `params`; None always can.
+
+        Args:
+            field: the request's field that `params` come from.
+
+        Raises:
+            InvalidRequest: it cannot be compiled, or not within the bounds on time and memory.
+            QueueFull: too many others wait.
+        """
+        if params is None:
+            return
+        error = await self._error_of(params)
+        if error is not None:
+            raise renamed(InvalidRequest(error), field)
+
+    async def close(self) -> None:
+        """End the process."""
+        for task in self._running.values():
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        await self._stop()
+
+    async def _error_of(self, params: StructuredOutputsParams) -> str | None:
+        fields = {**asdict(params), "start_after_token_ids": ()}
+        key = orjson.dumps({"params": fields})
+        if key in self._known:
+            self._known.move_to_end(key)
+            return self._known[key]
+        task = self._running.get(key)
+        if task is None:
+            if len(self._running) >= MAX_WAITING:
+                raise QueueFull(f"{MAX_WAITING} constraints wait to be compiled", retry_after_s=1)
+            task = self._running[key] = asyncio.create_task(self._ask(key))
+            task.add_done_callback(lambda _: self._running.pop(key, None))
+        return await asyncio.shield(task)  # others may wait for the same answer
+
+    async def _ask(self, key: Key) -> str | None:
+        async with self._turn:
+            process = await self._started()
+            error: str | None
+            try:
+                async with asyncio.timeout(COMPILE_S):
+                    error = await self._exchange(process, key)
+            except (TimeoutError, OSError, ValueError) as fault:
+                logger.warning("a constraint broke the process that compiles it: %s", type(fault).__name__)
+                error = TOO_COMPLEX
+                await self._stop()
+            except BaseException:
+                await self._stop()  # its answer would be taken for the next one
+                raise
+        self._known[key] = error
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+        return error
+
+    async def _exchange(self, process: Process, key: Key) -> str | None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(key + b"\n")
+        await process.stdin.drain()
+        answer = orjson.loads(await process.stdout.readline())
+        error: str | None = answer["error"]
+        return error
+
+    async def _started(self) -> Process:
+        if self._process is not None and self._process.returncode is None:
+            return self._process
+        process = await asyncio.create_subprocess_exec(
+            *self._command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, start_new_session=True
+        )
+        self._process = process
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(START_S):
+                line = await process.stdout.readline()
+            if not line:
+                raise NotReady("structured outputs are not available: the process that compiles them does not start")
+        except BaseException:
+            await self._stop()
+            raise
+        return process
+
+    async def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.returncode is None:
+            process.kill()
+            await process.wait()
