@@ -16,9 +16,9 @@ from pagoda_common.rpc import RpcServer, connect
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
     """Serves pagoda.v1.Worker on a free port and registers itself.
 
-    Switches: `delay_s` per step and `delay_per_token_s` for each of its tokens; `fail_at_step` ends
-    the stream with INTERNAL once; `bad_tokens`, last tokens whose
-    sequence becomes a bad slot.
+    Switches: `delay_s` per step and `delay_per_token_s` for each of its tokens; `fail_at_step` ends the stream with
+    INTERNAL once; `hang_at_step` never answers it, once; `bad_tokens`, last tokens whose sequence becomes
+    a bad slot; `crash_tokens`, last tokens whose sequence ends the stream whenever it is in a step (`num_crashes`).
     """
 
     def __init__(
@@ -37,6 +37,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.delay_s = 0.0
         self.delay_per_token_s = 0.0
         self.fail_at_step = 0
+        self.hang_at_step = 0
+        self.crash_tokens: set[int] = set()
+        self.num_crashes = 0
+        self.has_heartbeats = True
         self.bad_tokens: set[int] = set()
         self.requests: list[worker_pb2.ExecuteModelRequest] = []
         """Every step received, when `keep_requests` is set."""
@@ -72,6 +76,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             yield scheduler_pb2.WorkerRegistration(identity=identity)
             while True:
                 await asyncio.sleep(1)
+                if not self.has_heartbeats:
+                    continue
                 yield scheduler_pb2.WorkerRegistration(heartbeat=scheduler_pb2.WorkerHeartbeat())
 
         async with connect(scheduler_address) as channel:
@@ -130,10 +136,25 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             if self.fail_at_step and request.step >= self.fail_at_step:
                 self.fail_at_step = 0
                 await context.abort(grpc.StatusCode.INTERNAL, "the forward pass failed")
+            if self.hang_at_step and request.step >= self.hang_at_step:
+                self.hang_at_step = 0
+                await asyncio.Event().wait()
+            if self.crash_tokens & self._last_tokens(request):
+                self.num_crashes += 1
+                await context.abort(grpc.StatusCode.INTERNAL, "the forward pass crashed")
             delay_s = self.delay_s + self.delay_per_token_s * self._num_tokens_of(request)
             if delay_s:
                 await asyncio.sleep(delay_s)
             yield self.execute(request)
+
+    def _last_tokens(self, request: worker_pb2.ExecuteModelRequest) -> set[int]:
+        """Last known tokens of the sequences in a step that has not run yet."""
+        entering = {
+            new.slot: int(np.frombuffer(new.prompt_token_ids + new.output_token_ids, dtype="<u4")[-1])
+            for new in request.new_requests
+        }
+        slots = np.frombuffer(request.slots, dtype="<u2") if request.slots else self._slots
+        return {entering.get(slot, int(self._last[slot])) for slot in slots.tolist()}
 
     def _num_tokens_of(self, request: worker_pb2.ExecuteModelRequest) -> int:
         if not request.num_scheduled_tokens:

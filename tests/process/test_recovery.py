@@ -1,6 +1,7 @@
 """A stream that is open while a process is killed goes on where it was, token for token."""
 
 import json
+import signal
 import urllib.request
 from collections.abc import Iterator
 
@@ -41,9 +42,18 @@ def stream(stack: Stack, *, temperature: float) -> Iterator[str]:
                 yield json.loads(data)["choices"][0]["delta"].get("content") or ""
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", ["worker", "scheduler"])
-def test_a_stream_survives_a_kill_of(stack: Stack, name: str, temperature: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "fault", "temperature"),
+    [
+        ("worker", signal.SIGKILL, 0.0),
+        ("worker", signal.SIGKILL, 1.0),
+        ("scheduler", signal.SIGKILL, 0.0),
+        ("scheduler", signal.SIGKILL, 1.0),
+        ("worker", signal.SIGSTOP, 1.0),
+        ("scheduler", signal.SIGSTOP, 1.0),
+    ],
+)
+def test_a_stream_survives(stack: Stack, name: str, fault: signal.Signals, temperature: float) -> None:
     undisturbed = "".join(stream(stack, temperature=temperature))
     victim = stack.service(name)
     text = ""
@@ -51,7 +61,7 @@ def test_a_stream_survives_a_kill_of(stack: Stack, name: str, temperature: float
     for piece in stream(stack, temperature=temperature):
         text += piece
         if not was_killed and len(text) > 40:
-            victim.kill()
+            victim.send_signal(fault)
             was_killed = True
     assert was_killed
     assert text == undisturbed

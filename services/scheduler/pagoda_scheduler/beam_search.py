@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
-EarlyStopping: TypeAlias = Literal["heuristic", "first", "never"]
+from pagoda_common.beam_search import EarlyStopping
 
 
 @dataclass(frozen=True, slots=True)

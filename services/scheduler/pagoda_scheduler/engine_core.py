@@ -72,8 +72,7 @@ class EngineCore:
         """Take the results that are back, then send what the window allows."""
         while self._results:
             self._num_in_flight -= 1
-            with self._timeline.result(self._results[0]):
-                self._deliver(self.scheduler.update(self._results.popleft()))
+            self._take(self._results.popleft())
         while self._num_in_flight < self._window and (output := self._schedule()) is not None:
             if self._watchdog is not None:
                 if not self._num_in_flight:
@@ -81,6 +80,14 @@ class EngineCore:
                 self._watchdog.sent(output.num_tokens)
             self._executor.send(output)
             self._num_in_flight += 1
+
+    def _take(self, output: ModelRunnerOutput) -> None:
+        result = StepResult(step=output.step)
+        with self._timeline.result(output):
+            try:
+                self.scheduler.update(output, result)
+            finally:  # tokens that were taken are delivered, whatever happened behind them
+                self._deliver(result)
 
     def _schedule(self) -> SchedulerOutput | None:
         started_ns = time.perf_counter_ns()

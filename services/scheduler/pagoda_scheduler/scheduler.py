@@ -190,11 +190,16 @@ class Scheduler:
         self._in_flight.append(_InFlight(self._step, list(scheduled), output.slots, samples, num_tokens))
         return output
 
-    def update(self, output: ModelRunnerOutput) -> StepResult:
-        """Take a step's result: append tokens, end sequences. Results come in the order of their steps."""
-        flight = self._in_flight.popleft()
+    def update(self, output: ModelRunnerOutput, result: StepResult | None = None) -> StepResult:
+        """Take a step's result: append tokens, end sequences. Results come in the order of their steps.
+
+        Args:
+            result: filled and returned; what was taken before an exception is in it.
+        """
+        flight = self._in_flight[0]  # until it is taken whole: whatever fails on the way is held against its sequences
         assert output.step == flight.step, f"result of step {output.step}, expected {flight.step}"
-        result = StepResult(step=output.step, logprobs=output.logprobs)
+        result = result or StepResult(step=output.step)
+        result.logprobs = output.logprobs
         self._take_prompt_logprobs(flight, output, result)
         self._weigh_swapping(flight, output)
         bad = {bad_slot.slot: bad_slot for bad_slot in output.bad_slots} if output.bad_slots else None
@@ -202,23 +207,26 @@ class Scheduler:
         tokens, finished = output.token_ids, RequestStatus.FINISHED
         requests: list[Request] = []
         rows: list[int] = []
-        for index, request in enumerate(flight.requests):
-            count = 1 if counts is None else counts[index]
-            if request.status is finished:
-                pass  # aborted or ended while the step was in flight
-            elif bad is not None and flight.slots[index] in bad:
-                self._fail(request, bad[flight.slots[index]], result)
-            elif flight.samples[index]:
-                if count != 1:
-                    raise PagodaError(f"step {output.step}: {request!r} got {count} tokens, expected 1")
-                if request.is_beam:
-                    self._beams.advance(request, tokens[row], row, result.logprobs, result)
-                else:
-                    self._append(request, tokens[row], result)
-                    rows.append(row)
-                    requests.append(request)
-            row += count
-        result.add_tokens(requests, rows, tokens)
+        try:
+            for index, request in enumerate(flight.requests):
+                count = 1 if counts is None else counts[index]
+                if request.status is finished:
+                    pass  # aborted or ended while the step was in flight
+                elif bad is not None and flight.slots[index] in bad:
+                    self._fail(request, bad[flight.slots[index]], result)
+                elif flight.samples[index]:
+                    if count != 1:
+                        raise PagodaError(f"step {output.step}: {request!r} got {count} tokens, expected 1")
+                    if request.is_beam:
+                        self._beams.advance(request, tokens[row], row, result.logprobs, result)
+                    else:
+                        self._append(request, tokens[row], result)
+                        rows.append(row)
+                        requests.append(request)
+                row += count
+        finally:
+            result.add_tokens(requests, rows, tokens)
+        self._in_flight.popleft()
         if self.quarantine:
             for request in requests:
                 self.quarantine.discard(request)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -10,10 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
+from pagoda_common.beam_search import BeamSearchParams, EarlyStopping
 from pagoda_common.convert import sampling_params_from_proto, token_array_from_bytes, token_ids_from_bytes
 from pagoda_common.errors import InvalidRequest, NotReady, PagodaError
 from pagoda_scheduler.beam_group import BeamGroup
-from pagoda_scheduler.beam_search import BeamSearch, EarlyStopping
+from pagoda_scheduler.beam_search import BeamSearch
 from pagoda_scheduler.engine import Engine
 from pagoda_scheduler.request import Request
 from pagoda_scheduler.session import GenerateSink, SessionSink
@@ -181,16 +181,18 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         mode = self._engine.config.model.logprobs_mode
         if not mode.endswith("logprobs"):
             raise InvalidRequest(f"beam search needs log probabilities, logprobs_mode is {mode}", field="beam_search")
-        penalty = message.length_penalty if message.HasField("length_penalty") else 1.0
-        if not math.isfinite(penalty):
-            raise InvalidRequest(f"length_penalty must be finite, got {penalty}", field="length_penalty")
+        params = BeamSearchParams(
+            beam_width=message.beam_width,
+            length_penalty=message.length_penalty if message.HasField("length_penalty") else 1.0,
+            early_stopping=EARLY_STOPPING.get(message.early_stopping, "heuristic"),
+        )
         first = sequences[0]
         return BeamSearch(
-            beam_width=message.beam_width,
+            beam_width=params.beam_width,
             max_tokens=first.max_num_tokens - first.num_prompt_tokens,
             end_token_ids=first.end_token_ids,
-            length_penalty=penalty,
-            early_stopping=EARLY_STOPPING.get(message.early_stopping, "heuristic"),
+            length_penalty=params.length_penalty,
+            early_stopping=params.early_stopping,
         )
 
     def _check_logprobs(self, value: int | None, name: str) -> None:

@@ -145,3 +145,36 @@ async def test_a_grandchild_that_holds_the_pipe_does_not_hide_the_childs_end(tmp
         assert await asyncio.wait_for(Supervisor(services=[service("a", code)], output=Output()).run(), 60) == 2
     finally:
         release.touch()
+
+
+async def test_a_child_that_hangs_is_killed_and_started_again() -> None:
+    code = (
+        "import asyncio, os, signal, sys\n"
+        "from pagoda_common.heartbeat import beat\n"
+        "async def main():\n"
+        "    beating = asyncio.create_task(beat())\n"
+        "    await asyncio.sleep(0.1)\n"
+        "    print('up', flush=True)\n"
+        "    await asyncio.sleep(0.1)\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "asyncio.run(main())\n"
+    )
+    output = Output()
+    policy = RestartPolicy(first_delay_s=0.01, max_delay_s=0.02, silent_after_s=1.0)
+    supervisor = Supervisor(services=[service("a", code)], output=output, policy=policy)
+    running = asyncio.create_task(supervisor.run())
+    await output.wait_for(("a", "up"), times=2)
+    supervisor.kill(0)
+    assert await running == 0
+
+
+async def test_a_child_without_heartbeats_is_left_alone() -> None:
+    output = Output()
+    policy = RestartPolicy(silent_after_s=0.2)
+    supervisor = Supervisor(services=[service("a", OBEDIENT)], output=output, policy=policy)
+    running = asyncio.create_task(supervisor.run())
+    await output.wait_for(("a", "up"))
+    await asyncio.sleep(1.5)
+    supervisor.stop()
+    assert await running == 0
+    assert output.lines.count(("a", "up")) == 1
