@@ -1,0 +1,89 @@
+"""What is kept of /v1/responses, and for how long."""
+
+import asyncio
+
+import pytest
+
+from pagoda_frontend.responses_store import ResponseStore, StoredResponse, UnknownResponse
+
+
+def stored(response_id: str, *, num_bytes: int = 1, tenant: str = "") -> StoredResponse:
+    item = {"id": f"item-of-{response_id}"}
+    return StoredResponse(tenant, {"id": response_id, "output": [item]}, [], num_bytes=num_bytes)
+
+
+def kept(store: ResponseStore, *response_ids: str) -> list[str]:
+    found = []
+    for response_id in response_ids:
+        try:
+            found.append(store.get(response_id, "").response["id"])
+        except UnknownResponse:
+            continue
+    return found
+
+
+def test_the_oldest_go_first() -> None:
+    store = ResponseStore(max_responses=2)
+    for name in "abc":
+        store.add(stored(name))
+    assert kept(store, "a", "b", "c") == ["b", "c"]
+    assert len(store) == 2
+
+
+def test_large_answers_make_room_for_themselves_and_the_newest_always_stays() -> None:
+    store = ResponseStore(max_responses=10, max_bytes=100)
+    for name in "abc":
+        store.add(stored(name, num_bytes=40))
+    assert kept(store, "a", "b", "c") == ["b", "c"]
+    store.add(stored("d", num_bytes=1000))
+    assert kept(store, "b", "c", "d") == ["d"]
+
+
+async def test_what_is_still_made_stays() -> None:
+    store = ResponseStore(max_responses=1)
+    running = stored("a")
+    running.task = asyncio.create_task(asyncio.sleep(60))
+    store.add(running)
+    store.add(stored("b"))
+    assert kept(store, "a", "b") == ["a", "b"]
+    running.task.cancel()
+    await asyncio.wait({running.task})
+    store.add(stored("c"))
+    assert kept(store, "a", "b", "c") == ["c"]
+
+
+def test_nothing_is_kept_where_nothing_may_be() -> None:
+    store = ResponseStore(max_responses=0)
+    store.add(stored("a"))
+    assert kept(store, "a") == []
+
+
+def test_nobody_sees_what_is_anothers() -> None:
+    store = ResponseStore(max_responses=5)
+    store.add(stored("a", tenant="mine"))
+    with pytest.raises(UnknownResponse, match="'a' not found"):
+        store.get("a", "theirs")
+    assert store.get("a", "mine").response["id"] == "a"
+    assert store.items("theirs") == {}
+    assert store.items("mine") == {"item-of-a": {"id": "item-of-a"}}
+
+
+async def test_followers_get_every_event_once_from_where_they_ask() -> None:
+    store = stored("a")
+    store.events = []
+    go_on = asyncio.Event()
+
+    async def make() -> None:
+        store.add_events([b"0", b"1"])
+        await go_on.wait()
+        store.add_events([b"2"])
+
+    store.task = asyncio.create_task(make())
+    all_of_it, rest = store.follow(0), store.follow(2)
+    assert await anext(all_of_it) == b"01"
+    waiting = asyncio.ensure_future(anext(rest))
+    await asyncio.sleep(0)
+    go_on.set()
+    assert await waiting == b"2"
+    assert [part async for part in all_of_it] == [b"2"]
+    assert [part async for part in rest] == []
