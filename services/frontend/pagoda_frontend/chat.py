@@ -81,9 +81,8 @@ def _choice(message: CollectedMessage, body: ChatBody, conversation: Conversatio
         "role": "assistant",
         "content": echo + (content or "") if echo or content is not None else None,
         "refusal": None,
+        "reasoning": message.reasoning,
     }
-    if message.reasoning is not None:
-        shown["reasoning"] = message.reasoning
     if message.tool_calls:
         shown["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

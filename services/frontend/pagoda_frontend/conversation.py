@@ -10,10 +10,9 @@ from typing import Any
 
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.sampling_params import SamplingParams
-from pagoda_common.structured_outputs import StructuredOutputsParams
 from pagoda_frontend.calls import body_truncation, logprob_writer, make_run, sampling_params_of, usage_of
 from pagoda_frontend.choices import choices_of
-from pagoda_frontend.dialect import Dialect, strict_tag
+from pagoda_frontend.dialect import Dialect
 from pagoda_frontend.logprobs import LogprobWriter
 from pagoda_frontend.message import CollectedMessage, MessageCollector, MessageDelta
 from pagoda_frontend.message_reader import MessageReader, make_reader, plain_delta
@@ -22,6 +21,7 @@ from pagoda_frontend.run import Run
 from pagoda_frontend.serving import ServedModel, Serving
 from pagoda_frontend.structured import constraint_field
 from pagoda_frontend.terms import Terms, terms_of
+from pagoda_frontend.tool_constraint import constraint_of
 from pagoda_frontend.tools import ToolPlan, plan_tools
 
 
@@ -189,10 +189,9 @@ def template_kwargs(body: ChatBody) -> dict[str, Any]:
 
 def _constrain(params: SamplingParams, *, plan: ToolPlan, dialect: Dialect, reasoning_end: tuple[int, ...]) -> None:
     """Hold the text to the calls that must be made, or to strict schemas, and any constraint to the answer alone."""
-    constraint = plan.constraint()
-    if constraint is None and params.structured_outputs is None and (tag := strict_tag(plan, dialect)) is not None:
-        constraint = StructuredOutputsParams(structural_tag=tag)
-    constraint = constraint or params.structured_outputs
+    constraint = params.structured_outputs
+    if constraint is None or plan.choice != "auto":
+        constraint = constraint_of(plan, dialect.tool_parser) or constraint
     if constraint is not None:
         params.structured_outputs = replace(constraint, start_after_token_ids=reasoning_end)
 

@@ -1,13 +1,13 @@
 """How the served model writes: which parsers read its text, and what of it they need. Built once from the flags."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from pagoda_common.config import EMBEDDED_MODEL
 from pagoda_common.frontend_config import FrontendConfig
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.reasoning_parsers.base import ReasoningParser
 from pagoda_frontend.reasoning_parsers.registry import find_reasoning_parser
+from pagoda_frontend.tool_constraint import frames_of
 from pagoda_frontend.tool_parsers.base import Piece, ToolParser
 from pagoda_frontend.tool_parsers.json_calls import RequiredCallsParser
 from pagoda_frontend.tool_parsers.named import NamedCallParser
@@ -29,7 +29,8 @@ class Dialect:
     def parser(self, plan: ToolPlan, *, prompt: str) -> "MessageParser | None":
         """A parser for one message that goes on after `prompt` (rendered); None when all of its text is content."""
         calls: ToolParser | None = None
-        if plan.choice == "auto" and self.tool_parser is not None:
+        if plan.choice != "none" and self._writes_calls(plan):
+            assert self.tool_parser is not None
             calls = self.tool_parser(schemas=plan.schemas)
         elif plan.choice == "required":
             calls = RequiredCallsParser(schemas=plan.schemas)
@@ -42,12 +43,16 @@ class Dialect:
             reasoning = None
         return MessageParser(reasoning=reasoning, calls=calls, is_parallel=plan.is_parallel)
 
+    def _writes_calls(self, plan: ToolPlan) -> bool:
+        """Whether calls come in the model's own way: freely, or because it can be held to it."""
+        return plan.choice == "auto" or frames_of(self.tool_parser, plan) is not None
+
     def needs_special_tokens(self, plan: ToolPlan, tokenizer: Tokenizer) -> bool:
         """Whether a parser looks for what the text would not have without special tokens."""
         markers: tuple[str, ...] = ()
         if self.reasoning_parser is not None:
             markers += self.reasoning_parser.markers
-        if plan.choice == "auto" and self.tool_parser is not None:
+        if plan.choice != "none" and self.tool_parser is not None and self._writes_calls(plan):
             markers += self.tool_parser.markers
         ids = [token_id for marker in markers if (token_id := tokenizer.token_id(marker)) is not None]
         return any(not tokenizer.decode([token_id]) for token_id in ids)
@@ -120,11 +125,3 @@ def _extend(piece: Piece, last: Piece) -> None:
     piece.reasoning += last.reasoning
     piece.content += last.content
     piece.tool_calls += last.tool_calls
-
-
-def strict_tag(plan: ToolPlan, dialect: Dialect) -> dict[str, Any] | None:
-    """A structural tag that holds strict tools to their schemas where the model is free to call; None without any."""
-    schemas = plan.strict_schemas
-    if schemas is None or dialect.tool_parser is None:
-        return None
-    return dialect.tool_parser.structural_tag(schemas, is_parallel=plan.is_parallel)

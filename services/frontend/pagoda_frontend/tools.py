@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import orjson
+
 from pagoda_common.errors import InvalidRequest
-from pagoda_common.structured_outputs import MAX_JSON_DEPTH, StructuredOutputsParams, is_deeper_than
+from pagoda_common.json_schema import without_additional_properties
+from pagoda_common.structured_outputs import MAX_JSON_DEPTH, is_deeper_than
 from pagoda_frontend.protocol import ChatBody, NamedToolChoice, Tool
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -34,24 +37,18 @@ class ToolPlan:
         return {tool.function.name: _schema(tool) for tool in self.tools}
 
     @property
-    def strict_schemas(self) -> dict[str, dict[str, Any]] | None:
-        """What arguments must match where the model is free to call; None when no tool is strict."""
-        if self.choice != "auto" or not any(tool.function.strict for tool in self.tools):
-            return None
-        return {tool.function.name: _schema(tool) if tool.function.strict else ANY_OBJECT for tool in self.tools}
+    def has_strict_tools(self) -> bool:
+        """Whether arguments must match their schema also where the model is free to call."""
+        return any(tool.function.strict for tool in self.tools)
 
-    def constraint(self) -> StructuredOutputsParams | None:
-        """What the text must be for the calls that have to be made; None where the model is free."""
-        if self.choice == "named":
-            schema: dict[str, Any] = self.schemas[self.name]
-        elif self.choice == "required":
-            schema = _array_schema(self.schemas, is_parallel=self.is_parallel)
-        else:
-            return None
-        try:
-            return StructuredOutputsParams(json=schema, disable_any_whitespace=True, disable_additional_properties=True)
-        except InvalidRequest as error:
-            raise InvalidRequest(error.message.replace("structured_outputs.json", "tools"), field="tools") from error
+    def closed_schemas(self) -> dict[str, dict[str, Any]]:
+        """Schemas for the tools that have to be called, without properties that they do not name. Of a free choice,
+        tools that are not strict may have any arguments."""
+        return {
+            tool.function.name: _closed(_schema(tool)) if self.choice != "auto" or tool.function.strict else ANY_OBJECT
+            for tool in self.tools
+            if self.choice != "named" or tool.function.name == self.name
+        }
 
 
 def plan_tools(body: ChatBody, *, can_choose: bool) -> ToolPlan:
@@ -159,32 +156,9 @@ def _schema(tool: Tool) -> dict[str, Any]:
     return {"type": "object", **parameters} if parameters else {**ANY_OBJECT, "properties": {}}
 
 
-def _array_schema(schemas: dict[str, dict[str, Any]], *, is_parallel: bool) -> dict[str, Any]:
-    """An array of calls. Each tool's schema is a definition; what refers to it from within is led there."""
-    calls, definitions = [], {}
-    for place, (name, schema) in enumerate(schemas.items()):
-        root = f"#/$defs/tool{place}"
-        definitions[f"tool{place}"] = _moved(schema, root)
-        calls.append(
-            {
-                "type": "object",
-                "properties": {"name": {"const": name}, "parameters": {"$ref": root}},
-                "required": ["name", "parameters"],
-                "additionalProperties": False,
-            }
-        )
-    array = {"type": "array", "items": {"anyOf": calls}, "minItems": 1, "$defs": definitions}
-    return array if is_parallel else {**array, "maxItems": 1}
-
-
-def _moved(node: Any, root: str) -> Any:
-    """`node` with its references from the top as references from `root`."""
-    if isinstance(node, list):
-        return [_moved(item, root) for item in node]
-    if not isinstance(node, dict):
-        return node
-    moved = {key: _moved(value, root) for key, value in node.items()}
-    reference = node.get("$ref")
-    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
-        moved["$ref"] = root + reference[1:]
-    return moved
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """`schema` without room for properties that it does not name; as it is where objects are put together of parts."""
+    if b'"allOf"' in orjson.dumps(schema):
+        return schema
+    closed: dict[str, Any] = without_additional_properties(schema)
+    return closed

@@ -104,42 +104,66 @@ async def test_with_choice_none_the_model_sees_no_tools_and_calls_none(frontend:
     assert "weather" not in prompt_of(frontend, tokenizer)
 
 
-async def test_a_named_tool_is_constrained_to_its_schema(frontend: Running, tokenizer: Tokenizer) -> None:
-    frontend.fake.script = tokenizer.encode('{"city":"Rome"}')
-    message, finish_reason = await both(frontend, tools=[WEATHER, NOW], tool_choice=NAMED)
-    assert message == {
-        "content": None,
-        "reasoning": None,
-        "tool_calls": [{"name": "weather", "arguments": '{"city":"Rome"}'}],
-    }
-    assert finish_reason == "stop"
-    constraint = frontend.fake.submits[-1].sampling_params.structured_output
-    assert json.loads(constraint.json_schema)["properties"] == CITY["properties"]
+def tag_of(frontend: Running) -> Any:
+    return json.loads(frontend.fake.submits[-1].sampling_params.structured_output.structural_tag)["format"]
 
 
-async def test_required_tools_are_constrained_to_an_array_of_calls(frontend: Running, tokenizer: Tokenizer) -> None:
+async def test_a_named_tool_is_constrained_to_one_call(frontend: Running, tokenizer: Tokenizer) -> None:
     frontend.fake.script = tokenizer.encode(
-        '[{"name":"now","parameters":{}},{"name":"weather","parameters":{"city":"Oslo"}}]'
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
     )
+    message, finish_reason = await both(frontend, tools=[WEATHER, NOW], tool_choice=NAMED)
+    assert message["tool_calls"] == [{"name": "weather", "arguments": '{"city": "Rome"}'}]
+    assert (message["content"], finish_reason) == (None, "stop")
+    tag = tag_of(frontend)
+    [one] = tag["tags"]
+    assert one["begin"] == '<tool_call>\n{"name": "weather", "arguments": '
+    assert one["content"]["json_schema"] == {**CITY, "additionalProperties": False}
+    assert (tag["at_least_one"], tag["stop_after_first"]) == (True, True)
+
+
+async def test_required_tools_are_constrained_to_calls(frontend: Running, tokenizer: Tokenizer) -> None:
+    frontend.fake.script = tokenizer.encode(CALLS.removeprefix("I look.\n"))
     message, finish_reason = await both(frontend, tools=[WEATHER, NOW], tool_choice="required")
-    assert message["tool_calls"] == [
-        {"name": "now", "arguments": "{}"},
-        {"name": "weather", "arguments": '{"city":"Oslo"}'},
-    ]
+    assert [call["name"] for call in message["tool_calls"]] == ["weather", "now"]
     assert (message["content"], finish_reason) == (None, "tool_calls")
-    schema = json.loads(frontend.fake.submits[-1].sampling_params.structured_output.json_schema)
-    assert (schema["type"], schema["minItems"], schema.get("maxItems")) == ("array", 1, None)
+    tag = tag_of(frontend)
+    assert (len(tag["tags"]), tag["at_least_one"], tag["stop_after_first"]) == (2, True, False)
     await whole(frontend, tools=[WEATHER, NOW], tool_choice="required", parallel_tool_calls=False)
-    schema = json.loads(frontend.fake.submits[-1].sampling_params.structured_output.json_schema)
-    assert schema["maxItems"] == 1
+    assert tag_of(frontend)["stop_after_first"]
+
+
+async def test_without_a_parser_required_and_named_tools_are_asked_for_as_json(tokenizer: Tokenizer) -> None:
+    async with running_frontend(model="other") as frontend:
+        frontend.fake.script = tokenizer.encode('{"city":"Rome"}')
+        message, finish_reason = await both(frontend, tools=[WEATHER, NOW], tool_choice=NAMED)
+        assert message["tool_calls"] == [{"name": "weather", "arguments": '{"city":"Rome"}'}]
+        assert (message["content"], finish_reason) == (None, "stop")
+        constraint = frontend.fake.submits[-1].sampling_params.structured_output
+        assert json.loads(constraint.json_schema) == {**CITY, "additionalProperties": False}
+        frontend.fake.script = tokenizer.encode(
+            '[{"name":"now","parameters":{}},{"name":"weather","parameters":{"city":"Oslo"}}]'
+        )
+        message, finish_reason = await both(frontend, tools=[WEATHER, NOW], tool_choice="required")
+        assert message["tool_calls"] == [
+            {"name": "now", "arguments": "{}"},
+            {"name": "weather", "arguments": '{"city":"Oslo"}'},
+        ]
+        assert (message["content"], finish_reason) == (None, "tool_calls")
+        schema = json.loads(frontend.fake.submits[-1].sampling_params.structured_output.json_schema)
+        assert (schema["type"], schema["minItems"], schema.get("maxItems")) == ("array", 1, None)
+        await whole(frontend, tools=[WEATHER, NOW], tool_choice="required", parallel_tool_calls=False)
+        schema = json.loads(frontend.fake.submits[-1].sampling_params.structured_output.json_schema)
+        assert schema["maxItems"] == 1
 
 
 async def test_a_strict_tool_is_constrained_where_the_model_is_free(frontend: Running) -> None:
     strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
     await whole(frontend, tools=[strict, NOW], max_tokens=2)
-    tag = frontend.fake.submits[-1].sampling_params.structured_output.structural_tag
-    assert "<tool_call>" in tag
-    assert "city" in tag
+    tag = tag_of(frontend)
+    assert tag["triggers"] == ["<tool_call>"]
+    first, second = (call["content"]["json_schema"] for call in tag["tags"])
+    assert (first["required"], second) == (["city"], {"type": "object"})
     await whole(frontend, tools=[WEATHER, NOW], max_tokens=2)
     assert not frontend.fake.submits[-1].sampling_params.HasField("structured_output")
 

@@ -32,6 +32,10 @@ class ToolParser(ABC):
     """What begins and ends calls. Where one is a special token, the text has to be made with special tokens."""
     splits_reasoning: ClassVar[bool] = False
     """It finds the reasoning too, and no reasoning parser goes before it."""
+    trigger: ClassVar[str] = ""
+    """What every frame begins with, wherever it is in the text; "" when calls are the whole text."""
+    separator: ClassVar[str] = ""
+    """What stands between the frames of calls."""
 
     def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
         """`schemas`: the JSON schema of the arguments, by the name of the tool."""
@@ -44,8 +48,8 @@ class ToolParser(ABC):
         self._calls: list[ToolCallDelta] = []
 
     @classmethod
-    def structural_tag(cls, schemas: Mapping[str, dict[str, Any]], *, is_parallel: bool) -> dict[str, Any] | None:
-        """A structural tag under which calls match `schemas`; None where the model's way of writing has no room for it."""
+    def frame(cls, name: str) -> tuple[str, str] | None:
+        """What a call of `name` has before and behind its arguments; None where these are no JSON."""
         return None
 
     def append(self, text: str) -> Piece:

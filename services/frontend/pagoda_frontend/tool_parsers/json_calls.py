@@ -17,7 +17,7 @@ class JsonToolParser(ToolParser):
     """Marker behind them; where it is missing, the object's own end counts."""
     begins_text: ClassVar[bool] = False
     """Calls may be at the beginning of the text without a marker."""
-    separator: ClassVar[str] = ""
+    delimiter: ClassVar[str] = ""
     """Character between objects that are in no array."""
     needs_arguments: ClassVar[bool] = False
     """An object without arguments is no call."""
@@ -106,7 +106,7 @@ class JsonToolParser(ToolParser):
             self._raw = self._read(start + 1)
             self._in_array = character == ","
             return self._expect_object() if self._in_array else True
-        if not self._in_array and character == self.separator:
+        if not self._in_array and character == self.delimiter:
             self._raw = self._read(start + 1)
             return self._expect_object()
         if self.end:
@@ -134,18 +134,12 @@ class HermesParser(JsonToolParser):
     end = "</tool_call>"
     markers = ("<tool_call>", "</tool_call>")
 
+    trigger = "<tool_call>"
+    separator = "\n"
+
     @classmethod
-    def structural_tag(cls, schemas: Mapping[str, dict[str, Any]], *, is_parallel: bool) -> dict[str, Any]:
-        tags = [
-            {
-                "begin": f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": ',
-                "content": {"type": "json_schema", "json_schema": schema},
-                "end": "}\n</tool_call>",
-            }
-            for name, schema in schemas.items()
-        ]
-        form = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": tags}
-        return {"type": "structural_tag", "format": {**form, "stop_after_first": not is_parallel}}
+    def frame(cls, name: str) -> tuple[str, str]:
+        return f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": ', "}\n</tool_call>"
 
 
 class Llama3JsonParser(JsonToolParser):
@@ -154,8 +148,13 @@ class Llama3JsonParser(JsonToolParser):
     starts = ("<|python_tag|>",)
     markers = ("<|python_tag|>",)
     begins_text = True
-    separator = ";"
+    delimiter = ";"
     needs_arguments = True
+    separator = "; "
+
+    @classmethod
+    def frame(cls, name: str) -> tuple[str, str]:
+        return f'{{"name": {json.dumps(name)}, "parameters": ', "}"
 
 
 class GraniteParser(JsonToolParser):
