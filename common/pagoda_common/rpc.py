@@ -21,12 +21,14 @@ from pagoda_common.errors import Code, InvalidRequest, PagodaError
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""Largest message: a prompt of a million tokens with full-vocabulary logprobs of a few of them fits."""
+"""Largest request that a server reads: a prompt of a million tokens fits."""
+MAX_ANSWER_BYTES = 1024 * 1024 * 1024
+"""Largest answer of one of our own servers: a step with the vocabulary's logprobs of many sequences fits."""
 CONNECT_TIMEOUT_S = 10.0
 
 SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_ANSWER_BYTES),
     # Clients such as Envoy and smg ping every 30 s also when idle; never answer that with GOAWAY.
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -37,7 +39,7 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),
 ]
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),

@@ -14,6 +14,7 @@ from pagoda_frontend.choices import Choices
 from pagoda_frontend.chunks import ChunkOptions
 from pagoda_frontend.logprobs import LogprobWriter, prompt_logprobs_by_id
 from pagoda_frontend.params import (
+    check_prompt_logprobs,
     check_sampling_params,
     check_supported,
     fit_to_context,
@@ -108,6 +109,8 @@ def make_run(
     """
     if len(prompts) * params.n > MAX_N:
         raise InvalidRequest(f"n times prompts must be at most {MAX_N}, got {len(prompts) * params.n}", field="n")
+    num_prompt_tokens = sum(len(prompt) for prompt in prompts)
+    check_prompt_logprobs(params, num_prompt_tokens=num_prompt_tokens, vocab_size=model.vocab_size)
     fitted = [
         fit_to_context(params, num_prompt_tokens=len(prompt), max_model_len=model.max_model_len, field=field)
         for prompt in prompts

@@ -33,6 +33,8 @@ _PASSED_ON = (
 )
 _INTEGERS = ("top_k", "max_new_tokens")
 
+MAX_PROMPT_LOGPROBS = 4 * 1024**2
+"""Entries of one answer, over all prompts: some 300 MB of JSON."""
 MAX_CACHE_SALT_CHARS = 128
 NOT_IN_CACHE_SALT = "@/\\\0"
 """Characters that keys of cache stores give a meaning of their own."""
@@ -177,6 +179,19 @@ def check_sampling_params(params: SamplingParams, *, vocab_size: int, max_logpro
     for name, value in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if value is not None and (value == -1 or value > max_logprobs):
             raise InvalidRequest(f"{name} must be at most {max_logprobs}, got {value}", field=name)
+
+
+def check_prompt_logprobs(params: SamplingParams, *, num_prompt_tokens: int, vocab_size: int) -> None:
+    """Raises InvalidRequest when the log probabilities of `num_prompt_tokens` are more than an answer can hold."""
+    if params.prompt_logprobs is None:
+        return
+    num_each = (vocab_size if params.prompt_logprobs == -1 else params.prompt_logprobs) + 1
+    if num_prompt_tokens * num_each > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"prompt_logprobs of {num_prompt_tokens} tokens with {num_each} entries each are too many: there may be at "
+            f"most {MAX_PROMPT_LOGPROBS} entries, got {num_prompt_tokens * num_each}",
+            field="prompt_logprobs",
+        )
 
 
 def check_token_ids(token_ids: Sequence[int], *, vocab_size: int, field: str) -> None:

@@ -70,6 +70,15 @@ async def test_the_vocabulary_of_prompt_logprobs_may_be_allowed() -> None:
         assert running.fake.submits[-1].sampling_params.prompt_logprobs == 30
 
 
+async def test_there_is_a_bound_on_what_an_answer_holds() -> None:
+    async with running_frontend(max_logprobs=-1) as running:
+        body = {"model": MODEL, "prompt": [[5] * 400] * 4, "max_tokens": 1, "prompt_logprobs": -1}
+        response = await running.post(COMPLETIONS, body)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "prompt_logprobs")
+        assert "at most 4194304 entries, got 4916800" in error["message"]
+
+
 async def test_echo_with_logprobs_begins_with_the_prompt(frontend: Running, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(TEXT)
     plain = await choice_of(frontend, prompt=TEXT, max_tokens=4, logprobs=2)
