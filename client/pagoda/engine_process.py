@@ -9,7 +9,7 @@ import grpc.aio
 
 from pagoda.supervisor import Service, Supervisor
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
-from pagoda.worker_services import worker_services
+from pagoda.worker_services import with_standby, worker_services
 from pagoda_common.config import EngineConfig
 from pagoda_common.engine_client import EngineClient
 from pagoda_common.errors import ModelLoadError
@@ -34,7 +34,8 @@ class PrivateEngine:
     def __init__(self, *, config: EngineConfig) -> None:
         port = free_port()
         address = f"{LOOPBACK}:{port}"
-        scheduler = [f"--host={LOOPBACK}", f"--port={port}", "--drain-timeout=0", *engine_config_to_argv(config)]
+        engine = engine_config_to_argv(with_standby(config))
+        scheduler = [f"--host={LOOPBACK}", f"--port={port}", "--drain-timeout=0", *engine]
         command = tuple(service_command("pagoda_scheduler", scheduler))
         workers = worker_services(config.parallel, scheduler=address, host=LOOPBACK, stop_timeout_s=STOP_TIMEOUT_S)
         services = [Service(name="scheduler", command=command, stop_timeout_s=STOP_TIMEOUT_S), *workers]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from pagoda.supervisor import Service
-from pagoda.worker_services import worker_services
+from pagoda.worker_services import with_standby, worker_services
 from pagoda_common.config import EMBEDDED_MODEL, EngineConfig
 from pagoda_common.errors import ConfigError, ModelLoadError
 from pagoda_common.flags import engine_config_to_argv, frontend_config_to_argv
@@ -90,9 +90,10 @@ class LocalStack:
         listen = [f"--host={LOOPBACK}", f"--port={address.rpartition(':')[2]}", f"--drain-timeout={drain_s}"]
         if self.metrics_port is not None:
             listen.append(f"--metrics-port={self.metrics_port}")
+        engine = engine_config_to_argv(with_standby(self.engine))
         commands = {
             "frontend": service_command("pagoda_frontend", frontend_config_to_argv(self.frontend)),
-            "scheduler": service_command("pagoda_scheduler", [*listen, *engine_config_to_argv(self.engine)]),
+            "scheduler": service_command("pagoda_scheduler", [*listen, *engine]),
         }
         stop_timeout_s = drain_s + DRAIN_MARGIN_S
         return (

@@ -1,10 +1,19 @@
-"""The workers of one machine as processes to keep running: one for each copy of the model."""
+"""The workers of one machine as processes to keep running: one for each copy of the model, standby included."""
 
 import os
+from dataclasses import replace
 
 from pagoda.supervisor import Service
-from pagoda_common.config import ParallelConfig
+from pagoda_common.config import EngineConfig, ParallelConfig
 from pagoda_common.process import service_command
+
+
+def with_standby(config: EngineConfig) -> EngineConfig:
+    """`config` for a scheduler whose standby workers are to stand by."""
+    if not config.parallel.standby_workers or config.scheduler.max_serving_groups is not None:
+        return config
+    scheduler = replace(config.scheduler, max_serving_groups=config.parallel.data_parallel_size)
+    return replace(config, scheduler=scheduler)
 
 
 def worker_services(
@@ -19,7 +28,7 @@ def worker_services(
         scheduler: its host:port.
         host: interface that the workers listen on, each on a free port.
     """
-    size, threads = parallel.data_parallel_size, parallel.threads
+    size, threads = parallel.data_parallel_size + parallel.standby_workers, parallel.threads
     if threads is None and size > 1:
         threads = max(1, len(os.sched_getaffinity(0)) // size)
     argv = [f"--scheduler={scheduler}", f"--host={host}", "--port=0"]

@@ -128,6 +128,8 @@ class SchedulerConfig:
     """Send step N+1 before the result of step N is back."""
     step_watchdog_s: float = 2.0
     """Least time after which an unanswered step means that the worker hangs (more where steps are slow); 0 is never."""
+    max_serving_groups: int | None = None
+    """Worker groups that serve at the same time; more stand by, ready to take over. None lets all of them serve."""
     max_num_queued_reqs: int | None = None
     """Most sequences waiting; None is no bound."""
     max_num_queued_tokens: int | None = None
@@ -143,6 +145,8 @@ class SchedulerConfig:
         _check_choice("preemption_mode", self.preemption_mode, get_args(PreemptionMode))
         _check_choice("routing_policy", self.routing_policy, get_args(RoutingPolicy))
         _check(self.step_watchdog_s >= 0, "step_watchdog_s", self.step_watchdog_s, "at least 0 seconds")
+        groups = self.max_serving_groups
+        _check(groups is None or groups >= 1, "max_serving_groups", groups, "at least 1")
         for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
             bound = getattr(self, name)
             _check(bound is None or bound >= 1, name, bound, "at least 1")
@@ -154,11 +158,14 @@ class ParallelConfig:
 
     data_parallel_size: int = 1
     """Worker groups, each with a copy of the model."""
+    standby_workers: int = 0
+    """Further workers with the model in memory that serve nobody until a serving one is lost."""
     threads: int | None = None
     """Threads of torch in each worker on a CPU; None shares the cores between several, and leaves one its own way."""
 
     def __post_init__(self) -> None:
         _check(self.data_parallel_size >= 1, "data_parallel_size", self.data_parallel_size, "at least 1")
+        _check(self.standby_workers >= 0, "standby_workers", self.standby_workers, "at least 0")
         _check(self.threads is None or self.threads >= 1, "threads", self.threads, "at least 1")
 
 

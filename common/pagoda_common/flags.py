@@ -171,6 +171,12 @@ _SCHEDULER = (
         metavar="SECONDS",
         help="least time after which a step without an answer means that its worker hangs; 0 is never",
     ),
+    Flag(
+        field="max_serving_groups",
+        parse=int,
+        metavar="N",
+        help="workers that serve at the same time; more stand by and take over at once. All serve if not given",
+    ),
     Flag(field="max_num_queued_reqs", parse=int, metavar="N", help="most sequences waiting; more are refused (503)"),
     Flag(
         field="max_num_queued_tokens",
@@ -186,6 +192,12 @@ _PARALLEL = (
         parse=int,
         metavar="N",
         help="workers, each with a copy of the model",
+    ),
+    Flag(
+        field="standby_workers",
+        parse=int,
+        metavar="N",
+        help="further workers that have the model in memory and take over at once when one is lost",
     ),
     Flag(
         field="threads",

@@ -17,18 +17,23 @@ NUM_STREAMS = 8
 
 
 class TwoWorkers(Stack):
-    """`pagoda serve -dp 2`."""
+    """`pagoda serve` with two workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, flag: str = "--data-parallel-size=2") -> None:
         port = free_port()
         self.channel = grpc.insecure_channel(f"127.0.0.1:{port}")
         self.stub = scheduler_pb2_grpc.SchedulerStub(self.channel)
-        super().__init__("--data-parallel-size=2", f"--scheduler-port={port}")
+        super().__init__(flag, f"--scheduler-port={port}")
 
     def serving_groups(self) -> list[int]:
         """Numbers of the groups that serve."""
         state = self.stub.GetState(scheduler_pb2.GetStateRequest(), timeout=10)
         return sorted(worker.identity.group for worker in state.workers if worker.state == "serving")
+
+    def states(self) -> list[str]:
+        """What the groups are doing."""
+        state = self.stub.GetState(scheduler_pb2.GetStateRequest(), timeout=10)
+        return sorted(worker.state for worker in state.workers)
 
     def wait_for_two(self) -> None:
         """Until both groups serve."""
@@ -77,3 +82,28 @@ def test_streams_of_a_killed_group_go_on_in_the_other_and_the_group_comes_back(s
     assert "sequences will be recomputed" in stack.log
     assert other in stack.workers()
     assert victim not in stack.workers()
+
+
+def test_a_standby_worker_takes_the_streams_of_a_killed_one() -> None:
+    stack = TwoWorkers("--standby-workers=1")
+    try:
+        stack.wait_ready()
+        both = ["serving", "standby"]
+        poll_until(lambda: stack.states() == both, what="one serves, one stands by", log=lambda: stack.log)
+        undisturbed = "".join(stream(stack, temperature=1.0))
+        state = stack.stub.GetState(scheduler_pb2.GetStateRequest(), timeout=10)
+        port = next(worker.identity.address for worker in state.workers if worker.state == "serving").rpartition(":")[2]
+        victim = next(
+            worker
+            for worker in stack.workers()
+            if any(connection.laddr.port == int(port) for connection in worker.net_connections())
+        )
+        text = ""
+        for piece in stream(stack, temperature=1.0):
+            if len(text) <= 40 < len(text) + len(piece):
+                victim.kill()
+            text += piece
+        assert text == undisturbed
+        poll_until(lambda: stack.states() == both, what="the killed one stands by", log=lambda: stack.log)
+    finally:
+        stack.end()

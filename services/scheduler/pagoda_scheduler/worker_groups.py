@@ -30,7 +30,7 @@ class WorkerGroup:
     number: int
     identity: scheduler_pb2.WorkerIdentity
     state: str = "registered"
-    """registered, loading, serving or lost."""
+    """registered, loading, standby, serving or lost."""
     task: asyncio.Task[None] | None = None
     lost: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -48,6 +48,7 @@ class WorkerGroups:
         self._engine = engine
         self._epoch = session_epoch
         self._timeline = timeline
+        self._has_vacancy = asyncio.Event()
 
     async def register(self, messages: AsyncIterable[scheduler_pb2.WorkerRegistration]) -> None:
         """Serve one worker's registration until its stream ends; the worker counts as lost then.
@@ -141,6 +142,7 @@ class WorkerGroups:
             await _first(core.warm_up(), run)
             self.model_info = brought_up.model_info
             self.model_info.max_model_len = core.scheduler.max_model_len
+            await _first(self._wait_for_place(group), run)
             group.state = "serving"
             logger.info("group %d: serving %s", group.number, self.model_info.model)
             self._engine.add_core(core)
@@ -159,10 +161,21 @@ class WorkerGroups:
                 run.cancel()
             if core is not None:
                 self._engine.remove_core(core, reason)
+                self._has_vacancy.set()
             self._note(reason)
             if run is not None:
                 await asyncio.wait([run])
             await client.close()
+
+    async def _wait_for_place(self, group: WorkerGroup) -> None:
+        """Only so many groups serve as were asked for; the others wait, ready to."""
+        bound = self._config.scheduler.max_serving_groups
+        while bound is not None and len(self._engine.cores) >= bound:
+            if group.state != "standby":
+                group.state = "standby"
+                logger.info("group %d: standing by", group.number)
+            self._has_vacancy.clear()
+            await self._has_vacancy.wait()
 
     def _note(self, reason: str) -> None:
         if not self._engine.cores:

@@ -141,3 +141,32 @@ async def test_a_bug_that_one_request_meets_fails_it_alone(
         await asyncio.wait_for(generate(scheduler, "cursed", [10], 5), 60)
     assert caught.value.code() == grpc.StatusCode.INTERNAL
     assert await asyncio.wait_for(sound, 60) == list(range(101, 161))
+
+
+async def test_a_standby_worker_takes_over_at_once() -> None:
+    config = EngineConfig(cache=CacheConfig(block_size=4), scheduler=SchedulerConfig(max_serving_groups=1))
+    first, second, third = FakeWorker(), FakeWorker(), FakeWorker()
+    async with running_scheduler(config) as scheduler:
+
+        async def states() -> list[str]:
+            state = await scheduler.stub.GetState(scheduler_pb2.GetStateRequest())
+            return [worker.state for worker in state.workers]
+
+        await first.start(scheduler.address)
+        await scheduler.until_ready()
+        await second.start(scheduler.address)
+        async with asyncio.timeout(20):
+            while await states() != ["serving", "standby"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        first.delay_s = 0.005
+        outputs = asyncio.gather(*(generate(scheduler, str(i), [100 * i], 60) for i in range(1, 6)))
+        await scheduler.until(lambda: scheduler.engine.cores[0].num_steps > 5)
+        await first.stop()
+        assert await asyncio.wait_for(outputs, 60) == [list(range(100 * i + 1, 100 * i + 61)) for i in range(1, 6)]
+        assert await states() == ["serving"]
+        await third.start(scheduler.address)
+        async with asyncio.timeout(20):
+            while sorted(await states()) != ["serving", "standby"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await second.stop()
+        await third.stop()

@@ -57,6 +57,8 @@ ENGINE = EngineConfig(
         async_scheduling=False,
         max_num_queued_reqs=5,
         max_num_queued_tokens=6,
+        step_watchdog_s=7.5,
+        max_serving_groups=3,
     ),
 )
 
