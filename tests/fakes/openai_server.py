@@ -86,7 +86,7 @@ class FakeOpenAIServer:
         return int(body.get("max_tokens") or body.get("max_completion_tokens") or 16)
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pagoda import LLM, BeamSearchParams, SamplingParams
+from pagoda import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from pagoda_common.config import EMBEDDED_MODEL
 from pagoda_common.errors import InvalidRequest, ModelLoadError
 from pagoda_common.models import resolve_model
@@ -50,6 +50,33 @@ def test_one_beam_is_greedy_and_more_beams_give_as_many_hypotheses(llm: LLM) -> 
         if width == 1:
             expected = [output.prompt_token_ids + output.outputs[0].token_ids for output in greedy]
             assert [output.sequences[0].tokens for output in outputs] == expected
+
+
+def test_a_hypothesis_has_the_log_probability_of_its_tokens(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=6, logprobs=0)
+    (greedy,) = llm.generate(PROMPTS[:1], params, use_tqdm=False)
+    (output,) = llm.beam_search(PROMPTS[:1], BeamSearchParams(beam_width=1, max_tokens=6))
+    [only] = output.sequences
+    assert only.cum_logprob == pytest.approx(greedy.outputs[0].cumulative_logprob, abs=1e-3)
+    assert len(only.logprobs) == 6
+    (output,) = llm.beam_search(PROMPTS[:1], BeamSearchParams(beam_width=4, max_tokens=6, length_penalty=0.0))
+    scores = [sequence.cum_logprob for sequence in output.sequences]
+    assert scores == sorted(scores, reverse=True)
+    assert scores[0] >= only.cum_logprob - 1e-3
+
+
+def test_an_output_obeys_its_constraint(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=20, structured_outputs=StructuredOutputsParams(choice=["north", "south"]))
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    assert {output.outputs[0].text for output in outputs} <= {"north", "south"}
+
+
+def test_a_forgotten_prefix_is_computed_again(llm: LLM) -> None:
+    prompt, params = "A prompt that is long enough to fill some blocks of the cache. " * 4, SamplingParams(max_tokens=1)
+    llm.generate(prompt, params, use_tqdm=False)
+    assert llm.generate(prompt, params, use_tqdm=False)[0].num_cached_tokens > 0
+    assert llm.reset_prefix_cache()
+    assert llm.generate(prompt, params, use_tqdm=False)[0].num_cached_tokens == 0
 
 
 def test_a_conversation_gets_an_answer(llm: LLM) -> None:

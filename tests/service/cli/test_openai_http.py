@@ -35,7 +35,7 @@ def serve() -> Iterator[Callable[[int, bytes], OpenAIServer]]:
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         return OpenAIServer(base_url=f"http://127.0.0.1:{server.server_port}/v1", api_key="k")
 
     yield start

@@ -1,0 +1,108 @@
+"""``pagoda run-batch --url``: one result a line, in order, whatever a line is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagoda.cli import main
+from tests.fakes.openai_server import FakeOpenAIServer
+
+
+@pytest.fixture(autouse=True)
+def fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagoda.batch.FIRST_RETRY_S", 0.001)
+
+
+def line(custom_id: str, prompt: str, **fields: Any) -> dict[str, Any]:
+    body = {"model": "m", "prompt": prompt, "max_tokens": 3}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body, **fields}
+
+
+def run(server: FakeOpenAIServer, folder: Path, lines: list[Any], *flags: str) -> list[dict[str, Any]]:
+    source, target = folder / "in.jsonl", folder / "out.jsonl"
+    source.write_text("\n".join(text if isinstance(text, str) else json.dumps(text) for text in lines))
+    words = ["run-batch", "-i", str(source), "-o", str(target), "--url", f"{server.url}/v1", "--disable-tqdm", *flags]
+    assert main(words) == 0
+    return [json.loads(text) for text in target.read_text().splitlines()]
+
+
+def test_results_have_the_order_of_the_lines(server: FakeOpenAIServer, tmp_path: Path) -> None:
+    chat = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    lines = [line(f"id-{place}", f"prompt {place}") for place in range(40)]
+    lines.insert(7, {"custom_id": "chat", "method": "POST", "url": "/v1/chat/completions", "body": chat})
+    results = run(server, tmp_path, lines, "--max-concurrency", "8")
+    assert [result["custom_id"] for result in results] == [text["custom_id"] for text in lines]
+    assert all(result["error"] is None and result["response"]["status_code"] == 200 for result in results)
+    assert results[0]["response"]["body"]["choices"][0]["text"] == "w0 w1 w2"
+    assert results[7]["response"]["body"]["choices"][0]["message"]["content"] == "w0 w1"
+    assert len({result["id"] for result in results}) == len({r["response"]["request_id"] for r in results}) == 41
+
+
+@pytest.mark.parametrize(
+    ("wrong", "custom_id", "code", "message"),
+    [
+        ("{no json", None, "invalid_json_line", "the line is no JSON"),
+        ("[1]", None, "invalid_json_line", "must be a JSON object"),
+        ({"url": "/v1/completions", "body": {}}, None, "invalid_request", "custom_id must be a string"),
+        (line("x", "a", method="GET"), "x", "invalid_method", "method must be POST, got 'GET'"),
+        (line("x", "a", url="/v1/embeddings"), "x", "invalid_url", "this model generates, it does not pool"),
+        (line("x", "a", url="/v1/nothing"), "x", "invalid_url", "url must be one of /v1/chat/completions"),
+        (line("x", "a", body=[]), "x", "invalid_request", "body must be an object"),
+        (line("x", "a", body={"stream": True}), "x", "invalid_request", "a batch has no streams"),
+        (line("first", "a"), "first", "duplicate_custom_id", "is in the batch already"),
+    ],
+)
+def test_a_wrong_line_is_an_error_of_its_own(
+    server: FakeOpenAIServer, tmp_path: Path, wrong: Any, custom_id: str | None, code: str, message: str
+) -> None:
+    first, result, last = run(server, tmp_path, [line("first", "a"), wrong, "", line("last", "b")])
+    assert (first["custom_id"], last["custom_id"]) == ("first", "last")
+    assert (first["error"], last["error"]) == (None, None)
+    assert (result["custom_id"], result["response"], result["error"]["code"]) == (custom_id, None, code)
+    assert message in result["error"]["message"]
+
+
+def test_a_refusal_of_the_server_is_status_and_body(server: FakeOpenAIServer, tmp_path: Path) -> None:
+    [result] = run(server, tmp_path, [line("a", "status=404 nope")])
+    assert result["response"]["status_code"] == 404
+    assert result["response"]["body"]["error"]["message"] == "told to fail with 404"
+    assert result["error"] == {"code": "404", "message": "told to fail with 404"}
+
+
+def test_a_full_server_is_asked_again(server: FakeOpenAIServer, tmp_path: Path) -> None:
+    [result] = run(server, tmp_path, [line("a", "retry=3 times")])
+    assert (result["response"]["status_code"], server.num_tries["retry=3 times"]) == (200, 4)
+    [result] = run(server, tmp_path, [line("a", "status=503 always")])
+    assert (result["response"]["status_code"], result["error"]["code"]) == (503, "503")
+
+
+def test_the_key_is_shown(server: FakeOpenAIServer, tmp_path: Path) -> None:
+    run(server, tmp_path, [line("a", "b")], "--api-key", "secret")
+    assert {headers["Authorization"] for headers in server.headers} == {"Bearer secret"}
+
+
+def test_no_server_ends_the_command_before_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.jsonl").write_text(json.dumps(line("a", "b")))
+    target = tmp_path / "out.jsonl"
+    words = ["run-batch", "-i", str(tmp_path / "in.jsonl"), "-o", str(target), "--url", "http://127.0.0.1:1"]
+    assert main(words) == 1
+    assert "pagoda run-batch: error: no answer from http://127.0.0.1:1" in capsys.readouterr().err
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-i", "/nowhere", "-o", "/tmp/o"), "--input-file /nowhere is not a file"),
+        (("-i", __file__, "-o", __file__), "must not be the input file"),
+        (("-i", __file__, "-o", "/nowhere/out"), "/nowhere is not a directory"),
+        (("-i", __file__, "-o", "/tmp/o", "--max-concurrency", "0"), "--max-concurrency is 0, must be at least 1"),
+    ],
+)
+def test_wrong_files_are_refused(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run-batch", *words])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
