@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import secrets
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -68,6 +69,12 @@ class LocalStack:
             scheduler=f"{LOOPBACK}:{scheduler_port or free_port()}",
         )
         return cls(engine=engine, frontend=frontend, metrics_port=metrics_port)
+
+    def for_this_process(self) -> Self:
+        """The same without TLS and with a key that others do not know, for a command that is its only client."""
+        key = secrets.token_hex(24)
+        frontend = replace(self.frontend, api_key=(key,), ssl_keyfile=None, ssl_certfile=None, ssl_ca_certs=None)
+        return replace(self, frontend=frontend)
 
     @property
     def host(self) -> str:

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """0 when an answer came and all services ended well."""
-    return asyncio.run(demo(plan(args, parser), prompt=args.prompt, max_tokens=args.max_tokens))
+    return asyncio.run(demo(plan(args, parser).for_this_process(), prompt=args.prompt, max_tokens=args.max_tokens))
 
 
 async def demo(stack: LocalStack, *, prompt: str, max_tokens: int) -> int:

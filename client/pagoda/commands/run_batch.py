@@ -46,7 +46,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error("--output-file must not be the input file")
     if not target.parent.is_dir():
         parser.error(f"--output-file {target}: {target.parent} is not a directory")
-    stack = None if args.url else serve.plan(args, parser)
+    stack = None if args.url else serve.plan(args, parser).for_this_process()
     counts = asyncio.run(answer_file(args, stack, source, target))
     print(f"{counts.num_completed} answered, {counts.num_failed} failed: {target}", file=sys.stderr)
     return 0
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 async def answer_file(args: argparse.Namespace, stack: LocalStack | None, source: Path, target: Path) -> BatchCounts:
     """Write one result for each line of `source`, as soon as those before it are written."""
     counts = BatchCounts()
-    key = next(iter(args.api_key), os.environ.get("OPENAI_API_KEY"))
+    key = next(iter(args.api_key if stack is None else stack.frontend.api_key), os.environ.get("OPENAI_API_KEY"))
     async with AsyncExitStack() as exits:
         url = args.url if stack is None else await exits.enter_async_context(running_stack(stack))
         url = url.rstrip("/").removesuffix("/v1")
