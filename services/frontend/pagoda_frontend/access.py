@@ -15,7 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda_common.errors import Code, ConfigError, PagodaError
-from pagoda_frontend.errors import ANTHROPIC_PREFIX
+from pagoda_frontend.errors import ANTHROPIC_PREFIX, route_path
 
 GUARDED_PREFIXES = ("/v1", "/v2", "/inference", "/invocations")
 """vLLM's, and the one path that leads to the API under another name; what probes and scrapers need stays open."""
@@ -60,21 +60,16 @@ class RequireApiKey:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the call on, or refuse it."""
         if scope["type"] == "http" and scope["method"] != "OPTIONS" and not self._is_allowed(scope):
-            refusal = Response(orjson.dumps(_refusal(_path(scope))), 401, media_type="application/json")
+            refusal = Response(orjson.dumps(_refusal(route_path(scope))), 401, media_type="application/json")
             await refusal(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
     def _is_allowed(self, scope: Scope) -> bool:
-        path = _path(scope)
+        path = route_path(scope)
         if not path.startswith(GUARDED_PREFIXES):
             return True
         return self._keys.allow(Headers(scope=scope), with_api_key_header=path.startswith(ANTHROPIC_PREFIX))
-
-
-def _path(scope: Scope) -> str:
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", ""))
 
 
 def _refusal(path: str) -> dict[str, Any]:

@@ -86,7 +86,10 @@ def chat_body_from_proto(request: inference_pb2.ChatRequest) -> ChatBody:
         fields["tools"] = tools_from_proto(request.tools)
     if request.HasField("tool_choice_function"):
         fields["tool_choice"] = {"type": "function", "function": {"name": request.tool_choice_function}}
-    elif request.tool_choice in TOOL_CHOICES:
+    elif request.tool_choice != inference_pb2.TOOL_CHOICE_UNSPECIFIED:
+        if request.tool_choice not in TOOL_CHOICES:
+            message = f"tool_choice {request.tool_choice} is not known, must be at most {max(TOOL_CHOICES)}"
+            raise InvalidRequest(message, field="tool_choice")
         fields["tool_choice"] = TOOL_CHOICES[request.tool_choice]
     if request.response_format_json:
         fields["response_format"] = json_object(request.response_format_json, "response_format_json")

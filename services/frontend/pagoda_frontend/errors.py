@@ -68,8 +68,16 @@ def anthropic_error(error: dict[str, Any]) -> dict[str, Any]:
 
 def error_body(error: dict[str, Any], scope: Mapping[str, Any] | None = None) -> bytes:
     """The whole body of an error response, in the shape of the API that `scope` (ASGI's) calls."""
-    path = "" if scope is None else scope["path"].removeprefix(scope.get("root_path", ""))
-    return orjson.dumps(anthropic_error(error) if path.startswith(ANTHROPIC_PREFIX) else {"error": error})
+    is_anthropic = scope is not None and route_path(scope).startswith(ANTHROPIC_PREFIX)
+    return orjson.dumps(anthropic_error(error) if is_anthropic else {"error": error})
+
+
+def route_path(scope: Mapping[str, Any]) -> str:
+    """The path that decides which handler is called: without the root path, where the proxy has left it in."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    rest = path.removeprefix(root)
+    return rest if root and path.startswith(root) and (not rest or rest.startswith("/")) else path
 
 
 def error_json(error: Exception) -> bytes:

@@ -163,7 +163,8 @@ class Responses:
     def _start_in_background(
         self, draft: Draft, tenant: str, messages: list[Message], *, with_events: bool
     ) -> StoredResponse:
-        stored = StoredResponse(tenant, draft.response, messages, events=[] if with_events else None)
+        num_bytes = len(orjson.dumps(messages))
+        stored = StoredResponse(tenant, draft.response, messages, num_bytes, events=[] if with_events else None)
 
         async def make() -> None:
             try:

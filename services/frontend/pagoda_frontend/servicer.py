@@ -6,7 +6,8 @@ from contextlib import aclosing
 from typing import Any
 
 from pagoda.v1 import inference_pb2, inference_pb2_grpc
-from pagoda_common.errors import PagodaError
+from pagoda_common.errors import InvalidRequest, PagodaError
+from pagoda_frontend.access import MAX_REQUEST_ID_CHARS
 from pagoda_frontend.conversation import Conversation, start_conversation
 from pagoda_frontend.convert import delta_to_proto, sampling_params_of, sequence_to_proto
 from pagoda_frontend.convert_chat import (
@@ -132,7 +133,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         params = fit_to_context(params, num_prompt_tokens=len(prompt), max_model_len=model.max_model_len, field=field)
         return Run(
             serving=serving,
-            request_id=request.request_id or unique_id("gen-"),
+            request_id=_request_id(request.request_id, "gen-"),
             prompts=[prompt],
             sampling_params=[params],
             terms=self._terms(context, request.priority),
@@ -145,7 +146,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 chat_body_from_proto(request),
                 serving=self._serving,
                 headers={},
-                request_id=request.request_id or unique_id("chat-"),
+                request_id=_request_id(request.request_id, "chat-"),
                 terms=self._terms(context, request.priority),
             )
         except PagodaError as error:
@@ -158,6 +159,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             priority=priority,
             timeout_s=context.time_remaining() or 0.0,
         )
+
+
+def _request_id(given: str, prefix: str) -> str:
+    if len(given) > MAX_REQUEST_ID_CHARS:
+        message = f"request_id has {len(given)} characters, at most {MAX_REQUEST_ID_CHARS} are allowed"
+        raise InvalidRequest(message, field="request_id")
+    return given or unique_id(prefix)
 
 
 def _usage(run: Run, num_output_tokens: int) -> inference_pb2.Usage:

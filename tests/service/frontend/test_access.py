@@ -43,6 +43,19 @@ async def test_keys_come_from_flag_and_file_and_open_http_and_grpc(tmp_path: Pat
         assert status != health_pb2.HealthCheckResponse.UNKNOWN  # SERVING or about to be: readiness is polled
 
 
+async def test_a_root_path_opens_no_door() -> None:
+    for root_path in ("/api", "/v", "/api/"):
+        async with running_frontend(api_key=("secret",), root_path=root_path) as running:
+            for path in ("/v1/models", "/api/v1/models", "/%761/models", "/invocations"):
+                assert (await running.http.get(path)).status_code in (401, 404), (root_path, path)
+            headers = {"Authorization": "Bearer secret"}
+            assert (await running.http.get("/v1/models", headers=headers)).status_code == 200
+            if root_path == "/api":
+                assert (await running.http.get("/api/v1/models", headers=headers)).status_code == 200
+                document = (await running.http.get("/openapi.json")).json()
+                assert document["servers"] == [{"url": "/api"}]
+
+
 def test_a_file_without_keys_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# none yet\n")

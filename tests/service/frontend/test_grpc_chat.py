@@ -160,6 +160,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs_json": "1"}, "chat_template_kwargs_json"),
     ({"response_format_json": '{"type": "poem"}'}, "response_format_json"),
     ({"stop": [""]}, "stop"),
+    ({"tool_choice": 9}, "tool_choice"),
+    ({"tool_choice": inference_pb2.TOOL_CHOICE_REQUIRED}, "tool_choice"),
+    ({"request_id": "x" * 129}, "request_id"),
 ]
 
 

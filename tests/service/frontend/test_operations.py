@@ -137,6 +137,45 @@ async def test_origins_are_allowed_only_when_named(frontend: Running) -> None:
         assert response.headers["access-control-allow-origin"] == "https://example.org"
 
 
+async def test_tokens_of_texts_and_conversations_and_back(frontend: Running) -> None:
+    plain = (await frontend.post("/tokenize", {"prompt": "hello 🙂", "return_token_strs": True})).json()
+    assert plain["count"] == len(plain["tokens"]) == len(plain["token_strs"])
+    assert plain["max_model_len"] == 512
+    text = (await frontend.post("/detokenize", {"tokens": plain["tokens"]})).json()
+    assert text == {"prompt": "hello 🙂"}
+    messages = [{"role": "user", "content": "hello"}]
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    bare, with_tools = [
+        (await frontend.post("/tokenize", {"messages": messages, **more})).json() for more in ({}, {"tools": [tool]})
+    ]
+    assert bare["token_strs"] is None
+    assert with_tools["count"] > bare["count"]
+    for body in ({}, {"prompt": "x", "messages": messages}, {"messages": messages, "chat_template": "{{ 1 }}"}):
+        assert (await frontend.post("/tokenize", body)).status_code == 400
+
+
+async def test_invocations_lead_to_conversations_and_completions(frontend: Running) -> None:
+    chat = await frontend.post("/invocations", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1})
+    assert chat.json()["object"] == "chat.completion"
+    completion = await frontend.post("/invocations", {"prompt": [5], "max_tokens": 1})
+    assert completion.json()["object"] == "text_completion"
+    streamed = await frontend.post("/invocations", {"prompt": [5], "max_tokens": 1, "stream": True})
+    assert streamed.text.endswith("data: [DONE]\n\n")
+    refused = await frontend.post("/invocations", {"input": "x"})
+    assert refused.status_code == 400
+
+
+async def test_what_is_served_only_when_asked_for(frontend: Running) -> None:
+    assert (await frontend.http.get("/tokenizer_info")).status_code == 404
+    assert (await frontend.http.get("/docs")).status_code == 200
+    async with running_frontend(enable_tokenizer_info_endpoint=True, disable_fastapi_docs=True) as running:
+        info = (await running.http.get("/tokenizer_info")).json()
+        assert "messages" in info["chat_template"]
+        assert info["eos_token"]
+        for path in ("/docs", "/redoc", "/openapi.json"):
+            assert (await running.http.get(path)).status_code == 404
+
+
 async def test_metrics_have_vllms_names_and_labels(frontend: Running) -> None:
     frontend.fake.load.num_used_blocks = 25
     frontend.fake.load.prefix_cache_queries = 7
@@ -164,6 +203,8 @@ async def test_metrics_have_vllms_names_and_labels(frontend: Running) -> None:
     assert samples["vllm:kv_cache_usage_perc", None] == 0.25
     assert samples["vllm:prefix_cache_queries_total", None] == 7
     assert samples["vllm:prompt_tokens_total", None] == 4
+    assert samples["vllm:request_num_preemptions_count", None] == 2
+    assert samples["vllm:iteration_tokens_total_count", None] == 3  # the scheduler's own, passed on
     assert samples["vllm:generation_tokens_total", None] >= 8
     assert samples["vllm:request_success_total", "length"] == 2
     assert samples["vllm:request_success_total", "abort"] == 1

@@ -94,6 +94,15 @@ async def test_an_answer_that_is_cut_off_is_incomplete(frontend: Running) -> Non
     assert events[-1].type == "response.incomplete"
 
 
+async def test_a_long_input_is_cut_when_it_may_be(frontend: Running) -> None:
+    long = "word " * 2000
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        await frontend.openai.responses.create(model=MODEL, input=long, max_output_tokens=4)
+    response = await frontend.openai.responses.create(model=MODEL, input=long, max_output_tokens=4, truncation="auto")
+    assert response.usage is not None
+    assert response.usage.total_tokens <= 512
+
+
 async def test_a_conversation_goes_on_from_a_stored_answer(frontend: Running, tokenizer: Tokenizer) -> None:
     frontend.fake.script = tokenizer.encode("Blue.")
     create = frontend.openai.responses.create
