@@ -115,6 +115,18 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [0],
         },
     ),
+    "OlmoeForCausalLM": ("olmoe", _SMALL | {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 1.2}),
+    "GlmForCausalLM": ("glm", _SMALL | {"head_dim": 16}),
+    "Glm4ForCausalLM": ("glm4", _SMALL | {"head_dim": 16}),
+    "Exaone4ForCausalLM": ("exaone4", _SMALL | {"sliding_window": 26, "layer_types": _THREE_KINDS[:2]}),
+    "Ernie4_5ForCausalLM": ("ernie4_5", _SMALL | {"head_dim": 16}),
+    "SeedOssForCausalLM": ("seed_oss", _SMALL | {"head_dim": 16}),
+    "NemotronForCausalLM": ("nemotron", _SMALL),
+    "GPTJForCausalLM": (
+        "gptj",
+        {"n_embd": 48, "n_layer": 2, "n_head": 3, "n_positions": 512, "rotary_dim": 12},
+    ),
+    "GPTBigCodeForCausalLM": ("gpt_bigcode", {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 512}),
     "ArceeForCausalLM": ("arcee", _SMALL),
     "MinistralForCausalLM": ("ministral", _SMALL | {"head_dim": 16, "sliding_window": 21}),
 }

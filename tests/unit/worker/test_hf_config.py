@@ -24,6 +24,8 @@ FALCON_SIZES = {"hidden_size": 48, "num_hidden_layers": 12, "num_attention_heads
 MOE_SIZES = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 OTHER_SIZES: dict[str, dict[str, Any]] = {
     "GPT2LMHeadModel": GPT2_SIZES,
+    "GPTJForCausalLM": GPT2_SIZES | {"n_embd": 512},
+    "GPTBigCodeForCausalLM": GPT2_SIZES,
     "OPTForCausalLM": OPT_SIZES,
     "FalconForCausalLM": FALCON_SIZES,
     "Qwen2MoeForCausalLM": SIZES | MOE_SIZES,

@@ -150,6 +150,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "FalconForCausalLM",
         {"num_ln_in_parallel_attn": 1, "tie_word_embeddings": False},
     ),
+    "EXAONE 4 without windows": (
+        "Exaone4ForCausalLM",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 2},
+    ),
+    "GPT-BigCode with all heads": ("GPTBigCodeForCausalLM", {"multi_query": False, "tie_word_embeddings": False}),
+    "ERNIE with biases, untied": ("Ernie4_5ForCausalLM", {"use_bias": True, "tie_word_embeddings": False}),
+    "Seed-OSS with biases of the other kind": (
+        "SeedOssForCausalLM",
+        {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
+    ),
     "Mixtral with a window": ("MixtralForCausalLM", {"sliding_window": 24}),
     "Qwen3-MoE with a window and weights that do not sum to 1": (
         "Qwen3MoeForCausalLM",

@@ -66,15 +66,14 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         """[num_tokens, hidden_size] to the same; writes the tokens' keys and values into the cache first."""
-        projected = self.qkv_proj(x)
-        if self._clip is not None:
-            projected = projected.clamp(-self._clip, self._clip)
-        qkv = projected.view(x.shape[0], -1, self._head_dim)
+        qkv = self.qkv_proj(x).view(x.shape[0], -1, self._head_dim)
         num_rotated = self._num_heads + self._num_kv_heads
         rotated, value = qkv[:, :num_rotated], qkv[:, num_rotated:]
         if self.q_norm is not None and self.k_norm is not None:
             query, key = rotated[:, : self._num_heads], rotated[:, self._num_heads :]
             rotated = torch.cat((self._normed(self.q_norm, query), self._normed(self.k_norm, key)), dim=1)
+        if self._clip is not None:
+            rotated, value = rotated.clamp(-self._clip, self._clip), value.clamp(-self._clip, self._clip)
         if self._rope is not None:
             cos, sin = context.rotary[self._rope]
             rotated = rotary_embedding(rotated, cos, sin, is_interleaved=self._rope.is_interleaved)

@@ -1,10 +1,11 @@
-"""GPT-2: learned positions, layer norms, fused qkv stored [in, out]."""
+"""GPT-2: learned positions, layer norms, fused qkv stored [in, out]; GPT-BigCode: the same with one KV head."""
 
+import dataclasses
 import re
 
 from pagoda_worker.models.hf_config import HfConfig, get, required
 from pagoda_worker.models.spec import DecoderSpec
-from pagoda_worker.models.weights import TensorNames
+from pagoda_worker.models.weights import TensorNames, WeightNames, weight_names
 
 GPT2_NAMES = TensorNames(
     prefixes=("transformer.",),
@@ -49,3 +50,16 @@ def gpt2_spec(config: HfConfig) -> DecoderSpec:
         scales=tuple(base / (layer + 1 if by_layer else 1) for layer in range(num_layers)),
         tie_word_embeddings=bool(get(config, "tie_word_embeddings", True)),
     )
+
+
+def gpt_bigcode_spec(config: HfConfig) -> DecoderSpec:
+    """GPTBigCodeForCausalLM (StarCoder, SantaCoder)."""
+    spec = gpt2_spec({"activation_function": "gelu_pytorch_tanh"} | config)
+    num_kv_heads = 1 if get(config, "multi_query", True) else spec.num_heads
+    return dataclasses.replace(spec, architecture="GPTBigCodeForCausalLM", num_kv_heads=num_kv_heads)
+
+
+def gpt_bigcode_weights(spec: DecoderSpec) -> WeightNames:
+    """Tensor names; stored [out, in], and head by head where each has its own key and value."""
+    is_grouped = spec.num_kv_heads > 1
+    return weight_names(spec, dataclasses.replace(GPT2_NAMES, is_transposed=False, is_qkv_grouped=is_grouped))

@@ -100,4 +100,6 @@ class Norm(nn.Module):
             return (normed(wide, x.shape[-1:], eps=self._eps) * self.weight.float()).to(x.dtype)
         if self._is_rms and self.weight is not None:
             return rms_norm(x, self.weight, self._eps, weight_offset=self._offset)
+        if self.weight is not None and self._offset:
+            return F.layer_norm(x, x.shape[-1:], self.weight + self._offset, self.bias, self._eps)
         return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self._eps)

@@ -1,4 +1,4 @@
-"""Llama and those that differ from it by an option: Mistral, Ministral, Qwen2, Qwen3, SmolLM3, Granite, Arcee, ..."""
+"""Llama and those that differ from it by an option: Mistral, Qwen2, Qwen3, SmolLM3, Granite, Arcee, ERNIE, Seed."""
 
 from typing import Any
 
@@ -17,11 +17,12 @@ def common(
     default_max_positions: int = 2048,
     default_theta: float = 10000.0,
     default_eps: float = 1e-6,
+    is_interleaved: bool = False,
     **defaults: Any,
 ) -> dict[str, Any]:
     """Options that Llama and its relatives read alike; the defaults stand for what config.json leaves out, as in
     transformers."""
-    rope = rope_spec(config, default_theta=default_theta)
+    rope = rope_spec(config, default_theta=default_theta, is_interleaved=is_interleaved)
     return {
         **sizes(config, **defaults),
         "max_position_embeddings": max_positions(
@@ -142,4 +143,31 @@ def arcee_spec(config: HfConfig) -> DecoderSpec:
         o_bias=bias,
         mlp_bias=bool(get(config, "mlp_bias", False)),
         **options | {"activation": str(get(config, "hidden_act", "relu2"))},
+    )
+
+
+def ernie4_5_spec(config: HfConfig) -> DecoderSpec:
+    """Ernie4_5ForCausalLM: neighbours are rotated."""
+    bias = bool(get(config, "use_bias", False))
+    options = common(
+        config,
+        num_kv_heads=2,
+        head_dim=128,
+        is_tied=True,
+        default_theta=500000.0,
+        default_eps=1e-5,
+        default_max_positions=131072,
+        is_interleaved=True,
+    )
+    return DecoderSpec(architecture="Ernie4_5ForCausalLM", qkv_bias=bias, o_bias=bias, mlp_bias=bias, **options)
+
+
+def seed_oss_spec(config: HfConfig) -> DecoderSpec:
+    """SeedOssForCausalLM."""
+    return DecoderSpec(
+        architecture="SeedOssForCausalLM",
+        qkv_bias=bool(get(config, "attention_bias", True)),
+        o_bias=bool(get(config, "attention_out_bias", False)),
+        mlp_bias=bool(get(config, "mlp_bias", False)),
+        **common(config, num_kv_heads=8, head_dim=128, default_max_positions=524288),
     )

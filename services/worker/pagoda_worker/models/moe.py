@@ -1,4 +1,4 @@
-"""Mixtures of experts on Mistral's and Qwen's attention: Mixtral, Qwen2-MoE and Qwen3-MoE."""
+"""Mixtures of experts on the attention of others: Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE."""
 
 import dataclasses
 
@@ -58,6 +58,26 @@ def qwen3_moe_spec(config: HfConfig) -> DecoderSpec:
         architecture="Qwen3MoeForCausalLM",
         windows=windows([LOCAL] * dense.num_layers, window),
         moe=_qwen_moe(config, dense.num_layers),
+    )
+
+
+def olmoe_spec(config: HfConfig) -> DecoderSpec:
+    """OlmoeForCausalLM: query and key norms over all heads."""
+    options = common(config, default_eps=1e-5, default_max_positions=4096)
+    bias = bool(get(config, "attention_bias", False))
+    return DecoderSpec(
+        architecture="OlmoeForCausalLM",
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm="width",
+        clip_qkv=config.get("clip_qkv"),
+        moe=MoeSpec(
+            num_experts=int(get(config, "num_experts", 64)),
+            num_experts_per_token=int(get(config, "num_experts_per_tok", 8)),
+            intermediate_size=options["intermediate_size"],
+            is_normalized=bool(get(config, "norm_topk_prob", False)),
+        ),
+        **options,
     )
 
 

@@ -5,24 +5,37 @@ from dataclasses import dataclass
 
 from pagoda_common.errors import ModelLoadError
 from pagoda_worker.models.cohere import COHERE_NAMES, cohere2_spec, cohere_spec
+from pagoda_worker.models.exaone4 import exaone4_spec
 from pagoda_worker.models.falcon import falcon_spec, falcon_weights
 from pagoda_worker.models.gemma import GEMMA2_NAMES, GEMMA_NAMES, gemma2_spec, gemma3_spec, gemma_spec
-from pagoda_worker.models.gpt2 import GPT2_NAMES, gpt2_spec
+from pagoda_worker.models.glm import GLM4_NAMES, GLM_NAMES, glm4_spec, glm_spec
+from pagoda_worker.models.gpt2 import GPT2_NAMES, gpt2_spec, gpt_bigcode_spec, gpt_bigcode_weights
 from pagoda_worker.models.gpt_neox import GPT_NEOX_NAMES, gpt_neox_spec
+from pagoda_worker.models.gptj import GPTJ_NAMES, gptj_spec
 from pagoda_worker.models.hf_config import HfConfig
 from pagoda_worker.models.llama import (
     ARCEE_NAMES,
     LLAMA_NAMES,
     arcee_spec,
+    ernie4_5_spec,
     granite_spec,
     llama_spec,
     ministral_spec,
     mistral_spec,
     qwen2_spec,
     qwen3_spec,
+    seed_oss_spec,
     smollm3_spec,
 )
-from pagoda_worker.models.moe import MIXTRAL_NAMES, QWEN_MOE_NAMES, mixtral_spec, qwen2_moe_spec, qwen3_moe_spec
+from pagoda_worker.models.moe import (
+    MIXTRAL_NAMES,
+    QWEN_MOE_NAMES,
+    mixtral_spec,
+    olmoe_spec,
+    qwen2_moe_spec,
+    qwen3_moe_spec,
+)
+from pagoda_worker.models.nemotron import NEMOTRON_NAMES, nemotron_spec
 from pagoda_worker.models.olmo import OLMO2_NAMES, olmo2_spec, olmo3_spec, olmo_spec
 from pagoda_worker.models.opt import OPT_NAMES, opt_spec
 from pagoda_worker.models.phi import PHI3_NAMES, PHI_NAMES, phi3_spec, phi_spec
@@ -61,6 +74,12 @@ FAMILIES: dict[str, Family] = {
     "GraniteForCausalLM": Family(granite_spec, LLAMA_NAMES),
     "SmolLM3ForCausalLM": Family(smollm3_spec, LLAMA_NAMES),
     "ArceeForCausalLM": Family(arcee_spec, ARCEE_NAMES),
+    "GlmForCausalLM": Family(glm_spec, GLM_NAMES),
+    "Glm4ForCausalLM": Family(glm4_spec, GLM4_NAMES),
+    "Exaone4ForCausalLM": Family(exaone4_spec, OLMO2_NAMES),
+    "Ernie4_5ForCausalLM": Family(ernie4_5_spec, LLAMA_NAMES),
+    "SeedOssForCausalLM": Family(seed_oss_spec, LLAMA_NAMES),
+    "NemotronForCausalLM": Family(nemotron_spec, NEMOTRON_NAMES),
     "Starcoder2ForCausalLM": Family(starcoder2_spec, STARCODER2_NAMES),
     "StableLmForCausalLM": Family(stablelm_spec, STABLELM_NAMES),
     "CohereForCausalLM": Family(cohere_spec, COHERE_NAMES),
@@ -71,6 +90,9 @@ FAMILIES: dict[str, Family] = {
     "MixtralForCausalLM": Family(mixtral_spec, MIXTRAL_NAMES),
     "Qwen2MoeForCausalLM": Family(qwen2_moe_spec, QWEN_MOE_NAMES),
     "Qwen3MoeForCausalLM": Family(qwen3_moe_spec, QWEN_MOE_NAMES),
+    "OlmoeForCausalLM": Family(olmoe_spec, QWEN_MOE_NAMES),
+    "GPTJForCausalLM": Family(gptj_spec, GPTJ_NAMES),
+    "GPTBigCodeForCausalLM": Family(gpt_bigcode_spec, gpt_bigcode_weights),
     "GPT2LMHeadModel": Family(gpt2_spec, GPT2_NAMES),
     "OPTForCausalLM": Family(opt_spec, OPT_NAMES),
 }

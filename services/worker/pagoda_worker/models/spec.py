@@ -28,7 +28,7 @@ class RopeSpec:
 
     def rotary_dim(self, head_dim: int) -> int:
         """Values of each head that are rotated."""
-        return int(head_dim * self.partial_rotary_factor)
+        return int(head_dim * self.partial_rotary_factor + 1e-6)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
