@@ -10,7 +10,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from pagoda_common.errors import InvalidRequest
-from pagoda_common.json_schema import with_any_of, without_additional_properties
+from pagoda_common.json_schema import with_any_of, with_ends, without_additional_properties
 from pagoda_common.lark import lark_of
 from pagoda_common.structural_tag import structural_tag_grammar
 from pagoda_common.structured_outputs import StructuredOutputsParams
@@ -50,7 +50,17 @@ class GrammarCompiler:
         Raises:
             InvalidRequest: the constraint cannot be compiled, or asks for what cannot be guaranteed.
         """
-        grammar = self._grammar(params)
+        if not isinstance(params.json, str):
+            return self._compile(params, self._grammar(params))
+        schema = with_any_of(json.loads(params.json))
+        if params.disable_additional_properties:
+            schema = without_additional_properties(schema)
+        try:
+            return self._compile(params, _json_grammar(with_ends(schema), params))
+        except InvalidRequest:  # the ends may be what is too much of it
+            return self._compile(params, _json_grammar(schema, params))
+
+    def _compile(self, params: StructuredOutputsParams, grammar: str) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise _refuse(params, matcher.get_error())
@@ -60,15 +70,8 @@ class GrammarCompiler:
         return matcher
 
     def _grammar(self, params: StructuredOutputsParams) -> str:
-        options = json_options(params)
         if params.json_object:
-            return LLMatcher.grammar_from_json_schema('{"type":"object"}', overrides=options)  # type: ignore[arg-type]
-        if isinstance(params.json, str):
-            schema = with_any_of(json.loads(params.json))
-            if params.disable_additional_properties:
-                schema = without_additional_properties(schema)
-            text = json.dumps(schema)
-            return LLMatcher.grammar_from_json_schema(text, overrides=options)  # type: ignore[arg-type]
+            return _json_grammar({"type": "object"}, params)
         if params.regex is not None:
             return LLMatcher.grammar_from_regex(params.regex)
         if params.choice is not None:
@@ -76,7 +79,13 @@ class GrammarCompiler:
         if params.grammar is not None:
             return LLMatcher.grammar_from_lark(lark_of(params.grammar))
         assert isinstance(params.structural_tag, str)
-        return structural_tag_grammar(params.structural_tag, special_tokens=self._special_tokens, json_options=options)
+        return structural_tag_grammar(
+            params.structural_tag, special_tokens=self._special_tokens, json_options=json_options(params)
+        )
+
+
+def _json_grammar(schema: Any, params: StructuredOutputsParams) -> str:
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=json_options(params))  # type: ignore[arg-type]
 
 
 class _Words:

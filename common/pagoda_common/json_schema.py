@@ -12,6 +12,35 @@ MAX_HOPS = 16
 """References followed to find what a branch is."""
 
 
+FORMAT_LENGTHS = {"date-time": 35, "time": 25, "duration": 40, "email": 64, "hostname": 64, "uri": 256}
+"""Characters of a string in a format that sets no end to digits or labels, unless its schema says maxLength."""
+DECIMAL = 1e-10
+"""Numbers between two bounds are multiples of this unless their schema says otherwise; nothing finer compiles."""
+LEAST_BOUND = 1e-3
+"""Numbers with smaller bounds than this may need more digits."""
+
+
+def with_ends(schema: Any) -> Any:
+    """`schema` without the endless forms of a value: seconds with a thousand digits, 0.500000…
+
+    A model that is unsure repeats itself, and would go on to the last token that it is given.
+    """
+
+    def shorten(part: dict[str, Any]) -> dict[str, Any]:
+        kinds = part.get("type")
+        name = part.get("format")
+        if isinstance(name, str) and name in FORMAT_LENGTHS and "maxLength" not in part and "pattern" not in part:
+            return {**part, "maxLength": FORMAT_LENGTHS[name]}
+        if (kinds == "number" or (isinstance(kinds, list) and "number" in kinds)) and "multipleOf" not in part:
+            low: Any = part.get("minimum", part.get("exclusiveMinimum"))
+            high: Any = part.get("maximum", part.get("exclusiveMaximum"))
+            if all(isinstance(bound, int | float) for bound in (low, high)) and max(abs(low), abs(high)) > LEAST_BOUND:
+                return {**part, "multipleOf": DECIMAL}
+        return part
+
+    return _rewritten(schema, shorten)
+
+
 def without_additional_properties(schema: Any) -> Any:
     """`schema` with additionalProperties false in every object that names properties and does not say."""
 
@@ -22,7 +51,7 @@ def without_additional_properties(schema: Any) -> Any:
 
 
 def with_any_of(schema: Any) -> Any:
-    """`schema` with anyOf in the place of each oneOf whose branches exclude each other: no document fits two of them."""
+    """`schema` with anyOf in the place of each oneOf whose branches exclude each other."""
 
     def replace(part: dict[str, Any]) -> dict[str, Any]:
         branches = part.get("oneOf")
