@@ -35,6 +35,7 @@ MIN_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 1.0
 STABLE_S = 1.0
 """A session that lived this long starts the back-off anew."""
+METRICS_TIMEOUT_S = 2.0
 MAX_OUTGOING = 65_536
 """Messages that may wait to be written before new requests are refused."""
 
@@ -123,6 +124,17 @@ class EngineClient:
     def num_open_requests(self) -> int:
         """Requests from which the engine still owes something."""
         return len(self._streams)
+
+    async def metrics_text(self) -> bytes:
+        """The scheduler's own metrics in Prometheus' text format; nothing while it does not answer."""
+        if self._channel is None or self._session is None:
+            return b""
+        stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
+        try:
+            answer = await stub.GetMetrics(scheduler_pb2.GetMetricsRequest(), timeout=METRICS_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return b""
+        return bytes(answer.text)
 
     def submit(self, request: EngineRequest) -> EngineStream:
         """Start a request. Its seed is drawn here when it has none, once and for all attempts.

@@ -279,6 +279,7 @@ class EngineSession:
         if not is_error and finished.num_output_tokens > len(sequence.token_ids):
             gaps[stream.request.request_id] = stream
             return
+        sequence.num_preemptions = finished.num_preemptions
         sequence.finish(
             FINISH_REASONS.get(finished.finish_reason, "error"),
             stop_token_id=finished.stop_token_id if finished.HasField("stop_token_id") else None,

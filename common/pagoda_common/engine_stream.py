@@ -51,6 +51,7 @@ class SequenceLog:
     num_delivered: int = 0
     """Tokens that `EngineStream.get` has given out."""
     num_cached_tokens: int = 0
+    num_preemptions: int = 0
     queue_s: float | None = None
     """Seconds until it was first admitted."""
     finish_reason: FinishReason | None = None
@@ -106,6 +107,7 @@ class SequenceLog:
             finish_reason=self.finish_reason,
             stop_token_id=self.stop_token_id,
             num_cached_tokens=self.num_cached_tokens,
+            num_preemptions=self.num_preemptions,
             queue_s=self.queue_s,
             error=self.error,
         )

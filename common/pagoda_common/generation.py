@@ -46,6 +46,7 @@ class SequenceText:
             finish_reason=output.finish_reason,
             stop_reason=output.stop_token_id,
             num_cached_tokens=output.num_cached_tokens,
+            num_preemptions=output.num_preemptions,
             queue_s=output.queue_s,
         )
         # The token that ended the sequence is one of its tokens, but not of its text.

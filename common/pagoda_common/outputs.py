@@ -41,6 +41,8 @@ class EngineOutput:
     """Prompt tokens found in the prefix cache."""
     queue_s: float | None = None
     """Seconds the sequence waited for its first place in a batch; None while it waits."""
+    num_preemptions: int = 0
+    """How often it was preempted; known when it has ended."""
     error: PagodaError | None = None
     """Set when finish_reason is error."""
 
@@ -135,6 +137,7 @@ class SequenceDelta:
     num_cached_tokens: int = 0
     queue_s: float | None = None
     """Seconds the sequence waited for its first place in a batch; None while it waits."""
+    num_preemptions: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """Of the request when asked for: one per prompt token, None for the first; whole before the first output token."""
 

@@ -161,6 +161,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             for task in tasks:
                 task.cancel()
 
+    async def GetMetrics(
+        self, request: scheduler_pb2.GetMetricsRequest, context: Any
+    ) -> scheduler_pb2.GetMetricsResponse:
+        return scheduler_pb2.GetMetricsResponse(text=b'vllm:iteration_tokens_total_count{engine="0"} 3.0\n')
+
     async def GetLoad(self, request: scheduler_pb2.GetLoadRequest, context: Any) -> types_pb2.EngineLoad:
         return self.load
 

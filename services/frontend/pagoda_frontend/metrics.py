@@ -132,6 +132,9 @@ class RequestMetrics:
             "vllm:admission_rejections", "Requests refused: too much waits.", (LABELS[0], "reason"), registry=registry
         )
         self.rejections = {bound: rejections.labels(model_name, bound) for bound in QUEUE_BOUNDS}
+        self.request_num_preemptions = histogram(
+            "request_num_preemptions", "Preemptions of a sequence.", (1, 2, 3, 4, 5, 10, 20)
+        )
         self.params_n = histogram("request_params_n", "n of a request.", (1, 2, 5, 10, 20))
         self.params_max_tokens = histogram("request_params_max_tokens", "max_tokens of a request.", lengths)
 
@@ -202,6 +205,7 @@ class RequestTimer:
         metrics.request_s.observe(now_s - self._arrival_s)
         metrics.request_prompt_tokens.observe(self._num_prompt_tokens)
         metrics.request_generation_tokens.observe(num_output_tokens)
+        metrics.request_num_preemptions.observe(delta.num_preemptions)
         if num_output_tokens > 1:
             metrics.per_output_token_s.observe((now_s - first_s) / (num_output_tokens - 1))
 
@@ -234,6 +238,6 @@ class Metrics:
                 if bound in message:
                     counter.inc()
 
-    def render(self) -> bytes:
-        """The text format."""
-        return generate_latest(self._registry)
+    async def render(self) -> bytes:
+        """The text format: this frontend's metrics, then those of the engine behind it."""
+        return generate_latest(self._registry) + await self._engine.metrics_text()

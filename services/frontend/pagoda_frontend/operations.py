@@ -40,7 +40,7 @@ class Operations:
 
     async def metrics(self) -> Response:
         """Prometheus' text format."""
-        return Response(self._serving.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return Response(await self._serving.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def models(self) -> Response:
         """Every name the model is served under."""

@@ -8,7 +8,7 @@ import time
 from importlib.metadata import version
 
 import uvloop
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 
 from pagoda.v1 import scheduler_pb2_grpc
 from pagoda_common.config import EngineConfig
@@ -43,11 +43,18 @@ async def serve(
     engine = Engine(config=config)
     epoch = time.time_ns()
     registry = CollectorRegistry()
-    timeline = HistogramTimeline(registry=registry)
+    model_name = next(iter(config.model.served_model_name), config.model.model)
+    timeline = HistogramTimeline(registry=registry, model_name=model_name)
     groups = WorkerGroups(config=config, engine=engine, session_epoch=epoch, timeline=timeline)
     state = EngineState(session_epoch=epoch, engine=engine, groups=groups)
     server = RpcServer(services=(SERVICE,))
-    servicer = SchedulerServicer(engine=engine, groups=groups, state=state, version=version("pagoda"))
+    servicer = SchedulerServicer(
+        engine=engine,
+        groups=groups,
+        state=state,
+        version=version("pagoda"),
+        render_metrics=lambda: generate_latest(registry),
+    )
     scheduler_pb2_grpc.add_SchedulerServicer_to_server(servicer, server.grpc_server)
     with stop_signals() as stopped:
         bound = await server.start(host=host, port=port)

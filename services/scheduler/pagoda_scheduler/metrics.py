@@ -21,12 +21,14 @@ _TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 class HistogramTimeline(Timeline):
     """Keeps every step in histograms."""
 
-    def __init__(self, *, registry: CollectorRegistry) -> None:
+    def __init__(self, *, registry: CollectorRegistry, model_name: str = "") -> None:
         text = "Time of one stage of a step."
         stages = Histogram("pagoda:step_seconds", text, ("stage",), buckets=_SECONDS, registry=registry)
         self._stages = {stage: stages.labels(stage) for stage in STAGES}
         text = "Tokens computed in a step."
-        self._tokens = Histogram("vllm:iteration_tokens_total", text, buckets=_TOKENS, registry=registry)
+        names = ("model_name", "engine")
+        tokens = Histogram("vllm:iteration_tokens_total", text, names, buckets=_TOKENS, registry=registry)
+        self._tokens = tokens.labels(model_name, "0")
         moved = Counter("pagoda:blocks_moved", "KV-cache blocks moved.", ("direction",), registry=registry)
         self._moved = {name: moved.labels(name) for name in ("swap_out", "swap_in", "copy")}
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -35,11 +35,21 @@ EARLY_STOPPING: dict[int, EarlyStopping] = {
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
     """pagoda.v1.Scheduler."""
 
-    def __init__(self, *, engine: Engine, groups: WorkerGroups, state: EngineState, version: str) -> None:
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        groups: WorkerGroups,
+        state: EngineState,
+        version: str,
+        render_metrics: Callable[[], bytes] = bytes,
+    ) -> None:
+        """`render_metrics`: the engine's own metrics in Prometheus' text format."""
         self._engine = engine
         self._groups = groups
         self._state = state
         self._version = version
+        self._render_metrics = render_metrics
 
     async def Session(
         self, request_iterator: AsyncIterator[scheduler_pb2.FrontendMessage], context: Any
@@ -237,6 +247,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         await self._engine.drain(request.timeout_s)
         unfinished = sum(len(open_request.unfinished) for open_request in self._engine.requests.values())
         return scheduler_pb2.DrainResponse(num_unfinished=unfinished)
+
+    async def GetMetrics(
+        self, request: scheduler_pb2.GetMetricsRequest, context: Any
+    ) -> scheduler_pb2.GetMetricsResponse:
+        """Where steps spend their time, and what they compute."""
+        return scheduler_pb2.GetMetricsResponse(text=self._render_metrics())
 
     async def GetState(self, request: scheduler_pb2.GetStateRequest, context: Any) -> scheduler_pb2.GetStateResponse:
         """Open sequences and known workers."""

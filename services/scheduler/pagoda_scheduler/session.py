@@ -213,6 +213,7 @@ def _finished_to_proto(request: Request) -> scheduler_pb2.FinishedSequence:
         slot=request.session_slot,
         finish_reason=FINISH_REASONS[request.finish_reason],
         num_output_tokens=len(request.output_token_ids),
+        num_preemptions=request.num_preemptions,
     )
     if request.stop_token_id is not None:
         finished.stop_token_id = request.stop_token_id

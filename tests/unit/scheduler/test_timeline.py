@@ -11,7 +11,7 @@ from tests.unit.scheduler.stories import make_request, make_scheduler
 
 def test_every_stage_of_a_step_is_in_a_histogram() -> None:
     registry = CollectorRegistry()
-    timeline = HistogramTimeline(registry=registry)
+    timeline = HistogramTimeline(registry=registry, model_name="m")
     scheduler = make_scheduler()
     scheduler.add(make_request("a", 5))
     output = scheduler.schedule()
@@ -23,7 +23,7 @@ def test_every_stage_of_a_step_is_in_a_histogram() -> None:
     for stage in STAGES:
         assert registry.get_sample_value("pagoda:step_seconds_count", {"stage": stage}) == 1, stage
     assert registry.get_sample_value("pagoda:step_seconds_sum", {"stage": "forward"}) == 0.004
-    assert registry.get_sample_value("vllm:iteration_tokens_total_sum") == 5
+    assert registry.get_sample_value("vllm:iteration_tokens_total_sum", {"model_name": "m", "engine": "0"}) == 5
 
     port = serve_metrics(registry, host="127.0.0.1", port=0)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as response:
