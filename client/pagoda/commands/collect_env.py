@@ -9,7 +9,7 @@ import subprocess
 
 PACKAGES = (
     *("pagoda", "torch", "triton", "transformers", "tokenizers", "safetensors", "numpy"),
-    *("grpcio", "protobuf", "fastapi", "uvicorn", "uvloop"),
+    *("grpcio", "protobuf", "fastapi", "uvicorn", "uvloop", "llguidance", "aiohttp"),
 )
 
 
