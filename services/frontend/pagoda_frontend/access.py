@@ -105,6 +105,18 @@ async def _refuse(request: Any, context: Any) -> Any:
     raise PagodaError(message, code=Code.UNAUTHENTICATED)
 
 
+class RootPath:
+    """Tells the app under which prefix a proxy serves it, whether or not the proxy takes the prefix away."""
+
+    def __init__(self, app: ASGIApp, *, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the call on."""
+        await self._app({**scope, "root_path": self._root_path}, receive, send)
+
+
 class RequestIds:
     """Gives every response an X-Request-Id: the client's own, or else the one that the endpoint or we drew."""
 

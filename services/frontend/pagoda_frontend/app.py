@@ -4,7 +4,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from pagoda_frontend import answers
-from pagoda_frontend.access import RequestIds, RequireApiKey
+from pagoda_frontend.access import RequestIds, RequireApiKey, RootPath
 from pagoda_frontend.chat import ChatCompletions
 from pagoda_frontend.completions import Completions
 from pagoda_frontend.errors import install_error_handlers
@@ -30,7 +30,7 @@ def make_app(serving: Serving) -> FastAPI:
     """The app of one frontend."""
     config = serving.config
     url = None if config.disable_fastapi_docs else "/openapi.json"
-    app = FastAPI(title="Pagoda", version=VERSION, root_path=config.root_path, openapi_url=url)
+    app = FastAPI(title="Pagoda", version=VERSION, openapi_url=url)
     app.router.redirect_slashes = False
     install_error_handlers(app)
     paths = Paths(app, has_api_keys=bool(config.api_key))
@@ -47,6 +47,8 @@ def make_app(serving: Serving) -> FastAPI:
             allow_credentials=config.allow_credentials,
         )
     app.add_middleware(RequestIds)
+    if config.root_path:
+        app.add_middleware(RootPath, root_path=config.root_path)
     return app
 
 

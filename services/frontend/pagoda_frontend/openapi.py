@@ -94,8 +94,6 @@ class Paths:
                     _clean(operation)
             for unused in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(unused, None)
-            if app.root_path:
-                document["servers"] = [{"url": app.root_path}]
             app.openapi_schema = document
         return app.openapi_schema
 
