@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from pagoda_common.config import CacheConfig, EngineConfig, SchedulerConfig
+from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.engine_client import EngineClient, EngineRequest
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_common.structured_outputs import StructuredOutputsParams
@@ -61,7 +61,9 @@ def requests() -> list[tuple[list[int], SamplingParams]]:
 
 def config(**cache: Any) -> EngineConfig:
     return EngineConfig(
-        cache=CacheConfig(kv_cache_memory_bytes=64 << 20, **cache), scheduler=SchedulerConfig(max_num_seqs=32)
+        model=ModelConfig(max_model_len=256),
+        cache=CacheConfig(kv_cache_memory_bytes=64 << 20, **cache),
+        scheduler=SchedulerConfig(max_num_seqs=32),
     )
 
 
@@ -90,7 +92,7 @@ async def test_preempted_and_resumed_outputs_equal_undisturbed_ones() -> None:
         undisturbed = await outputs(engine.client, at_once=False)
         assert await outputs(engine.client, at_once=True, prefix="again") == undisturbed
         assert engine.client.load.num_preemptions == 0
-    async with running_engine(config(num_blocks_override=64)) as engine:
+    async with running_engine(config(num_blocks_override=32)) as engine:
         assert await outputs(engine.client, at_once=True) == undisturbed
         assert engine.client.load.num_preemptions > 0
     async with running_scheduler(config()) as scheduler:
