@@ -20,7 +20,7 @@ from pagoda_frontend.convert_chat import (
 )
 from pagoda_frontend.errors import renamed
 from pagoda_frontend.operations import token_ids_of
-from pagoda_frontend.params import check_cache_salt, check_token_ids, fit_to_context
+from pagoda_frontend.params import check_cache_salt, check_prompt_logprobs, check_token_ids, fit_to_context
 from pagoda_frontend.run import Run
 from pagoda_frontend.serving import VERSION, Serving, unique_id
 from pagoda_frontend.terms import Terms, tenant_of
@@ -130,6 +130,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         await model.grammars.check(params.structured_outputs)
         check_cache_salt(request.cache_salt)
         prompt, field = await prompt_of(request, model.prompts)
+        check_prompt_logprobs(params, num_prompt_tokens=len(prompt), vocab_size=model.vocab_size)
         params = fit_to_context(params, num_prompt_tokens=len(prompt), max_model_len=model.max_model_len, field=field)
         return Run(
             serving=serving,
