@@ -32,7 +32,7 @@ dataset_kwargs: {{data_files: {{test: DOCS}}}}
 test_split: test
 output_type: multiple_choice
 doc_to_text: "{QUESTION}The capital of {{{{country}}}} is"
-doc_to_choice: ["{{{{right}}}}.", "{{{{wrong}}}}."]
+doc_to_choice: "{{{{[right + '.', wrong + '.']}}}}"
 doc_to_target: 0
 target_delimiter: " "
 metric_list: [{{metric: acc}}]

@@ -7,10 +7,12 @@ import pytest
 from tests.conformance.api import API_KEYS, Api
 from tests.process.stack import Stack
 
+TOOL_FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Stack]:
-    stack = Stack("--api-key", *API_KEYS, "--disable-uvicorn-access-log")
+    stack = Stack("--api-key", *API_KEYS, "--disable-uvicorn-access-log", *TOOL_FLAGS)
     try:
         stack.wait_ready()
         yield stack

@@ -131,3 +131,10 @@ def test_beam_search_finds_a_text_and_is_deterministic(api: Api) -> None:
     texts = [choice["text"] for choice in api.complete(**fields)["choices"]]
     assert len(set(texts)) == 3
     assert [choice["text"] for choice in api.complete(**fields)["choices"]] == texts
+
+
+def test_echo_of_no_new_token_is_the_prompt(api: Api) -> None:
+    answer = api.complete(echo=True, max_tokens=0)
+    assert answer["choices"][0]["text"] == PROMPT
+    assert answer["usage"]["completion_tokens"] == 0
+    assert answer["choices"][0]["finish_reason"] == "length"

@@ -60,6 +60,7 @@ BOTH: list[tuple[str, Any]] = [
     ("seed", "x"),
     ("stream", "maybe"),
     ("stream_options", {"include_usage": True}),
+    ("cache_salt", "a/b"),
     ("cache_salt", "a" * 129),
     ("priority", 2**63),
     ("truncate_prompt_tokens", -2),

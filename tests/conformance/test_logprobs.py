@@ -1,6 +1,7 @@
 """Log probabilities: their forms in completions and chats, and that they are what they say."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -107,3 +108,56 @@ def test_stop_strings_do_not_change_their_number(api: Api) -> None:
 )
 def test_prompt_logprobs_are_bounded_and_not_streamed(api: Api, fields: Json) -> None:
     api.refused(COMPLETIONS, {"model": MODEL, "prompt": PROMPT, **fields}, param="prompt_logprobs")
+
+
+def close(one: list[Any], other: list[Any]) -> bool:
+    return all(
+        (left is None and right is None) or left == pytest.approx(right, abs=0.02)
+        for left, right in zip(one, other, strict=True)
+    )
+
+
+def test_echo_scores_the_prompt(api: Api) -> None:
+    """What evaluation harnesses are built on: the prompt's own tokens, the first of which has no probability."""
+    answer = api.complete(echo=True, logprobs=2, max_tokens=4)
+    logprobs = answer["choices"][0]["logprobs"]
+    num_prompt_tokens = answer["usage"]["prompt_tokens"]
+    assert len(logprobs["tokens"]) == num_prompt_tokens + answer["usage"]["completion_tokens"]
+    assert "".join(logprobs["tokens"]) == answer["choices"][0]["text"]
+    assert logprobs["token_logprobs"][0] is None
+    assert logprobs["top_logprobs"][0] is None
+    assert all(value <= 0 for value in logprobs["token_logprobs"][1:])
+    assert logprobs["text_offset"] == [
+        sum(map(len, logprobs["tokens"][:position])) for position in range(len(logprobs["tokens"]))
+    ]
+
+
+def test_echo_of_no_new_token_scores_the_prompt_alone(api: Api) -> None:
+    whole = api.complete(echo=True, logprobs=1, max_tokens=4)
+    scored = api.complete(echo=True, logprobs=1, max_tokens=0)
+    num_prompt_tokens = scored["usage"]["prompt_tokens"]
+    values = scored["choices"][0]["logprobs"]["token_logprobs"]
+    assert len(values) == num_prompt_tokens
+    assert close(values, whole["choices"][0]["logprobs"]["token_logprobs"][:num_prompt_tokens])
+
+
+def test_the_score_of_a_text_is_the_same_as_prompt_and_as_output(api: Api) -> None:
+    generated = api.complete(logprobs=0, max_tokens=12, return_token_ids=True)["choices"][0]
+    prompt = api.token_ids(PROMPT)
+    scored = api.complete(prompt=prompt + generated["token_ids"], echo=True, logprobs=0, max_tokens=0)["choices"][0]
+    assert close(scored["logprobs"]["token_logprobs"][len(prompt) :], generated["logprobs"]["token_logprobs"])
+
+
+def test_prompt_logprobs(api: Api) -> None:
+    answer = api.complete(prompt_logprobs=2, max_tokens=1)
+    entries = answer.get("prompt_logprobs") or answer["choices"][0]["prompt_logprobs"]
+    token_ids = api.token_ids(PROMPT)
+    assert len(entries) == len(token_ids)
+    assert entries[0] is None
+    for token_id, entry in zip(token_ids[1:], entries[1:], strict=True):
+        assert str(token_id) in entry
+        assert 2 <= len(entry) <= 3
+        for value in entry.values():
+            assert {"logprob", "rank", "decoded_token"} <= value.keys()
+            assert value["logprob"] <= 0
+            assert value["rank"] >= 1

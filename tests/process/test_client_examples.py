@@ -17,12 +17,14 @@ PACKAGES = {
     "litellm_client": "litellm",
     "lm_eval_client": "lm_eval",
     "guidellm_client": "guidellm",
+    "anthropic_client": "anthropic",
+    "instructor_client": "instructor",
 }
 
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    stack = Stack()
+    stack = Stack("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
     try:
         stack.wait_ready()
         yield stack
