@@ -14,6 +14,8 @@ MAX_STOP_STRINGS = 4
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BAD_WORDS = 128
 """Token sequences of bad words; a word may be two, with and without a space before it."""
+MAX_BAD_WORD_TOKENS = 256
+"""Tokens of one of them."""
 INT64 = range(-(2**63), 2**63)
 MAX_JSON_DEPTH = 64
 """Levels of objects and lists in extra_args."""
@@ -222,6 +224,10 @@ class SamplingParams:
         for num_words in (len(words), len(self.bad_words_token_ids)):
             if num_words > MAX_BAD_WORDS:
                 message = f"bad_words must be at most {MAX_BAD_WORDS} token sequences, got {num_words}"
+                raise InvalidRequest(message, field="bad_words")
+        for token_ids in self.bad_words_token_ids:
+            if len(token_ids) > MAX_BAD_WORD_TOKENS:
+                message = f"bad_words must have at most {MAX_BAD_WORD_TOKENS} tokens each, got {len(token_ids)}"
                 raise InvalidRequest(message, field="bad_words")
         self.bad_words = tuple(words)
         if self.truncate_prompt_tokens is not None:

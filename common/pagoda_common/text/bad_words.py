@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from pagoda_common.errors import InvalidRequest
-from pagoda_common.sampling_params import MAX_BAD_WORDS
+from pagoda_common.sampling_params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
 from pagoda_common.text.tokenizer import Tokenizer
 
 
@@ -11,7 +11,7 @@ def bad_words_token_ids(bad_words: Sequence[str], tokenizer: Tokenizer) -> tuple
     """Each word as it is tokenized at the start of a text, and after a space where that is as long.
 
     Raises:
-        InvalidRequest: a word is empty, or they are too many token sequences.
+        InvalidRequest: a word is empty or too long, or they are too many token sequences.
     """
     _check_number(len(bad_words))
     sequences: list[tuple[int, ...]] = []
@@ -24,6 +24,10 @@ def bad_words_token_ids(bad_words: Sequence[str], tokenizer: Tokenizer) -> tuple
         if spaced[0] != plain[0] and len(spaced) == len(plain):
             sequences.append(spaced)
     _check_number(len(sequences))
+    longest = max(map(len, sequences), default=0)
+    if longest > MAX_BAD_WORD_TOKENS:
+        message = f"bad_words must have at most {MAX_BAD_WORD_TOKENS} tokens each, got {longest}"
+        raise InvalidRequest(message, field="bad_words")
     return tuple(sequences)
 
 

@@ -11,6 +11,7 @@ from tests.service.frontend.harness import MODEL, Running, running_frontend
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 VOCAB_SIZE = 3072
+LONG_WORD = ["x y " * 300]
 LONG = [f"word{number}" for number in range(129)]
 
 
@@ -75,7 +76,13 @@ TABLE = [
     Row(
         "bad_words",
         [None, [], ["a"] * 64],
-        [([""], "empty"), ([" "], "empty"), (LONG, "at most 128|129"), ([5], "string")],
+        [
+            ([""], "empty"),
+            ([" "], "empty"),
+            (LONG, "at most 128|129"),
+            (LONG_WORD, "at most 256"),
+            ([5], "string"),
+        ],
     ),
     Row(
         "vllm_xargs",

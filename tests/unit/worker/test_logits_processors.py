@@ -1,5 +1,6 @@
 """Logits processors, and the rows of device state that slots share over time."""
 
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from pagoda_common.errors import Code, ConfigError
 from pagoda_common.sampling_params import SamplingParams
+from pagoda_worker import logits_processors
 from pagoda_worker.logits_processors import LogitsProcessor, LogitsProcessors, load_logits_processors
 from pagoda_worker.logits_state import LogitsBatch
 from pagoda_worker.slot_rows import SlotRows
@@ -96,6 +98,15 @@ def test_masks_hold_whatever_a_processor_does() -> None:
     [sequence] = driver.generate([PROMPT], params)
     assert sequence.bad is not None
     assert "leave no token" in sequence.bad.message
+
+
+def test_an_installed_processor_needs_no_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = [EntryPoint(name="only", value=EXAMPLE, group="pagoda.logits_processors")]
+    monkeypatch.setattr(logits_processors, "entry_points", lambda *, group: [e for e in installed if e.group == group])
+    loaded = load_logits_processors([], vocab_size=90, device=CPU)
+    assert loaded.add(0, asking(only_token_id=90)) == "vllm_xargs: only_token_id must be a token id below 90, got 90"
+    assert loaded.add(0, asking(only_token_id=5)) is None
+    assert int(loaded.apply(torch.randn(1, 90), batch_of([0])).argmax()) == 5
 
 
 @pytest.mark.parametrize("name", ["no.such.module:X", "examples.logits_processor:Missing", "builtins:dict"])
