@@ -54,6 +54,24 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma3_text",
         _SMALL | {"num_hidden_layers": 3, "head_dim": 20, "sliding_window": 27, "layer_types": _THREE_KINDS},
     ),
+    "Gemma3ForConditionalGeneration": (
+        "gemma3",
+        {
+            "text_config": _SMALL | {"head_dim": 20, "sliding_window": 27, "layer_types": _THREE_KINDS[:2]},
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 28,
+                "patch_size": 14,
+            },
+            "mm_tokens_per_image": 4,
+            "image_token_index": 296,
+            "boi_token_index": 297,
+            "eoi_token_index": 298,
+        },
+    ),
     "GemmaForCausalLM": ("gemma", _SMALL | {"head_dim": 20, "num_key_value_heads": 1}),
     "Phi3ForCausalLM": ("phi3", _SMALL | {"sliding_window": 50, "partial_rotary_factor": 0.5}),
     "Olmo2ForCausalLM": ("olmo2", _SMALL),
@@ -147,7 +165,11 @@ def make_checkpoint(architecture: str, directory: str | Path, seed: int = 0, **o
 
     model_type, options = CONFIGS[architecture]
     special = {"bos_token_id": 256, "eos_token_id": EOS_TOKEN_ID, "pad_token_id": 258}
-    config = AutoConfig.for_model(model_type, **(options | {"vocab_size": VOCAB_SIZE} | special | overrides))
+    common = {"vocab_size": VOCAB_SIZE} | special
+    options = options | common | overrides
+    if "text_config" in options:
+        options["text_config"] = options["text_config"] | common
+    config = AutoConfig.for_model(model_type, **options)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -15,6 +15,7 @@ IN_WORKER_ONLY = (
     "Exaone4ForCausalLM",
     "Glm4ForCausalLM",
     "GlmForCausalLM",
+    "Gemma3ForConditionalGeneration",
     "GPTBigCodeForCausalLM",
     "GPTJForCausalLM",
     "MinistralForCausalLM",

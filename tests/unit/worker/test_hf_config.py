@@ -30,6 +30,9 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {
     "FalconForCausalLM": FALCON_SIZES,
     "Qwen2MoeForCausalLM": SIZES | MOE_SIZES,
     "Qwen3MoeForCausalLM": SIZES | MOE_SIZES,
+    "Gemma3ForConditionalGeneration": {
+        "text_config": {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 12},
+    },
     "MinistralForCausalLM": SIZES | {"head_dim": 16},
 }
 
@@ -41,7 +44,7 @@ def spec_of(architecture: str, **config: Any) -> DecoderSpec:
 
 def small(architecture: str, **changes: Any) -> DecoderSpec:
     """The checkpoint of the exactness tests, with other options; ... removes one."""
-    options = CONFIGS[architecture][1] | {"vocab_size": 300} | changes
+    options = {"vocab_size": 300} | CONFIGS[architecture][1] | changes
     return spec_of(architecture, **{name: value for name, value in options.items() if value is not ...})
 
 

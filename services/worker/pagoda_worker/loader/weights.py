@@ -62,8 +62,8 @@ def fill_dummy_weights(model: Decoder, *, dtype: torch.dtype, device: torch.devi
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             parameter.data.zero_()
-        elif parameter.dim() == 1:
-            parameter.data.fill_(1.0)
+        elif "norm" in name:
+            parameter.data.fill_(1.0 - model.spec.norm_weight_offset)
         else:
             parameter.data.copy_(torch.empty(parameter.shape).normal_(std=0.02, generator=generator))
 

@@ -1,8 +1,10 @@
-"""Gemma, Gemma 2 and Gemma 3 (text): norm weights stored less one, scaled embeddings, soft caps, two rotations."""
+"""Gemma, Gemma 2 and Gemma 3 (its text part): weights of norms less one, scaled embeddings, soft caps, two rotations."""
 
+import dataclasses
+import re
 from typing import Any
 
-from pagoda_worker.models.hf_config import GLOBAL, LOCAL, HfConfig, get, layer_kinds, refuse, sizes, windows
+from pagoda_worker.models.hf_config import GLOBAL, LOCAL, HfConfig, get, layer_kinds, refuse, required, sizes, windows
 from pagoda_worker.models.rope import max_positions, rope_spec, rope_specs_by_kind
 from pagoda_worker.models.spec import DecoderSpec
 from pagoda_worker.models.weights import TensorNames
@@ -15,6 +17,12 @@ GEMMA2_NAMES = TensorNames(
         "mlp_norm": "pre_feedforward_layernorm",
         "mlp_output_norm": "post_feedforward_layernorm",
     }
+)
+
+GEMMA3_MULTIMODAL_NAMES = dataclasses.replace(
+    GEMMA2_NAMES,
+    prefixes=("language_model.model.", "model.language_model.", "language_model.", "model."),
+    ignored=(re.compile(r"^(vision_tower|multi_modal_projector)\."),),
 )
 
 
@@ -91,3 +99,14 @@ def gemma3_spec(config: HfConfig) -> DecoderSpec:
         logit_softcap=config.get("final_logit_softcapping"),
         **options,
     )
+
+
+def gemma3_multimodal_spec(config: HfConfig) -> DecoderSpec:
+    """Gemma3ForConditionalGeneration: the text part; what sees images is left out.
+
+    The text_config of published checkpoints leaves out what is the same in all sizes.
+    """
+    text_config = {"vocab_size": 262208, "num_attention_heads": 8} | dict(required(config, "text_config"))
+    if config.get("tie_word_embeddings") is not None:
+        text_config["tie_word_embeddings"] = config["tie_word_embeddings"]
+    return dataclasses.replace(gemma3_spec(text_config), architecture="Gemma3ForConditionalGeneration")

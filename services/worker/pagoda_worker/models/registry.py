@@ -7,7 +7,15 @@ from pagoda_common.errors import ModelLoadError
 from pagoda_worker.models.cohere import COHERE_NAMES, cohere2_spec, cohere_spec
 from pagoda_worker.models.exaone4 import exaone4_spec
 from pagoda_worker.models.falcon import falcon_spec, falcon_weights
-from pagoda_worker.models.gemma import GEMMA2_NAMES, GEMMA_NAMES, gemma2_spec, gemma3_spec, gemma_spec
+from pagoda_worker.models.gemma import (
+    GEMMA2_NAMES,
+    GEMMA3_MULTIMODAL_NAMES,
+    GEMMA_NAMES,
+    gemma2_spec,
+    gemma3_multimodal_spec,
+    gemma3_spec,
+    gemma_spec,
+)
 from pagoda_worker.models.glm import GLM4_NAMES, GLM_NAMES, glm4_spec, glm_spec
 from pagoda_worker.models.gpt2 import GPT2_NAMES, gpt2_spec, gpt_bigcode_spec, gpt_bigcode_weights
 from pagoda_worker.models.gpt_neox import GPT_NEOX_NAMES, gpt_neox_spec
@@ -67,6 +75,7 @@ FAMILIES: dict[str, Family] = {
     "GemmaForCausalLM": Family(gemma_spec, GEMMA_NAMES),
     "Gemma2ForCausalLM": Family(gemma2_spec, GEMMA2_NAMES),
     "Gemma3ForCausalLM": Family(gemma3_spec, GEMMA2_NAMES),
+    "Gemma3ForConditionalGeneration": Family(gemma3_multimodal_spec, GEMMA3_MULTIMODAL_NAMES),
     "Phi3ForCausalLM": Family(phi3_spec, PHI3_NAMES),
     "OlmoForCausalLM": Family(olmo_spec, LLAMA_NAMES),
     "Olmo2ForCausalLM": Family(olmo2_spec, OLMO2_NAMES),
