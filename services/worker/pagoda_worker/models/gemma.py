@@ -1,4 +1,4 @@
-"""Gemma, Gemma 2 and Gemma 3 (its text part): weights of norms less one, scaled embeddings, soft caps, two rotations."""
+"""Gemma, Gemma 2 and Gemma 3 (its text part): norm weights less one, scaled embeddings, soft caps, two rotations."""
 
 import dataclasses
 import re
