@@ -22,6 +22,8 @@ comes next likes to go on with white space for ever."""
 LIMITS = LLParserLimits(verbose_errors=False)
 """llguidance's own bounds on the size of grammar, lexer and parser state, which keep a step at milliseconds."""
 FIELD = "structured_outputs"
+OPTIONS_KEY = "x-guidance"
+"""Where llguidance looks for options in a schema, such as separators that JSON does not have: ours to say."""
 ANNOTATION = "Unknown format: "
 """llguidance's warning for a `format` it does not know, which by JSON Schema is an annotation and no constraint."""
 
@@ -85,7 +87,14 @@ class GrammarCompiler:
 
 
 def _json_grammar(schema: Any, params: StructuredOutputsParams) -> str:
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=json_options(params))  # type: ignore[arg-type]
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    schema = {name: part for name, part in schema.items() if name != OPTIONS_KEY}
+    options: Any = json_options(params)
+    try:
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+    except ValueError as error:
+        raise _refuse(params, str(error)) from error
 
 
 class _Words:
