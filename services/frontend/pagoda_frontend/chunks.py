@@ -70,10 +70,14 @@ class ChunkEncoder(ABC, Generic[Delta]):
             return self._plain(delta)
         if delta.is_empty and not (delta.token_ids or delta.finish_reason):
             return b""
-        choice = orjson.dumps(self._choice(delta))
-        if options.continuous_usage:
-            return self._head + choice + b'],"usage":' + orjson.dumps(self._usage()) + b"}\n\n"
-        return self._head + choice + self._tail
+        return self._event(self._choice(delta))
+
+    def _event(self, choice: dict[str, Any]) -> bytes:
+        """The event of one choice, with the usage so far if it is asked for."""
+        shown = orjson.dumps(choice)
+        if self._options.continuous_usage:
+            return self._head + shown + b'],"usage":' + orjson.dumps(self._usage()) + b"}\n\n"
+        return self._head + shown + self._tail
 
     def closing(self) -> bytes:
         """Events after the last token."""
@@ -126,7 +130,7 @@ class CompletionChunks(ChunkEncoder[SequenceDelta]):
         place = delta.index // self._n
         choice = {"index": delta.index, "text": "", "logprobs": None, "finish_reason": None, "stop_reason": None}
         self._echo[place].put_before(choice, self._prompt_logprobs[place] if self._prompt_logprobs else None)
-        return self._head + orjson.dumps(choice) + self._tail + super().delta(delta)
+        return self._event(choice) + super().delta(delta)
 
     def _plain(self, delta: SequenceDelta) -> bytes:
         if not delta.text:

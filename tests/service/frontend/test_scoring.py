@@ -112,6 +112,14 @@ async def test_a_streamed_echo_gives_the_same_lists(frontend: Running, max_token
     assert choices[-1]["finish_reason"] == whole["finish_reason"] == "length"
 
 
+async def test_an_echo_carries_the_usage_too(frontend: Running) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = await frontend.events(COMPLETIONS, prompt=TEXT, max_tokens=3, echo=True, stream_options=options)
+    assert events[0]["choices"][0]["text"] == TEXT
+    assert all(event["usage"]["prompt_tokens"] > 0 for event in events[:-1])
+    assert events[-2]["choices"] == []
+
+
 async def test_scoring_a_prompt_generates_nothing(frontend: Running, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(TEXT)
     for logprobs in (None, 0, 5):
