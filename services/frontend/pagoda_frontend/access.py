@@ -4,6 +4,7 @@ import hmac
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ class ApiKeys:
     """The keys that open the API."""
 
     def __init__(self, keys: tuple[str, ...]) -> None:
-        self._keys = [key.encode() for key in keys]
+        self._digests = [sha256(key.encode()).digest() for key in keys]
 
     def allow(self, headers: Mapping[str, str], *, with_api_key_header: bool = False) -> bool:
         """Whether `headers` show one of the keys as bearer token (or, where allowed, as x-api-key)."""
@@ -37,8 +38,9 @@ class ApiKeys:
         shown = [token.strip()] if scheme.lower() == "bearer" else []
         if with_api_key_header:
             shown.append(headers.get(API_KEY_HEADER, "").strip())
-        # Every key is compared, in constant time: neither length nor order of the keys leaks.
-        matches = [hmac.compare_digest(_raw(given), key) for given in shown for key in self._keys]
+        given = [sha256(_raw(key)).digest() for key in shown]
+        # Every digest is compared, in constant time: neither length nor order of the keys leaks.
+        matches = [hmac.compare_digest(one, digest) for one in given for digest in self._digests]
         return any(matches)
 
 

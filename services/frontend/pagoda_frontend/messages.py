@@ -15,8 +15,9 @@ from pagoda_frontend.errors import anthropic_error, error_object, renamed
 from pagoda_frontend.messages_input import chat_body_of
 from pagoda_frontend.messages_output import BlockBuilder, Event
 from pagoda_frontend.messages_protocol import CHAT_NAMES, CountTokensBody, MessagesBody
+from pagoda_frontend.opening import announced
 from pagoda_frontend.serving import Serving, unique_id
-from pagoda_frontend.sse import EventStream, unless_disconnected
+from pagoda_frontend.sse import MAX_TIMEOUT_PATIENCE_S, PATIENCE_S, EventStream, unless_disconnected
 from pagoda_frontend.tools import plan_tools
 
 
@@ -90,14 +91,19 @@ class Messages:
 async def _events(conversation: Conversation, message: dict[str, Any]) -> AsyncGenerator[list[Event], None]:
     """The events of one answer, in their order; at the end `message` is whole."""
     builder = BlockBuilder()
-    opening: list[Event] | None = None
+    has_begun = False
     finish_reason = None
-    async with aclosing(conversation.deltas()) as stream:
+    patience_s = PATIENCE_S + min(conversation.run.timeout_s, MAX_TIMEOUT_PATIENCE_S)
+    async with aclosing(announced(conversation.deltas(), patience_s=patience_s)) as stream:
         async for deltas in stream:
-            if opening is None:
-                opening = [{"type": "message_start", "message": {**message, "usage": _usage(conversation)}}]
-            yield opening + [event for delta in deltas for event in builder.add(delta)]
-            opening = []
+            events: list[Event] = []
+            if not has_begun:
+                events.append({"type": "message_start", "message": {**message, "usage": _usage(conversation)}})
+            has_begun = True
+            if deltas is None:
+                yield events
+                continue
+            yield [*events, *(event for delta in deltas for event in builder.add(delta))]
             finish_reason = deltas[-1].finish_reason
     if finish_reason == "abort":
         raise RequestFailed("the request was aborted")

@@ -10,8 +10,10 @@ import orjson
 from pagoda_common.errors import PagodaError, RequestFailed
 from pagoda_frontend.conversation import Conversation
 from pagoda_frontend.errors import error_object
+from pagoda_frontend.opening import announced
 from pagoda_frontend.responses_output import Event, OutputBuilder
 from pagoda_frontend.responses_protocol import ResponsesBody, ResponseToolChoice
+from pagoda_frontend.sse import MAX_TIMEOUT_PATIENCE_S, PATIENCE_S
 
 
 class Draft:
@@ -25,16 +27,21 @@ class Draft:
         """The response object, as of now."""
 
     async def events(self) -> AsyncGenerator[list[bytes], None]:
-        """Encoded events in their order; at the end the response is whole.
+        """Encoded events in their order; at the end the response is whole. A request that may still be refused or run
+        out of time with a status of its own is not announced before that.
 
         Raises:
             PagodaError: the request was refused or failed.
         """
         response, builder = self.response, self._builder
         finish_reason = None
-        async with aclosing(self._conversation.deltas()) as stream:
+        patience_s = PATIENCE_S + min(self._conversation.run.timeout_s, MAX_TIMEOUT_PATIENCE_S)
+        async with aclosing(announced(self._conversation.deltas(), patience_s=patience_s)) as stream:
             async for deltas in stream:
                 opening = self._opening() if self._num_events == 0 else []
+                if deltas is None:
+                    yield self._encoded(opening)
+                    continue
                 events = [event for delta in deltas for event in builder.add(delta)]
                 finish_reason = deltas[-1].finish_reason
                 response["output"] = builder.finished_items()

@@ -201,6 +201,22 @@ async def test_a_background_stream_goes_on_without_its_reader_and_can_be_read_ag
     assert [event.sequence_number for event in tail] == list(range(6, len(again)))
 
 
+async def test_an_answer_that_is_long_in_coming_is_announced(frontend: Running) -> None:
+    frontend.fake.is_paused = True
+    stream = await frontend.openai.responses.create(model=MODEL, input="x", max_output_tokens=2, stream=True)
+    events = aiter(stream)
+    kinds = [(await anext(events)).type for _ in range(2)]
+    assert kinds == ["response.created", "response.in_progress"]
+    assert not frontend.fake.aborted
+    frontend.fake.is_paused = False
+    assert [event.type async for event in events][-1] == "response.incomplete"
+    frontend.fake.is_paused = True
+    stream = await frontend.openai.responses.create(model=MODEL, input="x", max_output_tokens=2, stream=True)
+    await anext(aiter(stream))
+    await stream.close()
+    await until(lambda: len(frontend.fake.aborted) == 1)
+
+
 async def test_a_client_that_leaves_ends_its_answer(frontend: Running) -> None:
     frontend.fake.step_s = 0.01
     extra = {"ignore_eos": True}
