@@ -43,6 +43,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
     "prompt_embeds": (),
+    "logits_processors": ([],),
     "audio": (),
     "modalities": (["text"],),
     "repetition_detection": (),
