@@ -413,7 +413,8 @@ def _words(given: Any) -> Any:
         return given
     if len(given) == 1 and isinstance(given[0], str) and given[0].startswith("["):
         with suppress(ValueError):
-            given = json.loads(given[0])
+            items = json.loads(given[0])
+            given = items if all(isinstance(item, str) for item in items) else given
     return tuple(given)
 
 
@@ -427,7 +428,8 @@ def _argv(config: ModelConfig | CacheConfig | SchedulerConfig | FrontendConfig, 
         if isinstance(value, bool):
             argv.append(name if value else name.replace("--", "--no-", 1))
         elif isinstance(value, tuple):
-            argv += [name, *value]
+            is_plain = not any(item.startswith(("-", "[")) for item in value)
+            argv += [name, *value] if is_plain else [f"{name}={json.dumps(value)}"]
         else:
             argv.append(f"{name}={value}")  # one word, so that a value may begin with a dash
     return argv

@@ -59,6 +59,7 @@ ENGINE = EngineConfig(
         max_num_queued_tokens=6,
         step_watchdog_s=7.5,
         max_serving_groups=3,
+        orphan_lease_s=5.5,
     ),
 )
 
@@ -106,8 +107,17 @@ def test_frontend_values_survive_the_way_through_a_command_line() -> None:
         grpc_port=0,
         model="m",
         served_model_name=("x", "y"),
-        api_key=("k1", "k2"),
+        api_key=("-k1", "[k2]"),
+        api_key_file="keys",
         allowed_origins=("*",),
+        allowed_methods=("GET", "POST"),
+        allow_credentials=True,
+        uvicorn_log_level="warning",
+        enable_tokenizer_info_endpoint=True,
+        h11_max_header_count=12,
+        ssl_keyfile="key.pem",
+        ssl_certfile="certificate.pem",
+        max_stored_responses=0,
         enable_prompt_tokens_details=True,
         trust_request_chat_template=True,
         enable_auto_tool_choice=True,
@@ -121,6 +131,16 @@ def test_frontend_values_survive_the_way_through_a_command_line() -> None:
         disable_uvicorn_access_log=True,
     )
     assert parse_frontend(frontend_config_to_argv(config)) == config
+
+
+def test_several_values_may_come_as_a_json_list() -> None:
+    assert parse_frontend(["--allowed-origins", '["https://a", "https://b"]']).allowed_origins == (
+        "https://a",
+        "https://b",
+    )
+    assert parse_frontend(["--allowed-origins", "https://a", "https://b"]).allowed_origins == ("https://a", "https://b")
+    assert parse_frontend(["--api-key", "[1]"]).api_key == ("[1]",)
+    assert parse_frontend(["--api-key", "[x"]).api_key == ("[x",)
 
 
 def test_serve_flags_fill_both_configs() -> None:
