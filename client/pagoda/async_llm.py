@@ -17,6 +17,7 @@ from typing import Any, Self
 import grpc.aio
 
 from pagoda.engine_process import PrivateEngine
+from pagoda.hub_tokenizer import HubTokenizer
 from pagoda.llm_options import engine_config_from_options
 from pagoda.prompts import Prompt, PromptInput, as_prompt_list, check_params, read_prompts
 from pagoda.refusals import RefusedCalls, refuse_extras
@@ -138,7 +139,12 @@ class AsyncLLM(RefusedCalls):
             raise NotReady("the model is not known yet")
         return info
 
-    def get_tokenizer(self) -> Tokenizer:
+    def get_tokenizer(self) -> HubTokenizer:
+        """The tokenizer, with transformers' interface; there after `start`."""
+        return HubTokenizer(self.tokenizer)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer; there after `start`."""
         if self._tokenizer is None:
             raise NotReady("the engine is not running: it was not started, or was shut down")
@@ -178,7 +184,7 @@ class AsyncLLM(RefusedCalls):
         prompts = as_prompt_list(prompt)
         if len(prompts) != 1:
             raise InvalidRequest(f"generate takes one prompt, got {len(prompts)}", field="prompt")
-        tokenizer = self.get_tokenizer()
+        tokenizer = self.tokenizer
         params = sampling_params or self.get_default_sampling_params()
         (read,) = await asyncio.to_thread(
             read_prompts, prompts, tokenizer=tokenizer, model_info=self.model_info, params=params
@@ -233,9 +239,7 @@ class AsyncLLM(RefusedCalls):
     @cached_property
     def _grammars(self) -> GrammarCompiler:
         info = self.model_info
-        return GrammarCompiler(
-            tokenizer=self.get_tokenizer(), vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids
-        )
+        return GrammarCompiler(tokenizer=self.tokenizer, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids)
 
     def make_request(
         self,
@@ -261,12 +265,12 @@ class AsyncLLM(RefusedCalls):
     def _bad_words_token_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """Remembers the words of the call before: thousands of prompts share theirs."""
         if self._bad_words[0] != words:
-            self._bad_words = words, bad_words_token_ids(words, self.get_tokenizer())
+            self._bad_words = words, bad_words_token_ids(words, self.tokenizer)
         return self._bad_words[1]
 
     async def follow(self, request: EngineRequest, builder: RequestOutputBuilder) -> AsyncGenerator[None, None]:
         """Submit `request` and fill `builder`; yields after each change, aborts when closed."""
-        stream = TextStream(engine=self.engine, tokenizer=self.get_tokenizer(), request=request)
+        stream = TextStream(engine=self.engine, tokenizer=self.tokenizer, request=request)
         try:
             while not stream.is_finished:
                 builder.append(await stream.get())

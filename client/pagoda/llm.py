@@ -21,6 +21,7 @@ from tqdm import tqdm
 from pagoda.async_llm import AsyncLLM
 from pagoda.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, beam_search_output
 from pagoda.conversation import Message, render
+from pagoda.hub_tokenizer import HubTokenizer
 from pagoda.loop_thread import LoopThread
 from pagoda.metrics import GenerationCounts, Metric, snapshot
 from pagoda.prompts import PromptInput, as_prompt_list, read_prompts
@@ -30,7 +31,6 @@ from pagoda_common.config import EMBEDDED_MODEL
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.outputs import RequestOutput
 from pagoda_common.sampling_params import SamplingParams
-from pagoda_common.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -122,8 +122,8 @@ class LLM(RefusedCalls):
         """End the private engine. The object is of no use afterwards."""
         self._finalizer()
 
-    def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer."""
+    def get_tokenizer(self) -> HubTokenizer:
+        """The tokenizer, with transformers' interface."""
         return self._async_llm.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -206,7 +206,7 @@ class LLM(RefusedCalls):
         refuse_extras({"lora_request": lora_request, **extras})
         rendered = render(
             messages,
-            self.get_tokenizer(),
+            self._async_llm.tokenizer,
             chat_template=chat_template,
             content_format=chat_template_content_format,
             add_generation_prompt=add_generation_prompt,
@@ -256,7 +256,7 @@ class LLM(RefusedCalls):
             concurrency_limit: accepted; the engine bounds itself.
         """
         refuse_extras({"lora_request": lora_request})
-        tokenizer = self.get_tokenizer()
+        tokenizer = self._async_llm.tokenizer
         read = read_prompts(as_prompt_list(prompts), tokenizer=tokenizer, model_info=self._async_llm.model_info)
         sampling_params = params.sampling_params()
         builders = []
@@ -310,7 +310,7 @@ class LLM(RefusedCalls):
         if priority is not None and len(priority) != len(given):
             message = f"priority has {len(priority)} entries, there are {len(given)} prompts"
             raise InvalidRequest(message, field="priority")
-        tokenizer = self.get_tokenizer()
+        tokenizer = self._async_llm.tokenizer
         read = read_prompts(
             given,
             tokenizer=tokenizer,

@@ -21,6 +21,8 @@ class FakeOpenAIServer:
         """Of all POST requests."""
         self.headers: list[dict[str, str]] = []
         """Of all requests."""
+        self.model = MODEL
+        """The name under which the model is served."""
         self.is_cut = False
         """Streams end without [DONE]."""
         self.num_tries: Counter[str] = Counter()
@@ -30,7 +32,7 @@ class FakeOpenAIServer:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 fake.headers.append(dict(self.headers))
-                self.reply(200, {"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+                self.reply(200, {"object": "list", "data": [{"id": fake.model, "object": "model", "root": MODEL}]})
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

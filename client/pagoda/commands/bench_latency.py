@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             parser.error(f"{name} is {getattr(args, name)}, must be at least 1")
     with make_llm(args, parser) as llm:
         draw = random.Random(args.seed)
-        vocabulary = ordinary_token_ids(llm.get_tokenizer())
+        vocabulary = ordinary_token_ids(llm.get_tokenizer().backend)
         latencies: list[float] = []
         bar = tqdm(range(args.num_iters_warmup + args.num_iters), disable=args.disable_tqdm)
         for place in bar:

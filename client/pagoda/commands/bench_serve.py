@@ -42,6 +42,8 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model", metavar="NAME", help="the server's first model if not given")
     group.add_argument("--served-model-name", metavar="NAME", help="name in requests, when --model is a directory")
     group.add_argument("--tokenizer", metavar="MODEL", help="directory or hub id; the model's if not given")
+    group.add_argument("--trust-remote-code", action="store_true", help="no effect: tokenizers need no code")
+    group.add_argument("--tokenizer-mode", choices=("auto", "hf"), default="auto", help="no effect")
     group.add_argument("--api-key", metavar="KEY", help="bearer token; OPENAI_API_KEY if not given")
     group.add_argument("--header", nargs="+", default=[], metavar="NAME=VALUE", help="further HTTP headers")
     group.add_argument(
@@ -168,9 +170,11 @@ async def measure(args: argparse.Namespace, percentiles: list[float], goodput_ms
     headers = dict(text.split("=", 1) for text in args.header)
     api_key = args.api_key or os.environ.get("OPENAI_API_KEY")
     async with AsyncHttpClient(base_url=base_url, api_key=api_key, headers=headers) as client:
-        first_model = await wait_for_model(client, timeout_s=args.ready_check_timeout_sec)
-        args.model = args.model or first_model
-        args.tokenizer = args.tokenizer or args.model
+        models = await wait_for_models(client, timeout_s=args.ready_check_timeout_sec)
+        args.model = args.model or str(models[0]["id"])
+        # A served name need not be that of a checkpoint; where that lies, vLLM and Pagoda tell as root.
+        roots = {str(model["id"]): model.get("root") for model in models}
+        args.tokenizer = args.tokenizer or roots.get(args.model) or args.model
         tokenizer = await asyncio.to_thread(Tokenizer.load, args.tokenizer)
         requests = await asyncio.to_thread(read_dataset, args, tokenizer, num_prompts=args.num_prompts)
         load = make_load(args)
@@ -211,16 +215,20 @@ def make_load(args: argparse.Namespace) -> Load:
     )
 
 
-async def wait_for_model(client: AsyncHttpClient, *, timeout_s: float) -> str:
-    """The server's first model, once it answers.
+async def wait_for_models(client: AsyncHttpClient, *, timeout_s: float) -> list[dict[str, Any]]:
+    """The server's models, once it answers.
 
     Raises:
         NotReady: it does not within `timeout_s`.
+        PagodaError: it refuses, or serves none.
     """
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            return str((await client.get("/v1/models"))["data"][0]["id"])
+            models: list[dict[str, Any]] = (await client.get("/v1/models"))["data"]
+            if not models:
+                raise PagodaError(f"{client.base_url} serves no model")
+            return models
         except NotReady:
             if time.monotonic() >= deadline:
                 raise

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             parser.error(f"{name} is {getattr(args, name)}, must be at least 1")
     with make_llm(args, parser) as llm:
         with config_errors(parser):
-            requests = read_dataset(args, llm.get_tokenizer(), num_prompts=args.num_prompts)
+            requests = read_dataset(args, llm.get_tokenizer().backend, num_prompts=args.num_prompts)
         params = [
             SamplingParams(n=args.n, temperature=1.0, ignore_eos=True, max_tokens=request.output_len, detokenize=True)
             for request in requests

@@ -118,6 +118,16 @@ class Tokenizer:
         token_id: int | None = self._fast.token_to_id(token)
         return token_id
 
+    def token(self, token_id: int) -> str | None:
+        """Spelling of a token in the vocabulary; None for an unknown id."""
+        token: str | None = self._fast.id_to_token(token_id)
+        return token
+
+    def get_vocab(self) -> dict[str, int]:
+        """Ids by the spelling of their tokens, added ones included."""
+        vocabulary: dict[str, int] = self._fast.get_vocab(with_added_tokens=True)
+        return vocabulary
+
     def apply_chat_template(
         self,
         messages: list[dict[str, Any]],

@@ -78,6 +78,16 @@ def test_requests_carry_what_the_flags_say(server: FakeOpenAIServer) -> None:
     assert {headers["X-A"] for headers in server.headers} == {"b"}
 
 
+def test_the_tokenizer_is_that_of_the_checkpoint_and_not_of_its_served_name(
+    server: FakeOpenAIServer, tmp_path: Path
+) -> None:
+    server.model = "a-name-of-our-own"
+    assert bench(server, "--save-result", "--result-dir", str(tmp_path)) == 0
+    assert server.bodies[0]["model"] == "a-name-of-our-own"
+    result = saved(tmp_path)
+    assert (result["model_id"], result["tokenizer_id"]) == ("a-name-of-our-own", "pagoda-tiny")
+
+
 def test_the_same_seed_sends_the_same_prompts(server: FakeOpenAIServer) -> None:
     prompts = []
     for seed in ("1", "1", "2"):

@@ -81,7 +81,7 @@ def test_logprobs_have_vllms_shape(llm: LLM, fake: FakeScheduler) -> None:
     assert [next(iter(entry)) for entry in completion.logprobs] == completion.token_ids
     first = completion.logprobs[0][completion.token_ids[0]]
     assert (first.logprob, first.rank) == (-0.5, 1)
-    assert first.decoded_token == llm.get_tokenizer().token_text(completion.token_ids[0])
+    assert first.decoded_token == llm.get_tokenizer().backend.token_text(completion.token_ids[0])
     assert completion.cumulative_logprob == -2.5
     assert output.num_cached_tokens == 3
     (plain,) = llm.generate("Hello", PARAMS, use_tqdm=False)
