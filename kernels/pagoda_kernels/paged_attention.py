@@ -6,6 +6,9 @@ from torch import Tensor
 
 from pagoda_kernels.attention_plan import AttentionPlan, DecodeGroup, PrefillRow
 
+MAX_SCORES = 1 << 25
+"""Scores that are held at once with a soft cap, for which there is no fused operation: 128 MiB of float32."""
+
 
 def paged_attention(
     query: Tensor,
@@ -93,14 +96,17 @@ def _attend(
     """[*, query_len, D] queries over [*, L, D] keys; no mask is plain causal with query_len == L."""
     if softcap is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale)
-    scores = (query @ key.transpose(-1, -2)).float() * scale
-    scores = softcap * torch.tanh(scores / softcap)
+    num_queries, num_keys = query.shape[-2], key.shape[-2]
     if mask is None:
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores.masked_fill_(hidden, float("-inf"))
-    else:
-        scores += mask
-    return scores.softmax(dim=-1).to(value.dtype) @ value
+        mask = torch.full((num_queries, num_keys), float("-inf"), dtype=query.dtype, device=query.device).triu(1)
+    mask = mask.expand(*mask.shape[:-2], num_queries, num_keys)
+    size = max(1, MAX_SCORES // (query.shape[:-2].numel() * num_keys))
+    parts = []
+    for start in range(0, num_queries, size):
+        scores = (query[..., start : start + size, :] @ key.transpose(-1, -2)).float() * scale
+        scores = softcap * torch.tanh(scores / softcap) + mask[..., start : start + size, :]
+        parts.append(scores.softmax(dim=-1).to(value.dtype) @ value)
+    return torch.cat(parts, dim=-2)
 
 
 def paged_attention_reference(

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pagoda_kernels import attention_plan
+from pagoda_kernels import paged_attention as paged_attention_module
 from pagoda_kernels.attention_plan import AttentionPlan
 from pagoda_kernels.paged_attention import paged_attention, paged_attention_reference
 
@@ -76,6 +77,12 @@ def test_soft_capped_scores(window: int | None, dtype: torch.dtype) -> None:
     check(*case, window=window, softcap=0.5)
     capped = paged_attention(*case, scale=0.3, softcap=0.5)
     assert (capped - paged_attention(*case, scale=0.3)).abs().max() > 0.1
+
+
+def test_soft_capped_scores_of_many_queries_are_held_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged_attention_module, "MAX_SCORES", 1000)
+    check(*make_case([64, 1, 100, 1], [200, 65, 100, 300]), softcap=0.5)
+    check(*make_case([1, 1, 1], [200, 65, 100]), window=20, softcap=0.5)
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (4, 4), (8, 1), (6, 3)])
