@@ -50,7 +50,11 @@ class Messages:
         try:
             tools = plan_tools(chat, can_choose=self._serving.dialect.can_choose).tools
             prompt = await model.prompts.from_messages(
-                chat.messages, chat_template_kwargs=template_kwargs(chat), tools=tools
+                chat.messages,
+                add_generation_prompt=chat.add_generation_prompt is not False,
+                continue_final_message=bool(chat.continue_final_message),
+                chat_template_kwargs=template_kwargs(chat),
+                tools=tools,
             )
         except PagodaError as error:
             raise renamed(error, CHAT_NAMES) from error

@@ -39,6 +39,10 @@ def chat_body_of(body: CountTokensBody) -> ChatBody:
     for number, message in enumerate(body.messages):
         messages += _messages(message, f"messages.{number}")
     fields["messages"] = messages
+    last = messages[-1] if messages else {}
+    if last.get("role") == "assistant" and last["content"] and "tool_calls" not in last:
+        # In this API a last turn of the assistant is the beginning of the answer.
+        fields |= {"continue_final_message": True, "add_generation_prompt": False}
     if isinstance(body, MessagesBody) and body.stop_sequences is not None:
         fields["stop"] = body.stop_sequences
     fields |= _tools(body) | _thinking(body, fields.get("chat_template_kwargs") or {})

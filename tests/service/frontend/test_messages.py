@@ -97,6 +97,18 @@ async def test_blocks_are_one_conversation(frontend: Running) -> None:
     assert len({submit.prompt_token_ids for submit in frontend.fake.submits}) == 1
 
 
+async def test_an_answer_goes_on_from_its_beginning(frontend: Running, tokenizer: Tokenizer) -> None:
+    frontend.fake.script = tokenizer.encode(" there.")
+    turns: Any = [*ASKED, {"role": "assistant", "content": "Hello"}]
+    async with client_of(frontend) as client:
+        message = await client.messages.create(model=MODEL, messages=turns, max_tokens=20)
+        counted = await client.messages.count_tokens(model=MODEL, messages=turns)
+    assert message.content[0].to_dict()["text"] == " there."
+    prompt = token_ids_from_bytes(frontend.fake.submits[-1].prompt_token_ids)
+    assert tokenizer.decode(prompt, skip_special_tokens=False).endswith("Hello")
+    assert counted.input_tokens == len(prompt)
+
+
 async def test_tokens_are_counted_beyond_the_context(frontend: Running) -> None:
     async with client_of(frontend) as client:
         long: Any = [{"role": "user", "content": "word " * 2000}]

@@ -1,6 +1,7 @@
 """`python -m pagoda_frontend` as a child process."""
 
 import asyncio
+import os
 import re
 import signal
 import sys
@@ -46,6 +47,26 @@ async def test_it_prints_its_ports_drains_on_sigterm_and_exits_with_0() -> None:
         finally:
             if child.returncode is None:
                 child.kill()
+            await child.wait()
+
+
+async def test_a_key_may_come_from_the_environment() -> None:
+    fake = FakeScheduler()
+    fake.model_info.model = "pagoda-tiny"
+    async with serve_fake_scheduler(fake) as address:
+        command = [sys.executable, "-m", "pagoda_frontend", "--scheduler", address, "--port", "0", "--grpc-port", "0"]
+        env = {**os.environ, "PAGODA_API_KEY": "secret"}
+        child = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE, env=env)
+        assert child.stderr is not None
+        try:
+            url = (await read_until(child.stderr, r"frontend listening on (http://127.0.0.1:\d+)"))[1]
+            await read_until(child.stderr, r": ready")
+            async with httpx.AsyncClient(base_url=url) as http:
+                assert (await http.get("/v1/models")).status_code == 401
+                headers = {"Authorization": "Bearer secret"}
+                assert (await http.get("/v1/models", headers=headers)).status_code == 200
+        finally:
+            child.kill()
             await child.wait()
 
 
