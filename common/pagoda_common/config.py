@@ -128,6 +128,8 @@ class SchedulerConfig:
     """Send step N+1 before the result of step N is back."""
     step_watchdog_s: float = 2.0
     """Least time after which an unanswered step means that the worker hangs (more where steps are slow); 0 is never."""
+    orphan_lease_s: float = 30.0
+    """How long a stream that can be resumed outlives its frontend, for another one to go on with it."""
     max_serving_groups: int | None = None
     """Worker groups that serve at the same time; more stand by, ready to take over. None lets all of them serve."""
     max_num_queued_reqs: int | None = None
@@ -145,6 +147,7 @@ class SchedulerConfig:
         _check_choice("preemption_mode", self.preemption_mode, get_args(PreemptionMode))
         _check_choice("routing_policy", self.routing_policy, get_args(RoutingPolicy))
         _check(self.step_watchdog_s >= 0, "step_watchdog_s", self.step_watchdog_s, "at least 0 seconds")
+        _check(self.orphan_lease_s >= 0, "orphan_lease_s", self.orphan_lease_s, "at least 0 seconds")
         groups = self.max_serving_groups
         _check(groups is None or groups >= 1, "max_serving_groups", groups, "at least 1")
         for name in ("max_num_queued_reqs", "max_num_queued_tokens"):

@@ -11,12 +11,26 @@ import numpy.typing as npt
 
 from pagoda.v1 import scheduler_pb2, types_pb2
 from pagoda_common.beam_search import BeamSearchParams, EarlyStopping
+from pagoda_common.engine_stream import AdoptedRequest, AdoptedSequence
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
+from pagoda_common.outputs import FinishReason
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_common.structured_outputs import StructuredOutputsParams
 
 UINT32 = np.dtype("<u4")
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
+FINISH_REASONS: dict[int, FinishReason] = {
+    types_pb2.FINISH_REASON_STOP: "stop",
+    types_pb2.FINISH_REASON_LENGTH: "length",
+    types_pb2.FINISH_REASON_ABORT: "abort",
+    types_pb2.FINISH_REASON_ERROR: "error",
+}
+FINISH_NUMBERS: dict[FinishReason, types_pb2.FinishReason] = {
+    "stop": types_pb2.FINISH_REASON_STOP,
+    "length": types_pb2.FINISH_REASON_LENGTH,
+    "abort": types_pb2.FINISH_REASON_ABORT,
+    "error": types_pb2.FINISH_REASON_ERROR,
+}
 EARLY_STOPPING: dict[EarlyStopping, scheduler_pb2.EarlyStopping] = {
     "heuristic": scheduler_pb2.EARLY_STOPPING_HEURISTIC,
     "first": scheduler_pb2.EARLY_STOPPING_FIRST,
@@ -198,3 +212,25 @@ def error_from_proto(message: types_pb2.RequestError) -> PagodaError:
 def column(values: Iterable[int], dtype: str) -> bytes:
     """Integers as a little-endian column of `dtype`, such as "<u2"."""
     return np.fromiter(values, dtype=np.dtype(dtype)).tobytes()
+
+
+def adopted_request_from_proto(message: scheduler_pb2.AdoptedRequest) -> AdoptedRequest:
+    """What an adopter has to know."""
+    submitted = message.submitted
+    return AdoptedRequest(
+        request_id=submitted.request_id,
+        attempt=submitted.attempt,
+        prompt_token_ids=token_ids_from_bytes(submitted.prompt_token_ids),
+        seed=submitted.sampling_params.seed,
+        arrival_time_ns=submitted.arrival_time_ns,
+        timeout_s=submitted.timeout_s,
+        sequences=[
+            AdoptedSequence(
+                token_ids=token_ids_from_bytes(sequence.output_token_ids, field="output_token_ids"),
+                finish_reason=FINISH_REASONS.get(sequence.finish_reason),
+                stop_token_id=sequence.stop_token_id if sequence.HasField("stop_token_id") else None,
+            )
+            for sequence in message.sequences
+        ],
+        note=submitted.frontend_note,
+    )

@@ -22,8 +22,9 @@ from dataclasses import replace
 import grpc.aio
 
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
+from pagoda_common.convert import adopted_request_from_proto
 from pagoda_common.engine_session import EngineSession
-from pagoda_common.engine_stream import EngineRequest, EngineStream
+from pagoda_common.engine_stream import AdoptedRequest, EngineRequest, EngineStream
 from pagoda_common.errors import InvalidRequest, NotReady, PagodaError, QueueFull
 from pagoda_common.rpc import connect, error_from_rpc
 
@@ -36,6 +37,7 @@ MAX_BACKOFF_S = 1.0
 STABLE_S = 1.0
 """A session that lived this long starts the back-off anew."""
 METRICS_TIMEOUT_S = 2.0
+ADOPT_TIMEOUT_S = 10.0
 MAX_OUTGOING = 65_536
 """Messages that may wait to be written before new requests are refused."""
 
@@ -155,10 +157,33 @@ class EngineClient:
             params.seed = secrets.randbits(63)
             request = replace(request, sampling_params=params)
         stream = EngineStream(request=request, on_stop=self._stop, on_abort=self._abort)
+        if stream.is_done:  # adopted when it had ended
+            return stream
         self._streams[request.request_id] = stream
         if self._session is not None:
             self._session.submit(stream)
         return stream
+
+    async def adopt(self, resume_key: str) -> list[AdoptedRequest]:
+        """What the engine knows of the requests that were submitted with this key, by whomever.
+
+        Raises:
+            NotFound: nothing, or not any more.
+            NotReady: the scheduler does not answer.
+        """
+        if self._channel is None:
+            raise NotReady(self.not_ready_reason, retry_after_s=1)
+        stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
+        try:
+            answer = await stub.Adopt(scheduler_pb2.AdoptRequest(resume_key=resume_key), timeout=ADOPT_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+        return [adopted_request_from_proto(request) for request in answer.requests]
+
+    def release(self, request_id: str) -> None:
+        """The client has everything: the engine need not keep the request for an adopter."""
+        if self._session is not None:
+            self._session.release(request_id)
 
     def abort(self, request_id: str) -> None:
         """End a request now. Unknown ids are ignored."""

@@ -16,6 +16,8 @@ import numpy as np
 
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from pagoda_common.convert import (
+    FINISH_NUMBERS,
+    FINISH_REASONS,
     UINT32,
     beam_search_params_to_proto,
     error_from_proto,
@@ -24,17 +26,11 @@ from pagoda_common.convert import (
 )
 from pagoda_common.engine_stream import EngineStream, SequenceLog
 from pagoda_common.errors import NotReady, RequestFailed
-from pagoda_common.outputs import FinishReason, TokenLogprobs
+from pagoda_common.outputs import TokenLogprobs
 
 HELLO_TIMEOUT_S = 10.0
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 """A FrontendBatch is closed when it has grown beyond this."""
-FINISH_REASONS: dict[int, FinishReason] = {
-    types_pb2.FINISH_REASON_STOP: "stop",
-    types_pb2.FINISH_REASON_LENGTH: "length",
-    types_pb2.FINISH_REASON_ABORT: "abort",
-    types_pb2.FINISH_REASON_ERROR: "error",
-}
 
 
 class SlotTable:
@@ -153,14 +149,20 @@ class EngineSession:
             timeout_s=stream.remaining_s,
             arrival_time_ns=stream.arrival_time_ns,
             tenant=request.tenant,
+            resume_key=request.resume_key,
+            frontend_note=request.note,
         )
         if request.beam_search is not None:  # its tokens come all at once: there is nothing to go on from
             message.beam_search.CopyFrom(beam_search_params_to_proto(request.beam_search))
         elif stream.attempt > 1:
             for sequence in stream.sequences:
-                message.resume.sequences.add(
+                resumed = message.resume.sequences.add(
                     output_token_ids=token_ids_to_bytes(sequence.token_ids), is_finished=sequence.is_finished
                 )
+                if sequence.finish_reason is not None:
+                    resumed.finish_reason = FINISH_NUMBERS[sequence.finish_reason]
+                if sequence.stop_token_id is not None:
+                    resumed.stop_token_id = sequence.stop_token_id
         self._send(scheduler_pb2.FrontendMessage(submit=message))
 
     def stop(self, request_id: str, index: int) -> None:
@@ -174,6 +176,10 @@ class EngineSession:
         if (slots := self._slots_of.get(request_id)) is not None:
             self._slots.retire(slots)
             self._send(scheduler_pb2.FrontendMessage(abort=scheduler_pb2.AbortRequest(request_ids=[request_id])))
+
+    def release(self, request_id: str) -> None:
+        """The client has everything."""
+        self._send(scheduler_pb2.FrontendMessage(release=scheduler_pb2.ReleaseRequests(request_ids=[request_id])))
 
     def forget(self, request_id: str) -> None:
         """Nothing more will be said about this request; its slots are free once their ends were reported."""

@@ -17,6 +17,31 @@ MAX_RESUBMITS_WITHOUT_PROGRESS = 8
 TRANSIENT = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdoptedSequence:
+    """What the engine knew of a sequence when its frontend was gone."""
+
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdoptedRequest:
+    """A request of a frontend that is gone, to be gone on with."""
+
+    request_id: str
+    attempt: int
+    prompt_token_ids: list[int]
+    seed: int
+    arrival_time_ns: int
+    timeout_s: float
+    """What was left of its time limit when it was submitted last; 0 is none."""
+    sequences: list[AdoptedSequence]
+    note: bytes
+    """`EngineRequest.note`."""
+
+
 @dataclass(kw_only=True, slots=True)
 class EngineRequest:
     """A prompt in token ids, and how to go on with it."""
@@ -35,6 +60,12 @@ class EngineRequest:
     """Seconds after which the request is aborted; 0 is never."""
     tenant: str = ""
     """Who is served: policy fair shares between tenants."""
+    resume_key: str = ""
+    """Name under which another client may adopt the request when this one is gone; empty: nobody may."""
+    note: bytes = b""
+    """For the adopter."""
+    adopted: AdoptedRequest | None = None
+    """The request is gone on with."""
     beam_search: BeamSearchParams | None = None
     """Search instead of sampling: the sequences are the n best hypotheses."""
 
@@ -147,6 +178,19 @@ class EngineStream:
         self._news: list[SequenceLog] = []
         self._error: PagodaError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        if request.adopted is not None:
+            self._take_over(request.adopted)
+
+    def _take_over(self, adopted: AdoptedRequest) -> None:
+        """Begin with what is known; all of it is news to the consumer."""
+        self.attempt = adopted.attempt
+        self.arrival_time_ns = adopted.arrival_time_ns
+        for log, known in zip(self.sequences, adopted.sequences, strict=True):
+            log.token_ids = list(known.token_ids)
+            log.finish_reason, log.stop_token_id = known.finish_reason, known.stop_token_id
+            if log.token_ids or log.is_finished:
+                log.is_waiting = True
+                self._news.append(log)
 
     @property
     def is_finished(self) -> bool:

@@ -92,6 +92,12 @@ class UnknownModel(PagodaError):
     code = Code.NOT_FOUND
 
 
+class NotFound(PagodaError):
+    """Nothing is known under that name."""
+
+    code = Code.NOT_FOUND
+
+
 class QueueFull(PagodaError):
     """Too much is waiting already."""
 

@@ -172,6 +172,13 @@ _SCHEDULER = (
         help="least time after which a step without an answer means that its worker hangs; 0 is never",
     ),
     Flag(
+        field="orphan_lease_s",
+        names=("--orphan-lease",),
+        parse=float,
+        metavar="SECONDS",
+        help="how long a stream outlives its frontend, for its client to go on with it at another one",
+    ),
+    Flag(
         field="max_serving_groups",
         parse=int,
         metavar="N",

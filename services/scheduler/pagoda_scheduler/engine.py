@@ -20,13 +20,24 @@ from pagoda_scheduler.step import StepResult
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a request that may outlive its frontend comes from."""
+
+    key: str
+    """Name under which it can be adopted."""
+    message: object
+    """What its frontend sent, for whoever adopts it."""
+
+
 @dataclass(slots=True)
 class OpenRequest:
-    """A request that has not ended: its sequences, and the group that serves them."""
+    """A request that has not ended, or that is kept for its client: its sequences, and the group that serves them."""
 
     attempt: int
     sequences: list[Request]
     core: EngineCore | None
+    origin: Origin | None = None
 
     @property
     def unfinished(self) -> list[Request]:
@@ -84,12 +95,14 @@ class Engine:
         self._past = Counters()
         self._router: Router = ROUTERS[config.scheduler.routing_policy]()
         self._deadlines = Deadlines(expire=self._expire)
+        self._leases = Deadlines(expire=self._end_lease)
+        """Requests whose frontend is gone."""
         self._announcement: asyncio.TimerHandle | None = None
 
     # Requests.
 
-    def submit(self, sequences: list[Request], *, timeout_s: float = 0.0) -> None:
-        """Take in the sequences of one request.
+    def submit(self, sequences: list[Request], *, timeout_s: float = 0.0, origin: Origin | None = None) -> None:
+        """Take in the sequences of one request; with an `origin` it is kept until `release`, or its lease is over.
 
         Raises:
             RequestTooLong, QueueFull: it cannot be admitted.
@@ -110,7 +123,7 @@ class Engine:
         if core is not None:
             core.scheduler.check_admissible([s for s in sequences if not s.is_finished])
         is_resumed = any(sequence.output_token_ids for sequence in sequences)
-        open_request = OpenRequest(attempt, sequences, core)
+        open_request = OpenRequest(attempt, sequences, core, origin)
         self.requests[request_id] = open_request
         self.num_submitted += 1
         if timeout_s > 0:
@@ -121,24 +134,46 @@ class Engine:
         """End every sequence of a request; unknown ids are ignored."""
         if request_id in self.requests:
             self._end(self.requests[request_id].unfinished, "abort")
+            self.release(request_id)
+
+    def release(self, request_id: str) -> None:
+        """The client has everything: a request that has ended is not kept any longer; unknown ids are ignored."""
+        open_request = self.requests.get(request_id)
+        if open_request is not None and not open_request.unfinished:
+            self._forget(request_id)
+
+    def adopt(self, key: str) -> list[OpenRequest]:
+        """The requests with this key, each with a lease anew if its frontend is gone."""
+        found = [r for r in self.requests.values() if r.origin is not None and r.origin.key == key]
+        for open_request in found:
+            if open_request.sequences[0].sink is None:
+                self._leases.set(open_request.sequences[0].request_id, self.config.scheduler.orphan_lease_s)
+        return found
 
     def stop(self, sequences: Iterable[Request]) -> None:
         """End sequences whose stop string a frontend has seen."""
         self._end([request for request in sequences if not request.is_finished], "stop")
 
     def close_sink(self, sink: Sink) -> None:
-        """Forget a sink and abort what it waits for."""
+        """Forget a sink and abort what it waits for, but for what somebody else may go on with."""
         self.sinks.discard(sink)
+        lease_s = self.config.scheduler.orphan_lease_s
         for request_id, open_request in list(self.requests.items()):
-            if open_request.sequences[0].sink is sink:
+            if open_request.sequences[0].sink is not sink:
+                continue
+            if open_request.origin is None or not lease_s:
                 self._drop(request_id)
+                continue
+            for sequence in open_request.sequences:
+                sequence.sink = None
+            self._leases.set(request_id, lease_s)
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests and wait until the open ones have ended, at most `timeout_s` seconds."""
         self.is_draining = True
         self.announce()
         deadline = time.monotonic() + timeout_s
-        while self.requests and time.monotonic() < deadline:  # noqa: ASYNC110 (a poll is enough, once in a life)
+        while self._is_busy and time.monotonic() < deadline:  # noqa: ASYNC110 (a poll is enough, once in a life)
             await asyncio.sleep(0.02)
 
     # Worker groups.
@@ -179,7 +214,8 @@ class Engine:
         """Hand one step's news to the sinks that wait for them."""
         for request in result.finished:
             self._close(request)
-        parts = {next(iter(self.sinks)): result} if len(self.sinks) == 1 else _split(result)
+        is_whole = len(self.sinks) == 1 and not len(self._leases)
+        parts = {next(iter(self.sinks)): result} if is_whole else _split(result)
         for sink, part in parts.items():
             if sink in self.sinks:
                 try:
@@ -189,6 +225,11 @@ class Engine:
                     sink.close(PagodaError(f"internal error: {type(error).__name__}"))
 
     # Load.
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether some sequence has not ended."""
+        return any(open_request.unfinished for open_request in self.requests.values())
 
     @property
     def is_ready(self) -> bool:
@@ -284,38 +325,52 @@ class Engine:
         """End a request without telling anyone."""
         for request in self.requests[request_id].unfinished:
             self._detach(request)
-            self._close(request)
+        self._forget(request_id)
         self.announce()
+
+    def _end_lease(self, request_id: str, lease_s: float) -> None:
+        logger.warning("request %s: nobody went on with it within %g s: aborted", request_id, lease_s)
+        self._drop(request_id)
 
     def _close(self, request: Request) -> None:
         open_request = self.requests.get(request.request_id)
         if open_request is not None and request in open_request.sequences and not open_request.unfinished:
             self._deadlines.cancel(request.request_id)
-            del self.requests[request.request_id]
+            if open_request.origin is None:
+                self._forget(request.request_id)
+
+    def _forget(self, request_id: str) -> None:
+        self._deadlines.cancel(request_id)
+        self._leases.cancel(request_id)
+        del self.requests[request_id]
 
 
 def _split(result: StepResult) -> dict[Sink, StepResult]:
     """One step's news by sink."""
     parts: dict[Sink, StepResult] = {}
 
-    def part_of(request: Request) -> StepResult:
+    def part_of(request: Request) -> StepResult | None:
         sink = request.sink
-        assert sink is not None, "whatever runs for nobody does not reach the engine"
+        if sink is None:  # its frontend is gone
+            return None
         if sink not in parts:
             parts[sink] = StepResult(step=result.step, logprobs=result.logprobs)
         return parts[sink]
 
     columns = zip(result.requests, result.offsets, result.token_ids, result.rows, strict=True)
     for request, offset, token_id, row in columns:
-        part = part_of(request)
-        part.requests.append(request)
-        part.offsets.append(offset)
-        part.token_ids.append(token_id)
-        part.rows.append(row)
+        if (part := part_of(request)) is not None:
+            part.requests.append(request)
+            part.offsets.append(offset)
+            part.token_ids.append(token_id)
+            part.rows.append(row)
     for request in result.admitted:
-        part_of(request).admitted.append(request)
+        if (part := part_of(request)) is not None:
+            part.admitted.append(request)
     for request, chunk in result.prompt_logprobs:
-        part_of(request).prompt_logprobs.append((request, chunk))
+        if (part := part_of(request)) is not None:
+            part.prompt_logprobs.append((request, chunk))
     for request in result.finished:
-        part_of(request).finished.append(request)
+        if (part := part_of(request)) is not None:
+            part.finished.append(request)
     return parts

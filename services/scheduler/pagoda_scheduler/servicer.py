@@ -10,12 +10,18 @@ from typing import Any
 
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from pagoda_common.beam_search import BeamSearchParams, EarlyStopping
-from pagoda_common.convert import sampling_params_from_proto, token_array_from_bytes, token_ids_from_bytes
-from pagoda_common.errors import InvalidRequest, NotReady, PagodaError
+from pagoda_common.convert import (
+    FINISH_REASONS,
+    sampling_params_from_proto,
+    token_array_from_bytes,
+    token_ids_from_bytes,
+)
+from pagoda_common.errors import InvalidRequest, NotFound, NotReady, PagodaError
+from pagoda_scheduler.adoption import adopted_to_proto, origin_of
 from pagoda_scheduler.beam_group import BeamGroup
 from pagoda_scheduler.beam_search import BeamSearch
 from pagoda_scheduler.engine import Engine
-from pagoda_scheduler.request import Request
+from pagoda_scheduler.request import Request, RequestStatus
 from pagoda_scheduler.session import GenerateSink, SessionSink
 from pagoda_scheduler.sink import Sink
 from pagoda_scheduler.state import EngineState
@@ -82,7 +88,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         if kind == "submit":
             try:
                 sequences = self._sequences(message.submit, sink)
-                self._engine.submit(sequences, timeout_s=message.submit.timeout_s)
+                origin = origin_of(message.submit)
+                self._engine.submit(sequences, timeout_s=message.submit.timeout_s, origin=origin)
             except PagodaError as error:
                 sink.reject(message.submit.request_id, error)
             else:
@@ -92,6 +99,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
                 self._engine.abort(request_id)
         elif kind == "stop":
             self._engine.stop([sink.sequences[slot] for slot in message.stop.slots if slot in sink.sequences])
+        elif kind == "release":
+            for request_id in message.release.request_ids:
+                self._engine.release(request_id)
         elif kind == "hello":
             logger.info("frontend %s (%s) is connected", message.hello.frontend_id, message.hello.version)
         else:
@@ -146,8 +156,6 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         eos = tuple(message.eos_token_ids) or (tuple(info.eos_token_ids) if info is not None else ())
         sequences = []
         for index, slot in enumerate(slots):
-            if resumed and resumed[index].is_finished:
-                continue
             output = token_ids_from_bytes(resumed[index].output_token_ids, field="resume") if resumed else []
             sequences.append(
                 Request(
@@ -179,7 +187,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         elif not resumed:
             for sequence in sequences[1:]:
                 sequence.leader = sequences[0]
-        if not sequences:
+        for sequence, known in zip(sequences, resumed, strict=False):
+            if known.is_finished:
+                sequence.status = RequestStatus.FINISHED
+                sequence.finish_reason = FINISH_REASONS.get(known.finish_reason, "stop")
+                sequence.stop_token_id = known.stop_token_id if known.HasField("stop_token_id") else None
+        if all(sequence.is_finished for sequence in sequences):
             raise InvalidRequest("resume has no unfinished sequence", field="resume")
         return sequences
 
@@ -247,6 +260,13 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         await self._engine.drain(request.timeout_s)
         unfinished = sum(len(open_request.unfinished) for open_request in self._engine.requests.values())
         return scheduler_pb2.DrainResponse(num_unfinished=unfinished)
+
+    async def Adopt(self, request: scheduler_pb2.AdoptRequest, context: Any) -> scheduler_pb2.AdoptResponse:
+        """What is known of the requests of a frontend that is gone."""
+        found = self._engine.adopt(request.resume_key)
+        if not found:
+            raise NotFound(f"resume_key {request.resume_key!r} is unknown, or its lease is over", field="resume_key")
+        return scheduler_pb2.AdoptResponse(requests=map(adopted_to_proto, found))
 
     async def GetMetrics(
         self, request: scheduler_pb2.GetMetricsRequest, context: Any

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from pagoda.v1 import scheduler_pb2, types_pb2
-from pagoda_common.convert import column, error_to_proto
+from pagoda_common.convert import FINISH_NUMBERS, column, error_to_proto
 from pagoda_common.errors import PagodaError, QueueFull
 from pagoda_scheduler.request import Request
 from pagoda_scheduler.state import EngineState
@@ -16,13 +16,6 @@ from pagoda_scheduler.step import LogprobRows, StepResult
 
 MAX_BACKLOG = 20_000
 """Messages that may wait for one reader; a reader that is so far behind is cut off and its requests end."""
-
-FINISH_REASONS = {
-    "stop": types_pb2.FINISH_REASON_STOP,
-    "length": types_pb2.FINISH_REASON_LENGTH,
-    "abort": types_pb2.FINISH_REASON_ABORT,
-    "error": types_pb2.FINISH_REASON_ERROR,
-}
 
 Message = TypeVar("Message")
 
@@ -211,7 +204,7 @@ def _finished_to_proto(request: Request) -> scheduler_pb2.FinishedSequence:
     assert request.finish_reason is not None
     finished = scheduler_pb2.FinishedSequence(
         slot=request.session_slot,
-        finish_reason=FINISH_REASONS[request.finish_reason],
+        finish_reason=FINISH_NUMBERS[request.finish_reason],
         num_output_tokens=len(request.output_token_ids),
         num_preemptions=request.num_preemptions,
     )
