@@ -3,7 +3,7 @@
 import argparse
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from pagoda.settings import SettingError, environment_defaults, file_defaults, option_actions
@@ -24,16 +24,24 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
+        self._add_arguments: Callable[[argparse.ArgumentParser], None] | None = None
         self._takes_settings = False
 
-    def take_settings(self) -> None:
-        """Add ``--config`` and read the environment: for the parser of a command, when all its flags are there."""
+    def fill_later(self, add_arguments: Callable[[argparse.ArgumentParser], None]) -> None:
+        """Have `add_arguments` add the flags when something is to be parsed."""
+        self._add_arguments = add_arguments
+
+    def fill(self) -> None:
+        """Add the flags now, and ``--config``: from then on flags come from settings as well."""
+        if self._add_arguments is None:
+            return
+        self._add_arguments(self)
+        self._add_arguments, self._takes_settings = None, True
         self.add_argument(
             CONFIG_FLAG,
             metavar="FILE",
             help="YAML file of flags (max-model-len: 8k); the command line beats it, it beats PAGODA_<FLAG> variables",
         )
-        self._takes_settings = True
 
     def error(self, message: str) -> NoReturn:
         """End the process with code 2 and one line."""
@@ -41,6 +49,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse, after the settings became the defaults of the flags."""
+        self.fill()
         if not self._takes_settings:
             return super().parse_known_args(args, namespace)
         given = self._read_settings(list(args or ()))

@@ -5,24 +5,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
-
-import argcomplete
 
 from pagoda import __version__
 from pagoda.arguments import CommandParser
-from pagoda.commands import (
-    bench_latency,
-    bench_serve,
-    bench_throughput,
-    chat,
-    collect_env,
-    completion,
-    demo,
-    health,
-    run_batch,
-    serve,
-)
 from pagoda_common.errors import PagodaError
 from pagoda_common.logging import configure_logging
 
@@ -30,38 +17,48 @@ EXIT_INTERRUPTED = 130
 """Ended by Ctrl-C, as shells count."""
 EXIT_BROKEN_PIPE = 141
 """Nobody reads the output any more."""
+COMPLETING = "_ARGCOMPLETE"
+"""Set by a shell that wants to know what may come next."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One subcommand."""
+    """One subcommand. Its module is imported when it is chosen: an image that serves has not what benchmarks need."""
 
     name: str
     """Two words for a command of a group."""
     help: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace, argparse.ArgumentParser], int]
+    module: str
+    """In pagoda.commands."""
+    suffix: str = ""
+    """Of its functions' names, where a module has several commands."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add its flags."""
+        add: Callable[[argparse.ArgumentParser], None] = self._function(f"add{self.suffix}_arguments")
+        add(parser)
+
+    def run(self, args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+        """Do it; the exit code."""
+        run: Callable[[argparse.Namespace, argparse.ArgumentParser], int] = self._function(f"run{self.suffix}")
+        return run(args, parser)
+
+    def _function(self, name: str) -> Any:
+        return getattr(import_module(f"pagoda.commands.{self.module}"), name)
 
 
 COMMANDS = (
-    Command("serve", "run frontend, scheduler and worker on this machine", serve.add_arguments, serve.run),
-    Command("demo", "start everything, stream one answer, end", demo.add_arguments, demo.run),
-    Command("chat", "talk to a running server", chat.add_chat_arguments, chat.run_chat),
-    Command("complete", "let a running server continue texts", chat.add_complete_arguments, chat.run_complete),
-    Command("run-batch", "answer a file of requests (OpenAI batch format)", run_batch.add_arguments, run_batch.run),
-    Command("bench serve", "measure a running server", bench_serve.add_arguments, bench_serve.run),
-    Command(
-        "bench throughput",
-        "measure how much an engine generates in a second",
-        bench_throughput.add_arguments,
-        bench_throughput.run,
-    ),
-    Command(
-        "bench latency", "measure how long one batch takes an engine", bench_latency.add_arguments, bench_latency.run
-    ),
-    Command("health", "ask a service for its health (gRPC)", health.add_arguments, health.run),
-    Command("collect-env", "describe this machine for a bug report", collect_env.add_arguments, collect_env.run),
-    Command("completion", "print what makes a shell complete pagoda", completion.add_arguments, completion.run),
+    Command("serve", "run frontend, scheduler and worker on this machine", "serve"),
+    Command("demo", "start everything, stream one answer, end", "demo"),
+    Command("chat", "talk to a running server", "chat", "_chat"),
+    Command("complete", "let a running server continue texts", "chat", "_complete"),
+    Command("run-batch", "answer a file of requests (OpenAI batch format)", "run_batch"),
+    Command("bench serve", "measure a running server", "bench_serve"),
+    Command("bench throughput", "measure how much an engine generates in a second", "bench_throughput"),
+    Command("bench latency", "measure how long one batch takes an engine", "bench_latency"),
+    Command("health", "ask a service for its health (gRPC)", "health"),
+    Command("collect-env", "describe this machine for a bug report", "collect_env"),
+    Command("completion", "print what makes a shell complete pagoda", "completion"),
 )
 GROUPS = {"bench": "measure a server or an engine"}
 
@@ -79,16 +76,20 @@ def make_parser() -> CommandParser:
             groups[group] = group_parser.add_subparsers(metavar="command", required=True)
         among = groups[group] if group else subparsers
         subparser = among.add_parser(name, help=command.help, description=_sentence(command.help))
-        command.add_arguments(subparser)
-        subparser.take_settings()
+        subparser.fill_later(command.add_arguments)
         subparser.set_defaults(command=command, parser=subparser)
+        if COMPLETING in os.environ:
+            subparser.fill()
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code. Wrong flags end the process with code 2."""
     parser = make_parser()
-    argcomplete.autocomplete(parser)
+    if COMPLETING in os.environ:
+        import argcomplete  # only shells need it
+
+        argcomplete.autocomplete(parser)
     args, unknown = parser.parse_known_args(sys.argv[1:] if argv is None else list(argv))
     if unknown:
         args.parser.refuse_unknown(unknown)

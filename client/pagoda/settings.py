@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 PREFIX = "PAGODA_"
 _TRUE, _FALSE = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off"})
 _NOT_SETTINGS = frozenset({"help", "version", "config"})
@@ -39,6 +37,8 @@ def file_defaults(path: str, actions: Mapping[str, argparse.Action]) -> dict[str
     Raises:
         SettingError: the file cannot be read, or a key or value is wrong.
     """
+    import yaml  # a thin image need not have it
+
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -22,6 +22,16 @@ def test_every_command_has_help_in_groups(command: str, capsys: pytest.CaptureFi
     assert "--config FILE" in printed
 
 
+def test_a_command_that_asks_a_service_needs_no_more_than_an_image_of_a_service_has() -> None:
+    heavy = ("aiohttp", "argcomplete", "yaml", "tqdm", "tokenizers", "llguidance", "transformers", "torch", "fastapi")
+    code = (
+        "import sys; from pagoda.cli import main; assert main(['health', '127.0.0.1:1', '--timeout', '0.1']) == 1;"
+        f"print([name for name in {heavy!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_the_flags_of_serve_stand_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         make_parser().parse_args(["serve", "--help"])
