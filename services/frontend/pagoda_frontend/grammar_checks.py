@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
+import subprocess
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict
+from subprocess import DEVNULL, PIPE
 
 import orjson
 
@@ -25,6 +26,7 @@ MAX_KNOWN = 1024
 TOO_COMPLEX = "structured_outputs is too complex to be compiled"
 
 Key = bytes
+Process = subprocess.Popen[bytes]
 
 
 class GrammarChecks:
@@ -99,25 +101,19 @@ class GrammarChecks:
         return error
 
     async def _exchange(self, process: Process, key: Key) -> str | None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(key + b"\n")
-        await process.stdin.drain()
-        answer = orjson.loads(await process.stdout.readline())
-        error: str | None = answer["error"]
+        error: str | None = orjson.loads(await asyncio.to_thread(_exchange, process, key + b"\n"))["error"]
         return error
 
     async def _started(self) -> Process:
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None and self._process.poll() is None:
             return self._process
-        process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, start_new_session=True
+        # Not by the loop: uvloop forks, gRPC's fork handlers run in the child, and now and then it crashes in them.
+        self._process = process = await asyncio.to_thread(
+            subprocess.Popen, self._command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, start_new_session=True
         )
-        self._process = process
-        assert process.stdout is not None
         try:
             async with asyncio.timeout(START_S):
-                line = await process.stdout.readline()
+                line = await asyncio.to_thread(_exchange, process, b"")
             if not line:
                 raise NotReady("structured outputs are not available: the process that compiles them does not start")
         except BaseException:
@@ -127,6 +123,15 @@ class GrammarChecks:
 
     async def _stop(self) -> None:
         process, self._process = self._process, None
-        if process is not None and process.returncode is None:
-            process.kill()
-            await process.wait()
+        if process is not None:
+            process.kill()  # ends an exchange that still waits, too
+            await asyncio.to_thread(process.wait)
+
+
+def _exchange(process: Process, line: bytes) -> bytes:
+    """Write `line`, and read the next one; empty when the process has ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(line)
+    process.stdin.flush()
+    return process.stdout.readline()
