@@ -173,6 +173,27 @@ def test_what_cannot_be_run_is_named(architecture: str, changes: dict[str, Any],
     assert fragment in raised.value.message
 
 
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("LlamaForCausalLM", {"hidden_size": "wide"}),
+        ("LlamaForCausalLM", {"rope_scaling": "linear"}),
+        ("LlamaForCausalLM", {"rope_parameters": {"rope_theta": [1]}}),
+        ("LlamaForCausalLM", {"num_key_value_heads": -1}),
+        ("GPT2LMHeadModel", {"n_head": 0}),
+        ("Qwen3ForCausalLM", {"layer_types": 3, "use_sliding_window": True}),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}),
+        ("SmolLM3ForCausalLM", {"no_rope_layer_interval": 0}),
+        ("Gemma3ForConditionalGeneration", {"text_config": 5}),
+        ("GraniteForCausalLM", {"logits_scaling": 0}),
+        ("PhiForCausalLM", {"layer_norm_eps": {}}),
+    ],
+)
+def test_nonsense_is_a_load_error(architecture: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(ModelLoadError):
+        small(architecture, **changes)
+
+
 def test_a_window_is_only_where_the_layer_types_say() -> None:
     assert small("Gemma3ForCausalLM").windows == (27, None, 27)
     assert small("Qwen2ForCausalLM").windows == (None, 40, 40)

@@ -57,9 +57,20 @@ from pagoda_worker.models.weights import TensorNames, WeightNames, weight_names
 class Family:
     """How to read one architecture's checkpoints."""
 
-    spec: Callable[[HfConfig], DecoderSpec]
+    read: Callable[[HfConfig], DecoderSpec]
     names: TensorNames | Callable[[DecoderSpec], WeightNames]
     """What it calls its tensors; a function where that depends on its options."""
+
+    def spec(self, config: HfConfig) -> DecoderSpec:
+        """The options of a checkpoint.
+
+        Raises:
+            ModelLoadError: config.json lacks a value, or holds one that is not supported or of the wrong type.
+        """
+        try:
+            return self.read(config)
+        except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
+            raise ModelLoadError(f"config.json cannot be understood: {type(error).__name__}: {error}") from error
 
     def weights(self, spec: DecoderSpec) -> WeightNames:
         """All tensors of a checkpoint."""
