@@ -4,7 +4,7 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,15 +29,22 @@ class OpenAIServer:
             return str(json.load(response)["data"][0]["id"])
 
     def stream_chat(
-        self, *, messages: list[dict[str, str]], model: str, **parameters: Any
+        self,
+        *,
+        messages: list[dict[str, str]],
+        model: str,
+        on_reasoning: Callable[[str], None] = lambda text: None,
+        **parameters: Any,
     ) -> Generator[str, None, None]:
-        """Pieces of the answer to a conversation, as they come.
+        """Pieces of the answer to a conversation, as they come; `on_reasoning` gets those of the thoughts before it.
 
         Raises:
             PagodaError: the server refused, failed, or cannot be reached.
         """
         body = {"model": model, "messages": messages, "stream": True, **parameters}
         for choice in self._stream("/chat/completions", body):
+            if reasoning := choice["delta"].get("reasoning"):
+                on_reasoning(reasoning)
             yield choice["delta"].get("content") or ""
 
     def stream_completion(self, *, prompt: str, model: str, **parameters: Any) -> Generator[str, None, None]:

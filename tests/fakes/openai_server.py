@@ -23,6 +23,8 @@ class FakeOpenAIServer:
         """Of all requests."""
         self.model = MODEL
         """The name under which the model is served."""
+        self.reasoning = ""
+        """Stands before the answers to conversations."""
         self.is_cut = False
         """Streams end without [DONE]."""
         self.num_tries: Counter[str] = Counter()
@@ -57,6 +59,8 @@ class FakeOpenAIServer:
                 self.end_headers()
                 if is_chat:
                     self.event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+                    if fake.reasoning:
+                        self.event({"choices": [{"delta": {"reasoning": fake.reasoning}}]})
                 for place in range(fake.length(body)):
                     text = f"w{place} "
                     self.event({"choices": [{"delta": {"content": text}} if is_chat else {"text": text}]})

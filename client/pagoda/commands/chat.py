@@ -48,7 +48,9 @@ def run_chat(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
     def answer(server: OpenAIServer, model: str, text: str) -> bool:
         question = {"role": "user", "content": text}
-        pieces = server.stream_chat(messages=[*messages, question], model=model, **_parameters(args))
+        pieces = server.stream_chat(
+            messages=[*messages, question], model=model, on_reasoning=_show_reasoning, **_parameters(args)
+        )
         reply, is_whole = _show(pieces)
         messages.extend([question, {"role": "assistant", "content": reply}])  # a failed question is forgotten
         return is_whole
@@ -94,6 +96,11 @@ def _loop(args: argparse.Namespace, answer: Callable[[OpenAIServer, str, str], b
 
 def _parameters(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
+
+
+def _show_reasoning(text: str) -> None:
+    """On standard error, so that an answer that is piped on is the answer alone."""
+    print(f"\x1b[2m{text}\x1b[0m" if sys.stderr.isatty() else text, end="", file=sys.stderr, flush=True)
 
 
 def _show(pieces: Generator[str, None, None]) -> tuple[str, bool]:

@@ -33,6 +33,17 @@ def test_one_message_for_scripts(server: FakeOpenAIServer, capsys: pytest.Captur
     assert {headers["Authorization"] for headers in server.headers} == {"Bearer k"}
 
 
+def test_thoughts_are_no_part_of_the_answer(
+    server: FakeOpenAIServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.reasoning = "hm "
+    type_lines(monkeypatch, "one", "two")
+    assert main(["chat", "--url", f"{server.url}/v1", "--max-tokens", "1"]) == 0
+    printed = capsys.readouterr()
+    assert (printed.out.count("w0 \n"), printed.err) == (2, "hm hm ")
+    assert [message["content"] for message in server.bodies[-1]["messages"]] == ["one", "w0 ", "two"]
+
+
 def test_complete_sends_the_text_itself(server: FakeOpenAIServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["complete", "--url", f"{server.url}/v1", "--model", "m", "-q", "Once", "--max-tokens", "2"]) == 0
     assert capsys.readouterr().out == "w0 w1 \n"
