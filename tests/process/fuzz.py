@@ -2,8 +2,9 @@
 
 python -m tests.process.fuzz --requests 10000 --seed 1
 
-No answer is a 5xx, none hangs, every refusal has the form of an error; behind it all, the engine answers as before, no
-request is left, and no process has grown by more than 5 % since the warm-up (the first third of the requests).
+No answer is a 5xx (but 504 for a time limit of the client's own), none hangs, every refusal has the form of an error;
+behind it all, the engine answers as before, no request is left, and no process has grown by more than 5 % since the
+warm-up (the first third of the requests).
 """
 
 import argparse
@@ -31,7 +32,7 @@ HANG_S = 120.0
 MAX_GROWTH = 0.05
 SHOWN_CHARS = 600
 
-GRPC_METHODS = ("Generate", "GenerateUnary", "Abort", "Tokenize", "Detokenize", "GetModelInfo", "GetServerInfo")
+GRPC_METHODS = {method.name: method for method in inference_pb2.DESCRIPTOR.services_by_name["Inference"].methods}
 REFUSALS = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.NOT_FOUND,
@@ -131,7 +132,8 @@ async def send_case(http: httpx.AsyncClient, case: Case, report: Report) -> str:
         violate(f"broken connection ({error!r})")
         return "broken"
     text = content.decode()
-    if response.status_code >= 500:
+    is_own_limit = response.status_code == 504 and (b'"timeout"' in case.content or "X-Request-Timeout" in case.headers)
+    if response.status_code >= 500 and not is_own_limit:
         violate(f"{response.status_code} {text[:SHOWN_CHARS]}")
     elif response.status_code >= 400 and case.method != "HEAD":
         if not is_error(text):
@@ -169,10 +171,12 @@ async def send_bytes(port: int, content: bytes) -> str:
 
 async def send_message(channel: grpc.aio.Channel, draw: random.Random, report: Report) -> str:
     """A call of the public service whose message is odd, or none at all."""
-    name = draw.choice(GRPC_METHODS)
-    is_stream = name == "Generate"
+    name = draw.choice(list(GRPC_METHODS))
+    is_stream = GRPC_METHODS[name].server_streaming
     if name.startswith("Generate"):
         content = odd_request(draw).SerializeToString()
+    elif name.startswith("Chat"):
+        content = odd_chat(draw).SerializeToString()
     else:
         content = draw.choice([b"", b"\n\x03abc", b"\n\x02\x05\x06", draw.randbytes(20)])
     if content and draw.random() < 0.3:
@@ -210,18 +214,7 @@ def odd_request(draw: random.Random) -> inference_pb2.GenerateRequest:
     )
     if draw.random() < 0.3:
         request.token_ids.ids.extend(draw.choice([[5], [2**32 - 1], []]))
-    fields: list[Any] = list(types_pb2.SamplingParams.DESCRIPTOR.fields)
-    for chosen in draw.sample(fields, draw.choice([0, 1, 1, 2])):
-        number = draw.choice([number for number in NUMBERS if isinstance(number, int)])
-        for given in (number, float(draw.choice([-1.0, 0.0, 0.5, 1e30, float("nan"), float("inf")])), "x", True):
-            try:
-                setattr(request.sampling_params, chosen.name, given)
-            except (TypeError, ValueError, AttributeError, OverflowError):
-                continue
-            break
-    # What is valid stays small, so that a run ends.
-    if request.sampling_params.n > 16:
-        request.sampling_params.n = 2**31
+    make_odd(draw, request.sampling_params)
     if draw.random() < 0.3:
         request.stop.extend(draw.choice([["a"], [""], ["a"] * 9, ["\x00"]]))
     if draw.random() < 0.2:
@@ -229,6 +222,45 @@ def odd_request(draw: random.Random) -> inference_pb2.GenerateRequest:
     if draw.random() < 0.2:
         request.request_id = draw.choice(["", "x" * 500, "same"])
     return request
+
+
+def odd_chat(draw: random.Random) -> inference_pb2.ChatRequest:
+    """A ChatRequest of the same kind."""
+    request = inference_pb2.ChatRequest(sampling_params=types_pb2.SamplingParams(max_tokens=9, temperature=1))
+    for _ in range(draw.choice([0, 1, 1, 1, 3])):
+        role = draw.choice(["user", "user", "system", "tool", "nobody", ""])
+        request.messages.add(role=role, content=draw.choice(["Hello!", *TEXTS]))
+    if draw.random() < 0.4:
+        schema = draw.choice(["", "{}", "{", "[]", '{"type": "nothing"}', '{"type": "object", "properties": {}}'])
+        request.tools.add(name=draw.choice(["look", "", "a b"]), parameters_json=schema)
+    if draw.random() < 0.3:
+        request.tool_choice = draw.choice([0, 1, 2, 3, 99])  # type: ignore[assignment]
+    elif draw.random() < 0.2:
+        request.tool_choice_function = draw.choice(["look", "nobody", ""])
+    if draw.random() < 0.2:
+        request.response_format_json = draw.choice(["{", '{"type": "json_object"}', '{"type": "poem"}', "5"])
+    if draw.random() < 0.2:
+        request.chat_template_kwargs_json = draw.choice(["{", '{"a": 1}', "[]", '{"messages": 5}'])
+    request.continue_final_message = draw.random() < 0.1
+    if draw.random() < 0.4:
+        make_odd(draw, request.sampling_params)
+    return request
+
+
+def make_odd(draw: random.Random, params: types_pb2.SamplingParams) -> None:
+    """Give some of the fields a value that fits their type."""
+    fields: list[Any] = list(params.DESCRIPTOR.fields)
+    for chosen in draw.sample(fields, draw.choice([0, 1, 1, 2])):
+        number = draw.choice([number for number in NUMBERS if isinstance(number, int)])
+        for given in (number, float(draw.choice([-1.0, 0.0, 0.5, 1e30, float("nan"), float("inf")])), "x", True):
+            try:
+                setattr(params, chosen.name, given)
+            except (TypeError, ValueError, AttributeError, OverflowError):
+                continue
+            break
+    # What is valid stays small, so that a run ends.
+    if params.n > 16:
+        params.n = 2**31
 
 
 async def settled(stack: Stack, report: Report) -> None:
