@@ -11,7 +11,7 @@ from typing import Any
 from pagoda.http_client import AsyncHttpClient, error_message
 from pagoda_common.errors import NotReady
 
-URLS = ("/v1/chat/completions", "/v1/completions")
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 POOLING_URLS = ("/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/rerank", "/classify", "/pooling")
 NUM_TRIES = 6
 """For a line that meets no server or a full queue."""
