@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -147,6 +148,11 @@ async def test_other_errors_have_their_codes(frontend: Running) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.GenerateUnary(ask())
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    trailers = dict(caught.value.trailing_metadata() or ())
+    [detail] = status_pb2.Status.FromString(trailers["grpc-status-details-bin"]).details
+    info = error_details_pb2.RetryInfo()
+    assert detail.Unpack(info)
+    assert info.retry_delay.seconds == 1
 
 
 async def test_cancelling_and_aborting_end_the_request(frontend: Running) -> None:
