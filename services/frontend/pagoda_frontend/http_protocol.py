@@ -1,39 +1,55 @@
 """HTTP/1.1 on a connection, with bounds on what a client may send before there is a request. Knows no endpoint."""
 
+import asyncio
 from typing import Any
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-TOO_LARGE = 431
-REASON = b"Request Header Fields Too Large"
+BAD_REQUEST = (400, b"Bad Request")
+TIMEOUT = (408, b"Request Timeout")
+TOO_LARGE = (431, b"Request Header Fields Too Large")
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Ends a connection whose request line and headers are too long or too many: 431, in the shape of every error.
+    """Ends a connection whose request line and headers are too long or too many (431) or do not end (408).
 
-    The parser itself would keep them all. Subclasses carry the bounds: `bounded`.
+    The parser itself would keep them all, for ever. Subclasses carry the bounds: `bounded`.
     """
 
     max_head_bytes = 4 * 1024**2
     """Request line and headers together, in bytes."""
     max_headers = 256
     """Header lines of one request."""
+    head_timeout_s = 60.0
+    """Seconds from the first byte of a head, or from the connection, to its end."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._is_in_head = True
         self._head_bytes = 0
+        self._refusal = BAD_REQUEST
         self._fault = ""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client is there."""
+        super().connection_made(transport)
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is gone."""
+        self._stop_timer()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes from the connection."""
         if self._is_in_head:
             self._head_bytes += len(data)
+            self._start_timer()
         super().data_received(data)
         if self._is_in_head and self._head_bytes > self.max_head_bytes and not self.transport.is_closing():
-            self._fault = f"request line and headers have more than {self.max_head_bytes} bytes"
-            self.send_400_response(self._fault)
+            self._refuse(TOO_LARGE, f"request line and headers have more than {self.max_head_bytes} bytes")
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -43,7 +59,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header line is complete; raising ends the parsing, and `send_400_response` follows."""
         if len(self.headers) >= self.max_headers:
-            self._fault = f"there are more than {self.max_headers} headers"
+            self._refusal, self._fault = TOO_LARGE, f"there are more than {self.max_headers} headers"
             raise ValueError(self._fault)
         super().on_header(name, value)
 
@@ -51,6 +67,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """The head is over."""
         self._is_in_head = False
         self._head_bytes = 0
+        self._stop_timer()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -59,13 +76,33 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_in_head = True
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what cannot be parsed, or is too large, and end the connection."""
-        status, reason = (TOO_LARGE, REASON) if self._fault else (400, b"Bad Request")
+        """Refuse what cannot be parsed, is too large or does not come, and end the connection."""
+        status, reason = self._refusal
         error = {"message": self._fault or msg, "type": "BadRequestError", "param": None, "code": status}
         body = orjson.dumps({"error": error})
         head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(head % (status, reason, len(body)) + body)
         self.transport.close()
+
+    def _refuse(self, refusal: tuple[int, bytes], fault: str) -> None:
+        self._refusal, self._fault = refusal, fault
+        self.send_400_response(fault)
+
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(self.head_timeout_s, self._on_timeout)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timeout(self) -> None:
+        self._timer = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._start_timer()  # the head of the next request comes while this one is answered
+        elif self._is_in_head and not self.transport.is_closing():
+            self._refuse(TIMEOUT, f"the request did not begin within {self.head_timeout_s:g} s")
 
 
 def bounded(*, max_head_bytes: int, max_headers: int) -> type[BoundedHttpProtocol]:

@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pagoda.v1 import inference_pb2, inference_pb2_grpc
 from pagoda_common.errors import ConfigError
 from pagoda_common.frontend_config import FrontendConfig
+from pagoda_frontend.http_protocol import BoundedHttpProtocol
 from pagoda_frontend.server import FrontendServer
 from tests.service.frontend.harness import MODEL, Running, running_frontend
 
@@ -104,6 +105,19 @@ async def test_heads_that_are_too_large_get_431_and_lose_the_connection() -> Non
             headers = {"A": "a" * 2000}
             assert (await running.http.get("/health", headers=headers)).status_code == 200
             assert (await running.post("/v1/completions", {"prompt": [5] * 400, "max_tokens": 1})).status_code == 200
+
+
+async def test_heads_that_do_not_end_get_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedHttpProtocol, "head_timeout_s", 1.0)
+    async with running_frontend() as running:
+        for answer in await asyncio.gather(_raw(running), _raw(running, b"GET /health HTTP/1.1\r\nHost: x\r\n")):
+            assert answer.startswith(b"HTTP/1.1 408 "), answer
+        # A body, an answer and a pause between two requests may take longer.
+        running.fake.step_s = 0.05
+        for _ in range(2):
+            events = await running.events("/v1/completions", prompt=[5], max_tokens=24)
+            assert events[-1] == "[DONE]"
+            await asyncio.sleep(1.1)
 
 
 async def test_browsers_may_do_what_the_flags_say() -> None:
