@@ -1,4 +1,4 @@
-"""LangChain's ChatOpenAI against Pagoda: invoke, stream, batch, and a chain of prompt, model and parser.
+"""LangChain's ChatOpenAI against Pagoda: invoke, stream, batch, a chain, tools and structured output.
 
 pip install langchain-openai; python examples/clients/langchain_client.py --base-url http://127.0.0.1:8000/v1
 """
@@ -8,7 +8,22 @@ import argparse
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
+
+
+@tool
+def get_weather(city: str) -> str:
+    """Get the weather of a city."""
+    return f"It is sunny in {city}."
+
+
+class Person(BaseModel):
+    """A person of whom a text speaks."""
+
+    name: str
+    age: int
 
 
 def main() -> None:
@@ -18,7 +33,7 @@ def main() -> None:
     parser.add_argument("--api-key", default="none")
     args = parser.parse_args()
     model = ChatOpenAI(
-        base_url=args.base_url, api_key=args.api_key, model=args.model, temperature=0, max_tokens=40, max_retries=0
+        base_url=args.base_url, api_key=args.api_key, model=args.model, temperature=0, max_tokens=100, max_retries=0
     )
 
     question = [HumanMessage("Tell me a short story.")]
@@ -26,7 +41,7 @@ def main() -> None:
     assert isinstance(answer, AIMessage)
     assert answer.content
     assert answer.usage_metadata is not None
-    assert answer.usage_metadata["output_tokens"] <= 40
+    assert answer.usage_metadata["output_tokens"] <= 100
     print(f"invoke: {answer.content!r}")
 
     pieces = [chunk.content for chunk in model.stream(question)]
@@ -44,6 +59,17 @@ def main() -> None:
     capital = chain.invoke({"country": "France"})
     assert capital
     print(f"chain: {capital!r}")
+
+    # Tools: the server must have been started with --enable-auto-tool-choice --tool-call-parser hermes (or the model's own).
+    calls = (
+        model.bind_tools([get_weather], tool_choice="get_weather").invoke("What is the weather in Paris?").tool_calls
+    )
+    assert calls[0]["name"] == "get_weather"
+    print(f"tool: {calls[0]['args']} -> {get_weather.invoke(calls[0]['args'])!r}")
+
+    found = model.with_structured_output(Person).invoke("Who is this about, and how old? Anna is 7 years old.")
+    assert isinstance(found, Person)
+    print(f"structured: {found!r}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The official `openai` package against Pagoda: chat, streaming, completions, log probabilities, errors.
+"""The official `openai` package against Pagoda: chat, streams, structured output, completions, errors.
 
 pip install openai; python examples/clients/openai_client.py --base-url http://127.0.0.1:8000/v1 --model pagoda-tiny
 """
@@ -6,6 +6,14 @@ pip install openai; python examples/clients/openai_client.py --base-url http://1
 import argparse
 
 import openai
+from pydantic import BaseModel
+
+
+class Person(BaseModel):
+    """A person of whom a text speaks."""
+
+    name: str
+    age: int
 
 
 def main() -> None:
@@ -41,6 +49,17 @@ def main() -> None:
     assert "".join(pieces) == text
     assert chunks[-1].usage == answer.usage
     print(f"streamed: {len(pieces)} pieces")
+
+    # The schema of a pydantic model is kept to whatever the model would rather say.
+    parsed = client.chat.completions.parse(
+        model=args.model,
+        messages=[{"role": "user", "content": "Who is this about, and how old? Anna is 7 years old."}],
+        response_format=Person,
+        temperature=0,
+        max_tokens=100,
+    )
+    assert isinstance(parsed.choices[0].message.parsed, Person)
+    print(f"parsed: {parsed.choices[0].message.parsed!r}")
 
     # vLLM's parameters beyond OpenAI's go into extra_body.
     completion = client.completions.create(
