@@ -13,7 +13,7 @@ from pagoda_frontend.messages import Messages
 from pagoda_frontend.messages_protocol import CountTokensBody, MessagesBody
 from pagoda_frontend.openapi import EVENT_STREAM, GENERATION_ERRORS, Paths
 from pagoda_frontend.operations import Operations
-from pagoda_frontend.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from pagoda_frontend.protocol import ChatBatchBody, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from pagoda_frontend.responses import Responses
 from pagoda_frontend.responses_protocol import ResponsesBody
 from pagoda_frontend.serving import VERSION, Serving
@@ -81,6 +81,7 @@ def _add_generation(paths: Paths, serving: Serving) -> None:
     for path, handler, body, answer in (
         ("/v1/completions", completions.create, CompletionBody, answers.CompletionAnswer),
         ("/v1/chat/completions", chat.create, ChatBody, answers.ChatAnswer),
+        ("/v1/chat/completions/batch", chat.create_batch, ChatBatchBody, answers.ChatAnswer),
         ("/v1/messages", messages.create, MessagesBody, answers.MessagesAnswer),
         ("/v1/responses", responses.create, ResponsesBody, answers.ResponseAnswer),
     ):

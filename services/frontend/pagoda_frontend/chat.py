@@ -1,19 +1,25 @@
 """POST /v1/chat/completions."""
 
+import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import Request, Response
 
+from pagoda_common.errors import InvalidRequest
 from pagoda_frontend.body import read_body
 from pagoda_frontend.calls import chunk_options, json_response, prompt_logprobs_of
 from pagoda_frontend.chunks import ChatChunks
 from pagoda_frontend.conversation import Conversation, start_conversation
 from pagoda_frontend.message import CollectedMessage
 from pagoda_frontend.prompts import template_message
-from pagoda_frontend.protocol import ChatBody
-from pagoda_frontend.serving import Serving, unique_id
+from pagoda_frontend.protocol import ChatBatchBody, ChatBody, ConversationBody
+from pagoda_frontend.serving import ServedModel, Serving, unique_id
 from pagoda_frontend.sse import EventStream, stream_events, unless_disconnected
+
+MAX_CONVERSATIONS = 1024
+"""In one batch."""
 
 
 class ChatCompletions:
@@ -33,6 +39,44 @@ class ChatCompletions:
             return await self._answer(request, body)
         return await unless_disconnected(request, self._answer(request, body))
 
+    async def create_batch(self, request: Request) -> Response:
+        """Answer several conversations at once: choice i of conversation c has index c * n + i.
+
+        Raises:
+            PagodaError: a request is wrong, was refused, or failed; the others are aborted.
+        """
+        body = await read_body(request, ChatBatchBody, max_bytes=self._serving.config.max_request_body_bytes)
+        return await unless_disconnected(request, self._answer_batch(request, body))
+
+    async def _answer_batch(self, request: Request, body: ChatBatchBody) -> Response:
+        bodies = batch_bodies(body)
+        request_id = unique_id("chatcmpl-", request.headers.get("x-request-id") or body.request_id)
+        conversations = [
+            await start_conversation(
+                one, serving=self._serving, headers=request.headers, request_id=f"{request_id}-{place}"
+            )
+            for place, one in enumerate(bodies)
+        ]
+        tasks = [asyncio.create_task(conversation.collect()) for conversation in conversations]
+        try:
+            collected = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        choices = []
+        for one, conversation, messages in zip(bodies, conversations, collected, strict=True):
+            choices += [_choice(message, one, conversation, _echo_of(one)) for message in messages]
+        for index, choice in enumerate(choices):
+            choice["index"] = index
+        model = conversations[0].model
+        answer = {
+            **_envelope(body, model, request_id),
+            "choices": choices,
+            "usage": _sum([conversation.usage() for conversation in conversations]),
+        }
+        return json_response(answer, {"X-Request-Id": request_id})
+
     async def _answer(self, request: Request, body: ChatBody) -> Response:
         conversation = await start_conversation(
             body,
@@ -41,16 +85,8 @@ class ChatCompletions:
             request_id=unique_id("chatcmpl-", request.headers.get("x-request-id") or body.request_id),
         )
         run, model = conversation.run, conversation.model
-        envelope = {
-            "id": run.request_id,
-            "object": "chat.completion.chunk" if body.stream else "chat.completion",
-            "created": int(time.time()),
-            "model": body.model or model.names[0],
-            "system_fingerprint": model.fingerprint,
-        }
-        echo = ""
-        if body.echo:
-            echo = template_message(body.messages[-1], len(body.messages) - 1)["content"] or ""
+        envelope = _envelope(body, model, run.request_id)
+        echo = _echo_of(body)
         headers = {"X-Request-Id": run.request_id}
         if body.stream:
             chunks = ChatChunks(
@@ -72,6 +108,49 @@ class ChatCompletions:
         if body.return_token_ids:
             answer["prompt_token_ids"] = conversation.prompt
         return json_response(answer, headers)
+
+
+def batch_bodies(body: ChatBatchBody) -> list[ChatBody]:
+    """A body for each conversation.
+
+    Raises:
+        InvalidRequest: there are none or too many, or they are to be streamed.
+    """
+    if body.stream:
+        raise InvalidRequest("a batch cannot be streamed", field="stream")
+    if not 1 <= len(body.messages) <= MAX_CONVERSATIONS:
+        raise InvalidRequest(
+            f"messages must have between 1 and {MAX_CONVERSATIONS} conversations, got {len(body.messages)}",
+            field="messages",
+        )
+    shared = {name: value for name, value in body if name != "messages" and value is not None}
+    return [ChatBody.model_construct(**shared, messages=messages) for messages in body.messages]
+
+
+def _envelope(body: ConversationBody, model: ServedModel, request_id: str) -> dict[str, Any]:
+    return {
+        "id": request_id,
+        "object": "chat.completion.chunk" if body.stream else "chat.completion",
+        "created": int(time.time()),
+        "model": body.model or model.names[0],
+        "system_fingerprint": model.fingerprint,
+    }
+
+
+def _echo_of(body: ChatBody) -> str:
+    """What the answer begins with: the text of the last message, when it is to be echoed."""
+    if not body.echo:
+        return ""
+    return template_message(body.messages[-1], len(body.messages) - 1)["content"] or ""
+
+
+def _sum(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Usages as one, details included."""
+    total: dict[str, Any] = {}
+    for usage in usages:
+        for name, value in usage.items():
+            total[name] = _sum([total.get(name, {}), value]) if isinstance(value, dict) else total.get(name, 0) + value
+    return total
 
 
 def _choice(message: CollectedMessage, body: ChatBody, conversation: Conversation, echo: str) -> dict[str, Any]:

@@ -167,10 +167,23 @@ class NamedToolChoice(RequestBody):
     function: FunctionName
 
 
-class ChatBody(GenerationBody):
-    """POST /v1/chat/completions."""
+class AllowedTools(RequestBody):
+    """Some of the tools, and whether one of them must be called."""
 
-    messages: list[ChatMessage]
+    mode: Literal["auto", "required"]
+    tools: list[NamedToolChoice]
+
+
+class AllowedToolsChoice(RequestBody):
+    """The model may call these tools alone."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+class ConversationBody(GenerationBody):
+    """Fields of a chat completion besides its messages."""
+
     max_completion_tokens: Integer | None = None
     logprobs: Bool | None = None
     top_logprobs: Integer | None = None
@@ -182,7 +195,7 @@ class ChatBody(GenerationBody):
     documents: list[dict[str, Any]] | None = None
     """For chat templates that show documents."""
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice | None = None
     """None is auto where there are tools."""
     parallel_tool_calls: Bool | None = None
     """False: at most one call in a message."""
@@ -190,6 +203,19 @@ class ChatBody(GenerationBody):
     """A variable of the chat template; none also turns thinking off."""
     include_reasoning: Bool | None = None
     """False: the model reasons, but the reasoning is not shown."""
+
+
+class ChatBody(ConversationBody):
+    """POST /v1/chat/completions."""
+
+    messages: list[ChatMessage]
+
+
+class ChatBatchBody(ConversationBody):
+    """POST /v1/chat/completions/batch."""
+
+    messages: list[list[ChatMessage]]
+    """Conversations, which are answered on their own."""
 
 
 class TokenizeBody(RequestBody):

@@ -10,7 +10,7 @@ import orjson
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.json_schema import without_additional_properties
 from pagoda_common.structured_outputs import MAX_JSON_DEPTH, is_deeper_than
-from pagoda_frontend.protocol import ChatBody, NamedToolChoice, Tool
+from pagoda_frontend.protocol import AllowedToolsChoice, ChatBody, NamedToolChoice, Tool
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 """OpenAI's and Anthropic's, and dots, which servers of tools put into names."""
@@ -74,23 +74,35 @@ def plan_tools(body: ChatBody, *, can_choose: bool) -> ToolPlan:
     if choice == "none":
         return ToolPlan()
     is_parallel = body.parallel_tool_calls is not False
+    tools: Sequence[Tool] = body.tools
     if isinstance(choice, NamedToolChoice):
-        name = choice.function.name
-        known = [tool.function.name for tool in body.tools]
-        if name not in known:
-            raise InvalidRequest(
-                f"tool_choice.function.name is {name!r}, must be one of the tools: {', '.join(known)}"[:1000],
-                field="tool_choice",
-            )
-        return ToolPlan(tools=body.tools, choice="named", name=name, is_parallel=is_parallel)
+        [tool] = _named([choice], tools)
+        return ToolPlan(tools=tools, choice="named", name=tool.function.name, is_parallel=is_parallel)
+    if isinstance(choice, AllowedToolsChoice):
+        tools = _named(choice.allowed_tools.tools, tools)
+        if not tools:
+            raise InvalidRequest("tool_choice.allowed_tools.tools must not be empty", field="tool_choice")
+        choice = choice.allowed_tools.mode
     if choice == "required":
-        return ToolPlan(tools=body.tools, choice="required", is_parallel=is_parallel)
+        return ToolPlan(tools=tools, choice="required", is_parallel=is_parallel)
     if not can_choose:
         raise InvalidRequest(
             '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
             field="tool_choice",
         )
-    return ToolPlan(tools=body.tools, choice="auto", is_parallel=is_parallel)
+    return ToolPlan(tools=tools, choice="auto", is_parallel=is_parallel)
+
+
+def _named(choices: Sequence[NamedToolChoice], tools: Sequence[Tool]) -> list[Tool]:
+    """The tools that `choices` name, each once."""
+    known = {tool.function.name: tool for tool in tools}
+    for choice in choices:
+        name = choice.function.name
+        if name not in known:
+            raise InvalidRequest(
+                f"tool_choice names {name!r}, must be one of the tools: {', '.join(known)}"[:1000], field="tool_choice"
+            )
+    return [known[name] for name in dict.fromkeys(choice.function.name for choice in choices)]
 
 
 def _check_tools(tools: Sequence[Tool]) -> None:

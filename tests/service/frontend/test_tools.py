@@ -224,6 +224,50 @@ async def test_other_models_need_a_parser_for_the_choice_to_be_theirs() -> None:
         assert message["tool_calls"][0]["function"]["name"] == "weather"
 
 
+async def test_allowed_tools_are_the_only_ones(frontend: Running, tokenizer: Tokenizer) -> None:
+    chosen = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+    await whole(frontend, tools=[NOW, WEATHER], tool_choice=chosen, max_tokens=2)
+    assert [tag["begin"] for tag in tag_of(frontend)["tags"]] == ['<tool_call>\n{"name": "weather", "arguments": ']
+    prompt = prompt_of(frontend, tokenizer)
+    assert '"weather"' in prompt
+    assert '"now"' not in prompt
+
+
+async def test_several_answers_are_parsed_each_for_itself(frontend: Running, tokenizer: Tokenizer) -> None:
+    frontend.fake.script = tokenizer.encode(CALLS)
+    body: dict[str, Any] = {"tools": [WEATHER, NOW], "n": 2, "logprobs": True, "return_token_ids": True}
+    answer = (await frontend.post(CHAT, {"messages": USER, **body})).json()
+    for choice in answer["choices"]:
+        assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["weather", "now"]
+        assert len(choice["logprobs"]["content"]) == len(choice["token_ids"]) == len(frontend.fake.script) + 1
+    streams: dict[int, list[Any]] = {0: [], 1: []}
+    token_ids: dict[int, list[int]] = {0: [], 1: []}
+    for chunk in await frontend.events(CHAT, messages=USER, **body):
+        if chunk != "[DONE]":
+            [choice] = chunk["choices"]
+            streams[choice["index"]] += (choice["logprobs"] or {}).get("content") or []
+            token_ids[choice["index"]] += choice.get("token_ids", [])
+    for choice in answer["choices"]:
+        assert streams[choice["index"]] == choice["logprobs"]["content"]
+        assert token_ids[choice["index"]] == choice["token_ids"]
+
+
+async def test_a_batch_answers_every_conversation(frontend: Running, tokenizer: Tokenizer) -> None:
+    messages = [USER, [{"role": "user", "content": "something longer"}]]
+    body: dict[str, Any] = {"max_tokens": 5, "temperature": 1, "n": 2, "ignore_eos": True}
+    response = await frontend.post(f"{CHAT}/batch", {"messages": messages, **body})
+    answer = response.json()
+    assert response.status_code == 200, answer
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    alone = [(await frontend.post(CHAT, {"messages": one, **body})).json() for one in messages]
+    texts = [choice["message"]["content"] for one in alone for choice in one["choices"]]
+    assert [choice["message"]["content"] for choice in answer["choices"]] == texts
+    assert answer["usage"]["total_tokens"] == sum(one["usage"]["total_tokens"] for one in alone)
+    for wrong, param in (({"messages": []}, "messages"), ({"messages": messages, "stream": True}, "stream")):
+        response = await frontend.post(f"{CHAT}/batch", wrong)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
 async def test_calls_and_their_results_are_in_the_prompt(frontend: Running, tokenizer: Tokenizer) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
     messages = [

@@ -1,0 +1,92 @@
+"""Which parsers read a model's text, and what of it they need."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from pagoda_common.errors import ConfigError, InvalidRequest
+from pagoda_common.frontend_config import FrontendConfig
+from pagoda_common.text.tokenizer import Tokenizer
+from pagoda_frontend.dialect import Dialect, dialect_of
+from pagoda_frontend.protocol import ChatBody
+from pagoda_frontend.tool_constraint import constraint_of
+from pagoda_frontend.tools import ToolPlan, plan_tools
+
+
+class Vocabulary:
+    """A tokenizer of a few special and plain tokens."""
+
+    def __init__(self, *, special: Sequence[str] = (), plain: Sequence[str] = ()) -> None:
+        self._texts = [*special, *plain]
+        self._num_special = len(special)
+
+    def token_id(self, token: str) -> int | None:
+        return self._texts.index(token) if token in self._texts else None
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(self._texts[token_id] for token_id in token_ids if token_id >= self._num_special)
+
+
+def vocabulary(**kwargs: Sequence[str]) -> Tokenizer:
+    return cast("Tokenizer", Vocabulary(**kwargs))
+
+
+def plan(choice: Any = None, *schemas: dict[str, Any]) -> ToolPlan:
+    tools = [{"type": "function", "function": {"name": f"t{i}", "parameters": one}} for i, one in enumerate(schemas)]
+    body = ChatBody.model_validate({"messages": [], "tools": tools or None, "tool_choice": choice})
+    return plan_tools(body, can_choose=True)
+
+
+def dialect(**config: Any) -> Dialect:
+    return dialect_of(FrontendConfig(model="other", **config))
+
+
+def test_the_embedded_model_writes_hermes_and_others_are_unknown() -> None:
+    assert dialect_of(FrontendConfig()).can_choose
+    assert dialect() == Dialect()
+    with pytest.raises(ConfigError, match="tool_call_parser"):
+        FrontendConfig(enable_auto_tool_choice=True)
+
+
+def test_special_tokens_are_kept_where_a_marker_is_one() -> None:
+    mistral = dialect(tool_call_parser="mistral", enable_auto_tool_choice=True)
+    free = plan(None, {})
+    assert mistral.needs_special_tokens(free, vocabulary(special=["[TOOL_CALLS]"]))
+    assert not mistral.needs_special_tokens(free, vocabulary(plain=["[TOOL_CALLS]"]))
+    assert not mistral.needs_special_tokens(plan(), vocabulary(special=["[TOOL_CALLS]"]))
+    assert not mistral.needs_special_tokens(plan("required", {}), vocabulary(special=["[TOOL_CALLS]"]))
+    thinking = dialect(reasoning_parser="deepseek_r1")
+    assert thinking.needs_special_tokens(plan(), vocabulary(special=["</think>"]))
+
+
+def test_a_constraint_waits_for_the_end_of_the_reasoning_where_it_can_be_seen() -> None:
+    thinking = dialect(reasoning_parser="qwen3")
+    one = vocabulary(plain=["<think>", "</think>"])
+    assert thinking.reasoning_end(prompt="…<think>\n", tokenizer=one) == (1,)
+    assert thinking.reasoning_end(prompt="…<think>\n\n</think>\n\n", tokenizer=one) == ()
+    assert thinking.reasoning_end(prompt="…<think>\n", tokenizer=vocabulary()) == ()
+    assert dialect().reasoning_end(prompt="", tokenizer=one) == ()
+
+
+def test_schemas_that_refer_to_themselves_are_led_to_where_they_are_now() -> None:
+    tree = {
+        "type": "object",
+        "properties": {"child": {"$ref": "#"}, "leaf": {"$ref": "#/$defs/Leaf"}},
+        "$defs": {"Leaf": {"type": "string"}},
+    }
+    constraint = constraint_of(plan("required", tree, {}), None)
+    assert constraint is not None
+    schema = json.loads(str(constraint.json))
+    moved = schema["$defs"]["tool0"]
+    assert moved["properties"] == {"child": {"$ref": "#/$defs/tool0"}, "leaf": {"$ref": "#/$defs/tool0/$defs/Leaf"}}
+    names = [call["properties"]["name"]["const"] for call in schema["items"]["anyOf"]]
+    assert names == ["t0", "t1"]
+
+
+def test_a_schema_that_is_too_large_is_a_fault_of_the_tools() -> None:
+    large = {"type": "object", "properties": {f"property {number}": {"type": "string"} for number in range(20_000)}}
+    with pytest.raises(InvalidRequest, match="bytes") as caught:
+        constraint_of(plan("required", large), None)
+    assert caught.value.field == "tools"
