@@ -48,18 +48,18 @@ class BatchCounts:
     """Seen so far: they must differ."""
 
 
-def parse_line(text: str) -> BatchLine:
-    """One line of the input.
+def parse_line(text: bytes) -> BatchLine:
+    """One line of the input, UTF-8.
 
     Raises:
         LineError: it is not a request, or one that this engine cannot answer.
     """
     try:
         line = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LineError("invalid_json_line", f"the line is no JSON: {error}") from None
     if not isinstance(line, dict):
-        raise LineError("invalid_json_line", f"the line must be a JSON object, got {text.strip()[:100]}")
+        raise LineError("invalid_json_line", f"the line must be a JSON object, got a {type(line).__name__}")
     custom_id, method, url, body = (line.get(name) for name in ("custom_id", "method", "url", "body"))
     if not isinstance(custom_id, str):
         raise LineError("invalid_request", f"custom_id must be a string, got {custom_id!r}")
@@ -77,7 +77,7 @@ def parse_line(text: str) -> BatchLine:
 
 
 async def run_batch(
-    lines: Iterable[str], client: AsyncHttpClient, *, max_concurrency: int, counts: BatchCounts
+    lines: Iterable[bytes], client: AsyncHttpClient, *, max_concurrency: int, counts: BatchCounts
 ) -> AsyncGenerator[dict[str, Any], None]:
     """The results of `lines` in their order; blank lines have none.
 
@@ -88,7 +88,7 @@ async def run_batch(
     slots = asyncio.Semaphore(max_concurrency)
     pending: collections.deque[asyncio.Task[dict[str, Any]]] = collections.deque()
 
-    async def work(text: str) -> dict[str, Any]:
+    async def work(text: bytes) -> dict[str, Any]:
         try:
             return await _answer(text, client, counts)
         finally:
@@ -112,7 +112,7 @@ async def run_batch(
         await asyncio.gather(*pending, return_exceptions=True)
 
 
-async def _answer(text: str, client: AsyncHttpClient, counts: BatchCounts) -> dict[str, Any]:
+async def _answer(text: bytes, client: AsyncHttpClient, counts: BatchCounts) -> dict[str, Any]:
     try:
         line = parse_line(text)
         if line.custom_id in counts.custom_ids:

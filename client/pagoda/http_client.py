@@ -10,9 +10,6 @@ import aiohttp
 
 from pagoda_common.errors import NotReady, PagodaError
 
-MAX_LINE_BYTES = 64 * 1024**2
-"""Longest event of a stream; one with the log probabilities of a whole vocabulary is long."""
-
 
 class AsyncHttpClient:
     """One server, as many connections as are needed. Used as a context manager; belongs to one event loop."""
@@ -75,7 +72,7 @@ class AsyncHttpClient:
         async with self._request("POST", path, body) as response:
             if response.status != 200:
                 raise PagodaError(f"HTTP {response.status}: {error_message(await response.text())}")
-            while line := await response.content.readline(max_line_length=MAX_LINE_BYTES):
+            async for line in _lines(response):
                 if not line.startswith(b"data:"):
                     continue
                 data = line[5:].strip()
@@ -98,8 +95,19 @@ class AsyncHttpClient:
                 yield response
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise NotReady(f"no answer from {self.base_url}: {str(error) or type(error).__name__}") from None
-        except ValueError as error:  # aiohttp's for a URL it cannot use and for a line that is too long
+        except ValueError as error:  # aiohttp's for a URL it cannot use
             raise PagodaError(f"{self.base_url}{path}: {error}") from None
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+    """Of any length: an event with the log probabilities of a whole vocabulary is longer than aiohttp's own limit."""
+    rest = b""
+    async for chunk in response.content.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line
+    if rest:
+        yield rest
 
 
 def error_message(text: str | bytes) -> str:

@@ -61,8 +61,9 @@ async def answer_file(args: argparse.Namespace, stack: LocalStack | None, source
         url = url.rstrip("/").removesuffix("/v1")
         client = await exits.enter_async_context(AsyncHttpClient(base_url=url, api_key=key))
         await client.get("/v1/models")  # a server that is not there, or a wrong key, ends it before the first line
-        lines = exits.enter_context(source.open(encoding="utf-8", errors="replace"))
-        output = exits.enter_context(target.open("w", encoding="utf-8"))
+        lines = exits.enter_context(source.open("rb"))
+        # Half of a surrogate pair, which JSON can hold and UTF-8 cannot, is written as JSON's escape.
+        output = exits.enter_context(target.open("w", encoding="utf-8", errors="backslashreplace"))
         bar = exits.enter_context(tqdm(desc="Answered", unit=" requests", disable=args.disable_tqdm))
         results = run_batch(lines, client, max_concurrency=args.max_concurrency, counts=counts)
         async with aclosing(results):

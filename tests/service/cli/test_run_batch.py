@@ -64,6 +64,17 @@ def test_a_wrong_line_is_an_error_of_its_own(
     assert message in result["error"]["message"]
 
 
+def test_texts_of_all_kinds_come_through(server: FakeOpenAIServer, tmp_path: Path) -> None:
+    first, second, last = (json.dumps(line(name, "ü")).encode() for name in ("\ud800", "größe", "last"))
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(b"\n".join([first, second, b"\xff\xfe{}", b"[" * 100_000, last]))
+    assert main(["run-batch", "-i", str(source), "-o", str(target), "--url", server.url, "--disable-tqdm"]) == 0
+    results = [json.loads(text) for text in target.read_text(encoding="utf-8").splitlines()]
+    assert [result["custom_id"] for result in results] == ["\ud800", "größe", None, None, "last"]
+    codes = [(result["error"] or {}).get("code") for result in results]
+    assert codes == [None, None, "invalid_json_line", "invalid_json_line", None]
+
+
 def test_a_refusal_of_the_server_is_status_and_body(server: FakeOpenAIServer, tmp_path: Path) -> None:
     [result] = run(server, tmp_path, [line("a", "status=404 nope")])
     assert result["response"]["status_code"] == 404
