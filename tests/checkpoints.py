@@ -145,6 +145,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         {"n_embd": 48, "n_layer": 2, "n_head": 3, "n_positions": 512, "rotary_dim": 12},
     ),
     "GPTBigCodeForCausalLM": ("gpt_bigcode", {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 512}),
+    "BloomForCausalLM": ("bloom", {"hidden_size": 48, "n_layer": 2, "n_head": 6}),
+    "MptForCausalLM": (
+        "mpt",
+        {"d_model": 48, "n_layers": 2, "n_heads": 6, "max_seq_len": 512, "attn_config": {"clip_qkv": 2.0}},
+    ),
     "ArceeForCausalLM": ("arcee", _SMALL),
     "MinistralForCausalLM": ("ministral", _SMALL | {"head_dim": 16, "sliding_window": 21}),
 }

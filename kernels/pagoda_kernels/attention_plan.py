@@ -23,6 +23,8 @@ class DecodeGroup:
     """[n * num_blocks] int64; rows are padded with a block of their own."""
     mask: Tensor
     """[n, 1, 1, num_blocks * block_size] additive."""
+    distances: npt.NDArray[np.int64]
+    """[n, num_blocks * block_size] position of each key less that of the query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ class AttentionPlan:
             query_rows=None if is_whole else torch.from_numpy(query_rows).to(self.device),
             block_ids=torch.from_numpy(block_ids.reshape(-1)).to(self.device),
             mask=torch.from_numpy(mask).to(device=self.device, dtype=self.dtype)[:, None, None],
+            distances=positions - self.seq_lens[rows][:, None] + 1,
         )
 
     def _prefill_row(self, row: int, query_start: int, window: int | None) -> PrefillRow:

@@ -1,5 +1,7 @@
 """Causal attention of a ragged batch over the paged KV cache."""
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -7,7 +9,16 @@ from torch import Tensor
 from pagoda_kernels.attention_plan import AttentionPlan, DecodeGroup, PrefillRow
 
 MAX_SCORES = 1 << 25
-"""Scores that are held at once with a soft cap, for which there is no fused operation: 128 MiB of float32."""
+"""Scores that are held at once where there is no fused operation (soft caps, biases): 128 MiB of float32."""
+
+
+class _Scoring(NamedTuple):
+    """How scores are made of queries and keys."""
+
+    scale: float
+    softcap: float | None
+    slopes: Tensor | None
+    """[num_kv_heads, group, 1]."""
 
 
 def paged_attention(
@@ -19,6 +30,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """softmax(q k^T * scale) v for every query token over the keys of its own sequence up to itself.
 
@@ -31,11 +43,12 @@ def paged_attention(
         plan: lengths and block tables of the batch.
         window: keys that a query sees, its own included; None sees all.
         softcap: scores s become softcap * tanh(s / softcap) before the softmax; None leaves them.
+        alibi_slopes: [num_heads] float32; what is taken from a score for each token between query and key.
 
     Returns:
         [num_tokens, num_heads * head_dim].
     Source: paged attention, Kwon et al. 2023 (arXiv 2309.06180); grouped queries, Ainslie et al. 2023
-    (arXiv 2305.13245).
+    (arXiv 2305.13245); linear biases, Press et al. 2021 (arXiv 2108.12409).
     """
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = k_cache.shape[2]
@@ -44,67 +57,81 @@ def paged_attention(
     if k_cache.shape[1] != plan.block_size:
         raise ValueError(f"the cache has blocks of {k_cache.shape[1]} tokens, the plan of {plan.block_size}")
     parts = plan.window(window)
+    slopes = None if alibi_slopes is None else alibi_slopes.view(num_kv_heads, -1, 1)
+    scoring = _Scoring(scale, softcap, slopes)
     grouped = query.view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
     if not parts.prefills and len(parts.decodes) == 1 and parts.decodes[0].query_rows is None:
-        return _decode(grouped, k_cache, v_cache, parts.decodes[0], scale, softcap).flatten(1)
+        return _decode(grouped, k_cache, v_cache, parts.decodes[0], scoring).flatten(1)
     output = torch.empty_like(grouped)
     for group in parts.decodes:
         if group.query_rows is None:
-            output = _decode(grouped, k_cache, v_cache, group, scale, softcap)
+            output = _decode(grouped, k_cache, v_cache, group, scoring)
         else:
             rows = grouped.index_select(0, group.query_rows)
-            output.index_copy_(0, group.query_rows, _decode(rows, k_cache, v_cache, group, scale, softcap))
+            output.index_copy_(0, group.query_rows, _decode(rows, k_cache, v_cache, group, scoring))
     for row in parts.prefills:
         span = slice(row.query_start, row.query_start + row.query_len)
-        output[span] = _prefill(grouped[span], k_cache, v_cache, row, scale, softcap)
+        output[span] = _prefill(grouped[span], k_cache, v_cache, row, scoring)
     return output.flatten(1)
 
 
-def _decode(
-    query: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup, scale: float, softcap: float | None
-) -> Tensor:
+def _decode(query: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup, scoring: _Scoring) -> Tensor:
     """[n, num_kv_heads, group, head_dim] for n sequences with one query each."""
     n, num_kv_heads, _, head_dim = query.shape
     key = k_cache.index_select(0, group.block_ids).view(n, -1, num_kv_heads, head_dim).transpose(1, 2)  # [n, Hkv, L, D]
     value = v_cache.index_select(0, group.block_ids).view(n, -1, num_kv_heads, head_dim).transpose(1, 2)
     # The heads of one KV head stand where the query tokens would: grouped queries without a copy of the keys.
-    return _attend(query, key, value, group.mask, scale, softcap)
+    bias = None
+    if scoring.slopes is not None:
+        distances = torch.from_numpy(group.distances).to(query.device, torch.float32)
+        bias = scoring.slopes * distances[:, None, None]  # [n, Hkv, group, L]
+    return _attend(query, key, value, group.mask, scoring, bias)
 
 
-def _prefill(
-    query: Tensor, k_cache: Tensor, v_cache: Tensor, row: PrefillRow, scale: float, softcap: float | None
-) -> Tensor:
+def _prefill(query: Tensor, k_cache: Tensor, v_cache: Tensor, row: PrefillRow, scoring: _Scoring) -> Tensor:
     """[query_len, num_kv_heads, group, head_dim] for one sequence."""
     num_heads = query.shape[2]
     keys = slice(row.first, row.first + row.num_keys)
     key = k_cache.index_select(0, row.block_ids).flatten(0, 1)[keys].transpose(0, 1)  # [Hkv, L, D]
     value = v_cache.index_select(0, row.block_ids).flatten(0, 1)[keys].transpose(0, 1)
+    bias = None
+    if scoring.slopes is not None:
+        # Distances to the last query: to all scores of another one they add the same, which the softmax forgets.
+        distances = torch.arange(1 - row.num_keys, 1, device=query.device, dtype=torch.float32)
+        bias = (scoring.slopes * distances)[:, :, None]  # [Hkv, group, 1, L]
     attended = _attend(
         query.permute(1, 2, 0, 3),  # [Hkv, group, query_len, D]
         key[:, None].expand(-1, num_heads, -1, -1),
         value[:, None].expand(-1, num_heads, -1, -1),
         row.mask,
-        scale,
-        softcap,
+        scoring,
+        bias,
     )
     return attended.permute(2, 0, 1, 3)
 
 
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, softcap: float | None
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: _Scoring, bias: Tensor | None
 ) -> Tensor:
     """[*, query_len, D] queries over [*, L, D] keys; no mask is plain causal with query_len == L."""
-    if softcap is None:
+    scale, softcap, _ = scoring
+    if softcap is None and bias is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale)
     num_queries, num_keys = query.shape[-2], key.shape[-2]
     if mask is None:
         mask = torch.full((num_queries, num_keys), float("-inf"), dtype=query.dtype, device=query.device).triu(1)
     mask = mask.expand(*mask.shape[:-2], num_queries, num_keys)
+    if bias is not None:
+        bias = bias.expand(*bias.shape[:-2], num_queries, num_keys)
     size = max(1, MAX_SCORES // (query.shape[:-2].numel() * num_keys))
     parts = []
     for start in range(0, num_queries, size):
         scores = (query[..., start : start + size, :] @ key.transpose(-1, -2)).float() * scale
-        scores = softcap * torch.tanh(scores / softcap) + mask[..., start : start + size, :]
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        if bias is not None:
+            scores = scores + bias[..., start : start + size, :]
+        scores = scores + mask[..., start : start + size, :]
         parts.append(scores.softmax(dim=-1).to(value.dtype) @ value)
     return torch.cat(parts, dim=-2)
 
@@ -118,6 +145,7 @@ def paged_attention_reference(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """The specification of `paged_attention`: one query token at a time."""
     group = query.shape[1] // k_cache.shape[2]
@@ -134,6 +162,8 @@ def paged_attention_reference(
             scores = torch.einsum("hd,lhd->hl", query[token].float(), key) * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
+            if alibi_slopes is not None:
+                scores = scores - alibi_slopes[:, None] * (position - seen).to(scores)
             output[token] = torch.einsum("hl,lhd->hd", scores.softmax(dim=-1), value).to(query.dtype)
             token += 1
     return output.flatten(1)

@@ -11,6 +11,8 @@ from tests.checkpoints import ARCHITECTURES, make_checkpoint
 
 IN_WORKER_ONLY = (
     "ArceeForCausalLM",
+    "BloomForCausalLM",
+    "MptForCausalLM",
     "Ernie4_5ForCausalLM",
     "Exaone4ForCausalLM",
     "Glm4ForCausalLM",

@@ -79,6 +79,15 @@ def test_soft_capped_scores(window: int | None, dtype: torch.dtype) -> None:
     assert (capped - paged_attention(*case, scale=0.3)).abs().max() > 0.1
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("softcap", [None, 0.7])
+def test_linear_biases(softcap: float | None, dtype: torch.dtype) -> None:
+    case = make_case([1, 5, 17, 1, 64, 16, 1], [300, 65, 17, 1, 100, 200, 17], dtype=dtype)
+    slopes = torch.tensor([0.5, 0.25, 0.1, 0.01, 0.001, 0.0])
+    check(*case, softcap=softcap, alibi_slopes=slopes)
+    check(*case, softcap=softcap, alibi_slopes=slopes, window=30)
+
+
 def test_soft_capped_scores_of_many_queries_are_held_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_attention_module, "MAX_SCORES", 1000)
     check(*make_case([64, 1, 100, 1], [200, 65, 100, 300]), softcap=0.5)

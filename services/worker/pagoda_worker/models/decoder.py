@@ -42,6 +42,8 @@ class Attention(nn.Module):
         self._softcap = spec.attention_softcap
         self._clip = spec.clip_qkv
         self._rope = spec.layer_rope(layer)
+        self.alibi_slopes: Tensor | None = None
+        """[num_heads] float32, of Decoder.prepare."""
         self._head_dim = spec.head_dim
         self._num_heads, self._num_kv_heads = spec.num_heads, spec.num_kv_heads
         self.qkv_proj = Linear(
@@ -89,6 +91,7 @@ class Attention(nn.Module):
             scale=self._scale,
             window=self._window,
             softcap=self._softcap,
+            alibi_slopes=self.alibi_slopes,
         )
         return self.o_proj(attended)  # type: ignore[no-any-return]
 
@@ -155,7 +158,10 @@ class Decoder(nn.Module):
         dim = spec.embedding_dim or spec.hidden_size
         self.embed_tokens = Embedding(num_rows=spec.vocab_size, dim=dim, prefix=f"{prefix}embed_tokens")
         self.embed_positions: Embedding | None = None
-        if spec.rope is None:
+        self.embedding_norm: Norm | None = None
+        if spec.has_embedding_norm:
+            self.embedding_norm = Norm(spec=spec, shape=(spec.hidden_size,), prefix=f"{prefix}embedding_norm")
+        if spec.has_learned_positions:
             rows = spec.max_position_embeddings + spec.position_offset
             self.embed_positions = Embedding(num_rows=rows, dim=spec.hidden_size, prefix=f"{prefix}embed_positions")
         self.project_in: Linear | None = None
@@ -185,6 +191,11 @@ class Decoder(nn.Module):
             rope: RotaryTable(spec=rope, head_dim=self.spec.head_dim, max_positions=max_model_len, device=device)
             for rope in self.spec.ropes
         }
+        if self.spec.alibi_slopes:
+            slopes = torch.tensor(self.spec.alibi_slopes, dtype=torch.float32, device=device)
+            for module in self.modules():
+                if isinstance(module, Attention):
+                    module.alibi_slopes = slopes
         self._embedding_multiplier = float(torch.tensor(self.spec.embedding_multiplier, dtype=self._dtype))
 
     @property
@@ -206,6 +217,8 @@ class Decoder(nn.Module):
             x = x * self._embedding_multiplier
         if self.project_in is not None:
             x = self.project_in(x)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
         if self.embed_positions is not None:
             x = x + self.embed_positions(positions + self.spec.position_offset)
         for layer in self.layers:

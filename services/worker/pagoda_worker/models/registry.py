@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagoda_common.errors import ModelLoadError
+from pagoda_worker.models.bloom import BLOOM_NAMES, MPT_NAMES, bloom_spec, mpt_spec
 from pagoda_worker.models.cohere import COHERE_NAMES, cohere2_spec, cohere_spec
 from pagoda_worker.models.exaone4 import exaone4_spec
 from pagoda_worker.models.falcon import falcon_spec, falcon_weights
@@ -113,6 +114,9 @@ FAMILIES: dict[str, Family] = {
     "OlmoeForCausalLM": Family(olmoe_spec, QWEN_MOE_NAMES),
     "GPTJForCausalLM": Family(gptj_spec, GPTJ_NAMES),
     "GPTBigCodeForCausalLM": Family(gpt_bigcode_spec, gpt_bigcode_weights),
+    "BloomForCausalLM": Family(bloom_spec, BLOOM_NAMES),
+    "MptForCausalLM": Family(mpt_spec, MPT_NAMES),
+    "MPTForCausalLM": Family(mpt_spec, MPT_NAMES),
     "GPT2LMHeadModel": Family(gpt2_spec, GPT2_NAMES),
     "OPTForCausalLM": Family(opt_spec, OPT_NAMES),
 }

@@ -93,6 +93,8 @@ class DecoderSpec:
     has_mlp_norm: bool = True
     """False, if parallel: the feed-forward reads what attention's norm gives (Phi, Cohere)."""
     has_final_norm: bool = True
+    has_embedding_norm: bool = False
+    """Embeddings pass a norm (BLOOM)."""
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
@@ -104,9 +106,11 @@ class DecoderSpec:
     clip_qkv: float | None = None
     """Bound on the absolute values of queries, keys and values (OLMo)."""
     rope: RopeSpec | None = None
-    """None: learned positions."""
+    """None: learned positions, or linear biases."""
     layer_ropes: tuple[RopeSpec | None, ...] = ()
     """Where layers differ: the rotation of each, None for none. Empty: all have `rope`."""
+    alibi_slopes: tuple[float, ...] = ()
+    """Linear biases: what each head takes from a score for each token between query and key (BLOOM, MPT)."""
     position_offset: int = 0
     """Rows of the position table before position 0 (OPT has 2)."""
     embedding_dim: int | None = None
@@ -138,6 +142,11 @@ class DecoderSpec:
             rotary_dim = rope.rotary_dim(self.head_dim)
             if rotary_dim % 2 or not 0 < rotary_dim <= self.head_dim:
                 raise ModelLoadError(f"{rotary_dim} of head_dim {self.head_dim} are to be rotated: must be even")
+
+    @property
+    def has_learned_positions(self) -> bool:
+        """Whether there is a table of positions."""
+        return self.rope is None and not self.alibi_slopes
 
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:

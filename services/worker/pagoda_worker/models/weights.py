@@ -48,6 +48,7 @@ class TensorNames:
     prefixes: tuple[str, ...] = ("model.",)
     embed_tokens: str = "embed_tokens"
     embed_positions: str = "embed_positions"
+    embedding_norm: str = "embedding_norm"
     layers: str = "layers"
     block_norms: dict[str, str] = field(
         default_factory=lambda: {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
@@ -79,7 +80,9 @@ def weight_names(spec: DecoderSpec, names: TensorNames) -> WeightNames:
     """All tensors of a checkpoint, whatever its options."""
     writer = _Writer(spec, names)
     writer.tensor(names.embed_tokens + ".weight", "embed_tokens.weight")
-    if spec.rope is None:
+    if spec.has_embedding_norm:
+        writer.norm(names.embedding_norm, "embedding_norm")
+    if spec.has_learned_positions:
         writer.tensor(names.embed_positions + ".weight", "embed_positions.weight")
     if spec.embedding_dim is not None:
         writer.linear(["project_in"], "project_in", bias=False)
