@@ -60,12 +60,12 @@ def main() -> None:
     assert capital
     print(f"chain: {capital!r}")
 
-    # Tools: the server must have been started with --enable-auto-tool-choice --tool-call-parser hermes (or the model's own).
-    calls = (
-        model.bind_tools([get_weather], tool_choice="get_weather").invoke("What is the weather in Paris?").tool_calls
-    )
-    assert calls[0]["name"] == "get_weather"
-    print(f"tool: {calls[0]['args']} -> {get_weather.invoke(calls[0]['args'])!r}")
+    # A tool that must be called. The model may choose by itself (tool_choice "auto") where the server was started with
+    # --enable-auto-tool-choice and the --tool-call-parser of the model.
+    with_tool = model.bind_tools([get_weather], tool_choice="get_weather")
+    [call] = with_tool.invoke("What is the weather in Paris?").tool_calls
+    assert call["name"] == "get_weather"
+    print(f"tool: {call['args']} -> {get_weather.invoke(call['args'])!r}")
 
     found = model.with_structured_output(Person).invoke("Who is this about, and how old? Anna is 7 years old.")
     assert isinstance(found, Person)
