@@ -19,13 +19,14 @@ import secrets
 import time
 from dataclasses import replace
 
+import grpc
 import grpc.aio
 
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from pagoda_common.convert import adopted_request_from_proto
 from pagoda_common.engine_session import EngineSession
 from pagoda_common.engine_stream import AdoptedRequest, EngineRequest, EngineStream
-from pagoda_common.errors import InvalidRequest, NotReady, PagodaError, QueueFull
+from pagoda_common.errors import InvalidRequest, NotFound, NotReady, PagodaError, QueueFull
 from pagoda_common.rpc import connect, error_from_rpc
 
 __all__ = ["EngineClient", "EngineRequest", "EngineStream"]
@@ -177,6 +178,8 @@ class EngineClient:
         try:
             answer = await stub.Adopt(scheduler_pb2.AdoptRequest(resume_key=resume_key), timeout=ADOPT_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                raise NotFound(str(error.details()), field="resume_key") from error
             raise error_from_rpc(error) from error
         return [adopted_request_from_proto(request) for request in answer.requests]
 
