@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any
+from urllib.parse import urlsplit
 
 from pagoda.openai_http import OpenAIServer
 from pagoda_common.errors import PagodaError
@@ -68,8 +69,10 @@ def run_complete(args: argparse.Namespace, parser: argparse.ArgumentParser) -> i
 
 
 def open_server(args: argparse.Namespace) -> OpenAIServer:
-    """The server that `add_server_arguments` names."""
-    return OpenAIServer(base_url=args.url.rstrip("/"), api_key=args.api_key or os.environ.get("OPENAI_API_KEY"))
+    """The server that `add_server_arguments` names; a URL without a path gets the usual /v1."""
+    url = args.url.rstrip("/")
+    base_url = url if urlsplit(url).path else f"{url}/v1"
+    return OpenAIServer(base_url=base_url, api_key=args.api_key or os.environ.get("OPENAI_API_KEY"))
 
 
 def _loop(args: argparse.Namespace, answer: Callable[[OpenAIServer, str, str], bool]) -> int:

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pagoda.cli import main
+from pagoda.cli import main, make_parser
+from pagoda.commands.chat import open_server
 from pagoda.openai_http import OpenAIServer
 from tests.fakes.openai_server import FakeOpenAIServer
 
@@ -79,6 +80,13 @@ def test_ctrl_c_ends_an_answer_and_not_the_conversation(
         assert closed == [True, True]
         assert main(["chat", "--url", f"{server.url}/v1", "-q", "one"]) == 130
     assert capsys.readouterr().out.count("begun\n") == 3
+
+
+def test_a_url_without_a_path_gets_the_usual_one() -> None:
+    urls = {"http://h:1": "http://h:1/v1", "http://h:1/": "http://h:1/v1", "http://h:1/api/v1/": "http://h:1/api/v1"}
+    for url, expected in urls.items():
+        args = make_parser().parse_args(["chat", "--url", url])
+        assert open_server(args).base_url == expected
 
 
 def test_nobody_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
