@@ -8,9 +8,12 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from pagoda_frontend.access import GUARDED_PREFIXES
 from pagoda_frontend.answers import AnthropicErrorAnswer, ErrorAnswer, UnauthorizedAnswer
 from pagoda_frontend.errors import ANTHROPIC_PREFIX
 
+BEARER = "bearer"
+"""Name of the API keys' security scheme."""
 REFERENCE = "#/components/schemas/{model}"
 ERRORS = {
     400: "The request is wrong; `param` names the field.",
@@ -59,7 +62,9 @@ class Paths:
         responses: dict[int | str, dict[str, Any]] = {
             status: {"model": shape, "description": ERRORS[status]} for status in errors
         }
-        if self._has_api_keys and path.startswith("/v1"):
+        extra: dict[str, Any] = {"parameters": list(query)} if query else {}
+        if self._has_api_keys and path.startswith(GUARDED_PREFIXES):
+            extra["security"] = [{BEARER: []}]
             refusal = AnthropicErrorAnswer if is_anthropic else UnauthorizedAnswer
             responses[401] = {"model": refusal, "description": "The call shows none of the API keys."}
         responses[200] = {"description": "Success."}
@@ -67,7 +72,6 @@ class Paths:
             responses[200]["model"] = answer
         if media is not None:
             responses[200]["content"] = media
-        extra: dict[str, Any] = {"parameters": list(query)} if query else {}
         if body is not None:
             self._bodies.append(body)
             schema = {"$ref": REFERENCE.format(model=body.__name__)}
@@ -92,6 +96,8 @@ class Paths:
             for operations in document["paths"].values():
                 for operation in operations.values():
                     _clean(operation)
+            if self._has_api_keys:
+                document["components"]["securitySchemes"] = {BEARER: {"type": "http", "scheme": "bearer"}}
             for unused in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(unused, None)
             app.openapi_schema = document

@@ -51,6 +51,9 @@ async def test_a_root_path_opens_no_door() -> None:
                 assert (await running.http.get(path)).status_code in (401, 404), (root_path, path)
             headers = {"Authorization": "Bearer secret"}
             assert (await running.http.get("/v1/models", headers=headers)).status_code == 200
+            paths = (await running.http.get("/openapi.json")).json()["paths"]
+            guarded = {path for path, methods in paths.items() if any("security" in one for one in methods.values())}
+            assert guarded == {path for path in paths if path.startswith(("/v1", "/invocations"))}
             if root_path == "/api":
                 assert (await running.http.get("/api/v1/models", headers=headers)).status_code == 200
                 document = (await running.http.get("/openapi.json")).json()
