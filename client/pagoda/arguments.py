@@ -12,6 +12,18 @@ from pagoda.vllm_options import REFUSED_FLAGS
 CONFIG_FLAG = "--config"
 
 
+class PartialHelp(argparse.Action):
+    """--help shows everything, --help=WORD the groups of that name, or else the flags that have the word."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        """Show it and end the process."""
+        if values is None:
+            parser.print_help()
+        else:
+            parser.print_part(values)
+        parser.exit()
+
+
 class CommandParser(argparse.ArgumentParser):
     """A parser whose options may also come from ``--config FILE`` and from PAGODA_<FLAG> variables.
 
@@ -35,6 +47,14 @@ class CommandParser(argparse.ArgumentParser):
         """Add the flags now, and ``--config``: from then on flags come from settings as well."""
         if self._add_arguments is None:
             return
+        self.add_argument(
+            *("-h", "--help"),
+            action=PartialHelp,
+            nargs="?",
+            default=argparse.SUPPRESS,
+            metavar="WORD",
+            help="show all of this, or the group or the flags of that name",
+        )
         self._add_arguments(self)
         self._add_arguments, self._takes_settings = None, True
         self.add_argument(
@@ -42,6 +62,24 @@ class CommandParser(argparse.ArgumentParser):
             metavar="FILE",
             help="YAML file of flags (max-model-len: 8k); the command line beats it, it beats PAGODA_<FLAG> variables",
         )
+
+    def print_part(self, word: str) -> None:
+        """Show the groups whose title has `word`, or else the flags whose name has it."""
+        sought = word.lower().replace("_", "-")
+        groups = [group for group in self._action_groups if sought in (group.title or "")]
+        shown = [(group.title, group._group_actions) for group in groups]
+        if not shown:
+            flags = [action for action in self._actions if any(sought in option for option in action.option_strings)]
+            shown = [(f"flags with {word}", flags)] if flags else []
+        if not shown:
+            titles = ", ".join(group.title or "" for group in self._action_groups if group._group_actions)
+            self.error(f"no group and no flag has {word!r}; the groups are {titles}")
+        formatter = self._get_formatter()
+        for title, actions in shown:
+            formatter.start_section(title)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        print(formatter.format_help(), end="")
 
     def error(self, message: str) -> NoReturn:
         """End the process with code 2 and one line."""

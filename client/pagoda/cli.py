@@ -75,7 +75,8 @@ def make_parser() -> CommandParser:
             group_parser = subparsers.add_parser(group, help=GROUPS[group], description=_sentence(GROUPS[group]))
             groups[group] = group_parser.add_subparsers(metavar="command", required=True)
         among = groups[group] if group else subparsers
-        subparser = among.add_parser(name, help=command.help, description=_sentence(command.help))
+        description = _sentence(command.help)
+        subparser = among.add_parser(name, help=command.help, description=description, add_help=False)
         subparser.fill_later(command.add_arguments)
         subparser.set_defaults(command=command, parser=subparser)
         if COMPLETING in os.environ:

@@ -41,6 +41,29 @@ def test_the_flags_of_serve_stand_in_groups(capsys: pytest.CaptureFixture[str]) 
     assert places == sorted(places)
 
 
+@pytest.mark.parametrize(
+    ("word", "shown", "hidden"),
+    [
+        ("cache", "--block-size", "--max-num-seqs"),
+        ("scheduling", "--max-num-seqs", "--block-size"),
+        ("max_model_len", "--max-model-len", "--block-size"),
+    ],
+)
+def test_help_may_be_of_a_group_or_a_flag(
+    capsys: pytest.CaptureFixture[str], word: str, shown: str, hidden: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        make_parser().parse_args(["serve", f"--help={word}"])
+    printed = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert shown in printed
+    assert hidden not in printed
+    with pytest.raises(SystemExit) as ended:
+        make_parser().parse_args(["serve", "--help=xyzzy"])
+    assert ended.value.code == 2
+    assert "the groups are" in capsys.readouterr().err
+
+
 def test_errors_end_with_code_1_and_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
