@@ -5,13 +5,14 @@ The frontend compiles a constraint to refuse a bad one, the worker to obey it. N
 
 import json
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.json_schema import with_any_of, with_ends, without_additional_properties
-from pagoda_common.lark import lark_of
+from pagoda_common.lark import lark_of, lark_regex
 from pagoda_common.structural_tag import structural_tag_grammar
 from pagoda_common.structured_outputs import StructuredOutputsParams
 from pagoda_common.text.tokenizer import Tokenizer
@@ -22,6 +23,9 @@ comes next likes to go on with white space for ever."""
 LIMITS = LLParserLimits(verbose_errors=False)
 """llguidance's own bounds on the size of grammar, lexer and parser state, which keep a step at milliseconds."""
 FIELD = "structured_outputs"
+GUARD = "\x02"
+"""Written before a text so that a tokenizer does not take it for the start of one."""
+MAX_TOKEN_BYTES = 64
 OPTIONS_KEY = "x-guidance"
 """Where llguidance looks for options in a schema, such as separators that JSON does not have: ours to say."""
 ANNOTATION = "Unknown format: "
@@ -75,7 +79,7 @@ class GrammarCompiler:
         if params.json_object:
             return _json_grammar({"type": "object"}, params)
         if params.regex is not None:
-            return LLMatcher.grammar_from_regex(params.regex)
+            return LLMatcher.grammar_from_lark(f"start: {lark_regex(params.regex)}")
         if params.choice is not None:
             return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, params.choice)))
         if params.grammar is not None:
@@ -112,8 +116,40 @@ class _Words:
         self.special_token_ids = sorted({*special_ids, *(eos for eos in eos_token_ids if eos < num_tokens), num_tokens})
 
     def __call__(self, text: str | bytes) -> list[int]:
-        text = text.decode(errors="replace") if isinstance(text, bytes) else text
-        return self._encode(text, add_special_tokens=False)
+        """Tokens that spell exactly `text`: what is forced by a grammar is sampled as the tokenizer would write it.
+
+        Tokenizers that put a space before a text, or know no bytes, need help.
+        """
+        data = text.encode() if isinstance(text, str) else text
+        text = data.decode(errors="replace")
+        ids = self._encode(text, add_special_tokens=False)
+        if self._spelling(ids) == data:
+            return ids
+        ids = self._encode(GUARD + text, add_special_tokens=False)
+        for place in range(1, len(ids) + 1):
+            if self._spelling(ids[:place]).endswith(GUARD.encode()) and self._spelling(ids[place:]) == data:
+                return ids[place:]
+        return self._longest_first(data)
+
+    def _spelling(self, ids: list[int]) -> bytes:
+        return b"".join(self.tokens[token_id] for token_id in ids)
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        special = set(self.special_token_ids)
+        return {word: token_id for token_id, word in enumerate(self.tokens) if word and token_id not in special}
+
+    def _longest_first(self, data: bytes) -> list[int]:
+        ids, at = [], 0
+        while at < len(data):
+            length = next(
+                (n for n in range(min(MAX_TOKEN_BYTES, len(data) - at), 0, -1) if data[at : at + n] in self._ids), 0
+            )
+            if not length:
+                break  # no token begins with this byte
+            ids.append(self._ids[data[at : at + length]])
+            at += length
+        return ids
 
 
 def json_options(params: StructuredOutputsParams) -> dict[str, Any]:

@@ -9,11 +9,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from llguidance import regex_to_lark
-
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.json_schema import with_any_of, with_ends
-from pagoda_common.lark import lark_of
+from pagoda_common.lark import lark_of, lark_regex
 
 MAX_FORMATS = 4096
 """Formats in one tag."""
@@ -121,11 +119,7 @@ class _Writer:
 
     def regex(self, value: dict[str, Any], name: str) -> str:
         pattern = _text(value.get("pattern"), f"{name}.pattern")
-        try:
-            body = regex_to_lark(pattern, "")
-        except Exception as error:
-            raise _refuse(f"{name}.pattern", f"cannot be read: {error}") from None
-        return self._rule(f"/{body}/")
+        return self._rule(lark_regex(pattern))
 
     def lark(self, value: dict[str, Any], name: str) -> str:
         grammar = f"g{len(self._beside)}"
