@@ -204,12 +204,19 @@ def _shown(delta: MessageDelta) -> dict[str, Any]:
     if delta.content:
         fields["content"] = delta.content
     if delta.tool_calls:
-        fields["tool_calls"] = [_call(call) for call in delta.tool_calls]
+        fields["tool_calls"] = _calls(delta.tool_calls)
     return fields
 
 
-def _call(call: ToolCallDelta) -> dict[str, Any]:
-    if call.name is None:
-        return {"index": call.index, "function": {"arguments": call.arguments}}
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+def _calls(deltas: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
+    """One entry for each call: clients read no second one, so a name and the arguments behind it go together."""
+    shown: dict[int, dict[str, Any]] = {}
+    for delta in deltas:
+        if delta.index in shown:
+            shown[delta.index]["function"]["arguments"] += delta.arguments
+        elif delta.name is None:
+            shown[delta.index] = {"index": delta.index, "function": {"arguments": delta.arguments}}
+        else:
+            function = {"name": delta.name, "arguments": delta.arguments}
+            shown[delta.index] = {"index": delta.index, "id": delta.id, "type": "function", "function": function}
+    return list(shown.values())

@@ -51,9 +51,8 @@ async def streamed(frontend: Running, **body: Any) -> tuple[dict[str, Any], str]
         for call in choice["delta"].get("tool_calls", ()):
             if "id" in call:
                 assert call["type"] == "function"
-                assert call["function"]["arguments"] == ""
                 assert call["index"] == len(message["tool_calls"])
-                message["tool_calls"].append({"name": call["function"]["name"], "arguments": ""})
+                message["tool_calls"].append(dict(call["function"]))
             else:
                 message["tool_calls"][call["index"]]["arguments"] += call["function"]["arguments"]
     return message, finish_reason

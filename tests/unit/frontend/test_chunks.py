@@ -56,15 +56,19 @@ def test_the_fast_path_equals_the_slow_one(text: str) -> None:
         assert fast["id"] == "cmpl-1"
 
 
-def test_reasoning_and_tool_calls_have_fields_of_their_own() -> None:
+def test_reasoning_and_tool_calls_have_fields_of_their_own_and_each_call_one_entry() -> None:
     chat = ChatChunks(echo="", **common())
-    calls = [ToolCallDelta(0, "call_1", "add", ""), ToolCallDelta(0, None, None, '{"a"')]
+    calls = [
+        ToolCallDelta(0, None, None, "}"),
+        ToolCallDelta(1, "call_1", "add", ""),
+        ToolCallDelta(1, None, None, '{"a"'),
+    ]
     [chunk] = decode(chat.delta(message_delta("", reasoning="hm", tool_calls=calls)))
     assert chunk["choices"][0]["delta"] == {
         "reasoning": "hm",
         "tool_calls": [
-            {"index": 0, "id": "call_1", "type": "function", "function": {"name": "add", "arguments": ""}},
-            {"index": 0, "function": {"arguments": '{"a"'}},
+            {"index": 0, "function": {"arguments": "}"}},
+            {"index": 1, "id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a"'}},
         ],
     }
     assert chat.delta(message_delta("")) == b""
