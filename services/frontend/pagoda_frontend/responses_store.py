@@ -8,8 +8,8 @@ from typing import Any
 
 from pagoda_common.errors import Code, PagodaError
 
-MAX_STORED_BYTES = 256 * 1024**2
-"""Of all stored answers with their conversations, roughly."""
+MAX_STORED_BYTES = 32 * 1024**2
+"""Of all stored answers with their conversations as JSON; in memory they take some times as much."""
 
 
 class UnknownResponse(PagodaError):
