@@ -36,6 +36,8 @@ class Dialect:
             calls = RequiredCallsParser(schemas=plan.schemas)
         elif plan.choice == "named":
             calls = NamedCallParser(schemas=plan.schemas, name=plan.name)
+        if calls is not None:
+            calls.is_constrained = plan.choice != "auto"
         reasoning = self.reasoning_parser(prompt=prompt) if self.reasoning_parser is not None else None
         if calls is None and reasoning is None:
             return None
@@ -100,7 +102,7 @@ class MessageParser:
     @property
     def is_reasoning(self) -> bool:
         """Whether what comes next is reasoning, as far as is known."""
-        return self._reasoning is not None and not self._reasoning.is_over
+        return self._reasoning is not None and self._reasoning.is_inside
 
     def append(self, text: str, *, is_last: bool) -> Piece:
         """What `text` adds to the message; with `is_last`, also what was held back."""

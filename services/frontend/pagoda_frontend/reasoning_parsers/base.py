@@ -22,6 +22,11 @@ class ReasoningParser(ABC):
         self.is_over = False
         """All that comes is the answer."""
 
+    @property
+    def is_inside(self) -> bool:
+        """What comes is reasoning, as far as is known."""
+        return not self.is_over
+
     @abstractmethod
     def append(self, text: str) -> tuple[str, str]:
         """The reasoning and the part of the answer that `text` adds; some of it may be held back."""
@@ -49,6 +54,10 @@ class TaggedReasoningParser(ReasoningParser):
         self._held = ""
         self._has_reasoned = False
         self._is_behind = False
+
+    @property
+    def is_inside(self) -> bool:
+        return not self.is_over and (self._has_begun or self._is_inside or self.is_assumed)
 
     def append(self, text: str) -> tuple[str, str]:
         return self._read(text, is_last=False)

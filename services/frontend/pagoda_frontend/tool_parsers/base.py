@@ -40,6 +40,8 @@ class ToolParser(ABC):
     def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
         """`schemas`: the JSON schema of the arguments, by the name of the tool."""
         self._schemas = schemas
+        self.is_constrained = False
+        """The text cannot but match the schemas: nothing has to be held back to see whether it does."""
         self._text = ""
         self._num_calls = 0
         self._held = ""

@@ -26,7 +26,7 @@ class JsonToolParser(ToolParser):
         super().__init__(schemas=schemas)
         self._raw = ""
         """What was read since the last call or content: content, should no call follow."""
-        self._call = JsonCall(needs_arguments=self.needs_arguments)
+        self._call = JsonCall()
         self._in_array = False
         self._state = self._read_first if self.begins_text else self._read_content
 
@@ -52,7 +52,8 @@ class JsonToolParser(ToolParser):
         return self._expect_object()
 
     def _expect_object(self) -> bool:
-        self._call = JsonCall(needs_arguments=self.needs_arguments)
+        held = {"max_held_chars": 0} if self.is_constrained else {}
+        self._call = JsonCall(needs_arguments=self.needs_arguments, **held)
         self._state = self._read_object
         return True
 
@@ -60,6 +61,8 @@ class JsonToolParser(ToolParser):
         call = self._call
         had_begun = call.has_begun
         outcome = call.read(self._text)
+        if is_last and outcome is Outcome.MORE:
+            call.finish()
         if outcome is Outcome.FAILED or (is_last and not call.has_begun):
             return self._give_up()
         if call.has_begun:

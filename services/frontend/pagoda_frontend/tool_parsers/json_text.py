@@ -22,6 +22,10 @@ def after_space(text: str, start: int = 0) -> int:
     return match.end()
 
 
+MAX_HELD_CHARS = 256
+"""Arguments up to this are held back until it is certain that they are JSON."""
+
+
 class JsonSpan:
     """Follows one value to its end. Brackets and strings count; numbers and words are taken as they are."""
 
@@ -97,18 +101,21 @@ class Outcome(Enum):
 class JsonCall:
     """Reads ``{"name": …, "arguments": {…}}``, whose keys may come in any order, and tells the call as it comes."""
 
-    def __init__(self, *, needs_arguments: bool = False) -> None:
-        """`needs_arguments`: an object without them is no call."""
+    def __init__(self, *, needs_arguments: bool = False, max_held_chars: int = MAX_HELD_CHARS) -> None:
+        """`needs_arguments`: an object without them is no call; `max_held_chars`: the call begins once there are more
+        arguments than this, or when they have ended and are JSON."""
         self.place = 0
         """Characters of the text that were read."""
         self.name: str | None = None
         self.has_begun = False
-        """The name is known, and arguments are coming."""
+        """It is a call, and `news` are its arguments so far."""
         self.is_arguing = False
         """The arguments have not ended."""
         self.news: list[str] = []
         """New text of the arguments, to be taken by the caller."""
         self._needs_arguments = needs_arguments
+        self._max_held_chars = max_held_chars
+        self._num_chars = 0
         self._step = self._open
         self._key = ""
         self._span = JsonSpan()
@@ -167,8 +174,8 @@ class JsonCall:
             return None
         self._span, self._start = JsonSpan(), self.place
         is_arguments = self._key in ("arguments", "parameters")
-        if is_arguments and character == "{" and self.name is not None and not self.has_begun:
-            self.has_begun = self.is_arguing = True
+        if is_arguments and character == "{" and self.name is not None and not self.has_begun and not self.news:
+            self.is_arguing = True
             self._step = self._read_arguments
         else:
             self._step = self._read_other
@@ -177,12 +184,22 @@ class JsonCall:
     def _read_arguments(self, text: str) -> Outcome | None:
         self.place, news = self._span.read(text, self.place)
         self.news.append(news)
+        self._num_chars += len(news)
+        if self._num_chars > self._max_held_chars:
+            self.has_begun = True
         if self._span.is_broken:
-            return Outcome.BROKEN
+            return self._fail()
         if self._span.is_done:
+            if not self.has_begun and not isinstance(_loads("".join(self.news)), dict):
+                return Outcome.FAILED
+            self.has_begun = True
             self.is_arguing = False
             self._step = self._read_comma
         return None
+
+    def finish(self) -> None:
+        """There is no more text: arguments that were cut off are arguments."""
+        self.has_begun = self.has_begun or self.is_arguing
 
     def _read_other(self, text: str) -> Outcome | None:
         """A whole value: the name, arguments that come before it, or what calls may have besides."""
@@ -229,9 +246,13 @@ class JsonCall:
 
 def _loads(raw: str) -> Any:
     try:
-        return json.loads(raw)
+        return json.loads(raw, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return None
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")
 
 
 def _object_text(raw: str) -> str | None:

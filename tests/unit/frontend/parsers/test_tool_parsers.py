@@ -277,6 +277,8 @@ PIECES = [
         "a",
         "é",
         "```json\n",
+        "a" * 150,
+        '{"name": "now", "arguments": {"',
     ),
 ]
 
@@ -293,17 +295,28 @@ def test_no_text_is_parsed_differently_in_pieces(pieces: list[str], data: st.Dat
         assert parse(name, *text) == whole, name
 
 
-def test_arguments_stream_while_they_are_written() -> None:
+def test_constrained_arguments_stream_while_they_are_written() -> None:
     parser = make("hermes")
-    first = parser.append('<tool_call>{"name": "weather", "arguments": {"city": "Ro')
-    [begin, arguments] = first.tool_calls
+    parser.is_constrained = True
+    [begin, arguments] = parser.append('<tool_call>{"name": "weather", "arguments": {"city": "Ro').tool_calls
     assert (begin.name, begin.arguments, arguments.arguments) == ("weather", "", '{"city": "Ro')
     assert parser.append("me").tool_calls[0].arguments == "me"
 
 
-def test_arguments_that_turn_out_to_be_no_json_are_shown_as_they_are() -> None:
-    text = '<tool_call>{"name": "weather", "arguments": {\'city\': \'Rome\'}}</tool_call> Done.'
-    assert parse("hermes", text) == ("", " Done.", [("weather", "{'city': 'Rome'}}")])
+def test_free_arguments_stream_once_they_are_long() -> None:
+    parser = make("hermes")
+    assert parser.append('<tool_call>{"name": "weather", "arguments": {"city": "' + "a" * 240).tool_calls == []
+    [begin, arguments] = parser.append("a" * 20).tool_calls
+    assert (begin.name, arguments.arguments) == ("weather", '{"city": "' + "a" * 260)
+    assert parser.append("b").tool_calls[0].arguments == "b"
+
+
+def test_short_arguments_that_are_no_json_make_no_call_and_long_ones_are_shown_as_they_are() -> None:
+    short = '<tool_call>{"name": "weather", "arguments": {"city": ...}}</tool_call> Done.'
+    assert parse("hermes", short) == parse("hermes", *short) == ("", short, [])
+    long = '<tool_call>{"name": "weather", "arguments": {"a": "' + "a" * 300 + "\", 'b': 1}}</tool_call> Done."
+    expected = '{"a": "' + "a" * 300 + "\", 'b': 1}}"
+    assert parse("hermes", long) == parse("hermes", *long) == ("", " Done.", [("weather", expected)])
 
 
 def test_an_answer_that_is_cut_off_keeps_the_beginning_of_its_arguments() -> None:
