@@ -29,7 +29,7 @@ class BeamGroup:
         self._search = BeamSearch(
             beam_width=search.beam_width,
             max_tokens=first.max_num_tokens - first.num_prompt_tokens,
-            end_token_ids=search.end_token_ids,
+            end_token_ids=first.end_token_ids,
             length_penalty=search.length_penalty,
             early_stopping=search.early_stopping,
         )

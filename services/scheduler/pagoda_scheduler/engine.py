@@ -183,6 +183,8 @@ class Engine:
         self.cores.append(core)
         self.not_ready_reason = ""
         homeless, self._homeless = self._homeless, OrderedDict()
+        for request in homeless:
+            request.learn_model(max_model_len=core.scheduler.max_model_len, eos_token_ids=core.eos_token_ids)
         self._place(homeless)
         self.announce()
 
@@ -287,6 +289,9 @@ class Engine:
                 core.scheduler.check_admissible([request])
             except PagodaError as error:
                 request.finish_reason, request.error = "error", error
+                self._finish_unqueued(request)
+                continue
+            if request.check_finished():  # resumed behind its own end, before the model was known
                 self._finish_unqueued(request)
             else:
                 core.add(request, at_front=True)

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pagoda_common.config import EngineConfig
@@ -43,10 +43,13 @@ class EngineCore:
         num_blocks: int,
         max_model_len: int,
         deliver: Callable[[StepResult], None],
+        eos_token_ids: Sequence[int] = (),
         num_host_blocks: int = 0,
         swap_block_ns: int = 0,
         timeline: Timeline | None = None,
     ) -> None:
+        self.eos_token_ids = tuple(eos_token_ids)
+        """The model's end tokens."""
         self.scheduler = Scheduler(
             config=config.scheduler,
             cache=config.cache,

@@ -143,6 +143,13 @@ class Request:
         self.stop_token_id: int | None = None
         self.error: PagodaError | None = None
 
+    def learn_model(self, *, max_model_len: int, eos_token_ids: Sequence[int]) -> None:
+        """Take the model's bounds, for a request that came before any worker had loaded the model."""
+        self.max_num_tokens = min(self.max_num_tokens, max_model_len)
+        if not self.eos_token_ids and not self.sampling_params.ignore_eos:
+            self.eos_token_ids = tuple(eos_token_ids)
+            self.end_token_ids = _token_set((*self.stop_token_ids, *self.eos_token_ids))
+
     def derive(self, *, sampling_params: SamplingParams, output_token_ids: list[int]) -> "Request":
         """A beam beside this sequence: same prompt, its own output, one token at a time."""
         beam = Request(

@@ -135,6 +135,7 @@ class WorkerGroups:
                 num_host_blocks=brought_up.num_host_blocks,
                 swap_block_ns=brought_up.swap_block_ns,
                 max_model_len=brought_up.model_info.max_model_len,
+                eos_token_ids=brought_up.model_info.eos_token_ids,
                 deliver=self._engine.deliver,
                 timeline=self._timeline,
             )

@@ -5,9 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from pagoda.v1 import scheduler_pb2, types_pb2
 from pagoda_common.config import CacheConfig, EngineConfig, SchedulerConfig
-from pagoda_common.convert import token_ids_to_bytes
+from pagoda_common.engine_client import EngineClient, EngineRequest
+from pagoda_common.engine_stream import AdoptedRequest, AdoptedSequence
+from pagoda_common.sampling_params import SamplingParams
 from tests.fakes.fake_worker import FakeWorker
 from tests.harness.scheduler import RunningScheduler, running_scheduler
 
@@ -24,52 +25,56 @@ async def scheduler() -> AsyncIterator[RunningScheduler]:
 
 async def outcome(
     scheduler: RunningScheduler, known: list[int], *, max_tokens: int | None = None, ignore_eos: bool = False
-) -> tuple[list[int], int]:
-    """New tokens and finish reason of a request that a frontend goes on with; the worker comes only behind it."""
-    request = scheduler_pb2.SubmitRequest(
+) -> tuple[list[int], str | None]:
+    """All tokens and the finish reason of a request that is gone on with behind `known`; the worker comes later."""
+    adopted = AdoptedRequest(
         request_id="a",
-        prompt_token_ids=token_ids_to_bytes([10]),
-        sampling_params=types_pb2.SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=ignore_eos),
+        attempt=1,
+        prompt_token_ids=[10],
+        seed=1,
+        arrival_time_ns=1,
+        timeout_s=0,
+        sequences=[AdoptedSequence(token_ids=known)],
+        note=b"",
     )
-    if known:
-        request.resume.sequences.add(output_token_ids=token_ids_to_bytes(known))
-
-    async def read() -> tuple[list[int], int]:
-        tokens: list[int] = []
-        reason = 0
-        async for output in scheduler.stub.Generate(request):
-            tokens += output.token_ids
-            reason = output.finish_reason or reason
-        return tokens, reason
-
-    reading = asyncio.create_task(read())
-    await scheduler.until(lambda: scheduler.engine.load().num_waiting_reqs == 1)
+    params = SamplingParams(temperature=0, seed=1, max_tokens=max_tokens, ignore_eos=ignore_eos)
+    request = EngineRequest(
+        request_id="a", prompt_token_ids=[10], sampling_params=params, adopted=adopted if known else None
+    )
     worker = FakeWorker(eos_token_ids=(END,), max_model_len=MAX_MODEL_LEN)
-    await worker.start(scheduler.address)
+    client = EngineClient(address=scheduler.address)
+    await client.start()
     try:
-        return await asyncio.wait_for(reading, 60)
+        await scheduler.until(lambda: client.is_connected)
+        stream = client.submit(request)
+        await scheduler.until(lambda: scheduler.engine.load().num_waiting_reqs == 1)
+        await worker.start(scheduler.address)
+        async with asyncio.timeout(60):
+            while not stream.is_finished:
+                await stream.get()
     finally:
+        await client.close()
         await worker.stop()
+    (sequence,) = stream.sequences
+    assert not scheduler.engine.requests
+    return sequence.token_ids, sequence.finish_reason
 
 
 @pytest.mark.parametrize("known", [[], [11, 12]])
 async def test_the_models_end_token_ends_them(scheduler: RunningScheduler, known: list[int]) -> None:
-    tokens, reason = await outcome(scheduler, known, max_tokens=20)
-    assert [*known, *tokens] == [11, 12, 13, 14, END]
-    assert reason == types_pb2.FINISH_REASON_STOP
+    assert await outcome(scheduler, known, max_tokens=20) == ([11, 12, 13, 14, END], "stop")
 
 
 async def test_one_that_has_its_end_token_already_ends_without_another(scheduler: RunningScheduler) -> None:
-    assert await outcome(scheduler, [11, 12, 13, 14, END], max_tokens=20) == ([], types_pb2.FINISH_REASON_STOP)
+    known = [11, 12, 13, 14, END]
+    assert await outcome(scheduler, known, max_tokens=20) == (known, "stop")
 
 
 async def test_the_end_token_is_ignored_by_those_that_say_so(scheduler: RunningScheduler) -> None:
-    tokens, reason = await outcome(scheduler, [11], max_tokens=9, ignore_eos=True)
-    assert tokens == [12, 13, 14, 15, 16, 17, 18, 19]
-    assert reason == types_pb2.FINISH_REASON_LENGTH
+    tokens = list(range(11, 20))
+    assert await outcome(scheduler, [11], max_tokens=9, ignore_eos=True) == (tokens, "length")
 
 
 async def test_the_models_context_bounds_them(scheduler: RunningScheduler) -> None:
-    tokens, reason = await outcome(scheduler, [], ignore_eos=True)
-    assert tokens == list(range(11, 10 + MAX_MODEL_LEN))
-    assert reason == types_pb2.FINISH_REASON_LENGTH
+    tokens = list(range(11, 10 + MAX_MODEL_LEN))
+    assert await outcome(scheduler, [], ignore_eos=True) == (tokens, "length")
