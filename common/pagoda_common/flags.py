@@ -1,4 +1,4 @@
-"""Command-line flags, with vLLM's names: one table a config, read in both directions (argv to config, config to argv).
+"""Command-line flags, read in both directions (argv to config, config to argv) from the tables of flag_tables.py.
 
 A process that starts another one hands its config over with `engine_config_to_argv` and `frontend_config_to_argv`;
 there is no second list of flags. Defaults live in the configs.
@@ -7,309 +7,52 @@ there is no second list of flags. Defaults live in the configs.
 import argparse
 import json
 import os
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from pagoda_common.errors import ConfigError
+from pagoda_common.flag_tables import (
+    CACHE_FLAGS,
+    FRONTEND_FLAGS,
+    IDENTITY_FLAGS,
+    MODEL_FLAGS,
+    PARALLEL_FLAGS,
+    SCHEDULER_FLAGS,
+    Flag,
+)
 from pagoda_common.frontend_config import DEFAULT_SCHEDULER_ADDRESS, FrontendConfig
 
 Config = TypeVar("Config", bound=ModelConfig | CacheConfig | SchedulerConfig | ParallelConfig | FrontendConfig)
-
-_SUFFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_SUFFIX |= {letter.upper(): 1024**power for power, letter in enumerate("kmgt", start=1)}
-_BYTE_SUFFIX = _SUFFIX | {"B": 1}
-_BYTE_SUFFIX |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", start=1)}
-_BYTE_SUFFIX |= {f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", start=1)}
-
-
-def _quantity(text: str, suffixes: dict[str, int], examples: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    if match is None or match[2] not in suffixes:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number such as {examples}")
-    return int(float(match[1]) * suffixes[match[2]]) if "." in match[1] else int(match[1]) * suffixes[match[2]]
-
-
-def parse_count(text: str) -> int:
-    """A number of tokens: 8192, 8k (8000), 8K (8192), 1.5M. Small letters are decimal, capitals binary, as in vLLM."""
-    return _quantity(text, _SUFFIX, "8192, 8k (8000) or 8K (8192)")
-
-
-def parse_bytes(text: str) -> int:
-    """A number of bytes: 1000000, 512M and 512MiB (binary), 2GB and 2g (decimal)."""
-    return _quantity(text, _BYTE_SUFFIX, "512M, 2GiB (binary) or 2GB (decimal)")
-
-
-def parse_max_model_len(text: str) -> int | None:
-    """As `parse_count`; -1 and auto take the checkpoint's (None)."""
-    return None if text in ("-1", "auto") else parse_count(text)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Flag:
-    """One flag and the config field it fills. The field's type adds a --no- form (bool, true) or choices (Literal)."""
-
-    field: str
-    """Field of the config; also the attribute of the parsed arguments."""
-    help: str
-    """One line."""
-    names: tuple[str, ...] = ()
-    """Option strings; empty takes the field's name."""
-    parse: Callable[[str], Any] = str
-    """Text to value."""
-    metavar: str | None = None
-    """What the help shows as value."""
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """Option strings, the usual one first."""
-        return self.names or ("--" + self.field.replace("_", "-"),)
-
-
-# What the engine and the frontend must agree on.
-_IDENTITY = (
-    Flag(field="model", help="directory or hub id of the checkpoint (also as first argument)"),
-    Flag(field="revision", help="hub revision of the checkpoint"),
-    Flag(field="tokenizer", help="directory or hub id of the tokenizer, when it is not the model's"),
-    Flag(field="served_model_name", metavar="NAME", help="names clients use for the model"),
-    Flag(field="max_logprobs", parse=int, metavar="N", help="most logprobs per token; -1 allows the vocabulary"),
-    Flag(
-        field="generation_config",
-        metavar="WHERE",
-        help="where sampling defaults come from: auto is the checkpoint, vllm is nowhere, else a directory",
-    ),
-    Flag(
-        field="override_generation_config",
-        metavar="JSON",
-        help="object of sampling defaults that goes before --generation-config",
-    ),
-)
-_MODEL = (
-    *_IDENTITY,
-    Flag(field="dtype", help="data type of weights and KV cache; auto takes the checkpoint's"),
-    Flag(field="device", help="auto takes an accelerator if there is one"),
-    Flag(
-        field="max_model_len",
-        parse=parse_max_model_len,
-        metavar="TOKENS",
-        help="longest prompt plus output, such as 4096 or 8k; auto or -1 takes the checkpoint's",
-    ),
-    Flag(field="load_format", help="dummy makes random weights"),
-    Flag(
-        field="logprobs_mode",
-        help="log probabilities or logits, before (raw) or after (processed) penalties, temperature and filters",
-    ),
-    Flag(
-        field="logits_processors",
-        metavar="MODULE:CLASS",
-        help="logits processors to load besides the installed ones",
-    ),
-    Flag(field="seed", parse=int, metavar="N", help="seed of dummy weights"),
-)
-_CACHE = (
-    Flag(field="block_size", parse=int, metavar="TOKENS", help="tokens in one KV-cache block"),
-    Flag(
-        field="kv_cache_memory_bytes",
-        names=("--kv-cache-memory", "--kv-cache-memory-bytes"),
-        parse=parse_bytes,
-        metavar="BYTES",
-        help="memory of the KV cache, such as 512M or 2GiB; measured if not given",
-    ),
-    Flag(
-        field="num_blocks_override",
-        names=("--num-gpu-blocks-override",),
-        parse=int,
-        metavar="N",
-        help="exactly this many KV-cache blocks, whatever the memory says (for tests)",
-    ),
-    Flag(
-        field="gpu_memory_utilization",
-        parse=float,
-        metavar="SHARE",
-        help="share of an accelerator's memory for weights, activations and KV cache",
-    ),
-    Flag(field="enable_prefix_caching", help="share the KV cache of equal prompt prefixes"),
-    Flag(
-        field="cpu_kv_cache_memory_bytes",
-        names=("--cpu-kv-cache-memory",),
-        parse=parse_bytes,
-        metavar="BYTES",
-        help="host memory for swapped-out blocks; 0 turns swapping off",
-    ),
-)
-_SCHEDULER = (
-    Flag(field="max_num_seqs", parse=int, metavar="N", help="most sequences in a batch"),
-    Flag(field="max_num_batched_tokens", parse=parse_count, metavar="TOKENS", help="most tokens in a batch"),
-    Flag(field="enable_chunked_prefill", help="let a long prompt span steps"),
-    Flag(
-        field="long_prefill_token_threshold",
-        parse=parse_count,
-        metavar="TOKENS",
-        help="most tokens of one prompt in one step; 0 is no bound of its own",
-    ),
-    Flag(
-        field="policy",
-        names=("--scheduling-policy",),
-        help="order of the waiting queue",
-    ),
-    Flag(
-        field="preemption_mode",
-        help="with --cpu-kv-cache-memory: swap evicted blocks when that is cheaper than recomputing, always, or never",
-    ),
-    Flag(
-        field="routing_policy",
-        help="with several workers: send a request where its prefix is cached, against load, or to each in turn",
-    ),
-    Flag(field="async_scheduling", help="send a step before the result of the one before is back"),
-    Flag(
-        field="step_watchdog_s",
-        names=("--step-watchdog",),
-        parse=float,
-        metavar="SECONDS",
-        help="least time after which a step without an answer means that its worker hangs; 0 is never",
-    ),
-    Flag(
-        field="orphan_lease_s",
-        names=("--orphan-lease",),
-        parse=float,
-        metavar="SECONDS",
-        help="how long a stream outlives its frontend, for its client to go on with it at another one",
-    ),
-    Flag(
-        field="max_serving_groups",
-        parse=int,
-        metavar="N",
-        help="workers that serve at the same time; more stand by and take over at once. All serve if not given",
-    ),
-    Flag(field="max_num_queued_reqs", parse=int, metavar="N", help="most sequences waiting; more are refused (503)"),
-    Flag(
-        field="max_num_queued_tokens",
-        parse=parse_count,
-        metavar="TOKENS",
-        help="most prompt tokens waiting; more are refused (503)",
-    ),
-)
-_PARALLEL = (
-    Flag(
-        field="data_parallel_size",
-        names=("--data-parallel-size", "-dp"),
-        parse=int,
-        metavar="N",
-        help="workers, each with a copy of the model",
-    ),
-    Flag(
-        field="standby_workers",
-        parse=int,
-        metavar="N",
-        help="further workers that have the model in memory and take over at once when one is lost",
-    ),
-    Flag(
-        field="threads",
-        parse=int,
-        metavar="N",
-        help="threads of torch in each worker on a CPU; several workers share the cores if not given",
-    ),
-)
-_FRONTEND = (
-    *_IDENTITY,
-    Flag(field="scheduler", metavar="HOST:PORT", help="address of the scheduler"),
-    Flag(field="host", help="interface for HTTP and gRPC; 0.0.0.0 is all of them"),
-    Flag(field="port", parse=int, help="HTTP port; 0 takes a free one"),
-    Flag(field="grpc_port", parse=int, metavar="PORT", help="port of the public gRPC service; 0 takes a free one"),
-    Flag(
-        field="chat_template",
-        metavar="FILE",
-        help="Jinja file or text of the chat template; the tokenizer's if not given",
-    ),
-    Flag(field="trust_request_chat_template", help="let requests bring a chat template of their own"),
-    Flag(
-        field="enable_auto_tool_choice",
-        help="let the model decide to call tools; with --tool-call-parser. The embedded model may without",
-    ),
-    Flag(field="tool_call_parser", metavar="NAME", help="how the model writes tool calls, such as hermes"),
-    Flag(field="tool_parser_plugin", metavar="FILE", help="Python file that registers further tool call parsers"),
-    Flag(field="reasoning_parser", metavar="NAME", help="how the model marks its reasoning, such as deepseek_r1"),
-    Flag(field="reasoning_parser_plugin", metavar="FILE", help="Python file that registers further reasoning parsers"),
-    Flag(field="enable_prompt_tokens_details", help="put cached_tokens into usage"),
-    Flag(field="api_key", metavar="KEY", help="keys that clients must show as bearer token"),
-    Flag(field="api_key_file", metavar="FILE", help="file with more keys, one a line"),
-    Flag(field="allowed_origins", metavar="ORIGIN", help="origins that browsers may call from (CORS)"),
-    Flag(field="allowed_methods", metavar="METHOD", help="HTTP methods that they may use"),
-    Flag(field="allowed_headers", metavar="HEADER", help="headers that they may send"),
-    Flag(field="allow_credentials", help="let them send cookies and authorization"),
-    Flag(field="root_path", metavar="PATH", help="path prefix under which a proxy serves the frontend"),
-    Flag(
-        field="drain_timeout_s",
-        names=("--drain-timeout", "--shutdown-timeout"),
-        parse=float,
-        metavar="SECONDS",
-        help="time that open streams get to finish after SIGTERM",
-    ),
-    Flag(
-        field="max_request_body_bytes",
-        names=("--max-request-body-size",),
-        parse=parse_bytes,
-        metavar="BYTES",
-        help="largest HTTP request body",
-    ),
-    Flag(
-        field="sse_keep_alive_interval_s",
-        names=("--sse-keep-alive-interval",),
-        parse=float,
-        metavar="SECONDS",
-        help="silence after which a stream gets a comment line; 0 sends none",
-    ),
-    Flag(field="disable_uvicorn_access_log", help="log no line per HTTP request"),
-    Flag(field="uvicorn_log_level", help="least level of what the HTTP server itself logs"),
-    Flag(field="enable_tokenizer_info_endpoint", help="serve /tokenizer_info"),
-    Flag(field="disable_fastapi_docs", help="serve neither /docs nor /redoc nor /openapi.json"),
-    Flag(
-        field="h11_max_incomplete_event_size",
-        parse=parse_bytes,
-        metavar="BYTES",
-        help="request line and headers of an HTTP request together",
-    ),
-    Flag(field="h11_max_header_count", parse=int, metavar="N", help="headers of an HTTP request"),
-    Flag(field="ssl_keyfile", metavar="FILE", help="private key (PEM) for HTTPS"),
-    Flag(field="ssl_certfile", metavar="FILE", help="certificate chain (PEM) for HTTPS"),
-    Flag(field="ssl_ca_certs", metavar="FILE", help="authorities (PEM) that client certificates are checked against"),
-    Flag(
-        field="max_stored_responses",
-        parse=int,
-        metavar="N",
-        help="answers of /v1/responses that are kept for later calls; the oldest go first",
-    ),
-)
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Add the engine's flags: read them with `engine_config_from_args`."""
     _add_model_argument(parser)
-    _add(parser, "model", ModelConfig, _MODEL)
-    _add(parser, "cache", CacheConfig, _CACHE)
-    _add(parser, "scheduling", SchedulerConfig, _SCHEDULER)
+    _add(parser, "model", ModelConfig, MODEL_FLAGS)
+    _add(parser, "cache", CacheConfig, CACHE_FLAGS)
+    _add(parser, "scheduling", SchedulerConfig, SCHEDULER_FLAGS)
 
 
 def add_frontend_flags(parser: argparse.ArgumentParser) -> None:
     """Add the frontend's flags: read them with `frontend_config_from_args`."""
     _add_model_argument(parser)
-    _add(parser, "frontend", FrontendConfig, _FRONTEND)
+    _add(parser, "frontend", FrontendConfig, FRONTEND_FLAGS)
 
 
 def add_worker_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of whoever starts the workers: `engine_config_from_args` reads them as well."""
-    _add(parser, "workers", ParallelConfig, _PARALLEL)
+    _add(parser, "workers", ParallelConfig, PARALLEL_FLAGS)
 
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of engine, workers and frontend, each once, but the scheduler's address: the caller starts it."""
     add_engine_flags(parser)
     add_worker_flags(parser)
-    known = {flag.field for flag in _IDENTITY} | {"scheduler"}
-    _add(parser, "frontend", FrontendConfig, tuple(flag for flag in _FRONTEND if flag.field not in known))
+    known = {flag.field for flag in IDENTITY_FLAGS} | {"scheduler"}
+    _add(parser, "frontend", FrontendConfig, tuple(flag for flag in FRONTEND_FLAGS if flag.field not in known))
 
 
 def add_listen_flags(parser: argparse.ArgumentParser, *, port: int) -> None:
@@ -344,10 +87,10 @@ def engine_config_from_args(args: argparse.Namespace) -> EngineConfig:
         ConfigError: a value is out of bounds; see `config_errors`.
     """
     return EngineConfig(
-        model=_build(ModelConfig, _MODEL, args),
-        cache=_build(CacheConfig, _CACHE, args),
-        scheduler=_build(SchedulerConfig, _SCHEDULER, args),
-        parallel=_build(ParallelConfig, _PARALLEL, args),
+        model=_build(ModelConfig, MODEL_FLAGS, args),
+        cache=_build(CacheConfig, CACHE_FLAGS, args),
+        scheduler=_build(SchedulerConfig, SCHEDULER_FLAGS, args),
+        parallel=_build(ParallelConfig, PARALLEL_FLAGS, args),
     )
 
 
@@ -357,17 +100,21 @@ def frontend_config_from_args(args: argparse.Namespace) -> FrontendConfig:
     Raises:
         ConfigError: a value is out of bounds; see `config_errors`.
     """
-    return _build(FrontendConfig, _FRONTEND, args)
+    return _build(FrontendConfig, FRONTEND_FLAGS, args)
 
 
 def engine_config_to_argv(config: EngineConfig) -> list[str]:
     """A scheduler's flags that give `config` again, without `parallel`; values that are defaults are left out."""
-    return [*_argv(config.model, _MODEL), *_argv(config.cache, _CACHE), *_argv(config.scheduler, _SCHEDULER)]
+    return [
+        *_argv(config.model, MODEL_FLAGS),
+        *_argv(config.cache, CACHE_FLAGS),
+        *_argv(config.scheduler, SCHEDULER_FLAGS),
+    ]
 
 
 def frontend_config_to_argv(config: FrontendConfig) -> list[str]:
     """Flags that give `config` again; values that are defaults are left out."""
-    return _argv(config, _FRONTEND)
+    return _argv(config, FRONTEND_FLAGS)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import pytest
 
 from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from pagoda_common.errors import ConfigError
+from pagoda_common.flag_tables import parse_bytes, parse_count
 from pagoda_common.flags import (
     add_engine_flags,
     add_frontend_flags,
@@ -16,8 +17,6 @@ from pagoda_common.flags import (
     engine_config_to_argv,
     frontend_config_from_args,
     frontend_config_to_argv,
-    parse_bytes,
-    parse_count,
 )
 from pagoda_common.frontend_config import FrontendConfig
 
