@@ -53,7 +53,16 @@ class SchemaMaker:
             self._const,
             self._simple,
         ]
-        branches = [self._object, self._array, self._tuple, self._any_of, self._one_of, self._all_of, self._reference]
+        branches = [
+            self._object,
+            self._array,
+            self._set,
+            self._tuple,
+            self._any_of,
+            self._one_of,
+            self._all_of,
+            self._reference,
+        ]
         return self._random.choice(leaves + branches if depth > 0 else leaves)(depth)
 
     def _string(self, depth: int) -> Schema:
@@ -124,6 +133,10 @@ class SchemaMaker:
 
     def _tuple(self, depth: int) -> Schema:
         return {"type": "array", "prefixItems": [self._any(depth - 1) for _ in range(2)], "items": False, "minItems": 2}
+
+    def _set(self, depth: int) -> Schema:
+        values = self._random.sample(TEXTS, self._random.randint(2, 5))
+        return {"type": "array", "items": {"enum": values}, "uniqueItems": True, "maxItems": self._random.randint(1, 4)}
 
     def _any_of(self, depth: int) -> Schema:
         return {"anyOf": [self._any(depth - 1) for _ in range(self._random.randint(2, 3))]}

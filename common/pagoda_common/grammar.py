@@ -11,7 +11,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from pagoda_common.errors import InvalidRequest
-from pagoda_common.json_schema import with_any_of, with_ends, without_additional_properties
+from pagoda_common.json_schema import with_any_of, with_ends, with_listed_sets, without_additional_properties
 from pagoda_common.lark import lark_of, lark_regex
 from pagoda_common.structural_tag import structural_tag_grammar
 from pagoda_common.structured_outputs import StructuredOutputsParams
@@ -58,7 +58,7 @@ class GrammarCompiler:
         """
         if not isinstance(params.json, str):
             return self._compile(params, self._grammar(params))
-        schema = with_any_of(json.loads(params.json))
+        schema = with_listed_sets(with_any_of(json.loads(params.json)))
         if params.disable_additional_properties:
             schema = without_additional_properties(schema)
         try:

@@ -1,7 +1,8 @@
 """Rewrites of JSON schemas into what llguidance can guarantee: the same documents, or fewer where that was asked."""
 
 from collections.abc import Callable
-from itertools import combinations
+from itertools import combinations, permutations
+from math import perm
 from typing import Any
 
 VALUES = ("const", "enum", "default", "examples")
@@ -12,12 +13,52 @@ MAX_HOPS = 16
 """References followed to find what a branch is."""
 
 
+MAX_SET_VALUES = 7
+"""Values that unique items are chosen from; 128 lists in one order."""
+MAX_LISTS = 128
 FORMAT_LENGTHS = {"date-time": 35, "time": 25, "duration": 40, "email": 64, "hostname": 64, "uri": 256}
 """Characters of a string in a format that sets no end to digits or labels, unless its schema says maxLength."""
 DECIMAL = 1e-10
 """Numbers between two bounds are multiples of this unless their schema says otherwise; nothing finer compiles."""
 LEAST_BOUND = 1e-3
 """Numbers with smaller bounds than this may need more digits."""
+
+
+def with_listed_sets(schema: Any) -> Any:
+    """`schema` with each list of unique items out of few values as an enumeration of lists.
+
+    Where they are too many, in the order of the values only: what is unique is meant as a set.
+    """
+
+    def enumerate_lists(part: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(part.get("uniqueItems"), bool):
+            return part
+        rest = {name: value for name, value in part.items() if name != "uniqueItems"}
+        least, most = part.get("minItems", 0), part.get("maxItems", MAX_SET_VALUES)
+        if not part["uniqueItems"] or most == 1:
+            return rest
+        values = _set_values(_resolved(part.get("items"), schema))
+        if values is None or part.get("type") != "array" or not (isinstance(least, int) and isinstance(most, int)):
+            return part
+        sizes = range(least, min(most, len(values)) + 1)
+        choose = permutations if sum(perm(len(values), size) for size in sizes) <= MAX_LISTS else combinations
+        lists = [list(chosen) for size in sizes for chosen in choose(values, size)]
+        kept = {name: value for name, value in rest.items() if name not in ("type", "items", "minItems", "maxItems")}
+        return {**kept, "enum": lists}
+
+    return _rewritten(schema, enumerate_lists)
+
+
+def _set_values(items: Any) -> list[Any] | None:
+    """The values of `items` when they are few and nothing but values."""
+    if not isinstance(items, dict) or not items.keys() <= {"type", "enum", "const", "title", "description", "default"}:
+        return None
+    values = [True, False] if items == {"type": "boolean"} else _values(items)
+    if values is None or len(values) > MAX_SET_VALUES:
+        return None
+    types = _types({"type": items["type"]}) if "type" in items else None
+    fitting = [value for value in values if types is None or _type_of(value) in types]
+    return [value for place, value in enumerate(fitting) if value not in fitting[:place]]
 
 
 def with_ends(schema: Any) -> Any:

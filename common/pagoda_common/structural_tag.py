@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagoda_common.errors import InvalidRequest
-from pagoda_common.json_schema import with_any_of, with_ends
+from pagoda_common.json_schema import with_any_of, with_ends, with_listed_sets
 from pagoda_common.lark import lark_of, lark_regex
 
 MAX_FORMATS = 4096
@@ -114,7 +114,10 @@ class _Writer:
             if not schema:
                 raise _refuse(f"{name}.json_schema", "must not be false")
             schema = {}
-        schema = {**with_ends(with_any_of(_object(schema, f"{name}.json_schema"))), "x-guidance": self._json_options}
+        schema = {
+            **with_ends(with_listed_sets(with_any_of(_object(schema, f"{name}.json_schema")))),
+            "x-guidance": self._json_options,
+        }
         return self._rule(f"%json {json.dumps(schema)}")
 
     def regex(self, value: dict[str, Any], name: str) -> str:

@@ -18,7 +18,7 @@ from pagoda_frontend.structured import renamed
 logger = logging.getLogger(__name__)
 
 START_S = 120.0
-COMPILE_S = 10.0
+COMPILE_S = 5.0
 """A constraint that is not compiled by then is refused."""
 MAX_WAITING = 256
 MAX_KNOWN = 1024

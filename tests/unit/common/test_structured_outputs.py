@@ -1,5 +1,6 @@
 """Constraints as parameters, on the wire, and as grammars: what they accept, and what they refuse."""
 
+import json
 from typing import Any
 
 import pytest
@@ -278,6 +279,26 @@ def kind(name: str) -> dict[str, Any]:
 def test_one_of_becomes_any_of_where_its_branches_exclude_each_other(branches: list[Any], is_exclusive: bool) -> None:
     schema = {"properties": {"p": {"oneOf": branches}}, "$defs": {"a/": kind("a"), "b": kind("b")}}
     assert with_any_of(schema)["properties"]["p"] == ({"anyOf": branches} if is_exclusive else {"oneOf": branches})
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"items": {"enum": ["a", "b", "c"]}}, ["[]", '["c","a"]', '["a", "b", "c"]'], ['["a","a"]', '["d"]']),
+        ({"items": {"enum": [1, 2, 3]}, "minItems": 2, "maxItems": 2}, ["[3,1]"], ["[3]", "[1,2,3]", "[1,1]"]),
+        ({"items": {"$ref": "#/$defs/color"}, "title": "t"}, ['["red"]', '["green","red"]'], ['["red","red"]']),
+        ({"items": {"enum": list("abcdefg")}}, ['["a","c","g"]', json.dumps(list("abcdefg"))], ['["a","a"]']),
+        ({"items": {"type": "boolean"}}, ["[true,false]", "[false]"], ["[true,true]"]),
+        ({"items": {"type": "string"}, "maxItems": 1}, ['["x"]', "[]"], ['["x","y"]']),
+        ({"items": INTEGER, "uniqueItems": False}, ["[1,1]"], ["[x]"]),
+    ],
+)
+def test_a_set_of_few_values_is_a_list_without_repetition(
+    grammars: Grammars, schema: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    whole = {"type": "array", "uniqueItems": True, "$defs": {"color": {"enum": ["red", "green"]}}, **schema}
+    assert [text for text in good if not grammars.accepts(text, json=whole)] == []
+    assert [text for text in bad if grammars.accepts(text, json=whole)] == []
 
 
 def test_rewrites_leave_values_and_names_of_properties_alone() -> None:
