@@ -8,7 +8,9 @@ from pagoda_common.text.tokenizer import Tokenizer
 
 
 def bad_words_token_ids(bad_words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Each word as it is tokenized at the start of a text, and after a space where that is as long.
+    """Each word as it is tokenized at the start of a text and after a space, which is how it mostly appears.
+
+    vLLM leaves the second out where it has another number of tokens, and then still writes the word.
 
     Raises:
         InvalidRequest: a word is empty or too long, or they are too many token sequences.
@@ -21,7 +23,7 @@ def bad_words_token_ids(bad_words: Sequence[str], tokenizer: Tokenizer) -> tuple
         plain = tuple(tokenizer.encode(word.lstrip(), add_special_tokens=False))
         spaced = tuple(tokenizer.encode(" " + word.lstrip(), add_special_tokens=False))
         sequences.append(plain)
-        if spaced[0] != plain[0] and len(spaced) == len(plain):
+        if spaced[-len(plain) :] != plain:  # else the first one rules out the second
             sequences.append(spaced)
     _check_number(len(sequences))
     longest = max(map(len, sequences), default=0)
