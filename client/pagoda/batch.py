@@ -6,6 +6,7 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 from pagoda.http_client import AsyncHttpClient, error_message
@@ -16,7 +17,6 @@ POOLING_URLS = ("/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/rerank"
 NUM_TRIES = 6
 """For a line that meets no server or a full queue."""
 FIRST_RETRY_S = 0.5
-SERVICE_UNAVAILABLE = 503
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ async def _answer(text: bytes, client: AsyncHttpClient, counts: BatchCounts) -> 
         counts.num_failed += 1
         return _result(error.custom_id, None, {"code": error.code, "message": error.message})
     response = {"status_code": status, "request_id": _id("req"), "body": body}
-    if status == 200:
+    if status == HTTPStatus.OK:
         counts.num_completed += 1
         return _result(line.custom_id, response, None)
     counts.num_failed += 1
@@ -136,7 +136,7 @@ async def _post(line: BatchLine, client: AsyncHttpClient) -> tuple[int, Any]:
     for num_left in reversed(range(NUM_TRIES)):
         try:
             status, body = await client.post(line.url, line.body)
-            if status != SERVICE_UNAVAILABLE or not num_left:
+            if status != HTTPStatus.SERVICE_UNAVAILABLE or not num_left:
                 return status, body
         except NotReady as error:
             if not num_left:

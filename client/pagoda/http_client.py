@@ -4,6 +4,7 @@ import json
 import ssl
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Any, Self
 
 import aiohttp
@@ -39,13 +40,14 @@ class AsyncHttpClient:
         """The JSON at `path`.
 
         Raises:
-            NotReady: nobody answers.
+            NotReady: nobody answers, or the server is not ready.
             PagodaError: the answer is an error, or no JSON.
         """
         async with self._request("GET", path, None) as response:
             text = await response.text()
-            if response.status != 200:
-                raise PagodaError(f"HTTP {response.status}: {error_message(text)}")
+            if response.status != HTTPStatus.OK:
+                kind = NotReady if response.status == HTTPStatus.SERVICE_UNAVAILABLE else PagodaError
+                raise kind(f"HTTP {response.status}: {error_message(text)}")
             return _parse(text)
 
     async def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -70,7 +72,7 @@ class AsyncHttpClient:
             PagodaError: the server refused, failed, or ended the stream too early.
         """
         async with self._request("POST", path, body) as response:
-            if response.status != 200:
+            if response.status != HTTPStatus.OK:
                 raise PagodaError(f"HTTP {response.status}: {error_message(await response.text())}")
             async for line in _lines(response):
                 if not line.startswith(b"data:"):

@@ -23,6 +23,8 @@ class FakeOpenAIServer:
         """Of all requests."""
         self.model = MODEL
         """The name under which the model is served."""
+        self.num_not_ready = 0
+        """GET requests that are answered with 503."""
         self.reasoning = ""
         """Stands before the answers to conversations."""
         self.is_cut = False
@@ -34,6 +36,10 @@ class FakeOpenAIServer:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 fake.headers.append(dict(self.headers))
+                if fake.num_not_ready:
+                    fake.num_not_ready -= 1
+                    self.reply(503, {"error": {"message": "no worker has registered yet"}})
+                    return
                 self.reply(200, {"object": "list", "data": [{"id": fake.model, "object": "model", "root": MODEL}]})
 
             def do_POST(self) -> None:

@@ -130,6 +130,17 @@ def test_a_server_that_cannot_answer_the_first_request_ends_it(
     assert "error: the first request failed: the server ended the stream too early" in capsys.readouterr().err
 
 
+def test_a_server_that_is_not_ready_is_waited_for(
+    server: FakeOpenAIServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pagoda.commands.bench_serve.READY_POLL_S", 0.001)
+    server.num_not_ready = 3
+    assert bench(server) == 0
+    server.num_not_ready = 3
+    assert bench(server, "--ready-check-timeout-sec", "0") == 1
+    assert "error: HTTP 503: no worker has registered yet" in capsys.readouterr().err
+
+
 def test_a_server_that_does_not_come_is_not_waited_for_longer_than_asked(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "serve", "--base-url", "http://127.0.0.1:1", "--ready-check-timeout-sec", "0"]) == 1
     assert "error: no answer from http://127.0.0.1:1" in capsys.readouterr().err
