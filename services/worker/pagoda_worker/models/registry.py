@@ -80,6 +80,7 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(llama_spec, LLAMA_NAMES),
+    "LLaMAForCausalLM": Family(llama_spec, LLAMA_NAMES),
     "MistralForCausalLM": Family(mistral_spec, LLAMA_NAMES),
     "MinistralForCausalLM": Family(ministral_spec, LLAMA_NAMES),
     "Qwen2ForCausalLM": Family(qwen2_spec, LLAMA_NAMES),
@@ -120,7 +121,7 @@ FAMILIES: dict[str, Family] = {
     "GPT2LMHeadModel": Family(gpt2_spec, GPT2_NAMES),
     "OPTForCausalLM": Family(opt_spec, OPT_NAMES),
 }
-"""Supported architectures."""
+"""Supported architectures. Two have two names: LLaMAForCausalLM and MPTForCausalLM stand in early checkpoints."""
 
 
 def family_of(config: HfConfig) -> Family:
