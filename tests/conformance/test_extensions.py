@@ -72,8 +72,8 @@ def test_a_template_of_the_request_is_not_trusted(api: Api) -> None:
 def test_a_bad_word_of_several_tokens_never_appears(api: Api) -> None:
     text = api.text(max_tokens=24)
     words = " ".join(text.split()[:3])
-    assert words in text
-    assert words not in api.text(max_tokens=24, bad_words=[words])
+    assert f" {words} " in text
+    assert f" {words} " not in api.text(max_tokens=24, bad_words=[words])
 
 
 @pytest.mark.parametrize("field", ["guided_json", "guided_regex", "guided_choice", "guided_grammar", "prompt_embeds"])
