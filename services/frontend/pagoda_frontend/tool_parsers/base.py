@@ -4,10 +4,12 @@ A parser decides by the text alone, never by how it was cut into pieces: whole o
 content and the same calls. So one parser serves streams and single responses alike.
 """
 
+import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from pagoda_frontend.message import ToolCallDelta
@@ -132,14 +134,24 @@ def make_call_id() -> str:
 
 def find_marker(text: str, markers: tuple[str, ...], *, is_last: bool, start: int = 0) -> tuple[int, str | None]:
     """Where the first of `markers` begins, and which it is; without one, where it may still be going to begin."""
-    found = [(place, marker) for marker in markers if (place := text.find(marker, start)) >= 0]
-    if found:
-        return min(found, key=lambda item: item[0])
+    pattern, beginnings, max_length = _pattern(markers)
+    if not markers:
+        return len(text), None
+    match = pattern.search(text, start)
+    if match is not None:
+        return match.start(), match[0]
     if not is_last:
-        for place in range(max(start, len(text) - max(map(len, markers), default=1) + 1), len(text)):
-            if any(marker.startswith(text[place:]) for marker in markers):
+        for place in range(max(start, len(text) - max_length + 1), len(text)):
+            if text[place] in beginnings and any(marker.startswith(text[place:]) for marker in markers):
                 return place, None
     return len(text), None
+
+
+@lru_cache(maxsize=256)
+def _pattern(markers: tuple[str, ...]) -> tuple[re.Pattern[str], frozenset[str], int]:
+    """What finds `markers`, their first characters, and the length of the longest."""
+    pattern = re.compile("|".join(map(re.escape, markers)))
+    return pattern, frozenset(marker[0] for marker in markers), max(map(len, markers), default=0)
 
 
 def after_start(text: str, marker: str) -> bool | None:

@@ -36,6 +36,7 @@ class JsonSpan:
         """What comes next cannot be part of a value."""
         self._depth = 0
         self._in_string = False
+        self._in_scalar = False
 
     def read(self, text: str, start: int) -> tuple[int, str]:
         """Go on from `start`: where it stopped, and the value's text up to there, control characters escaped.
@@ -58,11 +59,11 @@ class JsonSpan:
                 continue
             end = _end(_OUTSIDE if self._depth else _SCALAR, text, place)
             parts.append(text[place:end])
-            is_scalar = self._depth == 0 and end > place
+            self._in_scalar = self._in_scalar or (self._depth == 0 and end > place)
             place = end
             if place == len(text):
                 break
-            if is_scalar:
+            if self._in_scalar:
                 self.is_done = True
                 break
             parts.append(self._open_or_close(text[place]))
@@ -119,7 +120,7 @@ class JsonCall:
         self._step = self._open
         self._key = ""
         self._span = JsonSpan()
-        self._start = 0
+        self._parts: list[str] = []
         self._held: str | None = None
 
     def read(self, text: str) -> Outcome:
@@ -172,7 +173,7 @@ class JsonCall:
         character = self._next(text)
         if not character:
             return None
-        self._span, self._start = JsonSpan(), self.place
+        self._span, self._parts = JsonSpan(), []
         is_arguments = self._key in ("arguments", "parameters")
         if is_arguments and character == "{" and self.name is not None and not self.has_begun and not self.news:
             self.is_arguing = True
@@ -203,13 +204,13 @@ class JsonCall:
 
     def _read_other(self, text: str) -> Outcome | None:
         """A whole value: the name, arguments that come before it, or what calls may have besides."""
-        span = JsonSpan()
-        end, raw = span.read(text, self.place)
-        if span.is_broken:
+        self.place, part = self._span.read(text, self.place)
+        self._parts.append(part)
+        if self._span.is_broken:
             return self._fail()
-        if not span.is_done:
+        if not self._span.is_done:
             return None
-        self.place = end
+        raw = "".join(self._parts)
         if self._key == "name" and self.name is None:
             name = _loads(raw)
             if not isinstance(name, str) or not name or not is_utf8(name):

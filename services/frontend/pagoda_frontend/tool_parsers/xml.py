@@ -7,6 +7,11 @@ from typing import Any, ClassVar
 from pagoda_frontend.tool_parsers.base import ToolParser, find_marker
 from pagoda_frontend.tool_parsers.values import json_text, typed_value
 
+MAX_NAME_CHARS = 1024
+"""Without the end of a name within this, it was no call."""
+LOOKAHEAD_CHARS = 64
+"""No marker behind a name is longer."""
+
 
 class TaggedArgumentsParser(ToolParser):
     """Reads a name, and arguments one after the other. Subclasses say how they look."""
@@ -32,6 +37,8 @@ class TaggedArgumentsParser(ToolParser):
         super().__init__(schemas=schemas)
         self._properties: dict[str, Any] = {}
         self._key = ""
+        self._searched = 0
+        """Characters of the value in which it does not end."""
         self._num_arguments = 0
         self._raw = ""
         self._state = self._read_content
@@ -50,8 +57,9 @@ class TaggedArgumentsParser(ToolParser):
 
     def _read_name(self, *, is_last: bool) -> bool:
         match = self.name.match(self._text)
-        if match is None:
-            if not is_last and not any(stop in self._text for stop in self.stops):
+        if match is None or match.end() > MAX_NAME_CHARS:
+            is_short = len(self._text) <= MAX_NAME_CHARS + LOOKAHEAD_CHARS
+            if not is_last and is_short and not any(stop in self._text for stop in self.stops):
                 return False
             self._say(self._raw)
             self._state = self._read_content
@@ -89,9 +97,11 @@ class TaggedArgumentsParser(ToolParser):
         return True
 
     def _read_value(self, *, is_last: bool) -> bool:
-        place, marker = find_marker(self._text, self.value_ends, is_last=is_last)
+        place, marker = find_marker(self._text, self.value_ends, is_last=is_last, start=self._searched)
         if marker is None and not is_last:
+            self._searched = place
             return False
+        self._searched = 0
         text = self._read(place)
         if marker == self.value_ends[0]:
             self._read(len(marker))
