@@ -16,8 +16,22 @@ MAX_HOPS = 16
 MAX_SET_VALUES = 7
 """Values that unique items are chosen from; 128 lists in one order."""
 MAX_LISTS = 128
-FORMAT_LENGTHS = {"date-time": 35, "time": 25, "duration": 40, "email": 64, "hostname": 64, "uri": 256}
-"""Characters of a string in a format that sets no end to digits or labels, unless its schema says maxLength."""
+_FOURTH = "(0[48]|[2468][048]|[13579][26])"
+_LEAP_DAY = f"([0-9]{{2}}{_FOURTH}|{_FOURTH}00)-02-29"
+_YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3})"
+_DATE = f"({_LEAP_DAY}|{_YEAR}-(02-([01][0-9]|2[0-8])|(0[13-9]|1[0-2])-[0-3][0-9]))"
+_TIME = "[0-9]{2}:[0-9]{2}:[0-5][0-9]"
+FORMATS: dict[str, dict[str, Any]] = {
+    "date": {"pattern": f"^{_DATE}$"},
+    "date-time": {"pattern": f"^{_DATE}[Tt]{_TIME}", "maxLength": 35},
+    "time": {"pattern": f"^{_TIME}", "maxLength": 25},
+    "duration": {"maxLength": 40},
+    "email": {"maxLength": 64},
+    "hostname": {"maxLength": 64},
+    "uri": {"maxLength": 256},
+}
+"""What is added to a format where its schema says neither maxLength nor pattern: an end to digits and labels, and what
+llguidance leaves open: the days that a February has, the year 0, leap seconds."""
 DECIMAL = 1e-10
 """Numbers between two bounds are multiples of this unless their schema says otherwise; nothing finer compiles."""
 LEAST_BOUND = 1e-3
@@ -70,8 +84,8 @@ def with_ends(schema: Any) -> Any:
     def shorten(part: dict[str, Any]) -> dict[str, Any]:
         kinds = part.get("type")
         name = part.get("format")
-        if isinstance(name, str) and name in FORMAT_LENGTHS and "maxLength" not in part and "pattern" not in part:
-            return {**part, "maxLength": FORMAT_LENGTHS[name]}
+        if isinstance(name, str) and name in FORMATS and "maxLength" not in part and "pattern" not in part:
+            return {**part, **FORMATS[name]}
         if (kinds == "number" or (isinstance(kinds, list) and "number" in kinds)) and "multipleOf" not in part:
             low: Any = part.get("minimum", part.get("exclusiveMinimum"))
             high: Any = part.get("maximum", part.get("exclusiveMaximum"))

@@ -315,6 +315,26 @@ def test_rewrites_leave_values_and_names_of_properties_alone() -> None:
     assert with_ends(schema) == schema
 
 
+@pytest.mark.parametrize(
+    ("text", "is_date"),
+    [
+        ("2023-02-28", True),
+        ("2023-02-29", False),
+        ("2024-02-29", True),
+        ("1900-02-29", False),
+        ("2000-02-29", True),
+        ("2023-04-31", False),
+        ("2023-12-31", True),
+        ("0000-01-01", False),
+        ("0001-01-01", True),
+    ],
+)
+def test_dates_are_days_of_the_calendar(grammars: Grammars, text: str, is_date: bool) -> None:
+    assert grammars.accepts(f'"{text}"', json={"type": "string", "format": "date"}) is is_date
+    assert grammars.accepts(f'"{text}T23:59:59Z"', json={"type": "string", "format": "date-time"}) is is_date
+    assert not grammars.accepts(f'"{text}T23:59:60Z"', json={"type": "string", "format": "date-time"})
+
+
 def test_endless_forms_end(grammars: Grammars) -> None:
     number = {"type": "number", "minimum": 0, "maximum": 2}
     assert grammars.accepts("1.5", json=number)
