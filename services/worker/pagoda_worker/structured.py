@@ -97,7 +97,8 @@ class Constraints:
                 if self._sequences.pop(slot, None) is not None:
                     self._is_constrained[slot] = False
         for request in step.new_requests:
-            if request.sampling_params.structured_outputs is not None and is_in_use[request.slot : request.slot + 1]:
+            is_taken = request.slot < is_in_use.size and bool(is_in_use[request.slot])
+            if is_taken and request.sampling_params.structured_outputs is not None:
                 self._add(request)
 
     def _add(self, request: NewRequest) -> None:
