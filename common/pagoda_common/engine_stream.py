@@ -17,6 +17,15 @@ MAX_RESUBMITS_WITHOUT_PROGRESS = 8
 TRANSIENT = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED)
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a client has of a sequence already."""
+
+    num_tokens: int
+    is_finished: bool = False
+    """It knows the end as well."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdoptedSequence:
     """What the engine knew of a sequence when its frontend was gone."""
@@ -66,6 +75,8 @@ class EngineRequest:
     """For the adopter."""
     adopted: AdoptedRequest | None = None
     """The request is gone on with."""
+    known: tuple[Known, ...] = ()
+    """With `adopted`: what the client has of each sequence."""
     beam_search: BeamSearchParams | None = None
     """Search instead of sampling: the sequences are the n best hypotheses."""
 

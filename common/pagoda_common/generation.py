@@ -5,9 +5,10 @@ Both the frontend and the client library turn an engine's tokens into text here,
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 from pagoda_common.engine_client import EngineClient
-from pagoda_common.engine_stream import EngineRequest, EngineStream
+from pagoda_common.engine_stream import EngineRequest, EngineStream, Known
 from pagoda_common.errors import RequestFailed
 from pagoda_common.outputs import EngineOutput, SequenceDelta, TokenLogprobs
 from pagoda_common.text.stop_strings import StopStrings
@@ -124,6 +125,7 @@ class TextStream:
             SequenceText(index=index, request=request, tokenizer=tokenizer)
             for index in range(request.sampling_params.n)
         ]
+        self._known = request.known
         self._deadline: asyncio.TimerHandle | None = None
         if request.timeout_s > 0:  # here as well as in the engine, which may be away or stuck
             self._deadline = asyncio.get_running_loop().call_later(request.timeout_s, self._stream.expire)
@@ -149,10 +151,13 @@ class TextStream:
             if output.finish_reason == "error":
                 raise output.error or RequestFailed("the engine failed this request")
             text = self._texts[output.index]
-            deltas.append(text.append(output))
-            deltas[-1].prompt_logprobs = self._stream.prompt_logprobs
-            if text.has_met_stop_string:
-                self._stream.stop(output.index)
+            for part, is_replayed in _cut(output, self._known):
+                deltas.append(text.append(part))
+                deltas[-1].prompt_logprobs = self._stream.prompt_logprobs
+                deltas[-1].is_replayed = is_replayed
+                if text.has_met_stop_string:
+                    self._stream.stop(output.index)
+                    break
         return deltas
 
     def close(self) -> None:
@@ -160,6 +165,33 @@ class TextStream:
         if self._deadline is not None:
             self._deadline.cancel()
         self._stream.abort()
+
+
+def _cut(output: EngineOutput, known: tuple[Known, ...]) -> list[tuple[EngineOutput, bool]]:
+    """`output` cut where what the client has ends; with each part, whether the client has it."""
+    if not known:
+        return [(output, False)]
+    has = known[output.index]
+    num_known = has.num_tokens - output.offset
+    if len(output.token_ids) <= num_known and (output.finish_reason is None or has.is_finished):
+        return [(output, True)]
+    if num_known <= 0:
+        return [(output, False)]
+    logprobs = output.logprobs
+    head = replace(
+        output,
+        token_ids=output.token_ids[:num_known],
+        logprobs=None if logprobs is None else logprobs[:num_known],
+        finish_reason=None,
+        stop_token_id=None,
+    )
+    tail = replace(
+        output,
+        offset=has.num_tokens,
+        token_ids=output.token_ids[num_known:],
+        logprobs=None if logprobs is None else logprobs[num_known:],
+    )
+    return [(head, True), (tail, False)]
 
 
 async def generate_text(

@@ -138,6 +138,8 @@ class SequenceDelta:
     queue_s: float | None = None
     """Seconds the sequence waited for its first place in a batch; None while it waits."""
     num_preemptions: int = 0
+    is_replayed: bool = False
+    """The client has it already: it was lost with another frontend, and matters only for what follows."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """Of the request when asked for: one per prompt token, None for the first; whole before the first output token."""
 

@@ -21,6 +21,7 @@ from pagoda_frontend.params import (
     make_sampling_params,
 )
 from pagoda_frontend.protocol import GenerationBody
+from pagoda_frontend.resume import Resumption
 from pagoda_frontend.run import Run
 from pagoda_frontend.serving import ServedModel, Serving
 from pagoda_frontend.structured import structured_outputs_of
@@ -98,11 +99,14 @@ def make_run(
     terms: Terms,
     field: str,
     is_scoring: bool = False,
+    note: bytes = b"",
+    resumption: Resumption | None = None,
 ) -> Run:
     """The run of `prompts`; `field` is the body's field that they come from.
 
     Args:
         is_scoring: only the prompts' log probabilities are wanted.
+        note, resumption: as `Run` has them.
 
     Raises:
         InvalidRequest: a prompt does not fit the context, or they are too many sequences.
@@ -124,6 +128,8 @@ def make_run(
         cache_salt=body.cache_salt or "",
         beam_search=choices.beam_search,
         is_scoring=is_scoring,
+        note=note,
+        resumption=resumption,
     )
 
 

@@ -15,9 +15,11 @@ from pagoda_frontend.conversation import Conversation, start_conversation
 from pagoda_frontend.message import CollectedMessage
 from pagoda_frontend.prompts import template_message
 from pagoda_frontend.protocol import ChatBatchBody, ChatBody, ConversationBody
+from pagoda_frontend.resume import Resumption, note_of, resumption_of
 from pagoda_frontend.serving import ServedModel, Serving, unique_id
-from pagoda_frontend.sse import EventStream, stream_events, unless_disconnected
+from pagoda_frontend.sse import EventStream, resumable_events, unless_disconnected
 
+CHAT_PATH = "/v1/chat/completions"
 MAX_CONVERSATIONS = 1024
 """In one batch."""
 
@@ -34,6 +36,9 @@ class ChatCompletions:
         Raises:
             PagodaError: the request is wrong, was refused, or failed.
         """
+        resumption = await resumption_of(request.headers, serving=self._serving, path=CHAT_PATH)
+        if resumption is not None:
+            return await self._answer(request, resumption.body_as(ChatBody), resumption)
         body = await read_body(request, ChatBody, max_bytes=self._serving.config.max_request_body_bytes)
         if body.stream:
             return await self._answer(request, body)
@@ -77,15 +82,19 @@ class ChatCompletions:
         }
         return json_response(answer, {"X-Request-Id": request_id})
 
-    async def _answer(self, request: Request, body: ChatBody) -> Response:
+    async def _answer(self, request: Request, body: ChatBody, resumption: Resumption | None = None) -> Response:
+        created = resumption.created if resumption is not None else int(time.time())
+        given_id = request.headers.get("x-request-id") or body.request_id
         conversation = await start_conversation(
             body,
             serving=self._serving,
             headers=request.headers,
-            request_id=unique_id("chatcmpl-", request.headers.get("x-request-id") or body.request_id),
+            request_id=resumption.response_id if resumption is not None else unique_id("chatcmpl-", given_id),
+            note=note_of(body, path=CHAT_PATH, created=created) if body.stream else b"",
+            resumption=resumption,
         )
         run, model = conversation.run, conversation.model
-        envelope = _envelope(body, model, run.request_id)
+        envelope = _envelope(body, model, run.request_id, created)
         echo = _echo_of(body)
         headers = {"X-Request-Id": run.request_id}
         if body.stream:
@@ -98,9 +107,8 @@ class ChatCompletions:
                 usage=conversation.usage,
             )
             keep_alive_s = self._serving.config.sse_keep_alive_interval_s
-            return EventStream(
-                stream_events(conversation, chunks), keep_alive_s=keep_alive_s, timeout_s=run.timeout_s, headers=headers
-            )
+            events = resumable_events(conversation, chunks, run, is_resumed=resumption is not None)
+            return EventStream(events, keep_alive_s=keep_alive_s, timeout_s=run.timeout_s, headers=headers)
         messages = await conversation.collect()
         shown = [_choice(message, body, conversation, echo) for message in messages]
         answer: dict[str, Any] = {**envelope, "choices": shown, "usage": conversation.usage()}
@@ -127,11 +135,13 @@ def batch_bodies(body: ChatBatchBody) -> list[ChatBody]:
     return [ChatBody.model_construct(**shared, messages=messages) for messages in body.messages]
 
 
-def _envelope(body: ConversationBody, model: ServedModel, request_id: str) -> dict[str, Any]:
+def _envelope(
+    body: ConversationBody, model: ServedModel, request_id: str, created: int | None = None
+) -> dict[str, Any]:
     return {
         "id": request_id,
         "object": "chat.completion.chunk" if body.stream else "chat.completion",
-        "created": int(time.time()),
+        "created": int(time.time()) if created is None else created,
         "model": body.model or model.names[0],
         "system_fingerprint": model.fingerprint,
     }

@@ -24,12 +24,14 @@ from pagoda_frontend.echo import Echo
 from pagoda_frontend.logprobs import LogprobWriter
 from pagoda_frontend.params import COMPLETION_MAX_TOKENS
 from pagoda_frontend.protocol import CompletionBody
+from pagoda_frontend.resume import Resumption, note_of, resumption_of
 from pagoda_frontend.run import CollectedSequence
 from pagoda_frontend.serving import ServedModel, Serving, unique_id
-from pagoda_frontend.sse import EventStream, stream_events, unless_disconnected
+from pagoda_frontend.sse import EventStream, resumable_events, stream_events, unless_disconnected
 from pagoda_frontend.structured import constraint_field
 from pagoda_frontend.terms import terms_of
 
+COMPLETIONS_PATH = "/v1/completions"
 MAX_PROMPTS = 1024
 
 
@@ -46,6 +48,9 @@ class Completions:
             PagodaError: the request is wrong, was refused, or failed.
         """
         serving = self._serving
+        resumption = await resumption_of(request.headers, serving=serving, path=COMPLETIONS_PATH)
+        if resumption is not None:
+            return await self._answer(request, resumption.body_as(CompletionBody), resumption)
         body = await read_body(request, CompletionBody, max_bytes=serving.config.max_request_body_bytes)
         return (
             await unless_disconnected(request, self._answer(request, body))
@@ -53,8 +58,10 @@ class Completions:
             else (await self._answer(request, body))
         )
 
-    async def _answer(self, request: Request, body: CompletionBody) -> Response:
+    async def _answer(self, request: Request, body: CompletionBody, resumption: Resumption | None = None) -> Response:
         serving = self._serving
+        created = resumption.created if resumption is not None else int(time.time())
+        given_id = request.headers.get("x-request-id") or body.request_id
         model = serving.model_named(body.model)
         max_tokens = body.max_tokens if body.max_tokens is not None else COMPLETION_MAX_TOKENS
         is_scoring = bool(body.echo) and max_tokens == 0
@@ -76,18 +83,20 @@ class Completions:
             body,
             serving=serving,
             model=model,
-            request_id=unique_id("cmpl-", request.headers.get("x-request-id") or body.request_id),
+            request_id=resumption.response_id if resumption is not None else unique_id("cmpl-", given_id),
             prompts=prompts,
             params=params,
             choices=choices,
             terms=terms,
             field="prompt",
             is_scoring=is_scoring,
+            note=note_of(body, path=COMPLETIONS_PATH, created=created) if body.stream else b"",
+            resumption=resumption,
         )
         envelope = {
             "id": run.request_id,
             "object": "text_completion",
-            "created": int(time.time()),
+            "created": created,
             "model": body.model or model.names[0],
             "system_fingerprint": model.fingerprint,
         }
@@ -110,9 +119,12 @@ class Completions:
                 prompt_logprobs=run.prompt_logprobs,
             )
             keep_alive_s = serving.config.sse_keep_alive_interval_s
-            return EventStream(
-                stream_events(run, chunks), keep_alive_s=keep_alive_s, timeout_s=run.timeout_s, headers=headers
+            events = (
+                stream_events(run, chunks)
+                if run.event_ids is None  # several prompts
+                else resumable_events(run, chunks, run, is_resumed=resumption is not None)
             )
+            return EventStream(events, keep_alive_s=keep_alive_s, timeout_s=run.timeout_s, headers=headers)
         sequences = choices.best(await run.collect())
         shown = []
         for sequence in sequences:

@@ -17,6 +17,7 @@ from pagoda_frontend.logprobs import LogprobWriter
 from pagoda_frontend.message import CollectedMessage, MessageCollector, MessageDelta
 from pagoda_frontend.message_reader import MessageReader, make_reader, plain_delta
 from pagoda_frontend.protocol import ChatBody
+from pagoda_frontend.resume import Resumption
 from pagoda_frontend.run import Run
 from pagoda_frontend.serving import ServedModel, Serving
 from pagoda_frontend.structured import constraint_field
@@ -83,12 +84,15 @@ async def start_conversation(
     headers: Mapping[str, str],
     request_id: str,
     terms: Terms | None = None,
+    note: bytes = b"",
+    resumption: Resumption | None = None,
 ) -> Conversation:
     """Check `body`, render and tokenize its messages, and make the run; nothing is generated before it is read.
 
     Args:
         headers: of the call, with names in small letters.
         terms: tenant, priority and time limit, when they are not to be taken from headers and body.
+        note, resumption: as `Run` has them.
 
     Raises:
         InvalidRequest: `field` names the field.
@@ -146,6 +150,8 @@ async def start_conversation(
         choices=choices,
         terms=terms,
         field="messages",
+        note=note,
+        resumption=resumption,
     )
     return Conversation(
         serving=serving,

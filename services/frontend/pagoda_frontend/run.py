@@ -4,12 +4,13 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pagoda_common.beam_search import BeamSearchParams
 from pagoda_common.engine_client import EngineRequest
 from pagoda_common.outputs import FinishReason, SequenceDelta, TokenLogprobs
 from pagoda_common.sampling_params import SamplingParams
+from pagoda_frontend.resume import EventIds, Resumption
 from pagoda_frontend.serving import Serving
 from pagoda_frontend.terms import Terms
 
@@ -61,8 +62,16 @@ class Run:
         cache_salt: str = "",
         beam_search: BeamSearchParams | None = None,
         is_scoring: bool = False,
+        note: bytes = b"",
+        resumption: Resumption | None = None,
     ) -> None:
-        """`sampling_params`: one per prompt, all with the same n; `is_scoring`: what is generated is not given out."""
+        """
+        Args:
+            sampling_params: one per prompt, all with the same n.
+            is_scoring: what is generated is not given out.
+            note: for a frontend that goes on with this run's stream when this one is gone; empty: none may.
+            resumption: what this run goes on with.
+        """
         self.request_id = request_id
         self.prompts = prompts
         self.n = sampling_params[0].n
@@ -73,6 +82,8 @@ class Run:
         self._is_scoring = is_scoring
         self.prompt_logprobs: list[list[TokenLogprobs | None] | None] = [None] * len(prompts)
         """For each prompt when asked for; there before its first output token."""
+        self.latest: list[SequenceDelta] = []
+        """What `deltas` gave last."""
         self._serving = serving
         unique = f"{request_id}-{uuid.uuid4().hex[:8]}"
         self._requests = [
@@ -88,6 +99,30 @@ class Run:
             )
             for number, (prompt, params) in enumerate(zip(prompts, sampling_params, strict=True))
         ]
+        self.event_ids: EventIds | None = None
+        """Of a stream that can be resumed."""
+        if note and len(prompts) == 1:
+            self._requests[0].resume_key, self._requests[0].note = request_id, note
+            self.event_ids = EventIds(response_id=request_id, n=self.n)
+        if resumption is not None:
+            self._go_on(resumption)
+
+    def _go_on(self, resumption: Resumption) -> None:
+        request, adopted = self._requests[0], resumption.adopted
+        self._requests[0] = replace(
+            request,
+            request_id=adopted.request_id,
+            prompt_token_ids=adopted.prompt_token_ids,
+            sampling_params=replace(request.sampling_params, seed=adopted.seed),
+            timeout_s=adopted.timeout_s,
+            adopted=adopted,
+            known=resumption.known,
+        )
+
+    def release(self) -> None:
+        """The client has everything, or is gone: nobody will go on with the stream."""
+        if self.event_ids is not None:
+            self._serving.engine.release(self._requests[0].request_id)
 
     @property
     def num_sequences(self) -> int:
@@ -122,6 +157,7 @@ class Run:
                         self._num_output_tokens[delta.index] = delta.num_output_tokens
                         if delta.num_cached_tokens:
                             self._num_cached_tokens[delta.index // self.n] = delta.num_cached_tokens
+                    self.latest = deltas
                     yield deltas
 
     async def collect(self) -> list[CollectedSequence]:
