@@ -100,6 +100,11 @@ class MessageParser:
         """There was a call."""
 
     @property
+    def is_constrained(self) -> bool:
+        """Whether the text has to be calls and nothing else."""
+        return self._calls is not None and self._calls.is_constrained
+
+    @property
     def is_reasoning(self) -> bool:
         """Whether what comes next is reasoning, as far as is known."""
         return self._reasoning is not None and self._reasoning.is_inside

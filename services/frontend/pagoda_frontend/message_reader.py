@@ -49,6 +49,8 @@ class MessageReader:
             self._count(delta.token_ids)
         piece = parser.append(delta.text, is_last=delta.finish_reason is not None)
         finish_reason: MessageFinishReason | None = delta.finish_reason
+        if finish_reason == "length" and parser.is_constrained and not parser.has_called:
+            piece.content = ""  # the beginning of a call, cut off before its name
         if finish_reason == "stop" and parser.has_called and not self._is_named:
             finish_reason = "tool_calls"
         return MessageDelta(

@@ -9,6 +9,7 @@ import pytest
 
 from pagoda_common.errors import ConfigError
 from pagoda_common.text.tokenizer import Tokenizer
+from pagoda_frontend.reasoning_parsers import TaggedReasoningParser, register_reasoning_parser
 from tests.service.frontend.harness import MODEL, Running, running_frontend
 
 CHAT = "/v1/chat/completions"
@@ -172,6 +173,11 @@ async def test_an_answer_cut_off_within_a_call_ends_by_its_length(frontend: Runn
     message, finish_reason = await both(frontend, tools=[WEATHER], max_tokens=24)
     assert finish_reason == "length"
     assert message["tool_calls"][0]["arguments"].startswith('{"')
+    frontend.fake.script = tokenizer.encode('<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}')
+    message, finish_reason = await whole(frontend, tools=[WEATHER], tool_choice=NAMED, max_tokens=3)
+    assert (message["content"], "tool_calls" in message, finish_reason) == ("", False, "length")
+    message, _ = await streamed(frontend, tools=[WEATHER], tool_choice=NAMED, max_tokens=3)
+    assert (message["content"], message["tool_calls"]) == (None, [])
 
 
 def function(**fields: Any) -> list[Any]:
@@ -311,6 +317,29 @@ async def test_the_end_of_the_prompt_says_whether_there_is_reasoning(tokenizer: 
         assert prompt_of(frontend, tokenizer) == "hihigh"
         await whole(frontend, reasoning_effort="none")
         assert prompt_of(frontend, tokenizer) == "hi<think></think>none"
+
+
+@register_reasoning_parser("marked")
+class MarkedReasoning(TaggedReasoningParser):
+    """Ends with a special token of the embedded model."""
+
+    start, end = "<|im_start|>", "<|pad|>"
+    markers = (start, end)
+    is_assumed = True
+
+
+async def test_constraints_wait_for_the_token_that_ends_the_reasoning(tokenizer: Tokenizer) -> None:
+    async with running_frontend(reasoning_parser="marked") as frontend:
+        end = tokenizer.token_id("<|pad|>")
+        thought, answer = (tokenizer.encode(text, add_special_tokens=False) for text in ("Hm, hm.", '{"a": 1}'))
+        frontend.fake.script = [*thought, end, *answer]
+        message, _ = await both(frontend, response_format={"type": "json_object"})
+        assert (message["reasoning"], message["content"]) == ("Hm, hm.", '{"a": 1}')
+        assert list(frontend.fake.submits[-1].sampling_params.structured_output.start_after_token_ids) == [end]
+        await whole(frontend, tools=[WEATHER], tool_choice="required")
+        assert list(frontend.fake.submits[-1].sampling_params.structured_output.start_after_token_ids) == [end]
+        usage = (await frontend.post(CHAT, {"messages": USER})).json()["usage"]
+        assert usage["completion_tokens_details"]["reasoning_tokens"] == len(thought) + 1
 
 
 async def test_a_request_may_bring_a_template_where_it_is_trusted(tokenizer: Tokenizer) -> None:
