@@ -96,10 +96,15 @@ def test_a_final_message_is_either_continued_or_answered(api: Api) -> None:
     api.refused(CHAT, chat_body(messages, continue_final_message=True, add_generation_prompt=True))
 
 
-def test_echo_shows_the_last_message_first(api: Api) -> None:
+def test_echo_shows_the_beginning_of_a_continued_message(api: Api) -> None:
     messages = [{"role": "user", "content": CAPITAL}, {"role": "assistant", "content": "The capital of France"}]
     fields: Json = {"max_tokens": 50, "continue_final_message": True, "add_generation_prompt": False, "echo": True}
     assert api.says(messages, **fields) == PARIS
+    assert api.stream(CHAT, chat_body(messages, **fields)).text() == PARIS
+
+
+def test_the_question_is_not_part_of_an_echo(api: Api) -> None:
+    assert api.says(CAPITAL, max_tokens=50, echo=True) == PARIS
 
 
 def test_the_end_token_is_shown_when_asked_for(api: Api) -> None:

@@ -148,8 +148,9 @@ def _envelope(
 
 
 def _echo_of(body: ChatBody) -> str:
-    """What the answer begins with: the text of the last message, when it is to be echoed."""
-    if not body.echo:
+    """What the answer begins with: the text of the last message, when it is the answer's own and is to be echoed."""
+    is_answered = body.add_generation_prompt is not False and body.messages[-1].role != "assistant"
+    if not body.echo or is_answered:
         return ""
     return template_message(body.messages[-1], len(body.messages) - 1)["content"] or ""
 
