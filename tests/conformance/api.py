@@ -147,12 +147,12 @@ def chat_body(content: Any = QUESTION, **fields: Any) -> Json:
 
 
 def server_sent_events(lines: Iterator[str]) -> Iterator[str]:
-    """The data of each event; fails on a line that is neither data, a comment nor the blank between two events."""
+    """The data of each event; fails on a line that is neither data, an id, a comment nor the blank between events."""
     for line in lines:
         if line.startswith("data: "):
             yield line.removeprefix("data: ")
         else:
-            assert line == "" or line.startswith(":"), line
+            assert line == "" or line.startswith((":", "id: ")), line
 
 
 def check_answer(answer: Json, *, id_prefix: str, kind: str) -> None:
