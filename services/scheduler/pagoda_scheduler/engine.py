@@ -121,7 +121,9 @@ class Engine:
             raise NotReady("the engine is draining", retry_after_s=1)
         core = self._router.choose(sequences[0], self.cores) if self.cores else None
         if core is not None:
-            core.scheduler.check_admissible([s for s in sequences if not s.is_finished])
+            unfinished = [sequence for sequence in sequences if not sequence.is_finished]
+            check = core.scheduler.check_fits if attempt > 1 else core.scheduler.check_admissible
+            check(unfinished)
         is_resumed = any(sequence.output_token_ids for sequence in sequences)
         open_request = OpenRequest(attempt, sequences, core, origin)
         self.requests[request_id] = open_request
@@ -286,7 +288,7 @@ class Engine:
             core = self._router.choose(request, self.cores)
             self.requests[request.request_id].core = core
             try:
-                core.scheduler.check_admissible([request])
+                core.scheduler.check_fits([request])
             except PagodaError as error:
                 request.finish_reason, request.error = "error", error
                 self._finish_unqueued(request)

@@ -86,27 +86,13 @@ class Scheduler:
         return bool(self.running) or len(self.waiting) > 0 or len(self.quarantine) > 0
 
     def check_admissible(self, requests: list[Request]) -> None:
-        """Whether `requests` may be added.
+        """Whether `requests`, which are new, may be added.
 
         Raises:
             RequestTooLong: the prompt does not fit the context.
             QueueFull: a bound on the waiting queue would be passed.
         """
-        for request in requests:
-            if request.num_prompt_tokens >= self.max_model_len:
-                raise RequestTooLong(
-                    f"prompt has {request.num_prompt_tokens} tokens, max_model_len is {self.max_model_len}"
-                    " and at least 1 token must be left for the output",
-                    field="prompt_token_ids",
-                )
-            if not self._config.enable_chunked_prefill:
-                budget = self._config.max_num_batched_tokens
-                if request.num_tokens > budget:
-                    raise RequestTooLong(
-                        f"prompt has {request.num_tokens} tokens, max_num_batched_tokens is {budget}"
-                        " and chunked prefill is off",
-                        field="prompt_token_ids",
-                    )
+        self.check_fits(requests)
         max_reqs, max_tokens = self._config.max_num_queued_reqs, self._config.max_num_queued_tokens
         if max_reqs is not None and len(self.waiting) + len(requests) > max_reqs:
             raise QueueFull(
@@ -117,6 +103,28 @@ class Scheduler:
             raise QueueFull(
                 f"{tokens} prompt tokens would wait, max_num_queued_tokens is {max_tokens}", retry_after_s=1
             )
+
+    def check_fits(self, requests: list[Request]) -> None:
+        """Whether `requests` can be computed at all: for those that were taken in before, the queue has no bound.
+
+        Raises:
+            RequestTooLong: the prompt does not fit the context, or a step.
+        """
+        for request in requests:
+            if request.num_prompt_tokens >= self.max_model_len:
+                raise RequestTooLong(
+                    f"prompt has {request.num_prompt_tokens} tokens, max_model_len is {self.max_model_len}"
+                    " and at least 1 token must be left for the output",
+                    field="prompt_token_ids",
+                )
+            if not self._config.enable_chunked_prefill:
+                budget = self._config.max_num_batched_tokens
+                if request.num_prompt_tokens > budget:
+                    raise RequestTooLong(
+                        f"prompt has {request.num_prompt_tokens} tokens, max_num_batched_tokens is {budget}"
+                        " and chunked prefill is off",
+                        field="prompt_token_ids",
+                    )
 
     def add(self, request: Request, *, at_front: bool = False) -> None:
         """Queue a sequence; `at_front` for one that had already been admitted elsewhere."""
@@ -384,8 +392,8 @@ class Scheduler:
 
     def _chunk(self, num_new: int, budget: int) -> int:
         """How many of a sequence's `num_new` tokens this step takes; 0 when it has to wait."""
-        if not self._config.enable_chunked_prefill:
-            return num_new if num_new <= budget else 0
+        if not self._config.enable_chunked_prefill and num_new <= self._config.max_num_batched_tokens:
+            return num_new if num_new <= budget else 0  # one that has outgrown every step is recomputed in chunks
         threshold = self._config.long_prefill_token_threshold
         if 0 < threshold < num_new:
             num_new = threshold

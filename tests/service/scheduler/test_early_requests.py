@@ -14,11 +14,14 @@ from tests.harness.scheduler import RunningScheduler, running_scheduler
 
 END = 15
 MAX_MODEL_LEN = 32
+NUM_QUEUED = 3
 
 
 @pytest.fixture
 async def scheduler() -> AsyncIterator[RunningScheduler]:
-    config = EngineConfig(cache=CacheConfig(block_size=4), scheduler=SchedulerConfig(max_num_seqs=8))
+    config = EngineConfig(
+        cache=CacheConfig(block_size=4), scheduler=SchedulerConfig(max_num_seqs=8, max_num_queued_reqs=NUM_QUEUED)
+    )
     async with running_scheduler(config) as running:
         yield running
 
@@ -27,8 +30,15 @@ async def outcome(
     scheduler: RunningScheduler, known: list[int], *, max_tokens: int | None = None, ignore_eos: bool = False
 ) -> tuple[list[int], str | None]:
     """All tokens and the finish reason of a request that is gone on with behind `known`; the worker comes later."""
+    params = SamplingParams(temperature=0, seed=1, max_tokens=max_tokens, ignore_eos=ignore_eos)
+    (found,) = await outcomes(scheduler, [request_behind(known, params, name="a")])
+    return found
+
+
+def request_behind(known: list[int], params: SamplingParams, *, name: str) -> EngineRequest:
+    """A request that has `known` already; a new one without any."""
     adopted = AdoptedRequest(
-        request_id="a",
+        request_id=name,
         attempt=1,
         prompt_token_ids=[10],
         seed=1,
@@ -37,27 +47,30 @@ async def outcome(
         sequences=[AdoptedSequence(token_ids=known)],
         note=b"",
     )
-    params = SamplingParams(temperature=0, seed=1, max_tokens=max_tokens, ignore_eos=ignore_eos)
-    request = EngineRequest(
-        request_id="a", prompt_token_ids=[10], sampling_params=params, adopted=adopted if known else None
+    return EngineRequest(
+        request_id=name, prompt_token_ids=[10], sampling_params=params, adopted=adopted if known else None
     )
+
+
+async def outcomes(scheduler: RunningScheduler, requests: list[EngineRequest]) -> list[tuple[list[int], str | None]]:
+    """Tokens and finish reason of each request; the worker comes when all of them are waiting."""
     worker = FakeWorker(eos_token_ids=(END,), max_model_len=MAX_MODEL_LEN)
     client = EngineClient(address=scheduler.address)
     await client.start()
     try:
         await scheduler.until(lambda: client.is_connected)
-        stream = client.submit(request)
-        await scheduler.until(lambda: scheduler.engine.load().num_waiting_reqs == 1)
+        streams = [client.submit(request) for request in requests]
+        await scheduler.until(lambda: scheduler.engine.load().num_waiting_reqs == len(requests))
         await worker.start(scheduler.address)
         async with asyncio.timeout(60):
-            while not stream.is_finished:
-                await stream.get()
+            for stream in streams:
+                while not stream.is_finished:
+                    await stream.get()
     finally:
         await client.close()
         await worker.stop()
-    (sequence,) = stream.sequences
     assert not scheduler.engine.requests
-    return sequence.token_ids, sequence.finish_reason
+    return [(stream.sequences[0].token_ids, stream.sequences[0].finish_reason) for stream in streams]
 
 
 @pytest.mark.parametrize("known", [[], [11, 12]])
@@ -78,3 +91,9 @@ async def test_the_end_token_is_ignored_by_those_that_say_so(scheduler: RunningS
 async def test_the_models_context_bounds_them(scheduler: RunningScheduler) -> None:
     tokens = list(range(11, 10 + MAX_MODEL_LEN))
     assert await outcome(scheduler, [], ignore_eos=True) == (tokens, "length")
+
+
+async def test_a_full_queue_refuses_nobody_who_was_taken_in_before(scheduler: RunningScheduler) -> None:
+    params = SamplingParams(temperature=0, seed=1, max_tokens=9, ignore_eos=True)
+    requests = [request_behind([11, 12], params, name=str(number)) for number in range(4 * NUM_QUEUED)]
+    assert await outcomes(scheduler, requests) == [(list(range(11, 20)), "length")] * len(requests)

@@ -237,6 +237,19 @@ def test_the_queue_is_bounded_when_asked() -> None:
         scheduler.check_admissible([make_request("b", 5)])
 
 
+def test_without_chunked_prefill_a_sequence_that_has_outgrown_a_step_is_recomputed_all_the_same() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=16, enable_chunked_prefill=False)
+    outgrown, small = make_request("outgrown", 12, max_tokens=20), make_request("small", 4)
+    outgrown.output_token_ids = expected_output(outgrown.prompt_token_ids, 10)
+    outgrown.num_tokens += 10
+    scheduler.check_fits([outgrown])
+    scheduler.add(outgrown, at_front=True)
+    scheduler.add(small)
+    run(scheduler, PretendWorker())
+    assert outgrown.output_token_ids == expected_output(outgrown.prompt_token_ids, 20)
+    assert small.output_token_ids == expected_output(small.prompt_token_ids, 4)
+
+
 def test_a_prompt_beyond_the_context_is_refused() -> None:
     scheduler = make_scheduler(max_model_len=20)
     with pytest.raises(RequestTooLong, match="prompt has 20 tokens, max_model_len is 20"):
