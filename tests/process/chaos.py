@@ -4,8 +4,8 @@ python -m tests.process.chaos --rounds 100 --seed 1
 
 Every request runs first undisturbed. Then, in each round, all clients stream at once, and when a drawn share of their
 tokens is out, a process is killed or stopped, or connections are reset. Behind it no client has seen an error, every
-answer is what it was undisturbed, the frontend is the same process, and the engine holds nothing. The first violation
-ends the run with code 1.
+answer is what it was undisturbed, the frontend is the same process, the engine holds nothing, and no log has a
+traceback. The first violation ends the run with code 1.
 """
 
 import argparse
@@ -120,6 +120,8 @@ class Chaos:
             raise ViolationError(str(error)) from error
         if stack.pid("frontend") != frontend:
             raise ViolationError("the frontend was replaced")
+        if stack.num_tracebacks:
+            raise ViolationError("a traceback in the log")
         gaps = [gap for transcript in got if (gap := longest_gap(transcript.times, fault_at))]
         return Round(
             fault=name,

@@ -45,6 +45,8 @@ class ChaosStack:
         self.workers = [f"worker-{number}" for number in range(num_workers)]
         self._ports = (port, grpc_port, worker_ports)
         self._scheduler_flags = scheduler_flags
+        self.num_tracebacks = 0
+        """In all that the services have printed: a loss is no bug, and is not to look like one."""
         self._lines: collections.deque[str] = collections.deque(maxlen=NUM_TAIL_LINES)
         self._children: dict[str, Child] = {}
         self._running: asyncio.Task[int] | None = None
@@ -95,6 +97,7 @@ class ChaosStack:
         return [Service(name=name, command=tuple(command)) for name, command in commands.items()]
 
     def _take_line(self, service: str, line: str) -> None:
+        self.num_tracebacks += "Traceback" in line
         self._lines.append(f"{time.strftime('%H:%M:%S')} {service:<9} | {line}")
 
     @property
