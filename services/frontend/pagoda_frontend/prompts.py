@@ -10,9 +10,9 @@ import orjson
 
 from pagoda_common.errors import ConfigError, InvalidRequest, RequestTooLong
 from pagoda_common.text.tokenizer import Tokenizer
+from pagoda_common.truncation import Truncation
 from pagoda_frontend.params import check_token_ids, too_long
 from pagoda_frontend.protocol import ChatMessage, MessageToolCall, Tool
-from pagoda_common.truncation import Truncation
 
 LONG_TEXT_CHARS = 64 * 1024
 """Templates are rendered on a thread from here on, and texts that cannot fit are refused untokenized."""
