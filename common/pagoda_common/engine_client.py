@@ -34,7 +34,8 @@ __all__ = ["EngineClient", "EngineRequest", "EngineStream"]
 logger = logging.getLogger(__name__)
 
 MIN_BACKOFF_S = 0.05
-MAX_BACKOFF_S = 1.0
+MAX_BACKOFF_S = 0.3
+"""Clients wait for the scheduler: what is too long here is a pause of theirs."""
 STABLE_S = 1.0
 """A session that lived this long starts the back-off anew."""
 METRICS_TIMEOUT_S = 2.0

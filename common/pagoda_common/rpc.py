@@ -49,7 +49,7 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 200),
     # Channels to a restarted server must not share a broken subchannel's back-off.
     ("grpc.use_local_subchannel_pool", 1),
 ]

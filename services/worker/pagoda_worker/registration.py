@@ -13,9 +13,9 @@ from pagoda_common.rpc import connect
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_PERIOD_S = 1.0
-RETRY_S = 0.2
+RETRY_S = 0.1
 """First pause before the next attempt; doubles up to MAX_RETRY_S."""
-MAX_RETRY_S = 2.0
+MAX_RETRY_S = 0.3
 
 
 class Registration:
