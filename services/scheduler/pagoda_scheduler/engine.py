@@ -122,7 +122,7 @@ class Engine:
         core = self._router.choose(sequences[0], self.cores) if self.cores else None
         if core is not None:
             unfinished = [sequence for sequence in sequences if not sequence.is_finished]
-            check = core.scheduler.check_fits if attempt > 1 else core.scheduler.check_admissible
+            check = core.scheduler.admission.check_fits if attempt > 1 else core.scheduler.admission.check
             check(unfinished)
         is_resumed = any(sequence.output_token_ids for sequence in sequences)
         open_request = OpenRequest(attempt, sequences, core, origin)
@@ -288,7 +288,7 @@ class Engine:
             core = self._router.choose(request, self.cores)
             self.requests[request.request_id].core = core
             try:
-                core.scheduler.check_fits([request])
+                core.scheduler.admission.check_fits([request])
             except PagodaError as error:
                 request.finish_reason, request.error = "error", error
                 self._finish_unqueued(request)

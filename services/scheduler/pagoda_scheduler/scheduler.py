@@ -4,17 +4,16 @@ from collections import deque
 from dataclasses import dataclass
 
 from pagoda_common.config import CacheConfig, SchedulerConfig
-from pagoda_common.errors import Code, PagodaError, QueueFull, RequestFailed, RequestTooLong
+from pagoda_common.errors import Code, PagodaError, RequestFailed
+from pagoda_scheduler.admission import Admission
 from pagoda_scheduler.beams import Beams
 from pagoda_scheduler.kv_cache_manager import KVCacheManager, Prefix
 from pagoda_scheduler.quarantine import MAX_CRASHES, Quarantine
 from pagoda_scheduler.request import Request, RequestStatus
 from pagoda_scheduler.slot_table import SlotTable
 from pagoda_scheduler.step import BadSlot, ModelRunnerOutput, NewRequestData, SchedulerOutput, StepResult
+from pagoda_scheduler.swap_cost import SwapCost
 from pagoda_scheduler.waiting_queue import QUEUES
-
-MIN_PREFILL_TOKENS = 64
-"""Steps with fewer tokens tell nothing about the cost of a prompt token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +57,12 @@ class Scheduler:
             enable_prefix_caching=cache.enable_prefix_caching,
             num_host_blocks=num_host_blocks if config.preemption_mode != "recompute" else 0,
         )
-        self._swap_block_ns = swap_block_ns
-        self._prefill_ns_per_token = 0.0
+        weighs = swap_block_ns and config.preemption_mode == "auto"
+        self._swap_cost = SwapCost(swap_block_ns=swap_block_ns, block_size=cache.block_size) if weighs else None
         self.max_model_len = min(max_model_len, self.kv.capacity_tokens)
         self.running: list[Request] = []
         self.waiting = QUEUES[config.policy]()
+        self.admission = Admission(config=config, waiting=self.waiting, max_model_len=self.max_model_len)
         self.num_preemptions = 0
         self.quarantine = Quarantine()
         self._slots = SlotTable(size=config.max_num_seqs)
@@ -84,47 +84,6 @@ class Scheduler:
     def has_unfinished_requests(self) -> bool:
         """Whether some sequence waits or runs."""
         return bool(self.running) or len(self.waiting) > 0 or len(self.quarantine) > 0
-
-    def check_admissible(self, requests: list[Request]) -> None:
-        """Whether `requests`, which are new, may be added.
-
-        Raises:
-            RequestTooLong: the prompt does not fit the context.
-            QueueFull: a bound on the waiting queue would be passed.
-        """
-        self.check_fits(requests)
-        max_reqs, max_tokens = self._config.max_num_queued_reqs, self._config.max_num_queued_tokens
-        if max_reqs is not None and len(self.waiting) + len(requests) > max_reqs:
-            raise QueueFull(
-                f"{len(self.waiting)} sequences are waiting, max_num_queued_reqs is {max_reqs}", retry_after_s=1
-            )
-        tokens = self.waiting.num_prompt_tokens + sum(request.num_prompt_tokens for request in requests)
-        if max_tokens is not None and tokens > max_tokens:
-            raise QueueFull(
-                f"{tokens} prompt tokens would wait, max_num_queued_tokens is {max_tokens}", retry_after_s=1
-            )
-
-    def check_fits(self, requests: list[Request]) -> None:
-        """Whether `requests` can be computed at all: for those that were taken in before, the queue has no bound.
-
-        Raises:
-            RequestTooLong: the prompt does not fit the context, or a step.
-        """
-        for request in requests:
-            if request.num_prompt_tokens >= self.max_model_len:
-                raise RequestTooLong(
-                    f"prompt has {request.num_prompt_tokens} tokens, max_model_len is {self.max_model_len}"
-                    " and at least 1 token must be left for the output",
-                    field="prompt_token_ids",
-                )
-            if not self._config.enable_chunked_prefill:
-                budget = self._config.max_num_batched_tokens
-                if request.num_prompt_tokens > budget:
-                    raise RequestTooLong(
-                        f"prompt has {request.num_prompt_tokens} tokens, max_num_batched_tokens is {budget}"
-                        " and chunked prefill is off",
-                        field="prompt_token_ids",
-                    )
 
     def add(self, request: Request, *, at_front: bool = False) -> None:
         """Queue a sequence; `at_front` for one that had already been admitted elsewhere."""
@@ -411,15 +370,10 @@ class Scheduler:
         return is_last
 
     def _weigh_swapping(self, flight: _InFlight, output: ModelRunnerOutput) -> None:
-        """Swap while moving a block out and in costs less than computing its tokens, by what steps have taken."""
-        timings = output.timings
-        if not self._swap_block_ns or self._config.preemption_mode != "auto" or timings is None:
-            return
-        if flight.num_tokens < MIN_PREFILL_TOKENS:
-            return
-        per_token, smoothed = timings.forward_ns / flight.num_tokens, self._prefill_ns_per_token
-        self._prefill_ns_per_token = smoothed + (per_token - smoothed) / 8 if smoothed else per_token
-        self.kv.is_swap_cheaper = 2 * self._swap_block_ns < self._prefill_ns_per_token * self.kv.block_size
+        if self._swap_cost is not None and output.timings is not None:
+            is_cheaper = self._swap_cost.add(forward_ns=output.timings.forward_ns, num_tokens=flight.num_tokens)
+            if is_cheaper is not None:
+                self.kv.is_swap_cheaper = is_cheaper
 
     def _take_prompt_logprobs(self, flight: _InFlight, output: ModelRunnerOutput, result: StepResult) -> None:
         if output.prompt_logprobs:

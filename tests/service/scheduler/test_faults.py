@@ -64,15 +64,19 @@ async def test_a_worker_that_hangs_is_given_up_and_its_requests_go_on(
 
 
 async def test_a_worker_without_heartbeats_is_lost(
-    scheduler: RunningScheduler, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+    scheduler: RunningScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker.has_heartbeats = False
     monkeypatch.setattr(worker_groups, "HEARTBEAT_TIMEOUT_S", 1.5)
+    worker = FakeWorker()
+    await worker.start(scheduler.address)
+    await scheduler.until_ready()
+    worker.has_heartbeats = False
     await scheduler.until(lambda: scheduler.engine.load().counters.num_worker_losses > 0)
     worker.has_heartbeats = True
     monkeypatch.undo()
     await scheduler.until_ready()  # it registers again
     assert await generate(scheduler, "a", [10], 5) == [11, 12, 13, 14, 15]
+    await worker.stop()
 
 
 async def test_a_poisonous_request_fails_alone(scheduler: RunningScheduler, worker: FakeWorker) -> None:

@@ -116,7 +116,7 @@ def test_without_chunked_prefill_a_prompt_waits_until_it_fits() -> None:
     assert first.num_scheduled_tokens == [8]
     assert second.num_scheduled_tokens == [1, 8]
     with pytest.raises(RequestTooLong, match="max_num_batched_tokens is 12"):
-        scheduler.check_admissible([make_request("c", 13)])
+        scheduler.admission.check([make_request("c", 13)])
 
 
 def test_a_full_block_is_shared_by_a_second_request() -> None:
@@ -231,10 +231,10 @@ def test_a_lost_worker_gives_every_request_back_with_its_token_log() -> None:
 def test_the_queue_is_bounded_when_asked() -> None:
     scheduler = make_scheduler(max_num_queued_reqs=1, max_num_queued_tokens=30)
     with pytest.raises(QueueFull, match="max_num_queued_tokens is 30"):
-        scheduler.check_admissible([make_request("a", 31)])
+        scheduler.admission.check([make_request("a", 31)])
     scheduler.add(make_request("a", 5))
     with pytest.raises(QueueFull, match="max_num_queued_reqs is 1"):
-        scheduler.check_admissible([make_request("b", 5)])
+        scheduler.admission.check([make_request("b", 5)])
 
 
 def test_without_chunked_prefill_a_sequence_that_has_outgrown_a_step_is_recomputed_all_the_same() -> None:
@@ -242,7 +242,7 @@ def test_without_chunked_prefill_a_sequence_that_has_outgrown_a_step_is_recomput
     outgrown, small = make_request("outgrown", 12, max_tokens=20), make_request("small", 4)
     outgrown.output_token_ids = expected_output(outgrown.prompt_token_ids, 10)
     outgrown.num_tokens += 10
-    scheduler.check_fits([outgrown])
+    scheduler.admission.check_fits([outgrown])
     scheduler.add(outgrown, at_front=True)
     scheduler.add(small)
     run(scheduler, PretendWorker())
@@ -253,7 +253,7 @@ def test_without_chunked_prefill_a_sequence_that_has_outgrown_a_step_is_recomput
 def test_a_prompt_beyond_the_context_is_refused() -> None:
     scheduler = make_scheduler(max_model_len=20)
     with pytest.raises(RequestTooLong, match="prompt has 20 tokens, max_model_len is 20"):
-        scheduler.check_admissible([make_request("a", 20)])
+        scheduler.admission.check([make_request("a", 20)])
 
 
 def test_under_priority_the_lower_number_is_admitted_first_and_preempted_last() -> None:
