@@ -52,8 +52,14 @@ class Clock:
     num_bytes: list[int] = field(default_factory=list)
     """On the wire so far, when each step's tokens arrived."""
     read_bytes: Callable[[], int] = int
+    num_open: int = 0
+    """Sequences that have not ended."""
+    is_done: asyncio.Event = field(default_factory=asyncio.Event)
 
     def push(self, result: StepResult) -> None:
+        self.num_open -= len(result.finished)
+        if not self.num_open:
+            self.is_done.set()
         self.times.append(time.perf_counter())
         self.counts.append(len(result.token_ids))
         self.num_bytes.append(self.read_bytes())
@@ -190,7 +196,10 @@ async def decode(engine: Engine, num_seqs: int, num_steps: int, vocab_size: int)
     """Decode `num_seqs` sequences; seconds per step, CPU seconds of this process per step, bytes per step (median)."""
     client: Any = engine.cores[0]._executor
     exempt_what_exists()  # as the scheduler's own process does when it has started
-    clock = Clock(read_bytes=lambda: getattr(client, "num_bytes_sent", 0) + getattr(client, "num_bytes_received", 0))
+    clock = Clock(
+        read_bytes=lambda: getattr(client, "num_bytes_sent", 0) + getattr(client, "num_bytes_received", 0),
+        num_open=num_seqs,
+    )
     engine.sinks = {clock}
     generator = np.random.default_rng(0)
     params = SamplingParams(temperature=0.0, max_tokens=num_steps, ignore_eos=True, seed=0)
@@ -207,8 +216,7 @@ async def decode(engine: Engine, num_seqs: int, num_steps: int, vocab_size: int)
     while len(clock.times) < WARM_UP_STEPS:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     cpu, first = time.process_time(), len(clock.times)
-    while engine.requests:  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
+    await clock.is_done.wait()
     per_step = (time.process_time() - cpu) / max(1, len(clock.times) - first)
     return clock.step_times(num_seqs), per_step, median(np.diff(clock.num_bytes[WARM_UP_STEPS:]).tolist())
 

@@ -15,7 +15,7 @@ from pagoda_scheduler.step import ModelRunnerOutput, SchedulerOutput, StepResult
 from pagoda_scheduler.timeline import Timeline
 from pagoda_scheduler.watchdog import StepWatchdog
 
-WATCH_PERIOD_S = 0.1
+WATCH_PERIOD_S = 0.25
 
 
 class Executor(Protocol):
@@ -135,7 +135,7 @@ class EngineCore:
             if self._watchdog is not None:
                 self._watchdog.answered((now_ns - self._last_progress_ns) / 1e9)
             self._last_progress_ns = now_ns
-            self._wake.set()
+            self.step()  # here and now: waking `run` would cost another turn of the event loop
 
     async def _watch(self) -> None:
         """Raise NotReady when a step is overdue: the group hangs, and what it may answer later is not wanted."""

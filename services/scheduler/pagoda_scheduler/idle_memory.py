@@ -7,6 +7,8 @@ import gc
 from pagoda_scheduler.engine import Engine
 
 PERIOD_S = 0.5
+YOUNG_OBJECTS = 20_000
+"""New objects after which garbage is looked for: a step makes hundreds that live as long as their request."""
 MIN_REQUESTS = 1000
 """Requests since the last time, below which it is not worth the few tens of milliseconds."""
 
@@ -16,6 +18,7 @@ def exempt_what_exists() -> None:
     middle of a step would cost milliseconds."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)
 
 
 async def release_memory_when_idle(engine: Engine) -> None:

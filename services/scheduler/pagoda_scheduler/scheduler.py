@@ -152,7 +152,15 @@ class Scheduler:
             blocks_to_swap_in=transfers.swap_in,
             blocks_to_copy=transfers.copy,
         )
-        samples = [self._advance(request, num_new) for request, num_new in scheduled.items()]
+        samples = []
+        for request, num_new in scheduled.items():
+            if num_new == 1 and request.num_computed_tokens + 1 == request.num_tokens:  # a decode
+                request.num_computed_tokens += 1
+                request.num_pending += 1
+                request.num_tokens += 1
+                samples.append(True)
+            else:
+                samples.append(self._advance(request, num_new))
         num_tokens = output.num_tokens
         self._in_flight.append(_InFlight(self._step, list(scheduled), output.slots, samples, num_tokens))
         return output
@@ -170,27 +178,22 @@ class Scheduler:
         self._take_prompt_logprobs(flight, output, result)
         self._weigh_swapping(flight, output)
         bad = {bad_slot.slot: bad_slot for bad_slot in output.bad_slots} if output.bad_slots else None
-        counts, row = output.num_sampled_tokens, 0
+        counts = output.num_sampled_tokens
         tokens, finished = output.token_ids, RequestStatus.FINISHED
         requests: list[Request] = []
         rows: list[int] = []
         try:
-            for index, request in enumerate(flight.requests):
-                count = 1 if counts is None else counts[index]
-                if request.status is finished:
-                    pass  # aborted or ended while the step was in flight
-                elif bad is not None and flight.slots[index] in bad:
-                    self._fail(request, bad[flight.slots[index]], result)
-                elif flight.samples[index]:
-                    if count != 1:
-                        raise PagodaError(f"step {output.step}: {request!r} got {count} tokens, expected 1")
-                    if request.is_beam:
-                        self._beams.advance(request, tokens[row], row, result.logprobs, result)
-                    else:
-                        self._append(request, tokens[row], result)
-                        rows.append(row)
-                        requests.append(request)
-                row += count
+            if counts is None and bad is None:  # a token for every sequence, as in most steps
+                for row, request in enumerate(flight.requests):
+                    if request.status is not finished:
+                        if request.is_beam:
+                            self._beams.advance(request, tokens[row], row, result.logprobs, result)
+                        else:
+                            self._append(request, tokens[row], result)
+                            rows.append(row)
+                            requests.append(request)
+            else:
+                self._update_mixed(flight, output, bad or {}, result, requests, rows)
         finally:
             result.add_tokens(requests, rows, tokens)
         self._in_flight.popleft()
@@ -198,6 +201,34 @@ class Scheduler:
             for request in requests:
                 self.quarantine.discard(request)
         return result
+
+    def _update_mixed(
+        self,
+        flight: _InFlight,
+        output: ModelRunnerOutput,
+        bad: dict[int, BadSlot],
+        result: StepResult,
+        requests: list[Request],
+        rows: list[int],
+    ) -> None:
+        """A step some of whose sequences got no token: parts of prompts, failures. Adds to `requests` and `rows`."""
+        counts, row = output.num_sampled_tokens, 0
+        for index, request in enumerate(flight.requests):
+            count = 1 if counts is None else counts[index]
+            if request.is_finished:
+                pass  # aborted or ended while the step was in flight
+            elif flight.slots[index] in bad:
+                self._fail(request, bad[flight.slots[index]], result)
+            elif flight.samples[index]:
+                if count != 1:
+                    raise PagodaError(f"step {output.step}: {request!r} got {count} tokens, expected 1")
+                if request.is_beam:
+                    self._beams.advance(request, output.token_ids[row], row, result.logprobs, result)
+                else:
+                    self._append(request, output.token_ids[row], result)
+                    rows.append(row)
+                    requests.append(request)
+            row += count
 
     def take_all(self) -> list[Request]:
         """Take every unfinished sequence out, in the order in which they should run again; their worker is lost."""
