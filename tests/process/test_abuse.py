@@ -122,6 +122,6 @@ async def test_ten_thousand_queued_requests_leave_nothing_behind() -> None:
     told = f"the scheduler's memory did not return to within 5 %: {sizes} bytes after each round"
     assert max(sizes[1:]) <= 1.25 * sizes[0], told  # what is kept of 10,000 requests would be half as much again
     if max(sizes[1:]) > 1.05 * sizes[0]:
-        # A known shortfall, reported and not hidden by a wider bound: the allocator's pages fill up with holes over some
-        # rounds, up to 8 % were seen on a slow day. No object is left behind.
+        # A known shortfall, reported and not hidden by a wider bound: over some rounds the allocator's pages get holes;
+        # 8 % were seen on a slow day. No object is left behind.
         pytest.xfail(told)
