@@ -130,6 +130,7 @@ async def stream_all(port: int, *, num_clients: int, num_tokens: int) -> tuple[i
     loop = asyncio.get_running_loop()
     clients = [Client(number=number, num_tokens=num_tokens) for number in range(num_clients)]
     for client in clients:
+        # mypy cannot infer a lambda with a default
         await loop.create_connection(lambda client=client: client, "127.0.0.1", port)  # type: ignore[misc]
     tokens = sum(await asyncio.gather(*(client.done for client in clients)))
     return tokens, sum(client.num_chunks for client in clients)

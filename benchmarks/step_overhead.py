@@ -184,6 +184,7 @@ def make_model(directory: Path) -> str:
 def make_config(model: str, num_seqs: int, *, is_async: bool) -> EngineConfig:
     load_format = "auto" if model == EMBEDDED_MODEL else "dummy"
     return EngineConfig(
+        # a Literal by construction
         model=ModelConfig(model=model, load_format=load_format, device="cpu"),  # type: ignore[arg-type]
         cache=CacheConfig(kv_cache_memory_bytes=2 * 2**30),
         scheduler=SchedulerConfig(

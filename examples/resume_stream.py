@@ -55,7 +55,7 @@ def chunks(urls: list[str]) -> Iterator[dict[str, object]]:
 def main() -> None:
     """Print the answer as it comes."""
     for chunk in chunks(sys.argv[1:] or ["http://127.0.0.1:8000"]):
-        for choice in chunk["choices"]:  # type: ignore[attr-defined]
+        for choice in chunk["choices"]:  # type: ignore[attr-defined]  # JSON
             print(choice["delta"].get("content") or "", end="", flush=True)
     print()
 

@@ -50,10 +50,10 @@ def _is_token_ids(value: object) -> bool:
 def as_prompt_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
     """One prompt, or several, as a list."""
     if isinstance(prompts, str | Mapping) or _is_token_ids(prompts):
-        return [prompts]  # type: ignore[list-item]
+        return [prompts]  # type: ignore[list-item]  # a list of numbers is one prompt
     if not isinstance(prompts, Sequence):
         raise InvalidRequest(f"prompts must be a prompt or a list of prompts, got {prompts!r}", field="prompts")
-    return list(prompts)  # type: ignore[arg-type]
+    return list(prompts)  # type: ignore[arg-type]  # each is checked where it is used
 
 
 def read_prompts(

@@ -111,6 +111,7 @@ def _convert_one(action: argparse.Action, value: Any, where: str) -> Any:
         raise SettingError(f"{where} is {value!r}, must not be true or false")
     text = json.dumps(value) if isinstance(value, dict | list) else str(value)
     try:
+        # argparse has no type for its callables
         converted = text if action.type is None else action.type(text)  # type: ignore[operator]
     except (argparse.ArgumentTypeError, TypeError, ValueError) as error:
         is_ours = isinstance(error, argparse.ArgumentTypeError)

@@ -32,7 +32,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._fault = ""
         self._timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
         """A client is there."""
         super().connection_made(transport)
         self._start_timer()

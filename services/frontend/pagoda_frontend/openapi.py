@@ -34,7 +34,7 @@ class Paths:
         self._app = app
         self._has_api_keys = has_api_keys
         self._bodies: list[type[BaseModel]] = []
-        app.openapi = self._document  # type: ignore[method-assign]
+        app.openapi = self._document  # type: ignore[method-assign]  # FastAPI's own way
 
     def add(
         self,

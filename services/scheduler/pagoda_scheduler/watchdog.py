@@ -2,12 +2,12 @@
 
 from collections import deque
 
+from pagoda_scheduler.swap_cost import MIN_PREFILL_TOKENS
+
 FIRST_STEP_S = 300.0
 """Bound on the first step, before anything is known: kernels may be compiled in it."""
 PATIENCE = 20.0
 """A step may take this many times what it is expected to take."""
-MIN_PREFILL_TOKENS = 64
-"""Smaller steps say nothing about the cost of a prompt token."""
 MAX_TICK_S = 0.5
 """Time that counts between two looks. This process may itself have been stopped or starved: then a result may lie in
 its socket, and the worker is not to blame."""

@@ -93,10 +93,11 @@ class Attention(nn.Module):
             softcap=self._softcap,
             alibi_slopes=self.alibi_slopes,
         )
-        return self.o_proj(attended)  # type: ignore[no-any-return]
+        return self.o_proj(attended)  # type: ignore[no-any-return]  # torch: Module calls are Any
 
     def _normed(self, norm: Norm, x: Tensor) -> Tensor:
         """[num_tokens, heads, head_dim] to the same."""
+        # torch: Module calls are Any
         return norm(x.flatten(1)).view(x.shape) if self._norms_width else norm(x)  # type: ignore[no-any-return]
 
 
@@ -143,9 +144,10 @@ class DecoderLayer(nn.Module):
         attended = self.attention_output_norm(self.attention(normed, context))
         if self._is_parallel:
             mlp_input = normed if self._shares_norm else self.mlp_norm(x)
-            return x + attended + self.mlp(mlp_input)  # type: ignore[no-any-return]
+            return x + attended + self.mlp(mlp_input)  # type: ignore[no-any-return]  # torch: Module calls are Any
         x = self.attention_sum_norm(torch.add(x, attended, alpha=self._multiplier))
         transformed = self.mlp_output_norm(self.mlp(self.mlp_norm(x)))
+        # torch: Module calls are Any
         return self.mlp_sum_norm(torch.add(x, transformed, alpha=self._multiplier))  # type: ignore[no-any-return]
 
 
