@@ -1,28 +1,22 @@
 """A private engine for LLM: scheduler and workers as child processes on loopback, restarted when they die."""
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 
-import grpc.aio
-
+from pagoda.load_fault import find_load_fault
 from pagoda.supervisor import Service, Supervisor
-from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
 from pagoda.worker_services import with_standby, worker_services
 from pagoda_common.config import EngineConfig
 from pagoda_common.engine_client import EngineClient
 from pagoda_common.errors import ModelLoadError
 from pagoda_common.flags import engine_config_to_argv
 from pagoda_common.process import free_port, service_command
-from pagoda_common.rpc import connect
 
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
-POLL_S = 0.25
 STOP_TIMEOUT_S = 5.0
-RPC_TIMEOUT_S = 5.0
 NUM_TAIL_LINES = 30
 """Lines of the children's output that are kept for an error message."""
 LOUD = ("WARNING ", "ERROR ", "CRITICAL ")
@@ -57,7 +51,7 @@ class PrivateEngine:
         self._task = asyncio.create_task(self._run())
         await self.client.start()
         ready = asyncio.create_task(self.client.wait_until_ready())
-        fault = asyncio.create_task(self._find_fault())
+        fault = asyncio.create_task(find_load_fault(self.client.address))
         try:
             await asyncio.wait([ready, fault, self._task], return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
@@ -84,22 +78,6 @@ class PrivateEngine:
         if self._is_serving:
             last_line = self._tail[-1] if self._tail else "no output"
             await self.client.close(f"the engine's processes do not keep running: {last_line}")
-
-    async def _find_fault(self) -> str:
-        """Why the worker, which is there, has not loaded the model."""
-        async with connect(self.client.address) as channel:
-            stub = scheduler_pb2_grpc.SchedulerStub(channel)
-            num_idle = 0
-            while True:
-                await asyncio.sleep(POLL_S)
-                with contextlib.suppress(grpc.aio.AioRpcError):
-                    state = await stub.GetState(scheduler_pb2.GetStateRequest(), timeout=RPC_TIMEOUT_S)
-                    # Loading begins with the registration; a worker that is only registered has failed to load, and
-                    # waits for the next attempt.
-                    is_idle = any(worker.state == "registered" for worker in state.workers)
-                    num_idle = num_idle + 1 if is_idle and not state.load.is_ready else 0
-                    if num_idle == 2:
-                        return state.load.not_ready_reason
 
     def _take_line(self, service: str, line: str) -> None:
         self._tail.append(line)

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -65,17 +64,13 @@ class EngineCore:
         self._timeline = timeline or Timeline()
         self._deliver = deliver
         self._num_in_flight = 0
-        self._results: deque[ModelRunnerOutput] = deque()
         min_s = config.scheduler.step_watchdog_s
         self._watchdog = StepWatchdog(min_s=min_s) if min_s else None
         self._wake = asyncio.Event()
         self._last_progress_ns = time.monotonic_ns()
 
     def step(self) -> None:
-        """Take the results that are back, then send what the window allows."""
-        while self._results:
-            self._num_in_flight -= 1
-            self._take(self._results.popleft())
+        """Send what the window allows."""
         while self._num_in_flight < self._window and (output := self._schedule()) is not None:
             if self._watchdog is not None:
                 if not self._num_in_flight:
@@ -129,12 +124,14 @@ class EngineCore:
 
     async def _receive(self) -> None:
         while True:
-            self._results.append(await self._executor.receive())
+            output = await self._executor.receive()
             self.num_steps += 1
             now_ns = time.monotonic_ns()
             if self._watchdog is not None:
                 self._watchdog.answered((now_ns - self._last_progress_ns) / 1e9)
             self._last_progress_ns = now_ns
+            self._num_in_flight -= 1
+            self._take(output)
             self.step()  # here and now: waking `run` would cost another turn of the event loop
 
     async def _watch(self) -> None:
