@@ -30,6 +30,7 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_protos.py
 
 proto: install
 	$(BIN)/python scripts/generate_protos.py
