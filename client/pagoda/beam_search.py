@@ -51,16 +51,6 @@ class BeamSearchSequence:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     """The token that ended it."""
-    num_prompt_tokens: int = field(default=0, repr=False)
-    weighed_token_ids: list[int] = field(default_factory=list, repr=False)
-    """Token ids with the one that ended it."""
-
-    def weigh(self, output: RequestOutput) -> None:
-        """Take `logprobs` from a request whose prompt is the hypothesis up to its last token, which it generates."""
-        (last,) = output.outputs
-        rows = [row for row in (output.prompt_logprobs or [])[self.num_prompt_tokens :] if row is not None]
-        self.logprobs = rows + (last.logprobs or [])
-        self.cum_logprob = sum(next(iter(row.values())).logprob for row in self.logprobs)  # a row's own token is first
 
 
 @dataclass(slots=True)
@@ -79,7 +69,6 @@ def _sequence(
     prompt_token_ids: list[int], output: CompletionOutput, params: BeamSearchParams, tokenizer: Tokenizer
 ) -> BeamSearchSequence:
     tokens, stop_reason = output.token_ids, output.stop_reason
-    weighed = prompt_token_ids + tokens
     if output.finish_reason == "stop" and tokens:
         stop_reason = tokens[-1]
         if not params.include_stop_str_in_output:
@@ -91,6 +80,6 @@ def _sequence(
         text=text,
         finish_reason=output.finish_reason,
         stop_reason=stop_reason,
-        num_prompt_tokens=len(prompt_token_ids),
-        weighed_token_ids=weighed,
+        logprobs=output.logprobs or [],
+        cum_logprob=output.cumulative_logprob or 0.0,
     )

@@ -19,7 +19,7 @@ from typing import Any, Self, TypeAlias
 from tqdm import tqdm
 
 from pagoda.async_llm import AsyncLLM
-from pagoda.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, beam_search_output
+from pagoda.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from pagoda.conversation import Message, render
 from pagoda.hub_tokenizer import HubTokenizer
 from pagoda.loop_thread import LoopThread
@@ -263,31 +263,7 @@ class LLM(RefusedCalls):
         for prompt in read:
             request = self._async_llm.make_request(prompt, sampling_params, beam_search=params)
             builders.append(RequestOutputBuilder(request=request, prompt=prompt, tokenizer=tokenizer))
-        outputs = [beam_search_output(output, params, tokenizer) for output in self._run(builders, use_tqdm)]
-        self._weigh([one for output in outputs for one in output.sequences if one.finish_reason in ("stop", "length")])
-        return outputs
-
-    def _weigh(self, sequences: list[BeamSearchSequence]) -> None:
-        """Fill `cum_logprob` and `logprobs`: the engine gives hypotheses without them, so they are read as prompts.
-
-        The last token is not part of the prompt, which must leave room for one: it is the only one that may be sampled.
-        """
-        params = [
-            SamplingParams(
-                max_tokens=1,
-                temperature=0.0,
-                logprobs=0,
-                prompt_logprobs=0,
-                allowed_token_ids=sequence.weighed_token_ids[-1:],
-                ignore_eos=True,
-                seed=0,
-            )
-            for sequence in sequences
-        ]
-        prompts: list[PromptInput] = [{"prompt_token_ids": s.weighed_token_ids[:-1]} for s in sequences]
-        outputs = self._complete(self._read(prompts, params, None, None), use_tqdm=False)
-        for sequence, output in zip(sequences, outputs, strict=True):
-            sequence.weigh(output)
+        return [beam_search_output(output, params, tokenizer) for output in self._run(builders, use_tqdm)]
 
     def _read(
         self,
@@ -327,16 +303,13 @@ class LLM(RefusedCalls):
         return builders
 
     def _run(self, builders: list[RequestOutputBuilder], use_tqdm: UseTqdm) -> list[RequestOutput]:
-        outputs = self._complete(builders, use_tqdm)
-        for output in outputs:
-            self._counts.add(output)
-        return outputs
-
-    def _complete(self, builders: list[RequestOutputBuilder], use_tqdm: UseTqdm) -> list[RequestOutput]:
         make_bar = use_tqdm if callable(use_tqdm) else tqdm
         with make_bar(total=len(builders), desc="Processed prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
             self._loop.run(self._run_all(builders, bar))
-        return [builder.build() for builder in builders]
+        outputs = [builder.build() for builder in builders]
+        for output in outputs:
+            self._counts.add(output)
+        return outputs
 
     def _params_per_prompt(
         self, sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int

@@ -10,6 +10,7 @@ from pagoda_common.errors import InvalidRequest
 from pagoda_common.outputs import (
     CompletionOutput,
     FinishReason,
+    HypothesisLogprobs,
     Logprob,
     RequestOutput,
     RequestStateStats,
@@ -74,7 +75,9 @@ class RequestOutputBuilder:
         self._prompt = prompt
         self._tokenizer = tokenizer
         self._are_chosen = bool(request.sampling_params.logprob_token_ids)
-        self._with_logprobs = request.sampling_params.logprobs is not None or self._are_chosen
+        self._with_logprobs = (
+            request.sampling_params.logprobs is not None or self._are_chosen or request.beam_search is not None
+        )
         self._sequences = [_Sequence() for _ in range(request.sampling_params.n)]
         self._num_cached_tokens = 0
         self._metrics = RequestStateStats(arrival_time=time.time(), queued_ts=time.monotonic())
@@ -95,9 +98,19 @@ class RequestOutputBuilder:
                 shaped = logprobs_by_token(entry, self._tokenizer, are_ranked=not self._are_chosen)
                 sequence.logprobs.append(shaped)
                 sequence.cumulative_logprob += entry.logprobs[0]
+            if delta.hypothesis is not None:
+                self._take_hypothesis(sequence, delta.hypothesis)
             sequence.finish_reason, sequence.stop_reason = delta.finish_reason, delta.stop_reason
             self._num_cached_tokens = max(self._num_cached_tokens, delta.num_cached_tokens)
             self._metrics.add(delta)
+
+    def _take_hypothesis(self, sequence: _Sequence, hypothesis: HypothesisLogprobs) -> None:
+        sequence.cumulative_logprob = hypothesis.cumulative_logprob
+        rows = zip(sequence.token_ids, hypothesis.logprobs, hypothesis.ranks, strict=True)
+        sequence.logprobs = [
+            {token_id: Logprob(logprob=logprob, rank=rank, decoded_token=self._tokenizer.token_text(token_id))}
+            for token_id, logprob, rank in rows
+        ]
 
     def fail(self) -> None:
         """The engine could not finish the request: what has not ended ends as an error."""

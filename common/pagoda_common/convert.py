@@ -31,11 +31,12 @@ FINISH_NUMBERS: dict[FinishReason, types_pb2.FinishReason] = {
     "abort": types_pb2.FINISH_REASON_ABORT,
     "error": types_pb2.FINISH_REASON_ERROR,
 }
-EARLY_STOPPING: dict[EarlyStopping, scheduler_pb2.EarlyStopping] = {
-    "heuristic": scheduler_pb2.EARLY_STOPPING_HEURISTIC,
-    "first": scheduler_pb2.EARLY_STOPPING_FIRST,
-    "never": scheduler_pb2.EARLY_STOPPING_NEVER,
+EARLY_STOPPING: dict[EarlyStopping, types_pb2.EarlyStopping] = {
+    "heuristic": types_pb2.EARLY_STOPPING_HEURISTIC,
+    "first": types_pb2.EARLY_STOPPING_FIRST,
+    "never": types_pb2.EARLY_STOPPING_NEVER,
 }
+EARLY_STOPPING_NAMES: dict[int, EarlyStopping] = {number: name for name, number in EARLY_STOPPING.items()}
 
 
 def token_array_from_bytes(column: bytes, *, field: str = "prompt_token_ids") -> "array[int]":
@@ -184,12 +185,25 @@ def _extra_args(text: str) -> dict[str, Any] | None:
     return value
 
 
-def beam_search_params_to_proto(params: BeamSearchParams) -> scheduler_pb2.BeamSearchParams:
+def beam_search_params_to_proto(params: BeamSearchParams) -> types_pb2.BeamSearchParams:
     """`params` as a message."""
-    return scheduler_pb2.BeamSearchParams(
+    return types_pb2.BeamSearchParams(
         beam_width=params.beam_width,
         length_penalty=params.length_penalty,
         early_stopping=EARLY_STOPPING[params.early_stopping],
+    )
+
+
+def beam_search_params_from_proto(message: types_pb2.BeamSearchParams, *, n: int) -> BeamSearchParams:
+    """The parameters in `message`; a beam_width of 0 is `n`.
+
+    Raises:
+        InvalidRequest: a value is out of its bounds; `field` names it.
+    """
+    return BeamSearchParams(
+        beam_width=message.beam_width or n,
+        length_penalty=message.length_penalty if message.HasField("length_penalty") else 1.0,
+        early_stopping=EARLY_STOPPING_NAMES.get(message.early_stopping, "heuristic"),
     )
 
 
@@ -229,8 +243,10 @@ def adopted_request_from_proto(message: scheduler_pb2.AdoptedRequest) -> Adopted
                 token_ids=token_ids_from_bytes(sequence.output_token_ids, field="output_token_ids"),
                 finish_reason=FINISH_REASONS.get(sequence.finish_reason),
                 stop_token_id=sequence.stop_token_id if sequence.HasField("stop_token_id") else None,
+                num_cached_tokens=sequence.num_cached_tokens if sequence.HasField("num_cached_tokens") else None,
             )
             for sequence in message.sequences
         ],
         note=submitted.frontend_note,
+        tenant=submitted.tenant,
     )

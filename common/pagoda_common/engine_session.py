@@ -26,7 +26,7 @@ from pagoda_common.convert import (
 )
 from pagoda_common.engine_stream import EngineStream, SequenceLog
 from pagoda_common.errors import NotReady, RequestFailed
-from pagoda_common.outputs import TokenLogprobs
+from pagoda_common.outputs import HypothesisLogprobs, TokenLogprobs
 
 HELLO_TIMEOUT_S = 10.0
 MAX_BATCH_BYTES = 4 * 1024 * 1024
@@ -222,7 +222,8 @@ class EngineSession:
             self._on_state(message)
         for admitted in message.admitted:
             if (sequence := self._slots.get(admitted.slot)) is not None:
-                sequence.num_cached_tokens = admitted.num_cached_tokens
+                if sequence.num_cached_tokens is None:  # after a loss, the first attempt's stands
+                    sequence.num_cached_tokens = admitted.num_cached_tokens
                 if sequence.queue_s is None:
                     sequence.queue_s = admitted.queue_ns / 1e9
         for prompt in message.prompt_logprobs:
@@ -286,6 +287,9 @@ class EngineSession:
             gaps[stream.request.request_id] = stream
             return
         sequence.num_preemptions = finished.num_preemptions
+        if finished.HasField("hypothesis"):
+            found = finished.hypothesis
+            sequence.hypothesis = HypothesisLogprobs(found.cumulative_logprob, list(found.logprobs), list(found.ranks))
         sequence.finish(
             FINISH_REASONS.get(finished.finish_reason, "error"),
             stop_token_id=finished.stop_token_id if finished.HasField("stop_token_id") else None,

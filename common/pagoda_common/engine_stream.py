@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pagoda_common.beam_search import BeamSearchParams
 from pagoda_common.errors import Code, DeadlineExceeded, PagodaError, RequestFailed
-from pagoda_common.outputs import EngineOutput, FinishReason, TokenLogprobs
+from pagoda_common.outputs import EngineOutput, FinishReason, HypothesisLogprobs, TokenLogprobs
 from pagoda_common.sampling_params import SamplingParams
 
 MAX_RESUBMITS_WITHOUT_PROGRESS = 8
@@ -33,6 +33,8 @@ class AdoptedSequence:
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache; None while it had not run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +51,8 @@ class AdoptedRequest:
     sequences: list[AdoptedSequence]
     note: bytes
     """`EngineRequest.note`."""
+    tenant: str = ""
+    """Whose it is."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -92,13 +96,16 @@ class SequenceLog:
     """One per token when asked for."""
     num_delivered: int = 0
     """Tokens that `EngineStream.get` has given out."""
-    num_cached_tokens: int = 0
+    num_cached_tokens: int | None = None
+    """When it was first admitted; None before."""
     num_preemptions: int = 0
     queue_s: float | None = None
     """Seconds until it was first admitted."""
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     error: PagodaError | None = None
+    hypothesis: HypothesisLogprobs | None = None
+    """With the end of a beam search's result."""
     is_waiting: bool = False
     """It has news that `get` has not given out."""
     is_closed: bool = False
@@ -148,10 +155,11 @@ class SequenceLog:
             logprobs=None if self.logprobs is None else self.logprobs[start:],
             finish_reason=self.finish_reason,
             stop_token_id=self.stop_token_id,
-            num_cached_tokens=self.num_cached_tokens,
+            num_cached_tokens=self.num_cached_tokens or 0,
             num_preemptions=self.num_preemptions,
             queue_s=self.queue_s,
             error=self.error,
+            hypothesis=self.hypothesis,
         )
 
 
@@ -199,6 +207,7 @@ class EngineStream:
         for log, known in zip(self.sequences, adopted.sequences, strict=True):
             log.token_ids = list(known.token_ids)
             log.finish_reason, log.stop_token_id = known.finish_reason, known.stop_token_id
+            log.num_cached_tokens = known.num_cached_tokens
             if log.token_ids or log.is_finished:
                 log.is_waiting = True
                 self._news.append(log)

@@ -49,6 +49,7 @@ class SequenceText:
             num_cached_tokens=output.num_cached_tokens,
             num_preemptions=output.num_preemptions,
             queue_s=output.queue_s,
+            hypothesis=output.hypothesis,
         )
         # The token that ended the sequence is one of its tokens, but not of its text.
         is_stopped = output.finish_reason == "stop" and not self._includes_stop_token

@@ -21,6 +21,18 @@ class TokenLogprobs:
     """Rank of the sampled token in the vocabulary; 1 is the likeliest."""
 
 
+@dataclass(frozen=True, slots=True)
+class HypothesisLogprobs:
+    """How a beam search found one of its results; natural logarithm."""
+
+    cumulative_logprob: float
+    """Of all tokens together; over the length to the power of length_penalty it is the score."""
+    logprobs: list[float]
+    """One per output token."""
+    ranks: list[int]
+    """One per output token: its rank in the vocabulary, 1 is the likeliest."""
+
+
 @dataclass(slots=True)
 class EngineOutput:
     """New tokens of one sequence, as they come out of the engine."""
@@ -45,6 +57,8 @@ class EngineOutput:
     """How often it was preempted; known when it has ended."""
     error: PagodaError | None = None
     """Set when finish_reason is error."""
+    hypothesis: HypothesisLogprobs | None = None
+    """With the end of a beam search's result."""
 
 
 @dataclass(slots=True)
@@ -142,6 +156,8 @@ class SequenceDelta:
     """The client has it already: it was lost with another frontend, and matters only for what follows."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """Of the request when asked for: one per prompt token, None for the first; whole before the first output token."""
+    hypothesis: HypothesisLogprobs | None = None
+    """With the end of a beam search's result."""
 
     @property
     def is_empty(self) -> bool:

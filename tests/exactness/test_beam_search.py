@@ -13,9 +13,9 @@ from tests.harness.engine import running_engine
 
 MAX_TOKENS = 16
 STOPPING = {
-    False: scheduler_pb2.EARLY_STOPPING_HEURISTIC,
-    True: scheduler_pb2.EARLY_STOPPING_FIRST,
-    "never": scheduler_pb2.EARLY_STOPPING_NEVER,
+    False: types_pb2.EARLY_STOPPING_HEURISTIC,
+    True: types_pb2.EARLY_STOPPING_FIRST,
+    "never": types_pb2.EARLY_STOPPING_NEVER,
 }
 
 
@@ -63,7 +63,7 @@ async def test_the_hypotheses_are_those_of_transformers(
                 prompt_token_ids=np.array(prompt, dtype="<u4").tobytes(),
                 sampling_params=types_pb2.SamplingParams(n=width, max_tokens=MAX_TOKENS),
                 eos_token_ids=ends,
-                beam_search=scheduler_pb2.BeamSearchParams(
+                beam_search=types_pb2.BeamSearchParams(
                     beam_width=width, length_penalty=penalty, early_stopping=STOPPING[stopping]
                 ),
             )
@@ -88,7 +88,7 @@ async def test_bad_parameters_are_named(llama: Reference) -> None:
                 request_id="a",
                 prompt_token_ids=b"\1\0\0\0",
                 sampling_params=types_pb2.SamplingParams(n=2, max_tokens=4),
-                beam_search=scheduler_pb2.BeamSearchParams(beam_width=width),
+                beam_search=types_pb2.BeamSearchParams(beam_width=width),
             )
             with pytest.raises(grpc.aio.AioRpcError, match="beam_width must be between"):
                 await engine.scheduler.stub.Generate(request).read()

@@ -326,6 +326,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             if sequence.offset >= min(params.max_tokens or room, room):
                 message.finished.add(**end, finish_reason=types_pb2.FINISH_REASON_LENGTH)
                 break
+        if sequence.request.HasField("beam_search") and message.finished:
+            hypothesis = message.finished[-1].hypothesis
+            hypothesis.cumulative_logprob = SAMPLED_LOGPROB * len(run)
+            hypothesis.logprobs.extend([SAMPLED_LOGPROB] * len(run))
+            hypothesis.ranks.extend([1] * len(run))
         if self.gap_at is not None and start <= self.gap_at < sequence.offset:
             run = run[self.gap_at - start + 1 :]
             start, self.gap_at = self.gap_at + 1, None

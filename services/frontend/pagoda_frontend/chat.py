@@ -17,7 +17,7 @@ from pagoda_frontend.prompts import template_message
 from pagoda_frontend.protocol import ChatBatchBody, ChatBody, ConversationBody
 from pagoda_frontend.resume import Resumption, note_of, resumption_of
 from pagoda_frontend.serving import ServedModel, Serving, unique_id
-from pagoda_frontend.sse import EventStream, resumable_events, unless_disconnected
+from pagoda_frontend.sse import EventStream, stream_events, unless_disconnected
 
 CHAT_PATH = "/v1/chat/completions"
 MAX_CONVERSATIONS = 1024
@@ -107,7 +107,7 @@ class ChatCompletions:
                 usage=conversation.usage,
             )
             keep_alive_s = self._serving.config.sse_keep_alive_interval_s
-            events = resumable_events(conversation, chunks, run, is_resumed=resumption is not None)
+            events = stream_events(conversation, chunks, run, is_resumed=resumption is not None)
             return EventStream(events, keep_alive_s=keep_alive_s, timeout_s=run.timeout_s, headers=headers)
         messages = await conversation.collect()
         shown = [_choice(message, body, conversation, echo) for message in messages]

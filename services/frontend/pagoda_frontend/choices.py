@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pagoda_common.beam_search import BeamSearchParams, EarlyStopping
 from pagoda_common.errors import InvalidRequest
+from pagoda_common.sampling_params import SamplingParams
 from pagoda_frontend.protocol import GenerationBody
 from pagoda_frontend.run import CollectedSequence
 
@@ -24,10 +25,13 @@ NOT_WITH_BEAM_SEARCH = (
     "logit_bias",
     "allowed_token_ids",
     "bad_words",
+    "bad_words_token_ids",
     "min_tokens",
     "presence_penalty",
     "frequency_penalty",
     "vllm_xargs",
+    "extra_args",
+    "logprob_token_ids",
 )
 """Fields that shape sampling: the search judges by the model's own probabilities."""
 
@@ -83,7 +87,7 @@ def choices_of(body: GenerationBody, *, best_of: int | None, with_logprobs: bool
     if best_of is not None and best_of > MAX_BEST_OF:
         raise InvalidRequest(f"best_of must be at most {MAX_BEST_OF}, got {best_of}", field="best_of")
     if body.use_beam_search:
-        _check_beam_search(body, with_logprobs=with_logprobs)
+        check_searchable(body, with_logprobs=with_logprobs)
         search = BeamSearchParams(
             beam_width=best_of or n,
             length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
@@ -96,13 +100,18 @@ def choices_of(body: GenerationBody, *, best_of: int | None, with_logprobs: bool
     return Choices(n=n, num_generated=num_generated)
 
 
-def _check_beam_search(body: GenerationBody, *, with_logprobs: bool) -> None:
+def check_searchable(asked: GenerationBody | SamplingParams, *, with_logprobs: bool) -> None:
+    """Refuse what does not go with a beam search.
+
+    Raises:
+        InvalidRequest: `field` names the field.
+    """
     if with_logprobs:
-        raise InvalidRequest("logprobs are not supported with use_beam_search", field="logprobs")
+        raise InvalidRequest("logprobs are not supported with beam search", field="logprobs")
     for name in NOT_WITH_BEAM_SEARCH:
-        if getattr(body, name):
-            raise InvalidRequest(f"{name} is not supported with use_beam_search", field=name)
-    if body.prompt_logprobs is not None:
-        raise InvalidRequest("prompt_logprobs is not supported with use_beam_search", field="prompt_logprobs")
-    if body.repetition_penalty not in (None, 1.0):
-        raise InvalidRequest("repetition_penalty is not supported with use_beam_search", field="repetition_penalty")
+        if getattr(asked, name, None):
+            raise InvalidRequest(f"{name} is not supported with beam search", field=name)
+    if asked.prompt_logprobs is not None:
+        raise InvalidRequest("prompt_logprobs is not supported with beam search", field="prompt_logprobs")
+    if asked.repetition_penalty not in (None, 1.0):
+        raise InvalidRequest("repetition_penalty is not supported with beam search", field="repetition_penalty")

@@ -27,7 +27,7 @@ from pagoda_frontend.protocol import CompletionBody
 from pagoda_frontend.resume import Resumption, note_of, resumption_of
 from pagoda_frontend.run import CollectedSequence
 from pagoda_frontend.serving import ServedModel, Serving, unique_id
-from pagoda_frontend.sse import EventStream, resumable_events, stream_events, unless_disconnected
+from pagoda_frontend.sse import EventStream, stream_events, unless_disconnected
 from pagoda_frontend.structured import constraint_field
 from pagoda_frontend.terms import terms_of
 
@@ -119,11 +119,7 @@ class Completions:
                 prompt_logprobs=run.prompt_logprobs,
             )
             keep_alive_s = serving.config.sse_keep_alive_interval_s
-            events = (
-                stream_events(run, chunks)
-                if run.event_ids is None  # several prompts
-                else resumable_events(run, chunks, run, is_resumed=resumption is not None)
-            )
+            events = stream_events(run, chunks, run, is_resumed=resumption is not None)
             return EventStream(events, keep_alive_s=keep_alive_s, timeout_s=run.timeout_s, headers=headers)
         sequences = choices.best(await run.collect())
         shown = []

@@ -4,19 +4,19 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from pagoda.v1 import inference_pb2, types_pb2
-from pagoda_common.convert import sampling_params_from_proto
-from pagoda_common.outputs import FinishReason, SequenceDelta, TokenLogprobs
+from pagoda_common.convert import FINISH_NUMBERS, sampling_params_from_proto
+from pagoda_common.outputs import SequenceDelta, TokenLogprobs
 from pagoda_common.sampling_params import SamplingParams
+from pagoda_frontend.message import MessageFinishReason
 from pagoda_frontend.params import COMPLETION_MAX_TOKENS, SamplingDefaults, check_sampling_params
 from pagoda_frontend.run import CollectedSequence
 
-FINISH_REASONS: dict[FinishReason | None, types_pb2.FinishReason] = {
+FINISH_REASONS: dict[MessageFinishReason | None, types_pb2.FinishReason] = {
     None: types_pb2.FINISH_REASON_UNSPECIFIED,
-    "stop": types_pb2.FINISH_REASON_STOP,
-    "length": types_pb2.FINISH_REASON_LENGTH,
-    "abort": types_pb2.FINISH_REASON_ABORT,
-    "error": types_pb2.FINISH_REASON_ERROR,
+    "tool_calls": types_pb2.FINISH_REASON_TOOL_CALLS,
+    **FINISH_NUMBERS,
 }
+"""Of sequences and messages alike."""
 
 
 def sampling_params_of(
@@ -27,9 +27,16 @@ def sampling_params_of(
     Raises:
         InvalidRequest: a value is out of its bounds; `field` names it.
     """
+    asked = request.sampling_params
     known = {name: value for name, value in asdict(defaults).items() if value is not None}
+    if request.HasField("beam_search"):  # which takes no chances, and filters nothing
+        known = {}
+        asked = types_pb2.SamplingParams()
+        asked.CopyFrom(request.sampling_params)
+        for name in ("temperature", "top_p", "top_k", "min_p"):
+            asked.ClearField(name)
     params = sampling_params_from_proto(
-        request.sampling_params,
+        asked,
         defaults=known,
         max_tokens=None if request.WhichOneof("prompt") == "chat" else COMPLETION_MAX_TOKENS,
         stop=list(request.stop),
@@ -86,6 +93,8 @@ def _set_end(
     response.usage.num_prompt_tokens = num_prompt_tokens
     response.usage.num_output_tokens = ended.num_output_tokens
     response.usage.num_cached_tokens = ended.num_cached_tokens
+    if ended.hypothesis is not None:
+        response.cumulative_logprob = ended.hypothesis.cumulative_logprob
 
 
 def logprobs_to_proto(position: TokenLogprobs) -> inference_pb2.TokenLogprobs:

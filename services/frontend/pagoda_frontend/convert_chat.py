@@ -11,22 +11,14 @@ from pydantic import BaseModel, ValidationError
 from pagoda.v1 import inference_pb2, types_pb2
 from pagoda_common.convert import structured_outputs_from_proto
 from pagoda_common.errors import InvalidRequest
-from pagoda_frontend.convert import logprobs_to_proto
+from pagoda_frontend.convert import FINISH_REASONS, logprobs_to_proto
 from pagoda_frontend.errors import validation_message
-from pagoda_frontend.message import CollectedMessage, MessageDelta, MessageFinishReason
+from pagoda_frontend.message import CollectedMessage, MessageDelta
 from pagoda_frontend.prompts import Prompts
 from pagoda_frontend.protocol import ChatBody, TokenizeBody
 
 Body = TypeVar("Body", bound=BaseModel)
 
-FINISH_REASONS: dict[MessageFinishReason | None, types_pb2.FinishReason] = {
-    None: types_pb2.FINISH_REASON_UNSPECIFIED,
-    "stop": types_pb2.FINISH_REASON_STOP,
-    "length": types_pb2.FINISH_REASON_LENGTH,
-    "abort": types_pb2.FINISH_REASON_ABORT,
-    "error": types_pb2.FINISH_REASON_ERROR,
-    "tool_calls": types_pb2.FINISH_REASON_TOOL_CALLS,
-}
 TOOL_CHOICES: dict[inference_pb2.ToolChoice, str] = {
     inference_pb2.TOOL_CHOICE_NONE: "none",
     inference_pb2.TOOL_CHOICE_AUTO: "auto",
@@ -170,15 +162,16 @@ def json_object(text: str, name: str, field: str | None = None) -> dict[str, Any
 
 
 def message_delta_to_proto(
-    delta: MessageDelta, *, request_id: str, usage: inference_pb2.Usage
+    delta: MessageDelta, *, request_id: str, offset: int, usage: inference_pb2.Usage
 ) -> inference_pb2.ChatResponse:
-    """One response of the stream; `usage` is taken when it is the message's last one."""
+    """One response of the stream; `offset`: of its first token; `usage` is taken when it is the message's last one."""
     response = inference_pb2.ChatResponse(
         request_id=request_id,
         index=delta.index,
         reasoning=delta.reasoning,
         content=delta.content,
         token_ids=delta.token_ids,
+        offset=offset,
         finish_reason=FINISH_REASONS[delta.finish_reason],
     )
     for call in delta.tool_calls:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from pagoda_common.beam_search import BeamSearchParams
 from pagoda_common.engine_client import EngineRequest
-from pagoda_common.outputs import FinishReason, SequenceDelta, TokenLogprobs
+from pagoda_common.outputs import FinishReason, HypothesisLogprobs, SequenceDelta, TokenLogprobs
 from pagoda_common.sampling_params import SamplingParams
-from pagoda_frontend.resume import EventIds, Resumption
+from pagoda_frontend.resume import MAX_SEQUENCES, EventIds, Resumption
 from pagoda_frontend.serving import Serving
 from pagoda_frontend.terms import Terms
 
@@ -29,6 +29,8 @@ class CollectedSequence:
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    hypothesis: HypothesisLogprobs | None = None
+    """Of a beam search's result."""
 
     @property
     def text(self) -> str:
@@ -45,6 +47,7 @@ class CollectedSequence:
         self.stop_reason = delta.stop_reason
         self.num_output_tokens = delta.num_output_tokens
         self.prompt_logprobs = delta.prompt_logprobs
+        self.hypothesis = delta.hypothesis
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
 
 
@@ -69,7 +72,8 @@ class Run:
         Args:
             sampling_params: one per prompt, all with the same n.
             is_scoring: what is generated is not given out.
-            note: for a frontend that goes on with this run's stream when this one is gone; empty: none may.
+            note: for a frontend that goes on with this run's stream when this one is gone; empty: none may, nor may any
+                where there are more than MAX_SEQUENCES.
             resumption: what this run goes on with.
         """
         self.request_id = request_id
@@ -77,6 +81,7 @@ class Run:
         self.n = sampling_params[0].n
         self.num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         self.timeout_s = terms.timeout_s
+        self._tenant = terms.tenant
         self._num_output_tokens = [0] * (len(prompts) * self.n)
         self._num_cached_tokens = [0] * len(prompts)
         self._is_scoring = is_scoring
@@ -101,28 +106,34 @@ class Run:
         ]
         self.event_ids: EventIds | None = None
         """Of a stream that can be resumed."""
-        if note and len(prompts) == 1:
-            self._requests[0].resume_key, self._requests[0].note = request_id, note
-            self.event_ids = EventIds(response_id=request_id, n=self.n)
+        if note and self.num_sequences <= MAX_SEQUENCES:
+            for request in self._requests:
+                request.resume_key = request_id
+            self._requests[0].note = note
+            self.event_ids = EventIds(response_id=request_id, n=self.num_sequences)
         if resumption is not None:
             self._go_on(resumption)
 
     def _go_on(self, resumption: Resumption) -> None:
-        request, adopted = self._requests[0], resumption.adopted
-        self._requests[0] = replace(
-            request,
-            request_id=adopted.request_id,
-            prompt_token_ids=adopted.prompt_token_ids,
-            sampling_params=replace(request.sampling_params, seed=adopted.seed),
-            timeout_s=adopted.timeout_s,
-            adopted=adopted,
-            known=resumption.known,
-        )
+        known = resumption.place.known
+        for place, adopted in enumerate(resumption.adopted):
+            request = self._requests[place]
+            self._requests[place] = replace(
+                request,
+                request_id=adopted.request_id,
+                prompt_token_ids=adopted.prompt_token_ids,
+                sampling_params=replace(request.sampling_params, seed=adopted.seed),
+                timeout_s=adopted.timeout_s,
+                adopted=adopted,
+                known=known[place * self.n : (place + 1) * self.n],
+            )
+        self.num_prompt_tokens = sum(len(request.prompt_token_ids) for request in self._requests)
 
     def release(self) -> None:
         """The client has everything, or is gone: nobody will go on with the stream."""
         if self.event_ids is not None:
-            self._serving.engine.release(self._requests[0].request_id)
+            for request in self._requests:
+                self._serving.engine.release(request.request_id)
 
     @property
     def num_sequences(self) -> int:
@@ -146,7 +157,8 @@ class Run:
             PagodaError: a prompt was refused or failed; the others are aborted.
         """
         source = self._serving.generate(self._requests[0]) if len(self._requests) == 1 else self._merged()
-        with self._serving.open_request(self.request_id, [request.request_id for request in self._requests]):
+        engine_ids = [request.request_id for request in self._requests]
+        with self._serving.open_request(self.request_id, engine_ids, tenant=self._tenant):
             async with aclosing(source):
                 async for deltas in source:
                     for delta in deltas:

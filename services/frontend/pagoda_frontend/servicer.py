@@ -1,13 +1,19 @@
 """The public gRPC service: the same engine, prompts and limits as over HTTP, in protobuf."""
 
+import base64
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from google.protobuf.message import Message
+
 from pagoda.v1 import inference_pb2, inference_pb2_grpc
-from pagoda_common.errors import InvalidRequest, PagodaError
+from pagoda_common.convert import beam_search_params_from_proto
+from pagoda_common.engine_stream import Known
+from pagoda_common.errors import InvalidRequest, NotFound, PagodaError
 from pagoda_frontend.access import MAX_REQUEST_ID_CHARS
+from pagoda_frontend.choices import check_searchable
 from pagoda_frontend.conversation import Conversation, start_conversation
 from pagoda_frontend.convert import delta_to_proto, sampling_params_of, sequence_to_proto
 from pagoda_frontend.convert_chat import (
@@ -21,11 +27,14 @@ from pagoda_frontend.convert_chat import (
 from pagoda_frontend.errors import renamed
 from pagoda_frontend.operations import token_ids_of
 from pagoda_frontend.params import check_cache_salt, check_prompt_logprobs, check_token_ids, fit_to_context
+from pagoda_frontend.resume import Place, Resumption, note_of, resumption_at
 from pagoda_frontend.run import Run
 from pagoda_frontend.serving import VERSION, Serving, unique_id
 from pagoda_frontend.terms import Terms, tenant_of
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+GENERATE, CHAT = f"{SERVICE}/Generate", f"{SERVICE}/Chat"
+"""Streams that can be resumed."""
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
@@ -37,15 +46,24 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Any
     ) -> AsyncGenerator[inference_pb2.GenerateResponse]:
-        run = await self._run(request, context)
-        async with aclosing(run.deltas()) as stream:
-            async for deltas in stream:
-                for delta in deltas:
-                    yield delta_to_proto(delta, request_id=run.request_id, num_prompt_tokens=run.num_prompt_tokens)
+        resumption = await self._resumption(request, context, GENERATE)
+        if resumption is not None:
+            request = inference_pb2.GenerateRequest.FromString(base64.b64decode(resumption.note["body"]))
+        run = await self._run(request, context, note=_note_of(request, GENERATE), resumption=resumption)
+        num_prompt_tokens = run.num_prompt_tokens
+        try:
+            async with aclosing(run.deltas()) as stream:
+                async for deltas in stream:
+                    for delta in deltas:
+                        if not delta.is_replayed:
+                            yield delta_to_proto(delta, request_id=run.request_id, num_prompt_tokens=num_prompt_tokens)
+        finally:
+            run.release()
 
     async def GenerateUnary(
         self, request: inference_pb2.GenerateRequest, context: Any
     ) -> inference_pb2.GenerateUnaryResponse:
+        _refuse_resume_from(request)
         run = await self._run(request, context)
         outputs = [
             sequence_to_proto(sequence, request_id=run.request_id, num_prompt_tokens=run.num_prompt_tokens)
@@ -56,19 +74,28 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Chat(
         self, request: inference_pb2.ChatRequest, context: Any
     ) -> AsyncGenerator[inference_pb2.ChatResponse]:
-        conversation = await self._conversation(request, context)
+        resumption = await self._resumption(request, context, CHAT)
+        if resumption is not None:
+            request = inference_pb2.ChatRequest.FromString(base64.b64decode(resumption.note["body"]))
+        conversation = await self._conversation(request, context, note=_note_of(request, CHAT), resumption=resumption)
         run = conversation.run
         num_output_tokens = [0] * run.n
-        async with aclosing(conversation.deltas()) as stream:
-            async for deltas in stream:
-                for delta in deltas:
-                    num_output_tokens[delta.index] += len(delta.token_ids)
-                    if delta.is_empty and not delta.token_ids and delta.finish_reason is None:
-                        continue
-                    usage = _usage(run, num_output_tokens[delta.index])
-                    yield message_delta_to_proto(delta, request_id=run.request_id, usage=usage)
+        try:
+            async with aclosing(conversation.deltas()) as stream:
+                async for deltas in stream:
+                    for delta, below in zip(deltas, run.latest, strict=True):
+                        offset = num_output_tokens[delta.index]
+                        num_output_tokens[delta.index] += len(delta.token_ids)
+                        is_nothing = delta.is_empty and not delta.token_ids and delta.finish_reason is None
+                        if is_nothing or below.is_replayed:
+                            continue
+                        usage = _usage(run, num_output_tokens[delta.index])
+                        yield message_delta_to_proto(delta, request_id=run.request_id, offset=offset, usage=usage)
+        finally:
+            run.release()
 
     async def ChatUnary(self, request: inference_pb2.ChatRequest, context: Any) -> inference_pb2.ChatUnaryResponse:
+        _refuse_resume_from(request)
         conversation = await self._conversation(request, context)
         run = conversation.run
         messages = [
@@ -80,8 +107,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Abort(
         self, request: inference_pb2.AbortGenerationRequest, context: Any
     ) -> inference_pb2.AbortGenerationResponse:
-        for request_id in request.request_ids:
-            self._serving.abort(request_id)
+        tenant = self._tenant(context)
+        unknown = [one for one in request.request_ids if not self._serving.abort(one, tenant=tenant)]
+        if unknown:
+            more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+            message = f"request {unknown[0][:MAX_REQUEST_ID_CHARS]!r}{more}: not open here"
+            raise NotFound(message, field="request_ids")
         return inference_pb2.AbortGenerationResponse()
 
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Any) -> inference_pb2.TokenizeResponse:
@@ -118,7 +149,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         uptime_s = time.monotonic() - serving.started_s
         return inference_pb2.GetServerInfoResponse(version=VERSION, uptime_s=uptime_s, load=serving.engine.load)
 
-    async def _run(self, request: inference_pb2.GenerateRequest, context: Any) -> Run:
+    async def _run(
+        self,
+        request: inference_pb2.GenerateRequest,
+        context: Any,
+        *,
+        note: bytes = b"",
+        resumption: Resumption | None = None,
+    ) -> Run:
+        """The run of `request`; note and resumption as `Run` has them."""
         serving = self._serving
         model = serving.model_named(request.model)
         params = sampling_params_of(
@@ -127,6 +166,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             vocab_size=model.vocab_size,
             max_logprobs=serving.config.max_logprobs,
         )
+        beam_search = None
+        if request.HasField("beam_search"):
+            beam_search = beam_search_params_from_proto(request.beam_search, n=params.n)
+            check_searchable(params, with_logprobs=params.logprobs is not None)
+            if params.structured_outputs is not None:
+                raise InvalidRequest("beam_search does not go with structured_output", field="beam_search")
         await model.grammars.check(params.structured_outputs)
         check_cache_salt(request.cache_salt)
         prompt, field = await prompt_of(request, model.prompts)
@@ -134,32 +179,66 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         params = fit_to_context(params, num_prompt_tokens=len(prompt), max_model_len=model.max_model_len, field=field)
         return Run(
             serving=serving,
-            request_id=_request_id(request.request_id, "gen-"),
+            request_id=resumption.response_id if resumption else _request_id(request.request_id, "gen-"),
             prompts=[prompt],
             sampling_params=[params],
             terms=self._terms(context, request.priority),
             cache_salt=request.cache_salt,
+            beam_search=beam_search,
+            note=note,
+            resumption=resumption,
         )
 
-    async def _conversation(self, request: inference_pb2.ChatRequest, context: Any) -> Conversation:
+    async def _conversation(
+        self,
+        request: inference_pb2.ChatRequest,
+        context: Any,
+        *,
+        note: bytes = b"",
+        resumption: Resumption | None = None,
+    ) -> Conversation:
+        """The conversation of `request`; note and resumption as `Run` has them."""
         try:
             return await start_conversation(
                 chat_body_from_proto(request),
                 serving=self._serving,
                 headers={},
-                request_id=_request_id(request.request_id, "chat-"),
+                request_id=resumption.response_id if resumption else _request_id(request.request_id, "chat-"),
                 terms=self._terms(context, request.priority),
+                note=note,
+                resumption=resumption,
             )
         except PagodaError as error:
             raise renamed(error, PROTO_NAMES) from error
 
-    def _terms(self, context: Any, priority: int) -> Terms:
+    async def _resumption(
+        self, request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest, context: Any, path: str
+    ) -> Resumption | None:
+        """What `request` is to go on with; None when it is a new one."""
+        if not request.HasField("resume_from"):
+            return None
+        asked = request.resume_from
+        known = tuple(Known(one.num_tokens, one.is_finished) for one in asked.received)
+        place = Place(key=asked.request_id, known=known, field="resume_from")
+        return await resumption_at(place, serving=self._serving, path=path, tenant=self._tenant(context))
+
+    def _tenant(self, context: Any) -> str:
         headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-        return Terms(
-            tenant=tenant_of(headers, has_api_keys=bool(self._serving.config.api_key)),
-            priority=priority,
-            timeout_s=context.time_remaining() or 0.0,
-        )
+        return tenant_of(headers, has_api_keys=bool(self._serving.config.api_key))
+
+    def _terms(self, context: Any, priority: int) -> Terms:
+        timeout_s = context.time_remaining() or 0.0
+        return Terms(tenant=self._tenant(context), priority=priority, timeout_s=timeout_s)
+
+
+def _note_of(request: Message, path: str) -> bytes:
+    """What a frontend needs that goes on with the stream of `request`."""
+    return note_of(base64.b64encode(request.SerializeToString()).decode(), path=path, created=int(time.time()))
+
+
+def _refuse_resume_from(request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest) -> None:
+    if request.HasField("resume_from"):
+        raise InvalidRequest("resume_from goes with a stream, this call has none", field="resume_from")
 
 
 def _request_id(given: str, prefix: str) -> str:

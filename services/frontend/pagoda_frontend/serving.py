@@ -74,7 +74,8 @@ class Serving:
         self.chat_template = load_chat_template(config.chat_template)
         """Jinja text of the flag; None takes the tokenizer's."""
         self._model: ServedModel | None = None
-        self._open: dict[str, list[str]] = {}
+        self._open: dict[tuple[str, str], list[str]] = {}
+        """The engine's ids of open requests, by tenant and request id."""
         self._why_not = ""
         self._loading: asyncio.Task[None] | None = None
 
@@ -128,9 +129,10 @@ class Serving:
         return model
 
     @contextmanager
-    def open_request(self, request_id: str, engine_ids: Sequence[str]) -> Iterator[None]:
-        """Count a request as open, and let `abort` find the engine's requests behind it."""
-        known = self._open.setdefault(request_id, [])
+    def open_request(self, request_id: str, engine_ids: Sequence[str], *, tenant: str) -> Iterator[None]:
+        """Count a request of `tenant` as open, and let `abort` find the engine's requests behind it."""
+        key = (tenant, request_id)
+        known = self._open.setdefault(key, [])
         known.extend(engine_ids)
         self.num_open += 1
         self._idle.clear()
@@ -142,17 +144,19 @@ class Serving:
                 self._idle.set()
             for engine_id in engine_ids:
                 known.remove(engine_id)
-            if not known and self._open.get(request_id) is known:
-                del self._open[request_id]
+            if not known and self._open.get(key) is known:
+                del self._open[key]
 
     async def wait_until_idle(self) -> None:
         """Return when no request is open."""
         await self._idle.wait()
 
-    def abort(self, request_id: str) -> None:
-        """Abort an open request; unknown ids are ignored."""
-        for engine_id in self._open.get(request_id, ()):
+    def abort(self, request_id: str, *, tenant: str) -> bool:
+        """Abort an open request of `tenant`; whether there is one."""
+        engine_ids = self._open.get((tenant, request_id), [])
+        for engine_id in list(engine_ids):
             self.engine.abort(engine_id)
+        return bool(engine_ids)
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[list[SequenceDelta]]:
         """The request's text as it comes, followed by the metrics. Closing it aborts the request.

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from pagoda_common.errors import PagodaError
 from pagoda_frontend.chunks import DONE, ChunkEncoder, Delta, event
 from pagoda_frontend.errors import ClientDisconnected, error_json, error_response
+from pagoda_frontend.resume import with_id
 from pagoda_frontend.run import Run
 
 logger = logging.getLogger(__name__)
@@ -138,46 +139,34 @@ class Source(Protocol[Delta]):
         ...
 
 
-async def stream_events(source: Source[Delta], chunks: ChunkEncoder[Delta]) -> AsyncGenerator[bytes, None]:
-    """Deltas as events: what came together is sent together, and the opening with the first of it."""
-    opening = chunks.opening()
-    async with aclosing(source.deltas()) as stream:
-        async for deltas in stream:
-            body = chunks.delta(deltas[0]) if len(deltas) == 1 else b"".join(map(chunks.delta, deltas))
-            if body:
-                yield opening + body if opening else body
-                opening = b""
-    yield opening + chunks.closing()
-
-
-async def resumable_events(
+async def stream_events(
     source: Source[Delta], chunks: ChunkEncoder[Delta], run: Run, *, is_resumed: bool
 ) -> AsyncGenerator[bytes, None]:
-    """As `stream_events`, each event with an id; what the client has already is not sent again.
+    """Deltas as events: what came together is sent together, and the opening with the first of it.
+
+    Where the run can be resumed each event has an id, and what the client has already is not sent again.
 
     Args:
         run: below `source`, whose deltas stand for the run's one by one.
         is_resumed: the client has had the opening.
     """
     ids = run.event_ids
-    assert ids is not None
-    opening = chunks.opening()
-    if is_resumed:
-        opening = b""
+    opening = b"" if is_resumed else chunks.opening()
     try:
         async with aclosing(source.deltas()) as stream:
             async for deltas in stream:
                 parts: list[bytes] = []
                 for delta, below in zip(deltas, run.latest, strict=True):
-                    is_finished = below.finish_reason is not None
-                    event_id = ids.advance(below.index, below.num_output_tokens, is_finished=is_finished)
                     body = chunks.delta(delta)
-                    if body and not below.is_replayed:
-                        head, _, last = body.rpartition(b"data: ")  # the id goes with the last of several events
-                        parts += (opening, head, event_id, b"data: ", last)
-                        opening = b""
+                    if ids is not None:
+                        event_id = ids.advance(below)
+                        if body and not below.is_replayed:
+                            parts.append(with_id(body, event_id))
+                    elif body:
+                        parts.append(body)
                 if parts:
-                    yield b"".join(parts)
+                    yield opening + b"".join(parts)
+                    opening = b""
         yield opening + chunks.closing()
     finally:
         run.release()

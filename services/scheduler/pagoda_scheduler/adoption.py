@@ -26,16 +26,17 @@ def adopted_to_proto(open_request: OpenRequest) -> scheduler_pb2.AdoptedRequest:
     is_kept = not (
         params.HasField("logprobs") or params.HasField("prompt_logprobs") or submitted.HasField("beam_search")
     )
-    sequences = [_sequence(sequence) if is_kept else _nothing() for sequence in open_request.sequences]
+    sequences = [_sequence(sequence, is_kept=is_kept) for sequence in open_request.sequences]
     return scheduler_pb2.AdoptedRequest(submitted=submitted, sequences=sequences)
 
 
-def _nothing() -> scheduler_pb2.AdoptedSequence:
-    return scheduler_pb2.AdoptedSequence()
-
-
-def _sequence(request: Request) -> scheduler_pb2.AdoptedSequence:
-    adopted = scheduler_pb2.AdoptedSequence(output_token_ids=token_ids_to_bytes(request.output_token_ids))
+def _sequence(request: Request, *, is_kept: bool) -> scheduler_pb2.AdoptedSequence:
+    adopted = scheduler_pb2.AdoptedSequence()
+    if request.output_token_ids:  # it has run
+        adopted.num_cached_tokens = request.first_cached_tokens
+    if not is_kept:
+        return adopted
+    adopted.output_token_ids = token_ids_to_bytes(request.output_token_ids)
     if request.finish_reason is not None and request.error is None:
         adopted.finish_reason = FINISH_NUMBERS[request.finish_reason]
         if request.stop_token_id is not None:

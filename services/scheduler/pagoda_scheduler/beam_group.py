@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pagoda_scheduler.beam_search import BeamSearch, Continuation
+from pagoda_scheduler.beam_search import BeamSearch, Continuation, Hypothesis
 from pagoda_scheduler.request import Request
 from pagoda_scheduler.step import LogprobRows, StepResult
 
@@ -54,6 +54,13 @@ class BeamGroup:
         candidates = [self._candidates[beam] for beam in self.beams]
         self._candidates = {}
         return self._search.advance(candidates)
+
+    def hypothesis_of(self, sequence: Request) -> Hypothesis | None:
+        """What a client's sequence holds, once the search is over."""
+        found = self._search.hypotheses
+        place = sequence.index
+        is_held = sequence in self.sequences and place < len(found)
+        return found[place] if is_held and sequence.output_token_ids == list(found[place].token_ids) else None
 
     def deliver(self, result: StepResult) -> None:
         """Put the hypotheses into the client's sequences, and those into the step's result."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pagoda_common.beam_search import EarlyStopping
 
@@ -13,6 +14,10 @@ class Beam:
     token_ids: tuple[int, ...]
     log_probability: float
     """Sum over its tokens."""
+    logprobs: tuple[float, ...] = ()
+    """Of each token."""
+    ranks: tuple[int, ...] = ()
+    """Of each token in the vocabulary, 1 is the likeliest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +27,12 @@ class Hypothesis:
     token_ids: tuple[int, ...]
     score: float
     """Log probability over length ** length_penalty."""
+    log_probability: float = 0.0
+    """Sum over its tokens."""
+    logprobs: tuple[float, ...] = ()
+    """Of each token."""
+    ranks: tuple[int, ...] = ()
+    """Of each token in the vocabulary, 1 is the likeliest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,17 @@ class Continuation:
 
     parent: int
     token_id: int
+
+
+class _Candidate(NamedTuple):
+    """A beam and one more token."""
+
+    score: float
+    """Log probability of all its tokens."""
+    parent: int
+    token_id: int
+    logprob: float
+    rank: int
 
 
 class BeamSearch:
@@ -64,31 +86,40 @@ class BeamSearch:
     def advance(self, candidates: Sequence[tuple[Sequence[int], Sequence[float]]]) -> list[Continuation]:
         """One step: for each beam its likeliest next tokens and their log probabilities, best first."""
         scored = [
-            (beam.log_probability + logprob, parent, token_id)
+            _Candidate(beam.log_probability + logprob, parent, token_id, logprob, rank)
             for parent, (beam, (token_ids, logprobs)) in enumerate(zip(self.beams, candidates, strict=True))
-            for token_id, logprob in zip(token_ids, logprobs, strict=True)
+            for rank, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=True), start=1)
         ]
-        scored.sort(key=lambda candidate: -candidate[0])
+        scored.sort(key=lambda candidate: -candidate.score)
         best = scored[: self.num_candidates]
         length = len(self.beams[0].token_ids) + 1
-        ends = [token_id in self.end_token_ids or length >= self.max_tokens for _, _, token_id in best]
+        ends = [candidate.token_id in self.end_token_ids or length >= self.max_tokens for candidate in best]
         going_on = [candidate for candidate, is_end in zip(best, ends, strict=True) if not is_end][: self.beam_width]
         ended = [c for c, is_end in zip(best[: self.beam_width], ends[: self.beam_width], strict=True) if is_end]
         self._finish(ended, length)
-        if not going_on or self._is_over(going_on[0][0], length):
+        if not going_on or self._is_over(going_on[0].score, length):
             self.beams = []
             return []
-        parents = self.beams
-        self.beams = [Beam((*parents[parent].token_ids, token), score) for score, parent, token in going_on]
-        return [Continuation(parent, token_id) for _, parent, token_id in going_on]
+        self.beams = [self._grown(candidate) for candidate in going_on]
+        return [Continuation(candidate.parent, candidate.token_id) for candidate in going_on]
 
-    def _finish(self, ended: list[tuple[float, int, int]], length: int) -> None:
+    def _grown(self, candidate: "_Candidate") -> Beam:
+        parent = self.beams[candidate.parent]
+        return Beam(
+            token_ids=(*parent.token_ids, candidate.token_id),
+            log_probability=candidate.score,
+            logprobs=(*parent.logprobs, candidate.logprob),
+            ranks=(*parent.ranks, candidate.rank),
+        )
+
+    def _finish(self, ended: list["_Candidate"], length: int) -> None:
         is_full = len(self.hypotheses) == self.beam_width
         if not self._can_improve or (is_full and self.early_stopping == "first"):
             return
-        for score, parent, token_id in ended:
-            token_ids = (*self.beams[parent].token_ids, token_id)
-            self.hypotheses.append(Hypothesis(token_ids, score / length**self.length_penalty))
+        for candidate in ended:
+            beam = self._grown(candidate)
+            score = candidate.score / length**self.length_penalty
+            self.hypotheses.append(Hypothesis(beam.token_ids, score, beam.log_probability, beam.logprobs, beam.ranks))
         self.hypotheses.sort(key=lambda hypothesis: -hypothesis.score)
         del self.hypotheses[self.beam_width :]
 

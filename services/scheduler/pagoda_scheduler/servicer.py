@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
-from pagoda_common.beam_search import BeamSearchParams, EarlyStopping
 from pagoda_common.convert import (
     FINISH_REASONS,
+    beam_search_params_from_proto,
     sampling_params_from_proto,
     token_array_from_bytes,
     token_ids_from_bytes,
@@ -31,11 +31,6 @@ logger = logging.getLogger(__name__)
 
 UNKNOWN_MODEL_LEN = 2**31
 """Context while no group has loaded the model; the real bound is applied when a group takes the request."""
-
-EARLY_STOPPING: dict[int, EarlyStopping] = {
-    scheduler_pb2.EARLY_STOPPING_FIRST: "first",
-    scheduler_pb2.EARLY_STOPPING_NEVER: "never",
-}
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
@@ -196,19 +191,15 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             raise InvalidRequest("resume has no unfinished sequence", field="resume")
         return sequences
 
-    def _beam_search(self, message: scheduler_pb2.BeamSearchParams, sequences: list[Request]) -> BeamSearch:
+    def _beam_search(self, message: types_pb2.BeamSearchParams, sequences: list[Request]) -> BeamSearch:
         bound = self._engine.config.scheduler.max_num_seqs
-        if not len(sequences) <= message.beam_width <= bound:
+        params = beam_search_params_from_proto(message, n=len(sequences))
+        if not len(sequences) <= params.beam_width <= bound:
             limits = f"between n ({len(sequences)}) and max_num_seqs ({bound})"
-            raise InvalidRequest(f"beam_width must be {limits}, got {message.beam_width}", field="beam_width")
+            raise InvalidRequest(f"beam_width must be {limits}, got {params.beam_width}", field="beam_width")
         mode = self._engine.config.model.logprobs_mode
         if not mode.endswith("logprobs"):
             raise InvalidRequest(f"beam search needs log probabilities, logprobs_mode is {mode}", field="beam_search")
-        params = BeamSearchParams(
-            beam_width=message.beam_width,
-            length_penalty=message.length_penalty if message.HasField("length_penalty") else 1.0,
-            early_stopping=EARLY_STOPPING.get(message.early_stopping, "heuristic"),
-        )
         first = sequences[0]
         return BeamSearch(
             beam_width=params.beam_width,

@@ -210,6 +210,11 @@ def _finished_to_proto(request: Request) -> scheduler_pb2.FinishedSequence:
     )
     if request.stop_token_id is not None:
         finished.stop_token_id = request.stop_token_id
+    hypothesis = None if request.beam_group is None else request.beam_group.hypothesis_of(request)
+    if hypothesis is not None:
+        finished.hypothesis.cumulative_logprob = hypothesis.log_probability
+        finished.hypothesis.logprobs.extend(hypothesis.logprobs)
+        finished.hypothesis.ranks.extend(hypothesis.ranks)
     if request.error is not None:
         finished.error.CopyFrom(error_to_proto(request.error))
     return finished

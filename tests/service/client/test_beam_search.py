@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from pagoda import LLM, BeamSearchParams
-from pagoda.v1 import scheduler_pb2
+from pagoda.v1 import types_pb2
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.text.tokenizer import Tokenizer
+from tests.fakes.fake_scheduler import SAMPLED_LOGPROB
 from tests.service.client.conftest import FakeSchedulerThread
 
 
@@ -30,9 +31,11 @@ def test_hypotheses_have_prompt_and_output_best_first(llm: LLM, scheduler_thread
     best = first.sequences[0]
     assert best.text == tokenizer.decode(best.tokens, skip_special_tokens=False)
     assert (best.finish_reason, best.stop_reason) == ("length", None)
+    assert best.cum_logprob == 3 * SAMPLED_LOGPROB
+    assert [next(iter(row)) for row in best.logprobs] == best.tokens[2:]
     submitted = fake.submits[0].beam_search
     assert (submitted.beam_width, submitted.length_penalty) == (2, 0.5)
-    assert submitted.early_stopping == scheduler_pb2.EARLY_STOPPING_FIRST
+    assert submitted.early_stopping == types_pb2.EARLY_STOPPING_FIRST
 
 
 @pytest.mark.parametrize(("is_kept", "expected"), [(False, [5, 7, 8]), (True, [5, 7, 8, 2])])

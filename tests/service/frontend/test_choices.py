@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pagoda.v1 import scheduler_pb2
+from pagoda.v1 import types_pb2
 from tests.service.frontend.harness import MODEL, Running
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
@@ -26,10 +26,10 @@ async def test_a_beam_search_gives_the_hypotheses_in_order(frontend: Running) ->
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (None, scheduler_pb2.EARLY_STOPPING_HEURISTIC),
-        (False, scheduler_pb2.EARLY_STOPPING_HEURISTIC),
-        (True, scheduler_pb2.EARLY_STOPPING_FIRST),
-        ("never", scheduler_pb2.EARLY_STOPPING_NEVER),
+        (None, types_pb2.EARLY_STOPPING_HEURISTIC),
+        (False, types_pb2.EARLY_STOPPING_HEURISTIC),
+        (True, types_pb2.EARLY_STOPPING_FIRST),
+        ("never", types_pb2.EARLY_STOPPING_NEVER),
     ],
 )
 async def test_early_stopping_is_as_in_transformers(frontend: Running, given: Any, expected: int) -> None:

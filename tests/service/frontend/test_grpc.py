@@ -14,7 +14,7 @@ from pagoda_common.errors import QueueFull
 from pagoda_common.rpc import ErrorInterceptor
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.servicer import InferenceServicer
-from tests.fakes.fake_scheduler import FakeScheduler
+from tests.fakes.fake_scheduler import SAMPLED_LOGPROB, FakeScheduler
 from tests.service.frontend.harness import Running, running_frontend, until
 
 TEXT = "An answer of some length, with 🙂 and 日本. Stop. Here."
@@ -103,6 +103,15 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
     ({"sampling_params": types_pb2.SamplingParams(bad_words_token_ids=[{"ids": [5, 99999]}])}, "bad_words_token_ids"),
     ({"stop": [""]}, "stop"),
+    ({"beam_search": types_pb2.BeamSearchParams(length_penalty=99)}, "length_penalty"),
+    (
+        {"beam_search": types_pb2.BeamSearchParams(), "sampling_params": types_pb2.SamplingParams(logprobs=1)},
+        "logprobs",
+    ),
+    (
+        {"beam_search": types_pb2.BeamSearchParams(), "sampling_params": types_pb2.SamplingParams(min_tokens=1)},
+        "min_tokens",
+    ),
 ]
 
 
@@ -165,11 +174,50 @@ async def test_cancelling_and_aborting_end_the_request(frontend: Running) -> Non
     await until(lambda: len(frontend.fake.aborted) == 1)
     call = stub.Generate(request)
     await call.read()
-    await stub.Abort(inference_pb2.AbortGenerationRequest(request_ids=["mine", "unknown"]))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:  # what is not known is said, what is known is aborted
+        await stub.Abort(inference_pb2.AbortGenerationRequest(request_ids=["unknown", "mine"]))
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
     async with asyncio.timeout(5):
         while (await call.read()).finish_reason != types_pb2.FINISH_REASON_ABORT:
             pass
     await until(lambda: len(frontend.fake.aborted) == 2)
+
+
+async def test_only_the_key_that_started_a_request_aborts_it() -> None:
+    async with running_frontend(api_key=("one", "two")) as frontend:
+        frontend.fake.step_s = 0.005
+        stub = stub_of(frontend)
+        one, two = ([("authorization", f"Bearer {key}")] for key in ("one", "two"))
+        params = types_pb2.SamplingParams(max_tokens=400, ignore_eos=True)
+        call = stub.Generate(ask(sampling_params=params, request_id="mine"), metadata=one)
+        await call.read()
+        abort = inference_pb2.AbortGenerationRequest(request_ids=["mine"])
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Abort(abort, metadata=two)
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+        assert not frontend.fake.aborted
+        await stub.Abort(abort, metadata=one)
+        await until(lambda: len(frontend.fake.aborted) == 1)
+
+
+async def test_a_beam_search_is_what_it_is_over_http(frontend: Running) -> None:
+    stub = stub_of(frontend)
+    params = types_pb2.SamplingParams(n=2, max_tokens=4, temperature=0)
+    beams = types_pb2.BeamSearchParams(beam_width=3, length_penalty=0.5, early_stopping=types_pb2.EARLY_STOPPING_NEVER)
+    request = ask(token_ids=types_pb2.TokenIds(ids=[5, 6, 7]), sampling_params=params, beam_search=beams)
+    answer = await stub.GenerateUnary(request)
+    streamed = [response async for response in stub.Generate(request)]
+    over_http = await frontend.complete(
+        use_beam_search=True, n=2, best_of=3, length_penalty=0.5, early_stopping="never", max_tokens=4, temperature=0
+    )
+    assert [output.text for output in answer.outputs] == [choice["text"] for choice in over_http["choices"]]
+    assert {one.index: one.text for one in streamed} == {one.index: one.text for one in answer.outputs}
+    assert [output.cumulative_logprob for output in answer.outputs] == [4 * SAMPLED_LOGPROB] * 2
+    searches = [submit.beam_search for submit in frontend.fake.submits]
+    assert searches[0] == searches[1] == searches[2]
+    assert searches[0] == beams
+    plain = await stub.GenerateUnary(ask())
+    assert not plain.outputs[0].HasField("cumulative_logprob")
 
 
 async def test_a_call_that_ends_while_a_message_is_written_ends_its_request(frontend: Running) -> None:
