@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from pagoda.settings import SettingError, environment_defaults, file_defaults, option_actions
 from pagoda.vllm_options import REFUSED_FLAGS
+from pagoda_common.settings import SettingError, environment_defaults, file_defaults, option_actions
 
 CONFIG_FLAG = "--config"
 

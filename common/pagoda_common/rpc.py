@@ -25,6 +25,9 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_ANSWER_BYTES = 1024 * 1024 * 1024
 """Largest answer of one of our own servers: a step with the vocabulary's logprobs of many sequences fits."""
 CONNECT_TIMEOUT_S = 10.0
+LIVENESS = "liveness"
+"""Name under which grpc.health.v1 answers SERVING as long as the process answers at all, for liveness probes. The empty
+name and the service's own follow what the service can do."""
 
 SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -52,6 +55,8 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_reconnect_backoff_ms", 200),
     # Channels to a restarted server must not share a broken subchannel's back-off.
     ("grpc.use_local_subchannel_pool", 1),
+    # A peer that comes back may have another address (a pod, a container): look it up again, not only every 30 s.
+    ("grpc.dns_min_time_between_resolutions_ms", 500),
 ]
 
 GRPC_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
@@ -203,6 +208,7 @@ class RpcServer:
             OSError: the address cannot be bound.
         """
         await self.set_serving(False)
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         try:
             bound = self.grpc_server.add_insecure_port(f"{host}:{port}")
         except RuntimeError as error:

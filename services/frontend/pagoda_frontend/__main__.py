@@ -14,6 +14,7 @@ from pagoda_common.heartbeat import beat
 from pagoda_common.logging import configure_logging
 from pagoda_common.process import die_with_parent
 from pagoda_common.rpc import stop_signals
+from pagoda_common.settings import parse_service_args
 from pagoda_frontend.server import FrontendServer
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="pagoda-frontend", description="OpenAI HTTP and gRPC in front of a scheduler")
     add_frontend_flags(parser)
     add_child_flags(parser)
-    args = parser.parse_args()
+    args = parse_service_args(parser)
     if args.die_with_parent is not None:
         die_with_parent(args.die_with_parent)
     configure_logging("frontend", os.environ.get("PAGODA_LOG_LEVEL", "info"))

@@ -23,6 +23,7 @@ from pagoda_common.heartbeat import beat
 from pagoda_common.logging import configure_logging
 from pagoda_common.process import die_with_parent
 from pagoda_common.rpc import RpcServer, stop_signals
+from pagoda_common.settings import parse_service_args
 from pagoda_scheduler.engine import Engine
 from pagoda_scheduler.idle_memory import exempt_what_exists, release_memory_when_idle
 from pagoda_scheduler.metrics import HistogramTimeline, serve_metrics
@@ -95,7 +96,7 @@ def main() -> None:
     parser.add_argument("--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics there; 0 is any")
     add_child_flags(parser)
     add_engine_flags(parser)
-    args = parser.parse_args()
+    args = parse_service_args(parser)
     if args.die_with_parent is not None:
         die_with_parent(args.die_with_parent)
     configure_logging("scheduler", os.environ.get("PAGODA_LOG_LEVEL", "info"))

@@ -14,6 +14,7 @@ from pagoda_common.flags import add_child_flags, add_listen_flags, add_scheduler
 from pagoda_common.heartbeat import beat
 from pagoda_common.logging import configure_logging
 from pagoda_common.process import die_with_parent
+from pagoda_common.settings import parse_service_args
 
 logger = logging.getLogger("pagoda_worker")
 
@@ -106,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Command line of the worker."""
     parser = _parser()
-    args = parser.parse_args()
+    args = parse_service_args(parser)
     if args.die_with_parent is not None:
         die_with_parent(args.die_with_parent)
     configure_logging("worker", os.environ.get("PAGODA_LOG_LEVEL", "info"))

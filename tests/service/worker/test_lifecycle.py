@@ -10,6 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagoda_common.models import resolve_model
+from pagoda_common.rpc import LIVENESS
 from tests.service.worker.conftest import SERVICE, Caller, Served, new_request, tokens_of
 
 
@@ -21,9 +22,9 @@ async def fails(awaitable: object, code: grpc.StatusCode, *fragments: str) -> No
         assert fragment in (raised.value.details() or "")
 
 
-async def health_of(channel: grpc.aio.Channel) -> int:
+async def health_of(channel: grpc.aio.Channel, service: str = SERVICE) -> int:
     stub = health_pb2_grpc.HealthStub(channel)
-    return int((await stub.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=10)).status)
+    return int((await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)).status)
 
 
 async def test_a_worker_is_brought_up_and_answers(channel: grpc.aio.Channel) -> None:
@@ -51,6 +52,7 @@ async def test_a_worker_is_brought_up_and_answers(channel: grpc.aio.Channel) -> 
     assert blocks.num_blocks == 8 * 128 // 16
     assert blocks.num_cpu_blocks == (1 << 20) // blocks.block_bytes
     assert await health_of(channel) == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert await health_of(channel, LIVENESS) == health_pb2.HealthCheckResponse.SERVING
     assert await caller.initialize_cache() > 0
     assert await caller.initialize_cache(num_cpu_blocks=0) == 0
     assert await health_of(channel) == health_pb2.HealthCheckResponse.SERVING

@@ -3,7 +3,9 @@
 import argparse
 import difflib
 import json
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,32 @@ def environment_defaults(environment: Mapping[str, str], actions: Mapping[str, a
             value = [part.strip() for part in text.split(",") if part.strip()]
         defaults[action.dest] = _convert(action, name, value, variable)
     return defaults
+
+
+def parse_service_args(
+    parser: argparse.ArgumentParser,
+    words: Sequence[str] | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> argparse.Namespace:
+    """The flags of a service that stands alone: `words` (the command line) beats PAGODA_<FLAG>, as containers set it.
+
+    A child of ``pagoda serve`` takes what its parent hands it: PAGODA_PORT is the parent's port, not the child's.
+    A wrong value ends the process with code 2.
+    """
+    words = sys.argv[1:] if words is None else words
+    actions = option_actions(parser)
+    actions.pop("die-with-parent", None)
+    is_child = any(word.partition("=")[0] == "--die-with-parent" for word in words)
+    try:
+        given = {} if is_child else environment_defaults(environment, actions)
+    except SettingError as error:
+        parser.error(error.message)
+    built_in_model = parser.get_default("model")
+    parser.set_defaults(**given)
+    args = parser.parse_args(words)
+    if getattr(args, "model_argument", None) is not None and args.model == given.get("model", object()):
+        args.model = built_in_model
+    return args
 
 
 def _is_switch(action: argparse.Action) -> bool:
