@@ -24,6 +24,7 @@ from pagoda.refusals import RefusedCalls, refuse_extras
 from pagoda.request_output import RequestOutputBuilder, default_sampling_params
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from pagoda_common.beam_search import BeamSearchParams
+from pagoda_common.channels import connect
 from pagoda_common.config import EMBEDDED_MODEL
 from pagoda_common.engine_client import EngineClient, EngineRequest
 from pagoda_common.errors import InvalidRequest, NotReady
@@ -31,7 +32,7 @@ from pagoda_common.generation import TextStream
 from pagoda_common.generation_config import resolve_generation_config
 from pagoda_common.grammar import GrammarCompiler
 from pagoda_common.outputs import RequestOutput
-from pagoda_common.rpc import connect, error_from_rpc
+from pagoda_common.rpc import error_from_rpc
 from pagoda_common.sampling_params import RequestOutputKind, SamplingParams
 from pagoda_common.text.bad_words import bad_words_token_ids
 from pagoda_common.text.tokenizer import Tokenizer
@@ -103,7 +104,7 @@ class AsyncLLM(RefusedCalls):
             await self._process.start()
         else:
             assert self._address is not None
-            self._engine = EngineClient(address=self._address)
+            self._engine = EngineClient(address=self._address, security=self.config.security)
             await self._engine.start()
             await self._engine.wait_until_ready(CONNECT_TIMEOUT_S)
             served = self.model_info.model if config.model == EMBEDDED_MODEL else config.model
@@ -217,7 +218,7 @@ class AsyncLLM(RefusedCalls):
         Raises:
             PagodaError: the scheduler does not answer.
         """
-        async with connect(self.engine.address) as channel:
+        async with connect(self.engine.address, security=self.config.security) as channel:
             stub = scheduler_pb2_grpc.SchedulerStub(channel)
             try:
                 reply = await stub.ResetPrefixCache(scheduler_pb2.ResetPrefixCacheRequest(), timeout=RPC_TIMEOUT_S)

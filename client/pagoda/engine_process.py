@@ -31,11 +31,12 @@ class PrivateEngine:
         engine = engine_config_to_argv(with_standby(config))
         scheduler = [f"--host={LOOPBACK}", f"--port={port}", "--drain-timeout=0", *engine]
         command = tuple(service_command("pagoda_scheduler", scheduler))
-        workers = worker_services(config.parallel, scheduler=address, host=LOOPBACK, stop_timeout_s=STOP_TIMEOUT_S)
+        workers = worker_services(config, scheduler=address, host=LOOPBACK, stop_timeout_s=STOP_TIMEOUT_S)
         services = [Service(name="scheduler", command=command, stop_timeout_s=STOP_TIMEOUT_S), *workers]
-        self.client = EngineClient(address=address)
+        self.client = EngineClient(address=address, security=config.security)
         """Connected while the engine runs."""
         self._model = config.model.model
+        self._security = config.security
         self._tail: deque[str] = deque(maxlen=NUM_TAIL_LINES)
         self._supervisor = Supervisor(services=services, output=self._take_line)
         self._task: asyncio.Task[None] | None = None
@@ -51,7 +52,7 @@ class PrivateEngine:
         self._task = asyncio.create_task(self._run())
         await self.client.start()
         ready = asyncio.create_task(self.client.wait_until_ready())
-        fault = asyncio.create_task(find_load_fault(self.client.address))
+        fault = asyncio.create_task(find_load_fault(self.client.address, security=self._security))
         try:
             await asyncio.wait([ready, fault, self._task], return_when=asyncio.FIRST_COMPLETED)
             if ready.done():

@@ -2,19 +2,28 @@
 
 import difflib
 import json
+import os
 from dataclasses import fields
 from typing import Any
 
 from pagoda.vllm_options import BY_NAME
 from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from pagoda_common.errors import ConfigError
+from pagoda_common.security_config import TOKEN_VARIABLE, SecurityConfig
 
 ALIASES = {"scheduling_policy": "policy", "num_gpu_blocks_override": "num_blocks_override"}
 """vLLM's names where our config's differ."""
 DTYPES = {"half": "float16", "float": "float32"}
 """vLLM's other names of data types."""
-CONFIGS = {"model": ModelConfig, "cache": CacheConfig, "scheduler": SchedulerConfig, "parallel": ParallelConfig}
-FIELDS = frozenset(field.name for config in CONFIGS.values() for field in fields(config))
+CONFIGS = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "parallel": ParallelConfig,
+    "security": SecurityConfig,
+}
+FIELDS = frozenset(field.name for config in CONFIGS.values() for field in fields(config)) - {"service_token"}
+"""A token is no argument: the processes of a private engine have it from the environment, or from a file."""
 
 
 def engine_config_from_options(**options: Any) -> EngineConfig:
@@ -23,7 +32,7 @@ def engine_config_from_options(**options: Any) -> EngineConfig:
     Raises:
         ConfigError: an argument is unknown, out of bounds or not supported; `field` names it.
     """
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {"service_token": os.environ.get(TOKEN_VARIABLE, "")}
     for name, value in options.items():
         field = ALIASES.get(name, name)
         if field in FIELDS:

@@ -5,19 +5,20 @@ import asyncio
 import grpc.aio
 
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
-from pagoda_common.rpc import connect
+from pagoda_common.channels import connect
+from pagoda_common.security_config import SecurityConfig
 
 POLL_S = 0.25
 RPC_TIMEOUT_S = 5.0
 
 
-async def find_load_fault(scheduler: str) -> str:
+async def find_load_fault(scheduler: str, *, security: SecurityConfig) -> str:
     """Why the worker of the scheduler at host:port has not loaded the model; waits for ever while nothing is wrong.
 
     Loading begins with the registration. A worker that is registered, and no more, in two polls has failed to load and
     waits for the next attempt.
     """
-    async with connect(scheduler) as channel:
+    async with connect(scheduler, security=security) as channel:
         stub = scheduler_pb2_grpc.SchedulerStub(channel)
         num_idle = 0
         while True:

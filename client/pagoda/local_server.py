@@ -30,7 +30,7 @@ async def running_stack(
     supervisor = Supervisor(services=stack.services(), output=lambda name, line: tail.append(f"{name:<9} | {line}"))
     running = asyncio.create_task(supervisor.run())
     ready = asyncio.create_task(stack.wait_until_ready(on_reason))
-    fault = asyncio.create_task(find_load_fault(stack.frontend.scheduler))
+    fault = asyncio.create_task(find_load_fault(stack.frontend.scheduler, security=stack.engine.security))
     try:
         await asyncio.wait([running, ready, fault], return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import logging
 import secrets
 import ssl
 from collections.abc import Callable
@@ -15,9 +16,11 @@ from pagoda.worker_services import with_standby, worker_services
 from pagoda_common.config import EMBEDDED_MODEL, EngineConfig
 from pagoda_common.errors import ConfigError, ModelLoadError
 from pagoda_common.flags import engine_config_to_argv, frontend_config_to_argv
-from pagoda_common.frontend_config import FrontendConfig
+from pagoda_common.frontend_config import PLAINTEXT_ADVICE, FrontendConfig
 from pagoda_common.models import resolve_model
 from pagoda_common.process import can_listen, free_port, service_command
+
+logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 READY_POLL_S = 0.1
@@ -52,9 +55,10 @@ class LocalStack:
         for name, port in (("scheduler_port", scheduler_port), ("scheduler_metrics_port", metrics_port or 0)):
             if not 0 <= port <= 65535:
                 raise ConfigError(f"{name} is {port}, must be between 0 and 65535", field=name)
+        frontend = _with_private_grpc(frontend)
         wanted = (
             ("port", frontend.host, frontend.port),
-            ("grpc_port", frontend.host, frontend.grpc_port),
+            ("grpc_port", frontend.grpc_host or frontend.host, frontend.grpc_port),
             ("scheduler_port", LOOPBACK, scheduler_port),
             ("scheduler_metrics_port", LOOPBACK, metrics_port or 0),
         )
@@ -65,7 +69,7 @@ class LocalStack:
         frontend = replace(
             frontend,
             port=frontend.port or free_port(frontend.host),
-            grpc_port=frontend.grpc_port or free_port(frontend.host),
+            grpc_port=frontend.grpc_port or free_port(frontend.grpc_host or frontend.host),
             scheduler=f"{LOOPBACK}:{scheduler_port or free_port()}",
         )
         return cls(engine=engine, frontend=frontend, metrics_port=metrics_port)
@@ -73,13 +77,20 @@ class LocalStack:
     def for_this_process(self) -> Self:
         """The same without TLS and with a key that others do not know, for a command that is its only client."""
         key = secrets.token_hex(24)
-        frontend = replace(self.frontend, api_key=(key,), ssl_keyfile=None, ssl_certfile=None, ssl_ca_certs=None)
+        frontend = replace(
+            self.frontend, api_key=(key,), grpc_host=LOOPBACK, ssl_keyfile=None, ssl_certfile=None, ssl_ca_certs=None
+        )
         return replace(self, frontend=frontend)
 
     @property
     def host(self) -> str:
         """Where this machine reaches the frontend."""
-        return LOOPBACK if self.frontend.host in ("0.0.0.0", "", "::") else self.frontend.host
+        return _within_reach(self.frontend.host)
+
+    @property
+    def grpc_address(self) -> str:
+        """Where this machine reaches the public gRPC service."""
+        return f"{_within_reach(self.frontend.grpc_host or self.frontend.host)}:{self.frontend.grpc_port}"
 
     @property
     def url(self) -> str:
@@ -108,7 +119,7 @@ class LocalStack:
                 Service(name=name, command=tuple(command), stop_timeout_s=stop_timeout_s)
                 for name, command in commands.items()
             ),
-            *worker_services(self.engine.parallel, scheduler=address, host=LOOPBACK, stop_timeout_s=stop_timeout_s),
+            *worker_services(self.engine, scheduler=address, host=LOOPBACK, stop_timeout_s=stop_timeout_s),
         )
 
     async def wait_until_ready(self, on_reason: Callable[[str], None] | None = None) -> None:
@@ -138,3 +149,22 @@ class LocalStack:
             response = connection.getresponse()
             return None if response.status == 200 else str(json.load(response)["error"]["message"])
         return ""
+
+
+def _within_reach(host: str) -> str:
+    return LOOPBACK if host in ("0.0.0.0", "", "::") else host
+
+
+def _with_private_grpc(frontend: FrontendConfig) -> FrontendConfig:
+    """`frontend` with gRPC on loopback where it would be plaintext over a network.
+
+    HTTP is served wherever --host says, as people expect of it; gRPC is not what they asked for.
+    """
+    if frontend.grpc_host is not None:
+        return frontend
+    try:
+        frontend.public_grpc.check_listen(frontend.host)
+    except ConfigError:
+        logger.warning("gRPC is served on %s only: %s", LOOPBACK, PLAINTEXT_ADVICE)
+        return replace(frontend, grpc_host=LOOPBACK)
+    return frontend

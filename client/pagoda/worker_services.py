@@ -4,7 +4,8 @@ import os
 from dataclasses import replace
 
 from pagoda.supervisor import Service
-from pagoda_common.config import EngineConfig, ParallelConfig
+from pagoda_common.config import EngineConfig
+from pagoda_common.flags import security_config_to_argv
 from pagoda_common.process import service_command
 
 
@@ -16,22 +17,21 @@ def with_standby(config: EngineConfig) -> EngineConfig:
     return replace(config, scheduler=scheduler)
 
 
-def worker_services(
-    parallel: ParallelConfig, *, scheduler: str, host: str, stop_timeout_s: float
-) -> tuple[Service, ...]:
+def worker_services(config: EngineConfig, *, scheduler: str, host: str, stop_timeout_s: float) -> tuple[Service, ...]:
     """One service a worker, named worker, or worker-0, worker-1, ... when there are several.
 
     No worker is told its group: the scheduler gives each a free number, and a restarted one takes the place left.
-    Several share the cores of a CPU, unless `parallel` says how many threads each has.
+    Several share the cores of a CPU, unless `config` says how many threads each has.
 
     Args:
         scheduler: its host:port.
         host: interface that the workers listen on, each on a free port.
     """
+    parallel = config.parallel
     size, threads = parallel.data_parallel_size + parallel.standby_workers, parallel.threads
     if threads is None and size > 1:
         threads = max(1, len(os.sched_getaffinity(0)) // size)
-    argv = [f"--scheduler={scheduler}", f"--host={host}", "--port=0"]
+    argv = [f"--scheduler={scheduler}", f"--host={host}", "--port=0", *security_config_to_argv(config.security)]
     if threads is not None:
         argv.append(f"--threads={threads}")
     command = tuple(service_command("pagoda_worker", argv))

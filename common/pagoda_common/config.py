@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, get_args
 
 from pagoda_common.errors import ConfigError
 from pagoda_common.generation_config import parse_object
+from pagoda_common.security_config import SecurityConfig
 
 DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
@@ -180,6 +181,8 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    """Of the connections between the engine's processes."""
 
     def __post_init__(self) -> None:
         if not self.scheduler.enable_chunked_prefill and self.model.max_model_len is not None:

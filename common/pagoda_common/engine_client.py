@@ -23,11 +23,13 @@ import grpc
 import grpc.aio
 
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
+from pagoda_common.channels import Connection
 from pagoda_common.convert import adopted_request_from_proto
 from pagoda_common.engine_session import EngineSession
 from pagoda_common.engine_stream import AdoptedRequest, EngineRequest, EngineStream
 from pagoda_common.errors import InvalidRequest, NotFound, NotReady, PagodaError, QueueFull
-from pagoda_common.rpc import connect, error_from_rpc
+from pagoda_common.rpc import error_from_rpc
+from pagoda_common.security_config import SecurityConfig
 
 __all__ = ["EngineClient", "EngineRequest", "EngineStream"]
 
@@ -47,11 +49,15 @@ MAX_OUTGOING = 65_536
 class EngineClient:
     """One frontend's connection to one scheduler. Belongs to the event loop that started it."""
 
-    def __init__(self, *, address: str, frontend_id: str | None = None) -> None:
-        """`frontend_id` is random if not given."""
+    def __init__(self, *, address: str, frontend_id: str | None = None, security: SecurityConfig | None = None) -> None:
+        """`frontend_id` is random if not given.
+
+        Raises:
+            ConfigError: `security` does not allow the address, or has a file that cannot be used.
+        """
         self.address = address
         self.frontend_id = frontend_id or secrets.token_hex(8)
-        self._channel: grpc.aio.Channel | None = None
+        self._connection = Connection(address, security=security)
         self._task: asyncio.Task[None] | None = None
         self._session: EngineSession | None = None
         self._streams: dict[str, EngineStream] = {}
@@ -66,8 +72,8 @@ class EngineClient:
         """Begin to connect in the background."""
         if self._task is None:
             self._is_closed = False
-            self._channel = connect(self.address)
-            self._task = asyncio.create_task(self._run(scheduler_pb2_grpc.SchedulerStub(self._channel)))
+            self._connection.renew()
+            self._task = asyncio.create_task(self._run())
 
     async def close(self, reason: str = "the engine client was closed") -> None:
         """End the connection; open requests fail with NotReady and `reason`."""
@@ -79,9 +85,7 @@ class EngineClient:
         for stream in list(self._streams.values()):
             stream.fail(NotReady(reason))
         self._streams.clear()
-        if self._channel is not None:
-            await self._channel.close()
-            self._channel = None
+        await self._connection.close()
 
     async def wait_until_ready(self, timeout_s: float | None = None) -> None:
         """Wait until requests can be served.
@@ -131,9 +135,10 @@ class EngineClient:
 
     async def metrics_text(self) -> bytes:
         """The scheduler's own metrics in Prometheus' text format; nothing while it does not answer."""
-        if self._channel is None or self._session is None:
+        channel = self._connection.channel
+        if channel is None or self._session is None:
             return b""
-        stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
+        stub = scheduler_pb2_grpc.SchedulerStub(channel)
         try:
             answer = await stub.GetMetrics(scheduler_pb2.GetMetricsRequest(), timeout=METRICS_TIMEOUT_S)
         except grpc.aio.AioRpcError:
@@ -173,9 +178,10 @@ class EngineClient:
             NotFound: nothing, or not any more.
             NotReady: the scheduler does not answer.
         """
-        if self._channel is None:
+        channel = self._connection.channel
+        if channel is None:
             raise NotReady(self.not_ready_reason, retry_after_s=1)
-        stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
+        stub = scheduler_pb2_grpc.SchedulerStub(channel)
         try:
             answer = await stub.Adopt(scheduler_pb2.AdoptRequest(resume_key=resume_key), timeout=ADOPT_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
@@ -212,13 +218,13 @@ class EngineClient:
         if self._session is not None:
             self._session.forget(request_id)
 
-    async def _run(self, stub: "scheduler_pb2_grpc.SchedulerAsyncStub") -> None:
+    async def _run(self) -> None:
         """Session after session."""
         backoff_s = MIN_BACKOFF_S
         while not self._is_closed:
             started = time.monotonic()
             session = EngineSession(
-                stub=stub,
+                stub=scheduler_pb2_grpc.SchedulerStub(self._connection.renew()),
                 frontend_id=self.frontend_id,
                 streams=self._streams,
                 on_open=self._open,

@@ -200,12 +200,29 @@ PARALLEL_FLAGS = (
         help="threads of torch in each worker on a CPU; several workers share the cores if not given",
     ),
 )
+SECURITY_FLAGS = (
+    Flag(field="tls_cert", metavar="FILE", help="certificate chain (PEM) of this service, for mutual TLS over gRPC"),
+    Flag(field="tls_key", metavar="FILE", help="private key (PEM) of --tls-cert"),
+    Flag(field="tls_ca", metavar="FILE", help="authorities (PEM) that must have signed what peers show"),
+    Flag(
+        field="tls_server_name",
+        metavar="NAME",
+        help="name that certificates of called services must have; the host that is called if not given",
+    ),
+    Flag(
+        field="service_token_file",
+        metavar="FILE",
+        help="tokens that services show each other, one a line (or PAGODA_SERVICE_TOKEN): all open, the first is shown",
+    ),
+    Flag(field="insecure", help="allow gRPC without TLS elsewhere than on loopback"),
+)
 FRONTEND_FLAGS = (
     *IDENTITY_FLAGS,
     Flag(field="scheduler", metavar="HOST:PORT", help="address of the scheduler"),
     Flag(field="host", help="interface for HTTP and gRPC; 0.0.0.0 is all of them"),
     Flag(field="port", parse=int, help="HTTP port; 0 takes a free one"),
     Flag(field="grpc_port", parse=int, metavar="PORT", help="port of the public gRPC service; 0 takes a free one"),
+    Flag(field="grpc_host", metavar="HOST", help="interface for gRPC, when it is not that of HTTP"),
     Flag(
         field="chat_template",
         metavar="FILE",
@@ -260,9 +277,17 @@ FRONTEND_FLAGS = (
         help="request line and headers of an HTTP request together",
     ),
     Flag(field="h11_max_header_count", parse=int, metavar="N", help="headers of an HTTP request"),
-    Flag(field="ssl_keyfile", metavar="FILE", help="private key (PEM) for HTTPS"),
-    Flag(field="ssl_certfile", metavar="FILE", help="certificate chain (PEM) for HTTPS"),
-    Flag(field="ssl_ca_certs", metavar="FILE", help="authorities (PEM) that client certificates are checked against"),
+    Flag(field="ssl_keyfile", metavar="FILE", help="private key (PEM) of --ssl-certfile"),
+    Flag(
+        field="ssl_certfile",
+        metavar="FILE",
+        help="certificate chain (PEM) for HTTPS and public gRPC, which has that of --tls-cert if not given",
+    ),
+    Flag(
+        field="ssl_ca_certs",
+        metavar="FILE",
+        help="authorities (PEM) that must have signed certificates of clients; none are asked for if not given",
+    ),
     Flag(
         field="max_stored_responses",
         parse=int,

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, fields
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from pagoda_common.errors import ConfigError
@@ -21,11 +21,14 @@ from pagoda_common.flag_tables import (
     MODEL_FLAGS,
     PARALLEL_FLAGS,
     SCHEDULER_FLAGS,
+    SECURITY_FLAGS,
     Flag,
 )
 from pagoda_common.frontend_config import DEFAULT_SCHEDULER_ADDRESS, FrontendConfig
+from pagoda_common.security_config import TOKEN_VARIABLE, SecurityConfig
 
-Config = TypeVar("Config", bound=ModelConfig | CacheConfig | SchedulerConfig | ParallelConfig | FrontendConfig)
+AnyConfig: TypeAlias = ModelConfig | CacheConfig | SchedulerConfig | ParallelConfig | FrontendConfig | SecurityConfig
+Config = TypeVar("Config", bound=AnyConfig)
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -34,12 +37,19 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     _add(parser, "model", ModelConfig, MODEL_FLAGS)
     _add(parser, "cache", CacheConfig, CACHE_FLAGS)
     _add(parser, "scheduling", SchedulerConfig, SCHEDULER_FLAGS)
+    add_security_flags(parser)
 
 
 def add_frontend_flags(parser: argparse.ArgumentParser) -> None:
     """Add the frontend's flags: read them with `frontend_config_from_args`."""
     _add_model_argument(parser)
     _add(parser, "frontend", FrontendConfig, FRONTEND_FLAGS)
+    add_security_flags(parser)
+
+
+def add_security_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of TLS and tokens: read them with `security_config_from_args`. Engine and frontend have them."""
+    _add(parser, "security", SecurityConfig, SECURITY_FLAGS)
 
 
 def add_worker_flags(parser: argparse.ArgumentParser) -> None:
@@ -91,6 +101,7 @@ def engine_config_from_args(args: argparse.Namespace) -> EngineConfig:
         cache=_build(CacheConfig, CACHE_FLAGS, args),
         scheduler=_build(SchedulerConfig, SCHEDULER_FLAGS, args),
         parallel=_build(ParallelConfig, PARALLEL_FLAGS, args),
+        security=security_config_from_args(args),
     )
 
 
@@ -100,7 +111,16 @@ def frontend_config_from_args(args: argparse.Namespace) -> FrontendConfig:
     Raises:
         ConfigError: a value is out of bounds; see `config_errors`.
     """
-    return _build(FrontendConfig, FRONTEND_FLAGS, args)
+    return _build(FrontendConfig, FRONTEND_FLAGS, args, security=security_config_from_args(args))
+
+
+def security_config_from_args(args: argparse.Namespace) -> SecurityConfig:
+    """The config that the flags of TLS and tokens ask for, with the token of the environment.
+
+    Raises:
+        ConfigError: flags do not fit each other; see `config_errors`.
+    """
+    return _build(SecurityConfig, SECURITY_FLAGS, args, service_token=os.environ.get(TOKEN_VARIABLE, ""))
 
 
 def engine_config_to_argv(config: EngineConfig) -> list[str]:
@@ -109,12 +129,18 @@ def engine_config_to_argv(config: EngineConfig) -> list[str]:
         *_argv(config.model, MODEL_FLAGS),
         *_argv(config.cache, CACHE_FLAGS),
         *_argv(config.scheduler, SCHEDULER_FLAGS),
+        *security_config_to_argv(config.security),
     ]
 
 
 def frontend_config_to_argv(config: FrontendConfig) -> list[str]:
     """Flags that give `config` again; values that are defaults are left out."""
-    return _argv(config, FRONTEND_FLAGS)
+    return [*_argv(config, FRONTEND_FLAGS), *security_config_to_argv(config.security)]
+
+
+def security_config_to_argv(config: SecurityConfig) -> list[str]:
+    """Flags that give `config` again, but for a token of the environment, which children inherit."""
+    return _argv(config, SECURITY_FLAGS)
 
 
 @contextmanager
@@ -150,7 +176,8 @@ def _add(parser: argparse.ArgumentParser, title: str, config: type[Config], flag
         group.add_argument(*flag.options, **options)
 
 
-def _build(config: type[Config], flags: Sequence[Flag], args: argparse.Namespace) -> Config:
+def _build(config: type[Config], flags: Sequence[Flag], args: argparse.Namespace, **others: Any) -> Config:
+    """`others`: values of fields without a flag."""
     given = {flag.field: getattr(args, flag.field) for flag in flags if hasattr(args, flag.field)}
     named = getattr(args, "model_argument", None)
     if "model" in given and named is not None:
@@ -158,7 +185,7 @@ def _build(config: type[Config], flags: Sequence[Flag], args: argparse.Namespace
             raise ConfigError(f"model is given twice, as {named!r} and as {given['model']!r}", field="model")
         given["model"] = named
     values: dict[str, Any] = {name: _words(value) for name, value in given.items()}
-    return config(**values)
+    return config(**values, **others)
 
 
 def _words(given: Any) -> Any:
@@ -172,7 +199,7 @@ def _words(given: Any) -> Any:
     return tuple(given)
 
 
-def _argv(config: ModelConfig | CacheConfig | SchedulerConfig | FrontendConfig, flags: Sequence[Flag]) -> list[str]:
+def _argv(config: AnyConfig, flags: Sequence[Flag]) -> list[str]:
     argv: list[str] = []
     defaults = _defaults(type(config))
     for flag in flags:

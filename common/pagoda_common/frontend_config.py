@@ -1,14 +1,18 @@
 """The frontend's configuration: where it listens, what it serves, how it treats clients. The engine's is config.py."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pagoda_common.config import EMBEDDED_MODEL
 from pagoda_common.errors import ConfigError
 from pagoda_common.generation_config import parse_object
+from pagoda_common.security_config import SecurityConfig, ServerSecurity
 
 DEFAULT_SCHEDULER_ADDRESS = "127.0.0.1:50052"
 """Where frontends and workers look for the scheduler unless told otherwise."""
+PLAINTEXT_ADVICE = (
+    "give --ssl-certfile and --ssl-keyfile, or --grpc-host=127.0.0.1, or --insecure where the network itself is trusted"
+)
 
 
 def _check(condition: bool, name: str, value: object, bound: str) -> None:
@@ -28,6 +32,8 @@ class FrontendConfig:
     """HTTP port; 0 takes a free one."""
     grpc_port: int = 50051
     """Port of the public gRPC service; 0 takes a free one."""
+    grpc_host: str | None = None
+    """Interface of the public gRPC service; None takes host."""
     model: str = EMBEDDED_MODEL
     """Directory or hub id of the checkpoint, whose tokenizer and chat template are taken."""
     revision: str | None = None
@@ -58,7 +64,7 @@ class FrontendConfig:
     """JSON object that goes before generation_config; empty overrides nothing."""
     enable_prompt_tokens_details: bool = False
     """Put cached_tokens into usage."""
-    api_key: tuple[str, ...] = ()
+    api_key: tuple[str, ...] = field(default=(), repr=False)
     """Keys that clients must show as bearer token; empty asks for none."""
     api_key_file: str | None = None
     """File with more of them, one a line."""
@@ -91,13 +97,27 @@ class FrontendConfig:
     h11_max_header_count: int = 256
     """Headers of an HTTP request."""
     ssl_keyfile: str | None = None
-    """PEM file of the private key; with ssl_certfile, HTTP is served over TLS."""
+    """PEM file of the private key; None looks for it in ssl_certfile."""
     ssl_certfile: str | None = None
-    """PEM file of the certificate chain."""
+    """PEM file of the certificate chain; with it, HTTP and public gRPC are served over TLS."""
     ssl_ca_certs: str | None = None
-    """PEM file of the authorities that client certificates are checked against."""
+    """PEM file of the authorities that must have signed certificates of clients; None asks clients for none."""
     max_stored_responses: int = 1024
     """Answers of /v1/responses that are kept for later calls; the oldest go first. 0 keeps none."""
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    """Of the connection to the scheduler."""
+
+    @property
+    def public_grpc(self) -> ServerSecurity:
+        """Of the public gRPC port: the certificate of HTTPS, or else that of the service. Clients have API keys."""
+        is_own = self.ssl_certfile is not None
+        return ServerSecurity(
+            cert_file=self.ssl_certfile if is_own else self.security.tls_cert,
+            key_file=(self.ssl_keyfile or self.ssl_certfile) if is_own else self.security.tls_key,
+            client_ca_file=self.ssl_ca_certs,
+            insecure=self.security.insecure,
+            advice=PLAINTEXT_ADVICE,
+        )
 
     def __post_init__(self) -> None:
         _check(bool(self.model), "model", self.model, "a directory or hub id")
@@ -105,6 +125,7 @@ class FrontendConfig:
         _check(not auto or self.tool_call_parser is not None, "enable_auto_tool_choice", auto, "with tool_call_parser")
         host, _, port = self.scheduler.rpartition(":")
         _check(bool(host) and port.isdecimal(), "scheduler", self.scheduler, "host:port")
+        self.security.check_dial(self.scheduler, name="scheduler")
         _check(0 <= self.port <= 65535, "port", self.port, "between 0 and 65535")
         _check(0 <= self.grpc_port <= 65535, "grpc_port", self.grpc_port, "between 0 and 65535")
         same = self.port == self.grpc_port != 0
@@ -121,4 +142,6 @@ class FrontendConfig:
         _check(count >= 1, "h11_max_header_count", count, "at least 1")
         has_certificate = self.ssl_certfile is not None
         _check(has_certificate or self.ssl_keyfile is None, "ssl_keyfile", self.ssl_keyfile, "given with ssl_certfile")
+        authorities, has_any = self.ssl_ca_certs, has_certificate or self.security.tls_cert is not None
+        _check(has_any or authorities is None, "ssl_ca_certs", authorities, "given with ssl_certfile or tls_cert")
         _check(self.max_stored_responses >= 0, "max_stored_responses", self.max_stored_responses, "at least 0")

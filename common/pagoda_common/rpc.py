@@ -1,4 +1,4 @@
-"""gRPC plumbing, the same in every service: servers with health, reflection and one error mapping; channels."""
+"""gRPC plumbing, the same in every service: servers with health, reflection, one error mapping and one guard."""
 
 import asyncio
 import contextlib
@@ -16,15 +16,20 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from pagoda_common.channels import MAX_ANSWER_BYTES, MAX_MESSAGE_BYTES
+from pagoda_common.channels import connect as connect
+from pagoda_common.credentials import server_credentials, token_guard
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
+from pagoda_common.security_config import ServerSecurity
 
 logger = logging.getLogger(__name__)
 
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""Largest request that a server reads: a prompt of a million tokens fits."""
-MAX_ANSWER_BYTES = 1024 * 1024 * 1024
-"""Largest answer of one of our own servers: a step with the vocabulary's logprobs of many sequences fits."""
-CONNECT_TIMEOUT_S = 10.0
+MAX_METADATA_BYTES = 32 * 1024
+"""Metadata of one call; beyond it RESOURCE_EXHAUSTED."""
+MAX_CONCURRENT_STREAMS = 4096
+"""Calls at a time over one connection; a client's further ones wait on its side."""
+HANDSHAKE_TIMEOUT_MS = 10_000
+"""Who has connected and says nothing is gone after so long."""
 LIVENESS = "liveness"
 """Name under which grpc.health.v1 answers SERVING as long as the process answers at all, for liveness probes. The empty
 name and the service's own follow what the service can do."""
@@ -32,6 +37,10 @@ name and the service's own follow what the service can do."""
 SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_ANSWER_BYTES),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
     # Clients such as Envoy and smg ping every 30 s also when idle; never answer that with GOAWAY.
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -41,30 +50,8 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     # Two servers on one port would share its connections by chance.
     ("grpc.so_reuseport", 0),
 ]
-CHANNEL_OPTIONS: list[tuple[str, int]] = [
-    ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    # Retries are ours: every message has an address (epoch, step, offset) and is repeated knowingly.
-    ("grpc.enable_retries", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 200),
-    # Channels to a restarted server must not share a broken subchannel's back-off.
-    ("grpc.use_local_subchannel_pool", 1),
-    # A peer that comes back may have another address (a pod, a container): look it up again, not only every 30 s.
-    ("grpc.dns_min_time_between_resolutions_ms", 500),
-]
 
 GRPC_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
-
-
-def connect(address: str) -> grpc.aio.Channel:
-    """A channel to ``host:port``; made once and kept. It connects lazily and reconnects by itself."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
 def error_status(error: PagodaError) -> status_pb2.Status:
@@ -190,10 +177,26 @@ class RpcServer:
     Add servicers to `grpc_server`, then `start()`. Health says NOT_SERVING until `set_serving(True)`.
     """
 
-    def __init__(self, *, services: tuple[str, ...], interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> None:
-        """`services`: full names, such as pagoda.v1.Worker, for health and reflection; `interceptors`: they come
-        after the error mapping, so that they may raise."""
-        chain = [ErrorInterceptor(), *interceptors]
+    def __init__(
+        self,
+        *,
+        services: tuple[str, ...],
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        security: ServerSecurity | None = None,
+    ) -> None:
+        """
+        Args:
+            services: full names, such as pagoda.v1.Worker, for health and reflection.
+            interceptors: they come after the error mapping, so that they may raise, and after the token's check.
+            security: None is plaintext, on loopback.
+
+        Raises:
+            ConfigError: a file of `security` cannot be used.
+        """
+        self._security = security or ServerSecurity()
+        self._credentials = server_credentials(self._security)
+        guard = token_guard(self._security)
+        chain = [ErrorInterceptor(), *([] if guard is None else [guard]), *interceptors]
         self.grpc_server = grpc.aio.server(interceptors=chain, options=SERVER_OPTIONS)
         self._names = ("", *services)
         self._health = health.aio.HealthServicer()
@@ -206,11 +209,16 @@ class RpcServer:
 
         Raises:
             OSError: the address cannot be bound.
+            ConfigError: others would reach it in plaintext.
         """
+        self._security.check_listen(host)
         await self.set_serving(False)
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
         try:
-            bound = self.grpc_server.add_insecure_port(f"{host}:{port}")
+            if self._credentials is None:
+                bound = self.grpc_server.add_insecure_port(f"{host}:{port}")
+            else:
+                bound = self.grpc_server.add_secure_port(f"{host}:{port}", self._credentials)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {host}:{port}") from error
         if bound == 0:

@@ -42,7 +42,7 @@ async def demo(stack: LocalStack, *, prompt: str, max_tokens: int) -> int:
     with stop_on_signals(supervisor):
         running = asyncio.create_task(supervisor.run())
         ready = asyncio.create_task(stack.wait_until_ready(on_reason=print_reason))
-        fault = asyncio.create_task(find_load_fault(stack.frontend.scheduler))
+        fault = asyncio.create_task(find_load_fault(stack.frontend.scheduler, security=stack.engine.security))
         await asyncio.wait([running, ready, fault], timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             print(f"Ready in {time.monotonic() - started:.1f} s: {stack.url}\n", flush=True)

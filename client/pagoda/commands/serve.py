@@ -69,7 +69,7 @@ async def serve(stack: LocalStack) -> int:
     with stop_on_signals(supervisor):
         running = asyncio.create_task(supervisor.run())
         ready = asyncio.create_task(stack.wait_until_ready())
-        fault = asyncio.create_task(find_load_fault(stack.frontend.scheduler))
+        fault = asyncio.create_task(find_load_fault(stack.frontend.scheduler, security=stack.engine.security))
         await asyncio.wait([running, ready, fault], return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             print(announcement(stack, seconds=time.monotonic() - started), flush=True)
@@ -95,7 +95,7 @@ def announcement(stack: LocalStack, *, seconds: float) -> str:
     return f"""
 Pagoda serves {stack.model_name}; ready in {seconds:.1f} s.
   HTTP       {stack.url}/v1
-  gRPC       {stack.host}:{stack.frontend.grpc_port} (pagoda.v1.Inference)
+  gRPC       {stack.grpc_address} (pagoda.v1.Inference)
   scheduler  {stack.frontend.scheduler}
 Try:
   curl -N {stack.url}/v1/{path} -H 'Content-Type: application/json'{key} \\

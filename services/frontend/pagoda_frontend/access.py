@@ -1,11 +1,8 @@
 """Who may call, over HTTP and gRPC, and under which id: thin layers around the app and the service."""
 
-import hmac
 import re
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
-from hashlib import sha256
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -15,7 +12,8 @@ from fastapi import Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pagoda_common.errors import Code, ConfigError, PagodaError
+from pagoda_common.bearer import BearerKeys
+from pagoda_common.credentials import refusal, text_metadata
 from pagoda_frontend.errors import ANTHROPIC_PREFIX, route_path
 
 GUARDED_PREFIXES = ("/v1", "/v2", "/inference", "/invocations")
@@ -26,38 +24,12 @@ REQUEST_ID_HEADER = "x-request-id"
 MAX_REQUEST_ID_CHARS = 128
 
 
-class ApiKeys:
-    """The keys that open the API."""
-
-    def __init__(self, keys: tuple[str, ...]) -> None:
-        self._digests = [sha256(key.encode()).digest() for key in keys]
-
-    def allow(self, headers: Mapping[str, str], *, with_api_key_header: bool = False) -> bool:
-        """Whether `headers` show one of the keys as bearer token (or, where allowed, as x-api-key)."""
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        shown = [token.strip()] if scheme.lower() == "bearer" else []
-        if with_api_key_header:
-            shown.append(headers.get(API_KEY_HEADER, "").strip())
-        given = [sha256(_raw(key)).digest() for key in shown]
-        # Every digest is compared, in constant time: neither length nor order of the keys leaks.
-        matches = [hmac.compare_digest(one, digest) for one in given for digest in self._digests]
-        return any(matches)
-
-
-def _raw(value: str) -> bytes:
-    """The bytes that came over the wire (HTTP headers are decoded as latin-1)."""
-    try:
-        return value.encode("latin-1")
-    except UnicodeEncodeError:
-        return value.encode()
-
-
 class RequireApiKey:
     """Refuses calls of the HTTP API without one of the keys: 401, with vLLM's body."""
 
     def __init__(self, app: ASGIApp, *, keys: tuple[str, ...]) -> None:
         self._app = app
-        self._keys = ApiKeys(keys)
+        self._keys = BearerKeys(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the call on, or refuse it."""
@@ -71,7 +43,9 @@ class RequireApiKey:
         path = route_path(scope)
         if not path.startswith(GUARDED_PREFIXES):
             return True
-        return self._keys.allow(Headers(scope=scope), with_api_key_header=path.startswith(ANTHROPIC_PREFIX))
+        return self._keys.allow(
+            Headers(scope=scope), key_header=API_KEY_HEADER if path.startswith(ANTHROPIC_PREFIX) else None
+        )
 
 
 def _refusal(path: str) -> dict[str, Any]:
@@ -86,8 +60,7 @@ class RequireApiKeyRpc(grpc.aio.ServerInterceptor):
     def __init__(self, *, service: str, keys: tuple[str, ...]) -> None:
         """`service`: full name, such as pagoda.v1.Inference."""
         self._prefix = f"/{service}/"
-        self._keys = ApiKeys(keys)
-        self._refusal: Any = grpc.unary_unary_rpc_method_handler(_refuse)
+        self._keys = BearerKeys(keys)
 
     async def intercept_service(
         self,
@@ -95,16 +68,10 @@ class RequireApiKeyRpc(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         """The handler of the call, or the one that refuses it."""
-        if handler_call_details.method.startswith(self._prefix):
-            headers = {key: value for key, value in handler_call_details.invocation_metadata if isinstance(value, str)}
-            if not self._keys.allow(headers):
-                return self._refusal
+        is_guarded = handler_call_details.method.startswith(self._prefix)
+        if is_guarded and not self._keys.allow(text_metadata(handler_call_details.invocation_metadata)):
+            return refusal("the call shows none of the API keys: metadata `authorization: Bearer KEY` is expected")
         return await continuation(handler_call_details)
-
-
-async def _refuse(request: Any, context: Any) -> Any:
-    message = "the call shows none of the API keys: metadata `authorization: Bearer KEY` is expected"
-    raise PagodaError(message, code=Code.UNAUTHENTICATED)
 
 
 class RootPath:
@@ -145,20 +112,3 @@ class RequestIds:
 def clean_request_id(given: str) -> str:
     """What a client calls its request, cut to 128 characters of those that every log and header can hold."""
     return re.sub(r"[^A-Za-z0-9_.:-]", "_", given[:MAX_REQUEST_ID_CHARS])
-
-
-def read_api_keys(file: str) -> tuple[str, ...]:
-    """The keys in `file`, one a line; empty lines and lines that begin with # are left out.
-
-    Raises:
-        ConfigError: the file cannot be read, or has no key: it would leave the API open.
-    """
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"api_key_file {file!r} cannot be read: {error}", field="api_key_file") from error
-    lines = (line.strip() for line in text.splitlines())
-    keys = tuple(line for line in lines if line and not line.startswith("#"))
-    if not keys:
-        raise ConfigError(f"api_key_file {file!r} has no key", field="api_key_file")
-    return keys

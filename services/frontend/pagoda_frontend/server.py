@@ -13,11 +13,12 @@ import uvicorn
 from fastapi import FastAPI
 
 from pagoda.v1 import inference_pb2_grpc
+from pagoda_common.bearer import read_keys
 from pagoda_common.engine_client import EngineClient
 from pagoda_common.errors import ConfigError
 from pagoda_common.frontend_config import FrontendConfig
 from pagoda_common.rpc import RpcServer
-from pagoda_frontend.access import RequireApiKeyRpc, read_api_keys
+from pagoda_frontend.access import RequireApiKeyRpc
 from pagoda_frontend.app import make_app
 from pagoda_frontend.http_protocol import bounded
 from pagoda_frontend.servicer import SERVICE, InferenceServicer
@@ -43,14 +44,17 @@ class FrontendServer:
     """Serves until `drain()` or `close()`. The engine may come, go and come back meanwhile."""
 
     def __init__(self, *, config: FrontendConfig) -> None:
-        """Raises ConfigError when what `config` names cannot be read."""
+        """Raises ConfigError when what `config` names cannot be read, or gRPC would be plaintext over a network."""
         if config.api_key_file is not None:
-            config = replace(config, api_key=(*config.api_key, *read_api_keys(config.api_key_file)))
+            keys = read_keys(config.api_key_file, field="api_key_file")
+            config = replace(config, api_key=(*config.api_key, *keys))
         self._config = config
-        self._engine = EngineClient(address=config.scheduler)
+        self._engine = EngineClient(address=config.scheduler, security=config.security)
         self.serving = Serving(config=config, engine=self._engine)
         guards = [RequireApiKeyRpc(service=SERVICE, keys=config.api_key)] if config.api_key else []
-        self._rpc = RpcServer(services=(SERVICE,), interceptors=guards)
+        self._grpc_host = config.host if config.grpc_host is None else config.grpc_host
+        config.public_grpc.check_listen(self._grpc_host)
+        self._rpc = RpcServer(services=(SERVICE,), interceptors=guards, security=config.public_grpc)
         self._tasks: list[asyncio.Task[None]] = []
         self._http: _HttpServer | None = None
         self.port = 0
@@ -70,7 +74,7 @@ class FrontendServer:
         try:
             servicer = InferenceServicer(serving=self.serving)
             inference_pb2_grpc.add_InferenceServicer_to_server(servicer, self._rpc.grpc_server)
-            self.grpc_port = await self._rpc.start(host=_bracketed(config.host), port=config.grpc_port)
+            self.grpc_port = await self._rpc.start(host=_bracketed(self._grpc_host), port=config.grpc_port)
         except BaseException:
             listener.close()
             raise
@@ -92,7 +96,7 @@ class FrontendServer:
         gc.freeze()  # what lives from here to the end need not be searched by every collection
         scheme = "http" if config.ssl_certfile is None else "https"
         logger.info("frontend listening on %s://%s:%d", scheme, _bracketed(config.host), self.port)
-        logger.info("frontend gRPC listening on %s:%d", _bracketed(config.host), self.grpc_port)
+        logger.info("frontend gRPC listening on %s:%d", _bracketed(self._grpc_host), self.grpc_port)
 
     async def wait_failed(self) -> None:
         """Return when the HTTP server has ended by itself."""

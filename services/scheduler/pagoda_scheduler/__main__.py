@@ -48,7 +48,7 @@ async def serve(
     timeline = HistogramTimeline(registry=registry, model_name=model_name)
     groups = WorkerGroups(config=config, engine=engine, session_epoch=epoch, timeline=timeline)
     state = EngineState(session_epoch=epoch, engine=engine, groups=groups)
-    server = RpcServer(services=(SERVICE,))
+    server = RpcServer(services=(SERVICE,), security=config.security.server)
     servicer = SchedulerServicer(
         engine=engine,
         groups=groups,
@@ -102,8 +102,9 @@ def main() -> None:
     configure_logging("scheduler", os.environ.get("PAGODA_LOG_LEVEL", "info"))
     with config_errors(parser):
         config = engine_config_from_args(args)
-    timeout_s, metrics_port = args.drain_timeout, args.metrics_port
-    uvloop.run(serve(config, host=args.host, port=args.port, drain_timeout_s=timeout_s, metrics_port=metrics_port))
+        config.security.server.check_listen(args.host)
+        timeout_s, metrics_port = args.drain_timeout, args.metrics_port
+        uvloop.run(serve(config, host=args.host, port=args.port, drain_timeout_s=timeout_s, metrics_port=metrics_port))
 
 
 if __name__ == "__main__":

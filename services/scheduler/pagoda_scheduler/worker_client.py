@@ -10,9 +10,11 @@ import grpc
 import grpc.aio
 
 from pagoda.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+from pagoda_common.channels import connect
 from pagoda_common.config import EngineConfig
 from pagoda_common.errors import NotReady
-from pagoda_common.rpc import connect, error_from_rpc
+from pagoda_common.rpc import error_from_rpc
+from pagoda_common.security_config import SecurityConfig
 from pagoda_scheduler.convert import StepEncoder, model_runner_output_from_proto, worker_config_to_proto
 from pagoda_scheduler.step import ModelRunnerOutput, SchedulerOutput
 
@@ -36,11 +38,14 @@ class BroughtUp:
 class WorkerClient:
     """One worker: its channel, its bring-up, its Execute stream (an engine.Executor)."""
 
-    def __init__(self, *, address: str, incarnation: int, session_epoch: int) -> None:
+    def __init__(
+        self, *, address: str, incarnation: int, session_epoch: int, security: SecurityConfig | None = None
+    ) -> None:
+        """Raises ConfigError when `security` does not allow the address, or a file of its cannot be used."""
         self.address = address
         self._incarnation = incarnation
         self._epoch = session_epoch
-        self._channel = connect(address)
+        self._channel = connect(address, security=security)
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
         self._encoder = StepEncoder(session_epoch=session_epoch, worker_incarnation=incarnation)
         self._outgoing: asyncio.Queue[SchedulerOutput] = asyncio.Queue()

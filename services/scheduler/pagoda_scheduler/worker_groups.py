@@ -55,6 +55,7 @@ class WorkerGroups:
 
         Raises:
             InvalidRequest: the first message is not an identity, or the group shape is not supported.
+            ConfigError: the worker could only be called in plaintext over a network.
             NotReady: no heartbeat came for HEARTBEAT_TIMEOUT_S.
         """
         group: WorkerGroup | None = None
@@ -70,6 +71,7 @@ class WorkerGroups:
     def _enter(self, identity: scheduler_pb2.WorkerIdentity) -> WorkerGroup:
         if not identity.address:
             raise InvalidRequest("the first message must be an identity with an address", field="identity")
+        self._config.security.check_dial(identity.address, name="identity.address")
         if identity.world_size > 1:
             raise InvalidRequest(f"world_size is {identity.world_size}, only 1 is supported", field="world_size")
         number = identity.group if identity.HasField("group") else self._free_number()
@@ -120,7 +122,12 @@ class WorkerGroups:
             PagodaError: why it does not serve any more.
         """
         identity = group.identity
-        client = WorkerClient(address=identity.address, incarnation=identity.incarnation, session_epoch=self._epoch)
+        client = WorkerClient(
+            address=identity.address,
+            incarnation=identity.incarnation,
+            session_epoch=self._epoch,
+            security=self._config.security,
+        )
         core: EngineCore | None = None
         run: asyncio.Task[None] | None = None
         reason = f"worker group {group.number} was lost"

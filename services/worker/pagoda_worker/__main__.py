@@ -10,10 +10,18 @@ from importlib.metadata import version
 import uvloop
 
 from pagoda_common.errors import ConfigError
-from pagoda_common.flags import add_child_flags, add_listen_flags, add_scheduler_address_flag, config_errors
+from pagoda_common.flags import (
+    add_child_flags,
+    add_listen_flags,
+    add_scheduler_address_flag,
+    add_security_flags,
+    config_errors,
+    security_config_from_args,
+)
 from pagoda_common.heartbeat import beat
 from pagoda_common.logging import configure_logging
 from pagoda_common.process import die_with_parent
+from pagoda_common.security_config import SecurityConfig
 from pagoda_common.settings import parse_service_args
 
 logger = logging.getLogger("pagoda_worker")
@@ -23,7 +31,7 @@ STOP_GRACE_S = 1.0
 """Time that open calls get on SIGTERM. Requests are not lost with them: the scheduler requeues what runs here."""
 
 
-async def serve(args: argparse.Namespace) -> None:
+async def serve(args: argparse.Namespace, security: SecurityConfig) -> None:
     """Serve until SIGTERM or SIGINT."""
     # Torch is imported after the flags are read, and after OMP_WAIT_POLICY is set.
     from pagoda.v1 import scheduler_pb2, worker_pb2_grpc
@@ -33,7 +41,7 @@ async def serve(args: argparse.Namespace) -> None:
     from pagoda_worker.servicer import WorkerServicer
     from pagoda_worker.worker import Worker
 
-    server = RpcServer(services=(SERVICE,))
+    server = RpcServer(services=(SERVICE,), security=security.server)
     servicer = WorkerServicer(worker=Worker(num_threads=args.threads), set_serving=server.set_serving)
     worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server.grpc_server)
     with stop_signals() as stopped:
@@ -49,7 +57,9 @@ async def serve(args: argparse.Namespace) -> None:
             capabilities=["swap"],
             version=version("pagoda"),
         )
-        registration = Registration(scheduler=args.scheduler, identity=identity, last_step=lambda: servicer.last_step)
+        registration = Registration(
+            scheduler=args.scheduler, identity=identity, last_step=lambda: servicer.last_step, security=security
+        )
         background = [asyncio.create_task(beat()), asyncio.create_task(registration.run())]
         await stopped.wait()
         logger.info("stopping")
@@ -75,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pagoda-worker", description="Model execution of Pagoda.")
     add_scheduler_address_flag(parser)
     add_listen_flags(parser, port=0)
+    add_security_flags(parser)
     add_child_flags(parser)
     group = parser.add_argument_group("worker")
     group.add_argument(
@@ -118,10 +129,13 @@ def main() -> None:
                 raise ConfigError(f"{name} is {value}, must be at least {low}", field=name)
         if args.world_size > 1:
             raise ConfigError(f"world_size is {args.world_size}, only 1 is supported", field="world_size")
-    # Threads of OpenMP sleep between operations: spinning, they would take the core from the scheduler and frontend,
-    # and whoever spins on a core that another process holds stalls for a time slice (8 ms, a whole step).
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    uvloop.run(serve(args))
+        security = security_config_from_args(args)
+        security.server.check_listen(args.host)
+        security.check_dial(args.scheduler, name="scheduler")
+        # Threads of OpenMP sleep between operations: spinning, they would take the core from the scheduler and
+        # frontend, and whoever spins on a core that another process holds stalls for a time slice (8 ms, a whole step).
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        uvloop.run(serve(args, security))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ import grpc
 import grpc.aio
 
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
-from pagoda_common.rpc import connect
+from pagoda_common.channels import Connection
+from pagoda_common.security_config import SecurityConfig
 
 logger = logging.getLogger(__name__)
 
@@ -21,17 +22,26 @@ MAX_RETRY_S = 0.3
 class Registration:
     """One RegisterWorker stream after another."""
 
-    def __init__(self, *, scheduler: str, identity: scheduler_pb2.WorkerIdentity, last_step: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        *,
+        scheduler: str,
+        identity: scheduler_pb2.WorkerIdentity,
+        last_step: Callable[[], int],
+        security: SecurityConfig | None = None,
+    ) -> None:
+        """Raises ConfigError when `security` does not allow the address, or a file of its cannot be used."""
         self._scheduler = scheduler
+        self._connection = Connection(scheduler, security=security)
         self._identity = identity
         self._last_step = last_step
 
     async def run(self) -> None:
         """Register, stay registered, and begin again whenever the stream ends. Until cancelled."""
         pause, was_told = RETRY_S, False
-        async with connect(self._scheduler) as channel:
-            stub = scheduler_pb2_grpc.SchedulerStub(channel)
+        try:
             while True:
+                stub = scheduler_pb2_grpc.SchedulerStub(self._connection.renew())
                 try:
                     async for response in stub.RegisterWorker(self._messages()):
                         logger.info("registered at %s, session epoch %d", self._scheduler, response.session_epoch)
@@ -44,6 +54,8 @@ class Registration:
                     was_told = True
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, MAX_RETRY_S)
+        finally:
+            await self._connection.close()
 
     async def _messages(self) -> AsyncIterator[scheduler_pb2.WorkerRegistration]:
         yield scheduler_pb2.WorkerRegistration(identity=self._identity)

@@ -1,7 +1,7 @@
 """Command line to config and back."""
 
 import argparse
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -19,6 +19,7 @@ from pagoda_common.flags import (
     frontend_config_to_argv,
 )
 from pagoda_common.frontend_config import FrontendConfig
+from pagoda_common.security_config import SecurityConfig
 
 ENGINE = EngineConfig(
     model=ModelConfig(
@@ -63,6 +64,16 @@ ENGINE = EngineConfig(
 )
 
 
+SECURITY = SecurityConfig(
+    tls_cert="c.pem",
+    tls_key="k.pem",
+    tls_ca="ca.pem",
+    tls_server_name="scheduler",
+    service_token_file="tokens",
+    insecure=True,
+)
+
+
 def parse_engine(argv: list[str]) -> EngineConfig:
     parser = argparse.ArgumentParser()
     add_engine_flags(parser)
@@ -81,7 +92,8 @@ def test_no_flags_give_the_default_configs() -> None:
 
 
 def test_every_engine_value_survives_the_way_through_a_command_line() -> None:
-    assert parse_engine(engine_config_to_argv(ENGINE)) == ENGINE
+    engine = replace(ENGINE, security=SECURITY)
+    assert parse_engine(engine_config_to_argv(engine)) == engine
     assert engine_config_to_argv(EngineConfig()) == []
 
 
@@ -95,7 +107,9 @@ def test_every_engine_field_has_a_flag() -> None:
 def test_every_frontend_field_has_a_flag() -> None:
     parser = argparse.ArgumentParser()
     add_frontend_flags(parser)
-    assert {field.name for field in fields(FrontendConfig)} <= set(vars(parser.parse_args([])))
+    flags = set(vars(parser.parse_args([])))
+    assert {field.name for field in fields(FrontendConfig)} - {"security"} <= flags
+    assert {field.name for field in fields(SecurityConfig)} - {"service_token"} <= flags
 
 
 def test_frontend_values_survive_the_way_through_a_command_line() -> None:
@@ -128,6 +142,8 @@ def test_frontend_values_survive_the_way_through_a_command_line() -> None:
         max_request_body_bytes=99,
         sse_keep_alive_interval_s=0.0,
         disable_uvicorn_access_log=True,
+        grpc_host="10.0.0.2",
+        security=SECURITY,
     )
     assert parse_frontend(frontend_config_to_argv(config)) == config
 

@@ -1,0 +1,171 @@
+"""Certificates and tokens of gRPC connections, as their files are now: a new connection takes what is new."""
+
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from pagoda_common.bearer import BearerKeys, read_keys
+from pagoda_common.errors import Code, ConfigError, PagodaError
+from pagoda_common.security_config import TOKEN_VARIABLE, SecurityConfig, ServerSecurity
+from pagoda_common.watched_files import WatchedFiles
+
+MIN_TOKEN_CHARS = 16
+OPEN_PREFIX = "/grpc.health.v1.Health/"
+"""Probes hold no token; what they learn is whether the service serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pem:
+    """What the files of one identity hold."""
+
+    chain: bytes | None
+    key: bytes | None = field(repr=False)
+    ca: bytes | None
+
+
+def pem_files(*, cert: str | None, key: str | None, ca: str | None) -> WatchedFiles[Pem]:
+    """Watched PEM files: certificate chain, private key, authorities.
+
+    Raises:
+        ConfigError: a file cannot be read, is no PEM, or the key is not the certificate's.
+    """
+    return WatchedFiles((cert, key, ca), lambda: _read_pem(cert, key, ca))
+
+
+def _read_pem(cert: str | None, key: str | None, ca: str | None) -> Pem:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    path = ca
+    try:
+        if ca is not None:
+            context.load_verify_locations(ca)
+        path = cert
+        if cert is not None:
+            context.load_cert_chain(cert, key, password=b"")  # an encrypted key is refused, not asked for at a terminal
+        return Pem(*(None if file is None else Path(file).read_bytes() for file in (cert, key, ca)))
+    except OSError as error:  # ssl.SSLError is one
+        what = f"tls_ca {ca!r}" if path == ca else f"tls_cert {cert!r} with tls_key {key!r}"
+        reason = error.strerror if error.filename is None and error.strerror else str(error)
+        raise ConfigError(f"{what} cannot be used: {reason}", field="tls_cert") from error
+
+
+def server_credentials(security: ServerSecurity) -> grpc.ServerCredentials | None:
+    """Of a port; None is plaintext. Every handshake shows the certificate that is in the files by then.
+
+    Raises:
+        ConfigError: a file cannot be used.
+    """
+    if security.cert_file is None:
+        return None
+    files = pem_files(cert=security.cert_file, key=security.key_file, ca=security.client_ca_file)
+    shown = files.current()
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal shown
+        pem = files.current()
+        if pem is shown:
+            return None
+        shown = pem
+        return _certificate_configuration(pem)
+
+    first = _certificate_configuration(shown)
+    # The stubs do not know that None means no change.
+    return grpc.dynamic_ssl_server_credentials(first, fetch, security.client_ca_file is not None)  # type: ignore[arg-type]
+
+
+def _certificate_configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
+    assert pem.chain is not None, "a server has a certificate"
+    assert pem.key is not None, "with its key"
+    return grpc.ssl_server_certificate_configuration([(pem.key, pem.chain)], pem.ca)
+
+
+def token_files(*, file: str | None, token: str) -> WatchedFiles[tuple[str, ...]]:
+    """The services' tokens, watched: those in `file`, or else `token`, or else none.
+
+    Raises:
+        ConfigError: the file cannot be read, or a token is too short or has characters that no header holds.
+    """
+    return WatchedFiles((file,), lambda: _read_tokens(file, token))
+
+
+def _read_tokens(file: str | None, token: str) -> tuple[str, ...]:
+    where = f"service_token_file {file!r}" if file is not None else TOKEN_VARIABLE
+    tokens = read_keys(file, field="service_token_file") if file is not None else tuple(token.split())
+    for one in tokens:
+        if len(one) < MIN_TOKEN_CHARS:
+            message = f"{where} has a token of {len(one)} characters, must be at least {MIN_TOKEN_CHARS}"
+            raise ConfigError(message, field="service_token_file")
+        if not (one.isascii() and one.isprintable()):
+            raise ConfigError(f"{where} has a token with characters beyond printable ASCII", field="service_token_file")
+    return tokens
+
+
+class RequireServiceToken(grpc.aio.ServerInterceptor):
+    """Refuses calls that show none of the tokens: UNAUTHENTICATED. Health stays open, reflection does not."""
+
+    def __init__(self, tokens: WatchedFiles[tuple[str, ...]]) -> None:
+        self._tokens = tokens
+        self._current = tokens.current()
+        self._keys = BearerKeys(self._current)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """The handler of the call, or the one that refuses it."""
+        tokens = self._tokens.current()
+        if tokens is not self._current:
+            self._current, self._keys = tokens, BearerKeys(tokens)
+        is_open = handler_call_details.method.startswith(OPEN_PREFIX)
+        if is_open or self._keys.allow(text_metadata(handler_call_details.invocation_metadata)):
+            return await continuation(handler_call_details)
+        return refusal("the call shows no service token: give both sides --service-token-file or " + TOKEN_VARIABLE)
+
+
+def token_guard(security: ServerSecurity) -> RequireServiceToken | None:
+    """The interceptor that `security` asks for.
+
+    Raises:
+        ConfigError: the tokens cannot be used.
+    """
+    if security.service_token_file is None and not security.service_token:
+        return None
+    return RequireServiceToken(token_files(file=security.service_token_file, token=security.service_token))
+
+
+def text_metadata(metadata: Any) -> dict[str, str]:
+    """A call's metadata without binary values."""
+    return {key: value for key, value in metadata if isinstance(value, str)}
+
+
+def refusal(message: str) -> Any:
+    """A handler that answers any call with UNAUTHENTICATED."""
+
+    async def refuse(request: Any, context: Any) -> Any:
+        raise PagodaError(message, code=Code.UNAUTHENTICATED)
+
+    return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+class ClientCredentials:
+    """What this process shows to the services that it calls, and what it asks of them."""
+
+    def __init__(self, config: SecurityConfig) -> None:
+        """Raises ConfigError when a file cannot be used."""
+        self.config = config
+        self._pem = pem_files(cert=config.tls_cert, key=config.tls_key, ca=config.tls_ca)
+        self._tokens = token_files(file=config.service_token_file, token=config.service_token)
+
+    def pem(self) -> Pem:
+        """Certificates as they are in the files; the same object as long as these have not changed."""
+        return self._pem.current()
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What every call shows."""
+        tokens = self._tokens.current()
+        return (("authorization", f"Bearer {tokens[0]}"),) if tokens else ()
