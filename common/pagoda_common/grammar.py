@@ -11,8 +11,9 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from pagoda_common.errors import InvalidRequest
-from pagoda_common.json_schema import with_any_of, with_ends, with_listed_sets, without_additional_properties
+from pagoda_common.json_schema import with_ends, without_additional_properties
 from pagoda_common.lark import lark_of, lark_regex
+from pagoda_common.schema_logic import guaranteed
 from pagoda_common.structural_tag import structural_tag_grammar
 from pagoda_common.structured_outputs import StructuredOutputsParams
 from pagoda_common.text.tokenizer import Tokenizer
@@ -58,9 +59,13 @@ class GrammarCompiler:
         """
         if not isinstance(params.json, str):
             return self._compile(params, self._grammar(params))
-        schema = with_listed_sets(with_any_of(json.loads(params.json)))
+        schema = json.loads(params.json)
         if params.disable_additional_properties:
             schema = without_additional_properties(schema)
+        try:
+            schema = guaranteed(schema)
+        except InvalidRequest as error:
+            raise _refuse(params, error.message) from None
         try:
             return self._compile(params, _json_grammar(with_ends(schema), params))
         except InvalidRequest:  # the ends may be what is too much of it

@@ -51,7 +51,7 @@ def with_listed_sets(schema: Any) -> Any:
         least, most = part.get("minItems", 0), part.get("maxItems", MAX_SET_VALUES)
         if not part["uniqueItems"] or most == 1:
             return rest
-        values = _set_values(_resolved(part.get("items"), schema))
+        values = _set_values(resolved(part.get("items"), schema))
         if values is None or part.get("type") != "array" or not (isinstance(least, int) and isinstance(most, int)):
             return part
         sizes = range(least, min(most, len(values)) + 1)
@@ -65,13 +65,21 @@ def with_listed_sets(schema: Any) -> Any:
 
 def _set_values(items: Any) -> list[Any] | None:
     """The values of `items` when they are few and nothing but values."""
-    if not isinstance(items, dict) or not items.keys() <= {"type", "enum", "const", "title", "description", "default"}:
+    if not isinstance(items, dict):
         return None
-    values = [True, False] if items == {"type": "boolean"} else _values(items)
+    asked = items.keys() - {"title", "description", "default"}
+    low, high = items.get("minimum"), items.get("maximum")
+    if asked == {"type", "minimum", "maximum"} and items["type"] == "integer":
+        if not (isinstance(low, int) and isinstance(high, int)) or high - low >= MAX_SET_VALUES:
+            return None
+        return list(range(low, high + 1))
+    if not asked <= {"type", "enum", "const"}:
+        return None
+    values = [True, False] if asked == {"type"} and items["type"] == "boolean" else _values(items)
     if values is None or len(values) > MAX_SET_VALUES:
         return None
     types = _types({"type": items["type"]}) if "type" in items else None
-    fitting = [value for value in values if types is None or _type_of(value) in types]
+    fitting = [value for value in values if types is None or type_of(value) in types]
     return [value for place, value in enumerate(fitting) if value not in fitting[:place]]
 
 
@@ -112,8 +120,8 @@ def with_any_of(schema: Any) -> Any:
         branches = part.get("oneOf")
         if not isinstance(branches, list) or len(branches) > MAX_BRANCHES or "anyOf" in part:
             return part
-        resolved = [_resolved(branch, schema) for branch in branches]
-        if not all(_are_disjoint(one, other, schema) for one, other in combinations(resolved, 2)):
+        targets = [resolved(branch, schema) for branch in branches]
+        if not all(are_disjoint(one, other, schema) for one, other in combinations(targets, 2)):
             return part
         return {**{name: value for name, value in part.items() if name != "oneOf"}, "anyOf": branches}
 
@@ -134,7 +142,7 @@ def _rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) 
     return change(inner)
 
 
-def _resolved(schema: Any, root: Any) -> Any:
+def resolved(schema: Any, root: Any) -> Any:
     """What `schema` refers to within `root`; itself when it is no plain reference."""
     for _ in range(MAX_HOPS):
         reference = schema.get("$ref") if isinstance(schema, dict) else None
@@ -149,7 +157,7 @@ def _resolved(schema: Any, root: Any) -> Any:
     return None
 
 
-def _are_disjoint(one: Any, other: Any, root: Any) -> bool:
+def are_disjoint(one: Any, other: Any, root: Any) -> bool:
     """Whether certainly no document fits both."""
     if not isinstance(one, dict) or not isinstance(other, dict):
         return False
@@ -161,17 +169,28 @@ def _are_disjoint(one: Any, other: Any, root: Any) -> bool:
         return True
     if types != {"object"} or other_types != {"object"}:
         return False
+    if _forbids(one, _required(other)) or _forbids(other, _required(one)):
+        return True
     shared = _required(one) & _required(other)
     return any(
-        _are_disjoint(_property(one, name, root), _property(other, name, root), root)
+        are_disjoint(_property(one, name, root), _property(other, name, root), root)
         for name in shared
         if _values(_property(one, name, root)) is not None and _values(_property(other, name, root)) is not None
     )
 
 
+def _forbids(schema: dict[str, Any], names: set[str]) -> bool:
+    """Whether an object under `schema` is without one of `names`."""
+    properties = schema.get("properties", {})
+    if not isinstance(properties, dict):
+        return False
+    is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    return any(properties[name] is False if name in properties else is_closed for name in names)
+
+
 def _property(schema: dict[str, Any], name: str, root: Any) -> Any:
     properties = schema.get("properties")
-    return _resolved(properties.get(name), root) if isinstance(properties, dict) else None
+    return resolved(properties.get(name), root) if isinstance(properties, dict) else None
 
 
 def _required(schema: dict[str, Any]) -> set[str]:
@@ -193,12 +212,12 @@ def _types(schema: dict[str, Any]) -> set[str]:
     """The types that `schema` allows, integers as numbers; empty when it does not say."""
     values, kinds = _values(schema), schema.get("type")
     if values is not None:
-        return {_type_of(value) for value in values}
+        return {type_of(value) for value in values}
     names = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
     return {"number" if name == "integer" else str(name) for name in names}
 
 
-def _type_of(value: Any) -> str:
+def type_of(value: Any) -> str:
     match value:
         case bool():
             return "boolean"

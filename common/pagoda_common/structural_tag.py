@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagoda_common.errors import InvalidRequest
-from pagoda_common.json_schema import with_any_of, with_ends, with_listed_sets
+from pagoda_common.json_schema import with_ends
 from pagoda_common.lark import lark_of, lark_regex
+from pagoda_common.schema_logic import guaranteed
 
 MAX_FORMATS = 4096
 """Formats in one tag."""
@@ -114,10 +115,11 @@ class _Writer:
             if not schema:
                 raise _refuse(f"{name}.json_schema", "must not be false")
             schema = {}
-        schema = {
-            **with_ends(with_listed_sets(with_any_of(_object(schema, f"{name}.json_schema")))),
-            "x-guidance": self._json_options,
-        }
+        try:
+            schema = guaranteed(_object(schema, f"{name}.json_schema"))
+        except InvalidRequest as error:
+            raise _refuse(f"{name}.json_schema", error.message) from None
+        schema = {**with_ends(schema), "x-guidance": self._json_options}
         return self._rule(f"%json {json.dumps(schema)}")
 
     def regex(self, value: dict[str, Any], name: str) -> str:
