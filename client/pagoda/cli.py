@@ -56,6 +56,7 @@ COMMANDS = (
     Command("bench serve", "measure a running server", "bench_serve"),
     Command("bench throughput", "measure how much an engine generates in a second", "bench_throughput"),
     Command("bench latency", "measure how long one batch takes an engine", "bench_latency"),
+    Command("top", "watch a running engine in the terminal", "top"),
     Command("health", "ask a service for its health (gRPC)", "health"),
     Command("collect-env", "describe this machine for a bug report", "collect_env"),
     Command("completion", "print what makes a shell complete pagoda", "completion"),

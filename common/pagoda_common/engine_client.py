@@ -61,6 +61,8 @@ class EngineClient:
         self._task: asyncio.Task[None] | None = None
         self._session: EngineSession | None = None
         self._streams: dict[str, EngineStream] = {}
+        self.num_losses = 0
+        """Counter: sessions that broke."""
         self._was_connected = False
         self._is_closed = False
         self._ready = asyncio.Event()
@@ -257,6 +259,7 @@ class EngineClient:
 
     def _lose(self, error: PagodaError) -> None:
         if self._session is not None:
+            self.num_losses += 1
             waiting = len(self._streams)
             logger.warning("lost the scheduler at %s with %d open requests: %s", self.address, waiting, error.message)
         self._reason = f"no connection to the scheduler at {self.address}: {error.message}"

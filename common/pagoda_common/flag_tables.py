@@ -270,6 +270,7 @@ FRONTEND_FLAGS = (
     Flag(field="uvicorn_log_level", help="least level of what the HTTP server itself logs"),
     Flag(field="enable_tokenizer_info_endpoint", help="serve /tokenizer_info"),
     Flag(field="disable_fastapi_docs", help="serve neither /docs nor /redoc nor /openapi.json"),
+    Flag(field="disable_status_page", help="serve no status page at /"),
     Flag(
         field="h11_max_incomplete_event_size",
         parse=parse_bytes,

@@ -92,6 +92,8 @@ class FrontendConfig:
     """Serve /tokenizer_info: the tokenizer's configuration, chat template included."""
     disable_fastapi_docs: bool = False
     """Serve neither /docs nor /redoc nor /openapi.json."""
+    disable_status_page: bool = False
+    """Serve no status page at /."""
     h11_max_incomplete_event_size: int = 4 * 1024**2
     """Request line and headers of an HTTP request together, in bytes (the name is vLLM's)."""
     h11_max_header_count: int = 256

@@ -17,6 +17,7 @@ from pagoda_frontend.protocol import ChatBatchBody, ChatBody, CompletionBody, De
 from pagoda_frontend.responses import Responses
 from pagoda_frontend.responses_protocol import ResponsesBody
 from pagoda_frontend.serving import VERSION, Serving
+from pagoda_frontend.status import add_status_page
 
 READING_ERRORS = (400, 404, 413, 503)
 PLAIN = {"text/plain": {"schema": {"type": "string"}}}
@@ -36,6 +37,8 @@ def make_app(serving: Serving) -> FastAPI:
     paths = Paths(app, has_api_keys=bool(config.api_key))
     _add_operations(paths, serving)
     _add_generation(paths, serving)
+    if not config.disable_status_page:
+        add_status_page(app)
     if config.api_key:
         app.add_middleware(RequireApiKey, keys=config.api_key)
     if config.allowed_origins:

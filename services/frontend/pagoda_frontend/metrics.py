@@ -15,12 +15,10 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pagoda.v1 import types_pb2
 from pagoda_common.engine_client import EngineClient
+from pagoda_common.engine_metrics import ENGINE, LABELS, EngineCollector
 from pagoda_common.outputs import SequenceDelta
 
-LABELS = ("model_name", "engine")
-ENGINE = "0"
 QUEUE_BOUNDS = ("max_num_queued_reqs", "max_num_queued_tokens")
 """Reasons of admission_rejections."""
 FINISHED_REASONS = ("stop", "length", "abort", "error")
@@ -44,52 +42,18 @@ def one_two_five(bound: int) -> list[float]:
     return buckets or [1.0]
 
 
-class EngineCollector(Collector):
-    """The engine's load as the scheduler last reported it. Its counters begin anew with a new scheduler."""
+class ConnectionCollector(Collector):
+    """Whether the scheduler is there, and how often it was lost."""
 
-    def __init__(self, *, engine: EngineClient, model_name: str) -> None:
+    def __init__(self, *, engine: EngineClient) -> None:
         self._engine = engine
-        self._labels = (model_name, ENGINE)
 
     def collect(self) -> Iterator[Metric]:
         """Called for every scrape."""
-        load: types_pb2.EngineLoad = self._engine.load
-        usage = load.num_used_blocks / load.num_total_blocks if load.num_total_blocks else 0.0
-        for name, text, value in (
-            ("num_requests_running", "Sequences in the running batch.", load.num_running_reqs),
-            ("num_requests_waiting", "Sequences waiting for a place.", load.num_waiting_reqs),
-            ("kv_cache_usage_perc", "KV-cache blocks in use, 0 to 1.", usage),
-        ):
-            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)
-            gauge.add_metric(self._labels, value)
-            yield gauge
-        for name, text, value in (
-            ("prefix_cache_queries", "Tokens looked up in the prefix cache.", load.prefix_cache_queries),
-            ("prefix_cache_hits", "Tokens found in the prefix cache.", load.prefix_cache_hits),
-            ("num_preemptions", "Preemptions.", load.num_preemptions),
-        ):
-            counter = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
-            counter.add_metric(self._labels, value)
-            yield counter
-        yield from self._own(load)
-        info = GaugeMetricFamily(
-            "vllm:cache_config_info", "The KV cache.", labels=("block_size", "num_gpu_blocks", "engine")
-        )
-        info.add_metric((str(load.block_size), str(load.num_total_blocks), ENGINE), 1)
-        yield info
-
-    def _own(self, load: types_pb2.EngineLoad) -> Iterator[Metric]:
-        """What vLLM has no name for."""
-        groups = GaugeMetricFamily("pagoda:worker_groups", "Worker groups that serve.", labels=LABELS)
-        groups.add_metric(self._labels, load.num_groups)
-        yield groups
-        for name, text, value in (
-            ("worker_losses", "Worker groups lost.", load.num_worker_losses),
-            ("engine_steps", "Engine steps finished.", load.num_steps),
-        ):
-            counter = CounterMetricFamily(f"pagoda:{name}", text, labels=LABELS)
-            counter.add_metric(self._labels, value)
-            yield counter
+        connected = self._engine.is_connected
+        yield GaugeMetricFamily("pagoda:scheduler_connected", "The scheduler is there: 0 or 1.", value=int(connected))
+        lost = self._engine.num_losses
+        yield CounterMetricFamily("pagoda:scheduler_losses", "Connections to the scheduler that broke.", value=lost)
 
 
 class RequestMetrics:
@@ -219,11 +183,12 @@ class Metrics:
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         GCCollector(registry=self._registry)
+        self._registry.register(ConnectionCollector(engine=engine))
         self._requests: RequestMetrics | None = None
 
     def set_model(self, *, model_name: str, max_model_len: int) -> None:
         """Begin to record; called once."""
-        self._registry.register(EngineCollector(engine=self._engine, model_name=model_name))
+        self._registry.register(EngineCollector(load=lambda: self._engine.load, model_name=model_name))
         self._requests = RequestMetrics(registry=self._registry, model_name=model_name, max_model_len=max_model_len)
 
     def timer(self, *, num_prompt_tokens: int, n: int, max_tokens: int | None) -> RequestTimer:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from pagoda.v1 import scheduler_pb2_grpc
 from pagoda_common.config import EngineConfig
+from pagoda_common.engine_metrics import EngineCollector
 from pagoda_common.flags import (
     add_child_flags,
     add_engine_flags,
@@ -21,12 +22,13 @@ from pagoda_common.flags import (
 )
 from pagoda_common.heartbeat import beat
 from pagoda_common.logging import configure_logging
+from pagoda_common.metrics_server import process_registry, serve_metrics
 from pagoda_common.process import die_with_parent
 from pagoda_common.rpc import RpcServer, stop_signals
 from pagoda_common.settings import parse_service_args
 from pagoda_scheduler.engine import Engine
 from pagoda_scheduler.idle_memory import exempt_what_exists, release_memory_when_idle
-from pagoda_scheduler.metrics import HistogramTimeline, serve_metrics
+from pagoda_scheduler.metrics import GroupCollector, HistogramTimeline
 from pagoda_scheduler.servicer import SchedulerServicer
 from pagoda_scheduler.state import EngineState
 from pagoda_scheduler.worker_groups import WorkerGroups
@@ -47,6 +49,7 @@ async def serve(
     model_name = next(iter(config.model.served_model_name), config.model.model)
     timeline = HistogramTimeline(registry=registry, model_name=model_name)
     groups = WorkerGroups(config=config, engine=engine, session_epoch=epoch, timeline=timeline)
+    registry.register(GroupCollector(groups=groups))
     state = EngineState(session_epoch=epoch, engine=engine, groups=groups)
     server = RpcServer(services=(SERVICE,), security=config.security.server)
     servicer = SchedulerServicer(
@@ -61,7 +64,9 @@ async def serve(
         bound = await server.start(host=host, port=port)
         logger.info("scheduler listening on %s:%d", host, bound)
         if metrics_port is not None:
-            logger.info("metrics on http://%s:%d/metrics", host, serve_metrics(registry, host=host, port=metrics_port))
+            whole = process_registry(registry)  # a frontend, which shows `registry` beside its own, has the rest itself
+            whole.register(EngineCollector(load=state.load, model_name=model_name))
+            logger.info("metrics on http://%s:%d/metrics", host, serve_metrics(whole, host=host, port=metrics_port))
         exempt_what_exists()
         background = [
             asyncio.create_task(beat()),

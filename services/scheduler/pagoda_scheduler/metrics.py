@@ -1,13 +1,17 @@
-"""The scheduler's own Prometheus metrics: where each step's time goes, and how much each step computes."""
+"""The scheduler's own Prometheus metrics: where each step's time goes, how much it computes, how each group fares."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from pagoda_scheduler.engine_core import EngineCore
 from pagoda_scheduler.step import ModelRunnerOutput, SchedulerOutput
 from pagoda_scheduler.timeline import Timeline
+from pagoda_scheduler.worker_groups import WorkerGroups
 
 STAGES = ("schedule", "encode", "wire", "queue", "prepare", "forward", "sample", "decode", "deliver")
 """In the order of a step's life. queue, prepare, forward and sample are in the worker; wire is both ways."""
@@ -29,6 +33,8 @@ class HistogramTimeline(Timeline):
         names = ("model_name", "engine")
         tokens = Histogram("vllm:iteration_tokens_total", text, names, buckets=_TOKENS, registry=registry)
         self._tokens = tokens.labels(model_name, "0")
+        text = "Tokens sampled, for whichever frontend."
+        self._sampled = Counter("pagoda:sampled_tokens", text, registry=registry)
         moved = Counter("pagoda:blocks_moved", "KV-cache blocks moved.", ("direction",), registry=registry)
         self._moved = {name: moved.labels(name) for name in ("swap_out", "swap_in", "copy")}
 
@@ -46,6 +52,7 @@ class HistogramTimeline(Timeline):
         """A step's result is taken and delivered inside of this context."""
         started_ns = time.perf_counter_ns()
         yield
+        self._sampled.inc(len(output.token_ids))
         stages = self._stages
         stages["deliver"].observe((time.perf_counter_ns() - started_ns) / 1e9)
         timings = output.timings
@@ -59,11 +66,32 @@ class HistogramTimeline(Timeline):
             stages["decode"].observe(timings.decode_ns / 1e9)
 
 
-def serve_metrics(registry: CollectorRegistry, *, host: str, port: int) -> int:
-    """Serve GET /metrics on a thread of its own; the bound port.
+class GroupCollector(Collector):
+    """Each worker group that has registered: its state, and its load while it steps."""
 
-    Raises:
-        OSError: the address cannot be bound.
-    """
-    server, _ = start_http_server(port, addr=host, registry=registry)
-    return int(server.server_port)
+    def __init__(self, *, groups: WorkerGroups) -> None:
+        self._groups = groups
+
+    def collect(self) -> Iterator[Metric]:
+        """Called for every scrape, on whatever thread."""
+        groups = [group for _, group in sorted(self._groups.groups.copy().items())]
+        info = GaugeMetricFamily("pagoda:group_info", "A registered group: 1.", labels=("group", "state", "device"))
+        for group in groups:
+            info.add_metric((str(group.number), group.state, group.identity.device), 1)
+        yield info
+        gauges: tuple[tuple[str, str, Callable[[EngineCore], float]], ...] = (
+            ("requests_running", "Sequences that the group runs.", lambda core: len(core.scheduler.running)),
+            ("requests_waiting", "Sequences that wait for the group.", lambda core: len(core.scheduler.waiting)),
+            ("kv_cache_usage_perc", "The group's KV-cache blocks in use, 0 to 1.", _kv_cache_usage),
+        )
+        cores = [(str(group.number), group.core) for group in groups if group.core is not None]
+        for name, text, value_of in gauges:
+            gauge = GaugeMetricFamily(f"pagoda:group_{name}", text, labels=("group",))
+            for number, core in cores:
+                gauge.add_metric((number,), value_of(core))
+            yield gauge
+
+
+def _kv_cache_usage(core: EngineCore) -> float:
+    pool = core.scheduler.kv.pool
+    return pool.num_used_blocks / pool.num_blocks if pool.num_blocks else 0.0

@@ -31,6 +31,8 @@ class WorkerGroup:
     identity: scheduler_pb2.WorkerIdentity
     state: str = "registered"
     """registered, loading, standby, serving or lost."""
+    core: EngineCore | None = None
+    """Its step loop, while there is one."""
     task: asyncio.Task[None] | None = None
     lost: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -146,6 +148,7 @@ class WorkerGroups:
                 deliver=self._engine.deliver,
                 timeline=self._timeline,
             )
+            group.core = core
             run = asyncio.create_task(core.run())
             await _first(core.warm_up(), run)
             self.model_info = brought_up.model_info
@@ -165,6 +168,7 @@ class WorkerGroups:
             raise PagodaError(reason, code=Code.UNAVAILABLE) from errors
         finally:
             # What must not be lost comes before the first await: this task may be cancelled again at any of them.
+            group.core = None
             if run is not None:
                 run.cancel()
             if core is not None:

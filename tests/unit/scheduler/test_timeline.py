@@ -4,7 +4,8 @@ import urllib.request
 
 from prometheus_client import CollectorRegistry
 
-from pagoda_scheduler.metrics import STAGES, HistogramTimeline, serve_metrics
+from pagoda_common.metrics_server import process_registry, serve_metrics
+from pagoda_scheduler.metrics import STAGES, HistogramTimeline
 from pagoda_scheduler.step import ModelRunnerOutput, StepTimings
 from tests.unit.scheduler.stories import make_request, make_scheduler
 
@@ -25,6 +26,10 @@ def test_every_stage_of_a_step_is_in_a_histogram() -> None:
     assert registry.get_sample_value("pagoda:step_seconds_sum", {"stage": "forward"}) == 0.004
     assert registry.get_sample_value("vllm:iteration_tokens_total_sum", {"model_name": "m", "engine": "0"}) == 5
 
-    port = serve_metrics(registry, host="127.0.0.1", port=0)
+    assert registry.get_sample_value("pagoda:sampled_tokens_total") == 1
+
+    port = serve_metrics(process_registry(registry), host="127.0.0.1", port=0)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as response:
-        assert b'pagoda:step_seconds_bucket{le="0.005",stage="forward"} 1.0' in response.read()
+        text = response.read()
+    assert b'pagoda:step_seconds_bucket{le="0.005",stage="forward"} 1.0' in text
+    assert b"process_resident_memory_bytes" in text

@@ -1,0 +1,1 @@
+"""`pagoda top`: an engine's figures in a terminal."""

@@ -1,0 +1,49 @@
+"""The engine's load as Prometheus metrics under vLLM's names, for frontends and schedulers alike."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pagoda.v1 import types_pb2
+
+LABELS = ("model_name", "engine")
+ENGINE = "0"
+
+
+class EngineCollector(Collector):
+    """The engine's load. Its counters begin anew with a new scheduler."""
+
+    def __init__(self, *, load: Callable[[], types_pb2.EngineLoad], model_name: str) -> None:
+        """`load` is called for every scrape."""
+        self._load = load
+        self._labels = (model_name, ENGINE)
+
+    def collect(self) -> Iterator[Metric]:
+        """Called for every scrape."""
+        load = self._load()
+        usage = load.num_used_blocks / load.num_total_blocks if load.num_total_blocks else 0.0
+        for name, text, value in (
+            ("vllm:num_requests_running", "Sequences in the running batch.", load.num_running_reqs),
+            ("vllm:num_requests_waiting", "Sequences waiting for a place.", load.num_waiting_reqs),
+            ("vllm:kv_cache_usage_perc", "KV-cache blocks in use, 0 to 1.", usage),
+            ("pagoda:worker_groups", "Worker groups that serve.", load.num_groups),
+        ):
+            gauge = GaugeMetricFamily(name, text, labels=LABELS)
+            gauge.add_metric(self._labels, value)
+            yield gauge
+        for name, text, value in (
+            ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", load.prefix_cache_queries),
+            ("vllm:prefix_cache_hits", "Tokens found there.", load.prefix_cache_hits),
+            ("vllm:num_preemptions", "Sequences sent back to the queue.", load.num_preemptions),
+            ("pagoda:worker_losses", "Worker groups lost.", load.num_worker_losses),
+            ("pagoda:engine_steps", "Engine steps finished.", load.num_steps),
+        ):
+            counter = CounterMetricFamily(name, text, labels=LABELS)
+            counter.add_metric(self._labels, value)
+            yield counter
+        info = GaugeMetricFamily(
+            "vllm:cache_config_info", "The KV cache.", labels=("block_size", "num_gpu_blocks", "engine")
+        )
+        info.add_metric((str(load.block_size), str(load.num_total_blocks), ENGINE), 1)
+        yield info

@@ -1,0 +1,158 @@
+// The small chat: one conversation with /v1/chat/completions, streamed, with a way to stop.
+
+import { seconds } from "./figures.js";
+
+const KEY = "pagoda-api-key";
+const element = (id) => document.getElementById(id);
+const conversation = [];
+let running = null; // AbortController of the answer that streams
+
+/** Headers of a call of the API; the key stays in this tab. */
+function headers() {
+  const key = element("key").value.trim();
+  return key ? { Authorization: `Bearer ${key}` } : {};
+}
+
+/** Wire the form; ask once whether the API wants a key. */
+export async function start() {
+  element("key").value = sessionStorage.getItem(KEY) ?? "";
+  element("key").addEventListener("change", () => sessionStorage.setItem(KEY, element("key").value.trim()));
+  element("ask").addEventListener("submit", (event) => { event.preventDefault(); send(); });
+  element("stop").addEventListener("click", () => running?.abort());
+  element("clear").addEventListener("click", clear);
+  element("question").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
+  });
+  const answer = await fetch("v1/models", { headers: headers() }).catch(() => null);
+  if (answer?.status === 401) element("key-row").hidden = false;
+}
+
+function clear() {
+  running?.abort();
+  conversation.length = 0;
+  element("messages").replaceChildren();
+  element("clear").hidden = true;
+}
+
+async function send() {
+  const text = element("question").value.trim() || (conversation.length ? "" : element("question").placeholder);
+  if (!text || running) return;
+  element("question").value = "";
+  element("messages").querySelector(".empty")?.remove();
+  add("user").textContent = text;
+  const shown = add("assistant running");
+  const question = { role: "user", content: text };
+  running = new AbortController();
+  setRunning(true);
+  const answer = { text: "", started: performance.now(), first: null, tokens: 0, usage: null };
+  try {
+    await stream([...conversation, question], shown, answer);
+  } catch (error) {
+    if (error.name !== "AbortError") append(shown, "fault", error.message);
+  }
+  shown.classList.remove("running");
+  if (answer.text) conversation.push(question, { role: "assistant", content: answer.text });
+  if (answer.first !== null) append(shown, "facts", facts(answer, running.signal.aborted));
+  running = null;
+  setRunning(false);
+  scroll();
+}
+
+async function stream(messages, shown, answer) {
+  const body = { messages, stream: true, stream_options: { include_usage: true } };
+  for (const [id, name] of [["temperature", "temperature"], ["max-tokens", "max_tokens"]]) {
+    if (element(id).value !== "") body[name] = Number(element(id).value);
+  }
+  const response = await fetch("v1/chat/completions", {
+    method: "POST",
+    headers: { "Content-Type": "application/json", ...headers() },
+    body: JSON.stringify(body),
+    signal: running.signal,
+  });
+  if (response.status === 401) {
+    element("key-row").hidden = false;
+    element("key").focus();
+    throw new Error("The server asks for an API key.");
+  }
+  if (!response.ok) throw new Error(message(await response.text()));
+  for await (const data of events(response.body)) {
+    const event = JSON.parse(data);
+    if (event.error) throw new Error(message(data));
+    answer.usage = event.usage ?? answer.usage;
+    const delta = event.choices?.[0]?.delta ?? {};
+    const thought = delta.reasoning ?? "";
+    if (!thought && !delta.content) continue;
+    answer.first ??= performance.now();
+    answer.tokens += 1;
+    answer.text += delta.content ?? "";
+    if (thought) append(shown, "thought", thought);
+    if (delta.content) shown.append(delta.content);
+    scroll();
+  }
+}
+
+/** The data of each server-sent event, up to [DONE]. */
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = ""; ;) {
+    const { done, value } = await reader.read();
+    if (done) throw new Error("The connection broke.");
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (!line.startsWith("data:")) continue;
+      const data = line.slice(5).trim();
+      if (data === "[DONE]") return;
+      yield data;
+    }
+  }
+}
+
+function facts(answer, isStopped) {
+  const tokens = answer.usage?.completion_tokens ?? answer.tokens;
+  const took = (performance.now() - answer.first) / 1000;
+  const parts = [`${tokens} tokens`, `first after ${seconds((answer.first - answer.started) / 1000)}`];
+  if (tokens > 1 && took > 0) parts.push(`${Math.round((tokens - 1) / took)} a second`);
+  if (isStopped) parts.push("stopped");
+  return parts.join(" · ");
+}
+
+function message(text) {
+  try {
+    const { error } = JSON.parse(text);
+    return error.message ?? String(error);
+  } catch {
+    return text.slice(0, 500) || "The server gave no reason.";
+  }
+}
+
+function setRunning(is) {
+  element("send").hidden = is;
+  element("stop").hidden = !is;
+  element("clear").hidden = !element("messages").children.length;
+  element("messages").ariaBusy = is;
+  if (!is) element("question").focus({ preventScroll: true });
+}
+
+function add(kind) {
+  const made = document.createElement("div");
+  made.className = `message ${kind}`;
+  element("messages").append(made);
+  scroll();
+  return made;
+}
+
+function append(shown, kind, text) {
+  let last = shown.lastChild;
+  if (last?.className !== kind || kind !== "thought") {
+    last = document.createElement("span");
+    last.className = kind;
+    shown.append(last);
+  }
+  last.append(text);
+}
+
+function scroll() {
+  const box = element("messages");
+  if (box.scrollHeight - box.scrollTop - box.clientHeight < 120) box.scrollTop = box.scrollHeight;
+}
