@@ -15,6 +15,7 @@ from pagoda.top.sample import Sample
 from pagoda.top.source import FrontendSource, SchedulerSource, Source
 from pagoda.top.text import Paint
 from pagoda_common.errors import NotReady
+from pagoda_common.flags import add_security_flags, config_errors, security_config_from_args
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 KEPT_SAMPLES = 120
@@ -29,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     group.add_argument("--url", default=DEFAULT_URL, help="a frontend, whose /metrics are read (default: %(default)s)")
     group.add_argument("--scheduler", metavar="HOST:PORT", help="ask a scheduler over gRPC instead")
+    add_security_flags(parser)
     group = parser.add_argument_group("view")
     group.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="(default: %(default)s)")
     group.add_argument("--once", action="store_true", help="print one frame, of the first interval, and end")
@@ -38,7 +40,10 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """0, or 1 when --once gets no answer."""
     if not 0.1 <= args.interval <= 3600:
         parser.error(f"--interval is {args.interval:g}, must be between 0.1 and 3600 seconds")
-    source: Source = SchedulerSource(address=args.scheduler) if args.scheduler else FrontendSource(url=args.url)
+    source: Source = FrontendSource(url=args.url)
+    if args.scheduler:
+        with config_errors(parser):
+            source = SchedulerSource(address=args.scheduler, security=security_config_from_args(args))
     if args.once:
         return _print_once(source, args.interval)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):

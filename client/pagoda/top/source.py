@@ -1,5 +1,6 @@
 """Where the figures come from: a frontend's /metrics, or a scheduler over gRPC."""
 
+import asyncio
 import http.client
 import json
 import time
@@ -7,14 +8,16 @@ import urllib.error
 import urllib.request
 from typing import Protocol
 
-import grpc
+import grpc.aio
 from prometheus_client import CollectorRegistry, generate_latest
 
 from pagoda.top.sample import Sample
-from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
+from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
+from pagoda_common.channels import connect
 from pagoda_common.engine_metrics import EngineCollector
 from pagoda_common.errors import NotReady
-from pagoda_common.rpc import CHANNEL_OPTIONS, error_from_rpc
+from pagoda_common.rpc import error_from_rpc
+from pagoda_common.security_config import SecurityConfig
 
 TIMEOUT_S = 5.0
 
@@ -74,31 +77,37 @@ class FrontendSource:
 class SchedulerSource:
     """A scheduler's gRPC service."""
 
-    def __init__(self, *, address: str) -> None:
+    def __init__(self, *, address: str, security: SecurityConfig) -> None:
+        """Raises ConfigError when `security` does not let it be asked."""
         self.name = address
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-        self._stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
+        security.check_dial(address, name="scheduler")
+        self._security = security
+        self._runner = asyncio.Runner()
+        self._stub: scheduler_pb2_grpc.SchedulerAsyncStub | None = None
+        self._reason = ""
 
     def sample(self) -> Sample:
         """GetMetrics, and GetLoad under the names that a frontend has for it."""
-        try:
-            text = self._stub.GetMetrics(scheduler_pb2.GetMetricsRequest(), timeout=TIMEOUT_S).text
-            load = self._stub.GetLoad(scheduler_pb2.GetLoadRequest(), timeout=TIMEOUT_S)
-        except grpc.RpcError as error:
-            raise NotReady(f"no answer from {self.name}: {error_from_rpc(error).message}") from None
+        text, load = self._runner.run(self._ask())
         at_s = time.monotonic()
+        self._reason = "" if load.is_ready else load.not_ready_reason or "the engine is starting"
         model_name = Sample.parse(text.decode(), at_s=at_s).label("vllm:iteration_tokens_total_count", "model_name")
         registry = CollectorRegistry()
         registry.register(EngineCollector(load=lambda: load, model_name=model_name))
         return Sample.parse((text + generate_latest(registry)).decode(), at_s=at_s)
 
     def not_ready_reason(self) -> str:
-        """What GetLoad says."""
+        """What GetLoad said."""
+        return self._reason
+
+    async def _ask(self) -> tuple[bytes, types_pb2.EngineLoad]:
+        if self._stub is None:
+            self._stub = scheduler_pb2_grpc.SchedulerStub(connect(self.name, security=self._security))
         try:
-            load = self._stub.GetLoad(scheduler_pb2.GetLoadRequest(), timeout=TIMEOUT_S)
-        except grpc.RpcError as error:
-            return f"no answer from {self.name}: {error_from_rpc(error).message}"
-        return "" if load.is_ready else load.not_ready_reason or "the engine is starting"
+            metrics = await self._stub.GetMetrics(scheduler_pb2.GetMetricsRequest(), timeout=TIMEOUT_S)
+            return metrics.text, await self._stub.GetLoad(scheduler_pb2.GetLoadRequest(), timeout=TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise NotReady(f"no answer from {self.name}: {error_from_rpc(error).message}") from None
 
 
 def _message(error: urllib.error.HTTPError) -> str:
