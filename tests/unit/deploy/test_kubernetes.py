@@ -1,0 +1,89 @@
+"""The manifests render, and say only what the services understand."""
+
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+KUBERNETES = Path(__file__).parents[3] / "deploy" / "kubernetes"
+RENDERED = ("base", *sorted(f"overlays/{path.name}" for path in (KUBERNETES / "overlays").iterdir()))
+NOT_FLAGS = {"PAGODA_LOG_LEVEL"}
+
+pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+
+
+@cache
+def objects_of(name: str) -> list[dict[str, Any]]:
+    done = subprocess.run(["kubectl", "kustomize", str(KUBERNETES / name)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+@cache
+def flags_of(service: str) -> frozenset[str]:
+    """Of --help; every service is a command of its own."""
+    command = [sys.executable, "-m", f"pagoda_{service}", "--help"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return frozenset(re.findall(r"--[a-z0-9][a-z0-9-]*", text))
+
+
+def pods_of(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Pod templates by the service that runs in them."""
+    workloads = [each for each in objects if each["kind"] in ("Deployment", "StatefulSet")]
+    return {each["metadata"]["name"].removeprefix("pagoda-"): each["spec"]["template"] for each in workloads}
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_arguments_and_settings_are_flags_of_the_services(name: str) -> None:
+    objects = objects_of(name)
+    pods = pods_of(objects)
+    assert set(pods) == {"frontend", "scheduler", "worker"}
+    every_flag: set[str] = set()
+    for service, template in pods.items():
+        (container,) = template["spec"]["containers"]
+        flags = flags_of(service)
+        every_flag |= flags
+        for word in container["args"]:
+            assert word.partition("=")[0] in flags, f"{service} has no {word}"
+        own = {each["name"] for each in container["env"] if each["name"].startswith("PAGODA_")}
+        assert {_flag(variable) for variable in own} <= flags
+    (settings,) = [each for each in objects if each["kind"] == "ConfigMap" and each["metadata"]["name"] == "pagoda"]
+    assert {_flag(variable) for variable in set(settings["data"]) - NOT_FLAGS} <= every_flag
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_pods_are_restricted_and_end_after_their_drain(name: str) -> None:
+    for service, template in pods_of(objects_of(name)).items():
+        spec = template["spec"]
+        (container,) = spec["containers"]
+        assert spec["securityContext"]["runAsNonRoot"], service
+        security = container["securityContext"]
+        assert security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"], service
+        assert security["capabilities"] == {"drop": ["ALL"]}, service
+        drain = [float(word.partition("=")[2]) for word in container["args"] if word.startswith("--drain-timeout=")]
+        pause = float(container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [0])[-1])
+        assert spec["terminationGracePeriodSeconds"] > sum(drain) + pause, service
+        assert not spec["automountServiceAccountToken"], service
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_only_the_scheduler_reaches_workers(name: str) -> None:
+    policies = [each for each in objects_of(name) if each["kind"] == "NetworkPolicy"]
+    reach: dict[str, list[Any]] = {}
+    for policy in policies:
+        component = policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+        reach.setdefault(component, []).extend(policy["spec"]["ingress"])
+    assert set(reach) == {"frontend", "scheduler", "worker"}
+    (rule,) = reach["worker"]
+    (peer,) = rule["from"]
+    assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "scheduler"
+
+
+def _flag(variable: str) -> str:
+    return "--" + variable.removeprefix("PAGODA_").replace("_", "-").lower()
