@@ -64,7 +64,8 @@ def test_pods_are_restricted_and_end_after_their_drain(name: str) -> None:
         (container,) = spec["containers"]
         assert spec["securityContext"]["runAsNonRoot"], service
         security = container["securityContext"]
-        assert security["readOnlyRootFilesystem"] and not security["allowPrivilegeEscalation"], service
+        assert security["readOnlyRootFilesystem"], service
+        assert not security["allowPrivilegeEscalation"], service
         assert security["capabilities"] == {"drop": ["ALL"]}, service
         drain = [float(word.partition("=")[2]) for word in container["args"] if word.startswith("--drain-timeout=")]
         pause = float(container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [0])[-1])
