@@ -16,7 +16,7 @@ from pagoda.worker_services import with_standby, worker_services
 from pagoda_common.config import EMBEDDED_MODEL, EngineConfig
 from pagoda_common.errors import ConfigError, ModelLoadError
 from pagoda_common.flags import engine_config_to_argv, frontend_config_to_argv
-from pagoda_common.frontend_config import PLAINTEXT_ADVICE, FrontendConfig
+from pagoda_common.frontend_config import API_KEY_VARIABLE, PLAINTEXT_ADVICE, FrontendConfig
 from pagoda_common.models import resolve_model
 from pagoda_common.process import can_listen, free_port, service_command
 
@@ -109,15 +109,20 @@ class LocalStack:
         if self.metrics_port is not None:
             listen.append(f"--metrics-port={self.metrics_port}")
         engine = engine_config_to_argv(with_standby(self.engine))
-        commands = {
-            "frontend": service_command("pagoda_frontend", frontend_config_to_argv(self.frontend)),
-            "scheduler": service_command("pagoda_scheduler", [*listen, *engine]),
-        }
         stop_timeout_s = drain_s + DRAIN_MARGIN_S
+        frontend = frontend_config_to_argv(replace(self.frontend, api_key=()))
+        keys = {API_KEY_VARIABLE: "\n".join(self.frontend.api_key)} if self.frontend.api_key else {}
         return (
-            *(
-                Service(name=name, command=tuple(command), stop_timeout_s=stop_timeout_s)
-                for name, command in commands.items()
+            Service(
+                name="frontend",
+                command=tuple(service_command("pagoda_frontend", frontend)),
+                stop_timeout_s=stop_timeout_s,
+                environment=keys,
+            ),
+            Service(
+                name="scheduler",
+                command=tuple(service_command("pagoda_scheduler", [*listen, *engine])),
+                stop_timeout_s=stop_timeout_s,
             ),
             *worker_services(self.engine, scheduler=address, host=LOOPBACK, stop_timeout_s=stop_timeout_s),
         )

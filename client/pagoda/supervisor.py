@@ -6,8 +6,8 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pagoda_common.heartbeat import HeartbeatReader
 
@@ -31,6 +31,8 @@ class Service:
     """Program and arguments, the same for every start."""
     stop_timeout_s: float = 10.0
     """Seconds between SIGTERM and SIGKILL."""
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables on top of this process's: for secrets, as a command line is seen by everybody on the machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,7 +158,12 @@ class Child:
                 stdout=write_end,
                 stderr=write_end,
                 start_new_session=True,  # the terminal's Ctrl-C is ours alone: we end children in order
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **heartbeat.environment()},
+                env={
+                    **os.environ,
+                    "PYTHONUNBUFFERED": "1",
+                    **heartbeat.environment(),
+                    **self.service.environment,
+                },
                 pass_fds=(heartbeat.write_end,),
             )
         finally:

@@ -154,6 +154,7 @@ OPTIONS = (
     VllmOption("disable_log_stats", None, "there is no periodic log of statistics", is_switch=True),
     VllmOption("disable_log_requests", None, "requests are not logged", is_switch=True),
     VllmOption("disable_async_output_proc", None, "outputs always come from another process", is_switch=True),
+    VllmOption("enable_ssl_refresh", None, "changed certificates are always taken up", is_switch=True),
     VllmOption("use_v2_block_manager", None, "there is one block pool", is_switch=True),
 )
 BY_NAME = {option.name: option for option in OPTIONS}
@@ -163,8 +164,6 @@ REFUSED_FLAGS = {
     "--grpc": "gRPC is always served, on --grpc-port",
     "--uds": "HTTP listens on --host and --port",
     "--api-server-count": "more frontends may share a scheduler: pagoda-frontend --scheduler HOST:PORT",
-    "--ssl-keyfile": "a proxy in front ends TLS",
-    "--ssl-certfile": "a proxy in front ends TLS",
     "--middleware": "the frontend takes no plugins",
     "--scheduler-cls": "the scheduler takes no plugins",
     "--worker-cls": "the worker takes no plugins",

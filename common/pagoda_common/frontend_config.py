@@ -10,6 +10,8 @@ from pagoda_common.security_config import SecurityConfig, ServerSecurity
 
 DEFAULT_SCHEDULER_ADDRESS = "127.0.0.1:50052"
 """Where frontends and workers look for the scheduler unless told otherwise."""
+API_KEY_VARIABLE = "PAGODA_API_KEY"
+"""Environment variable of the keys that clients must show, for a frontend that is given none as flags."""
 PLAINTEXT_ADVICE = (
     "give --ssl-certfile and --ssl-keyfile, or --grpc-host=127.0.0.1, or --insecure where the network itself is trusted"
 )

@@ -9,7 +9,7 @@ from dataclasses import replace
 import uvloop
 
 from pagoda_common.flags import add_child_flags, add_frontend_flags, config_errors, frontend_config_from_args
-from pagoda_common.frontend_config import FrontendConfig
+from pagoda_common.frontend_config import API_KEY_VARIABLE, FrontendConfig
 from pagoda_common.heartbeat import beat
 from pagoda_common.logging import configure_logging
 from pagoda_common.process import die_with_parent
@@ -56,9 +56,9 @@ def main() -> int:
     configure_logging("frontend", os.environ.get("PAGODA_LOG_LEVEL", "info"))
     with config_errors(parser):
         config = frontend_config_from_args(args)
-        key = os.environ.get("PAGODA_API_KEY") or os.environ.get("VLLM_API_KEY")
-        if key and not config.api_key:
-            config = replace(config, api_key=(key,))
+        keys = os.environ.get(API_KEY_VARIABLE) or os.environ.get("VLLM_API_KEY") or ""
+        if not config.api_key:
+            config = replace(config, api_key=tuple(keys.splitlines()))  # `pagoda serve` hands on several, one a line
         exit_code: int = uvloop.run(serve(config))
     return exit_code
 

@@ -21,6 +21,7 @@ from pagoda_common.rpc import RpcServer
 from pagoda_frontend.access import RequireApiKeyRpc
 from pagoda_frontend.app import make_app
 from pagoda_frontend.http_protocol import bounded
+from pagoda_frontend.https import follow_certificate
 from pagoda_frontend.servicer import SERVICE, InferenceServicer
 from pagoda_frontend.serving import Serving
 
@@ -80,13 +81,18 @@ class FrontendServer:
             raise
         await self._engine.start()
         await self.serving.start()
-        self._http = _HttpServer(_uvicorn_config(make_app(self.serving), config))
+        uvicorn_config = _uvicorn_config(make_app(self.serving), config)
+        self._http = _HttpServer(uvicorn_config)
         if config.uvicorn_log_level == "info":
             logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it tells of starts and ends, as we do
         self._tasks = [
             asyncio.create_task(self._http.serve(sockets=[listener]), name="http"),
             asyncio.create_task(self._follow_readiness(), name="readiness"),
         ]
+        if config.ssl_certfile is not None:
+            assert uvicorn_config.ssl is not None, "loaded"
+            follow = follow_certificate(uvicorn_config.ssl, config)
+            self._tasks.append(asyncio.create_task(follow, name="certificate"))
         while not self._http.started:
             if self._tasks[0].done():
                 await self._tasks[0]

@@ -1,6 +1,7 @@
 """Who may call, under which id, with how much before the first line of a body."""
 
 import asyncio
+import shutil
 import ssl
 import subprocess
 from pathlib import Path
@@ -14,8 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pagoda.v1 import inference_pb2, inference_pb2_grpc
 from pagoda_common.errors import ConfigError
 from pagoda_common.frontend_config import FrontendConfig
+from pagoda_common.security_config import SecurityConfig
 from pagoda_frontend.http_protocol import BoundedHttpProtocol
 from pagoda_frontend.server import FrontendServer
+from tests.harness.certificates import make_certificates
 from tests.service.frontend.harness import MODEL, Running, running_frontend
 
 
@@ -144,6 +147,37 @@ def certificate_files(tmp_path: Path) -> tuple[Path, Path]:
     subject = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run([*command, *subject], check=True, capture_output=True)
     return key, certificate
+
+
+async def test_https_and_grpc_show_a_new_certificate_without_a_restart(
+    certificate_files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagoda_frontend.https.POLL_S", 0.01)
+    key, certificate = certificate_files
+    fresh = make_certificates(tmp_path / "fresh", "localhost")
+
+    def shown(port: int) -> str:
+        return ssl.get_server_certificate(("127.0.0.1", port), timeout=20).strip()
+
+    async with running_frontend(ssl_keyfile=str(key), ssl_certfile=str(certificate)) as running:
+        ports = running.server.port, running.server.grpc_port
+        for port in ports:
+            assert await asyncio.to_thread(shown, port) == certificate.read_text().strip()
+        shutil.copy(fresh.path("localhost.key"), key)
+        shutil.copy(fresh.path("localhost.crt"), certificate)
+        async with asyncio.timeout(20):
+            for port in ports:
+                while await asyncio.to_thread(shown, port) != certificate.read_text().strip():  # noqa: ASYNC110 (a server)
+                    await asyncio.sleep(0.01)
+
+
+async def test_plaintext_grpc_is_refused_beyond_loopback() -> None:
+    with pytest.raises(ConfigError, match=r"host is '0\.0\.0\.0'.*--ssl-certfile.*--grpc-host.*--insecure"):
+        FrontendServer(config=FrontendConfig(host="0.0.0.0"))
+    with pytest.raises(ConfigError, match=r"host is '10\.0\.0\.1'"):
+        FrontendServer(config=FrontendConfig(grpc_host="10.0.0.1"))
+    FrontendServer(config=FrontendConfig(host="0.0.0.0", grpc_host="127.0.0.1"))
+    FrontendServer(config=FrontendConfig(host="0.0.0.0", security=SecurityConfig(insecure=True)))
 
 
 async def test_https_with_a_certificate(certificate_files: tuple[Path, Path]) -> None:

@@ -11,7 +11,7 @@ from pagoda_common.bearer import BearerKeys
 from pagoda_common.config import EngineConfig
 from pagoda_common.credentials import Pem
 from pagoda_common.errors import ConfigError
-from pagoda_common.flags import engine_config_to_argv, frontend_config_to_argv
+from pagoda_common.flags import engine_config_to_argv, security_config_to_argv
 from pagoda_common.frontend_config import FrontendConfig
 from pagoda_common.process import free_port
 from pagoda_common.security_config import SecurityConfig, host_of, is_loopback
@@ -111,8 +111,16 @@ def test_no_secret_in_what_a_config_shows() -> None:
     for shown in (security, security.server, frontend, frontend.public_grpc, engine, pem, BearerKeys([SECRET])):
         assert SECRET not in repr(shown)
         assert SECRET not in str(shown)
-    assert not any(SECRET in word for word in engine_config_to_argv(engine))
-    assert not any(SECRET in word for word in frontend_config_to_argv(replace(frontend, api_key=())))
+    assert not any(SECRET in word for word in [*engine_config_to_argv(engine), *security_config_to_argv(security)])
+
+
+def test_keys_of_clients_are_on_no_command_line() -> None:
+    keys = ("key-one,with-comma", "-key-two")
+    config = FrontendConfig(port=free_port(), grpc_port=free_port(), api_key=keys)
+    stack = LocalStack.plan(engine=EngineConfig(), frontend=config, scheduler_port=0)
+    assert not any(key in word for service in stack.services() for word in service.command for key in keys)
+    (environment,) = (service.environment for service in stack.services() if service.environment)
+    assert tuple(environment["PAGODA_API_KEY"].splitlines()) == keys
 
 
 def test_watched_files_are_read_again_when_they_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
