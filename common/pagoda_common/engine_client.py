@@ -27,7 +27,7 @@ from pagoda_common.channels import Connection
 from pagoda_common.convert import adopted_request_from_proto
 from pagoda_common.engine_session import EngineSession
 from pagoda_common.engine_stream import AdoptedRequest, EngineRequest, EngineStream
-from pagoda_common.errors import InvalidRequest, NotFound, NotReady, PagodaError, QueueFull
+from pagoda_common.errors import InvalidRequest, NotFound, NotReady, PagodaError, QueueFull, Superseded
 from pagoda_common.rpc import error_from_rpc
 from pagoda_common.security_config import SecurityConfig
 
@@ -157,6 +157,9 @@ class EngineClient:
         """
         if not self._was_connected:
             raise NotReady(self.not_ready_reason, retry_after_s=1)
+        if request.adopted is not None and (old := self._streams.pop(request.request_id, None)) is not None:
+            # By whom its connection was lost without a word: its reader is told, the engine goes on.
+            old.fail(Superseded(f"request {request.request_id} goes on elsewhere"))
         if request.request_id in self._streams:
             raise InvalidRequest(f"request_id {request.request_id!r} is in use", field="request_id")
         if self._session is not None and self._session.num_outgoing >= MAX_OUTGOING:

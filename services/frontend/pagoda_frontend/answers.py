@@ -178,6 +178,16 @@ class ResponseAnswer(BaseModel):
     usage: dict[str, Any] | None
 
 
+class ItemPage(BaseModel):
+    """GET /v1/responses/{id}/input_items."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class DeletedResponse(BaseModel):
     """DELETE /v1/responses/{id}."""
 

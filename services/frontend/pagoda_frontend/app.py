@@ -25,6 +25,11 @@ FOLLOWING = (
     {"name": "stream", "in": "query", "schema": {"type": "boolean"}},
     {"name": "starting_after", "in": "query", "schema": {"type": "integer"}},
 )
+PAGING = (
+    {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 100}},
+    {"name": "order", "in": "query", "schema": {"type": "string", "enum": ["asc", "desc"]}},
+    {"name": "after", "in": "query", "schema": {"type": "string"}},
+)
 
 
 def make_app(serving: Serving) -> FastAPI:
@@ -102,5 +107,8 @@ def _add_generation(paths: Paths, serving: Serving) -> None:
     kept = "/v1/responses/{response_id}"
     found = answers.ResponseAnswer
     paths.add("GET", kept, responses.retrieve, answer=found, errors=(400, 404), media=EVENT_STREAM, query=FOLLOWING)
+    paths.add(
+        "GET", f"{kept}/input_items", responses.input_items, answer=answers.ItemPage, errors=(400, 404), query=PAGING
+    )
     paths.add("POST", f"{kept}/cancel", responses.cancel, answer=found, errors=(400, 404))
     paths.add("DELETE", kept, responses.delete, answer=answers.DeletedResponse, errors=(404,))

@@ -166,6 +166,7 @@ async def start_conversation(
             n=run.num_sequences,
             shows_reasoning=body.include_reasoning is not False,
             reasoning_end=reasoning_end,
+            id_seed=run.engine_id,
         ),
     )
 

@@ -11,13 +11,6 @@ from pagoda_frontend.message import MessageFinishReason
 from pagoda_frontend.params import COMPLETION_MAX_TOKENS, SamplingDefaults, check_sampling_params
 from pagoda_frontend.run import CollectedSequence
 
-FINISH_REASONS: dict[MessageFinishReason | None, types_pb2.FinishReason] = {
-    None: types_pb2.FINISH_REASON_UNSPECIFIED,
-    "tool_calls": types_pb2.FINISH_REASON_TOOL_CALLS,
-    **FINISH_NUMBERS,
-}
-"""Of sequences and messages alike."""
-
 
 def sampling_params_of(
     request: inference_pb2.GenerateRequest, *, defaults: SamplingDefaults, vocab_size: int, max_logprobs: int
@@ -49,6 +42,13 @@ def sampling_params_of(
     return params
 
 
+def finish_number(reason: MessageFinishReason | None) -> types_pb2.FinishReason:
+    """Why a sequence or a message has ended; unspecified while it has not."""
+    if reason is None:
+        return types_pb2.FINISH_REASON_UNSPECIFIED
+    return types_pb2.FINISH_REASON_TOOL_CALLS if reason == "tool_calls" else FINISH_NUMBERS[reason]
+
+
 def delta_to_proto(delta: SequenceDelta, *, request_id: str, num_prompt_tokens: int) -> inference_pb2.GenerateResponse:
     """One message of the stream."""
     response = inference_pb2.GenerateResponse(
@@ -57,7 +57,7 @@ def delta_to_proto(delta: SequenceDelta, *, request_id: str, num_prompt_tokens: 
         text=delta.text,
         token_ids=delta.token_ids,
         offset=delta.offset,
-        finish_reason=FINISH_REASONS[delta.finish_reason],
+        finish_reason=finish_number(delta.finish_reason),
     )
     if delta.logprobs:
         response.logprobs.extend(map(logprobs_to_proto, delta.logprobs))
@@ -76,7 +76,7 @@ def sequence_to_proto(
         text=sequence.text,
         token_ids=sequence.token_ids,
         logprobs=map(logprobs_to_proto, sequence.logprobs),
-        finish_reason=FINISH_REASONS[sequence.finish_reason],
+        finish_reason=finish_number(sequence.finish_reason),
     )
     _set_end(response, sequence, num_prompt_tokens)
     return response

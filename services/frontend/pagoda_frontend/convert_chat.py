@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pagoda.v1 import inference_pb2, types_pb2
 from pagoda_common.convert import structured_outputs_from_proto
 from pagoda_common.errors import InvalidRequest
-from pagoda_frontend.convert import FINISH_REASONS, logprobs_to_proto
+from pagoda_frontend.convert import finish_number, logprobs_to_proto
 from pagoda_frontend.errors import validation_message
 from pagoda_frontend.message import CollectedMessage, MessageDelta
 from pagoda_frontend.prompts import Prompts
@@ -172,7 +172,7 @@ def message_delta_to_proto(
         content=delta.content,
         token_ids=delta.token_ids,
         offset=offset,
-        finish_reason=FINISH_REASONS[delta.finish_reason],
+        finish_reason=finish_number(delta.finish_reason),
     )
     for call in delta.tool_calls:
         response.tool_calls.add(index=call.index, id=call.id or "", name=call.name or "", arguments=call.arguments)
@@ -192,7 +192,7 @@ def message_to_proto(
         reasoning=message.reasoning or "",
         content=message.content or "",
         token_ids=message.token_ids,
-        finish_reason=FINISH_REASONS[message.finish_reason],
+        finish_reason=finish_number(message.finish_reason),
     )
     for index, call in enumerate(message.tool_calls):
         response.tool_calls.add(index=index, id=call.id, name=call.name, arguments=call.arguments)

@@ -26,8 +26,11 @@ class Dialect:
     reasoning_parser: type[ReasoningParser] | None = None
     """None: all text is the answer."""
 
-    def parser(self, plan: ToolPlan, *, prompt: str) -> "MessageParser | None":
-        """A parser for one message that goes on after `prompt` (rendered); None when all of its text is content."""
+    def parser(self, plan: ToolPlan, *, prompt: str, id_seed: str = "") -> "MessageParser | None":
+        """A parser for one message that goes on after `prompt` (rendered); None when all of its text is content.
+
+        `id_seed`: what the ids of its calls are drawn from.
+        """
         calls: ToolParser | None = None
         if plan.choice != "none" and self._writes_calls(plan):
             assert self.tool_parser is not None
@@ -38,6 +41,7 @@ class Dialect:
             calls = NamedCallParser(schemas=plan.schemas, name=plan.name)
         if calls is not None:
             calls.is_constrained = plan.choice != "auto"
+            calls.id_seed = id_seed
         reasoning = self.reasoning_parser(prompt=prompt) if self.reasoning_parser is not None else None
         if calls is None and reasoning is None:
             return None

@@ -78,9 +78,11 @@ def make_reader(
     n: int,
     shows_reasoning: bool,
     reasoning_end: tuple[int, ...],
+    id_seed: str,
 ) -> MessageReader | None:
     """A reader of `n` messages that go on after `prompt` (rendered); None when all text is content."""
-    parsers = [parser for _ in range(n) if (parser := dialect.parser(plan, prompt=prompt)) is not None]
+    made = [dialect.parser(plan, prompt=prompt, id_seed=f"{id_seed}/{index}") for index in range(n)]
+    parsers = [parser for parser in made if parser is not None]
     if not parsers:
         return None
     return MessageReader(

@@ -1,5 +1,6 @@
 """POST /v1/messages and /v1/messages/count_tokens. The conversation behind them is that of chat completions."""
 
+import time
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Any
@@ -16,9 +17,12 @@ from pagoda_frontend.messages_input import chat_body_of
 from pagoda_frontend.messages_output import BlockBuilder, Event
 from pagoda_frontend.messages_protocol import CHAT_NAMES, CountTokensBody, MessagesBody
 from pagoda_frontend.opening import announced
+from pagoda_frontend.resume import Resumption, note_of, resumption_of, with_id
 from pagoda_frontend.serving import Serving, unique_id
 from pagoda_frontend.sse import MAX_TIMEOUT_PATIENCE_S, PATIENCE_S, EventStream, unless_disconnected
 from pagoda_frontend.tools import plan_tools
+
+MESSAGES_PATH = "/v1/messages"
 
 
 class Messages:
@@ -33,6 +37,9 @@ class Messages:
         Raises:
             PagodaError: the request is wrong, was refused, or failed.
         """
+        resumption = await resumption_of(request.headers, serving=self._serving, path=MESSAGES_PATH)
+        if resumption is not None:
+            return await self._answer(request, resumption.body_as(MessagesBody), resumption)
         body = await read_body(request, MessagesBody, max_bytes=self._serving.config.max_request_body_bytes)
         if body.stream:
             return await self._answer(request, body)
@@ -60,13 +67,16 @@ class Messages:
             raise renamed(error, CHAT_NAMES) from error
         return json_response({"input_tokens": len(prompt)})
 
-    async def _answer(self, request: Request, body: MessagesBody) -> Response:
+    async def _answer(self, request: Request, body: MessagesBody, resumption: Resumption | None = None) -> Response:
+        message_id = unique_id("msg_", request.headers.get("x-request-id"))
         try:
             conversation = await start_conversation(
                 chat_body_of(body),
                 serving=self._serving,
                 headers=request.headers,
-                request_id=unique_id("msg_", request.headers.get("x-request-id")),
+                request_id=message_id if resumption is None else resumption.response_id,
+                note=note_of(body, path=MESSAGES_PATH, created=int(time.time())) if body.stream else b"",
+                resumption=resumption,
             )
         except PagodaError as error:
             raise renamed(error, CHAT_NAMES) from error
@@ -84,7 +94,7 @@ class Messages:
         if body.stream:
             keep_alive_s = self._serving.config.sse_keep_alive_interval_s
             timeout_s = conversation.run.timeout_s
-            events = _encoded_stream(conversation, message)
+            events = _encoded_stream(conversation, message, is_resumed=resumption is not None)
             return EventStream(events, keep_alive_s=keep_alive_s, timeout_s=timeout_s, headers=headers)
         async with aclosing(_events(conversation, message)) as stream:
             async for _ in stream:
@@ -92,12 +102,15 @@ class Messages:
         return json_response(message, headers)
 
 
-async def _events(conversation: Conversation, message: dict[str, Any]) -> AsyncGenerator[list[Event], None]:
-    """The events of one answer, in their order; at the end `message` is whole."""
-    builder = BlockBuilder()
-    has_begun = False
+async def _events(
+    conversation: Conversation, message: dict[str, Any], *, is_resumed: bool = False
+) -> AsyncGenerator[list[Event], None]:
+    """The events of one answer, in their order, but for those that the client has; at the end `message` is whole."""
+    run = conversation.run
+    builder = BlockBuilder(id_seed=run.engine_id)
+    has_begun = is_resumed
     finish_reason = None
-    patience_s = PATIENCE_S + min(conversation.run.timeout_s, MAX_TIMEOUT_PATIENCE_S)
+    patience_s = PATIENCE_S + min(run.timeout_s, MAX_TIMEOUT_PATIENCE_S)
     async with aclosing(announced(conversation.deltas(), patience_s=patience_s)) as stream:
         async for deltas in stream:
             events: list[Event] = []
@@ -107,7 +120,11 @@ async def _events(conversation: Conversation, message: dict[str, Any]) -> AsyncG
             if deltas is None:
                 yield events
                 continue
-            yield [*events, *(event for delta in deltas for event in builder.add(delta))]
+            for delta, below in zip(deltas, run.latest, strict=True):
+                told = list(builder.add(delta))
+                events += told if not below.is_replayed else []
+                run.note_place(below)
+            yield events
             finish_reason = deltas[-1].finish_reason
     if finish_reason == "abort":
         raise RequestFailed("the request was aborted")
@@ -117,18 +134,25 @@ async def _events(conversation: Conversation, message: dict[str, Any]) -> AsyncG
     yield [*closing, {"type": "message_stop"}]
 
 
-async def _encoded_stream(conversation: Conversation, message: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+async def _encoded_stream(
+    conversation: Conversation, message: dict[str, Any], *, is_resumed: bool
+) -> AsyncGenerator[bytes, None]:
     """The events as a body. An error before the first one is raised, a later one is told as an event."""
     has_begun = False
-    async with aclosing(_events(conversation, message)) as stream:
+    run = conversation.run
+    async with aclosing(_events(conversation, message, is_resumed=is_resumed)) as stream:
         try:
             async for events in stream:
-                yield _encoded(events)
-                has_begun = True
+                if events:
+                    body = _encoded(events)
+                    yield body if run.event_ids is None else with_id(body, run.event_ids.line())
+                    has_begun = True
         except PagodaError as error:
             if not has_begun:
                 raise
             yield _encoded([anthropic_error(error_object(error))])
+        finally:
+            run.release()
 
 
 def _encoded(events: Iterable[Event]) -> bytes:

@@ -1,11 +1,11 @@
 """A message as it grows, told as the content blocks and events of the Messages API. No engine, no HTTP."""
 
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
 import orjson
 
+from pagoda_frontend.drawn_ids import drawn_id
 from pagoda_frontend.message import MessageDelta
 
 Event = dict[str, Any]
@@ -14,7 +14,9 @@ Event = dict[str, Any]
 class BlockBuilder:
     """Makes the content of one answer. What it tells as events and what is in `blocks` at the end are the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, id_seed: str) -> None:
+        """`id_seed`: what ids are drawn from that the parser has left out."""
+        self._id_seed = id_seed
         self.blocks: list[dict[str, Any]] = []
         """Whole blocks, and the one that grows."""
         self._is_open = False
@@ -31,7 +33,7 @@ class BlockBuilder:
         for call in delta.tool_calls:
             if call.id is not None:
                 name = call.name or ""
-                yield from self._open({"type": "tool_use", "id": _tool_use_id(call.id), "name": name, "input": {}})
+                yield from self._open({"type": "tool_use", "id": self._tool_use_id(call.id), "name": name, "input": {}})
             if call.arguments:
                 yield self._delta("input_json_delta", partial_json=call.arguments)
                 self._parts.append(call.arguments)
@@ -74,12 +76,11 @@ class BlockBuilder:
         self._parts = []
         yield {"type": "content_block_start", "index": len(self.blocks) - 1, "content_block": dict(block)}
 
+    def _tool_use_id(self, call_id: str) -> str:
+        return call_id or "toolu_" + drawn_id(self._id_seed, f"block {len(self.blocks)}")[:24]
+
     def _delta(self, kind: str, **fields: str) -> Event:
         return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": {"type": kind, **fields}}
-
-
-def _tool_use_id(call_id: str) -> str:
-    return call_id if call_id else "toolu_" + uuid.uuid4().hex
 
 
 def _arguments(text: str) -> dict[str, Any]:

@@ -97,9 +97,11 @@ def check_supported(body: GenerationBody) -> None:
 
 
 def check_cache_salt(salt: str | None) -> None:
-    """Raises InvalidRequest when `salt` is too long, or has a character that it must not have."""
+    """Raises InvalidRequest when `salt` is empty or too long, or has a character that it must not have."""
     if salt is None:
         return
+    if not salt:
+        raise InvalidRequest("cache_salt must not be empty, got ''", field="cache_salt")
     if len(salt) > MAX_CACHE_SALT_CHARS:
         message = f"cache_salt must have at most {MAX_CACHE_SALT_CHARS} characters, got {len(salt)}"
         raise InvalidRequest(message, field="cache_salt")

@@ -19,12 +19,26 @@ from pagoda_frontend.sse import MAX_TIMEOUT_PATIENCE_S, PATIENCE_S
 class Draft:
     """Fills one response. Its events are read once, whether or not anybody is told of them."""
 
-    def __init__(self, *, body: ResponsesBody, conversation: Conversation, response_id: str) -> None:
+    def __init__(
+        self,
+        *,
+        body: ResponsesBody,
+        conversation: Conversation,
+        response_id: str,
+        created: int,
+        num_events: int = 0,
+    ) -> None:
+        """`created`: Unix time in seconds; `num_events`: that were told before, of an answer that is gone on with."""
         self._conversation = conversation
-        self._builder = OutputBuilder(logprobs=conversation.logprobs)
-        self._num_events = 0
-        self.response = _response_of(body, conversation, response_id)
+        self._builder = OutputBuilder(logprobs=conversation.logprobs, id_seed=conversation.run.engine_id)
+        self._num_events = num_events
+        self.response = _response_of(body, conversation, response_id, created)
         """The response object, as of now."""
+
+    @property
+    def num_events(self) -> int:
+        """Events so far, those told by a frontend that is gone included."""
+        return self._num_events
 
     async def events(self) -> AsyncGenerator[list[bytes], None]:
         """Encoded events in their order; at the end the response is whole. A request that may still be refused or run
@@ -33,19 +47,25 @@ class Draft:
         Raises:
             PagodaError: the request was refused or failed.
         """
-        response, builder = self.response, self._builder
+        response, builder, run = self.response, self._builder, self._conversation.run
+        if self._num_events:
+            response["status"] = "in_progress"
         finish_reason = None
-        patience_s = PATIENCE_S + min(self._conversation.run.timeout_s, MAX_TIMEOUT_PATIENCE_S)
+        patience_s = PATIENCE_S + min(run.timeout_s, MAX_TIMEOUT_PATIENCE_S)
         async with aclosing(announced(self._conversation.deltas(), patience_s=patience_s)) as stream:
             async for deltas in stream:
                 opening = self._opening() if self._num_events == 0 else []
                 if deltas is None:
-                    yield self._encoded(opening)
+                    yield self._addressed(opening)
                     continue
-                events = [event for delta in deltas for event in builder.add(delta)]
+                events = opening
+                for delta, below in zip(deltas, run.latest, strict=True):
+                    told = list(builder.add(delta))
+                    events += told if not below.is_replayed else []
+                    run.note_place(below)
                 finish_reason = deltas[-1].finish_reason
                 response["output"] = builder.finished_items()
-                yield self._encoded([*opening, *events])
+                yield self._addressed(events)
         if finish_reason == "abort":
             raise RequestFailed("the request was aborted")
         is_whole = finish_reason != "length"
@@ -65,6 +85,17 @@ class Draft:
         code = "server_error" if shown["code"] >= 500 else "invalid_prompt"
         self.response |= {"status": "failed", "error": {"code": code, "message": shown["message"]}}
         return self._encoded([{"type": "response.failed", "response": self.response}])
+
+    def _addressed(self, events: list[Event]) -> list[bytes]:
+        """As `_encoded`, the last one with the place that a client has reached by then."""
+        encoded, ids = self._encoded(events), self._conversation.run.event_ids
+        if encoded and ids is not None:
+            encoded[-1] = ids.line(self._num_events) + encoded[-1]
+        return encoded
+
+    def release(self) -> None:
+        """The client has everything, or is gone."""
+        self._conversation.run.release()
 
     def _opening(self) -> list[Event]:
         self.response["status"] = "in_progress"
@@ -103,9 +134,11 @@ async def encoded_stream(draft: Draft) -> AsyncGenerator[bytes, None]:
             if not has_begun:
                 raise
             yield b"".join(draft.fail(error))
+        finally:
+            draft.release()
 
 
-def _response_of(body: ResponsesBody, conversation: Conversation, response_id: str) -> dict[str, Any]:
+def _response_of(body: ResponsesBody, conversation: Conversation, response_id: str, created: int) -> dict[str, Any]:
     defaults = conversation.model.defaults
     asked = body.tool_choice
     choice = asked.model_dump(exclude_none=True) if isinstance(asked, ResponseToolChoice) else asked
@@ -115,7 +148,7 @@ def _response_of(body: ResponsesBody, conversation: Conversation, response_id: s
     return {
         "id": response_id,
         "object": "response",
-        "created_at": int(time.time()),
+        "created_at": created,
         "completed_at": None,
         "status": "queued" if body.background else "in_progress",
         "background": bool(body.background),

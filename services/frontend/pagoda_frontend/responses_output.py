@@ -1,9 +1,9 @@
 """A message as it grows, told as the items and typed events of the Responses API. No engine, no HTTP."""
 
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
+from pagoda_frontend.drawn_ids import drawn_id
 from pagoda_frontend.logprobs import LogprobWriter
 from pagoda_frontend.message import MessageDelta
 
@@ -14,10 +14,12 @@ Event = dict[str, Any]
 class OutputBuilder:
     """Makes the output of one response. What it tells as events and what is in `items` at the end are the same."""
 
-    def __init__(self, *, logprobs: LogprobWriter | None) -> None:
+    def __init__(self, *, logprobs: LogprobWriter | None, id_seed: str) -> None:
+        """`id_seed`: what the ids of items are drawn from."""
         self.items: list[dict[str, Any]] = []
         """Whole items, and the one that grows."""
         self._logprobs = logprobs
+        self._id_seed = id_seed
         self._pending_logprobs: list[dict[str, Any]] = []
         self._kind = ""
         """Of the item that grows; "" when none does."""
@@ -86,7 +88,8 @@ class OutputBuilder:
 
     def _open(self, kind: str, **fields: Any) -> Iterator[Event]:
         prefix = {"message": "msg_", "function_call": "fc_", "reasoning": "rs_"}[kind]
-        item = {"id": prefix + uuid.uuid4().hex, "type": kind, "status": "in_progress", **fields}
+        item_id = prefix + drawn_id(self._id_seed, f"item {len(self.items)}")[:32]
+        item = {"id": item_id, "type": kind, "status": "in_progress", **fields}
         self.items.append(item)
         self._kind = kind
         self._parts = []

@@ -6,16 +6,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagoda_common.errors import Code, PagodaError
+from pagoda_common.errors import NotFound
 
 MAX_STORED_BYTES = 32 * 1024**2
 """Of all stored answers with their conversations as JSON; in memory they take some times as much."""
-
-
-class UnknownResponse(PagodaError):
-    """No answer of this id is stored."""
-
-    code = Code.NOT_FOUND
 
 
 @dataclass(eq=False)
@@ -32,8 +26,12 @@ class StoredResponse:
     """Size of input and output, roughly."""
     task: asyncio.Task[None] | None = None
     """What makes the answer, when it is made in the background."""
+    input_items: list[dict[str, Any]] = field(default_factory=list)
+    """What the call brought, in OpenAI's shape."""
     events: list[bytes] | None = None
     """Events so far, when it is streamed in the background."""
+    first_event: int = 0
+    """Number of the first of them: those before it were told by a frontend that is gone."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -49,9 +47,10 @@ class StoredResponse:
             changed.set()
 
     async def follow(self, start: int) -> AsyncGenerator[bytes, None]:
-        """Events from number `start` on, until the answer is whole."""
+        """Events from number `start` on (at least `first_event`), until the answer is whole."""
         assert self.events is not None
         assert self.task is not None
+        start -= self.first_event
         while True:
             changed = self._changed
             if start < len(self.events):
@@ -97,12 +96,18 @@ class ResponseStore:
         """The answer of that id.
 
         Raises:
-            UnknownResponse: there is none that `tenant` may see.
+            NotFound: there is none that `tenant` may see.
         """
-        stored = self._stored.get(response_id)
-        if stored is None or stored.tenant != tenant:
-            raise UnknownResponse(f"Response with id '{response_id[:100]}' not found.", field="response_id")
+        stored = self.find(response_id, tenant)
+        if stored is None:
+            message = f"Response with id '{response_id[:100]}' not found: it is not stored at this frontend."
+            raise NotFound(message, field="response_id")
         return stored
+
+    def find(self, response_id: str, tenant: str) -> StoredResponse | None:
+        """As `get`; None when there is none."""
+        stored = self._stored.get(response_id)
+        return stored if stored is not None and stored.tenant == tenant else None
 
     def remove(self, response_id: str) -> None:
         """Forget an answer; unknown ids are ignored."""

@@ -129,6 +129,16 @@ class Run:
             )
         self.num_prompt_tokens = sum(len(request.prompt_token_ids) for request in self._requests)
 
+    @property
+    def engine_id(self) -> str:
+        """What its (first) request is called in the engine: unique, and the same at a frontend that goes on with it."""
+        return self._requests[0].request_id
+
+    def note_place(self, delta: SequenceDelta) -> None:
+        """The client has `delta` by the next event that has an id."""
+        if self.event_ids is not None:
+            self.event_ids.advance(delta)
+
     def release(self) -> None:
         """The client has everything, or is gone: nobody will go on with the stream."""
         if self.event_ids is not None:

@@ -173,7 +173,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             if params.structured_outputs is not None:
                 raise InvalidRequest("beam_search does not go with structured_output", field="beam_search")
         await model.grammars.check(params.structured_outputs)
-        check_cache_salt(request.cache_salt)
+        check_cache_salt(request.cache_salt or None)
         prompt, field = await prompt_of(request, model.prompts)
         check_prompt_logprobs(params, num_prompt_tokens=len(prompt), vocab_size=model.vocab_size)
         params = fit_to_context(params, num_prompt_tokens=len(prompt), max_model_len=model.max_model_len, field=field)

@@ -120,7 +120,7 @@ def model_runner_output_from_proto(
             PromptLogprobRows(chunk.slot, chunk.start, logprob_rows_from_proto(chunk.logprobs))
             for chunk in message.prompt_logprobs
         ],
-        bad_slots=[BadSlot(bad.slot, bad.code, bad.message) for bad in message.bad_slots],
+        bad_slots=[BadSlot(bad.slot, bad.code, bad.message, bad.field) for bad in message.bad_slots],
         timings=StepTimings(
             encode_ns=encode_ns,
             wire_ns=max(0, round_trip_ns - in_worker_ns),

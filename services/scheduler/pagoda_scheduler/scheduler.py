@@ -434,7 +434,7 @@ class Scheduler:
         self.kv.forget(request)
         for sequence in [request] if request.beam_group is None else request.beam_group.sequences:
             sequence.finish_reason = "error"
-            sequence.error = RequestFailed(bad_slot.message, code=Code(bad_slot.code))
+            sequence.error = RequestFailed(bad_slot.message, field=bad_slot.field or None, code=Code(bad_slot.code))
             self.finish(sequence)
             result.finished.append(sequence)
 

@@ -82,6 +82,8 @@ class BadSlot:
     slot: int
     code: int
     message: str
+    field: str = ""
+    """The request's field at fault, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ class BadSlot:
     slot: int
     code: Code
     message: str
+    field: str = ""
+    """The request's field at fault, if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

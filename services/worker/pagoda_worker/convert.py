@@ -87,7 +87,7 @@ def execute_model_input_from_proto(message: worker_pb2.ExecuteModelRequest) -> E
         try:
             new_requests.append(_new_request(new))
         except PagodaError as error:
-            rejected.append(BadSlot(slot=new.slot, code=error.code, message=error.message))
+            rejected.append(BadSlot(slot=new.slot, code=error.code, message=error.message, field=error.field or ""))
     return ExecuteModelInput(
         freed_slots=_column(message.freed_slots, "<u2", "freed_slots"),
         blocks_to_swap_out=_pairs(message.blocks_to_swap_out, "blocks_to_swap_out"),
@@ -155,7 +155,7 @@ def model_runner_output_to_proto(
     for chunk in output.prompt_logprobs:
         message.prompt_logprobs.add(slot=chunk.slot, start=chunk.start, logprobs=_logprobs(chunk.logprobs))
     for bad in output.bad_slots:
-        message.bad_slots.add(slot=bad.slot, code=int(bad.code), message=bad.message)
+        message.bad_slots.add(slot=bad.slot, code=int(bad.code), message=bad.message, field=bad.field)
     return message
 
 

@@ -75,9 +75,9 @@ class InputBatch:
         if step.appended_slots.size:
             self._append_blocks(step.appended_slots, step.appended_block_ids)
 
-    def fail(self, slot: int, code: Code, message: str) -> BadSlot:
-        """Mark a slot as bad until it is freed or filled again."""
-        bad = BadSlot(slot=slot, code=code, message=message)
+    def fail(self, slot: int, code: Code, message: str, *, field: str = "") -> BadSlot:
+        """Mark a slot as bad until it is freed or filled again; `field`: the request's at fault."""
+        bad = BadSlot(slot=slot, code=code, message=message, field=field)
         self._fail(bad)
         return bad
 

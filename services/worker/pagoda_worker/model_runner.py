@@ -129,7 +129,7 @@ class ModelRunner:
             self._processors.remove(np.array([request.slot]))
             problem = self._processors.add(request.slot, request.sampling_params)
             if problem is not None:
-                self.input_batch.fail(request.slot, Code.INVALID_ARGUMENT, problem)
+                self.input_batch.fail(request.slot, Code.INVALID_ARGUMENT, problem, field="vllm_xargs")
 
     def _to_device(self, array: IntArray) -> Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)

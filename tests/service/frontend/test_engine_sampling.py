@@ -101,4 +101,5 @@ async def test_wrong_arguments_of_a_processor_are_a_400(engine: Running, value: 
     response = await engine.post("/v1/completions", body)
     assert response.status_code == 400, response.text
     assert "only_token_id" in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] == "vllm_xargs"
     assert (await choice_of(engine, max_tokens=1))["finish_reason"] == "length"

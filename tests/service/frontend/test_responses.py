@@ -272,3 +272,32 @@ async def test_bad_requests_name_the_field_as_it_was_given(frontend: Running) ->
             assert response.status_code in (400, 404), (fields, response.text)
             assert response.json()["error"]["param"] == name, (fields, response.text)
     assert not frontend.fake.submits
+
+
+async def test_the_input_of_an_answer_is_read_in_pages(frontend: Running) -> None:
+    responses = frontend.openai.responses
+    first = await responses.create(model=MODEL, input="hello", max_output_tokens=3)
+    given: list[Any] = [
+        {"type": "item_reference", "id": first.output[0].id},
+        {"role": "assistant", "content": "I look."},
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "nothing"},
+        {"role": "user", "content": [{"type": "input_text", "text": "and now?"}]},
+    ]
+    second = await responses.create(model=MODEL, input=given, max_output_tokens=3)
+    items: list[Any] = [item async for item in responses.input_items.list(second.id, limit=2, order="asc")]
+    kinds = ["message", "message", "function_call", "function_call_output", "message"]
+    assert [item.type for item in items] == kinds
+    assert items[0].id == first.output[0].id
+    assert (items[1].content[0].type, items[1].content[0].text) == ("output_text", "I look.")
+    assert (items[3].call_id, items[3].output) == ("c1", "nothing")
+    assert len({item.id for item in items}) == 5
+    newest: list[Any] = [item async for item in responses.input_items.list(second.id)]
+    assert newest == items[::-1]
+    [text] = (await responses.input_items.list(first.id)).data
+    assert text.content[0].text == "hello"  # type: ignore[union-attr]  # a message
+    for query in ("limit=0", "limit=101", "order=up", "after=nobody"):
+        answer = await frontend.http.get(f"/v1/responses/{second.id}/input_items?{query}")
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == query.partition("=")[0]
+    assert (await frontend.http.get("/v1/responses/resp_unknown/input_items")).status_code == 404

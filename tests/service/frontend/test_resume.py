@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+import orjson
 import pytest
 
 from pagoda.v1 import inference_pb2, inference_pb2_grpc, types_pb2
@@ -17,12 +18,22 @@ NUM_TOKENS = 60
 PARAMS = types_pb2.SamplingParams(max_tokens=NUM_TOKENS, n=2, ignore_eos=True, seed=4)
 
 
+FAST_S = 0.002
+SLOW_S = 0.02
+"""A step while a stream is to be cut: no client lags so many steps behind that nothing is left to cut."""
+
+
 @pytest.fixture
-async def scheduler() -> AsyncIterator[RunningScheduler]:
+async def worker() -> FakeWorker:
+    worker = FakeWorker(vocab_size=3072)
+    worker.delay_s = FAST_S
+    return worker
+
+
+@pytest.fixture
+async def scheduler(worker: FakeWorker) -> AsyncIterator[RunningScheduler]:
     config = EngineConfig(cache=CacheConfig(block_size=4), scheduler=SchedulerConfig(orphan_lease_s=20.0))
     async with running_scheduler(config) as running:
-        worker = FakeWorker(vocab_size=3072)
-        worker.delay_s = 0.003
         await worker.start(running.address)
         await running.until_ready()
         yield running
@@ -90,15 +101,17 @@ RPCS = {
 
 @pytest.mark.parametrize("method", RPCS)
 async def test_a_stream_over_grpc_goes_on(
-    frontends: tuple[Running, Running], scheduler: RunningScheduler, method: str
+    frontends: tuple[Running, Running], scheduler: RunningScheduler, worker: FakeWorker, method: str
 ) -> None:
     one, two = frontends
     undisturbed = RpcReader(method, RPCS[method])
     await undisturbed.read(two)
+    worker.delay_s = SLOW_S
     reader = RpcReader(method, RPCS[method])
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await reader.read(one, until_tokens=10)
     assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    worker.delay_s = FAST_S
     assert reader.num_tokens[0] < NUM_TOKENS
     await reader.read(two)
     assert reader.texts == undisturbed.texts
@@ -131,3 +144,141 @@ async def test_a_place_that_leads_nowhere_is_an_error_that_names_it(frontends: t
         assert caught.value.code() == code, asked
         assert "resume_from" in str(caught.value.details())
     call.cancel()
+
+
+class HttpReader:
+    """Reads events over HTTP, and remembers the id of the last one that had one; those behind it are taken back."""
+
+    def __init__(self, path: str, body: dict[str, Any]) -> None:
+        self.path = path
+        self._body = body
+        self.last_id = ""
+        self.events: list[dict[str, Any]] = []
+        self._num_sure = 0
+
+    async def read(self, frontend: Running, *, until_events: int | None = None, method: str = "POST") -> None:
+        headers = {"Last-Event-ID": self.last_id} if self.last_id else {}
+        body = {} if method == "GET" else {"json": self._body}
+        event_id = ""
+        async with frontend.http.stream(method, self.path, headers=headers, **body) as response:
+            assert response.status_code == 200, await response.aread()
+            async for line in response.aiter_lines():
+                if line.startswith("id: "):
+                    event_id = line.removeprefix("id: ")
+                elif line.startswith("data: ") and not line.endswith("[DONE]"):
+                    self.events.append(orjson.loads(line.removeprefix("data: ")))
+                    if event_id:
+                        self.last_id, event_id, self._num_sure = event_id, "", len(self.events)
+                if until_events is not None and self._num_sure >= until_events:
+                    await lose(frontend)
+                    until_events = None
+
+    def forget_the_unsure(self) -> None:
+        """The connection is broken: what came behind the last id comes again."""
+        del self.events[self._num_sure :]
+
+
+def texts(events: list[dict[str, Any]]) -> list[str]:
+    """The text of each choice that events of any API bring."""
+    found: dict[int, str] = {}
+    for event in events:
+        delta = event.get("delta", "")
+        for choice in event.get("choices", [{"index": 0, "text": delta}]):
+            text = choice["text"]
+            text = text if isinstance(text, str) else text.get("text", "")
+            found[choice["index"]] = found.get(choice["index"], "") + text
+    return [found[index] for index in sorted(found)]
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+ASKED = {"max_tokens": NUM_TOKENS, "ignore_eos": True, "seed": 4, "stream": True}
+ASKED_RESPONSE = {"input": "hi", "stream": True, "max_output_tokens": NUM_TOKENS, "ignore_eos": True, "seed": 4}
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "messages": ("/v1/messages", {"messages": MESSAGES, **ASKED}),
+    "responses": ("/v1/responses", ASKED_RESPONSE),
+    "background": ("/v1/responses", {**ASKED_RESPONSE, "background": True}),
+    "prompts": ("/v1/completions", {"prompt": ["Once upon", "A dog"], "n": 2, **ASKED}),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+async def test_a_stream_over_http_goes_on(
+    frontends: tuple[Running, Running], scheduler: RunningScheduler, worker: FakeWorker, name: str
+) -> None:
+    one, two = frontends
+    path, body = BODIES[name]
+    undisturbed = HttpReader(path, body)
+    await undisturbed.read(two)
+    reader = HttpReader(path, body)
+    worker.delay_s = SLOW_S
+    await reader.read(one, until_events=12)
+    worker.delay_s = FAST_S
+    reader.forget_the_unsure()
+    num_before = len(reader.events)
+    await reader.read(two)
+    assert len(reader.events) > num_before
+    assert all(texts(reader.events))
+    assert texts(reader.events) == texts(undisturbed.events)
+    if name == "messages":
+        kinds, expected = (
+            [event["type"] for event in one.events if event["type"] != "content_block_delta"]
+            for one in (reader, undisturbed)
+        )
+        assert kinds == expected
+        assert reader.events[-2]["usage"]["output_tokens"] == NUM_TOKENS
+    elif name != "prompts":
+        assert [event["sequence_number"] for event in reader.events] == list(range(len(reader.events)))
+        response, first = reader.events[-1]["response"], reader.events[0]["response"]
+        assert response["status"] == "incomplete"
+        assert (response["id"], response["created_at"]) == (first["id"], first["created_at"])
+        assert [response["output"][0]["content"][0]["text"]] == texts(reader.events)
+        assert {e["item_id"] for e in reader.events if "item_id" in e} == {response["output"][0]["id"]}
+        kept = await two.http.get(f"/v1/responses/{response['id']}")
+        assert kept.json()["output"] == response["output"]
+        items = await two.http.get(f"/v1/responses/{response['id']}/input_items")
+        assert items.json()["data"][0]["content"] == [{"type": "input_text", "text": "hi"}]
+    await scheduler.until(lambda: not scheduler.engine.requests)
+
+
+async def test_a_background_response_is_followed_at_another_frontend(
+    frontends: tuple[Running, Running], worker: FakeWorker
+) -> None:
+    one, two = frontends
+    reader = HttpReader(*BODIES["background"])
+    worker.delay_s = SLOW_S
+    await reader.read(one, until_events=8)
+    worker.delay_s = FAST_S
+    reader.forget_the_unsure()
+    response_id, num_before = reader.events[0]["response"]["id"], len(reader.events)
+    unknown = await two.http.get(f"/v1/responses/{response_id}?stream=true&starting_after=3")
+    assert unknown.status_code == 404
+    assert "this frontend" in unknown.json()["error"]["message"]
+    reader.path = f"/v1/responses/{response_id}?stream=true"
+    await reader.read(two, method="GET")
+    assert [event["sequence_number"] for event in reader.events] == list(range(len(reader.events)))
+    again = HttpReader(f"/v1/responses/{response_id}?stream=true&starting_after={num_before}", {})
+    await again.read(two, method="GET")
+    assert again.events == reader.events[num_before + 1 :]
+    early = await two.http.get(f"/v1/responses/{response_id}?stream=true&starting_after=1")
+    assert early.status_code == 400
+    assert early.json()["error"]["param"] == "starting_after"
+
+
+async def read_all(call: Any) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+async def test_a_client_whose_connection_hangs_goes_on_at_the_same_frontend(
+    frontends: tuple[Running, Running], worker: FakeWorker
+) -> None:
+    one, _ = frontends
+    worker.delay_s = SLOW_S
+    first = inference_pb2_grpc.InferenceStub(one.channel).Generate(RPCS["Generate"])
+    reader = RpcReader("Generate", RPCS["Generate"])
+    reader.request_id = (await first.read()).request_id  # and then it hears nothing more
+    await reader.read(one)
+    assert reader.num_tokens == [NUM_TOKENS] * 2
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await read_all(first)
+    assert caught.value.code() == grpc.StatusCode.ABORTED

@@ -95,7 +95,11 @@ TABLE = [
         [(-2, "at least -1|-2"), (497, "at most 496|497"), (0.5, "integer")],
     ),
     Row("truncation_side", [None, "left", "right"], [("both", "'left' or 'right'")]),
-    Row("cache_salt", [None, "", "x" * 128, "salt-1"], [("x" * 129, "128"), *((f"a{c}b", "NUL") for c in "@/\\\0")]),
+    Row(
+        "cache_salt",
+        [None, "x" * 128, "salt-1"],
+        [("", "not be empty"), ("x" * 129, "128"), *((f"a{c}b", "NUL") for c in "@/\\\0")],
+    ),
     Row("priority", [0, -(2**63), 2**63 - 1], [(2**63, "64 bits|9223372036854775808"), ("high", "integer")]),
     Row("best_of", [1, 2, 20], [(21, "at most 20|21"), (0, "at least n (1)|0")], {"temperature": 1}),
     Row("suffix", [None, ""], [("end", "not supported")]),

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from pagoda_frontend.responses_store import ResponseStore, StoredResponse, UnknownResponse
+from pagoda_common.errors import NotFound
+from pagoda_frontend.responses_store import ResponseStore, StoredResponse
 
 
 def stored(response_id: str, *, num_bytes: int = 1, tenant: str = "") -> StoredResponse:
@@ -17,7 +18,7 @@ def kept(store: ResponseStore, *response_ids: str) -> list[str]:
     for response_id in response_ids:
         try:
             found.append(store.get(response_id, "").response["id"])
-        except UnknownResponse:
+        except NotFound:
             continue
     return found
 
@@ -61,7 +62,7 @@ def test_nothing_is_kept_where_nothing_may_be() -> None:
 def test_nobody_sees_what_is_anothers() -> None:
     store = ResponseStore(max_responses=5)
     store.add(stored("a", tenant="mine"))
-    with pytest.raises(UnknownResponse, match="'a' not found"):
+    with pytest.raises(NotFound, match="'a' not found"):
         store.get("a", "theirs")
     assert store.get("a", "mine").response["id"] == "a"
     assert store.items("theirs") == {}

@@ -65,7 +65,7 @@ def test_a_request_that_cannot_be_read_is_rejected_alone() -> None:
     step = execute_model_input_from_proto(worker_pb2.ExecuteModelRequest(new_requests=[good, bad]))
     assert [new.slot for new in step.new_requests] == [0]
     assert step.rejected == [
-        BadSlot(slot=1, code=Code.INVALID_ARGUMENT, message="top_p must be in (0, 1], got 3.0"),
+        BadSlot(slot=1, code=Code.INVALID_ARGUMENT, message="top_p must be in (0, 1], got 3.0", field="top_p"),
     ]
 
 

@@ -5,13 +5,13 @@ content and the same calls. So one parser serves streams and single responses al
 """
 
 import re
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar
 
+from pagoda_frontend.drawn_ids import drawn_id
 from pagoda_frontend.message import ToolCallDelta
 
 
@@ -44,6 +44,8 @@ class ToolParser(ABC):
         self._schemas = schemas
         self.is_constrained = False
         """The text cannot but match the schemas: nothing has to be held back to see whether it does."""
+        self.id_seed = ""
+        """What the ids of calls are drawn from; "" draws them at random."""
         self._text = ""
         self._num_calls = 0
         self._held = ""
@@ -113,7 +115,11 @@ class ToolParser(ABC):
             self._calls.append(ToolCallDelta(self._num_calls - 1, None, None, arguments))
 
     def _make_id(self) -> str:
-        return make_call_id()
+        """An id for the next call, as OpenAI's look."""
+        return "call_" + self._drawn_id()[:24]
+
+    def _drawn_id(self) -> str:
+        return drawn_id(self.id_seed, str(self._num_calls))
 
     def _say_until(self, markers: tuple[str, ...], *, is_last: bool) -> str | None:
         """Say what goes before the first of `markers`, and read the marker itself; None when there is none yet."""
@@ -125,11 +131,6 @@ class ToolParser(ABC):
         piece = Piece("".join(self._reasoning), "".join(self._content), self._calls)
         self._reasoning, self._content, self._calls = [], [], []
         return piece
-
-
-def make_call_id() -> str:
-    """A new id, as OpenAI's look."""
-    return "call_" + uuid.uuid4().hex[:24]
 
 
 def find_marker(text: str, markers: tuple[str, ...], *, is_last: bool, start: int = 0) -> tuple[int, str | None]:

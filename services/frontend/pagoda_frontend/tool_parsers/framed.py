@@ -1,7 +1,6 @@
 """Calls whose name stands between markers, with the arguments as JSON behind it: DeepSeek, Kimi, Mistral."""
 
 import re
-import uuid
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -116,19 +115,23 @@ class KimiK2Parser(FramedParser):
     markers = (start, end, *ignored, "<|tool_call_argument_begin|>")
 
 
+MISTRAL_ID_CHARS = 9
+"""Mistral's templates refuse ids of any other length."""
+
+
 class _MistralNamed(FramedParser):
     start = "[TOOL_CALLS]"
     header = re.compile(r"(?P<name>[^\s\[\]]+?)\s*(?:\[CALL_ID\](?P<id>\w+)\s*)?(?:\[ARGS\])?")
 
     def _make_id(self) -> str:
-        return _mistral_id()
+        return self._drawn_id()[:MISTRAL_ID_CHARS]
 
 
 class _MistralArray(JsonToolParser):
     starts = ("[TOOL_CALLS]",)
 
     def _make_id(self) -> str:
-        return _mistral_id()
+        return self._drawn_id()[:MISTRAL_ID_CHARS]
 
 
 class MistralParser(ToolParser):
@@ -158,13 +161,9 @@ class MistralParser(ToolParser):
             return False
         kind = _MistralArray if self._text[behind] in "[{" else _MistralNamed
         self._inner = kind(schemas=self._schemas)
+        self._inner.id_seed = self.id_seed
         piece = self._inner.append(self._held + self._read(len(self._text)))
         self._held = ""
         self._content.append(piece.content)
         self._calls += piece.tool_calls
         return False
-
-
-def _mistral_id() -> str:
-    """Mistral's templates refuse ids of any other length."""
-    return uuid.uuid4().hex[:9]
