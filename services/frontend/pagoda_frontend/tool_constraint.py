@@ -6,6 +6,7 @@ from typing import Any
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.structured_outputs import StructuredOutputsParams
 from pagoda_frontend.tool_parsers.base import ToolParser
+from pagoda_frontend.tool_parsers.formats import Format, array_schema
 from pagoda_frontend.tools import ToolPlan
 
 Frames = dict[str, tuple[str, str]]
@@ -34,13 +35,13 @@ def constraint_of(plan: ToolPlan, parser: type[ToolParser] | None) -> Structured
         return None
     schemas = plan.closed_schemas()
     try:
-        if frames is not None and parser is not None and (parser.trigger or not is_free):
-            tag = _tag(frames, schemas, parser, plan)
-            return StructuredOutputsParams(structural_tag={"type": "structural_tag", "format": tag})
         if is_free:
-            return None
+            format_ = parser.free_format(schemas, is_parallel=plan.is_parallel) if parser is not None else None
+            return None if format_ is None else _structural_tag(format_)
+        if frames is not None and parser is not None:
+            return _structural_tag(_tag(frames, schemas, parser, plan))
         schema = (
-            _array_schema(schemas, is_parallel=plan.is_parallel) if plan.choice == "required" else schemas[plan.name]
+            array_schema(schemas, is_parallel=plan.is_parallel) if plan.choice == "required" else schemas[plan.name]
         )
         return StructuredOutputsParams(json=schema, disable_any_whitespace=True)
     except InvalidRequest as error:
@@ -56,37 +57,8 @@ def _tag(
     ]
     is_one = plan.choice == "named" or not plan.is_parallel
     common = {"tags": tags, "stop_after_first": is_one}
-    if plan.choice == "auto":
-        return {**common, "type": "triggered_tags", "triggers": [parser.trigger]}
     return {**common, "type": "tags_with_separator", "separator": parser.separator, "at_least_one": True}
 
 
-def _array_schema(schemas: dict[str, dict[str, Any]], *, is_parallel: bool) -> dict[str, Any]:
-    """An array of calls. Each tool's schema is a definition; what refers to it from within is led there."""
-    calls, definitions = [], {}
-    for place, (name, schema) in enumerate(schemas.items()):
-        root = f"#/$defs/tool{place}"
-        definitions[f"tool{place}"] = _moved(schema, root)
-        calls.append(
-            {
-                "type": "object",
-                "properties": {"name": {"const": name}, "parameters": {"$ref": root}},
-                "required": ["name", "parameters"],
-                "additionalProperties": False,
-            }
-        )
-    array = {"type": "array", "items": {"anyOf": calls}, "minItems": 1, "$defs": definitions}
-    return array if is_parallel else {**array, "maxItems": 1}
-
-
-def _moved(node: Any, root: str) -> Any:
-    """`node` with its references from the top as references from `root`."""
-    if isinstance(node, list):
-        return [_moved(item, root) for item in node]
-    if not isinstance(node, dict):
-        return node
-    moved = {key: _moved(value, root) for key, value in node.items()}
-    reference = node.get("$ref")
-    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
-        moved["$ref"] = root + reference[1:]
-    return moved
+def _structural_tag(format_: Format) -> StructuredOutputsParams:
+    return StructuredOutputsParams(structural_tag={"type": "structural_tag", "format": format_})

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from pagoda_frontend.drawn_ids import drawn_id
 from pagoda_frontend.message import ToolCallDelta
+from pagoda_frontend.tool_parsers.formats import Format, Schemas, json_value, tag, triggered
 
 
 @dataclass(slots=True)
@@ -57,6 +58,19 @@ class ToolParser(ABC):
     def frame(cls, name: str) -> tuple[str, str] | None:
         """What a call of `name` has before and behind its arguments; None where these are no JSON."""
         return None
+
+    @classmethod
+    def free_format(cls, schemas: Schemas, *, is_parallel: bool) -> Format | None:
+        """Texts in which the model calls as it likes, and rightly; None where these cannot be told from others.
+
+        Raises:
+            InvalidRequest: a schema asks for what cannot be said in this way of writing.
+        """
+        frames = {name: frame for name in schemas if (frame := cls.frame(name)) is not None}
+        if not cls.trigger or len(frames) < len(schemas):
+            return None
+        tags = [tag(frames[name][0], json_value(schema), frames[name][1]) for name, schema in schemas.items()]
+        return triggered(cls.trigger, tags=tags, is_parallel=is_parallel)
 
     def append(self, text: str) -> Piece:
         """What `text` adds; some of it may be held back until more is known."""

@@ -4,7 +4,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from pagoda_frontend.tool_parsers import formats
 from pagoda_frontend.tool_parsers.base import Piece, ToolParser, find_marker
+from pagoda_frontend.tool_parsers.formats import Format, Schemas
 from pagoda_frontend.tool_parsers.json_calls import JsonToolParser
 from pagoda_frontend.tool_parsers.json_text import JsonSpan, after_space
 
@@ -89,7 +91,25 @@ class FramedParser(ToolParser):
         return tuple(filter(None, (self.end, self.start, *self.ignored)))
 
 
-class DeepSeekV3Parser(FramedParser):
+class SectionParser(FramedParser):
+    """Calls that stand together between two markers, the first and last that are `ignored`."""
+
+    call_separator: ClassVar[str] = ""
+
+    @classmethod
+    def _call(cls, name: str, schema: dict[str, Any]) -> Format:
+        """The format of one call."""
+        raise NotImplementedError
+
+    @classmethod
+    def free_format(cls, schemas: Schemas, *, is_parallel: bool) -> Format:
+        begin, end = cls.ignored
+        tags = [cls._call(name, schema) for name, schema in schemas.items()]
+        calls = formats.listed(tags, separator=cls.call_separator, is_parallel=is_parallel)
+        return formats.triggered(begin, tags=[formats.tag(begin, calls, end)], is_parallel=False)
+
+
+class DeepSeekV3Parser(SectionParser):
     """``<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`` and the arguments as a block of JSON: DeepSeek V3 and R1."""
 
     start = "<｜tool▁call▁begin｜>"
@@ -97,15 +117,26 @@ class DeepSeekV3Parser(FramedParser):
     end = "<｜tool▁call▁end｜>"
     ignored = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
     markers = (start, end, *ignored, "<｜tool▁sep｜>")
+    call_separator = "\n"
+
+    @classmethod
+    def _call(cls, name: str, schema: dict[str, Any]) -> Format:
+        begin = f"{cls.start}function<｜tool▁sep｜>{name}\n```json\n"
+        return formats.tag(begin, formats.json_value(schema), f"\n```{cls.end}")
 
 
 class DeepSeekV31Parser(DeepSeekV3Parser):
     """``<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}<｜tool▁call▁end｜>``: DeepSeek V3.1."""
 
     header = re.compile(r"(?P<name>[^\n]+?)<｜tool▁sep｜>")
+    call_separator = ""
+
+    @classmethod
+    def _call(cls, name: str, schema: dict[str, Any]) -> Format:
+        return formats.tag(f"{cls.start}{name}<｜tool▁sep｜>", formats.json_value(schema), cls.end)
 
 
-class KimiK2Parser(FramedParser):
+class KimiK2Parser(SectionParser):
     """``<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}``: Kimi K2, whose template wants its ids."""
 
     start = "<|tool_call_begin|>"
@@ -113,6 +144,12 @@ class KimiK2Parser(FramedParser):
     end = "<|tool_call_end|>"
     ignored = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
     markers = (start, end, *ignored, "<|tool_call_argument_begin|>")
+
+    @classmethod
+    def _call(cls, name: str, schema: dict[str, Any]) -> Format:
+        behind = formats.text("<|tool_call_argument_begin|>")
+        content = formats.sequence(formats.regex("[0-9]{1,3}"), behind, formats.json_value(schema))
+        return formats.tag(f"{cls.start}functions.{name}:", content, cls.end)
 
 
 MISTRAL_ID_CHARS = 9
@@ -138,6 +175,18 @@ class MistralParser(ToolParser):
     """``[TOOL_CALLS][{"name": …, "arguments": …}]``, and since version 11 ``[TOOL_CALLS]NAME[ARGS]{…}``."""
 
     markers = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+
+    @classmethod
+    def free_format(cls, schemas: Schemas, *, is_parallel: bool) -> Format:
+        """An array, or named calls; more of these follow each other."""
+        start, named = "[TOOL_CALLS]", []
+        for name, schema in schemas.items():
+            arguments = formats.json_value(schema)
+            numbered = formats.sequence(formats.regex("[A-Za-z0-9]{9}"), formats.text("[ARGS]"), arguments)
+            named += [formats.tag(f"{name}[ARGS]", arguments), formats.tag(f"{name}[CALL_ID]", numbered)]
+        array = formats.json_value(formats.array_schema(schemas, is_parallel=is_parallel, arguments="arguments"))
+        calls = formats.one_of(formats.listed(named, separator=start, is_parallel=is_parallel), array)
+        return formats.triggered(start, tags=[formats.tag(start, calls)], is_parallel=False)
 
     def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
         super().__init__(schemas=schemas)

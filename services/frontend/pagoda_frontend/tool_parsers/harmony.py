@@ -4,7 +4,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pagoda_frontend.tool_parsers import formats
 from pagoda_frontend.tool_parsers.base import ToolParser, after_start, find_marker
+from pagoda_frontend.tool_parsers.formats import Format, Schemas
 
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
@@ -27,6 +29,23 @@ class HarmonyParser(ToolParser):
         self._kind = "final"
         self._is_empty = True
         self._state = self._read_head
+
+    @classmethod
+    def free_format(cls, schemas: Schemas, *, is_parallel: bool) -> Format:
+        """Messages of reasoning and commentary, then the answer or a call; <|call|> ends the text."""
+        again, free = "<|end|><|start|>assistant", {"type": "any_text"}
+        before = [formats.tag(f"<|channel|>{name}<|message|>", free, again) for name in ("analysis", "commentary")]
+        last = [formats.sequence(formats.text("<|channel|>final<|message|>"), free)]
+        for name, schema in schemas.items():
+            heads = [
+                f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
+                f"<|channel|>commentary to=functions.{name}<|message|>",
+                f" to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>",
+                f" to=functions.{name}<|channel|>commentary json<|message|>",
+            ]
+            last += [formats.tag(head, formats.json_value(schema)) for head in heads]
+        many = {"type": "tags_with_separator", "tags": before, "separator": ""}
+        return formats.sequence(many, formats.one_of(*last))
 
     def _advance(self, *, is_last: bool) -> bool:
         return self._state(is_last=is_last)

@@ -4,7 +4,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from pagoda_frontend.tool_parsers import formats
 from pagoda_frontend.tool_parsers.base import ToolParser, after_start, find_marker
+from pagoda_frontend.tool_parsers.formats import Format, Schemas
 from pagoda_frontend.tool_parsers.json_text import JsonCall, Outcome, after_space
 
 
@@ -17,6 +19,8 @@ class JsonToolParser(ToolParser):
     """Marker behind them; where it is missing, the object's own end counts."""
     begins_text: ClassVar[bool] = False
     """Calls may be at the beginning of the text without a marker."""
+    calls_in_array: ClassVar[bool] = False
+    """Behind a marker stands an array of calls with arguments."""
     delimiter: ClassVar[str] = ""
     """Character between objects that are in no array."""
     needs_arguments: ClassVar[bool] = False
@@ -29,6 +33,15 @@ class JsonToolParser(ToolParser):
         self._call = JsonCall()
         self._in_array = False
         self._state = self._read_first if self.begins_text else self._read_content
+
+    @classmethod
+    def free_format(cls, schemas: Schemas, *, is_parallel: bool) -> Format | None:
+        if not cls.calls_in_array:
+            return super().free_format(schemas, is_parallel=is_parallel)
+        calls = formats.json_value(formats.array_schema(schemas, is_parallel=is_parallel, arguments="arguments"))
+        return formats.triggered(
+            *cls.starts, tags=[formats.tag(start, calls) for start in cls.starts], is_parallel=False
+        )
 
     def _advance(self, *, is_last: bool) -> bool:
         return self._state(is_last=is_last)
@@ -159,6 +172,17 @@ class Llama3JsonParser(JsonToolParser):
     def frame(cls, name: str) -> tuple[str, str]:
         return f'{{"name": {json.dumps(name)}, "parameters": ', "}"
 
+    @classmethod
+    def free_format(cls, schemas: Schemas, *, is_parallel: bool) -> Format:
+        tags = []
+        for name, schema in schemas.items():
+            begin, end = cls.frame(name)
+            beginnings = (begin, begin.replace("{", '{"type": "function", ', 1))
+            tags += [formats.tag(beginning, formats.json_value(schema), end) for beginning in beginnings]
+        calls = formats.listed(tags, separator=cls.separator, is_parallel=is_parallel)
+        plain = r"[^\s{<\[]|\[\s*[^\s{]|<[^|]"
+        return formats.at_the_beginning(calls, plain=plain, marker=cls.starts[0])
+
 
 class GraniteParser(JsonToolParser):
     """``<|tool_call|>[{"name": …, "arguments": …}, …]``: Granite 3."""
@@ -166,6 +190,7 @@ class GraniteParser(JsonToolParser):
     starts = ("<|tool_call|>", "<tool_call>")
     end = "</tool_call>"
     markers = ("<|tool_call|>", "<tool_call>")
+    calls_in_array = True
 
 
 class Phi4MiniJsonParser(JsonToolParser):
@@ -173,6 +198,7 @@ class Phi4MiniJsonParser(JsonToolParser):
 
     starts = ("functools",)
     markers = ("functools",)
+    calls_in_array = True
 
 
 class RequiredCallsParser(JsonToolParser):

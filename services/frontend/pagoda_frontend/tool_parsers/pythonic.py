@@ -5,7 +5,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pagoda_frontend.tool_parsers import formats
+from pagoda_frontend.tool_parsers.argument_formats import python_call
 from pagoda_frontend.tool_parsers.base import ToolParser, after_start
+from pagoda_frontend.tool_parsers.formats import Format, Schemas
 from pagoda_frontend.tool_parsers.json_text import after_space
 from pagoda_frontend.tool_parsers.values import json_text
 
@@ -25,6 +28,16 @@ class PythonicParser(ToolParser):
         self._raw = ""
         self._state = self._read_start
         self._reset()
+
+    @classmethod
+    def free_format(cls, schemas: Schemas, *, is_parallel: bool) -> Format:
+        """A list of calls, between the markers where one is; other text does not begin with a bracket and a name."""
+        tags = [python_call(name, schema) for name, schema in schemas.items()]
+        calls = formats.tag("[", formats.listed(tags, separator=", ", is_parallel=is_parallel), "]")
+        begin, end = cls.markers
+        plain = r"[^\s<\[]|\[\s*[^\sA-Za-z_]|<[^|]"
+        text = formats.sequence(formats.regex(rf"\s*({plain})"), {"type": "any_text"})
+        return formats.one_of(calls, formats.tag(begin, calls, ["", end]), formats.regex(r"\s*"), text)
 
     def _reset(self) -> None:
         self._place = 0

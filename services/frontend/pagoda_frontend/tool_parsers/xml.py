@@ -4,7 +4,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from pagoda_frontend.tool_parsers import formats
+from pagoda_frontend.tool_parsers.argument_formats import ended, is_any_object, tagged_arguments, text_without
 from pagoda_frontend.tool_parsers.base import ToolParser, find_marker
+from pagoda_frontend.tool_parsers.formats import Format, Schemas
 from pagoda_frontend.tool_parsers.values import json_text, typed_value
 
 MAX_NAME_CHARS = 1024
@@ -130,6 +133,22 @@ class Qwen3XmlParser(TaggedArgumentsParser):
     ignored = ("<tool_call>", "</tool_call>")
     markers = ("<tool_call>", "</tool_call>")
 
+    @classmethod
+    def free_format(cls, schemas: Schemas, *, is_parallel: bool) -> Format:
+        tags = []
+        for name, schema in schemas.items():
+            call = formats.tag(f"<function={name}>\n", cls._arguments(name, schema))
+            tags += [formats.tag("<tool_call>\n", call, "\n</tool_call>"), call]
+        return formats.triggered("<tool_call>", "<function=", tags=tags, is_parallel=is_parallel)
+
+    @classmethod
+    def _arguments(cls, name: str, schema: dict[str, Any]) -> Format:
+        if is_any_object(schema):
+            return ended(f"{text_without(('</function>', '</tool_call>', '<function='))}*", "</function>")
+        ends, stops = ("<parameter=", ">\n"), (*cls.value_ends, *cls.starts)
+        arguments = tagged_arguments(name, schema, key_ends=ends, end="\n</parameter>\n", stops=stops)
+        return formats.sequence(arguments, formats.text("</function>"))
+
 
 class Glm45Parser(TaggedArgumentsParser):
     """``<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>``: GLM 4.5 to 4.7."""
@@ -142,3 +161,17 @@ class Glm45Parser(TaggedArgumentsParser):
     value_ends = ("</arg_value>", "<arg_key>", "</tool_call>")
     ends = ("</tool_call>",)
     markers = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+
+    @classmethod
+    def free_format(cls, schemas: Schemas, *, is_parallel: bool) -> Format:
+        tags = []
+        for name, schema in schemas.items():
+            if is_any_object(schema):
+                arguments = ended(f"{text_without(('</tool_call>', '<tool_call>'))}*", "</tool_call>")
+            else:
+                ends = ("<arg_key>", "</arg_key>\n<arg_value>")
+                stops = (*cls.value_ends, *cls.starts)
+                inner = tagged_arguments(name, schema, key_ends=ends, end="</arg_value>\n", stops=stops)
+                arguments = formats.sequence(inner, formats.text("</tool_call>"))
+            tags.append(formats.tag(f"<tool_call>{name}\n", arguments))
+        return formats.triggered("<tool_call>", tags=tags, is_parallel=is_parallel)

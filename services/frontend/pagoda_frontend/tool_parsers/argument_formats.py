@@ -1,0 +1,140 @@
+"""Formats of arguments that are no JSON object: one by one, as keywords of Python or as the text of tags."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pagoda_common.errors import InvalidRequest
+from pagoda_common.json_schema import resolved
+from pagoda_common.schema_names import literal_pattern
+from pagoda_frontend.tool_parsers import formats
+from pagoda_frontend.tool_parsers.formats import Format
+from pagoda_frontend.tool_parsers.values import typed_value, types_of
+
+_READ = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id"}
+_ANNOTATIONS = {"title", "description", "default", "examples", "$comment", "strict"}
+_WHOLE = re.compile(r"\^[^|<$]*(?<!\\)\$")
+"""Patterns of whole texts, in which nothing can end a value."""
+_PYTHON_ARGUMENTS = r"""([^()"']|"([^"\\]|\\(.|\n))*"|'([^'\\]|\\(.|\n))*'|\([^()"']*\))*"""
+"""Arguments of any kind, with calls one level deep."""
+
+
+def properties_of(name: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Name, schema and whether it is required, of each argument.
+
+    Raises:
+        InvalidRequest: the schema says more than that; `field` is tools.
+    """
+    root = schema
+    schema = resolved(schema, root)
+    if not isinstance(schema, dict) or (unread := schema.keys() - _READ - _ANNOTATIONS):
+        raise _refuse(name, f"with {', '.join(sorted(unread))} beside its properties")
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    for key in required:
+        if key not in properties:
+            raise _refuse(name, f"with {key!r} required and not among its properties")
+    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    for key, part in properties.items():
+        if part is False:
+            continue
+        yield key, {**definitions, **part} if isinstance(part, dict) else {}, key in required
+
+
+def is_any_object(schema: dict[str, Any]) -> bool:
+    """Whether any arguments will do."""
+    return schema == {"type": "object"}
+
+
+def python_call(name: str, schema: dict[str, Any]) -> Format:
+    """``name(key=value, …)`` with values of JSON, which are Python's to the parser."""
+    if is_any_object(schema):
+        return formats.tag(f"{name}(", formats.regex(_PYTHON_ARGUMENTS), ")")
+    arguments = sorted(properties_of(name, schema), key=lambda argument: not argument[2])
+    for key, _, _ in arguments:
+        if not key.isidentifier():
+            raise _refuse(name, f"with a property called {key!r}")
+    values = [formats.tag(f"{key}=", formats.json_value(part)) for key, part, _ in arguments]
+    later = [formats.tag(f", {value['begin']}", value["content"]) for value in values]
+    num_required = sum(is_required for _, _, is_required in arguments)
+
+    def rest(start: int) -> list[Format]:
+        return [part if place < num_required else formats.optional(part) for place, part in enumerate(later)][start:]
+
+    if num_required:
+        content = formats.sequence(values[0], *rest(1))
+    else:
+        firsts = [formats.sequence(value, *rest(place + 1)) for place, value in enumerate(values)]
+        content = formats.one_of(formats.NOTHING, *firsts)
+    return formats.tag(f"{name}(", content, ")")
+
+
+def tagged_arguments(
+    name: str, schema: dict[str, Any], *, key_ends: tuple[str, str], end: str, stops: tuple[str, ...]
+) -> Format:
+    """Arguments as the text of tags.
+
+    Args:
+        key_ends: what stands before a key, and between it and its value.
+        end: what stands behind a value.
+        stops: what ends a value, wherever it is.
+    """
+    tags = []
+    for key, part, is_required in properties_of(name, schema):
+        if set(key) & set("<>\n") or key != key.strip() or not key:
+            raise _refuse(name, f"with a property called {key!r}")
+        value = _tagged_value(name, key, part, stops)
+        begin = key_ends[0] + key + key_ends[1]
+        argument = formats.tag(begin, ended(value, end)) if isinstance(value, str) else formats.tag(begin, value, end)
+        tags.append(argument if is_required else formats.optional(argument))
+    return formats.sequence(*tags) if tags else formats.NOTHING
+
+
+def ended(pattern: str, end: str) -> Format:
+    """`pattern` and `end` in one: where the one may go on as the other begins, the matcher would not see its end."""
+    return formats.regex(f"({pattern}){literal_pattern(end)}")
+
+
+def _tagged_value(name: str, key: str, schema: dict[str, Any], stops: tuple[str, ...]) -> Format | str:
+    """The text of a value, which `typed_value` reads again, or the pattern of one."""
+    types = types_of(schema)
+    asked = schema.keys() - _ANNOTATIONS - {"type", "$defs", "definitions"}
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    is_text = not types - {"null"} or types == {"string"}
+    if is_text and isinstance(values, list):
+        spelled = [value for value in values if isinstance(value, str) and typed_value(value, schema) == value]
+        spelled = [value for value in spelled if value and not any(stop in value for stop in stops)]
+        if not spelled:
+            raise _refuse(name, f"with the values of {key!r}")
+        return formats.one_of(*map(formats.text, spelled))
+    if types <= {"string", "null"} and not asked - {"anyOf"} and _are_plain(schema.get("anyOf", [])):
+        return f"{text_without(stops)}*"
+    if not is_text:
+        return formats.json_value(schema)
+    if asked <= {"minLength", "maxLength"}:
+        return f"[^<]{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
+    pattern = schema.get("pattern")
+    if asked == {"pattern"} and isinstance(pattern, str) and _WHOLE.fullmatch(pattern):
+        return pattern[1:-1]
+    raise _refuse(name, f"with {', '.join(sorted(asked))} of {key!r}")
+
+
+def _are_plain(branches: Any) -> bool:
+    return all(isinstance(part, dict) and part.keys() - _ANNOTATIONS <= {"type"} for part in branches)
+
+
+def text_without(stops: tuple[str, ...]) -> str:
+    """A pattern of pieces of text in which none of `stops`, which begin with <, is."""
+    words = [stop[1:] for stop in stops]
+    beginnings = sorted({word[:size] for word in words for size in range(len(word))})
+    others = []
+    for beginning in beginnings:
+        following = {word[len(beginning)] for word in words if word.startswith(beginning) and word != beginning}
+        others.append(f"{literal_pattern(beginning)}[^{''.join(map(literal_pattern, sorted({*following, '<'})))}]")
+    return f"([^<]|<+({'|'.join(others)}))"
+
+
+def _refuse(name: str, what: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"tools: {name!r} cannot be strict as this model writes calls, {what}; required or named it can"[:500],
+        field="tools",
+    )
