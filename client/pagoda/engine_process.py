@@ -31,7 +31,9 @@ class PrivateEngine:
         engine = engine_config_to_argv(with_standby(config))
         scheduler = [f"--host={LOOPBACK}", f"--port={port}", "--drain-timeout=0", *engine]
         command = tuple(service_command("pagoda_scheduler", scheduler))
-        workers = worker_services(config, scheduler=address, host=LOOPBACK, stop_timeout_s=STOP_TIMEOUT_S)
+        workers = worker_services(
+            config, scheduler=address, host=LOOPBACK, drain_timeout_s=0.0, stop_timeout_s=STOP_TIMEOUT_S
+        )
         services = [Service(name="scheduler", command=command, stop_timeout_s=STOP_TIMEOUT_S), *workers]
         self.client = EngineClient(address=address, security=config.security)
         """Connected while the engine runs."""

@@ -124,7 +124,13 @@ class LocalStack:
                 command=tuple(service_command("pagoda_scheduler", [*listen, *engine])),
                 stop_timeout_s=stop_timeout_s,
             ),
-            *worker_services(self.engine, scheduler=address, host=LOOPBACK, stop_timeout_s=stop_timeout_s),
+            *worker_services(
+                self.engine,
+                scheduler=address,
+                host=LOOPBACK,
+                drain_timeout_s=drain_s,
+                stop_timeout_s=stop_timeout_s,
+            ),
         )
 
     async def wait_until_ready(self, on_reason: Callable[[str], None] | None = None) -> None:

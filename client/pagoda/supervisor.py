@@ -46,7 +46,10 @@ class RestartPolicy:
     healthy_after_s: float = 5.0
     """A child that ran this long has recovered: its failures are forgotten."""
     silent_after_s: float = 6.0
-    """A child whose heartbeats, once begun, are missing for so long hangs: it is killed."""
+    """A child whose heartbeats, once begun, are missing for so long hangs: it is killed. A load that holds the
+    interpreter, or a machine that is short of cores, may silence a sound one for seconds."""
+    stopped_after_s: float = 1.0
+    """A child that a signal has stopped for so long is killed: of this there is no doubt."""
     max_failures: int = 10
     """Failures in a row after which the child is given up."""
 
@@ -173,7 +176,12 @@ class Child:
         if self._stopping.is_set():
             self._signal(signal.SIGTERM)
         watch = asyncio.create_task(
-            heartbeat.watch(silent_after_s=self._policy.silent_after_s, on_silence=self._kill_silent),
+            heartbeat.watch(
+                pid=process.pid,
+                silent_after_s=self._policy.silent_after_s,
+                stopped_after_s=self._policy.stopped_after_s,
+                on_silence=self._kill_silent,
+            ),
             name=f"heartbeats of {self.service.name}",
         )
         code = await process.wait()
@@ -184,8 +192,10 @@ class Child:
         pump.cancel()
         return code
 
-    def _kill_silent(self) -> None:
-        logger.error("%s hangs: no heartbeat for %g s; killed", self.service.name, self._policy.silent_after_s)
+    def _kill_silent(self, reason: str) -> None:
+        if self._stopping.is_set():
+            return  # `stop` has a bound of its own
+        logger.error("%s hangs: %s; killed", self.service.name, reason)
         self._signal(signal.SIGKILL)
 
     async def _pump(self, read_end: int) -> None:

@@ -17,7 +17,9 @@ def with_standby(config: EngineConfig) -> EngineConfig:
     return replace(config, scheduler=scheduler)
 
 
-def worker_services(config: EngineConfig, *, scheduler: str, host: str, stop_timeout_s: float) -> tuple[Service, ...]:
+def worker_services(
+    config: EngineConfig, *, scheduler: str, host: str, drain_timeout_s: float, stop_timeout_s: float
+) -> tuple[Service, ...]:
     """One service a worker, named worker, or worker-0, worker-1, ... when there are several.
 
     No worker is told its group: the scheduler gives each a free number, and a restarted one takes the place left.
@@ -26,12 +28,14 @@ def worker_services(config: EngineConfig, *, scheduler: str, host: str, stop_tim
     Args:
         scheduler: its host:port.
         host: interface that the workers listen on, each on a free port.
+        drain_timeout_s: what runs on a worker gets so long to finish after SIGTERM.
     """
     parallel = config.parallel
     size, threads = parallel.data_parallel_size + parallel.standby_workers, parallel.threads
     if threads is None and size > 1:
         threads = max(1, len(os.sched_getaffinity(0)) // size)
-    argv = [f"--scheduler={scheduler}", f"--host={host}", "--port=0", *security_config_to_argv(config.security)]
+    argv = [f"--scheduler={scheduler}", f"--host={host}", "--port=0", f"--drain-timeout={drain_timeout_s}"]
+    argv += security_config_to_argv(config.security)
     if threads is not None:
         argv.append(f"--threads={threads}")
     command = tuple(service_command("pagoda_worker", argv))

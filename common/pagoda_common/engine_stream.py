@@ -15,6 +15,8 @@ from pagoda_common.sampling_params import SamplingParams
 
 MAX_RESUBMITS_WITHOUT_PROGRESS = 8
 TRANSIENT = (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED)
+PATIENCE_S = 30.0
+"""A request that no scheduler has accepted yet waits this long for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,8 @@ class EngineStream:
         """Times the request was submitted."""
         self.arrival_time_ns = time.time_ns()
         """Unix time at which it was made."""
-        self._deadline = time.monotonic() + request.timeout_s if request.timeout_s > 0 else None
+        self._made_s = time.monotonic()
+        self._deadline = self._made_s + request.timeout_s if request.timeout_s > 0 else None
         self._num_tokens_at_resubmit = -1
         self._num_resubmits = 0
         self._on_stop = on_stop
@@ -286,8 +289,10 @@ class EngineStream:
         return self._deadline is not None and time.monotonic() > self._deadline
 
     def can_retry(self, error: PagodaError) -> bool:
-        """Whether a rejection should stay hidden: the request was accepted once and goes on after a loss."""
-        return self.attempt > 1 and error.code in TRANSIENT
+        """Whether a rejection should stay hidden: the request was accepted once and goes on after a loss, or it came
+        to a scheduler that is on its way out, and is for the next one."""
+        is_early = error.code is Code.UNAVAILABLE and time.monotonic() < self._made_s + PATIENCE_S
+        return is_early or (self.attempt > 1 and error.code in TRANSIENT)
 
     def count_resubmit(self) -> bool:
         """Note that a gap makes a new attempt necessary; False when that has helped nothing too often."""

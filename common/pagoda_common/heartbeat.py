@@ -9,6 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 ENVIRONMENT = "PAGODA_HEARTBEAT_FD"
 PERIOD_S = 0.5
@@ -29,6 +30,17 @@ async def beat() -> None:
             await asyncio.sleep(PERIOD_S)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether the process was stopped by a signal: a fact, where a missing heartbeat may be a busy machine.
+
+    False where the system does not tell (no /proc). A debugger's tracing stop is another state.
+    """
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):
+        return False
+
+
 class HeartbeatReader:
     """The parent's end of one child's pipe."""
 
@@ -46,20 +58,26 @@ class HeartbeatReader:
         """The child has its end."""
         os.close(self.write_end)
 
-    async def watch(self, *, silent_after_s: float, on_silence: Callable[[], None]) -> None:
-        """Call `on_silence` once when the heartbeats, after they have begun, are missing for `silent_after_s`."""
+    async def watch(
+        self, *, pid: int, silent_after_s: float, stopped_after_s: float, on_silence: Callable[[str], None]
+    ) -> None:
+        """Call `on_silence` once, with the reason: process `pid` was stopped for `stopped_after_s`, or its heartbeats,
+        after they have begun, are missing for `silent_after_s`."""
         loop = asyncio.get_running_loop()
         os.set_blocking(self._read_end, False)
         loop.add_reader(self._read_end, self._read)
         try:
-            looked_s = time.monotonic()
-            while self._silence_s < silent_after_s:
+            looked_s, stopped_s = time.monotonic(), 0.0
+            while self._silence_s < silent_after_s and stopped_s < stopped_after_s:
                 await asyncio.sleep(PERIOD_S)
                 now_s = time.monotonic()
+                tick_s = min(now_s - looked_s, MAX_TICK_S)
                 if self._has_begun:
-                    self._silence_s += min(now_s - looked_s, MAX_TICK_S)
+                    self._silence_s += tick_s
+                stopped_s = stopped_s + tick_s if is_stopped(pid) else 0.0
                 looked_s = now_s
-            on_silence()
+            is_silent = self._silence_s >= silent_after_s
+            on_silence(f"no heartbeat for {silent_after_s:g} s" if is_silent else f"stopped for {stopped_after_s:g} s")
         finally:
             loop.remove_reader(self._read_end)
 

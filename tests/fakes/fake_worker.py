@@ -1,6 +1,7 @@
 """A worker without a model: the next token is the last one plus one. Keeps slots exactly as the contract says."""
 
 import asyncio
+import itertools
 import secrets
 from collections.abc import AsyncIterator
 from typing import Any
@@ -47,10 +48,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.keep_requests = False
         self.num_loads = 0
         self.epoch = 0
+        self.num_registrations = 0
         self.address = ""
         self._server = RpcServer(services=("pagoda.v1.Worker",))
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server.grpc_server)
         self._registration: asyncio.Task[None] | None = None
+        self._call: Any = None
+        self._leaving: float | None = None
         self._forget(1)
 
     async def start(self, scheduler_address: str, *, group: int | None = None) -> None:
@@ -66,6 +70,17 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             await asyncio.wait([self._registration])
         await self._server.stop(grace_s=0)
 
+    def drop_registration(self) -> None:
+        """Break the registration alone, as a connection may; the worker registers again."""
+        assert self._call is not None
+        self._call.cancel()
+
+    async def leave(self, timeout_s: float) -> None:
+        """Tell the scheduler of the end, and return when the worker may go; it is not registered any more."""
+        self._leaving = timeout_s
+        assert self._registration is not None
+        await self._registration
+
     async def _register(self, scheduler_address: str, group: int | None) -> None:
         async def messages() -> AsyncIterator[scheduler_pb2.WorkerRegistration]:
             identity = scheduler_pb2.WorkerIdentity(
@@ -74,19 +89,29 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             if group is not None:
                 identity.group = group
             yield scheduler_pb2.WorkerRegistration(identity=identity)
-            while True:
-                await asyncio.sleep(1)
-                if not self.has_heartbeats:
-                    continue
-                yield scheduler_pb2.WorkerRegistration(heartbeat=scheduler_pb2.WorkerHeartbeat())
+            yield scheduler_pb2.WorkerRegistration(heartbeat=scheduler_pb2.WorkerHeartbeat())
+            for tick in itertools.count(1):
+                await asyncio.sleep(0.05)
+                if self._leaving is not None:
+                    break
+                if self.has_heartbeats and tick % 20 == 0:
+                    yield scheduler_pb2.WorkerRegistration(heartbeat=scheduler_pb2.WorkerHeartbeat())
+            leaving = scheduler_pb2.WorkerLeaving(timeout_s=self._leaving or 0.0)
+            yield scheduler_pb2.WorkerRegistration(leaving=leaving)
+            await asyncio.Event().wait()
 
         async with connect(scheduler_address) as channel:
             stub = scheduler_pb2_grpc.SchedulerStub(channel)
             while True:
                 try:
-                    async for _ in stub.RegisterWorker(messages(), wait_for_ready=True):
-                        pass
-                except grpc.RpcError:
+                    self._call = stub.RegisterWorker(messages(), wait_for_ready=True)
+                    async for _ in self._call:
+                        self.num_registrations += 1
+                    if self._leaving is not None:
+                        return
+                except (grpc.RpcError, asyncio.CancelledError):
+                    if asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                        raise
                     await asyncio.sleep(0.05)
 
     def _forget(self, max_num_seqs: int) -> None:

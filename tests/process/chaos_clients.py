@@ -48,22 +48,27 @@ async def stream(http: aiohttp.ClientSession, request: ChaosRequest, progress: P
             if response.status != 200:
                 transcript.faults.append(f"status {response.status}: {await response.text()}")
                 return transcript
-            async for line in response.content:
-                if not line.startswith(b"data:"):  # a comment, an id, the end of an event
-                    continue
-                data = line.removeprefix(b"data:").strip()
-                if data == b"[DONE]":
-                    if transcript.is_done:
-                        transcript.faults.append("a second [DONE]")
-                    transcript.is_done = True
-                    continue
-                transcript.times.append(time.monotonic())
-                progress.add(transcript.take(json.loads(data)))
+            await read(response, transcript, progress)
     except TimeoutError:
         transcript.faults.append(f"no end within {HANG_S:g} s")
     except (aiohttp.ClientError, ValueError) as error:
         transcript.faults.append(f"a broken stream: {error!r}")
     return transcript
+
+
+async def read(response: aiohttp.ClientResponse, transcript: Transcript, progress: Progress) -> None:
+    """Take a stream's events to its end."""
+    async for line in response.content:
+        if not line.startswith(b"data:"):  # a comment, an id, the end of an event
+            continue
+        data = line.removeprefix(b"data:").strip()
+        if data == b"[DONE]":
+            if transcript.is_done:
+                transcript.faults.append("a second [DONE]")
+            transcript.is_done = True
+            continue
+        transcript.times.append(time.monotonic())
+        progress.add(transcript.take(json.loads(data)))
 
 
 async def stream_all(

@@ -68,19 +68,21 @@ async def serve(
             whole.register(EngineCollector(load=state.load, model_name=model_name))
             logger.info("metrics on http://%s:%d/metrics", host, serve_metrics(whole, host=host, port=metrics_port))
         exempt_what_exists()
+        beating = asyncio.create_task(beat())
         background = [
-            asyncio.create_task(beat()),
             asyncio.create_task(_follow_readiness(engine, server)),
             asyncio.create_task(release_memory_when_idle(engine)),
         ]
         await stopped.wait()
         for task in background:
             task.cancel()
-        logger.info("draining")
+        logger.info("draining, up to %g s", drain_timeout_s)
         await server.set_serving(False)
         await engine.drain(drain_timeout_s)
+        engine.hand_over()
         await groups.close()
         await server.stop(grace_s=0.5)
+        beating.cancel()
 
 
 async def _follow_readiness(engine: Engine, server: RpcServer) -> None:

@@ -85,6 +85,9 @@ class Engine:
     def __init__(self, *, config: EngineConfig) -> None:
         self.config = config
         self.cores: list[EngineCore] = []
+        """Groups that take requests."""
+        self._retired: list[EngineCore] = []
+        """Groups that only finish what runs there."""
         self.requests: dict[str, OpenRequest] = {}
         self.sinks: set[Sink] = set()
         self.num_submitted = 0
@@ -178,6 +181,11 @@ class Engine:
         while self._is_busy and time.monotonic() < deadline:  # noqa: ASYNC110 (a poll is enough, once in a life)
             await asyncio.sleep(0.02)
 
+    def hand_over(self) -> None:
+        """End every stream: whoever has requests open goes on with them at the next scheduler."""
+        for sink in list(self.sinks):
+            sink.close(NotReady("the scheduler is shutting down", retry_after_s=1))
+
     # Worker groups.
 
     def add_core(self, core: EngineCore) -> None:
@@ -190,17 +198,34 @@ class Engine:
         self._place(homeless)
         self.announce()
 
-    def remove_core(self, core: EngineCore, reason: str) -> None:
-        """A group is lost: its sequences go on elsewhere, with their token log, ahead of what waits there."""
-        if core not in self.cores:
-            return
+    def retire_core(self, core: EngineCore, reason: str) -> None:
+        """A group takes nothing new any more: what waits there goes on elsewhere, what runs there ends there."""
         self.cores.remove(core)
         self._router.forget(core)
-        self._past.take(core)
-        self._past.num_worker_losses += 1
+        self._retired.append(core)
         if not self.cores:
             self.not_ready_reason = reason
-        poisonous = core.scheduler.blame()
+        self._place(core.scheduler.take_waiting())
+        self.announce()
+
+    def remove_core(self, core: EngineCore, reason: str, *, is_fault: bool = True) -> None:
+        """A group is lost: its sequences go on elsewhere, with their token log, ahead of what waits there.
+
+        Args:
+            is_fault: it went of itself, and whoever was in flight may be the cause.
+        """
+        if core in self._retired:
+            self._retired.remove(core)
+        elif core in self.cores:
+            self.cores.remove(core)
+            self._router.forget(core)
+        else:
+            return
+        self._past.take(core)
+        self._past.num_worker_losses += is_fault
+        if not self.cores:
+            self.not_ready_reason = reason
+        poisonous = core.scheduler.blame() if is_fault else []
         orphans = core.scheduler.take_all()
         if orphans:
             logger.warning("worker group lost (%s): %d sequences will be recomputed", reason, len(orphans))
@@ -243,15 +268,16 @@ class Engine:
     def load(self) -> Load:
         """Load now."""
         counters = Counters(**{name: getattr(self._past, name) for name in Counters.__slots__})
-        for core in self.cores:
+        cores = [*self.cores, *self._retired] if self._retired else self.cores
+        for core in cores:
             counters.take(core)
-        schedulers = [core.scheduler for core in self.cores]
+        schedulers = [core.scheduler for core in cores]
         return Load(
             num_running_reqs=sum(len(scheduler.running) for scheduler in schedulers),
             num_waiting_reqs=sum(len(scheduler.waiting) for scheduler in schedulers) + len(self._homeless),
             num_used_blocks=sum(scheduler.kv.pool.num_used_blocks for scheduler in schedulers),
             num_total_blocks=sum(scheduler.kv.pool.num_blocks for scheduler in schedulers),
-            silence_ms=max((core.silence_ms for core in self.cores), default=0),
+            silence_ms=max((core.silence_ms for core in cores), default=0),
             num_groups=len(self.cores),
             counters=counters,
         )

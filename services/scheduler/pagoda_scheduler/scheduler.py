@@ -245,6 +245,14 @@ class Scheduler:
             self.waiting.remove(request)
         return requests
 
+    def take_waiting(self) -> list[Request]:
+        """Take out, in their order, the waiting sequences of which no step in flight knows anything."""
+        taken = [request for request in self.waiting if not request.num_pending and request.beam_group is None]
+        for request in taken:
+            self.waiting.remove(request)
+            request.forget_computed()
+        return taken
+
     def blame(self) -> list[Request]:
         """The worker is lost: count that against the sequences in flight; those that were alone in it twice over.
 

@@ -228,7 +228,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         self, request_iterator: AsyncIterator[scheduler_pb2.WorkerRegistration], context: Any
     ) -> AsyncIterator[scheduler_pb2.RegisterWorkerResponse]:
         """A worker announces itself for as long as its stream lives."""
-        yield scheduler_pb2.RegisterWorkerResponse(session_epoch=self._state.session_epoch)
+        yield scheduler_pb2.RegisterWorkerResponse(session_epoch=self._state.session_epoch, can_leave=True)
         await self._groups.register(request_iterator)
 
     async def GetModelInfo(

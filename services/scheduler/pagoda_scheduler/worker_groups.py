@@ -2,13 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine
+import time
+from collections.abc import AsyncIterable, Coroutine
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 from pagoda.v1 import scheduler_pb2, types_pb2
 from pagoda_common.config import EngineConfig
 from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError
+from pagoda_scheduler import heartbeats
 from pagoda_scheduler.engine import Engine
 from pagoda_scheduler.engine_core import EngineCore
 from pagoda_scheduler.timeline import Timeline
@@ -16,8 +19,9 @@ from pagoda_scheduler.worker_client import WorkerClient
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_TIMEOUT_S = 10.0
-"""A worker that was silent for so long is lost. They send a heartbeat every second."""
+REGISTRATION_GRACE_S = 2.0
+"""A worker whose registration was cut off may come back within that time; meanwhile it goes on computing."""
+LEAVE_POLL_S = 0.02
 RETRY_S = 0.5
 """First pause before a registered worker is brought up again; doubles up to MAX_RETRY_S."""
 MAX_RETRY_S = 10.0
@@ -30,11 +34,26 @@ class WorkerGroup:
     number: int
     identity: scheduler_pb2.WorkerIdentity
     state: str = "registered"
-    """registered, loading, standby, serving or lost."""
+    """registered, loading, standby, serving, leaving or lost."""
     core: EngineCore | None = None
     """Its step loop, while there is one."""
     task: asyncio.Task[None] | None = None
     lost: asyncio.Event = field(default_factory=asyncio.Event)
+    stream: object = None
+    """The registration that it has now."""
+    grace: asyncio.TimerHandle | None = None
+    """Until its registration, which was cut off, must be back."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it serves and has nothing to do."""
+        return self.core is not None and not self.core.scheduler.has_unfinished_requests
+
+    def come_back(self) -> None:
+        """The registration is there again."""
+        if self.grace is not None:
+            self.grace.cancel()
+            self.grace = None
 
 
 class WorkerGroups:
@@ -53,22 +72,56 @@ class WorkerGroups:
         self._has_vacancy = asyncio.Event()
 
     async def register(self, messages: AsyncIterable[scheduler_pb2.WorkerRegistration]) -> None:
-        """Serve one worker's registration until its stream ends; the worker counts as lost then.
+        """Serve one worker's registration until its stream ends, or the worker has left.
 
         Raises:
             InvalidRequest: the first message is not an identity, or the group shape is not supported.
             ConfigError: the worker could only be called in plaintext over a network.
-            NotReady: no heartbeat came for HEARTBEAT_TIMEOUT_S.
+            NotReady: no heartbeat came for too long.
         """
         group: WorkerGroup | None = None
+        stream = object()
+        is_cut_off = True
+
+        def is_idle() -> bool:
+            return group is not None and group.is_idle
+
         try:
-            stream = aiter(messages)
-            while (message := await _next_in_time(stream)) is not None:
-                if group is None:
-                    group = self._enter(message.identity)
+            async with aclosing(heartbeats.in_time(aiter(messages), is_idle)) as beating:
+                async for message in beating:
+                    if group is None:
+                        group = self._enter(message.identity)
+                        group.stream = stream
+                    elif message.HasField("leaving"):
+                        await self._let_go(group, message.leaving.timeout_s)
+                        is_cut_off = False
+                        return
+        except NotReady:
+            is_cut_off = False
+            raise
         finally:
-            if group is not None:
-                await self._leave(group)
+            if group is not None and group.stream is stream:
+                self._lose_sight(group, is_cut_off=is_cut_off)
+
+    def _lose_sight(self, group: WorkerGroup, *, is_cut_off: bool) -> None:
+        """A registration is over. A worker that computes on may only have been cut off for a moment."""
+        if is_cut_off and group.state in ("loading", "standby", "serving") and not group.lost.is_set():
+            group.grace = asyncio.get_running_loop().call_later(REGISTRATION_GRACE_S, group.lost.set)
+        else:
+            group.lost.set()
+
+    async def _let_go(self, group: WorkerGroup, timeout_s: float) -> None:
+        """Give the group nothing new, and wait for what runs there; at most `timeout_s`."""
+        logger.info("group %d: worker at %s leaves", group.number, group.identity.address)
+        was_serving, core = group.state == "serving", group.core
+        group.state = "leaving"
+        if core is None or not was_serving:
+            return
+        self._engine.retire_core(core, f"the worker of group {group.number} leaves")
+        self._has_vacancy.set()
+        deadline = time.monotonic() + timeout_s
+        while group.core is core and core.scheduler.has_unfinished_requests and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(LEAVE_POLL_S)
 
     def _enter(self, identity: scheduler_pb2.WorkerIdentity) -> WorkerGroup:
         if not identity.address:
@@ -76,6 +129,11 @@ class WorkerGroups:
         self._config.security.check_dial(identity.address, name="identity.address")
         if identity.world_size > 1:
             raise InvalidRequest(f"world_size is {identity.world_size}, only 1 is supported", field="world_size")
+        for group in self.groups.values():
+            if group.identity == identity and not group.lost.is_set():
+                logger.info("group %d: worker at %s is registered again", group.number, identity.address)
+                group.come_back()
+                return group
         number = identity.group if identity.HasField("group") else self._free_number()
         if number in self.groups:
             logger.warning("group %d: worker %s replaces an older one", number, identity.address)
@@ -84,18 +142,17 @@ class WorkerGroups:
         self.groups[number] = group
         logger.info("group %d: worker at %s (%s) has registered", number, identity.address, identity.device)
         group.task = asyncio.create_task(self._drive(group))
+        group.task.add_done_callback(lambda _: self._remove(group))
         return group
 
     def _free_number(self) -> int:
         return next(number for number in range(len(self.groups) + 1) if number not in self.groups)
 
-    async def _leave(self, group: WorkerGroup) -> None:
-        group.lost.set()
+    def _remove(self, group: WorkerGroup) -> None:
+        group.come_back()
         if self.groups.get(group.number) is group:
             del self.groups[group.number]
         logger.warning("group %d: worker at %s is gone", group.number, group.identity.address)
-        if group.task is not None:
-            await asyncio.wait([group.task])
 
     async def _drive(self, group: WorkerGroup) -> None:
         """Bring a group up and let it serve, again and again until it is lost."""
@@ -110,6 +167,8 @@ class WorkerGroups:
                 serve.cancel()
             await asyncio.wait([serve])
             error = None if serve.cancelled() else serve.exception()
+            if group.grace is not None or group.state == "leaving":
+                group.lost.set()  # cut off from both sides, or on its way out
             group.state = "lost" if group.lost.is_set() else "registered"
             if group.lost.is_set():
                 return
@@ -172,7 +231,7 @@ class WorkerGroups:
             if run is not None:
                 run.cancel()
             if core is not None:
-                self._engine.remove_core(core, reason)
+                self._engine.remove_core(core, reason, is_fault=group.state != "leaving")
                 self._has_vacancy.set()
             self._note(reason)
             if run is not None:
@@ -202,17 +261,6 @@ class WorkerGroups:
         tasks = [group.task for group in groups if group.task is not None]
         if tasks:
             await asyncio.wait(tasks)
-
-
-async def _next_in_time(
-    messages: AsyncIterator[scheduler_pb2.WorkerRegistration],
-) -> scheduler_pb2.WorkerRegistration | None:
-    """The next message of a registration; None at its end."""
-    try:
-        async with asyncio.timeout(HEARTBEAT_TIMEOUT_S):
-            return await anext(messages, None)
-    except TimeoutError as error:
-        raise NotReady(f"no heartbeat for {HEARTBEAT_TIMEOUT_S:g} s: the worker hangs, or is cut off") from error
 
 
 async def _first(coroutine: Coroutine[Any, Any, None], run: asyncio.Task[None]) -> None:

@@ -28,11 +28,11 @@ logger = logging.getLogger("pagoda_worker")
 
 SERVICE = "pagoda.v1.Worker"
 STOP_GRACE_S = 1.0
-"""Time that open calls get on SIGTERM. Requests are not lost with them: the scheduler requeues what runs here."""
+"""Time that open calls get at the end. Requests are not lost with them: the scheduler requeues what runs here."""
 
 
 async def serve(args: argparse.Namespace, security: SecurityConfig) -> None:
-    """Serve until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT, then let what runs here end, and go."""
     # Torch is imported after the flags are read, and after OMP_WAIT_POLICY is set.
     from pagoda.v1 import scheduler_pb2, worker_pb2_grpc
     from pagoda_common.rpc import RpcServer, stop_signals
@@ -60,14 +60,15 @@ async def serve(args: argparse.Namespace, security: SecurityConfig) -> None:
         registration = Registration(
             scheduler=args.scheduler, identity=identity, last_step=lambda: servicer.last_step, security=security
         )
-        background = [asyncio.create_task(beat()), asyncio.create_task(registration.run())]
+        beating, registered = asyncio.create_task(beat()), asyncio.create_task(registration.run())
         await stopped.wait()
-        logger.info("stopping")
-        for task in background:
-            task.cancel()
+        logger.info("draining, up to %g s", args.drain_timeout)
         await server.set_serving(False)
+        await registration.leave(args.drain_timeout)
+        registered.cancel()
         await server.stop(grace_s=STOP_GRACE_S)
         await servicer.close()
+        beating.cancel()
 
 
 def _reachable_host(host: str) -> str:
@@ -112,6 +113,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="threads of torch on a CPU (default: all cores, but one for models below 50 M parameters)",
     )
+    group.add_argument(
+        "--drain-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="time that what runs here gets to finish after SIGTERM; the rest goes on elsewhere (default: %(default)g)",
+    )
     return parser
 
 
@@ -123,7 +131,7 @@ def main() -> None:
         die_with_parent(args.die_with_parent)
     configure_logging("worker", os.environ.get("PAGODA_LOG_LEVEL", "info"))
     with config_errors(parser):
-        for name, low in (("threads", 1), ("group", 0), ("rank", 0), ("world_size", 1)):
+        for name, low in (("threads", 1), ("group", 0), ("rank", 0), ("world_size", 1), ("drain_timeout", 0)):
             value = getattr(args, name)
             if value is not None and value < low:
                 raise ConfigError(f"{name} is {value}, must be at least {low}", field=name)

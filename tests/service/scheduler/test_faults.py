@@ -9,7 +9,7 @@ import pytest
 from pagoda.v1 import scheduler_pb2, types_pb2
 from pagoda_common.config import CacheConfig, EngineConfig, SchedulerConfig
 from pagoda_common.convert import token_ids_to_bytes
-from pagoda_scheduler import worker_groups
+from pagoda_scheduler import heartbeats
 from pagoda_scheduler.request import Request
 from pagoda_scheduler.scheduler import Scheduler
 from pagoda_scheduler.step import StepResult
@@ -66,7 +66,7 @@ async def test_a_worker_that_hangs_is_given_up_and_its_requests_go_on(
 async def test_a_worker_without_heartbeats_is_lost(
     scheduler: RunningScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_groups, "HEARTBEAT_TIMEOUT_S", 1.5)
+    monkeypatch.setattr(heartbeats, "TIMEOUT_S", 1.5)
     worker = FakeWorker()
     await worker.start(scheduler.address)
     await scheduler.until_ready()

@@ -147,25 +147,28 @@ async def test_a_grandchild_that_holds_the_pipe_does_not_hide_the_childs_end(tmp
         release.touch()
 
 
-async def test_a_child_that_hangs_is_killed_and_started_again() -> None:
+@pytest.mark.parametrize("hang", ["os.kill(os.getpid(), signal.SIGSTOP)", "time.sleep(60)"], ids=["stop", "busy"])
+async def test_a_child_that_hangs_is_killed_and_started_again(hang: str, caplog: pytest.LogCaptureFixture) -> None:
     code = (
-        "import asyncio, os, signal, sys\n"
+        "import asyncio, os, signal, sys, time\n"
         "from pagoda_common.heartbeat import beat\n"
         "async def main():\n"
         "    beating = asyncio.create_task(beat())\n"
         "    await asyncio.sleep(0.1)\n"
         "    print('up', flush=True)\n"
         "    await asyncio.sleep(0.1)\n"
-        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        f"    {hang}\n"
         "asyncio.run(main())\n"
     )
     output = Output()
-    policy = RestartPolicy(first_delay_s=0.01, max_delay_s=0.02, silent_after_s=1.0)
+    silent_after_s = 1.0 if hang.startswith("time") else 3600.0
+    policy = RestartPolicy(first_delay_s=0.01, max_delay_s=0.02, silent_after_s=silent_after_s, stopped_after_s=0.5)
     supervisor = Supervisor(services=[service("a", code)], output=output, policy=policy)
     running = asyncio.create_task(supervisor.run())
     await output.wait_for(("a", "up"), times=2)
     supervisor.kill(0)
     assert await running == 0
+    assert ("no heartbeat" if hang.startswith("time") else "stopped for") in caplog.text
 
 
 async def test_a_child_without_heartbeats_is_left_alone() -> None:

@@ -1,0 +1,51 @@
+"""The messages of a worker's registration, and the silence between them. Knows no group, no engine."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import TypeVar
+
+from pagoda_common.errors import NotReady
+
+TIMEOUT_S = 10.0
+"""A worker that was silent for so long is lost. They send a heartbeat every second."""
+IDLE_TIMEOUT_S = 3.0
+"""The same for one that has nothing to do: no step can be late there, and nothing keeps it from its heartbeats."""
+TICK_S = 0.25
+MAX_TICK_S = 0.5
+"""Time that counts between two looks. This process may itself have been stopped or starved: then heartbeats lie in its
+socket, and the worker is not to blame."""
+
+Message = TypeVar("Message")
+
+
+async def in_time(messages: AsyncIterator[Message], is_idle: Callable[[], bool]) -> AsyncGenerator[Message]:
+    """Messages as they come, to their end.
+
+    Args:
+        is_idle: whether the worker has nothing to do.
+
+    Raises:
+        NotReady: none came for too long.
+    """
+    while True:
+        arriving = asyncio.ensure_future(_next(messages))
+        try:
+            silence_s, looked_s = 0.0, time.monotonic()
+            while not (await asyncio.wait([arriving], timeout=TICK_S))[0]:
+                now_s = time.monotonic()
+                silence_s += min(now_s - looked_s, MAX_TICK_S)
+                looked_s = now_s
+                bound_s = min(IDLE_TIMEOUT_S, TIMEOUT_S) if is_idle() else TIMEOUT_S
+                if silence_s > bound_s:
+                    raise NotReady(f"no heartbeat for {bound_s:g} s: the worker hangs, or is cut off")
+            message = arriving.result()
+        finally:
+            arriving.cancel()
+        if message is None:
+            return
+        yield message
+
+
+async def _next(messages: AsyncIterator[Message]) -> Message | None:
+    return await anext(messages, None)
