@@ -29,6 +29,10 @@ from pagoda_common.errors import NotReady, RequestFailed
 from pagoda_common.outputs import HypothesisLogprobs, TokenLogprobs
 
 HELLO_TIMEOUT_S = 10.0
+ACK_EVERY = 64
+"""Messages after which the scheduler is told that they were taken."""
+ACK_DELAY_S = 0.1
+"""It is told of fewer after so long."""
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 """A FrontendBatch is closed when it has grown beyond this."""
 
@@ -97,6 +101,10 @@ class EngineSession:
         self._outbox: deque[scheduler_pb2.FrontendMessage] = deque()
         self._has_outgoing = asyncio.Event()
         self._epoch = 0
+        self._num_received = 0
+        self._num_acknowledged = 0
+        self._acknowledges = False
+        self._ack_timer: asyncio.TimerHandle | None = None
 
     @property
     def num_outgoing(self) -> int:
@@ -111,15 +119,19 @@ class EngineSession:
         """
         call = self._stub.Session()
         try:
-            hello = scheduler_pb2.FrontendHello(frontend_id=self._frontend_id, version=version("pagoda"))
+            hello = scheduler_pb2.FrontendHello(
+                frontend_id=self._frontend_id, version=version("pagoda"), acknowledges=True
+            )
             await call.write(scheduler_pb2.FrontendMessage(hello=hello))
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 first: Any = await call.read()
             if first is grpc.aio.EOF or not first.HasField("hello"):
                 await self._raise_end(call, "the scheduler did not say hello")
             self._epoch = first.session_epoch
+            self._acknowledges = first.hello.takes_acknowledgements
             self._on_open(self)
             self._receive(first)
+            self._count()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write(call))
                 tasks.create_task(self._read(call))
@@ -129,6 +141,8 @@ class EngineSession:
             raise group.exceptions[0] from None
         finally:
             call.cancel()
+            if self._ack_timer is not None:
+                self._ack_timer.cancel()
 
     def submit(self, stream: EngineStream) -> None:
         """Send the request, with its tokens so far when it was sent before."""
@@ -211,11 +225,29 @@ class EngineSession:
         while (message := await call.read()) is not grpc.aio.EOF:
             if message.session_epoch >= self._epoch:  # anything older comes from a scheduler that was replaced
                 self._receive(message)
+            self._count()
         await self._raise_end(call, "the scheduler ended the session")
 
     async def _raise_end(self, call: Any, message: str) -> None:
         code = await call.code()
         raise NotReady(f"{message}: {await call.details()}" if code is not grpc.StatusCode.OK else message)
+
+    def _count(self) -> None:
+        """A message was taken."""
+        self._num_received += 1
+        if self._num_received - self._num_acknowledged >= ACK_EVERY:
+            self._acknowledge()
+        elif self._ack_timer is None and self._acknowledges:
+            self._ack_timer = asyncio.get_running_loop().call_later(ACK_DELAY_S, self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
+        self._num_acknowledged = self._num_received
+        if self._acknowledges:
+            taken = scheduler_pb2.Acknowledgement(num_messages=self._num_received)
+            self._send(scheduler_pb2.FrontendMessage(acknowledgement=taken))
 
     def _receive(self, message: scheduler_pb2.SchedulerMessage) -> None:
         if message.HasField("load") or message.HasField("model_info"):

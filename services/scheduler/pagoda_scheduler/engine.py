@@ -90,6 +90,8 @@ class Engine:
         """Groups that only finish what runs there."""
         self.requests: dict[str, OpenRequest] = {}
         self.sinks: set[Sink] = set()
+        self._held: set[Sink] = set()
+        """Sinks whose readers do not keep up: their sequences wait for them."""
         self.num_submitted = 0
         """Counter: requests taken in."""
         self.is_draining = False
@@ -161,6 +163,7 @@ class Engine:
 
     def close_sink(self, sink: Sink) -> None:
         """Forget a sink and abort what it waits for, but for what somebody else may go on with."""
+        self.let_go(sink)  # what is kept is computed on
         self.sinks.discard(sink)
         lease_s = self.config.scheduler.orphan_lease_s
         for request_id, open_request in list(self.requests.items()):
@@ -252,6 +255,40 @@ class Engine:
                 except Exception as error:  # a bug, but the other streams' tokens are not lost for it
                     logger.exception("a step's tokens could not be sent")
                     sink.close(PagodaError(f"internal error: {type(error).__name__}"))
+                if sink.is_behind and sink not in self._held:
+                    self._hold(sink)
+
+    # Readers that do not keep up.
+
+    def _hold(self, sink: Sink) -> None:
+        """Nothing more is made for a sink; its sequences leave their blocks and slots to others."""
+        self._held.add(sink)
+        sequences = self._sequences_of(sink)
+        logger.warning("a reader does not keep up: %d sequences wait for it", len(sequences))
+        for core, request in sequences:
+            core.hold(request)
+
+    def let_go(self, sink: Sink) -> None:
+        """The reader keeps up again: what was held for it goes on."""
+        if sink in self._held:
+            self._held.discard(sink)
+            for core, request in reversed(self._sequences_of(sink)):
+                core.let_go(request)
+
+    def _sequences_of(self, sink: Sink) -> list[tuple[EngineCore, Request]]:
+        """Unfinished sequences of a sink that some group has."""
+        return [
+            (open_request.core, request)
+            for open_request in self.requests.values()
+            if open_request.core is not None and open_request.sequences[0].sink is sink
+            for request in open_request.unfinished
+            if request not in self._homeless
+        ]
+
+    def _add(self, core: EngineCore, request: Request, *, at_front: bool) -> None:
+        core.add(request, at_front=at_front)
+        if request.sink in self._held:
+            core.hold(request)
 
     # Load.
 
@@ -274,7 +311,7 @@ class Engine:
         schedulers = [core.scheduler for core in cores]
         return Load(
             num_running_reqs=sum(len(scheduler.running) for scheduler in schedulers),
-            num_waiting_reqs=sum(len(scheduler.waiting) for scheduler in schedulers) + len(self._homeless),
+            num_waiting_reqs=sum(len(s.waiting) + len(s.held) for s in schedulers) + len(self._homeless),
             num_used_blocks=sum(scheduler.kv.pool.num_used_blocks for scheduler in schedulers),
             num_total_blocks=sum(scheduler.kv.pool.num_blocks for scheduler in schedulers),
             silence_ms=max((core.silence_ms for core in cores), default=0),
@@ -301,7 +338,7 @@ class Engine:
             elif core is None:
                 self._homeless[request] = None
             else:
-                core.add(request, at_front=at_front)
+                self._add(core, request, at_front=at_front)
 
     def _place(self, sequences: Iterable[Request]) -> None:
         """Give sequences that had been running or waiting elsewhere to a group, or keep them until there is one."""
@@ -310,9 +347,10 @@ class Engine:
                 self._homeless[request] = None
                 self._homeless.move_to_end(request, last=False)
             return
+        chosen: dict[str, EngineCore] = {}
         for request in reversed(list(sequences)):
-            core = self._router.choose(request, self.cores)
-            self.requests[request.request_id].core = core
+            core = chosen.get(request.request_id) or self._router.choose(request, self.cores)
+            chosen[request.request_id] = self.requests[request.request_id].core = core
             try:
                 core.scheduler.admission.check_fits([request])
             except PagodaError as error:
@@ -322,7 +360,7 @@ class Engine:
             if request.check_finished():  # resumed behind its own end, before the model was known
                 self._finish_unqueued(request)
             else:
-                core.add(request, at_front=True)
+                self._add(core, request, at_front=True)
 
     def _expire(self, request_id: str, timeout_s: float) -> None:
         if request_id in self.requests:

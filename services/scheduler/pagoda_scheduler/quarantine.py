@@ -1,6 +1,7 @@
 """Sequences that may be what crashes the worker: each runs alone until it has shown that it is not."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from pagoda_scheduler.request import Request
 
@@ -24,6 +25,9 @@ class Quarantine:
 
     def __contains__(self, request: Request) -> bool:
         return request in self._suspects
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._suspects)
 
     @property
     def first(self) -> Request:

@@ -63,6 +63,8 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting = QUEUES[config.policy]()
         self.admission = Admission(config=config, waiting=self.waiting, max_model_len=self.max_model_len)
+        self.held: dict[Request, None] = {}
+        """Sequences that wait for their reader, outside of the queue."""
         self.num_preemptions = 0
         self.quarantine = Quarantine()
         self._slots = SlotTable(size=config.max_num_seqs)
@@ -114,10 +116,31 @@ class Scheduler:
                 self.kv.forget(request)
             self.running.remove(request)
             self._release(request)
+        elif request in self.held:
+            del self.held[request]
         elif request.status is RequestStatus.WAITING and request not in self.quarantine:
             self.waiting.remove(request)
         self.quarantine.discard(request)
         request.status = RequestStatus.FINISHED
+
+    def hold(self, request: Request) -> None:
+        """Take a sequence out of the queue until `let_go`; its blocks and its slot are for others.
+
+        A beam search is not held (it says nothing before its end), nor is a suspect (others wait for it to be cleared).
+        """
+        if request.is_finished or request.beam_group is not None or request in self.quarantine:
+            return
+        if request.status is RequestStatus.RUNNING:
+            self._preempt(request)
+        if request not in self.held:
+            self.waiting.remove(request)
+            self.held[request] = None
+
+    def let_go(self, request: Request) -> None:
+        """Queue a sequence that was held, ahead of the others; no-op for one that was not."""
+        if request in self.held:
+            del self.held[request]
+            self.waiting.append_front(request)
 
     def schedule(self, now_ns: int = 0) -> SchedulerOutput | None:
         """Decide the next step; None when there is nothing to compute. `now_ns` is noted as time of admission."""
@@ -236,7 +259,8 @@ class Scheduler:
         for request in (*self.running, *self.waiting):
             owners = [request] if request.beam_group is None else request.beam_group.sequences
             taken.update(dict.fromkeys(owners))
-        taken.update(dict.fromkeys(self.quarantine.take_all()))
+        taken.update(dict.fromkeys((*self.quarantine.take_all(), *self.held)))
+        self.held.clear()
         requests = list(taken)
         for request in requests:
             request.forget_computed()
@@ -246,8 +270,10 @@ class Scheduler:
         return requests
 
     def take_waiting(self) -> list[Request]:
-        """Take out, in their order, the waiting sequences of which no step in flight knows anything."""
-        taken = [request for request in self.waiting if not request.num_pending and request.beam_group is None]
+        """Take out, in their order, the waiting sequences of requests that have nothing else here."""
+        bound = {request.request_id for request in (*self.running, *self.held, *self.quarantine)}
+        bound |= {request.request_id for request in self.waiting if request.num_pending or request.beam_group}
+        taken = [request for request in self.waiting if request.request_id not in bound]
         for request in taken:
             self.waiting.remove(request)
             request.forget_computed()

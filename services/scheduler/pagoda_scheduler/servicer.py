@@ -56,7 +56,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         self, request_iterator: AsyncIterator[scheduler_pb2.FrontendMessage], context: Any
     ) -> AsyncIterator[scheduler_pb2.SchedulerMessage]:
         """One frontend's stream; when it ends, what the frontend had open is aborted."""
-        sink = SessionSink(state=self._state)
+        sink = SessionSink(state=self._state, on_room=self._engine.let_go)
         sink.hello(self._version)
         self._engine.sinks.add(sink)
         reader = asyncio.create_task(self._read_session(request_iterator, sink))
@@ -97,10 +97,13 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         elif kind == "release":
             for request_id in message.release.request_ids:
                 self._engine.release(request_id)
+        elif kind == "acknowledgement":
+            sink.outbox.acknowledge(message.acknowledgement.num_messages)
         elif kind == "hello":
+            sink.outbox.is_acknowledged = message.hello.acknowledges
             logger.info("frontend %s (%s) is connected", message.hello.frontend_id, message.hello.version)
-        else:
-            raise InvalidRequest(f"unknown message {kind or 'without content'}", field="message")
+        elif kind is not None:  # None is a message that a later version has, and that can be done without
+            raise InvalidRequest(f"unexpected message {kind}", field="message")
 
     async def Generate(
         self, request: scheduler_pb2.SubmitRequest, context: Any
@@ -112,7 +115,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             request.request_id = f"generate-{secrets.token_hex(8)}"
         elif request.request_id in self._engine.requests:
             raise InvalidRequest(f"request_id {request.request_id!r} is in use", field="request_id")
-        sink = GenerateSink(num_sequences=max(1, request.sampling_params.n))
+        sink = GenerateSink(num_sequences=max(1, request.sampling_params.n), on_room=self._engine.let_go)
         sequences = self._sequences(request, sink)
         remaining = context.time_remaining()
         self._engine.sinks.add(sink)

@@ -1,80 +1,54 @@
 """Outgoing side of the scheduler's streams: steps as SchedulerMessages for frontends, as TokenOutputs for stubs."""
 
-import asyncio
-from collections import deque
-from collections.abc import AsyncIterator
-from typing import Generic, TypeVar
+from collections.abc import Callable
 
 import numpy as np
 
 from pagoda.v1 import scheduler_pb2, types_pb2
 from pagoda_common.convert import FINISH_NUMBERS, column, error_to_proto
-from pagoda_common.errors import PagodaError, QueueFull
+from pagoda_common.errors import PagodaError
+from pagoda_scheduler.outbox import Outbox
 from pagoda_scheduler.request import Request
 from pagoda_scheduler.state import EngineState
 from pagoda_scheduler.step import LogprobRows, StepResult
-
-MAX_BACKLOG = 20_000
-"""Messages that may wait for one reader; a reader that is so far behind is cut off and its requests end."""
-
-Message = TypeVar("Message")
-
-
-class Outbox(Generic[Message]):
-    """Messages on their way to one reader, in order."""
-
-    def __init__(self) -> None:
-        self._messages: deque[Message] = deque()
-        self._wake = asyncio.Event()
-        self._error: PagodaError | None = None
-        self._is_closed = False
-
-    def put(self, message: Message) -> None:
-        """Queue a message; returns at once."""
-        if len(self._messages) >= MAX_BACKLOG:
-            self.close(QueueFull(f"the reader is {MAX_BACKLOG} messages behind"))
-        elif not self._is_closed:
-            self._messages.append(message)
-            self._wake.set()
-
-    def close(self, error: PagodaError | None = None) -> None:
-        """End the stream behind what waits, with `error` if given."""
-        self._is_closed = True
-        self._error = self._error or error
-        self._wake.set()
-
-    async def __aiter__(self) -> AsyncIterator[Message]:
-        """Messages as they come, until the outbox is closed."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._messages:
-                yield self._messages.popleft()
-            if self._error is not None:
-                raise self._error
-            if self._is_closed:
-                return
 
 
 class SessionSink:
     """Encodes a frontend's share of each step as one SchedulerMessage."""
 
-    def __init__(self, *, state: EngineState) -> None:
-        self.outbox: Outbox[scheduler_pb2.SchedulerMessage] = Outbox()
+    def __init__(self, *, state: EngineState, on_room: Callable[["SessionSink"], None]) -> None:
+        """`on_room`: called when the frontend was behind, and keeps up again."""
+        self.outbox: Outbox[scheduler_pb2.SchedulerMessage] = Outbox(on_room=self._catch_up)
         self.sequences: dict[int, Request] = {}
         """Open sequences by the frontend's slots."""
         self._state = state
         self._announced_model: types_pb2.ModelInfo | None = None
+        self._on_room = on_room
+        self._has_announcement = False
+        """Kept until the frontend keeps up."""
+
+    @property
+    def is_behind(self) -> bool:
+        """The frontend does not keep up: nothing more should be made for it."""
+        return self.outbox.is_full
+
+    def _catch_up(self) -> None:
+        self._on_room(self)
+        if self._has_announcement:
+            self.announce()
 
     def hello(self, version: str) -> None:
         """First message of the stream."""
         message = self._message(step=0)
         message.hello.version = version
+        message.hello.takes_acknowledgements = True
         self.outbox.put(message)
 
     def announce(self) -> None:
         """Send load and model outside of a step."""
-        self.outbox.put(self._message(step=0))
+        self._has_announcement = self.is_behind
+        if not self._has_announcement:
+            self.outbox.put(self._message(step=0))
 
     def close(self, error: PagodaError) -> None:
         """End the stream."""
@@ -124,9 +98,15 @@ class SessionSink:
 class GenerateSink:
     """Encodes one request's tokens as TokenOutputs; the stream ends with its last sequence."""
 
-    def __init__(self, *, num_sequences: int) -> None:
-        self.outbox: Outbox[scheduler_pb2.TokenOutput] = Outbox()
+    def __init__(self, *, num_sequences: int, on_room: Callable[["GenerateSink"], None]) -> None:
+        """`on_room`: called when the client was behind, and keeps up again."""
+        self.outbox: Outbox[scheduler_pb2.TokenOutput] = Outbox(on_room=lambda: on_room(self))
         self._num_open = num_sequences
+
+    @property
+    def is_behind(self) -> bool:
+        """The client does not keep up."""
+        return self.outbox.is_full
 
     def announce(self) -> None:
         """Nothing to say outside of a step."""

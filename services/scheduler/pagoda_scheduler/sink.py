@@ -11,6 +11,10 @@ if TYPE_CHECKING:
 class Sink(Protocol):
     """Where the tokens of some requests go: a frontend's session, or one client's stream."""
 
+    @property
+    def is_behind(self) -> bool:
+        """Its reader does not keep up: its sequences are to be held until `Engine.let_go`."""
+
     def push(self, result: "StepResult") -> None:
         """Take one step's news of this sink's sequences; returns at once."""
 
