@@ -27,7 +27,8 @@ CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
     # Retries are ours: every message has an address (epoch, step, offset) and is repeated knowingly.
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # In spite of its name, what one attempt may take: round trips of TCP, TLS and HTTP/2 to a far or busy machine.
+    ("grpc.min_reconnect_backoff_ms", 3_000),
     ("grpc.max_reconnect_backoff_ms", 200),
     # Channels to a restarted server must not share a broken subchannel's back-off.
     ("grpc.use_local_subchannel_pool", 1),
