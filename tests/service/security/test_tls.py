@@ -13,6 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from pagoda import AsyncLLM
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
 from pagoda_common.channels import Connection, connect, connect_blocking
 from pagoda_common.errors import ConfigError
@@ -241,6 +242,12 @@ async def test_plaintext_is_refused_beyond_loopback(host: str) -> None:
     with pytest.raises(ConfigError, match=r"--tls-cert.*--insecure"):
         connect(f"{host}:50052")
     await connect(f"{host or '[::1]'}:50052", security=SecurityConfig(insecure=True)).close()
+
+
+async def test_programs_need_tls_for_a_scheduler_elsewhere() -> None:
+    llm = AsyncLLM(address="10.0.0.1:50052")
+    with pytest.raises(ConfigError, match=r"address is '10\.0\.0\.1:50052'.*--tls-cert.*--insecure"):
+        await llm.start()
 
 
 async def test_insecure_allows_plaintext_on_every_interface() -> None:

@@ -1,6 +1,7 @@
 """What may be plaintext, which files go together, and that no secret shows itself."""
 
 import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +37,10 @@ def test_others_need_tls_or_insecure(address: str) -> None:
         assert caught.value.field == "scheduler"
         with pytest.raises(ConfigError, match=r"^host is .*loopback.*--tls-cert.*--insecure"):
             plaintext.server.check_listen(host_of(address))
+    with pytest.raises(ConfigError, match=r"^scheduler is '10\.0\.0\.1:7'"):
+        FrontendConfig(scheduler="10.0.0.1:7")
     for allowed in (TLS, SecurityConfig(insecure=True)):
+        FrontendConfig(scheduler="10.0.0.1:7", security=allowed)
         allowed.check_dial(address, name="scheduler")
         allowed.server.check_listen(host_of(address))
 
@@ -150,3 +154,15 @@ def test_watched_files_are_read_again_when_they_change(tmp_path: Path, caplog: p
     file.unlink()
     with pytest.raises(ConfigError):
         WatchedFiles((str(file),), read)
+
+
+def test_ports_and_channels_are_opened_in_one_place() -> None:
+    """What opens one by itself is plaintext whatever the flags say. Health asks by itself: it is no service."""
+    root = Path(__file__).parents[3]
+    opened: set[str] = set()
+    for folder in ("services", "common", "client"):
+        for file in root.joinpath(folder).rglob("*.py"):
+            if re.search(r"\b(insecure_channel|secure_channel|add_insecure_port|add_secure_port)\(", file.read_text()):
+                opened.add(file.name)
+    assert {"channels.py", "rpc.py"} <= opened
+    assert opened <= {"channels.py", "rpc.py", "health.py", "health_probe.py"}
