@@ -9,6 +9,7 @@ from typing import Any
 from pagoda.vllm_options import BY_NAME
 from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from pagoda_common.errors import ConfigError
+from pagoda_common.observability_config import ObservabilityConfig
 from pagoda_common.security_config import TOKEN_VARIABLE, SecurityConfig
 
 ALIASES = {"scheduling_policy": "policy", "num_gpu_blocks_override": "num_blocks_override"}
@@ -21,6 +22,7 @@ CONFIGS = {
     "scheduler": SchedulerConfig,
     "parallel": ParallelConfig,
     "security": SecurityConfig,
+    "observability": ObservabilityConfig,
 }
 FIELDS = frozenset(field.name for config in CONFIGS.values() for field in fields(config)) - {"service_token"}
 """A token is no argument: the processes of a private engine have it from the environment, or from a file."""

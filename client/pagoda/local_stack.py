@@ -37,10 +37,18 @@ class LocalStack:
     """With real ports and the scheduler's address."""
     metrics_port: int | None = None
     """Where the scheduler serves its own Prometheus metrics; None is nowhere."""
+    worker_metrics_port: int | None = None
+    """Where the first worker does; the others count on from there."""
 
     @classmethod
     def plan(
-        cls, *, engine: EngineConfig, frontend: FrontendConfig, scheduler_port: int, metrics_port: int | None = None
+        cls,
+        *,
+        engine: EngineConfig,
+        frontend: FrontendConfig,
+        scheduler_port: int,
+        metrics_port: int | None = None,
+        worker_metrics_port: int | None = None,
     ) -> Self:
         """Settle the ports: 0 becomes a free one.
 
@@ -52,7 +60,11 @@ class LocalStack:
                 resolve_model(name or EMBEDDED_MODEL)
             except ModelLoadError as error:
                 raise ConfigError(error.message, field=error.field) from error
-        for name, port in (("scheduler_port", scheduler_port), ("scheduler_metrics_port", metrics_port or 0)):
+        for name, port in (
+            ("scheduler_port", scheduler_port),
+            ("scheduler_metrics_port", metrics_port or 0),
+            ("worker_metrics_port", worker_metrics_port or 0),
+        ):
             if not 0 <= port <= 65535:
                 raise ConfigError(f"{name} is {port}, must be between 0 and 65535", field=name)
         frontend = _with_private_grpc(frontend)
@@ -61,6 +73,7 @@ class LocalStack:
             ("grpc_port", frontend.grpc_host or frontend.host, frontend.grpc_port),
             ("scheduler_port", LOOPBACK, scheduler_port),
             ("scheduler_metrics_port", LOOPBACK, metrics_port or 0),
+            ("worker_metrics_port", LOOPBACK, worker_metrics_port or 0),
         )
         for name, host, port in wanted:
             if port and not can_listen(host, port):
@@ -72,7 +85,7 @@ class LocalStack:
             grpc_port=frontend.grpc_port or free_port(frontend.grpc_host or frontend.host),
             scheduler=f"{LOOPBACK}:{scheduler_port or free_port()}",
         )
-        return cls(engine=engine, frontend=frontend, metrics_port=metrics_port)
+        return cls(engine=engine, frontend=frontend, metrics_port=metrics_port, worker_metrics_port=worker_metrics_port)
 
     def for_this_process(self) -> Self:
         """The same without TLS and with a key that others do not know, for a command that is its only client."""
@@ -130,6 +143,7 @@ class LocalStack:
                 host=LOOPBACK,
                 drain_timeout_s=drain_s,
                 stop_timeout_s=stop_timeout_s,
+                metrics_port=self.worker_metrics_port,
             ),
         )
 

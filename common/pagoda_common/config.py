@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, get_args
 
 from pagoda_common.errors import ConfigError
 from pagoda_common.generation_config import parse_object
+from pagoda_common.observability_config import ObservabilityConfig
 from pagoda_common.security_config import SecurityConfig
 
 DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
@@ -183,6 +184,8 @@ class EngineConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     """Of the connections between the engine's processes."""
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    """Of logs and traces."""
 
     def __post_init__(self) -> None:
         if not self.scheduler.enable_chunked_prefill and self.model.max_model_len is not None:

@@ -216,6 +216,10 @@ SECURITY_FLAGS = (
     ),
     Flag(field="insecure", help="allow gRPC without TLS elsewhere than on loopback"),
 )
+OBSERVABILITY_FLAGS = (
+    Flag(field="log_format", help="a line for people, or a JSON object a line"),
+    Flag(field="enable_channelz", help="serve grpc.channelz.v1, which shows connections and their counters"),
+)
 FRONTEND_FLAGS = (
     *IDENTITY_FLAGS,
     Flag(field="scheduler", metavar="HOST:PORT", help="address of the scheduler"),
@@ -266,6 +270,8 @@ FRONTEND_FLAGS = (
         metavar="SECONDS",
         help="silence after which a stream gets a comment line; 0 sends none",
     ),
+    Flag(field="enable_log_requests", help="log each request: its parameters; at level debug its prompt, too"),
+    Flag(field="max_log_len", parse=int, metavar="N", help="most characters of a prompt in the log; all if not given"),
     Flag(field="disable_uvicorn_access_log", help="log no line per HTTP request"),
     Flag(field="uvicorn_log_level", help="least level of what the HTTP server itself logs"),
     Flag(field="enable_tokenizer_info_endpoint", help="serve /tokenizer_info"),

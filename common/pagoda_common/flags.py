@@ -19,15 +19,19 @@ from pagoda_common.flag_tables import (
     FRONTEND_FLAGS,
     IDENTITY_FLAGS,
     MODEL_FLAGS,
+    OBSERVABILITY_FLAGS,
     PARALLEL_FLAGS,
     SCHEDULER_FLAGS,
     SECURITY_FLAGS,
     Flag,
 )
 from pagoda_common.frontend_config import DEFAULT_SCHEDULER_ADDRESS, FrontendConfig
+from pagoda_common.observability_config import ObservabilityConfig
 from pagoda_common.security_config import TOKEN_VARIABLE, SecurityConfig
 
-AnyConfig: TypeAlias = ModelConfig | CacheConfig | SchedulerConfig | ParallelConfig | FrontendConfig | SecurityConfig
+AnyConfig: TypeAlias = (
+    ModelConfig | CacheConfig | SchedulerConfig | ParallelConfig | FrontendConfig | SecurityConfig | ObservabilityConfig
+)
 Config = TypeVar("Config", bound=AnyConfig)
 
 
@@ -38,6 +42,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     _add(parser, "cache", CacheConfig, CACHE_FLAGS)
     _add(parser, "scheduling", SchedulerConfig, SCHEDULER_FLAGS)
     add_security_flags(parser)
+    add_observability_flags(parser)
 
 
 def add_frontend_flags(parser: argparse.ArgumentParser) -> None:
@@ -45,11 +50,17 @@ def add_frontend_flags(parser: argparse.ArgumentParser) -> None:
     _add_model_argument(parser)
     _add(parser, "frontend", FrontendConfig, FRONTEND_FLAGS)
     add_security_flags(parser)
+    add_observability_flags(parser)
 
 
 def add_security_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of TLS and tokens: read them with `security_config_from_args`. Engine and frontend have them."""
     _add(parser, "security", SecurityConfig, SECURITY_FLAGS)
+
+
+def add_observability_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of logs and traces: read them with `observability_config_from_args`."""
+    _add(parser, "observability", ObservabilityConfig, OBSERVABILITY_FLAGS)
 
 
 def add_worker_flags(parser: argparse.ArgumentParser) -> None:
@@ -102,6 +113,7 @@ def engine_config_from_args(args: argparse.Namespace) -> EngineConfig:
         scheduler=_build(SchedulerConfig, SCHEDULER_FLAGS, args),
         parallel=_build(ParallelConfig, PARALLEL_FLAGS, args),
         security=security_config_from_args(args),
+        observability=observability_config_from_args(args),
     )
 
 
@@ -111,7 +123,17 @@ def frontend_config_from_args(args: argparse.Namespace) -> FrontendConfig:
     Raises:
         ConfigError: a value is out of bounds; see `config_errors`.
     """
-    return _build(FrontendConfig, FRONTEND_FLAGS, args, security=security_config_from_args(args))
+    security, observability = security_config_from_args(args), observability_config_from_args(args)
+    return _build(FrontendConfig, FRONTEND_FLAGS, args, security=security, observability=observability)
+
+
+def observability_config_from_args(args: argparse.Namespace) -> ObservabilityConfig:
+    """The config that the flags of logs and traces ask for.
+
+    Raises:
+        ConfigError: a value is out of bounds; see `config_errors`.
+    """
+    return _build(ObservabilityConfig, OBSERVABILITY_FLAGS, args)
 
 
 def security_config_from_args(args: argparse.Namespace) -> SecurityConfig:
@@ -130,12 +152,22 @@ def engine_config_to_argv(config: EngineConfig) -> list[str]:
         *_argv(config.cache, CACHE_FLAGS),
         *_argv(config.scheduler, SCHEDULER_FLAGS),
         *security_config_to_argv(config.security),
+        *observability_config_to_argv(config.observability),
     ]
 
 
 def frontend_config_to_argv(config: FrontendConfig) -> list[str]:
     """Flags that give `config` again; values that are defaults are left out."""
-    return [*_argv(config, FRONTEND_FLAGS), *security_config_to_argv(config.security)]
+    return [
+        *_argv(config, FRONTEND_FLAGS),
+        *security_config_to_argv(config.security),
+        *observability_config_to_argv(config.observability),
+    ]
+
+
+def observability_config_to_argv(config: ObservabilityConfig) -> list[str]:
+    """Flags that give `config` again; values that are defaults are left out."""
+    return _argv(config, OBSERVABILITY_FLAGS)
 
 
 def security_config_to_argv(config: SecurityConfig) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Literal
 from pagoda_common.config import EMBEDDED_MODEL
 from pagoda_common.errors import ConfigError
 from pagoda_common.generation_config import parse_object
+from pagoda_common.observability_config import ObservabilityConfig
 from pagoda_common.security_config import SecurityConfig, ServerSecurity
 
 DEFAULT_SCHEDULER_ADDRESS = "127.0.0.1:50052"
@@ -86,6 +87,10 @@ class FrontendConfig:
     """Largest HTTP request body in bytes."""
     sse_keep_alive_interval_s: float = 15.0
     """Seconds without a token until a stream gets a comment line that keeps proxies awake; 0 sends none."""
+    enable_log_requests: bool = False
+    """Log each request: its parameters; at level debug its prompt as well."""
+    max_log_len: int | None = None
+    """Most characters of a prompt in the log; None is all."""
     disable_uvicorn_access_log: bool = False
     """Log no line per HTTP request."""
     uvicorn_log_level: Literal["debug", "info", "warning", "error", "critical", "trace"] = "info"
@@ -110,6 +115,8 @@ class FrontendConfig:
     """Answers of /v1/responses that are kept for later calls; the oldest go first. 0 keeps none."""
     security: SecurityConfig = field(default_factory=SecurityConfig)
     """Of the connection to the scheduler."""
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    """Of logs and traces."""
 
     @property
     def public_grpc(self) -> ServerSecurity:
@@ -148,4 +155,5 @@ class FrontendConfig:
         _check(has_certificate or self.ssl_keyfile is None, "ssl_keyfile", self.ssl_keyfile, "given with ssl_certfile")
         authorities, has_any = self.ssl_ca_certs, has_certificate or self.security.tls_cert is not None
         _check(has_any or authorities is None, "ssl_ca_certs", authorities, "given with ssl_certfile or tls_cert")
+        _check(self.max_log_len is None or self.max_log_len >= 0, "max_log_len", self.max_log_len, "at least 0")
         _check(self.max_stored_responses >= 0, "max_stored_responses", self.max_stored_responses, "at least 0")

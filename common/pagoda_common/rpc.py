@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from pagoda_common.channels import MAX_ANSWER_BYTES, MAX_MESSAGE_BYTES
 from pagoda_common.channels import connect as connect
 from pagoda_common.credentials import server_credentials, token_guard
-from pagoda_common.errors import Code, InvalidRequest, PagodaError
+from pagoda_common.errors import Code, ConfigError, InvalidRequest, PagodaError
 from pagoda_common.security_config import ServerSecurity
 
 logger = logging.getLogger(__name__)
@@ -183,25 +183,30 @@ class RpcServer:
         services: tuple[str, ...],
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         security: ServerSecurity | None = None,
+        enable_channelz: bool = False,
     ) -> None:
         """
         Args:
             services: full names, such as pagoda.v1.Worker, for health and reflection.
             interceptors: they come after the error mapping, so that they may raise, and after the token's check.
             security: None is plaintext, on loopback.
+            enable_channelz: serve grpc.channelz.v1 as well.
 
         Raises:
-            ConfigError: a file of `security` cannot be used.
+            ConfigError: a file of `security` cannot be used, or grpcio-channelz is not installed.
         """
         self._security = security or ServerSecurity()
         self._credentials = server_credentials(self._security)
         guard = token_guard(self._security)
         chain = [ErrorInterceptor(), *([] if guard is None else [guard]), *interceptors]
-        self.grpc_server = grpc.aio.server(interceptors=chain, options=SERVER_OPTIONS)
+        options = [*SERVER_OPTIONS, *([("grpc.enable_channelz", 1)] if enable_channelz else [])]
+        self.grpc_server = grpc.aio.server(interceptors=chain, options=options)
         self._names = ("", *services)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        if enable_channelz:
+            names = (*names, _add_channelz(self.grpc_server))
         reflection.enable_server_reflection(names, self.grpc_server)
 
     async def start(self, *, host: str, port: int) -> int:
@@ -236,6 +241,17 @@ class RpcServer:
         """Refuse new calls, give running ones `grace_s` seconds, then cancel them."""
         await self._health.enter_graceful_shutdown()
         await self.grpc_server.stop(grace_s)
+
+
+def _add_channelz(server: grpc.aio.Server) -> str:
+    """Serve grpc.channelz.v1; its name."""
+    try:
+        from grpc_channelz.v1 import channelz  # an optional package
+    except ImportError as error:
+        message = "enable_channelz needs the package grpcio-channelz: pip install 'pagoda[channelz]'"
+        raise ConfigError(message, field="enable_channelz") from error
+    channelz.add_channelz_servicer(server)
+    return "grpc.channelz.v1.Channelz"
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ from pagoda.supervisor import EXIT_CONFIG, Supervisor
 from pagoda.vllm_options import add_vllm_flags, check_vllm_args
 from pagoda_common.config import EMBEDDED_MODEL
 from pagoda_common.flags import add_serve_flags, config_errors, engine_config_from_args, frontend_config_from_args
+from pagoda_common.logging import configure_logging
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +39,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help="serve the scheduler's own Prometheus metrics (where a step's time goes) there, on loopback",
     )
+    group.add_argument(
+        "--worker-metrics-port",
+        type=int,
+        metavar="PORT",
+        help="serve the first worker's Prometheus metrics there, on loopback, those of the others on the ports behind",
+    )
     add_vllm_flags(parser)
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Serve until a signal or a failure; see `serve` for the exit code."""
+    configure_logging("pagoda", os.environ.get("PAGODA_LOG_LEVEL", "info"), args.log_format)
     return asyncio.run(serve(plan(args, parser)))
 
 
@@ -54,6 +63,7 @@ def plan(args: argparse.Namespace, parser: argparse.ArgumentParser) -> LocalStac
             frontend=frontend_config_from_args(args),
             scheduler_port=args.scheduler_port,
             metrics_port=args.scheduler_metrics_port,
+            worker_metrics_port=args.worker_metrics_port,
         )
 
 
@@ -64,7 +74,8 @@ async def serve(stack: LocalStack) -> int:
         0 after Ctrl-C or SIGTERM (130 or 143 when a second one forced the end), 2 when a service refused its
         configuration or the model cannot be loaded, 1 when a service could not be kept running.
     """
-    supervisor = Supervisor(services=stack.services(), output=print_line)
+    has_json_logs = stack.engine.observability.log_format == "json"
+    supervisor = Supervisor(services=stack.services(), output=print_json_line if has_json_logs else print_line)
     started = time.monotonic()
     with stop_on_signals(supervisor):
         running = asyncio.create_task(supervisor.run())
@@ -108,6 +119,13 @@ def print_line(service: str, line: str) -> None:
     """Show one line of a child's output, which need not name itself again."""
     module = service.partition("-")[0]
     print(f"{service:<9} | {line.replace(f' {module}: ', ' ', 1)}", file=sys.stderr, flush=True)
+
+
+def print_json_line(service: str, line: str) -> None:
+    """The same where lines are objects that name their service; what is no object becomes one."""
+    if not line.startswith("{"):
+        line = json.dumps({"service": service, "message": line}, ensure_ascii=False)
+    print(line, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

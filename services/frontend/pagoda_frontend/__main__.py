@@ -53,7 +53,7 @@ def main() -> int:
     args = parse_service_args(parser)
     if args.die_with_parent is not None:
         die_with_parent(args.die_with_parent)
-    configure_logging("frontend", os.environ.get("PAGODA_LOG_LEVEL", "info"))
+    configure_logging("frontend", os.environ.get("PAGODA_LOG_LEVEL", "info"), args.log_format)
     with config_errors(parser):
         config = frontend_config_from_args(args)
         keys = os.environ.get(API_KEY_VARIABLE) or os.environ.get("VLLM_API_KEY") or ""

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda_common.bearer import BearerKeys
 from pagoda_common.credentials import refusal, text_metadata
+from pagoda_common.logging import request_id as log_request_id
 from pagoda_frontend.errors import ANTHROPIC_PREFIX, route_path
 
 GUARDED_PREFIXES = ("/v1", "/v2", "/inference", "/invocations")
@@ -98,12 +99,14 @@ class RequestIds:
             await self._app(scope, receive, send)
             return
         given = clean_request_id(Headers(scope=scope).get(REQUEST_ID_HEADER, ""))
+        log_request_id.set(given)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 if given or REQUEST_ID_HEADER not in headers:
                     headers[REQUEST_ID_HEADER] = given or uuid.uuid4().hex
+                log_request_id.set(headers[REQUEST_ID_HEADER])
             await send(message)
 
         await self._app(scope, receive, send_with_id)

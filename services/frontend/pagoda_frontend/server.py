@@ -55,7 +55,12 @@ class FrontendServer:
         guards = [RequireApiKeyRpc(service=SERVICE, keys=config.api_key)] if config.api_key else []
         self._grpc_host = config.host if config.grpc_host is None else config.grpc_host
         config.public_grpc.check_listen(self._grpc_host)
-        self._rpc = RpcServer(services=(SERVICE,), interceptors=guards, security=config.public_grpc)
+        self._rpc = RpcServer(
+            services=(SERVICE,),
+            interceptors=guards,
+            security=config.public_grpc,
+            enable_channelz=config.observability.enable_channelz,
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._http: _HttpServer | None = None
         self.port = 0

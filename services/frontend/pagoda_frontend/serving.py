@@ -20,6 +20,7 @@ from pagoda_common.errors import Code, DeadlineExceeded, NotReady, PagodaError, 
 from pagoda_common.frontend_config import FrontendConfig
 from pagoda_common.generation import TextStream
 from pagoda_common.generation_config import resolve_generation_config
+from pagoda_common.logging import request_id as log_request_id
 from pagoda_common.outputs import SequenceDelta
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.dialect import dialect_of
@@ -166,6 +167,10 @@ class Serving:
         """
         model = self.model
         params = request.sampling_params
+        if not log_request_id.get():
+            log_request_id.set(request.request_id)
+        if self.config.enable_log_requests:
+            self._log(request, model)
         timer = self.metrics.timer(
             num_prompt_tokens=len(request.prompt_token_ids), n=params.n, max_tokens=params.max_tokens
         )
@@ -188,6 +193,16 @@ class Serving:
             raise
         finally:
             timer.close(outcome)
+
+    def _log(self, request: EngineRequest, model: ServedModel) -> None:
+        """Say what came in, as vLLM does: the prompt only at level debug."""
+        num_tokens = len(request.prompt_token_ids)
+        logger.info(
+            "received request %s: %d prompt tokens, %r", request.request_id, num_tokens, request.sampling_params
+        )
+        if logger.isEnabledFor(logging.DEBUG):
+            text = model.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+            logger.debug("request %s has the prompt %r", request.request_id, text[: self.config.max_log_len])
 
     async def _wait_for_recovery(self, timeout_s: float) -> None:
         try:

@@ -51,7 +51,8 @@ async def serve(
     groups = WorkerGroups(config=config, engine=engine, session_epoch=epoch, timeline=timeline)
     registry.register(GroupCollector(groups=groups))
     state = EngineState(session_epoch=epoch, engine=engine, groups=groups)
-    server = RpcServer(services=(SERVICE,), security=config.security.server)
+    enable_channelz = config.observability.enable_channelz
+    server = RpcServer(services=(SERVICE,), security=config.security.server, enable_channelz=enable_channelz)
     servicer = SchedulerServicer(
         engine=engine,
         groups=groups,
@@ -106,7 +107,7 @@ def main() -> None:
     args = parse_service_args(parser)
     if args.die_with_parent is not None:
         die_with_parent(args.die_with_parent)
-    configure_logging("scheduler", os.environ.get("PAGODA_LOG_LEVEL", "info"))
+    configure_logging("scheduler", os.environ.get("PAGODA_LOG_LEVEL", "info"), args.log_format)
     with config_errors(parser):
         config = engine_config_from_args(args)
         config.security.server.check_listen(args.host)

@@ -233,7 +233,8 @@ class Engine:
         if orphans:
             logger.warning("worker group lost (%s): %d sequences will be recomputed", reason, len(orphans))
         for request in poisonous:
-            logger.error("request %s crashes its worker whenever it is computed: failed", request.request_id)
+            text = "request %s crashes its worker whenever it is computed: failed"
+            logger.error(text, request.request_id, extra={"request_id": request.request_id})
             request.finish_reason = "error"
             request.error = RequestFailed(
                 f"this request crashed its worker {request.num_crashes} times in a row, the last time alone: {reason}"
@@ -400,7 +401,8 @@ class Engine:
         self.announce()
 
     def _end_lease(self, request_id: str, lease_s: float) -> None:
-        logger.warning("request %s: nobody went on with it within %g s: aborted", request_id, lease_s)
+        text = "request %s: nobody went on with it within %g s: aborted"
+        logger.warning(text, request_id, lease_s, extra={"request_id": request_id})
         self._drop(request_id)
 
     def _close(self, request: Request) -> None:

@@ -8,18 +8,23 @@ import socket
 from importlib.metadata import version
 
 import uvloop
+from prometheus_client import CollectorRegistry
 
 from pagoda_common.errors import ConfigError
 from pagoda_common.flags import (
     add_child_flags,
     add_listen_flags,
+    add_observability_flags,
     add_scheduler_address_flag,
     add_security_flags,
     config_errors,
+    observability_config_from_args,
     security_config_from_args,
 )
 from pagoda_common.heartbeat import beat
 from pagoda_common.logging import configure_logging
+from pagoda_common.metrics_server import process_registry, serve_metrics
+from pagoda_common.observability_config import ObservabilityConfig
 from pagoda_common.process import die_with_parent
 from pagoda_common.security_config import SecurityConfig
 from pagoda_common.settings import parse_service_args
@@ -31,22 +36,29 @@ STOP_GRACE_S = 1.0
 """Time that open calls get at the end. Requests are not lost with them: the scheduler requeues what runs here."""
 
 
-async def serve(args: argparse.Namespace, security: SecurityConfig) -> None:
+async def serve(args: argparse.Namespace, security: SecurityConfig, observability: ObservabilityConfig) -> None:
     """Serve until SIGTERM or SIGINT, then let what runs here end, and go."""
     # Torch is imported after the flags are read, and after OMP_WAIT_POLICY is set.
     from pagoda.v1 import scheduler_pb2, worker_pb2_grpc
     from pagoda_common.rpc import RpcServer, stop_signals
     from pagoda_worker.device import claim_device
+    from pagoda_worker.metrics import WorkerCollector, WorkerMetrics
     from pagoda_worker.registration import Registration
     from pagoda_worker.servicer import WorkerServicer
     from pagoda_worker.worker import Worker
 
-    server = RpcServer(services=(SERVICE,), security=security.server)
-    servicer = WorkerServicer(worker=Worker(num_threads=args.threads), set_serving=server.set_serving)
+    server = RpcServer(services=(SERVICE,), security=security.server, enable_channelz=observability.enable_channelz)
+    worker, registry = Worker(num_threads=args.threads), CollectorRegistry()
+    metrics = WorkerMetrics(registry=registry) if args.metrics_port is not None else None
+    servicer = WorkerServicer(worker=worker, set_serving=server.set_serving, metrics=metrics)
     worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server.grpc_server)
     with stop_signals() as stopped:
         port = await server.start(host=args.host, port=args.port)
         logger.info("worker listening on %s:%d", args.host, port)
+        if args.metrics_port is not None:
+            registry.register(WorkerCollector(worker=worker))
+            bound = serve_metrics(process_registry(registry), host=args.host, port=args.metrics_port)
+            logger.info("metrics on http://%s:%d/metrics", args.host, bound)
         identity = scheduler_pb2.WorkerIdentity(
             address=args.advertise_address or f"{_reachable_host(args.host)}:{port}",
             group=args.group,
@@ -87,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     add_scheduler_address_flag(parser)
     add_listen_flags(parser, port=0)
     add_security_flags(parser)
+    add_observability_flags(parser)
     add_child_flags(parser)
     group = parser.add_argument_group("worker")
     group.add_argument(
@@ -106,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
         default=_from_environment("LWS_WORKER_INDEX") or 0,
         help="rank within the group (default: LWS_WORKER_INDEX, else 0)",
     )
+    group.add_argument("--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics there; 0 is any")
     group.add_argument("--world-size", type=int, default=1, help="ranks in the group (default: %(default)s)")
     group.add_argument(
         "--threads",
@@ -129,7 +143,7 @@ def main() -> None:
     args = parse_service_args(parser)
     if args.die_with_parent is not None:
         die_with_parent(args.die_with_parent)
-    configure_logging("worker", os.environ.get("PAGODA_LOG_LEVEL", "info"))
+    configure_logging("worker", os.environ.get("PAGODA_LOG_LEVEL", "info"), args.log_format)
     with config_errors(parser):
         for name, low in (("threads", 1), ("group", 0), ("rank", 0), ("world_size", 1), ("drain_timeout", 0)):
             value = getattr(args, name)
@@ -137,13 +151,13 @@ def main() -> None:
                 raise ConfigError(f"{name} is {value}, must be at least {low}", field=name)
         if args.world_size > 1:
             raise ConfigError(f"world_size is {args.world_size}, only 1 is supported", field="world_size")
-        security = security_config_from_args(args)
+        security, observability = security_config_from_args(args), observability_config_from_args(args)
         security.server.check_listen(args.host)
         security.check_dial(args.scheduler, name="scheduler")
         # Threads of OpenMP sleep between operations: spinning, they would take the core from the scheduler and
         # frontend, and whoever spins on a core that another process holds stalls for a time slice (8 ms, a whole step).
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        uvloop.run(serve(args, security))
+        uvloop.run(serve(args, security, observability))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pagoda_worker.convert import (
     model_runner_output_to_proto,
 )
 from pagoda_worker.execute_stream import ExecuteStream, StepAnswer
+from pagoda_worker.metrics import WorkerMetrics
 from pagoda_worker.model_facts import ModelFacts
 from pagoda_worker.steps import Fence, StepLog
 from pagoda_worker.worker import Worker
@@ -53,6 +54,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         worker: Worker,
         set_serving: Callable[[bool], Awaitable[None]],
         on_stuck: Callable[[], None] = _end_process,
+        metrics: WorkerMetrics | None = None,
     ) -> None:
         """`set_serving` hears whether the Execute stream would be answered; `on_stuck` that a step never ends."""
         self.fence = Fence()
@@ -66,6 +68,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._is_closed = False
         self._is_executing = False
         self._on_stuck = on_stuck
+        self._metrics = metrics
 
     @property
     def last_step(self) -> int:
@@ -227,7 +230,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             output = self._worker.execute_model(step)
         finally:
             self._is_executing = False
-        return dataclasses.replace(output, timings=dataclasses.replace(output.timings, queue_ns=queue_ns))
+        output = dataclasses.replace(output, timings=dataclasses.replace(output.timings, queue_ns=queue_ns))
+        if self._metrics is not None:
+            self._metrics.observe(step, output)
+        return output
 
     async def GetStatus(self, request: worker_pb2.GetStatusRequest, context: Any) -> worker_pb2.GetStatusResponse:
         """State for operators."""

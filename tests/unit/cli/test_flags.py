@@ -108,7 +108,7 @@ def test_every_frontend_field_has_a_flag() -> None:
     parser = argparse.ArgumentParser()
     add_frontend_flags(parser)
     flags = set(vars(parser.parse_args([])))
-    assert {field.name for field in fields(FrontendConfig)} - {"security"} <= flags
+    assert {field.name for field in fields(FrontendConfig)} - {"security", "observability"} <= flags
     assert {field.name for field in fields(SecurityConfig)} - {"service_token"} <= flags
 
 

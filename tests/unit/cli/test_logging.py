@@ -1,11 +1,14 @@
 """What a log line looks like, and what is not worth one."""
 
+import json
 import logging
 import re
+import sys
+from typing import Any
 
 import pytest
 
-from pagoda_common.logging import LineFormatter, is_no_probe
+from pagoda_common.logging import JsonFormatter, LineFormatter, is_no_probe, request_id, trace_id
 
 
 def access(path: str) -> logging.LogRecord:
@@ -25,3 +28,54 @@ def test_probes_get_no_access_line(path: str, is_logged: bool) -> None:
 
 def test_records_of_another_shape_pass() -> None:
     assert is_no_probe(logging.LogRecord("uvicorn.error", logging.INFO, "", 0, "Shutting down", None, None))
+
+
+def shown_as_json(record: logging.LogRecord) -> dict[str, Any]:
+    line = JsonFormatter("scheduler").format(record)
+    assert "\n" not in line
+    shown: dict[str, Any] = json.loads(line)
+    return shown
+
+
+def test_a_json_line_has_time_level_service_and_message() -> None:
+    record = logging.LogRecord("pagoda_scheduler", logging.WARNING, "", 0, 'a "%s"\nä', ("b",), None)
+    shown = shown_as_json(record)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", shown.pop("time"))
+    assert shown == {
+        "level": "warning",
+        "service": "scheduler",
+        "logger": "pagoda_scheduler",
+        "message": 'a "b"\nä',
+    }
+
+
+def test_ids_of_request_and_trace_come_from_the_task_or_the_record() -> None:
+    record = logging.LogRecord("x", logging.INFO, "", 0, "m", (), None)
+    tokens = request_id.set("of-the-task"), trace_id.set("0af7651916cd43dd8448eb211c80319c")
+    try:
+        shown = shown_as_json(record)
+        assert (shown["request_id"], shown["trace_id"]) == ("of-the-task", "0af7651916cd43dd8448eb211c80319c")
+        record.request_id = "its-own"
+        assert shown_as_json(record)["request_id"] == "its-own"
+    finally:
+        request_id.reset(tokens[0])
+        trace_id.reset(tokens[1])
+
+
+def test_an_access_line_has_its_parts_and_no_query() -> None:
+    shown = shown_as_json(access("/v1/models?key=secret"))
+    assert (shown["method"], shown["path"], shown["status"], shown["client"]) == (
+        "GET",
+        "/v1/models",
+        200,
+        "127.0.0.1:5",
+    )
+    assert "secret" not in json.dumps(shown)
+
+
+def test_a_traceback_stays_on_its_line() -> None:
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        record = logging.LogRecord("x", logging.ERROR, "", 0, "m", (), sys.exc_info())
+    assert "ValueError: broken" in shown_as_json(record)["exception"]

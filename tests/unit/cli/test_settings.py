@@ -142,8 +142,8 @@ def test_a_wrong_variable_is_named(capsys: pytest.CaptureFixture[str], name: str
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--max-modl-len", "5"), "unknown argument '--max-modl-len'; did you mean --max-model-len?"),
-        (("--max-modl-len=5",), "did you mean --max-model-len?"),
+        (("--max-modl-len", "5"), "unknown argument '--max-modl-len'; did you mean --max-model-len"),
+        (("--max-modl-len=5",), "did you mean --max-model-len"),
         (("--uds", "/tmp/x"), "--uds is not supported: HTTP listens on"),
         (("a", "b"), "unknown argument 'b'"),
         (("--max-model-len", "lots"), "'lots' is not a number"),

@@ -1,0 +1,68 @@
+"""The worker's own Prometheus metrics: its steps, its cache, its device's memory. Knows no gRPC."""
+
+from collections.abc import Iterator
+
+import torch
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pagoda_worker.batch import ExecuteModelInput, ModelRunnerOutput
+from pagoda_worker.worker import Worker
+
+STAGES = ("queue", "prepare", "forward", "sample")
+"""In the order of a step's life."""
+_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class WorkerMetrics:
+    """What one worker's steps cost. `observe` runs on the model thread."""
+
+    def __init__(self, *, registry: CollectorRegistry) -> None:
+        text = "Time of one stage of a step in the worker."
+        stages = Histogram("pagoda:worker_step_seconds", text, ("stage",), buckets=_SECONDS, registry=registry)
+        self._stages = {stage: stages.labels(stage) for stage in STAGES}
+        self._tokens = Counter("pagoda:worker_tokens", "Tokens computed.", registry=registry)
+        self._sequences = Counter("pagoda:worker_sequences", "Sequences of all steps together.", registry=registry)
+
+    def observe(self, step: ExecuteModelInput, output: ModelRunnerOutput) -> None:
+        """A step was computed."""
+        if not step.num_seqs:
+            return
+        timings = output.timings
+        self._stages["queue"].observe(timings.queue_ns / 1e9)
+        self._stages["prepare"].observe(timings.prepare_ns / 1e9)
+        self._stages["forward"].observe(timings.forward_ns / 1e9)
+        self._stages["sample"].observe(timings.sample_ns / 1e9)
+        counts = step.num_scheduled_tokens
+        self._tokens.inc(step.num_seqs if counts is None else int(counts.sum()))
+        self._sequences.inc(step.num_seqs)
+
+
+class WorkerCollector(Collector):
+    """State and memory of one worker, looked up for every scrape."""
+
+    def __init__(self, *, worker: Worker) -> None:
+        self._worker = worker
+
+    def collect(self) -> Iterator[Metric]:
+        """Called for every scrape, on whatever thread."""
+        state = GaugeMetricFamily("pagoda:worker_info", "The worker: 1.", labels=("state", "model"))
+        facts = self._worker.facts
+        state.add_metric((self._worker.state, "" if facts is None else facts.model), 1)
+        yield state
+        blocks = self._worker.num_blocks
+        yield GaugeMetricFamily("pagoda:worker_kv_blocks", "KV-cache blocks allocated.", value=blocks)
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            memory = GaugeMetricFamily(
+                "pagoda:worker_device_memory_bytes", "Memory of the accelerator.", labels=("kind",)
+            )
+            free, total = torch.cuda.mem_get_info()
+            for kind, value in (
+                ("free", free),
+                ("total", total),
+                ("allocated", torch.cuda.memory_allocated()),
+                ("reserved", torch.cuda.memory_reserved()),
+            ):
+                memory.add_metric((kind,), value)
+            yield memory
