@@ -53,7 +53,7 @@ class WorkerCollector(Collector):
         yield state
         blocks = self._worker.num_blocks
         yield GaugeMetricFamily("pagoda:worker_kv_blocks", "KV-cache blocks allocated.", value=blocks)
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no types here
             memory = GaugeMetricFamily(
                 "pagoda:worker_device_memory_bytes", "Memory of the accelerator.", labels=("kind",)
             )
