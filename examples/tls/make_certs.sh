@@ -31,8 +31,9 @@ for service in "$@"; do
     case $service in *=*) hosts=${service#*=} ;; *) hosts= ;; esac
     for host in $(echo "$hosts" | tr , ' '); do
         case $host in
-            *:* | *[0-9].*[0-9].*[0-9].*[0-9]) names="$names,IP:$host" ;;
-            *) names="$names,DNS:$host" ;;
+            *:*) names="$names,IP:$host" ;;
+            *[!0-9.]*) names="$names,DNS:$host" ;;
+            *) names="$names,IP:$host" ;;
         esac
     done
     printf '%s\n' "subjectAltName=$names" "basicConstraints=CA:FALSE" "keyUsage=digitalSignature" \
