@@ -24,6 +24,7 @@ from pagoda.refusals import RefusedCalls, refuse_extras
 from pagoda.request_output import RequestOutputBuilder, default_sampling_params
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from pagoda_common.beam_search import BeamSearchParams
+from pagoda_common.bounded_grammar import BoundedCompiler
 from pagoda_common.channels import connect
 from pagoda_common.config import EMBEDDED_MODEL
 from pagoda_common.engine_client import EngineClient, EngineRequest
@@ -238,9 +239,18 @@ class AsyncLLM(RefusedCalls):
             self._grammars.compile(params.structured_outputs)
 
     @cached_property
-    def _grammars(self) -> GrammarCompiler:
-        info = self.model_info
-        return GrammarCompiler(tokenizer=self.tokenizer, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids)
+    def _grammars(self) -> BoundedCompiler:
+        info, config = self.model_info, self.config.model
+        compiler = GrammarCompiler(
+            tokenizer=self.tokenizer, vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids
+        )
+        return BoundedCompiler(
+            compiler,
+            tokenizer=self.tokenizer.name,
+            revision=config.revision,
+            vocab_size=info.vocab_size,
+            eos_token_ids=info.eos_token_ids,
+        )
 
     def make_request(
         self,

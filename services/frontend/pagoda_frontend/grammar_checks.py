@@ -37,7 +37,7 @@ class GrammarChecks:
     ) -> None:
         """`tokenizer`: directory or hub id."""
         ends = ",".join(map(str, eos_token_ids))
-        self._command = [sys.executable, "-m", "pagoda_frontend.grammar_process"]
+        self._command = [sys.executable, "-m", "pagoda_common.grammar_process"]
         self._command += [tokenizer, revision or "", str(vocab_size), ends]
         self._process: Process | None = None
         self._turn = asyncio.Lock()

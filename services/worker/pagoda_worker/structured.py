@@ -2,9 +2,10 @@
 
 import os
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from llguidance import LLExecutor, LLMatcher
 
 from pagoda_common.errors import PagodaError
 from pagoda_worker.batch import ExecuteModelInput, IntArray, NewRequest
-from pagoda_worker.grammars import Grammars, Template
+from pagoda_worker.grammars import Grammars
 
 NUM_FILL_THREADS = 4
 Words = npt.NDArray[np.uint32]
@@ -32,7 +33,8 @@ class TokenMask:
 class ConstrainedSequence:
     """One output and how far its constraint has come; a function of the output's tokens."""
 
-    template: Template
+    compile: Callable[[], LLMatcher]
+    """Waits for the matcher at the start of an output; raises PagodaError."""
     end_token_ids: frozenset[int]
     """They are the grammar's end, and no part of it."""
     start_run: tuple[int, ...]
@@ -50,7 +52,7 @@ class ConstrainedSequence:
         """Wait for the grammar if it is still being compiled, and show it the tokens so far."""
         if self.matcher is None and self.problem is None:
             try:
-                self.matcher = self.template.result().deep_copy()
+                self.matcher = self.compile()
             except PagodaError as error:
                 self.problem = error.message
             self.recent = deque(maxlen=len(self.start_run))
@@ -104,9 +106,10 @@ class Constraints:
     def _add(self, request: NewRequest) -> None:
         params = request.sampling_params
         assert params.structured_outputs is not None
+        self._grammars.template(params.structured_outputs)
         ends = {*(request.eos_token_ids or self._eos_token_ids), *(params.stop_token_ids or ())}
         self._sequences[request.slot] = ConstrainedSequence(
-            template=self._grammars.template(params.structured_outputs),
+            compile=partial(self._grammars.matcher, params.structured_outputs),
             end_token_ids=frozenset(token_id for token_id in ends if token_id < self._vocab_size),
             start_run=tuple(params.structured_outputs.start_after_token_ids),
             pending=request.output_token_ids.tolist(),

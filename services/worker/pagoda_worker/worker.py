@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from pagoda_common.bounded_grammar import BoundedCompiler
 from pagoda_common.config import EngineConfig
 from pagoda_common.errors import ConfigError, OutOfMemory, PagodaError, StaleEpoch
 from pagoda_common.grammar import GrammarCompiler
@@ -274,13 +275,18 @@ class Worker:
             if request.sampling_params.structured_outputs is not None:
                 self._grammars.template(request.sampling_params.structured_outputs)
 
-    def _load_compiler(self) -> GrammarCompiler:
+    def _load_compiler(self) -> BoundedCompiler:
         config, _ = self._claimed()
         model, facts = self._loaded()
-        return GrammarCompiler(
-            tokenizer=load_tokenizer(config.model.model, revision=config.model.revision),
-            vocab_size=model.spec.vocab_size,
-            eos_token_ids=facts.eos_token_ids,
+        name, revision = config.model.model, config.model.revision
+        tokenizer = load_tokenizer(name, revision=revision)
+        vocab_size, ends = model.spec.vocab_size, facts.eos_token_ids
+        return BoundedCompiler(
+            GrammarCompiler(tokenizer=tokenizer, vocab_size=vocab_size, eos_token_ids=ends),
+            tokenizer=name,
+            revision=revision,
+            vocab_size=vocab_size,
+            eos_token_ids=ends,
         )
 
     def _claimed(self) -> tuple[EngineConfig, DeviceInfo]:

@@ -2,17 +2,22 @@
 
 import json
 import re
+from threading import Event
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from llguidance import LLMatcher
 
-from pagoda_common.errors import Code
+from pagoda_common import bounded_grammar
+from pagoda_common.errors import Code, InvalidRequest
+from pagoda_common.grammar import GrammarCompiler
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_common.structured_outputs import StructuredOutputsParams
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_kernels.apply_token_bitmask import apply_token_bitmask, apply_token_bitmask_reference
+from pagoda_worker import grammars
 from tests.unit.worker.driver import Driver, Tracked
 
 PROMPT = "Once upon a time"
@@ -197,3 +202,48 @@ def test_the_bitmask_is_applied_as_the_reference_does(vocab_size: int) -> None:
     assert torch.equal(got.nan_to_num(nan=7.0), wanted.nan_to_num(nan=7.0))
     with pytest.raises(ValueError, match="bit for each token"):
         apply_token_bitmask(torch.zeros(5, 8 * bits.shape[1] + 1), bits)
+
+
+def deep_chain(depth: int) -> dict[str, Any]:
+    """A schema whose compilation is as deep as its chain of references."""
+    links: dict[str, Any] = {
+        f"d{place}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{place + 1}"}}}
+        for place in range(depth)
+    }
+    return {"$defs": {**links, f"d{depth}": {"type": "string"}}, "$ref": "#/$defs/d0"}
+
+
+def test_a_constraint_that_would_break_the_worker_fails_alone(
+    driver: Driver, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_grammar, "COMPILE_S", 2.0)
+    each = [params(json=deep_chain(3500)), params(choice=["yes"])]
+    bad, good = generate(driver, tokenizer, each)
+    assert bad.bad is not None
+    assert bad.bad.code is Code.INVALID_ARGUMENT
+    assert "too complex" in bad.bad.message
+    assert texts(driver, tokenizer, [good]) == ["yes"]
+
+
+def test_a_constraint_that_takes_for_ever_fails_alone(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> None:
+    monkeypatch.setattr(grammars, "MAX_WAIT_S", 0.2)
+    is_over = Event()
+
+    class Slow:
+        compiler = GrammarCompiler(tokenizer=tokenizer, vocab_size=3072)
+
+        def compile(self, constraint: StructuredOutputsParams) -> LLMatcher:
+            if constraint.regex == "slow":
+                is_over.wait()
+            return self.compiler.compile(constraint)
+
+    kept = grammars.Grammars(Slow)  # type: ignore[arg-type]
+    behind = StructuredOutputsParams(regex="[0-9]")
+    kept.template(StructuredOutputsParams(regex="slow"))
+    kept.template(behind)
+    try:
+        with pytest.raises(InvalidRequest, match="too complex"):
+            kept.matcher(StructuredOutputsParams(regex="slow"))
+        assert not kept.matcher(behind).is_error()
+    finally:
+        is_over.set()

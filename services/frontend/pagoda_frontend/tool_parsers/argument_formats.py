@@ -33,7 +33,7 @@ def properties_of(name: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict
     for key in required:
         if key not in properties:
             raise _refuse(name, f"with {key!r} required and not among its properties")
-    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    definitions: dict[str, Any] = {key: root[key] for key in ("$defs", "definitions") if key in root}
     for key, part in properties.items():
         if part is False:
             continue
