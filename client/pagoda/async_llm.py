@@ -53,7 +53,8 @@ class AsyncLLM(RefusedCalls):
         Args:
             model: directory or hub id.
             tokenizer: directory or hub id, when it is not the model's.
-            address: host:port of a running scheduler; None starts a private engine.
+            address: host:port of a running scheduler; several with commas between are tried in turn, also when the
+                scheduler is lost. None starts a private engine.
             options: the engine's, as of LLM.
 
         Raises:

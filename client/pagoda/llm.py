@@ -74,8 +74,9 @@ class LLM(RefusedCalls):
             model: directory, hub id, or the embedded "pagoda-tiny".
             seed: requests without a seed draw theirs from a generator with this one, so a program gives the same
                 outputs each time it is run.
-            address: host:port of a running scheduler; None starts a private engine. One that is not on loopback takes
-                tls_cert, tls_key and tls_ca (files), or insecure=True; service_token_file where services show tokens.
+            address: host:port of a running scheduler; several with commas between are tried in turn, also when the
+                scheduler is lost. None starts a private engine. One that is not on loopback takes tls_cert, tls_key and
+                tls_ca (files), or insecure=True; service_token_file where services show tokens.
             options: further fields of ModelConfig, CacheConfig, SchedulerConfig, ParallelConfig and SecurityConfig
                 (data_parallel_size=2 starts two workers).
 

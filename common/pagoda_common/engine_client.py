@@ -17,6 +17,7 @@ import logging
 import random
 import secrets
 import time
+from collections import deque
 from dataclasses import replace
 
 import grpc
@@ -50,14 +51,20 @@ class EngineClient:
     """One frontend's connection to one scheduler. Belongs to the event loop that started it."""
 
     def __init__(self, *, address: str, frontend_id: str | None = None, security: SecurityConfig | None = None) -> None:
-        """`frontend_id` is random if not given.
+        """
+        Args:
+            address: host:port; or several with commas between, tried in turn: when the scheduler is lost and comes back
+                elsewhere, open requests go on there.
+            frontend_id: random if not given.
 
         Raises:
-            ConfigError: `security` does not allow the address, or has a file that cannot be used.
+            ConfigError: `security` does not allow an address, or has a file that cannot be used.
         """
-        self.address = address
         self.frontend_id = frontend_id or secrets.token_hex(8)
-        self._connection = Connection(address, security=security)
+        connections = [Connection(one.strip(), security=security) for one in address.split(",")]
+        self._connection = connections[0]
+        """In use."""
+        self._connections = deque(connections)
         self._task: asyncio.Task[None] | None = None
         self._session: EngineSession | None = None
         self._streams: dict[str, EngineStream] = {}
@@ -66,9 +73,14 @@ class EngineClient:
         self._was_connected = False
         self._is_closed = False
         self._ready = asyncio.Event()
-        self._reason = f"connecting to the scheduler at {address}"
+        self._reason = f"connecting to the scheduler at {self.address}"
         self._load = types_pb2.EngineLoad()
         self._model_info: types_pb2.ModelInfo | None = None
+
+    @property
+    def address(self) -> str:
+        """Of the scheduler in use, or tried."""
+        return self._connection.address
 
     async def start(self) -> None:
         """Begin to connect in the background."""
@@ -87,7 +99,8 @@ class EngineClient:
         for stream in list(self._streams.values()):
             stream.fail(NotReady(reason))
         self._streams.clear()
-        await self._connection.close()
+        for connection in self._connections:
+            await connection.close()
 
     async def wait_until_ready(self, timeout_s: float | None = None) -> None:
         """Wait until requests can be served.
@@ -247,6 +260,8 @@ class EngineClient:
                 self._ready.clear()
             if self._is_closed:
                 return
+            self._connections.rotate(-1)
+            self._connection = self._connections[0]
             if time.monotonic() - started > STABLE_S:
                 backoff_s = MIN_BACKOFF_S
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))

@@ -86,14 +86,8 @@ class RequestTooLong(InvalidRequest):
     """Prompt or output do not fit the model's context."""
 
 
-class UnknownModel(PagodaError):
-    """The requested model is not served here."""
-
-    code = Code.NOT_FOUND
-
-
 class NotFound(PagodaError):
-    """Nothing is known under that name."""
+    """Nothing is known under that name: no such model, stored answer or stream."""
 
     code = Code.NOT_FOUND
 

@@ -10,15 +10,20 @@ from typing import Any
 
 import pytest
 
+from examples.resume_grpc import responses
+from pagoda import LLM, AsyncLLM, SamplingParams
+from pagoda.v1 import inference_pb2, types_pb2
+from pagoda_common.process import free_port
 from tests.process.stack import Stack
 
 NUM_TOKENS = 400
+SCHEDULER_PORT = free_port()
 MESSAGES = [{"role": "user", "content": "Tell me a story about a dog."}]
 
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    stack = Stack()
+    stack = Stack(f"--scheduler-port={SCHEDULER_PORT}")
     try:
         stack.wait_ready()
         yield stack
@@ -124,6 +129,52 @@ def test_a_stream_goes_on_after_the_loss_of_its_frontend(stack: Stack, name: str
         chunk["usage"] for chunk in undisturbed.chunks if chunk.get("usage")
     ]
     assert len({(chunk["id"], chunk["created"]) for chunk in reader.chunks}) == 1
+
+
+def chat_over_grpc(stack: Stack, *, kill_at: int | None = None) -> tuple[list[str], list[list[int]]]:
+    """Texts and tokens of two choices, by the example; its frontend is killed when choice 0 has `kill_at` tokens."""
+    request = inference_pb2.ChatRequest(
+        messages=[inference_pb2.ChatMessage(role="user", content=MESSAGES[0]["content"])],
+        sampling_params=types_pb2.SamplingParams(n=2, seed=5, max_tokens=NUM_TOKENS, ignore_eos=True),
+    )
+    texts = ["", ""]
+    tokens: list[list[int]] = [[], []]
+    for response in responses([f"127.0.0.1:{stack.grpc_port}"], request):
+        if response.token_ids:
+            assert response.offset == len(tokens[response.index])
+        texts[response.index] += response.content
+        tokens[response.index] += response.token_ids
+        if kill_at is not None and len(tokens[0]) >= kill_at:
+            stack.service("frontend").kill()
+            kill_at = None
+            if len(tokens[0]) < NUM_TOKENS:
+                CUT.append("grpc")
+    return texts, tokens
+
+
+def test_a_stream_over_grpc_goes_on_after_the_loss_of_its_frontend(stack: Stack) -> None:
+    undisturbed = chat_over_grpc(stack)
+    assert list(map(len, undisturbed[1])) == [NUM_TOKENS] * 2
+    assert chat_over_grpc(stack, kill_at=NUM_TOKENS // 4) == undisturbed
+
+
+async def test_the_library_goes_on_after_the_loss_of_the_scheduler(stack: Stack) -> None:
+    stack.wait_ready()
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    nobody = free_port()
+    async with AsyncLLM(address=f"127.0.0.1:{nobody},127.0.0.1:{SCHEDULER_PORT}") as llm:
+        [undisturbed] = [output async for output in llm.generate("Once", params) if output.finished]
+        has_killed = False
+        async for output in llm.generate("Once", params):
+            if not has_killed and len(output.outputs[0].token_ids) >= NUM_TOKENS // 4:
+                assert not output.finished
+                stack.service("scheduler").kill()
+                has_killed = True
+        assert output.outputs == undisturbed.outputs
+        assert llm.engine.num_losses == 1
+    with LLM(address=f"127.0.0.1:{SCHEDULER_PORT}") as blocking:
+        [output] = blocking.generate("Once", params, use_tqdm=False)
+        assert output.outputs == undisturbed.outputs
 
 
 def test_streams_were_cut() -> None:

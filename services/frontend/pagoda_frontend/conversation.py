@@ -96,7 +96,7 @@ async def start_conversation(
 
     Raises:
         InvalidRequest: `field` names the field.
-        UnknownModel: there is none of that name.
+        NotFound: there is none of that name.
         NotReady: the model is not known yet.
     """
     model = serving.model_named(body.model)

@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from pagoda_common.errors import InvalidRequest, NotReady, UnknownModel
+from pagoda_common.errors import InvalidRequest, NotFound, NotReady
 from pagoda_frontend.body import read_body
 from pagoda_frontend.calls import json_response
 from pagoda_frontend.conversation import trusted_chat_template
@@ -51,7 +51,7 @@ class Operations:
         """One of them."""
         model = self._serving.model
         if model_id not in model.names:
-            raise UnknownModel(f"The model `{model_id}` does not exist.", field="model")
+            raise NotFound(f"The model `{model_id}` does not exist.", field="model")
         return json_response(_model_card(model, model_id))
 
     async def tokenize(self, request: Request) -> Response:

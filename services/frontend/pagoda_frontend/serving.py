@@ -16,7 +16,7 @@ from importlib.metadata import version
 
 from pagoda_common.config import EMBEDDED_MODEL
 from pagoda_common.engine_client import EngineClient, EngineRequest
-from pagoda_common.errors import Code, DeadlineExceeded, NotReady, PagodaError, UnknownModel
+from pagoda_common.errors import Code, DeadlineExceeded, NotFound, NotReady, PagodaError
 from pagoda_common.frontend_config import FrontendConfig
 from pagoda_common.generation import TextStream
 from pagoda_common.generation_config import resolve_generation_config
@@ -122,11 +122,11 @@ class Serving:
 
         Raises:
             NotReady: as `model`.
-            UnknownModel: there is none of that name.
+            NotFound: there is none of that name.
         """
         model = self.model
         if name and name not in model.names:
-            raise UnknownModel(f"The model `{name}` does not exist.", field="model")
+            raise NotFound(f"The model `{name}` does not exist.", field="model")
         return model
 
     @contextmanager
