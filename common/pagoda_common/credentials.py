@@ -15,7 +15,7 @@ from pagoda_common.security_config import TOKEN_VARIABLE, SecurityConfig, Server
 from pagoda_common.watched_files import WatchedFiles
 
 MIN_TOKEN_CHARS = 16
-OPEN_PREFIX = "/grpc.health.v1.Health/"
+HEALTH_PREFIX = "/grpc.health.v1.Health/"
 """Probes hold no token; what they learn is whether the service serves."""
 
 
@@ -83,16 +83,12 @@ def _certificate_configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(pem.key, pem.chain)], pem.ca)
 
 
-def token_files(*, file: str | None, token: str) -> WatchedFiles[tuple[str, ...]]:
-    """The services' tokens, watched: those in `file`, or else `token`, or else none.
+def _read_tokens(file: str | None, token: str) -> tuple[str, ...]:
+    """The services' tokens: those in `file`, or else `token`, or else none.
 
     Raises:
         ConfigError: the file cannot be read, or a token is too short or has characters that no header holds.
     """
-    return WatchedFiles((file,), lambda: _read_tokens(file, token))
-
-
-def _read_tokens(file: str | None, token: str) -> tuple[str, ...]:
     where = f"service_token_file {file!r}" if file is not None else TOKEN_VARIABLE
     tokens = read_keys(file, field="service_token_file") if file is not None else tuple(token.split())
     for one in tokens:
@@ -104,13 +100,19 @@ def _read_tokens(file: str | None, token: str) -> tuple[str, ...]:
     return tokens
 
 
-class RequireServiceToken(grpc.aio.ServerInterceptor):
-    """Refuses calls that show none of the tokens: UNAUTHENTICATED. Health stays open, reflection does not."""
+class RequireBearer(grpc.aio.ServerInterceptor):
+    """Refuses calls that show none of some keys: UNAUTHENTICATED."""
 
-    def __init__(self, tokens: WatchedFiles[tuple[str, ...]]) -> None:
-        self._tokens = tokens
-        self._current = tokens.current()
-        self._keys = BearerKeys(self._current)
+    def __init__(self, keys: Callable[[], BearerKeys], *, open_prefixes: tuple[str, ...], message: str) -> None:
+        """
+        Args:
+            keys: those of now.
+            open_prefixes: beginnings of full method names (/package.Service/) that need none of them.
+            message: of the refusal.
+        """
+        self._keys = keys
+        self._open_prefixes = open_prefixes
+        self._message = message
 
     async def intercept_service(
         self,
@@ -118,38 +120,29 @@ class RequireServiceToken(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         """The handler of the call, or the one that refuses it."""
-        tokens = self._tokens.current()
-        if tokens is not self._current:
-            self._current, self._keys = tokens, BearerKeys(tokens)
-        is_open = handler_call_details.method.startswith(OPEN_PREFIX)
-        if is_open or self._keys.allow(text_metadata(handler_call_details.invocation_metadata)):
-            return await continuation(handler_call_details)
-        return refusal("the call shows no service token: give both sides --service-token-file or " + TOKEN_VARIABLE)
+        if not handler_call_details.method.startswith(self._open_prefixes):
+            metadata = handler_call_details.invocation_metadata
+            headers = {key: value for key, value in metadata if isinstance(value, str)}
+            if not self._keys().allow(headers):
+                return grpc.unary_unary_rpc_method_handler(self._refuse)
+        return await continuation(handler_call_details)
+
+    async def _refuse(self, request: Any, context: Any) -> Any:
+        raise PagodaError(self._message, code=Code.UNAUTHENTICATED)
 
 
-def token_guard(security: ServerSecurity) -> RequireServiceToken | None:
-    """The interceptor that `security` asks for.
+def token_guard(security: ServerSecurity) -> RequireBearer | None:
+    """The interceptor that `security` asks for. Health stays open, reflection does not.
 
     Raises:
         ConfigError: the tokens cannot be used.
     """
-    if security.service_token_file is None and not security.service_token:
+    file, token = security.service_token_file, security.service_token
+    if file is None and not token:
         return None
-    return RequireServiceToken(token_files(file=security.service_token_file, token=security.service_token))
-
-
-def text_metadata(metadata: Any) -> dict[str, str]:
-    """A call's metadata without binary values."""
-    return {key: value for key, value in metadata if isinstance(value, str)}
-
-
-def refusal(message: str) -> Any:
-    """A handler that answers any call with UNAUTHENTICATED."""
-
-    async def refuse(request: Any, context: Any) -> Any:
-        raise PagodaError(message, code=Code.UNAUTHENTICATED)
-
-    return grpc.unary_unary_rpc_method_handler(refuse)
+    message = f"the call shows no service token: give both sides --service-token-file or {TOKEN_VARIABLE}"
+    keys = WatchedFiles((file,), lambda: BearerKeys(_read_tokens(file, token)))
+    return RequireBearer(keys.current, open_prefixes=(HEALTH_PREFIX,), message=message)
 
 
 class ClientCredentials:
@@ -159,7 +152,8 @@ class ClientCredentials:
         """Raises ConfigError when a file cannot be used."""
         self.config = config
         self._pem = pem_files(cert=config.tls_cert, key=config.tls_key, ca=config.tls_ca)
-        self._tokens = token_files(file=config.service_token_file, token=config.service_token)
+        file, token = config.service_token_file, config.service_token
+        self._tokens = WatchedFiles((file,), lambda: _read_tokens(file, token))
 
     def pem(self) -> Pem:
         """Certificates as they are in the files; the same object as long as these have not changed."""

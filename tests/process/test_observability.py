@@ -75,5 +75,8 @@ def test_each_service_has_metrics(stack: Stack, ports: dict[str, int], service: 
 def test_channelz_shows_servers(stack: Stack) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{stack.grpc_port}") as channel:
         stub = channelz_pb2_grpc.ChannelzStub(channel)
-        answer = stub.GetServers(channelz_pb2.GetServersRequest(), timeout=30)
+        key = (("authorization", "Bearer k-5521"),)
+        answer = stub.GetServers(channelz_pb2.GetServersRequest(), timeout=30, metadata=key)
+        with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):  # it tells addresses of clients
+            stub.GetServers(channelz_pb2.GetServersRequest(), timeout=30)
     assert answer.server

@@ -2,18 +2,15 @@
 
 import re
 import uuid
-from collections.abc import Awaitable, Callable
 from typing import Any
 
-import grpc
-import grpc.aio
 import orjson
 from fastapi import Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda_common.bearer import BearerKeys
-from pagoda_common.credentials import refusal, text_metadata
+from pagoda_common.credentials import HEALTH_PREFIX, RequireBearer
 from pagoda_common.logging import request_id as log_request_id
 from pagoda_frontend.errors import ANTHROPIC_PREFIX, route_path
 
@@ -21,6 +18,8 @@ GUARDED_PREFIXES = ("/v1", "/v2", "/inference", "/invocations")
 """vLLM's, and the one path that leads to the API under another name; what probes and scrapers need stays open."""
 API_KEY_HEADER = "x-api-key"
 """Where Anthropic's clients show the key."""
+REFLECTION_PREFIX = "/grpc.reflection."
+"""Tells the contracts, which are public."""
 REQUEST_ID_HEADER = "x-request-id"
 MAX_REQUEST_ID_CHARS = 128
 
@@ -55,24 +54,11 @@ def _refusal(path: str) -> dict[str, Any]:
     return {"error": "Unauthorized"}
 
 
-class RequireApiKeyRpc(grpc.aio.ServerInterceptor):
-    """Refuses calls of one gRPC service without one of the keys: UNAUTHENTICATED. Health and reflection stay open."""
-
-    def __init__(self, *, service: str, keys: tuple[str, ...]) -> None:
-        """`service`: full name, such as pagoda.v1.Inference."""
-        self._prefix = f"/{service}/"
-        self._keys = BearerKeys(keys)
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        """The handler of the call, or the one that refuses it."""
-        is_guarded = handler_call_details.method.startswith(self._prefix)
-        if is_guarded and not self._keys.allow(text_metadata(handler_call_details.invocation_metadata)):
-            return refusal("the call shows none of the API keys: metadata `authorization: Bearer KEY` is expected")
-        return await continuation(handler_call_details)
+def require_api_key_rpc(keys: tuple[str, ...]) -> RequireBearer:
+    """Refuses gRPC calls without one of the keys: UNAUTHENTICATED. Health and reflection stay open."""
+    allowed = BearerKeys(keys)
+    message = "the call shows none of the API keys: metadata `authorization: Bearer KEY` is expected"
+    return RequireBearer(lambda: allowed, open_prefixes=(HEALTH_PREFIX, REFLECTION_PREFIX), message=message)
 
 
 class RootPath:

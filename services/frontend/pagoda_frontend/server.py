@@ -18,7 +18,7 @@ from pagoda_common.engine_client import EngineClient
 from pagoda_common.errors import ConfigError
 from pagoda_common.frontend_config import FrontendConfig
 from pagoda_common.rpc import RpcServer
-from pagoda_frontend.access import RequireApiKeyRpc
+from pagoda_frontend.access import require_api_key_rpc
 from pagoda_frontend.app import make_app
 from pagoda_frontend.http_protocol import bounded
 from pagoda_frontend.https import follow_certificate
@@ -52,7 +52,7 @@ class FrontendServer:
         self._config = config
         self._engine = EngineClient(address=config.scheduler, security=config.security)
         self.serving = Serving(config=config, engine=self._engine)
-        guards = [RequireApiKeyRpc(service=SERVICE, keys=config.api_key)] if config.api_key else []
+        guards = [require_api_key_rpc(config.api_key)] if config.api_key else []
         self._grpc_host = config.host if config.grpc_host is None else config.grpc_host
         config.public_grpc.check_listen(self._grpc_host)
         self._rpc = RpcServer(

@@ -45,6 +45,10 @@ async def test_keys_come_from_flag_and_file_and_open_http_and_grpc(tmp_path: Pat
         health: Any = health_pb2_grpc.HealthStub(running.channel)
         status = (await health.Check(health_pb2.HealthCheckRequest())).status
         assert status != health_pb2.HealthCheckResponse.UNKNOWN  # SERVING or about to be: readiness is polled
+        nowhere = running.channel.unary_unary("/package.Unknown/Method")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await nowhere(b"")
+        assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED, "open is only what is known to be"
 
 
 async def test_a_root_path_opens_no_door() -> None:
