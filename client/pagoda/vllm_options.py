@@ -166,7 +166,6 @@ REFUSED_FLAGS = {
     "--scheduler-cls": "the scheduler takes no plugins",
     "--worker-cls": "the worker takes no plugins",
     "--kv-transfer-config": "the KV cache stays with its worker",
-    "--kv-events-config": "the scheduler sends no KV events",
     "--otlp-traces-endpoint": "there is no tracing",
     "--attention-backend": "there is one attention",
     "--worker-extension-cls": "the worker takes no plugins",

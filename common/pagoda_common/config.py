@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, get_args
 
 from pagoda_common.errors import ConfigError
 from pagoda_common.generation_config import parse_object
+from pagoda_common.kv_events_config import kv_events_config
 from pagoda_common.observability_config import ObservabilityConfig
 from pagoda_common.security_config import SecurityConfig
 
@@ -95,8 +96,11 @@ class CacheConfig:
     """Share the KV of equal prompt prefixes."""
     cpu_kv_cache_memory_bytes: int = 0
     """Bytes of host memory for swapped-out blocks; 0 turns swapping off."""
+    kv_events_config: str = ""
+    """JSON object: which events of the prefix cache are made and published; see KVEventsConfig."""
 
     def __post_init__(self) -> None:
+        kv_events_config(self.kv_events_config)
         _check(1 <= self.block_size <= 256, "block_size", self.block_size, "between 1 and 256 tokens")
         memory = self.kv_cache_memory_bytes
         _check(memory is None or memory > 0, "kv_cache_memory_bytes", memory, "more than 0 bytes")

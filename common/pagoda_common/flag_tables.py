@@ -126,6 +126,11 @@ CACHE_FLAGS = (
         metavar="BYTES",
         help="host memory for swapped-out blocks; 0 turns swapping off",
     ),
+    Flag(
+        field="kv_events_config",
+        metavar="JSON",
+        help="events of the prefix cache for routers, with vLLM's keys (enable_kv_cache_events, publisher, endpoint …)",
+    ),
 )
 SCHEDULER_FLAGS = (
     Flag(field="max_num_seqs", parse=int, metavar="N", help="most sequences in a batch"),

@@ -10,6 +10,7 @@ from pagoda.v1 import scheduler_pb2_grpc
 from pagoda_common.config import EngineConfig
 from pagoda_common.rpc import RpcServer, connect
 from pagoda_scheduler.engine import Engine
+from pagoda_scheduler.kv_events_zmq import start_kv_events
 from pagoda_scheduler.servicer import SchedulerServicer
 from pagoda_scheduler.state import EngineState
 from pagoda_scheduler.timeline import Timeline
@@ -37,19 +38,26 @@ class RunningScheduler:
 
 @asynccontextmanager
 async def running_scheduler(
-    config: EngineConfig, *, timeline: Timeline | None = None
+    config: EngineConfig, *, timeline: Timeline | None = None, has_vllm_engine: bool = False
 ) -> AsyncIterator[RunningScheduler]:
-    """A scheduler on a free port."""
+    """A scheduler on a free port; with `has_vllm_engine` it also serves VllmEngine and its events."""
     engine = Engine(config=config)
+    events = start_kv_events(engine)
     epoch = time.time_ns()
     groups = WorkerGroups(config=config, engine=engine, session_epoch=epoch, timeline=timeline)
     state = EngineState(session_epoch=epoch, engine=engine, groups=groups)
     server = RpcServer(services=("pagoda.v1.Scheduler",))
     servicer = SchedulerServicer(engine=engine, groups=groups, state=state, version="test")
     scheduler_pb2_grpc.add_SchedulerServicer_to_server(servicer, server.grpc_server)
+    if has_vllm_engine:
+        from pagoda_scheduler.vllm_engine.servicer import add_vllm_engine  # an extra
+
+        add_vllm_engine(server.grpc_server, engine=engine, state=state, scheduler=servicer)
     port = await server.start(host="127.0.0.1", port=0)
     address = f"127.0.0.1:{port}"
     async with connect(address) as channel:
         yield RunningScheduler(address, engine, scheduler_pb2_grpc.SchedulerStub(channel))
     await groups.close()
+    if events is not None:
+        events.close()
     await server.stop(grace_s=0)

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from importlib.metadata import version
+from importlib.util import find_spec
 
 import uvloop
 from prometheus_client import CollectorRegistry, generate_latest
@@ -28,6 +29,7 @@ from pagoda_common.rpc import RpcServer, stop_signals
 from pagoda_common.settings import parse_service_args
 from pagoda_scheduler.engine import Engine
 from pagoda_scheduler.idle_memory import exempt_what_exists, release_memory_when_idle
+from pagoda_scheduler.kv_events_zmq import start_kv_events
 from pagoda_scheduler.metrics import GroupCollector, HistogramTimeline
 from pagoda_scheduler.servicer import SchedulerServicer
 from pagoda_scheduler.state import EngineState
@@ -36,6 +38,7 @@ from pagoda_scheduler.worker_groups import WorkerGroups
 logger = logging.getLogger("pagoda_scheduler")
 
 SERVICE = "pagoda.v1.Scheduler"
+VLLM_ENGINE = "vllm.grpc.engine.VllmEngine"
 HEALTH_PERIOD_S = 0.2
 
 
@@ -51,8 +54,11 @@ async def serve(
     groups = WorkerGroups(config=config, engine=engine, session_epoch=epoch, timeline=timeline)
     registry.register(GroupCollector(groups=groups))
     state = EngineState(session_epoch=epoch, engine=engine, groups=groups)
+    events = start_kv_events(engine)
+    has_vllm_engine = find_spec("smg_grpc_proto") is not None
+    services = (SERVICE, VLLM_ENGINE) if has_vllm_engine else (SERVICE,)
     enable_channelz = config.observability.enable_channelz
-    server = RpcServer(services=(SERVICE,), security=config.security.server, enable_channelz=enable_channelz)
+    server = RpcServer(services=services, security=config.security.server, enable_channelz=enable_channelz)
     servicer = SchedulerServicer(
         engine=engine,
         groups=groups,
@@ -61,6 +67,10 @@ async def serve(
         render_metrics=lambda: generate_latest(registry),
     )
     scheduler_pb2_grpc.add_SchedulerServicer_to_server(servicer, server.grpc_server)
+    if has_vllm_engine:
+        from pagoda_scheduler.vllm_engine.servicer import add_vllm_engine  # an extra
+
+        add_vllm_engine(server.grpc_server, engine=engine, state=state, scheduler=servicer)
     with stop_signals() as stopped:
         bound = await server.start(host=host, port=port)
         logger.info("scheduler listening on %s:%d", host, bound)
@@ -82,6 +92,8 @@ async def serve(
         await engine.drain(drain_timeout_s)
         engine.hand_over()
         await groups.close()
+        if events is not None:
+            events.close()
         await server.stop(grace_s=0.5)
         beating.cancel()
 

@@ -1,6 +1,6 @@
 """Which KV-cache blocks are free, shared or cached. Knows block ids, reference counts and hashes; no requests."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from pagoda_scheduler.free_queue import FreeQueue
 
@@ -19,6 +19,8 @@ class BlockPool:
     def __init__(self, *, num_blocks: int, on_evict: Callable[[int, BlockHash], None] | None = None) -> None:
         """`on_evict`: told block id and hash when cached content is about to be overwritten."""
         self.num_blocks = num_blocks
+        self.on_forget: Callable[[BlockHash], None] | None = None
+        """Told the hash of a block that can be found no more."""
         self._on_evict = on_evict
         self._ref_counts = [0] * num_blocks
         self._hashes: list[BlockHash | None] = [None] * num_blocks
@@ -84,6 +86,11 @@ class BlockPool:
         """Whether a block with this content is cached."""
         return block_hash in self._cached
 
+    @property
+    def hashes(self) -> Collection[BlockHash]:
+        """What can be found."""
+        return self._cached.keys()
+
     def touch(self, block_ids: Iterable[int]) -> None:
         """Take one more reference to each block."""
         for block_id in block_ids:
@@ -95,11 +102,13 @@ class BlockPool:
         """Whether no request holds the block."""
         return self._ref_counts[block_id] == 0
 
-    def cache(self, block_id: int, block_hash: BlockHash) -> None:
-        """Make a full block findable. When equal content is cached already, the older block stays the known one."""
-        if block_hash not in self._cached and self._hashes[block_id] is None:
-            self._cached[block_hash] = block_id
-            self._hashes[block_id] = block_hash
+    def cache(self, block_id: int, block_hash: BlockHash) -> bool:
+        """Make a full block findable; False when equal content is cached already: the older block stays known."""
+        if block_hash in self._cached or self._hashes[block_id] is not None:
+            return False
+        self._cached[block_hash] = block_id
+        self._hashes[block_id] = block_hash
+        return True
 
     def uncache(self, block_ids: Iterable[int]) -> None:
         """Forget the content of blocks that may hold garbage."""
@@ -117,6 +126,8 @@ class BlockPool:
         if block_hash is not None:
             del self._cached[block_hash]
             self._hashes[block_id] = None
+            if self.on_forget is not None:
+                self.on_forget(block_hash)
 
     def check_invariants(self) -> None:
         """Assert that counts, queue and cache agree (for tests)."""

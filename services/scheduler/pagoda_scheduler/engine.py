@@ -12,6 +12,7 @@ from pagoda_common.errors import DeadlineExceeded, NotReady, PagodaError, Reques
 from pagoda_common.outputs import FinishReason
 from pagoda_scheduler.deadlines import Deadlines
 from pagoda_scheduler.engine_core import EngineCore
+from pagoda_scheduler.kv_events import KVEventLog
 from pagoda_scheduler.request import Request, RequestStatus
 from pagoda_scheduler.router import ROUTERS, Router
 from pagoda_scheduler.sink import Sink
@@ -94,6 +95,8 @@ class Engine:
         """Sinks whose readers do not keep up: their sequences wait for them."""
         self.num_submitted = 0
         """Counter: requests taken in."""
+        self.kv_events: KVEventLog | None = None
+        """Where groups report their cached blocks; set before the first group comes."""
         self.is_draining = False
         self.not_ready_reason = "no worker has registered yet"
         self._homeless: OrderedDict[Request, None] = OrderedDict()
@@ -194,6 +197,7 @@ class Engine:
     def add_core(self, core: EngineCore) -> None:
         """A group serves from now on."""
         self.cores.append(core)
+        core.scheduler.kv.tell(self.kv_events)
         self.not_ready_reason = ""
         homeless, self._homeless = self._homeless, OrderedDict()
         for request in homeless:
@@ -204,6 +208,7 @@ class Engine:
     def retire_core(self, core: EngineCore, reason: str) -> None:
         """A group takes nothing new any more: what waits there goes on elsewhere, what runs there ends there."""
         self.cores.remove(core)
+        core.scheduler.kv.tell(None)
         self._router.forget(core)
         self._retired.append(core)
         if not self.cores:

@@ -6,6 +6,7 @@ from hashlib import blake2b
 
 from pagoda_scheduler.block_pool import BlockHash, BlockPool
 from pagoda_scheduler.host_cache import HostCache
+from pagoda_scheduler.kv_events import BlockStored, KVEventLog
 from pagoda_scheduler.request import Request
 
 
@@ -60,6 +61,7 @@ class KVCacheManager:
         """Counter: tokens found."""
         self._hashes_blocks = enable_prefix_caching or num_host_blocks > 0
         self._transfers = Transfers()
+        self._events: KVEventLog | None = None
 
     @property
     def capacity_tokens(self) -> int:
@@ -109,7 +111,8 @@ class KVCacheManager:
         for block_hash, host_block in swapped_in:
             block_id = self.pool.allocate(1)[0]
             self._transfers.swap_in.append((host_block, block_id))
-            self.pool.cache(block_id, block_hash)
+            if self.pool.cache(block_id, block_hash) and self._events is not None:
+                self._tell_stored(request, len(request.block_ids))
             request.block_ids.append(block_id)
         if prefix.forked_from is not None:
             # The shared last block is copied on the first write, which is now: the last token runs again.
@@ -162,8 +165,23 @@ class KVCacheManager:
             return
         hashes = self._hashes(request, num_full)
         for index in range(request.num_cached_blocks, num_full):
-            self.pool.cache(request.block_ids[index], hashes[index])
+            if self.pool.cache(request.block_ids[index], hashes[index]) and self._events is not None:
+                self._tell_stored(request, index)
         request.num_cached_blocks = num_full
+
+    def tell(self, events: KVEventLog | None) -> None:
+        """Report to `events` what this group's cache stores and forgets from now on; None: no more, all is gone."""
+        if self._events is not None:
+            self._events.forget(self.pool.hashes)
+        self._events = events
+        self.pool.on_forget = None if events is None else events.removed
+
+    def _tell_stored(self, request: Request, index: int) -> None:
+        assert self._events is not None
+        hashes, start = request.block_hashes, index * self.block_size
+        tokens = request.known_tokens(start, start + self.block_size)
+        parent = hashes[index - 1] if index else None
+        self._events.stored(BlockStored(hashes[index], parent, tuple(tokens), request.cache_salt))
 
     def free(self, request: Request) -> None:
         """Give the request's blocks back; what they cached can still be found until they are reused."""

@@ -82,7 +82,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         kind = message.WhichOneof("message")
         if kind == "submit":
             try:
-                sequences = self._sequences(message.submit, sink)
+                sequences = self.sequences(message.submit, sink)
                 origin = origin_of(message.submit)
                 self._engine.submit(sequences, timeout_s=message.submit.timeout_s, origin=origin)
             except PagodaError as error:
@@ -116,7 +116,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         elif request.request_id in self._engine.requests:
             raise InvalidRequest(f"request_id {request.request_id!r} is in use", field="request_id")
         sink = GenerateSink(num_sequences=max(1, request.sampling_params.n), on_room=self._engine.let_go)
-        sequences = self._sequences(request, sink)
+        sequences = self.sequences(request, sink)
         remaining = context.time_remaining()
         self._engine.sinks.add(sink)
         try:
@@ -126,7 +126,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         finally:
             self._engine.close_sink(sink)
 
-    def _sequences(self, message: scheduler_pb2.SubmitRequest, sink: Sink) -> list[Request]:
+    def sequences(self, message: scheduler_pb2.SubmitRequest, sink: Sink) -> list[Request]:
         """The n sequences of a submitted request.
 
         Raises:

@@ -44,6 +44,7 @@ ENGINE = EngineConfig(
         num_blocks_override=33,
         gpu_memory_utilization=0.5,
         enable_prefix_caching=False,
+        kv_events_config='{"enable_kv_cache_events": true}',
         cpu_kv_cache_memory_bytes=4096,
     ),
     scheduler=SchedulerConfig(

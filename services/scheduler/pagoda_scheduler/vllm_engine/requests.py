@@ -1,0 +1,62 @@
+"""A VllmEngine request as one of ours."""
+
+from smg_grpc_proto import vllm_engine_pb2
+
+from pagoda.v1 import scheduler_pb2, types_pb2
+from pagoda_common.convert import token_ids_to_bytes
+from pagoda_common.errors import InvalidRequest
+
+_UNSUPPORTED = ("mm_inputs", "media_refs", "kv_transfer_params", "kv_transfer_params_json")
+
+
+def submit_from_vllm(request: vllm_engine_pb2.GenerateRequest) -> scheduler_pb2.SubmitRequest:
+    """The request that does the same here. Stop strings are the caller's, who has the tokenizer.
+
+    Raises:
+        InvalidRequest: it has no token ids, or asks for what is not there.
+    """
+    if not request.tokenized.input_ids:
+        raise InvalidRequest(
+            "input must be token ids (tokenized.input_ids), this service has no tokenizer", field="input"
+        )
+    for name in _UNSUPPORTED:
+        if request.HasField(name):
+            raise InvalidRequest(f"{name} is not supported", field=name)
+    if request.extra_mm_inputs:
+        raise InvalidRequest("extra_mm_inputs is not supported", field="extra_mm_inputs")
+    return scheduler_pb2.SubmitRequest(
+        request_id=request.request_id,
+        prompt_token_ids=token_ids_to_bytes(request.tokenized.input_ids),
+        sampling_params=_sampling_params(request.sampling_params),
+    )
+
+
+def _sampling_params(theirs: vllm_engine_pb2.SamplingParams) -> types_pb2.SamplingParams:
+    """Theirs as ours. A zero of top_p and repetition_penalty is what was not set."""
+    if theirs.HasField("truncate_prompt_tokens"):
+        raise InvalidRequest("truncate_prompt_tokens is not supported here: send fewer", field="truncate_prompt_tokens")
+    ours = types_pb2.SamplingParams(
+        temperature=theirs.temperature if theirs.HasField("temperature") else 1.0,
+        top_k=theirs.top_k,
+        top_p=theirs.top_p or 1.0,
+        min_p=theirs.min_p,
+        frequency_penalty=theirs.frequency_penalty,
+        presence_penalty=theirs.presence_penalty,
+        repetition_penalty=theirs.repetition_penalty or 1.0,
+        min_tokens=theirs.min_tokens,
+        stop_token_ids=theirs.stop_token_ids,
+        ignore_eos=theirs.ignore_eos,
+        n=theirs.n or 1,
+        logit_bias=dict(theirs.logit_bias.items()),
+    )
+    for name in ("max_tokens", "logprobs", "prompt_logprobs"):
+        if theirs.HasField(name):
+            setattr(ours, name, getattr(theirs, name))
+    if theirs.HasField("seed"):
+        ours.seed = theirs.seed % 2**64
+    constraint = theirs.WhichOneof("constraint")
+    if constraint == "choice":
+        ours.structured_output.choice.texts.extend(theirs.choice.choices)
+    elif constraint is not None and getattr(theirs, constraint):
+        setattr(ours.structured_output, constraint, getattr(theirs, constraint))
+    return ours

@@ -1,0 +1,221 @@
+"""vllm.grpc.engine.VllmEngine over the engine: what the smg gateway and llm-d's endpoint picker speak."""
+
+import secrets
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+import grpc.aio
+from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
+from smg_grpc_proto.generated import common_pb2
+
+from pagoda.v1 import types_pb2
+from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError
+from pagoda_common.models import resolve_model
+from pagoda_scheduler.engine import Engine
+from pagoda_scheduler.servicer import SchedulerServicer
+from pagoda_scheduler.state import EngineState
+from pagoda_scheduler.vllm_engine.events import stream_events
+from pagoda_scheduler.vllm_engine.requests import submit_from_vllm
+from pagoda_scheduler.vllm_engine.sink import VllmEngineSink
+from pagoda_scheduler.vllm_engine.tokenizer_files import tokenizer_archive
+
+CHUNK_BYTES = 1 << 20
+
+
+class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]  # generated without types
+    """VllmEngine; requests become ours and share the engine with every other client."""
+
+    def __init__(self, *, engine: Engine, state: EngineState, scheduler: SchedulerServicer) -> None:
+        self._engine = engine
+        self._state = state
+        self._scheduler = scheduler
+        self._started_at = time.monotonic()
+        self._last_receive = 0.0
+        self._num_samples = 0
+
+    async def Generate(
+        self, request: vllm_engine_pb2.GenerateRequest, context: Any
+    ) -> AsyncIterator[vllm_engine_pb2.GenerateResponse]:
+        """One request; its end, or the caller's going away, frees what it held."""
+        self._last_receive = time.time()
+        model = self._model()
+        message = submit_from_vllm(request)
+        message.request_id = message.request_id or f"vllm-{secrets.token_hex(8)}"
+        if message.request_id in self._engine.requests:
+            raise InvalidRequest(f"request_id {message.request_id!r} is in use", field="request_id")
+        params = message.sampling_params
+        sink = VllmEngineSink(
+            num_sequences=params.n,
+            streams=request.stream,
+            num_logprobs=params.logprobs if params.HasField("logprobs") else None,
+            takes_prompt=params.HasField("prompt_logprobs"),
+            on_room=self._engine.let_go,
+        )
+        message.eos_token_ids.extend(model.eos_token_ids)
+        sequences = self._scheduler.sequences(message, sink)
+        self._engine.sinks.add(sink)
+        try:
+            self._engine.submit(sequences, timeout_s=context.time_remaining() or 0.0)
+            async for response in sink.outbox:
+                yield response
+        finally:
+            self._engine.close_sink(sink)
+
+    async def Embed(self, request: vllm_engine_pb2.EmbedRequest, context: Any) -> vllm_engine_pb2.EmbedResponse:
+        """Refused: the model generates."""
+        raise PagodaError("this model generates, it does not embed", code=Code.UNIMPLEMENTED)
+
+    async def HealthCheck(
+        self, request: vllm_engine_pb2.HealthCheckRequest, context: Any
+    ) -> vllm_engine_pb2.HealthCheckResponse:
+        """Whether a group serves.
+
+        Raises:
+            NotReady: no model is known yet, so that a gateway waits with asking for it.
+        """
+        self._model()
+        is_ready = self._engine.is_ready
+        message = "serving" if is_ready else self._engine.not_ready_reason
+        return vllm_engine_pb2.HealthCheckResponse(healthy=is_ready, message=message)
+
+    async def Abort(self, request: vllm_engine_pb2.AbortRequest, context: Any) -> vllm_engine_pb2.AbortResponse:
+        """End requests by id."""
+        for request_id in request.request_ids:
+            self._engine.abort(request_id)
+        return vllm_engine_pb2.AbortResponse()
+
+    async def GetModelInfo(
+        self, request: vllm_engine_pb2.GetModelInfoRequest, context: Any
+    ) -> vllm_engine_pb2.GetModelInfoResponse:
+        """What is loaded."""
+        model, config = self._model(), self._engine.config.model
+        path = str(resolve_model(config.model))
+        return vllm_engine_pb2.GetModelInfoResponse(
+            model_path=path,
+            is_generation=True,
+            max_context_length=model.max_model_len,
+            vocab_size=model.vocab_size,
+            served_model_name=next(iter(config.served_model_name), config.model),
+            tokenizer_path=config.tokenizer or path,
+            model_type=model.architecture.removesuffix("ForCausalLM").lower(),
+            architectures=[model.architecture],
+            eos_token_ids=model.eos_token_ids,
+            max_req_input_len=model.max_model_len - 1,
+        )
+
+    async def GetServerInfo(
+        self, request: vllm_engine_pb2.GetServerInfoRequest, context: Any
+    ) -> vllm_engine_pb2.GetServerInfoResponse:
+        """What a router may want to know of this process."""
+        config, model = self._engine.config, self._state.model_info
+        return vllm_engine_pb2.GetServerInfoResponse(
+            active_requests=len(self._engine.requests),
+            is_paused=not self._engine.is_ready,
+            last_receive_timestamp=self._last_receive,
+            uptime_seconds=time.monotonic() - self._started_at,
+            server_type="vllm-grpc",
+            data_parallel_size=1,  # groups are routed here, not by the caller
+            kv_cache_dtype="auto",
+            block_size=config.cache.block_size,
+            model_dtype=model.dtype if model is not None else "",
+            max_num_seqs=config.scheduler.max_num_seqs,
+        )
+
+    async def GetLoads(
+        self, request: vllm_engine_pb2.GetLoadsRequest, context: Any
+    ) -> vllm_engine_pb2.GetLoadsResponse:
+        """Load now, of all groups together."""
+        response = vllm_engine_pb2.GetLoadsResponse(
+            timestamp=datetime.now(UTC).isoformat(), version=version("pagoda"), dp_rank_count=1
+        )
+        if not request.HasField("dp_rank") or request.dp_rank == 0:
+            load = self._state.load()
+            queries = load.prefix_cache_queries
+            response.loads.add(
+                num_running_reqs=load.num_running_reqs,
+                num_waiting_reqs=load.num_waiting_reqs,
+                num_total_reqs=load.num_running_reqs + load.num_waiting_reqs,
+                num_used_tokens=load.num_used_blocks * load.block_size,
+                max_total_num_tokens=load.num_total_blocks * load.block_size,
+                token_usage=_share(load.num_used_blocks, load.num_total_blocks),
+                cache_hit_rate=_share(load.prefix_cache_hits, queries),
+                utilization=_share(load.num_running_reqs, self._max_running(load)),
+                max_running_requests=self._max_running(load),
+            )
+        return response
+
+    async def FlushCache(self, request: common_pb2.FlushCacheRequest, context: Any) -> common_pb2.FlushCacheResponse:
+        """Forget every cached prefix; requests go on."""
+        count = sum(core.scheduler.kv.reset_cache() for core in self._engine.cores)
+        return common_pb2.FlushCacheResponse(success=True, message=f"{count} blocks forgotten")
+
+    async def GetTokenizer(
+        self, request: common_pb2.GetTokenizerRequest, context: Any
+    ) -> AsyncIterator[common_pb2.GetTokenizerChunk]:
+        """The tokenizer's files as a zip archive."""
+        config = self._engine.config.model
+        archive, digest = tokenizer_archive(config.tokenizer or config.model)
+        for start in range(0, len(archive), CHUNK_BYTES):
+            is_last = start + CHUNK_BYTES >= len(archive)
+            data = archive[start : start + CHUNK_BYTES]
+            yield common_pb2.GetTokenizerChunk(data=data, sha256=digest if is_last else "")
+
+    async def SubscribeKvEvents(
+        self, request: common_pb2.SubscribeKvEventsRequest, context: Any
+    ) -> AsyncIterator[common_pb2.KvEventBatch]:
+        """What the prefix caches store and forget, and the load."""
+        log = self._engine.kv_events
+        if log is None:
+            advice = """start the scheduler with --kv-events-config '{"enable_kv_cache_events": true}'"""
+            raise PagodaError(f"KV cache events are off: {advice}", code=Code.UNIMPLEMENTED)
+        await context.send_initial_metadata(())  # a gateway subscribes again when it hears nothing
+        async for batch in stream_events(
+            log,
+            start=request.start_sequence_number,
+            before_first=request.load_records_before_first_batch,
+            block_size=self._engine.config.cache.block_size,
+            load=self._load_record,
+        ):
+            yield batch
+
+    def _model(self) -> types_pb2.ModelInfo:
+        model = self._state.model_info
+        if model is None:
+            raise NotReady(f"not ready: {self._engine.not_ready_reason}", retry_after_s=1)
+        return model
+
+    def _load_record(self) -> common_pb2.EngineLoad:
+        load = self._state.load()
+        self._num_samples += 1
+        record = common_pb2.EngineLoad(
+            running_requests=load.num_running_reqs,
+            waiting_requests=load.num_waiting_reqs,
+            token_usage=_share(load.num_used_blocks, load.num_total_blocks),
+            max_running_requests=self._max_running(load),
+            sample=self._num_samples,
+            cache_hit_rate=_share(load.prefix_cache_hits, load.prefix_cache_queries),
+            num_used_tokens=load.num_used_blocks * load.block_size,
+            max_total_num_tokens=load.num_total_blocks * load.block_size,
+            engine_reports_steps=True,
+        )
+        if load.num_running_reqs or load.num_waiting_reqs:
+            record.engine_silence_ms = load.silence_ms
+        return record
+
+    def _max_running(self, load: types_pb2.EngineLoad) -> int:
+        return self._engine.config.scheduler.max_num_seqs * max(1, load.num_groups)
+
+
+def add_vllm_engine(
+    server: grpc.aio.Server, *, engine: Engine, state: EngineState, scheduler: SchedulerServicer
+) -> None:
+    """Serve VllmEngine on `server`."""
+    servicer = VllmEngineServicer(engine=engine, state=state, scheduler=scheduler)
+    vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(servicer, server)
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
