@@ -6,9 +6,11 @@ from typing import Any
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",
+    "EngineArgs",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
@@ -20,6 +22,8 @@ __all__ = [
 _HOMES = {
     "LLM": "pagoda.llm",
     "AsyncLLM": "pagoda.async_llm",
+    "AsyncEngineArgs": "pagoda.engine_args",
+    "EngineArgs": "pagoda.engine_args",
     "BeamSearchParams": "pagoda.beam_search",
     "TextPrompt": "pagoda.prompts",
     "TokensPrompt": "pagoda.prompts",

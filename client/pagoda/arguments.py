@@ -3,11 +3,12 @@
 import argparse
 import difflib
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from pagoda.vllm_options import REFUSED_FLAGS
-from pagoda_common.settings import SettingError, environment_defaults, file_defaults, option_actions
+from pagoda_common.settings import SettingError, environment_defaults, file_defaults, misspelled, option_actions
 
 CONFIG_FLAG = "--config"
 
@@ -121,6 +122,8 @@ class CommandParser(argparse.ArgumentParser):
                 defaults |= file_defaults(path, actions)
         except SettingError as error:
             self.error(error.message)
+        for variable, meant in misspelled(self.environment, actions).items():
+            print(f"{self.prog}: warning: {variable} sets nothing; did you mean {meant}?", file=sys.stderr)
         return defaults
 
 

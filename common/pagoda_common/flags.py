@@ -198,6 +198,8 @@ def _add(parser: argparse.ArgumentParser, title: str, config: type[Config], flag
     for flag in flags:
         default, hint = defaults[flag.field], hints[flag.field]
         shown = "" if default is None or default in ("", ()) or isinstance(default, bool) else " (default: %(default)s)"
+        if isinstance(default, tuple) and default:
+            shown = f" (default: {' '.join(map(str, default)).replace('%', '%%')})"
         options: dict[str, Any] = {"dest": flag.field, "help": flag.help + shown, "default": default}
         if isinstance(default, bool):
             options["action"] = argparse.BooleanOptionalAction if default else "store_true"

@@ -5,13 +5,17 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 PREFIX = "PAGODA_"
 _TRUE, _FALSE = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off"})
 _NOT_SETTINGS = frozenset({"help", "version", "config"})
+_OTHERS = frozenset({"PAGODA_API_KEY", "PAGODA_HEARTBEAT_FD", "PAGODA_LOG_LEVEL", "PAGODA_SERVICE_TOKEN"})
+"""Variables that are no flags of every command."""
+MISSPELLED = 0.85
+"""How alike a variable and a setting's are where one is meant for the other."""
 _ADDRESSES = ("tcp://", "udp://", "sctp://")
 
 
@@ -88,6 +92,19 @@ def environment_defaults(environment: Mapping[str, str], actions: Mapping[str, a
     return defaults
 
 
+def misspelled(environment: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """The PAGODA_ variables that are almost one of `names` (flags without dashes), and which they almost are."""
+    known = [name.replace("-", "_").upper() for name in names]
+    near: dict[str, str] = {}
+    for variable, value in environment.items():
+        name = variable.removeprefix(PREFIX)
+        if name == variable or name in known or variable in _OTHERS or value.startswith(_ADDRESSES):
+            continue
+        close = difflib.get_close_matches(name, known, n=1, cutoff=MISSPELLED)
+        near |= {variable: PREFIX + close[0]} if close else {}
+    return near
+
+
 def parse_service_args(
     parser: argparse.ArgumentParser,
     words: Sequence[str] | None = None,
@@ -108,6 +125,8 @@ def parse_service_args(
         parser.error(error.message)
     built_in_model = parser.get_default("model")
     parser.set_defaults(**given)
+    for variable, meant in ({} if is_child else misspelled(environment, actions)).items():
+        print(f"{parser.prog}: warning: {variable} sets nothing; did you mean {meant}?", file=sys.stderr)
     args = parser.parse_args(words)
     if getattr(args, "model_argument", None) is not None and args.model == given.get("model", object()):
         args.model = built_in_model

@@ -1,13 +1,13 @@
-"""Prompts for benchmarks: random tokens, a ShareGPT file, or a file of one's own. The flags are vLLM's."""
+"""Prompts for benchmarks: random tokens, ShareGPT, a poem, a local dataset, a file of one's own. Flags are vLLM's."""
 
 import argparse
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from pagoda.bench.requests import SampleRequest, oversample, read_file
+from pagoda.bench.text_datasets import add_text_arguments, hf_requests, sonnet_requests
 from pagoda_common.errors import ConfigError
 from pagoda_common.text.tokenizer import Tokenizer
 
@@ -19,17 +19,6 @@ SHAREGPT_MAX_TOKENS = 2048
 """ShareGPT conversations outside of these are left out, as everybody does who publishes figures for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRequest:
-    """One request of a benchmark."""
-
-    prompt: str
-    prompt_len: int
-    """Tokens of the prompt, as this machine's tokenizer counts them."""
-    output_len: int
-    """Most tokens to generate."""
-
-
 def add_dataset_arguments(parser: argparse.ArgumentParser, *, input_len: int = 1024, output_len: int = 128) -> None:
     """The flags that `read_dataset` reads, but --num-prompts and --seed.
 
@@ -38,7 +27,11 @@ def add_dataset_arguments(parser: argparse.ArgumentParser, *, input_len: int = 1
     """
     group = parser.add_argument_group("dataset")
     group.add_argument("--dataset-name", choices=DATASETS, default="random", help="(default: %(default)s)")
-    group.add_argument("--dataset-path", metavar="FILE", help="file of a sharegpt (JSON) or custom (JSONL) dataset")
+    group.add_argument(
+        "--dataset-path",
+        metavar="FILE",
+        help="file of a sharegpt (JSON), custom (JSONL) or sonnet (text) dataset; of hf a file or folder of JSON",
+    )
     group.add_argument(
         *("--random-input-len", "--input-len"),
         type=int,
@@ -71,6 +64,7 @@ def add_dataset_arguments(parser: argparse.ArgumentParser, *, input_len: int = 1
         metavar="TOKENS",
         help="of a custom dataset; -1 takes each line's output_tokens (default: %(default)s)",
     )
+    add_text_arguments(group)
     group.add_argument("--skip-chat-template", action="store_true", help="send a custom dataset's prompts as they are")
     group.add_argument("--disable-shuffle", action="store_true", help="take the file in its order")
     group.add_argument("--no-oversample", action="store_true", help="do not repeat a file's prompts to --num-prompts")
@@ -144,7 +138,7 @@ def sharegpt_requests(
     args: argparse.Namespace, tokenizer: Tokenizer, num_prompts: int, draw: random.Random
 ) -> list[SampleRequest]:
     """The first question of each conversation; the length of its answer is the output's."""
-    content = _read_file(args)
+    content = read_file(args)
     try:
         turns = [entry.get("conversations") or [] for entry in json.loads(content)]
         pairs = [(turn[0]["value"], turn[1]["value"]) for turn in turns if len(turn) >= 2]
@@ -163,14 +157,14 @@ def sharegpt_requests(
         is_long = num_tokens > SHAREGPT_MAX_PROMPT_TOKENS or num_tokens + output_len > SHAREGPT_MAX_TOKENS
         if not (is_short or is_long):
             requests.append(SampleRequest(prompt, num_tokens, output_len))
-    return _oversample(requests, args, num_prompts, draw)
+    return oversample(requests, args, num_prompts, draw)
 
 
 def custom_requests(
     args: argparse.Namespace, tokenizer: Tokenizer, num_prompts: int, draw: random.Random
 ) -> list[SampleRequest]:
     """Lines {"prompt": …, "output_tokens": …}; prompts are made a conversation where the tokenizer can."""
-    content = _read_file(args)
+    content = read_file(args)
     try:
         lines = [json.loads(line) for line in content.splitlines() if line.strip()]
         prompts = [str(line["prompt"]) for line in lines]
@@ -185,30 +179,13 @@ def custom_requests(
     if not args.disable_shuffle:
         draw.shuffle(pairs)
     requests = [SampleRequest(prompt, len(tokenizer.encode(prompt)), n) for prompt, n in pairs[:num_prompts]]
-    return _oversample(requests, args, num_prompts, draw)
-
-
-def _read_file(args: argparse.Namespace) -> str:
-    if args.dataset_path is None:
-        raise ConfigError(f"--dataset-name {args.dataset_name} needs --dataset-path", field="dataset_path")
-    try:
-        return Path(args.dataset_path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the dataset: {error}", field="dataset_path") from None
-
-
-def _oversample(
-    requests: list[SampleRequest], args: argparse.Namespace, num_prompts: int, draw: random.Random
-) -> list[SampleRequest]:
-    if not requests:
-        raise ConfigError(f"{args.dataset_path} has no usable prompt", field="dataset_path")
-    if args.no_oversample or len(requests) >= num_prompts:
-        return requests
-    return requests + draw.choices(requests, k=num_prompts - len(requests))
+    return oversample(requests, args, num_prompts, draw)
 
 
 DATASETS: dict[str, Callable[[Any, Tokenizer, int, random.Random], list[SampleRequest]]] = {
     "random": random_requests,
     "sharegpt": sharegpt_requests,
     "custom": custom_requests,
+    "sonnet": sonnet_requests,
+    "hf": hf_requests,
 }

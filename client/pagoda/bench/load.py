@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagoda.bench.datasets import SampleRequest
+from pagoda.bench.requests import SampleRequest
 from pagoda.http_client import AsyncHttpClient
 from pagoda_common.errors import PagodaError
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pagoda.bench.datasets import SampleRequest, add_dataset_arguments, read_dataset
+from pagoda.bench.datasets import add_dataset_arguments, read_dataset
 from pagoda.bench.figures import DETAILS, NAMES, report, table
 from pagoda.bench.load import ENDPOINTS, Load, RequestResult, send_all, send_one
+from pagoda.bench.requests import SampleRequest
 from pagoda.http_client import AsyncHttpClient
 from pagoda_common.errors import ConfigError, NotReady, PagodaError
 from pagoda_common.flags import config_errors

@@ -112,6 +112,7 @@ class ChatCompletions:
         messages = await conversation.collect()
         shown = [_choice(message, body, conversation, echo) for message in messages]
         answer: dict[str, Any] = {**envelope, "choices": shown, "usage": conversation.usage()}
+        answer |= {"service_tier": None, "kv_transfer_params": None}
         answer["prompt_logprobs"] = prompt_logprobs_of(run, model)
         if body.return_token_ids:
             answer["prompt_token_ids"] = conversation.prompt

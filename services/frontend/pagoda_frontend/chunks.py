@@ -172,7 +172,7 @@ class ChatChunks(ChunkEncoder[MessageDelta]):
                 "logprobs": None,
                 "finish_reason": None,
             }
-            events.append(self._head + orjson.dumps(choice) + self._tail)
+            events.append(self._event(choice))
         return b"".join(events)
 
     def _plain(self, delta: MessageDelta) -> bytes:

@@ -130,7 +130,8 @@ class Completions:
                 echo[place].put_before(choice, run.prompt_logprobs[place])
             choice["prompt_logprobs"] = prompt_logprobs_of(run, model, place=place)
             shown.append(choice)
-        return json_response({**envelope, "choices": shown, "usage": usage_of(run, serving)}, headers)
+        answer = {**envelope, "choices": shown, "usage": usage_of(run, serving)}
+        return json_response({**answer, "service_tier": None, "kv_transfer_params": None}, headers)
 
     async def _prompts(
         self, body: CompletionBody, model: ServedModel, truncation: Truncation | None

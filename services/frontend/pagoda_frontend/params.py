@@ -48,7 +48,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "repetition_detection": (),
     "thinking_token_budget": (),
-    "kv_transfer_params": (),
 }
 """Fields that ask for what is not there yet, with the values (besides null) that ask for nothing."""
 

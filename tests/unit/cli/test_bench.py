@@ -58,6 +58,30 @@ def test_random_texts_are_of_ordinary_tokens(tokenizer: Tokenizer) -> None:
     assert len(tokenizer.encode(text, add_special_tokens=False)) == num_tokens
 
 
+def test_a_sonnet_is_lines_of_the_file_behind_the_same_first_ones(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    poem = tmp_path / "sonnet.txt"
+    poem.write_text("".join(f"Line {number} of the poem\n\n" for number in range(40)))
+    args = arguments("--dataset-name", "sonnet", "--dataset-path", str(poem), "--sonnet-output-len", "9")
+    requests = read_dataset(args, tokenizer, num_prompts=5)
+    assert len({request.prompt for request in requests}) == 5
+    assert len({request.prompt[:150] for request in requests}) == 1
+    assert all(400 < request.prompt_len < 700 and request.output_len == 9 for request in requests)
+    args.sonnet_prefix_len = 1000
+    with pytest.raises(ConfigError, match="sonnet_prefix_len"):
+        read_dataset(args, tokenizer, num_prompts=5)
+
+
+def test_a_local_dataset_is_read_by_the_columns_that_it_has(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    rows = [{"question": "Why?"}, {"turns": ["How?", "So?"]}, {"messages": [{"role": "user", "content": "What?"}]}, {}]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "test.json").write_text(json.dumps([{"conversations": [{"from": "human", "value": "Who?"}]}]))
+    args = arguments("--dataset-name", "hf", "--dataset-path", str(tmp_path), "--no-oversample")
+    requests = read_dataset(args, tokenizer, num_prompts=9)
+    assert sorted(request.prompt for request in requests) == ["How?", "What?", "Who?", "Why?"]
+    with pytest.raises(ConfigError, match="dataset-path"):
+        read_dataset(arguments("--dataset-name", "hf"), tokenizer, num_prompts=1)
+
+
 def test_sharegpt_takes_first_questions_of_usable_length(tokenizer: Tokenizer, tmp_path: Path) -> None:
     def talk(*texts: str) -> dict[str, Any]:
         return {"conversations": [{"from": "human", "value": text} for text in texts]}

@@ -167,3 +167,10 @@ def test_options_required_on_the_command_line_may_come_from_a_file(tmp_path: Pat
     path.write_text("input-file: in.jsonl\noutput_file: out.jsonl\n")
     args = make_parser().parse_args(["run-batch", "--config", str(path)])
     assert (args.input_file, args.output_file) == ("in.jsonl", "out.jsonl")
+
+
+def test_a_variable_that_is_almost_a_flag_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    parse(environment={"PAGODA_MAX_MODEL_LENGTH": "100", "PAGODA_LOGGING_LEVEL": "INFO", "PAGODA_HOME": "/tmp"})
+    said = capsys.readouterr().err
+    assert "PAGODA_MAX_MODEL_LENGTH sets nothing; did you mean PAGODA_MAX_MODEL_LEN?" in said
+    assert said.count("warning") == 1

@@ -56,6 +56,13 @@ def test_the_fast_path_equals_the_slow_one(text: str) -> None:
         assert fast["id"] == "cmpl-1"
 
 
+def test_the_first_chunk_of_a_chat_has_the_usage_that_every_chunk_is_to_have() -> None:
+    opening = decode(ChatChunks(echo="", **common(include_usage=True, continuous_usage=True)).opening())
+    assert [chunk["usage"] for chunk in opening] == [{"total_tokens": 9}] * 2
+    opening = decode(ChatChunks(echo="", **common(include_usage=True)).opening())
+    assert [chunk["usage"] for chunk in opening] == [None] * 2
+
+
 def test_reasoning_and_tool_calls_have_fields_of_their_own_and_each_call_one_entry() -> None:
     chat = ChatChunks(echo="", **common())
     calls = [

@@ -38,12 +38,18 @@ def test_a_generation_config_of_wrong_types_is_silent() -> None:
     assert sampling_defaults("") == SamplingDefaults()
 
 
-@pytest.mark.parametrize("fields", [{"tools": None}, {"best_of": 1}, {"suffix": ""}, {"tool_choice": "none"}])
+NO_TRANSFER = {"kv_transfer_params": {"do_remote_decode": False}}
+"""Of routers of disaggregated engines: no engine here takes another one's cache over, and it changes no answer."""
+
+
+@pytest.mark.parametrize(
+    "fields", [{"tools": None}, {"best_of": 1}, {"suffix": ""}, {"tool_choice": "none"}, NO_TRANSFER]
+)
 def test_fields_that_ask_for_nothing_are_fine(fields: dict[str, object]) -> None:
     check_supported(body(**fields))
 
 
-@pytest.mark.parametrize("name", ["prompt_embeds", "kv_transfer_params"])
+@pytest.mark.parametrize("name", ["prompt_embeds", "thinking_token_budget"])
 def test_fields_that_are_not_there_yet_are_named(name: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_supported(body(**{name: [1]}))
