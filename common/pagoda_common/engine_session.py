@@ -165,6 +165,7 @@ class EngineSession:
             tenant=request.tenant,
             resume_key=request.resume_key,
             frontend_note=request.note,
+            traceparent=request.traceparent,
         )
         if request.beam_search is not None:  # its tokens come all at once: there is nothing to go on from
             message.beam_search.CopyFrom(beam_search_params_to_proto(request.beam_search))

@@ -85,6 +85,8 @@ class EngineRequest:
     """With `adopted`: what the client has of each sequence."""
     beam_search: BeamSearchParams | None = None
     """Search instead of sampling: the sequences are the n best hypotheses."""
+    traceparent: str = ""
+    """W3C traceparent of the client's span; empty when it is not sampled."""
 
 
 @dataclass(slots=True, eq=False)

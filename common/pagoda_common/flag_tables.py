@@ -223,6 +223,16 @@ SECURITY_FLAGS = (
 )
 OBSERVABILITY_FLAGS = (
     Flag(field="log_format", help="a line for people, or a JSON object a line"),
+    Flag(
+        field="otlp_traces_endpoint",
+        metavar="URL",
+        help="OpenTelemetry collector (gRPC) that traces are sent to, such as http://localhost:4317",
+    ),
+    Flag(
+        field="collect_detailed_traces",
+        metavar="WHAT",
+        help="model, worker or all: the worker's share of each prefill chunk in the traces",
+    ),
     Flag(field="enable_channelz", help="serve grpc.channelz.v1, which shows connections and their counters"),
 )
 FRONTEND_FLAGS = (

@@ -1,4 +1,4 @@
-"""What a real stack tells: JSON logs with request ids and without prompts, metrics of each service, channelz."""
+"""What a real stack tells: JSON logs, one trace over its services, metrics of each of them, channelz."""
 
 import json
 import urllib.request
@@ -9,6 +9,7 @@ import pytest
 from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 
 from pagoda_common.process import free_port
+from tests.fakes.fake_collector import FakeCollector
 from tests.process.stack import Stack, poll_until
 
 QUESTION = "What is the colour of xylophone-7319?"
@@ -20,9 +21,19 @@ def ports() -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def stack(ports: dict[str, int]) -> Iterator[Stack]:
+def collector() -> Iterator[FakeCollector]:
+    with FakeCollector() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def stack(ports: dict[str, int], collector: FakeCollector) -> Iterator[Stack]:
     metrics = [f"--{name}-metrics-port={port}" for name, port in ports.items()]
-    running = Stack(*metrics, "--log-format=json", "--enable-channelz", "--enable-log-requests", "--api-key=k-5521")
+    traces = [f"--otlp-traces-endpoint={collector.url}", "--collect-detailed-traces=all"]
+    flags = ["--log-format=json", "--enable-channelz", "--enable-log-requests", "--api-key=k-5521"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        running = Stack(*metrics, *traces, *flags, "--max-num-batched-tokens=16")
     try:
         running.wait_ready()
         yield running
@@ -30,9 +41,11 @@ def stack(ports: dict[str, int]) -> Iterator[Stack]:
         running.end()
 
 
-def chat(stack: Stack, request_id: str) -> None:
-    body = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 8}
+def chat(stack: Stack, request_id: str, traceparent: str = "", question: str = QUESTION) -> None:
+    body = {"messages": [{"role": "user", "content": question}], "max_tokens": 8}
     headers = {"Content-Type": "application/json", "Authorization": "Bearer k-5521", "X-Request-Id": request_id}
+    if traceparent:
+        headers["traceparent"] = traceparent
     request = urllib.request.Request(f"{stack.url}/v1/chat/completions", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=120) as response:
         assert response.headers["X-Request-Id"] == request_id
@@ -80,3 +93,48 @@ def test_channelz_shows_servers(stack: Stack) -> None:
         with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):  # it tells addresses of clients
             stub.GetServers(channelz_pb2.GetServersRequest(), timeout=30)
     assert answer.server
+
+
+def test_a_request_is_one_trace_over_frontend_scheduler_and_worker(stack: Stack, collector: FakeCollector) -> None:
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    question = " ".join(f"number {number}" for number in range(30))
+    chat(stack, "traced-1", f"00-{trace_id}-00f067aa0ba902b7-01", question)
+
+    def names() -> list[str]:
+        return [span.name for span in collector.spans(trace_id)]
+
+    wanted = {"POST /v1/chat/completions", "llm_request", "engine_request", "submit", "queue", "prefill", "worker"}
+    wanted |= {"decode", "deliver"}
+    poll_until(lambda: wanted <= set(names()), what="all spans have come", log=lambda: f"{names()}\n{stack.log}")
+    spans = collector.spans(trace_id)
+    by_id = {span.span_id: span for span in spans}
+    above = {span.name: by_id[span.parent_id].name for span in spans if span.parent_id in by_id}
+    assert above == {
+        "llm_request": "POST /v1/chat/completions",
+        "deliver": "llm_request",
+        "engine_request": "llm_request",
+        "submit": "engine_request",
+        "queue": "engine_request",
+        "prefill": "engine_request",
+        "worker": "prefill",
+        "decode": "engine_request",
+    }
+    assert {span.service for span in spans} == {"pagoda-frontend", "pagoda-scheduler"}
+    (engine,) = (span for span in spans if span.name == "engine_request")
+    chunks = [span for span in spans if span.name == "prefill"]
+    assert len(chunks) > 1, "a prompt of more than 16 tokens takes more than one step"
+    num_computed = engine.attributes["gen_ai.usage.prompt_tokens"] - engine.attributes["pagoda.usage.cached_tokens"]
+    assert sum(span.attributes["pagoda.num_tokens"] for span in chunks) == num_computed
+    for span in spans:
+        if span.parent_id == engine.span_id:
+            assert engine.start_ns <= span.start_ns <= span.end_ns <= engine.end_ns
+    poll_until(lambda: trace_id in stack.log, what="the trace's id in the log", log=lambda: stack.log)
+
+
+def test_what_the_caller_does_not_sample_leaves_no_span(stack: Stack, collector: FakeCollector) -> None:
+    trace_id = "5bf92f3577b34da6a3ce929d0e0e4736"
+    chat(stack, "untraced-1", f"00-{trace_id}-00f067aa0ba902b7-00")
+    chat(stack, "traced-2", f"00-{trace_id.replace('5', '6')}-00f067aa0ba902b7-01")
+    later = trace_id.replace("5", "6")
+    poll_until(lambda: any(span.name == "decode" for span in collector.spans(later)), what="spans of what came later")
+    assert collector.spans(trace_id) == []

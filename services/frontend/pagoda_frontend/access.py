@@ -12,6 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pagoda_common.bearer import BearerKeys
 from pagoda_common.credentials import HEALTH_PREFIX, RequireBearer
 from pagoda_common.logging import request_id as log_request_id
+from pagoda_common.logging import trace_id as log_trace_id
+from pagoda_common.tracing import TRACEPARENT_HEADER, trace_id_of
 from pagoda_frontend.errors import ANTHROPIC_PREFIX, route_path
 
 GUARDED_PREFIXES = ("/v1", "/v2", "/inference", "/invocations")
@@ -86,6 +88,7 @@ class RequestIds:
             return
         given = clean_request_id(Headers(scope=scope).get(REQUEST_ID_HEADER, ""))
         log_request_id.set(given)
+        log_trace_id.set(trace_id_of(Headers(scope=scope).get(TRACEPARENT_HEADER, "")))
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -18,6 +18,7 @@ from pagoda_frontend.responses import Responses
 from pagoda_frontend.responses_protocol import ResponsesBody
 from pagoda_frontend.serving import VERSION, Serving
 from pagoda_frontend.status import add_status_page
+from pagoda_frontend.traces import TraceHttp
 
 READING_ERRORS = (400, 404, 413, 503)
 PLAIN = {"text/plain": {"schema": {"type": "string"}}}
@@ -54,6 +55,8 @@ def make_app(serving: Serving) -> FastAPI:
             allow_headers=list(config.allowed_headers),
             allow_credentials=config.allow_credentials,
         )
+    if serving.tracer is not None:
+        app.add_middleware(TraceHttp, tracer=serving.tracer)
     app.add_middleware(RequestIds)
     if config.root_path:
         app.add_middleware(RootPath, root_path=config.root_path)

@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Iterator
 from dataclasses import replace
 
+import grpc.aio
 import uvicorn
 from fastapi import FastAPI
 
@@ -24,6 +25,7 @@ from pagoda_frontend.http_protocol import bounded
 from pagoda_frontend.https import follow_certificate
 from pagoda_frontend.servicer import SERVICE, InferenceServicer
 from pagoda_frontend.serving import Serving
+from pagoda_frontend.traces import TraceRpc
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +54,11 @@ class FrontendServer:
         self._config = config
         self._engine = EngineClient(address=config.scheduler, security=config.security)
         self.serving = Serving(config=config, engine=self._engine)
-        guards = [require_api_key_rpc(config.api_key)] if config.api_key else []
+        guards: list[grpc.aio.ServerInterceptor] = []
+        if config.api_key:
+            guards.append(require_api_key_rpc(config.api_key))
+        if self.serving.tracer is not None:
+            guards.append(TraceRpc(service=SERVICE, tracer=self.serving.tracer))
         self._grpc_host = config.host if config.grpc_host is None else config.grpc_host
         config.public_grpc.check_listen(self._grpc_host)
         self._rpc = RpcServer(

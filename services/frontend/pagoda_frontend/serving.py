@@ -23,11 +23,13 @@ from pagoda_common.generation_config import resolve_generation_config
 from pagoda_common.logging import request_id as log_request_id
 from pagoda_common.outputs import SequenceDelta
 from pagoda_common.text.tokenizer import Tokenizer
+from pagoda_common.tracing import make_tracer
 from pagoda_frontend.dialect import dialect_of
 from pagoda_frontend.grammar_checks import GrammarChecks
 from pagoda_frontend.metrics import Metrics
 from pagoda_frontend.params import SamplingDefaults, sampling_defaults
 from pagoda_frontend.prompts import Prompts, load_chat_template
+from pagoda_frontend.traces import start_request_span
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ class Serving:
         self.config = config
         self.engine = engine
         self.metrics = Metrics(engine=engine)
+        self.tracer = make_tracer("pagoda-frontend", config.observability)
         self.started_s = time.monotonic()
         self.is_draining = False
         self.num_open = 0
@@ -91,6 +94,8 @@ class Serving:
             await asyncio.gather(self._loading, return_exceptions=True)
         if self._model is not None:
             await self._model.grammars.close()
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
 
     @property
     def is_ready(self) -> bool:
@@ -174,7 +179,10 @@ class Serving:
         timer = self.metrics.timer(
             num_prompt_tokens=len(request.prompt_token_ids), n=params.n, max_tokens=params.max_tokens
         )
-        outcome = "abort"
+        outcome, fault, is_whole = "abort", "", False
+        span = None
+        if self.tracer is not None:
+            span = start_request_span(request, tracer=self.tracer, model_name=model.names[0])
         try:
             if not self.engine.is_ready:
                 await self._wait_for_recovery(request.timeout_s)
@@ -183,16 +191,21 @@ class Serving:
                 while not stream.is_finished:
                     if deltas := await stream.get():
                         timer.add(deltas)
+                        if span is not None:
+                            span.add(deltas)
                         yield deltas
             finally:
+                is_whole = stream.is_finished
                 stream.close()
         except PagodaError as error:
-            outcome = "error"
+            outcome, fault = "error", error.message
             if error.code is Code.RESOURCE_EXHAUSTED:
                 self.metrics.count_rejection(error.message)
             raise
         finally:
             timer.close(outcome)
+            if span is not None:
+                span.close("finished" if is_whole and not fault else outcome, fault)
 
     def _log(self, request: EngineRequest, model: ServedModel) -> None:
         """Say what came in, as vLLM does: the prompt only at level debug."""

@@ -27,12 +27,15 @@ from pagoda_common.metrics_server import process_registry, serve_metrics
 from pagoda_common.process import die_with_parent
 from pagoda_common.rpc import RpcServer, stop_signals
 from pagoda_common.settings import parse_service_args
+from pagoda_common.tracing import make_tracer
 from pagoda_scheduler.engine import Engine
 from pagoda_scheduler.idle_memory import exempt_what_exists, release_memory_when_idle
 from pagoda_scheduler.kv_events_zmq import start_kv_events
 from pagoda_scheduler.metrics import GroupCollector, HistogramTimeline
 from pagoda_scheduler.servicer import SchedulerServicer
 from pagoda_scheduler.state import EngineState
+from pagoda_scheduler.trace_spans import SpanMaker
+from pagoda_scheduler.traces import Traces
 from pagoda_scheduler.worker_groups import WorkerGroups
 
 logger = logging.getLogger("pagoda_scheduler")
@@ -47,6 +50,10 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain."""
     engine = Engine(config=config)
+    tracer = make_tracer("pagoda-scheduler", config.observability)
+    if tracer is not None:
+        has_details = bool(config.observability.collect_detailed_traces)
+        engine.traces = Traces(on_end=SpanMaker(tracer=tracer, has_details=has_details))
     epoch = time.time_ns()
     registry = CollectorRegistry()
     model_name = next(iter(config.model.served_model_name), config.model.model)
@@ -95,6 +102,8 @@ async def serve(
         if events is not None:
             events.close()
         await server.stop(grace_s=0.5)
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
         beating.cancel()
 
 

@@ -17,6 +17,7 @@ from pagoda_scheduler.request import Request, RequestStatus
 from pagoda_scheduler.router import ROUTERS, Router
 from pagoda_scheduler.sink import Sink
 from pagoda_scheduler.step import StepResult
+from pagoda_scheduler.traces import Traces
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +94,8 @@ class Engine:
         self.sinks: set[Sink] = set()
         self._held: set[Sink] = set()
         """Sinks whose readers do not keep up: their sequences wait for them."""
+        self.traces: Traces | None = None
+        """Of requests whose trace is sampled, where somebody collects them."""
         self.num_submitted = 0
         """Counter: requests taken in."""
         self.kv_events: KVEventLog | None = None
@@ -235,6 +238,8 @@ class Engine:
             self.not_ready_reason = reason
         poisonous = core.scheduler.blame() if is_fault else []
         orphans = core.scheduler.take_all()
+        if self.traces:
+            self.traces.lose(orphans)
         if orphans:
             logger.warning("worker group lost (%s): %d sequences will be recomputed", reason, len(orphans))
         for request in poisonous:
@@ -250,6 +255,8 @@ class Engine:
 
     def deliver(self, result: StepResult) -> None:
         """Hand one step's news to the sinks that wait for them."""
+        if self.traces:
+            self.traces.end(result.finished)
         for request in result.finished:
             self._close(request)
         is_whole = len(self.sinks) == 1 and not len(self._leases)
@@ -400,6 +407,8 @@ class Engine:
 
     def _drop(self, request_id: str) -> None:
         """End a request without telling anyone."""
+        if self.traces:
+            self.traces.end(self.requests[request_id].sequences)
         for request in self.requests[request_id].unfinished:
             self._detach(request)
         self._forget(request_id)

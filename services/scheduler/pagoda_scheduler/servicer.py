@@ -17,10 +17,11 @@ from pagoda_common.convert import (
     token_ids_from_bytes,
 )
 from pagoda_common.errors import InvalidRequest, NotFound, NotReady, PagodaError
+from pagoda_common.tracing import sampled_traceparent
 from pagoda_scheduler.adoption import adopted_to_proto, origin_of
 from pagoda_scheduler.beam_group import BeamGroup
 from pagoda_scheduler.beam_search import BeamSearch
-from pagoda_scheduler.engine import Engine
+from pagoda_scheduler.engine import Engine, Origin
 from pagoda_scheduler.request import Request, RequestStatus
 from pagoda_scheduler.session import GenerateSink, SessionSink
 from pagoda_scheduler.sink import Sink
@@ -84,7 +85,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             try:
                 sequences = self.sequences(message.submit, sink)
                 origin = origin_of(message.submit)
-                self._engine.submit(sequences, timeout_s=message.submit.timeout_s, origin=origin)
+                self._submit(message.submit, sequences, timeout_s=message.submit.timeout_s, origin=origin)
             except PagodaError as error:
                 sink.reject(message.submit.request_id, error)
             else:
@@ -120,11 +121,37 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         remaining = context.time_remaining()
         self._engine.sinks.add(sink)
         try:
-            self._engine.submit(sequences, timeout_s=request.timeout_s or remaining or 0.0)
+            if not request.traceparent:
+                request.traceparent = sampled_traceparent(context.invocation_metadata())
+            self._submit(request, sequences, timeout_s=request.timeout_s or remaining or 0.0)
             async for output in sink.outbox:
                 yield output
         finally:
             self._engine.close_sink(sink)
+
+    def _submit(
+        self,
+        message: scheduler_pb2.SubmitRequest,
+        sequences: list[Request],
+        *,
+        timeout_s: float,
+        origin: Origin | None = None,
+    ) -> None:
+        """Hand a request to the engine, and follow it when its trace is sampled.
+
+        Raises:
+            PagodaError: as of Engine.submit.
+        """
+        traces = self._engine.traces
+        if traces is None or not message.traceparent:
+            self._engine.submit(sequences, timeout_s=timeout_s, origin=origin)
+            return
+        traces.begin(sequences, message.traceparent)
+        try:
+            self._engine.submit(sequences, timeout_s=timeout_s, origin=origin)
+        except PagodaError:
+            traces.forget(sequences)
+            raise
 
     def sequences(self, message: scheduler_pb2.SubmitRequest, sink: Sink) -> list[Request]:
         """The n sequences of a submitted request.

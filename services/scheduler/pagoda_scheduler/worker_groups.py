@@ -15,6 +15,7 @@ from pagoda_scheduler import heartbeats
 from pagoda_scheduler.engine import Engine
 from pagoda_scheduler.engine_core import EngineCore
 from pagoda_scheduler.timeline import Timeline
+from pagoda_scheduler.traces import TracedTimeline
 from pagoda_scheduler.worker_client import WorkerClient
 
 logger = logging.getLogger(__name__)
@@ -205,7 +206,7 @@ class WorkerGroups:
                 max_model_len=brought_up.model_info.max_model_len,
                 eos_token_ids=brought_up.model_info.eos_token_ids,
                 deliver=self._engine.deliver,
-                timeline=self._timeline,
+                timeline=self._timeline_of_group(),
             )
             group.core = core
             run = asyncio.create_task(core.run())
@@ -237,6 +238,11 @@ class WorkerGroups:
             if run is not None:
                 await asyncio.wait([run])
             await client.close()
+
+    def _timeline_of_group(self) -> Timeline | None:
+        """Steps are numbered by group: traces want a timeline for each."""
+        traces = self._engine.traces
+        return self._timeline if traces is None else TracedTimeline(inner=self._timeline or Timeline(), traces=traces)
 
     async def _wait_for_place(self, group: WorkerGroup) -> None:
         """Only so many groups serve as were asked for; the others wait, ready to."""

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from pagoda_common.errors import ConfigError
 from pagoda_common.logging import JsonFormatter, LineFormatter, is_no_probe, request_id, trace_id
+from pagoda_common.observability_config import ObservabilityConfig
 
 
 def access(path: str) -> logging.LogRecord:
@@ -79,3 +81,20 @@ def test_a_traceback_stays_on_its_line() -> None:
     except ValueError:
         record = logging.LogRecord("x", logging.ERROR, "", 0, "m", (), sys.exc_info())
     assert "ValueError: broken" in shown_as_json(record)["exception"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"otlp_traces_endpoint": "localhost:4317"}, "otlp_traces_endpoint"),
+        ({"collect_detailed_traces": ("all",)}, "collect_detailed_traces"),
+        (
+            {"otlp_traces_endpoint": "http://localhost:4317", "collect_detailed_traces": ("x",)},
+            "collect_detailed_traces",
+        ),
+    ],
+)
+def test_wrong_flags_of_traces_are_named(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ObservabilityConfig(**fields)
+    assert caught.value.field == named
