@@ -287,6 +287,13 @@ FRONTEND_FLAGS = (
     ),
     Flag(field="enable_log_requests", help="log each request: its parameters; at level debug its prompt, too"),
     Flag(field="max_log_len", parse=int, metavar="N", help="most characters of a prompt in the log; all if not given"),
+    Flag(
+        field="send_timeout_s",
+        names=("--send-timeout",),
+        parse=float,
+        metavar="SECONDS",
+        help="time in which an HTTP client must take what waits for it, or it is cut off; 0 waits for ever",
+    ),
     Flag(field="disable_uvicorn_access_log", help="log no line per HTTP request"),
     Flag(field="uvicorn_log_level", help="least level of what the HTTP server itself logs"),
     Flag(field="enable_tokenizer_info_endpoint", help="serve /tokenizer_info"),

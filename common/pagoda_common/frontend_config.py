@@ -91,6 +91,9 @@ class FrontendConfig:
     """Log each request: its parameters; at level debug its prompt as well."""
     max_log_len: int | None = None
     """Most characters of a prompt in the log; None is all."""
+    send_timeout_s: float = 300.0
+    """Seconds in which a client must take what waits for it (48 KiB, as soon as 64 KiB wait), or it is cut off and its
+    request aborted; 0 waits for ever."""
     disable_uvicorn_access_log: bool = False
     """Log no line per HTTP request."""
     uvicorn_log_level: Literal["debug", "info", "warning", "error", "critical", "trace"] = "info"
@@ -146,6 +149,7 @@ class FrontendConfig:
         _check(self.drain_timeout_s >= 0, "drain_timeout", self.drain_timeout_s, "at least 0 seconds")
         body = self.max_request_body_bytes
         _check(body >= 1, "max_request_body_bytes", body, "at least 1 byte")
+        _check(self.send_timeout_s >= 0, "send_timeout", self.send_timeout_s, "at least 0 seconds")
         interval = self.sse_keep_alive_interval_s
         _check(interval >= 0, "sse_keep_alive_interval", interval, "at least 0 seconds")
         head, count = self.h11_max_incomplete_event_size, self.h11_max_header_count

@@ -1,6 +1,8 @@
 """Parents and children: free ports, spawning our services, and no orphan when a parent is killed."""
 
+import contextlib
 import os
+import resource
 import select
 import signal
 import socket
@@ -18,6 +20,14 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def raise_file_limit() -> None:
+    """Let this process have as many open files as it may: each connection is one, and the usual limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # where the hard limit is more than the system allows
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def can_listen(host: str, port: int) -> bool:

@@ -12,7 +12,7 @@ from pagoda_common.flags import add_child_flags, add_frontend_flags, config_erro
 from pagoda_common.frontend_config import API_KEY_VARIABLE, FrontendConfig
 from pagoda_common.heartbeat import beat
 from pagoda_common.logging import configure_logging
-from pagoda_common.process import die_with_parent
+from pagoda_common.process import die_with_parent, raise_file_limit
 from pagoda_common.rpc import stop_signals
 from pagoda_common.settings import parse_service_args
 from pagoda_frontend.server import FrontendServer
@@ -53,6 +53,7 @@ def main() -> int:
     args = parse_service_args(parser)
     if args.die_with_parent is not None:
         die_with_parent(args.die_with_parent)
+    raise_file_limit()
     configure_logging("frontend", os.environ.get("PAGODA_LOG_LEVEL", "info"), args.log_format)
     with config_errors(parser):
         config = frontend_config_from_args(args)

@@ -1,10 +1,14 @@
-"""HTTP/1.1 on a connection, with bounds on what a client may send before there is a request. Knows no endpoint."""
+"""HTTP/1.1 on a connection, with bounds on what a client may send before there is a request, and on how long it may
+leave an answer untaken. Knows no endpoint."""
 
 import asyncio
+import logging
 from typing import Any
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+logger = logging.getLogger(__name__)
 
 BAD_REQUEST = (400, b"Bad Request")
 TIMEOUT = (408, b"Request Timeout")
@@ -23,6 +27,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """Header lines of one request."""
     head_timeout_s = 60.0
     """Seconds from the first byte of a head, or from the connection, to its end."""
+    send_timeout_s = 300.0
+    """Seconds for which an answer may wait for its client (asyncio's water marks: from 64 KiB down to 16 KiB)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -31,6 +37,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refusal = BAD_REQUEST
         self._fault = ""
         self._timer: asyncio.TimerHandle | None = None
+        self._send_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
         """A client is there."""
@@ -40,7 +47,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
         self._stop_timer()
+        self._stop_send_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client does not take what was sent: whoever answers it waits."""
+        super().pause_writing()
+        if self.send_timeout_s and self._send_timer is None:
+            self._send_timer = self.loop.call_later(self.send_timeout_s, self._cut_off)
+
+    def resume_writing(self) -> None:
+        """It has taken most of it."""
+        self._stop_send_timer()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes from the connection."""
@@ -84,6 +103,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.write(head % (status, reason, len(body)) + body)
         self.transport.close()
 
+    def _stop_send_timer(self) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
+
+    def _cut_off(self) -> None:
+        """Its request ends as if it had gone away."""
+        self._send_timer = None
+        logger.warning("a client has not taken its answer for %g s: cut off", self.send_timeout_s)
+        self.transport.abort()
+
     def _refuse(self, refusal: tuple[int, bytes], fault: str) -> None:
         self._refusal, self._fault = refusal, fault
         self.send_400_response(fault)
@@ -105,7 +135,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(TIMEOUT, f"the request did not begin within {self.head_timeout_s:g} s")
 
 
-def bounded(*, max_head_bytes: int, max_headers: int) -> type[BoundedHttpProtocol]:
+def bounded(*, max_head_bytes: int, max_headers: int, send_timeout_s: float) -> type[BoundedHttpProtocol]:
     """The protocol with these bounds, as a class: uvicorn makes one of it for each connection."""
-    bounds = {"max_head_bytes": max_head_bytes, "max_headers": max_headers}
+    bounds = {"max_head_bytes": max_head_bytes, "max_headers": max_headers, "send_timeout_s": send_timeout_s}
     return type("BoundedHttpProtocol", (BoundedHttpProtocol,), bounds)

@@ -14,6 +14,9 @@ from pagoda_frontend.resume import MAX_SEQUENCES, EventIds, Resumption
 from pagoda_frontend.serving import Serving
 from pagoda_frontend.terms import Terms
 
+MAX_ARRIVED = 64
+"""News of several prompts that wait for the client; the others' text is not made before there is room."""
+
 
 @dataclass(slots=True)
 class CollectedSequence:
@@ -192,7 +195,7 @@ class Run:
         return sequences
 
     async def _merged(self) -> AsyncGenerator[list[SequenceDelta]]:
-        arrived: asyncio.Queue[list[SequenceDelta] | Exception | None] = asyncio.Queue()
+        arrived: asyncio.Queue[list[SequenceDelta] | Exception | None] = asyncio.Queue(MAX_ARRIVED)
 
         async def feed(number: int, request: EngineRequest) -> None:
             try:
@@ -200,10 +203,10 @@ class Run:
                     async for deltas in stream:
                         for delta in deltas:
                             delta.index += number * self.n
-                        arrived.put_nowait(deltas)
-                arrived.put_nowait(None)
+                        await arrived.put(deltas)
+                await arrived.put(None)
             except Exception as error:
-                arrived.put_nowait(error)
+                await arrived.put(error)
 
         tasks = [asyncio.create_task(feed(number, request)) for number, request in enumerate(self._requests)]
         try:

@@ -159,7 +159,11 @@ def _uvicorn_config(app: FastAPI, config: FrontendConfig) -> uvicorn.Config:
     """Raises ConfigError when a file of the TLS flags cannot be used."""
     uvicorn_config = uvicorn.Config(
         app,
-        http=bounded(max_head_bytes=config.h11_max_incomplete_event_size, max_headers=config.h11_max_header_count),
+        http=bounded(
+            max_head_bytes=config.h11_max_incomplete_event_size,
+            max_headers=config.h11_max_header_count,
+            send_timeout_s=config.send_timeout_s,
+        ),
         ws="none",
         lifespan="off",
         log_config=None,
