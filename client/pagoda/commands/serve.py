@@ -14,6 +14,7 @@ from typing import Any
 
 from pagoda.load_fault import find_load_fault
 from pagoda.local_stack import LocalStack
+from pagoda.output import show
 from pagoda.supervisor import EXIT_CONFIG, Supervisor
 from pagoda.vllm_options import add_vllm_flags, check_vllm_args
 from pagoda_common.config import EMBEDDED_MODEL
@@ -83,7 +84,7 @@ async def serve(stack: LocalStack) -> int:
         fault = asyncio.create_task(find_load_fault(stack.frontend.scheduler, security=stack.engine.security))
         await asyncio.wait([running, ready, fault], return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
-            print(announcement(stack, seconds=time.monotonic() - started), flush=True)
+            show(announcement(stack, seconds=time.monotonic() - started), sys.stdout)
         elif fault.done():
             logger.error("cannot serve %s: %s", stack.engine.model.model, fault.result())
             supervisor.stop()
@@ -118,7 +119,7 @@ Ctrl-C ends it.
 def print_line(service: str, line: str) -> None:
     """Show one line of a child's output, which need not name itself again."""
     module = service.partition("-")[0]
-    print(f"{service:<9} | {line.replace(f' {module}: ', ' ', 1)}", file=sys.stderr, flush=True)
+    show(f"{service:<9} | {line.replace(f' {module}: ', ' ', 1)}")
 
 
 def print_json_line(service: str, line: str) -> None:
@@ -141,7 +142,7 @@ def stop_on_signals(supervisor: Supervisor) -> Iterator[None]:
             supervisor.kill(128 + number)
             return
         is_stopping = True
-        print("\nEnding: open streams may finish. A second Ctrl-C ends at once.", file=sys.stderr, flush=True)
+        show("\nEnding: open streams may finish. A second Ctrl-C ends at once.")
         supervisor.stop()
 
     for number in numbers:

@@ -219,7 +219,7 @@ class WorkerGroups:
             self._engine.add_core(core)
             await run
         except PagodaError as error:
-            reason = error.message
+            reason = error.message if core is None else f"worker group {group.number} was lost: {error.message}"
             raise
         except ExceptionGroup as errors:
             reason = str(errors.exceptions[0])
