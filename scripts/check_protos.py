@@ -31,6 +31,12 @@ RPC_TYPES = {
     "Worker.Execute": ("ExecuteModelRequest", "SamplerOutput"),
     "Worker.ExecuteModel": ("ExecuteModelRequest", "SamplerOutput"),
     "Worker.LoadModel": ("LoadModelRequest", "LoadModelProgress"),
+    # The progress of reading weights is told alike wherever weights are read.
+    "Worker.PrepareWeights": ("PrepareWeightsRequest", "LoadModelProgress"),
+    "Worker.ReloadWeights": ("WorkerReloadWeightsRequest", "LoadModelProgress"),
+    # Scheduler and worker have calls of these names; their messages share a package.
+    "Worker.Sleep": ("WorkerSleepRequest", "WorkerSleepResponse"),
+    "Worker.WakeUp": ("WorkerWakeUpRequest", "WorkerWakeUpResponse"),
     # One message in several places: a request over Session and Generate, load and model wherever they are told.
     "Scheduler.Generate": ("SubmitRequest", "TokenOutput"),
     "Scheduler.GetLoad": ("GetLoadRequest", "EngineLoad"),

@@ -6,12 +6,14 @@ async with AsyncLLM(model="pagoda-tiny") as llm:
 """
 
 import asyncio
+import contextlib
 import itertools
 import secrets
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import cached_property
+from os import PathLike
 from typing import Any, Self
 
 import grpc.aio
@@ -41,6 +43,7 @@ from pagoda_common.text.tokenizer import Tokenizer
 CONNECT_TIMEOUT_S = 60.0
 """Seconds for a running scheduler (`address`) to become ready."""
 RPC_TIMEOUT_S = 10.0
+SETTLE_TIMEOUT_S = 2.0
 
 
 class AsyncLLM(RefusedCalls):
@@ -227,6 +230,48 @@ class AsyncLLM(RefusedCalls):
             except grpc.aio.AioRpcError as error:
                 raise error_from_rpc(error) from None
         return reply.num_blocks
+
+    async def sleep(self, level: int = 1, mode: str = "keep") -> None:
+        """Give the engine's memory away until `wake_up`; what is open or comes then waits.
+
+        Args:
+            level: 1 keeps the weights in host memory where the device has its own; 2 drops them, and `wake_up` reads
+                them again.
+            mode: keep lets open requests go on after `wake_up`, abort ends them.
+
+        Raises:
+            PagodaError: a worker could not; it serves on.
+        """
+        await self.engine.control.sleep(level=level, mode=mode)
+        with contextlib.suppress(TimeoutError):  # until the load says so, too; somebody may have woken it already
+            async with asyncio.timeout(SETTLE_TIMEOUT_S):
+                while not self.engine.is_sleeping:  # noqa: ASYNC110 (the load comes with the next message)
+                    await asyncio.sleep(0.005)
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Let the engine serve again; with the tags ["weights"] it has its weights and sleeps on.
+
+        Raises:
+            PagodaError: the weights cannot come back; the engine sleeps on.
+        """
+        await self.engine.control.wake_up(tags=tags or ())
+        if not tags or "kv_cache" in tags:
+            await self.engine.wait_until_ready(CONNECT_TIMEOUT_S)
+
+    async def is_sleeping(self) -> bool:
+        """Whether requests wait because the engine sleeps."""
+        return await self.engine.control.is_sleeping()
+
+    async def reload_weights(self, model: str | PathLike[str], revision: str | None = None) -> None:
+        """Serve other weights of the same architecture; open requests go on with them.
+
+        Args:
+            model: directory or hub id of the checkpoint, as the workers reach it.
+
+        Raises:
+            PagodaError: they cannot be read or do not fit; the old ones serve on.
+        """
+        await self.engine.control.reload_weights(str(model), revision=revision)
 
     def check_params(self, params: SamplingParams) -> None:
         """Check `params` against the model.

@@ -23,6 +23,7 @@ from pagoda.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_o
 from pagoda.conversation import Message, render
 from pagoda.hub_tokenizer import HubTokenizer
 from pagoda.loop_thread import LoopThread
+from pagoda.memory_calls import MemoryCalls
 from pagoda.metrics import GenerationCounts, Metric, snapshot
 from pagoda.prompts import PromptInput, as_prompt_list, read_prompts
 from pagoda.refusals import RefusedCalls, refuse_extras
@@ -43,7 +44,7 @@ TOKENIZATION = ("add_special_tokens", "truncate_prompt_tokens")
 UseTqdm: TypeAlias = bool | Callable[..., Any]
 
 
-class LLM(RefusedCalls):
+class LLM(MemoryCalls, RefusedCalls):
     """A language model for programs without asyncio.
 
     Starts a private engine, scheduler and worker as child processes that end with this one, or uses a running
@@ -305,6 +306,7 @@ class LLM(RefusedCalls):
         return builders
 
     def _run(self, builders: list[RequestOutputBuilder], use_tqdm: UseTqdm) -> list[RequestOutput]:
+        self._check_awake()
         make_bar = use_tqdm if callable(use_tqdm) else tqdm
         with make_bar(total=len(builders), desc="Processed prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
             self._loop.run(self._run_all(builders, bar))

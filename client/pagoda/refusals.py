@@ -61,17 +61,12 @@ class RefusedCalls:
         """Pooling."""
         _does_not_pool("score")
 
-    def sleep(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Giving the weights' memory away for a while."""
-        _is_missing("sleep", "shutdown() frees all memory, a new LLM loads again")
-
-    def wake_up(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """The end of `sleep`."""
-        _is_missing("wake_up", "there is no sleep")
-
     def collective_rpc(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Calls into the workers."""
-        _is_missing("collective_rpc", "workers run in processes of their own and take gRPC calls only")
+        _is_missing(
+            "collective_rpc",
+            "workers run in processes of their own and take gRPC calls only; LLM.reload_weights brings new weights",
+        )
 
     def apply_model(self, *args: Any, **kwargs: Any) -> NoReturn:
         """A function on the model."""
@@ -95,4 +90,4 @@ class RefusedCalls:
 
     def update_weights(self, *args: Any, **kwargs: Any) -> NoReturn:
         """New weights from a trainer."""
-        _is_missing("update_weights", "weights come from checkpoints")
+        _is_missing("update_weights", "weights come from checkpoints: LLM.reload_weights(directory)")

@@ -135,7 +135,7 @@ OPTIONS = (
     VllmOption("enable_force_include_usage", (False,), "requests ask for it", is_switch=True),
     VllmOption("enable_request_id_headers", None, "X-Request-Id is always sent", is_switch=True),
     VllmOption("enable_server_load_tracking", None, "the load is always tracked", is_switch=True),
-    VllmOption("enable_sleep_mode", (False,), "there is no sleep", is_switch=True),
+    VllmOption("enable_sleep_mode", None, "LLM.sleep needs no switch", is_switch=True),
     VllmOption("tool_server", (), "clients run their tools"),
     VllmOption("profiler_config", ({}, "{}"), "--scheduler-metrics-port shows where time goes"),
     VllmOption("no_enable_log_requests", None, "requests are not logged unless --enable-log-requests", is_switch=True),

@@ -16,6 +16,7 @@ from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.outputs import FinishReason
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_common.structured_outputs import StructuredOutputsParams
+from pagoda_common.weights_source import WeightsSource
 
 UINT32 = np.dtype("<u4")
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
@@ -221,6 +222,26 @@ def error_from_proto(message: types_pb2.RequestError) -> PagodaError:
     if code is Code.INVALID_ARGUMENT:
         return InvalidRequest(message.message, field=field)
     return PagodaError(message.message, field=field, code=code, retry_after_s=message.retry_after_s)
+
+
+def weights_source_to_proto(source: WeightsSource) -> types_pb2.WeightsSource:
+    """`source` as a message."""
+    return types_pb2.WeightsSource(
+        model=source.model,
+        revision=source.revision or "",
+        version=source.version,
+        is_for_one_group=source.is_for_one_group,
+    )
+
+
+def weights_source_from_proto(message: types_pb2.WeightsSource) -> WeightsSource:
+    """Raises ConfigError when it names no model."""
+    return WeightsSource(
+        model=message.model,
+        revision=message.revision or None,
+        version=message.version,
+        is_for_one_group=message.is_for_one_group,
+    )
 
 
 def column(values: Iterable[int], dtype: str) -> bytes:

@@ -26,6 +26,7 @@ import grpc.aio
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from pagoda_common.channels import Connection
 from pagoda_common.convert import adopted_request_from_proto
+from pagoda_common.engine_control import EngineControl
 from pagoda_common.engine_session import EngineSession
 from pagoda_common.engine_stream import AdoptedRequest, EngineRequest, EngineStream
 from pagoda_common.errors import InvalidRequest, NotFound, NotReady, PagodaError, QueueFull, Superseded
@@ -123,6 +124,23 @@ class EngineClient:
     def is_ready(self) -> bool:
         """Connected, and the engine serves."""
         return self._session is not None and self._load.is_ready
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Connected, and the engine does not serve because it sleeps: requests wait until it is woken."""
+        return self._session is not None and self._load.sleep_level > 0
+
+    @property
+    def control(self) -> EngineControl:
+        """Sleep, wake-up and new weights.
+
+        Raises:
+            NotReady: not started, or closed.
+        """
+        channel = self._connection.channel
+        if channel is None:
+            raise NotReady(self.not_ready_reason, retry_after_s=1)
+        return EngineControl(channel)
 
     @property
     def not_ready_reason(self) -> str:

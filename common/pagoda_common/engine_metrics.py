@@ -9,6 +9,8 @@ from pagoda.v1 import types_pb2
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+"""By level."""
 
 
 class EngineCollector(Collector):
@@ -42,6 +44,12 @@ class EngineCollector(Collector):
             counter = CounterMetricFamily(name, text, labels=LABELS)
             counter.add_metric(self._labels, value)
             yield counter
+        sleep_state = GaugeMetricFamily(
+            "vllm:engine_sleep_state", "1 for the state that the engine is in.", labels=(*LABELS, "sleep_state")
+        )
+        for level, state in enumerate(SLEEP_STATES):
+            sleep_state.add_metric((*self._labels, state), float(load.sleep_level == level))
+        yield sleep_state
         info = GaugeMetricFamily(
             "vllm:cache_config_info", "The KV cache.", labels=("block_size", "num_gpu_blocks", "engine")
         )

@@ -297,6 +297,7 @@ FRONTEND_FLAGS = (
     Flag(field="disable_uvicorn_access_log", help="log no line per HTTP request"),
     Flag(field="uvicorn_log_level", help="least level of what the HTTP server itself logs"),
     Flag(field="enable_tokenizer_info_endpoint", help="serve /tokenizer_info"),
+    Flag(field="enable_sleep_mode", help="serve /sleep, /wake_up, /is_sleeping and /reload_weights"),
     Flag(field="disable_fastapi_docs", help="serve neither /docs nor /redoc nor /openapi.json"),
     Flag(field="disable_status_page", help="serve no status page at /"),
     Flag(

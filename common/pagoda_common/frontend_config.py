@@ -100,6 +100,8 @@ class FrontendConfig:
     """Least level of what the HTTP server itself logs."""
     enable_tokenizer_info_endpoint: bool = False
     """Serve /tokenizer_info: the tokenizer's configuration, chat template included."""
+    enable_sleep_mode: bool = False
+    """Serve /sleep, /wake_up, /is_sleeping and /reload_weights."""
     disable_fastapi_docs: bool = False
     """Serve neither /docs nor /redoc nor /openapi.json."""
     disable_status_page: bool = False

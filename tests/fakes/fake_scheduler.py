@@ -19,6 +19,7 @@ from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from pagoda_common.convert import error_to_proto, token_ids_from_bytes, token_ids_to_bytes
 from pagoda_common.errors import NotReady, PagodaError
 from pagoda_common.rpc import RpcServer
+from tests.fakes.fake_sleep import FakeSleep
 
 SAMPLED_LOGPROB = -0.5
 
@@ -45,7 +46,7 @@ class _Session:
     num_step_messages: int = 0
 
 
-class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
+class FakeScheduler(FakeSleep, scheduler_pb2_grpc.SchedulerServicer):
     """Token `offset` of sequence `index` is (last prompt token + 1 + offset + 100 * index) mod vocab_size, or
     scripted.
 
@@ -62,6 +63,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         step_s: float = 0.0,
         tokens_per_step: int = 1,
     ) -> None:
+        super().__init__()
         self.model_info = types_pb2.ModelInfo(
             model="fake",
             architecture="FakeForCausalLM",

@@ -20,6 +20,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     Switches: `delay_s` per step and `delay_per_token_s` for each of its tokens; `fail_at_step` ends the stream with
     INTERNAL once; `hang_at_step` never answers it, once; `bad_tokens`, last tokens whose sequence becomes
     a bad slot; `crash_tokens`, last tokens whose sequence ends the stream whenever it is in a step (`num_crashes`).
+
+    Weights called "plus-N" make the next token the last one plus N; "plus-N-broken" can be prepared and no more; others
+    do not exist. `calls` has the names of the calls beside Execute.
     """
 
     def __init__(
@@ -42,11 +45,16 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.crash_tokens: set[int] = set()
         self.num_crashes = 0
         self.has_heartbeats = True
+        self.refuses_sleep = False
+        self.hangs_on_reload = False
         self.bad_tokens: set[int] = set()
         self.requests: list[worker_pb2.ExecuteModelRequest] = []
         """Every step received, when `keep_requests` is set."""
         self.keep_requests = False
         self.num_loads = 0
+        self.calls: list[str] = []
+        self.sleep_level = 0
+        self.weights = types_pb2.WeightsSource(model="plus-1")
         self.epoch = 0
         self.num_registrations = 0
         self.address = ""
@@ -86,6 +94,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             identity = scheduler_pb2.WorkerIdentity(
                 address=self.address, rank=0, world_size=1, device="fake", incarnation=self.incarnation
             )
+            identity.sleep_level = self.sleep_level
+            if self.weights.version:
+                identity.weights.CopyFrom(self.weights)
             if group is not None:
                 identity.group = group
             yield scheduler_pb2.WorkerRegistration(identity=identity)
@@ -126,6 +137,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         if request.session_epoch < self.epoch:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"session epoch must be at least {self.epoch}")
         self.epoch = request.session_epoch
+        self._asked = request.weights if request.HasField("weights") else types_pb2.WeightsSource(model="plus-1")
         self._forget(request.config.max_num_seqs)
         return worker_pb2.InitDeviceResponse(worker_incarnation=self.incarnation, device="fake")
 
@@ -133,6 +145,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.LoadModelRequest, context: Any
     ) -> AsyncIterator[worker_pb2.LoadModelProgress]:
         self.num_loads += 1
+        await self._check_weights(self._asked.model, context)
+        self.weights, self.sleep_level = self._asked, 0
         info = types_pb2.ModelInfo(
             model="fake",
             architecture="FakeForCausalLM",
@@ -141,6 +155,51 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             eos_token_ids=self.eos_token_ids,
         )
         yield worker_pb2.LoadModelProgress(loaded_bytes=1, total_bytes=1, model_info=info)
+
+    async def _check_weights(self, name: str, context: Any) -> None:
+        if not name.removeprefix("plus-").isdigit():
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"model {name!r} is not a directory")
+
+    async def GetStatus(self, request: worker_pb2.GetStatusRequest, context: Any) -> worker_pb2.GetStatusResponse:
+        info = types_pb2.ModelInfo(model="fake") if self.num_loads else None
+        return worker_pb2.GetStatusResponse(session_epoch=self.epoch, model_info=info)
+
+    async def Sleep(self, request: worker_pb2.WorkerSleepRequest, context: Any) -> worker_pb2.WorkerSleepResponse:
+        assert (request.session_epoch, request.worker_incarnation) == (self.epoch, self.incarnation)
+        self.calls.append(f"sleep {request.level}")
+        if self.refuses_sleep:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "host memory is full")
+        self.sleep_level = request.level
+        return worker_pb2.WorkerSleepResponse(freed_bytes=1000)
+
+    async def WakeUp(self, request: worker_pb2.WorkerWakeUpRequest, context: Any) -> worker_pb2.WorkerWakeUpResponse:
+        assert (request.session_epoch, request.worker_incarnation) == (self.epoch, self.incarnation)
+        self.calls.append("wake weights" if request.weights_only else "wake")
+        if self.refuses_sleep:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the checkpoint is gone")
+        if not request.weights_only:
+            self.sleep_level = 0
+        return worker_pb2.WorkerWakeUpResponse()
+
+    async def PrepareWeights(
+        self, request: worker_pb2.PrepareWeightsRequest, context: Any
+    ) -> AsyncIterator[worker_pb2.LoadModelProgress]:
+        assert (request.session_epoch, request.worker_incarnation) == (self.epoch, self.incarnation)
+        self.calls.append(f"prepare {request.weights.model}" if request.HasField("weights") else "forget")
+        if request.HasField("weights"):
+            await self._check_weights(request.weights.model.removesuffix("-broken"), context)
+        yield worker_pb2.LoadModelProgress(loaded_bytes=1, total_bytes=1)
+
+    async def ReloadWeights(
+        self, request: worker_pb2.WorkerReloadWeightsRequest, context: Any
+    ) -> AsyncIterator[worker_pb2.LoadModelProgress]:
+        assert (request.session_epoch, request.worker_incarnation) == (self.epoch, self.incarnation)
+        self.calls.append(f"reload {request.weights.model}")
+        if self.hangs_on_reload:
+            await asyncio.Event().wait()
+        await self._check_weights(request.weights.model, context)
+        self.weights = request.weights
+        yield worker_pb2.LoadModelProgress(loaded_bytes=1, total_bytes=1)
 
     async def DetermineNumAvailableBlocks(
         self, request: worker_pb2.DetermineNumAvailableBlocksRequest, context: Any
@@ -201,7 +260,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         bad = np.isin(self._last[slots], list(self.bad_tokens)) if self.bad_tokens else np.zeros_like(samples)
         samples &= ~bad
         sampling = slots[samples]
-        self._last[sampling] = (self._last[sampling] + 1) % self.vocab_size
+        step = int(self.weights.model.removeprefix("plus-"))
+        self._last[sampling] = (self._last[sampling] + step) % self.vocab_size
         self._num_tokens[sampling] += 1
         output = worker_pb2.SamplerOutput(
             session_epoch=request.session_epoch,

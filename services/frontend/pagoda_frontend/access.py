@@ -16,8 +16,12 @@ from pagoda_common.logging import trace_id as log_trace_id
 from pagoda_common.tracing import TRACEPARENT_HEADER, trace_id_of
 from pagoda_frontend.errors import ANTHROPIC_PREFIX, route_path
 
-GUARDED_PREFIXES = ("/v1", "/v2", "/inference", "/invocations")
-"""vLLM's, and the one path that leads to the API under another name; what probes and scrapers need stays open."""
+GUARDED_PREFIXES = (
+    *("/v1", "/v2", "/inference", "/invocations"),
+    *("/sleep", "/wake_up", "/is_sleeping", "/reload_weights"),
+)
+"""vLLM's, the one path that leads to the API under another name, and what operators alone may do; what probes and
+scrapers need stays open."""
 API_KEY_HEADER = "x-api-key"
 """Where Anthropic's clients show the key."""
 REFLECTION_PREFIX = "/grpc.reflection."

@@ -48,6 +48,23 @@ class ReadyAnswer(BaseModel):
     status: Literal["ready"]
 
 
+class IsSleepingAnswer(BaseModel):
+    """GET /is_sleeping."""
+
+    is_sleeping: bool
+
+
+class ReloadWeightsAnswer(BaseModel):
+    """POST /reload_weights."""
+
+    num_groups: int
+    """Worker groups that hold the new weights."""
+    seconds: float
+    """In all; the old weights have served for most of it."""
+    pause_s: float
+    """Longest time in which one group did not serve."""
+
+
 class VersionAnswer(BaseModel):
     """GET /version."""
 

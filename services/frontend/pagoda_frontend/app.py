@@ -13,15 +13,34 @@ from pagoda_frontend.messages import Messages
 from pagoda_frontend.messages_protocol import CountTokensBody, MessagesBody
 from pagoda_frontend.openapi import EVENT_STREAM, GENERATION_ERRORS, Paths
 from pagoda_frontend.operations import Operations
-from pagoda_frontend.protocol import ChatBatchBody, ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from pagoda_frontend.protocol import (
+    ChatBatchBody,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    ReloadWeightsBody,
+    TokenizeBody,
+)
 from pagoda_frontend.responses import Responses
 from pagoda_frontend.responses_protocol import ResponsesBody
 from pagoda_frontend.serving import VERSION, Serving
+from pagoda_frontend.sleep_mode import SleepMode
 from pagoda_frontend.status import add_status_page
 from pagoda_frontend.traces import TraceHttp
 
 READING_ERRORS = (400, 404, 413, 503)
 PLAIN = {"text/plain": {"schema": {"type": "string"}}}
+SLEEP_ERRORS = (400, 404, 409, 503)
+GROUP = {"name": "group", "in": "query", "schema": {"type": "integer"}}
+SLEEP_QUERY = (
+    {"name": "level", "in": "query", "schema": {"type": "integer", "enum": [1, 2], "default": 1}},
+    {"name": "mode", "in": "query", "schema": {"type": "string", "enum": ["keep", "abort"], "default": "keep"}},
+    GROUP,
+)
+WAKE_QUERY = (
+    {"name": "tags", "in": "query", "schema": {"type": "array", "items": {"enum": ["weights", "kv_cache"]}}},
+    GROUP,
+)
 FOLLOWING = (
     {"name": "stream", "in": "query", "schema": {"type": "boolean"}},
     {"name": "starting_after", "in": "query", "schema": {"type": "integer"}},
@@ -43,6 +62,8 @@ def make_app(serving: Serving) -> FastAPI:
     paths = Paths(app, has_api_keys=bool(config.api_key))
     _add_operations(paths, serving)
     _add_generation(paths, serving)
+    if config.enable_sleep_mode:
+        _add_sleep_mode(paths, serving)
     if not config.disable_status_page:
         add_status_page(app)
     if config.api_key:
@@ -82,6 +103,15 @@ def _add_operations(paths: Paths, serving: Serving) -> None:
     if serving.config.enable_tokenizer_info_endpoint:
         info = answers.TokenizerInfoAnswer
         paths.add("GET", "/tokenizer_info", operations.tokenizer_info, answer=info, errors=(503,))
+
+
+def _add_sleep_mode(paths: Paths, serving: Serving) -> None:
+    sleep_mode = SleepMode(serving=serving)
+    paths.add("POST", "/sleep", sleep_mode.sleep, errors=SLEEP_ERRORS, query=SLEEP_QUERY)
+    paths.add("POST", "/wake_up", sleep_mode.wake_up, errors=SLEEP_ERRORS, query=WAKE_QUERY)
+    paths.add("GET", "/is_sleeping", sleep_mode.is_sleeping, answer=answers.IsSleepingAnswer, errors=(503,))
+    body, answer = ReloadWeightsBody, answers.ReloadWeightsAnswer
+    paths.add("POST", "/reload_weights", sleep_mode.reload_weights, body=body, answer=answer, errors=SLEEP_ERRORS)
 
 
 def _add_generation(paths: Paths, serving: Serving) -> None:

@@ -18,12 +18,13 @@ REFERENCE = "#/components/schemas/{model}"
 ERRORS = {
     400: "The request is wrong; `param` names the field.",
     404: "There is nothing of that name.",
+    409: "The worker cannot: the weights are not there, damaged, or of another model.",
     413: "The body is too large.",
     500: "The server failed.",
     503: "The server is not ready, or has too much to do.",
     504: "The request's own time limit is over.",
 }
-GENERATION_ERRORS = tuple(ERRORS)
+GENERATION_ERRORS = (400, 404, 413, 500, 503, 504)
 EVENT_STREAM: dict[str, Any] = {"text/event-stream": {}}
 
 

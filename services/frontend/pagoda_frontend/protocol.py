@@ -233,6 +233,16 @@ class TokenizeBody(RequestBody):
     return_token_strs: Bool | None = None
 
 
+class ReloadWeightsBody(RequestBody):
+    """POST /reload_weights."""
+
+    model: Text
+    """Directory or hub id, as the workers reach it."""
+    revision: Text | None = None
+    group: Annotated[int, Field(strict=True, ge=0, lt=2**32)] | None = None
+    """Of one worker group; None is all."""
+
+
 class DetokenizeBody(RequestBody):
     """POST /detokenize."""
 

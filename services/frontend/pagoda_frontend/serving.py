@@ -184,7 +184,7 @@ class Serving:
         if self.tracer is not None:
             span = start_request_span(request, tracer=self.tracer, model_name=model.names[0])
         try:
-            if not self.engine.is_ready:
+            if not self.engine.is_ready and not self.engine.is_sleeping:
                 await self._wait_for_recovery(request.timeout_s)
             stream = TextStream(engine=self.engine, tokenizer=model.tokenizer, request=request)
             try:
@@ -221,6 +221,8 @@ class Serving:
         try:
             await self.engine.wait_until_ready(min(RECOVERY_WAIT_S, timeout_s or RECOVERY_WAIT_S))
         except NotReady as error:
+            if self.engine.is_sleeping:
+                return  # it waits in the engine's queue, whose bounds count
             if 0 < timeout_s < RECOVERY_WAIT_S:
                 message = f"the request was not finished within {timeout_s:g} s: {self.engine.not_ready_reason}"
                 raise DeadlineExceeded(message) from error

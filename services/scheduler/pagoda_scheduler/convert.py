@@ -6,7 +6,8 @@ import numpy as np
 
 from pagoda.v1 import types_pb2, worker_pb2
 from pagoda_common.config import EngineConfig
-from pagoda_common.convert import column, sampling_params_to_proto, token_ids_to_bytes
+from pagoda_common.convert import column, sampling_params_to_proto, token_ids_to_bytes, weights_source_to_proto
+from pagoda_common.weights_source import WeightsSource
 from pagoda_scheduler.step import (
     BadSlot,
     LogprobRows,
@@ -42,6 +43,16 @@ def worker_config_to_proto(config: EngineConfig) -> worker_pb2.WorkerConfig:
         logprobs_mode=model.logprobs_mode,
         logits_processors=model.logits_processors,
     )
+
+
+def init_device_to_proto(
+    config: EngineConfig, *, session_epoch: int, weights: WeightsSource | None
+) -> worker_pb2.InitDeviceRequest:
+    """The first call to a worker."""
+    message = worker_pb2.InitDeviceRequest(session_epoch=session_epoch, config=worker_config_to_proto(config))
+    if weights is not None:
+        message.weights.CopyFrom(weights_source_to_proto(weights))
+    return message
 
 
 class StepEncoder:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pagoda_common.config import EngineConfig
 from pagoda_common.errors import DeadlineExceeded, NotReady, PagodaError, RequestFailed, Superseded
 from pagoda_common.outputs import FinishReason
+from pagoda_scheduler.admission import check_queue
 from pagoda_scheduler.deadlines import Deadlines
 from pagoda_scheduler.engine_core import EngineCore
 from pagoda_scheduler.kv_events import KVEventLog
@@ -135,6 +136,8 @@ class Engine:
             unfinished = [sequence for sequence in sequences if not sequence.is_finished]
             check = core.scheduler.admission.check_fits if attempt > 1 else core.scheduler.admission.check
             check(unfinished)
+        elif attempt <= 1:
+            check_queue(self.config.scheduler, waiting=self._homeless, requests=sequences)
         is_resumed = any(sequence.output_token_ids for sequence in sequences)
         open_request = OpenRequest(attempt, sequences, core, origin)
         self.requests[request_id] = open_request
@@ -220,7 +223,7 @@ class Engine:
         self.announce()
 
     def remove_core(self, core: EngineCore, reason: str, *, is_fault: bool = True) -> None:
-        """A group is lost: its sequences go on elsewhere, with their token log, ahead of what waits there.
+        """A group serves no more: its sequences go on elsewhere, with their token log, ahead of what waits there.
 
         Args:
             is_fault: it went of itself, and whoever was in flight may be the cause.
@@ -241,7 +244,8 @@ class Engine:
         if self.traces:
             self.traces.lose(orphans)
         if orphans:
-            logger.warning("worker group lost (%s): %d sequences will be recomputed", reason, len(orphans))
+            what = "worker group lost" if is_fault else "worker group does not serve now"
+            logger.warning("%s (%s): %d sequences will be recomputed", what, reason, len(orphans))
         for request in poisonous:
             text = "request %s crashes its worker whenever it is computed: failed"
             logger.error(text, request.request_id, extra={"request_id": request.request_id})

@@ -1,9 +1,9 @@
 """Gives memory back to the machine after a burst of requests."""
 
 import asyncio
-import ctypes
 import gc
 
+from pagoda_common.memory import trim_memory
 from pagoda_scheduler.engine import Engine
 
 PERIOD_S = 0.5
@@ -31,13 +31,6 @@ async def release_memory_when_idle(engine: Engine) -> None:
         is_idle = not engine.requests and num_submitted == last_seen
         if is_idle and was_idle and num_submitted - num_released >= MIN_REQUESTS:
             gc.collect()
-            _trim()
+            trim_memory()
             num_released = num_submitted
         was_idle, last_seen = is_idle, num_submitted
-
-
-def _trim() -> None:
-    """glibc's malloc_trim; elsewhere nothing: other allocators return pages by themselves."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

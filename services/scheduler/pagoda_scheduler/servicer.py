@@ -26,6 +26,7 @@ from pagoda_scheduler.request import Request, RequestStatus
 from pagoda_scheduler.session import GenerateSink, SessionSink
 from pagoda_scheduler.sink import Sink
 from pagoda_scheduler.state import EngineState
+from pagoda_scheduler.weights_control import WeightsControl
 from pagoda_scheduler.worker_groups import WorkerGroups
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         self._state = state
         self._version = version
         self._render_metrics = render_metrics
+        self._weights = WeightsControl(engine=engine, groups=groups)
 
     async def Session(
         self, request_iterator: AsyncIterator[scheduler_pb2.FrontendMessage], context: Any
@@ -310,5 +312,45 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
                     num_blocks=len(sequence.block_ids),
                 )
         for group in self._groups.groups.values():
-            response.workers.add(identity=group.identity, state=group.state)
+            response.workers.add(identity=group.identity, state=group.state, sleep_level=group.sleep_level)
         return response
+
+    async def Sleep(self, request: scheduler_pb2.SleepRequest, context: Any) -> scheduler_pb2.SleepResponse:
+        """Let groups give their memory away."""
+        slept = await self._weights.sleep(
+            level=request.level or 1,
+            number=request.group if request.HasField("group") else None,
+            is_abort=request.mode == scheduler_pb2.SLEEP_MODE_ABORT,
+        )
+        return scheduler_pb2.SleepResponse(
+            num_groups=slept.num_groups, freed_bytes=slept.freed_bytes, seconds=slept.seconds
+        )
+
+    async def WakeUp(self, request: scheduler_pb2.WakeUpRequest, context: Any) -> scheduler_pb2.WakeUpResponse:
+        """Let sleeping groups serve again."""
+        number = request.group if request.HasField("group") else None
+        woken = await self._weights.wake_up(tags=request.tags, number=number)
+        return scheduler_pb2.WakeUpResponse(num_groups=woken.num_groups, seconds=woken.seconds)
+
+    async def IsSleeping(
+        self, request: scheduler_pb2.IsSleepingRequest, context: Any
+    ) -> scheduler_pb2.IsSleepingResponse:
+        """Whether the engine sleeps, and each group."""
+        level = self._state.load().sleep_level
+        response = scheduler_pb2.IsSleepingResponse(is_sleeping=level > 0, level=level)
+        for number, group in sorted(self._groups.groups.items()):
+            response.groups.add(group=number, level=group.sleep_level)
+        return response
+
+    async def ReloadWeights(
+        self, request: scheduler_pb2.ReloadWeightsRequest, context: Any
+    ) -> scheduler_pb2.ReloadWeightsResponse:
+        """Serve other weights from now on."""
+        reloaded = await self._weights.reload(
+            model=request.model,
+            revision=request.revision or None,
+            number=request.group if request.HasField("group") else None,
+        )
+        return scheduler_pb2.ReloadWeightsResponse(
+            num_groups=reloaded.num_groups, seconds=reloaded.seconds, pause_s=reloaded.pause_s
+        )

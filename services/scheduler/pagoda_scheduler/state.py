@@ -35,5 +35,6 @@ class EngineState:
             silence_ms=load.silence_ms,
             num_groups=load.num_groups,
             block_size=self._engine.config.cache.block_size,
+            sleep_level=0 if self._engine.cores else self._groups.sleep_level,
             not_ready_reason="" if self._engine.is_ready else self._engine.not_ready_reason,
         )

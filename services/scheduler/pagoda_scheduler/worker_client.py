@@ -15,7 +15,8 @@ from pagoda_common.config import EngineConfig
 from pagoda_common.errors import NotReady
 from pagoda_common.rpc import error_from_rpc
 from pagoda_common.security_config import SecurityConfig
-from pagoda_scheduler.convert import StepEncoder, model_runner_output_from_proto, worker_config_to_proto
+from pagoda_common.weights_source import WeightsSource
+from pagoda_scheduler.convert import StepEncoder, init_device_to_proto, model_runner_output_from_proto
 from pagoda_scheduler.step import ModelRunnerOutput, SchedulerOutput
 
 logger = logging.getLogger(__name__)
@@ -58,20 +59,23 @@ class WorkerClient:
         self.num_bytes_received = 0
         """Counter: bytes of results."""
 
-    async def bring_up(self, config: EngineConfig) -> BroughtUp:
+    async def bring_up(self, config: EngineConfig, weights: WeightsSource | None = None) -> BroughtUp:
         """InitDevice, LoadModel, DetermineNumAvailableBlocks, InitializeCache, then open the Execute stream.
+
+        Args:
+            weights: to be held instead of the model's own.
 
         Raises:
             PagodaError: the worker refused, failed or went away.
         """
         try:
-            return await self._bring_up(config)
+            return await self._bring_up(config, weights)
         except grpc.RpcError as error:
             raise error_from_rpc(error) from error
 
-    async def _bring_up(self, config: EngineConfig) -> BroughtUp:
+    async def _bring_up(self, config: EngineConfig, weights: WeightsSource | None) -> BroughtUp:
         epoch = self._epoch
-        init = worker_pb2.InitDeviceRequest(session_epoch=epoch, config=worker_config_to_proto(config))
+        init = init_device_to_proto(config, session_epoch=epoch, weights=weights)
         device = await self._stub.InitDevice(init, timeout=INIT_TIMEOUT_S, wait_for_ready=True)
         if device.worker_incarnation != self._incarnation:
             raise NotReady(f"worker at {self.address} was restarted; waiting for its registration")

@@ -3,20 +3,24 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterable, Coroutine
+from collections.abc import AsyncIterable, Awaitable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 from pagoda.v1 import scheduler_pb2, types_pb2
 from pagoda_common.config import EngineConfig
+from pagoda_common.convert import weights_source_from_proto
 from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError
 from pagoda_scheduler import heartbeats
 from pagoda_scheduler.engine import Engine
 from pagoda_scheduler.engine_core import EngineCore
+from pagoda_scheduler.group_orders import GroupOrders
+from pagoda_scheduler.hold import Hold
 from pagoda_scheduler.timeline import Timeline
 from pagoda_scheduler.traces import TracedTimeline
 from pagoda_scheduler.worker_client import WorkerClient
+from pagoda_scheduler.worker_control import WorkerControl
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +32,10 @@ RETRY_S = 0.5
 MAX_RETRY_S = 10.0
 
 
+LASTING = ("loading", "standby", "serving", "sleeping", "waking", "reloading")
+"""What a worker goes on with when its registration is cut off."""
+
+
 @dataclass(slots=True, eq=False)
 class WorkerGroup:
     """A registered worker group."""
@@ -35,7 +43,9 @@ class WorkerGroup:
     number: int
     identity: scheduler_pb2.WorkerIdentity
     state: str = "registered"
-    """registered, loading, standby, serving, leaving or lost."""
+    """registered, loading, standby, serving, sleeping, waking, reloading, leaving or lost."""
+    sleep_level: int = 0
+    """0 awake; 1 or 2."""
     core: EngineCore | None = None
     """Its step loop, while there is one."""
     task: asyncio.Task[None] | None = None
@@ -44,6 +54,11 @@ class WorkerGroup:
     """The registration that it has now."""
     grace: asyncio.TimerHandle | None = None
     """Until its registration, which was cut off, must be back."""
+    hold: Hold = field(default_factory=Hold)
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """It serves, stands by, or has failed to."""
+    error: PagodaError | None = None
+    """Why it has failed."""
 
     @property
     def is_idle(self) -> bool:
@@ -56,6 +71,11 @@ class WorkerGroup:
             self.grace.cancel()
             self.grace = None
 
+    def settle(self, state: str, error: PagodaError | None = None) -> None:
+        """End of a bring-up."""
+        self.state, self.error = state, error
+        self.settled.set()
+
 
 class WorkerGroups:
     """All registered groups; each is driven by one task."""
@@ -66,6 +86,7 @@ class WorkerGroups:
         self.model_info: types_pb2.ModelInfo | None = None
         """The model, once a group has loaded it."""
         self.groups: dict[int, WorkerGroup] = {}
+        self.orders = GroupOrders()
         self._config = config
         self._engine = engine
         self._epoch = session_epoch
@@ -106,7 +127,7 @@ class WorkerGroups:
 
     def _lose_sight(self, group: WorkerGroup, *, is_cut_off: bool) -> None:
         """A registration is over. A worker that computes on may only have been cut off for a moment."""
-        if is_cut_off and group.state in ("loading", "standby", "serving") and not group.lost.is_set():
+        if is_cut_off and group.state in LASTING and not group.lost.is_set():
             group.grace = asyncio.get_running_loop().call_later(REGISTRATION_GRACE_S, group.lost.set)
         else:
             group.lost.set()
@@ -131,7 +152,7 @@ class WorkerGroups:
         if identity.world_size > 1:
             raise InvalidRequest(f"world_size is {identity.world_size}, only 1 is supported", field="world_size")
         for group in self.groups.values():
-            if group.identity == identity and not group.lost.is_set():
+            if _is_same(group.identity, identity) and not group.lost.is_set():
                 logger.info("group %d: worker at %s is registered again", group.number, identity.address)
                 group.come_back()
                 return group
@@ -141,10 +162,37 @@ class WorkerGroups:
             self.groups[number].lost.set()
         group = WorkerGroup(number, identity)
         self.groups[number] = group
+        self._learn(group)
         logger.info("group %d: worker at %s (%s) has registered", number, identity.address, identity.device)
         group.task = asyncio.create_task(self._drive(group))
         group.task.add_done_callback(lambda _: self._remove(group))
         return group
+
+    @property
+    def sleep_level(self) -> int:
+        """0 unless some group sleeps; 1 when one of them keeps its weights in host memory."""
+        levels = [group.sleep_level for group in self.groups.values() if group.sleep_level]
+        return min(levels, default=0 if self.groups else self.orders.sleep_level_of_all)
+
+    def _learn(self, group: WorkerGroup) -> None:
+        """What the worker knows of orders, and what it is to do."""
+        identity, number = group.identity, group.number
+        weights = weights_source_from_proto(identity.weights) if identity.HasField("weights") else None
+        self.orders.learn(number, incarnation=identity.incarnation, sleep_level=identity.sleep_level, weights=weights)
+        group.sleep_level = self.orders.sleep_level(number)
+        if group.sleep_level:
+            group.hold.want(asleep(group.sleep_level))
+
+    def control(self, group: WorkerGroup) -> WorkerControl:
+        """Calls to the group's worker beside its steps; to be closed."""
+        return WorkerControl(
+            config=self._config,
+            weights=self.orders.weights(group.number),
+            address=group.identity.address,
+            incarnation=group.identity.incarnation,
+            session_epoch=self._epoch,
+            security=self._config.security,
+        )
 
     def _free_number(self) -> int:
         return next(number for number in range(len(self.groups) + 1) if number not in self.groups)
@@ -158,24 +206,41 @@ class WorkerGroups:
     async def _drive(self, group: WorkerGroup) -> None:
         """Bring a group up and let it serve, again and again until it is lost."""
         pause = RETRY_S
+        if group.sleep_level:
+            await self._stay_asleep(group)
         while not group.lost.is_set():
+            if group.hold.is_wanted:
+                if group.sleep_level:
+                    group.state = "sleeping"
+                self._note(group.hold.reason)
+                await first_of(group.hold.rest(), group.lost.wait())
+                continue
             serve = asyncio.create_task(self._serve(group))
-            lost = asyncio.create_task(group.lost.wait())
-            await asyncio.wait([serve, lost], return_when=asyncio.FIRST_COMPLETED)
-            lost.cancel()
+            await first_of(serve, group.lost.wait(), group.hold.wait_wanted())
             was_serving = group.state == "serving"
             if not serve.done():
                 serve.cancel()
             await asyncio.wait([serve])
             error = None if serve.cancelled() else serve.exception()
-            if group.grace is not None or group.state == "leaving":
+            if (group.grace is not None and not group.hold.is_wanted) or group.state == "leaving":
                 group.lost.set()  # cut off from both sides, or on its way out
             group.state = "lost" if group.lost.is_set() else "registered"
             if group.lost.is_set():
                 return
+            if group.hold.is_wanted:
+                continue
             pause = RETRY_S if was_serving else min(2 * pause, MAX_RETRY_S)
             logger.warning("group %d: %s; trying again in %.1f s", group.number, error, pause)
-            await asyncio.wait([asyncio.create_task(group.lost.wait())], timeout=pause)
+            group.settle(group.state, error if isinstance(error, PagodaError) else PagodaError(str(error)))
+            await first_of(group.lost.wait(), group.hold.wait_wanted(), timeout_s=pause)
+
+    async def _stay_asleep(self, group: WorkerGroup) -> None:
+        """A worker comes back, or a new one comes, to a group that sleeps."""
+        try:
+            async with self.control(group) as control:
+                await first_of(control.sleep(group.sleep_level), group.lost.wait())
+        except PagodaError as error:
+            logger.warning("group %d: %s", group.number, error.message)
 
     async def _serve(self, group: WorkerGroup) -> None:
         """Bring the group up and step until something fails.
@@ -192,11 +257,11 @@ class WorkerGroups:
         )
         core: EngineCore | None = None
         run: asyncio.Task[None] | None = None
-        reason = f"worker group {group.number} was lost"
+        reason, is_fault = f"worker group {group.number} was lost", True
         try:
             group.state = "loading"
             self._note("the model is being loaded")
-            brought_up = await client.bring_up(self._config)
+            brought_up = await client.bring_up(self._config, self.orders.weights(group.number))
             core = EngineCore(
                 config=self._config,
                 executor=client,
@@ -214,12 +279,16 @@ class WorkerGroups:
             self.model_info = brought_up.model_info
             self.model_info.max_model_len = core.scheduler.max_model_len
             await _first(self._wait_for_place(group), run)
-            group.state = "serving"
+            group.settle("serving")
             logger.info("group %d: serving %s", group.number, self.model_info.model)
             self._engine.add_core(core)
             await run
         except PagodaError as error:
             reason = error.message if core is None else f"worker group {group.number} was lost: {error.message}"
+            raise
+        except asyncio.CancelledError:
+            if group.hold.is_wanted and not group.lost.is_set():
+                reason, is_fault = group.hold.reason, False
             raise
         except ExceptionGroup as errors:
             reason = str(errors.exceptions[0])
@@ -232,7 +301,7 @@ class WorkerGroups:
             if run is not None:
                 run.cancel()
             if core is not None:
-                self._engine.remove_core(core, reason, is_fault=group.state != "leaving")
+                self._engine.remove_core(core, reason, is_fault=is_fault and group.state != "leaving")
                 self._has_vacancy.set()
             self._note(reason)
             if run is not None:
@@ -249,7 +318,7 @@ class WorkerGroups:
         bound = self._config.scheduler.max_serving_groups
         while bound is not None and len(self._engine.cores) >= bound:
             if group.state != "standby":
-                group.state = "standby"
+                group.settle("standby")
                 logger.info("group %d: standing by", group.number)
             self._has_vacancy.clear()
             await self._has_vacancy.wait()
@@ -267,6 +336,34 @@ class WorkerGroups:
         tasks = [group.task for group in groups if group.task is not None]
         if tasks:
             await asyncio.wait(tasks)
+
+
+def _is_same(one: scheduler_pb2.WorkerIdentity, other: scheduler_pb2.WorkerIdentity) -> bool:
+    """Whether they are of one process, which may have been put to sleep or given other weights in between."""
+    return (one.incarnation, one.address) == (other.incarnation, other.address)
+
+
+def asleep(level: int) -> str:
+    """Why a group does not serve."""
+    return f"the model sleeps (level {level}): wake it up with POST /wake_up or Scheduler.WakeUp"
+
+
+async def first_of(*awaitables: Awaitable[Any], timeout_s: float | None = None) -> None:
+    """Return when one of them is done, and cancel the coroutines among the others; tasks are their owner's.
+
+    Raises:
+        Whatever the coroutine raises that is done.
+    """
+    tasks = {asyncio.ensure_future(one): one for one in awaitables}
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=timeout_s)
+    finally:
+        for task, one in tasks.items():
+            if task is not one:
+                task.cancel()
+    for task, one in tasks.items():
+        if task is not one and task.done():
+            task.result()
 
 
 async def _first(coroutine: Coroutine[Any, Any, None], run: asyncio.Task[None]) -> None:

@@ -70,7 +70,11 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
             version=version("pagoda"),
         )
         registration = Registration(
-            scheduler=args.scheduler, identity=identity, last_step=lambda: servicer.last_step, security=security
+            scheduler=args.scheduler,
+            identity=identity,
+            last_step=lambda: servicer.last_step,
+            refresh=servicer.describe_weights,
+            security=security,
         )
         beating, registered = asyncio.create_task(beat()), asyncio.create_task(registration.run())
         await stopped.wait()

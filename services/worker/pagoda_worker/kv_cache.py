@@ -38,6 +38,11 @@ class KVCache:
         self._host_k = [_zeros((num_cpu_blocks, *shape), dtype, host) for _ in layers]
         self._host_v = [_zeros((num_cpu_blocks, *shape), dtype, host) for _ in layers]
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the device."""
+        return sum(cache.numel() * cache.element_size() for cache in (*self.k_caches, *self.v_caches))
+
     def copy(self, pairs: IntArray) -> None:
         """Copy blocks on the device; pairs [n, 2] (from, to)."""
         self._move(self.k_caches, self.k_caches, pairs, (self.num_blocks, self.num_blocks))

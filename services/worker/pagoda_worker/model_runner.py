@@ -74,6 +74,11 @@ class ModelRunner:
         self._gives_processed = logprobs_mode.startswith("processed")
         self._gives_logprobs = logprobs_mode.endswith("logprobs")
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache on the device."""
+        return self._kv_cache.num_bytes
+
     @torch.inference_mode()
     def execute(self, step: ExecuteModelInput) -> ModelRunnerOutput:
         """Apply a step's changes, run the model over its batch and sample.

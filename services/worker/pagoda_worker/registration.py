@@ -31,13 +31,21 @@ class Registration:
         scheduler: str,
         identity: scheduler_pb2.WorkerIdentity,
         last_step: Callable[[], int],
+        refresh: Callable[[scheduler_pb2.WorkerIdentity], None] = lambda identity: None,
         security: SecurityConfig | None = None,
     ) -> None:
-        """Raises ConfigError when `security` does not allow the address, or a file of its cannot be used."""
+        """
+        Args:
+            refresh: brings the identity up to date before it is sent.
+
+        Raises:
+            ConfigError: `security` does not allow the address, or a file of its cannot be used.
+        """
         self._scheduler = scheduler
         self._connection = Connection(scheduler, security=security)
         self._identity = identity
         self._last_step = last_step
+        self._refresh = refresh
         self._leaving = asyncio.Event()
         self._timeout_s = 0.0
         self._can_leave = False
@@ -84,6 +92,7 @@ class Registration:
             await self._connection.close()
 
     async def _messages(self) -> AsyncIterator[scheduler_pb2.WorkerRegistration]:
+        self._refresh(self._identity)
         yield scheduler_pb2.WorkerRegistration(identity=self._identity)
         while not self._leaving.is_set():
             with contextlib.suppress(TimeoutError):

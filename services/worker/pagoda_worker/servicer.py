@@ -9,8 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from pagoda.v1 import worker_pb2, worker_pb2_grpc
-from pagoda_common.errors import PagodaError, Superseded
+from pagoda.v1 import scheduler_pb2, types_pb2, worker_pb2, worker_pb2_grpc
+from pagoda_common.convert import weights_source_from_proto, weights_source_to_proto
+from pagoda_common.errors import InvalidRequest, PagodaError, Superseded
+from pagoda_common.weights_source import WeightsSource
 from pagoda_worker.batch import ExecuteModelInput, ModelRunnerOutput
 from pagoda_worker.convert import (
     engine_config_from_proto,
@@ -61,6 +63,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._worker = worker
         self._set_serving = set_serving
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
         self._steps: StepLog[StepAnswer] = StepLog()
         self._stream: ExecuteStream | None = None
         self._load: asyncio.Task[ModelFacts] | None = None
@@ -75,10 +78,18 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         """Latest step taken on."""
         return self._steps.last_step
 
+    def describe_weights(self, identity: scheduler_pb2.WorkerIdentity) -> None:
+        """Tell a scheduler, which may be new, what its predecessor has asked for."""
+        identity.sleep_level = self._worker.sleep_level
+        identity.ClearField("weights")
+        if self._worker.weights is not None:
+            identity.weights.CopyFrom(weights_source_to_proto(self._worker.weights))
+
     async def close(self) -> None:
         """Let the step that runs end; a load that runs is given up."""
         self._is_closed = True
-        await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
+        for thread in (self._reader, self._thread):
+            await asyncio.to_thread(thread.shutdown, wait=True, cancel_futures=True)
 
     async def _on_model_thread(self, function: Callable[..., Result], *args: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
@@ -92,7 +103,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             self._replace_stream(None, "a newer scheduler took over")
             await self._set_serving(False)
         await self._wait_for_step()
-        info = await self._on_model_thread(self._worker.init_device, config)
+        weights = weights_source_from_proto(request.weights) if request.HasField("weights") else None
+        info = await self._on_model_thread(self._worker.init_device, config, weights)
         return worker_pb2.InitDeviceResponse(
             worker_incarnation=self.fence.incarnation,
             device=info.description,
@@ -118,18 +130,33 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         if self._load is None or self._load.done():
             self._loaded_bytes = (0, 0)
             self._load = asyncio.create_task(self._on_model_thread(self._worker.load_model, self._on_progress))
-        load = self._load
-        while not load.done():
-            await asyncio.wait({load}, timeout=PROGRESS_PERIOD_S)
-            if not load.done():
+        async for progress in self._follow(self._load):
+            yield progress
+        self._load.result()
+        yield self._all_loaded()
+
+    async def _follow(self, work: asyncio.Future[Any]) -> AsyncIterator[worker_pb2.LoadModelProgress]:
+        """What `_on_progress` hears until `work` is done."""
+        while not work.done():
+            await asyncio.wait({work}, timeout=PROGRESS_PERIOD_S)
+            if not work.done():
                 loaded, total = self._loaded_bytes
                 yield worker_pb2.LoadModelProgress(loaded_bytes=loaded, total_bytes=total)
-        facts = load.result()
-        yield worker_pb2.LoadModelProgress(
-            loaded_bytes=facts.weight_bytes,
-            total_bytes=facts.weight_bytes,
-            model_info=model_facts_to_proto(facts),
+
+    def _all_loaded(self) -> worker_pb2.LoadModelProgress:
+        info = self._model_info()
+        assert info is not None, "it has just been loaded"
+        return worker_pb2.LoadModelProgress(
+            loaded_bytes=info.weight_bytes, total_bytes=info.weight_bytes, model_info=info
         )
+
+    def _model_info(self) -> types_pb2.ModelInfo | None:
+        if self._worker.facts is None:
+            return None
+        info = model_facts_to_proto(self._worker.facts)
+        if self._worker.weights is not None:
+            info.weights.CopyFrom(weights_source_to_proto(self._worker.weights))
+        return info
 
     def _on_progress(self, loaded: int, total: int) -> None:
         if self._is_closed:
@@ -235,6 +262,67 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             self._metrics.observe(step, output)
         return output
 
+    async def Sleep(self, request: worker_pb2.WorkerSleepRequest, context: Any) -> worker_pb2.WorkerSleepResponse:
+        """Give memory away."""
+        self._check(request.session_epoch, request.worker_incarnation)
+        if request.level not in (1, 2):
+            raise InvalidRequest(f"level is {request.level}, must be 1 or 2", field="level")
+        await self._end_serving("the worker was put to sleep")
+        freed = await self._on_model_thread(self._worker.sleep, request.level)
+        logger.info("asleep at level %d, %.0f MiB freed", request.level, freed / 2**20)
+        return worker_pb2.WorkerSleepResponse(freed_bytes=freed)
+
+    async def WakeUp(self, request: worker_pb2.WorkerWakeUpRequest, context: Any) -> worker_pb2.WorkerWakeUpResponse:
+        """Bring the weights back."""
+        self._check(request.session_epoch, request.worker_incarnation)
+        started = time.monotonic()
+        await self._on_model_thread(lambda: self._worker.wake_up(weights_only=request.weights_only))
+        return worker_pb2.WorkerWakeUpResponse(seconds=time.monotonic() - started)
+
+    async def PrepareWeights(
+        self, request: worker_pb2.PrepareWeightsRequest, context: Any
+    ) -> AsyncIterator[worker_pb2.LoadModelProgress]:
+        """Read other weights beside the steps."""
+        self._check(request.session_epoch, request.worker_incarnation)
+        source = weights_source_from_proto(request.weights) if request.HasField("weights") else None
+        async for progress in self._prepare(source):
+            yield progress
+        yield self._all_loaded()
+
+    async def _prepare(self, source: WeightsSource | None) -> AsyncIterator[worker_pb2.LoadModelProgress]:
+        self._loaded_bytes = (0, 0)
+        reading = asyncio.get_running_loop().run_in_executor(
+            self._reader, self._worker.prepare_weights, source, self._on_progress
+        )
+        reading.add_done_callback(_hear)
+        async for progress in self._follow(reading):
+            yield progress
+        reading.result()
+
+    async def ReloadWeights(
+        self, request: worker_pb2.WorkerReloadWeightsRequest, context: Any
+    ) -> AsyncIterator[worker_pb2.LoadModelProgress]:
+        """Change over to other weights."""
+        self._check(request.session_epoch, request.worker_incarnation)
+        source = weights_source_from_proto(request.weights)
+        if not self._worker.has_prepared(source):
+            async for progress in self._prepare(source):
+                yield progress
+            self._check(request.session_epoch, request.worker_incarnation)
+        await self._end_serving("other weights take the place of those in use")
+        await self._on_model_thread(self._worker.reload_weights, source, self._on_progress)
+        yield self._all_loaded()
+
+    def _check(self, session_epoch: int, worker_incarnation: int) -> None:
+        self.fence.check(session_epoch)
+        self.fence.check_incarnation(worker_incarnation)
+
+    async def _end_serving(self, reason: str) -> None:
+        """The step that runs is the last one until InitializeCache."""
+        self._replace_stream(None, reason)
+        await self._set_serving(False)
+        await self._wait_for_step()
+
     async def GetStatus(self, request: worker_pb2.GetStatusRequest, context: Any) -> worker_pb2.GetStatusResponse:
         """State for operators."""
         response = worker_pb2.GetStatusResponse(
@@ -243,13 +331,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             state=self._worker.state,
             last_step=self._steps.last_step,
             num_blocks=self._worker.num_blocks,
+            sleep_level=self._worker.sleep_level,
         )
-        if self._worker.facts is not None:
-            response.model_info.CopyFrom(model_facts_to_proto(self._worker.facts))
+        if (info := self._model_info()) is not None:
+            response.model_info.CopyFrom(info)
         return response
 
 
-def _hear(answer: StepAnswer) -> None:
-    """A failed step whose stream is gone is no news: the worker has logged it."""
+def _hear(answer: asyncio.Future[Any]) -> None:
+    """A failure that nobody waits for any more is no news."""
     if not answer.cancelled():
         answer.exception()

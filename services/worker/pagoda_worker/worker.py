@@ -12,15 +12,17 @@ from pagoda_common.bounded_grammar import BoundedCompiler
 from pagoda_common.config import EngineConfig
 from pagoda_common.errors import ConfigError, OutOfMemory, PagodaError, StaleEpoch
 from pagoda_common.grammar import GrammarCompiler
+from pagoda_common.weights_source import WeightsSource
 from pagoda_worker.batch import ExecuteModelInput, ModelRunnerOutput
 from pagoda_worker.device import DeviceInfo, available_memory_bytes, choose_dtype, claim_device
 from pagoda_worker.grammars import Grammars, load_tokenizer
 from pagoda_worker.kv_cache import KVCache, block_bytes
 from pagoda_worker.loader.checkpoint import open_checkpoint
-from pagoda_worker.loader.weights import Progress, fill_dummy_weights, load_weights
+from pagoda_worker.loader.weights import Progress
 from pagoda_worker.logits_processors import load_logits_processors
 from pagoda_worker.model_facts import ModelFacts
 from pagoda_worker.model_runner import ModelRunner
+from pagoda_worker.model_weights import ModelWeights, release_memory
 from pagoda_worker.models.decoder import Decoder
 from pagoda_worker.models.registry import family_of
 from pagoda_worker.profiling import peak_activation_bytes
@@ -57,6 +59,9 @@ class Worker:
         self._config: EngineConfig | None = None
         self._device: DeviceInfo | None = None
         self._model: Decoder | None = None
+        self._weights: ModelWeights | None = None
+        self._asked_weights: WeightsSource | None = None
+        """Of the latest init_device; None is the model's own checkpoint."""
         self._dtype = torch.float32
         self._runner: ModelRunner | None = None
         self._grammars = Grammars(self._load_compiler)
@@ -65,18 +70,30 @@ class Worker:
         """Set once loaded."""
         self.num_blocks = 0
         """Blocks allocated."""
+        self.sleep_level = 0
+        """0 awake; 1 or 2 after `sleep`."""
 
     @property
     def state(self) -> str:
-        """started, device, loaded or serving."""
+        """started, device, loaded, serving or sleeping."""
+        if self.sleep_level:
+            return "sleeping"
         if self._runner is not None:
             return "serving"
         if self._model is not None:
             return "loaded"
         return "started" if self._device is None else "device"
 
-    def init_device(self, config: EngineConfig) -> DeviceInfo:
+    @property
+    def weights(self) -> WeightsSource | None:
+        """What the model holds instead of its own checkpoint's weights; None: those."""
+        return None if self._weights is None else self._weights.source
+
+    def init_device(self, config: EngineConfig, weights: WeightsSource | None = None) -> DeviceInfo:
         """Claim the device. Another config than the one before drops the model.
+
+        Args:
+            weights: what load_model is to load; None is the model's own checkpoint.
 
         Raises:
             ConfigError: the device is not there.
@@ -85,17 +102,21 @@ class Worker:
             self._release()
             self._device = claim_device(config.model.device)
             self._config = config
+        if self._weights is not None:
+            self._weights.forget_prepared()  # by another scheduler, or for a swap that did not come
+        self._asked_weights = weights
         return self._device
 
     def _release(self) -> None:
-        self._config = self._device = self._model = self._runner = self.facts = None
+        device = None if self._device is None else self._device.device
+        self._config = self._device = self._model = self._weights = self._runner = self.facts = None
         self._grammars = Grammars(self._load_compiler)
-        self.num_blocks = 0
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        self.num_blocks = self.sleep_level = 0
+        if device is not None:
+            release_memory(device)
 
     def load_model(self, progress: Progress) -> ModelFacts:
-        """Load the weights, unless they are there.
+        """Load the weights that init_device asked for, unless they are there; a worker that sleeps wakes up.
 
         Raises:
             ModelLoadError: the checkpoint cannot be served.
@@ -103,6 +124,8 @@ class Worker:
         """
         config, device = self._claimed()
         if self.facts is not None:
+            self.reload_weights(self._asked_weights, progress)
+            self.sleep_level = 0
             return self.facts
         started = time.monotonic()
         checkpoint = open_checkpoint(config.model)
@@ -120,20 +143,11 @@ class Worker:
         self._dtype = choose_dtype(
             config.model.dtype, checkpoint.dtype_name, device=device.device, num_parameters=num_parameters
         )
-        if config.model.load_format == "dummy":
-            fill_dummy_weights(model, dtype=self._dtype, device=device.device, seed=config.model.seed)
-        else:
-            load_weights(
-                model,
-                family.weights(spec),
-                checkpoint.weight_files(),
-                dtype=self._dtype,
-                device=device.device,
-                progress=progress,
-            )
+        weights = ModelWeights(model=model, config=config.model, dtype=self._dtype, device=device.device)
+        weights.reload(self._asked_weights, progress)
         model.prepare(max_model_len=max_model_len, device=device.device)
         self._set_threads(num_parameters)
-        self._model = model
+        self._model, self._weights = model, weights
         self.facts = ModelFacts(
             model=config.model.model,
             architecture=spec.architecture,
@@ -156,6 +170,69 @@ class Worker:
             time.monotonic() - started,
         )
         return self.facts
+
+    def prepare_weights(self, source: WeightsSource | None, progress: Progress) -> None:
+        """Read and check other weights for `reload_weights`; None forgets them. May run beside the other calls.
+
+        Raises:
+            ModelLoadError: they do not fit, or cannot be read.
+            OutOfMemory: host memory has no room for them.
+        """
+        self._loaded()
+        assert self._weights is not None, "a loaded model has weights"
+        if source is None:
+            self._weights.forget_prepared()
+        else:
+            self._weights.prepare(source, progress)
+
+    def has_prepared(self, source: WeightsSource) -> bool:
+        """Whether `reload_weights` finds these in memory."""
+        return self._weights is not None and source in (self._weights.source, self._weights.prepared_source)
+
+    def reload_weights(self, source: WeightsSource | None, progress: Progress) -> None:
+        """Hold other weights from now on (None: the model's own). The KV cache goes, unless they were there already.
+
+        Raises:
+            ModelLoadError, OutOfMemory: as `prepare_weights`; the weights that were there stay.
+        """
+        self._loaded()
+        assert self._weights is not None, "a loaded model has weights"
+        is_other = source != self._weights.source
+        self._weights.reload(source, progress)
+        self._asked_weights = source
+        if is_other:
+            self._runner = None
+            self.num_blocks = 0
+
+    def sleep(self, level: int) -> int:
+        """Give up the KV cache, and the weights: to host memory (1, where the device has its own), or for good (2).
+
+        Returns:
+            Bytes that the device got back.
+        """
+        _, device = self._claimed()
+        freed = 0
+        if self._runner is not None:
+            freed = self._runner.cache_bytes
+            self._runner = None
+            self.num_blocks = 0
+        if self._weights is not None:
+            freed += self._weights.leave_device(level=level)
+        else:
+            release_memory(device.device)
+        self.sleep_level = max(self.sleep_level, level)
+        return freed
+
+    def wake_up(self, *, weights_only: bool = False) -> None:
+        """Bring the weights back. `weights_only` leaves the worker asleep. There is no KV cache afterwards.
+
+        Raises:
+            ModelLoadError, OutOfMemory: they cannot come back; the worker sleeps on.
+        """
+        if self._weights is not None:
+            self._weights.come_back(_no_progress)
+        if not weights_only:
+            self.sleep_level = 0
 
     def _set_threads(self, num_parameters: int) -> None:
         default = 1 if num_parameters < SINGLE_THREAD_PARAMETERS else len(os.sched_getaffinity(0))
@@ -298,6 +375,10 @@ class Worker:
         if self._model is None or self.facts is None:
             raise StaleEpoch("the model is not loaded: call LoadModel first")
         return self._model, self.facts
+
+
+def _no_progress(loaded: int, total: int) -> None:
+    """Nobody asks."""
 
 
 def _time_swap(kv_cache: KVCache) -> int:

@@ -1,16 +1,26 @@
 """LLM against a fake scheduler: outputs in order, vLLM's shapes, bad prompts refused before anything is submitted."""
 
+import asyncio
 import gc
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 
 from pagoda import LLM, AsyncLLM, SamplingParams
-from pagoda_common.errors import ConfigError, InvalidRequest, NotReady, QueueFull, RequestTooLong
+from pagoda_common.errors import (
+    Code,
+    ConfigError,
+    InvalidRequest,
+    NotReady,
+    PagodaError,
+    QueueFull,
+    RequestTooLong,
+)
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.service.client.conftest import FakeSchedulerThread
 
@@ -255,3 +265,43 @@ async def test_async_outputs_are_cumulative(scheduler_thread: FakeSchedulerThrea
         async with aclosing(llm.generate("Hello", SamplingParams(max_tokens=400), "left")) as stream:
             await anext(stream)
     eventually(lambda: "left" in fake.aborted)
+
+
+def test_a_model_sleeps_and_wakes_up(llm: LLM, fake: FakeScheduler) -> None:
+    llm.sleep(level=2)
+    assert llm.is_sleeping()
+    with pytest.raises(NotReady, match=r"the model sleeps: call wake_up\(\) first"):
+        llm.generate("a", PARAMS, use_tqdm=False)
+    llm.wake_up(tags=["weights"])
+    assert llm.is_sleeping()
+    llm.wake_up()
+    assert not llm.is_sleeping()
+    assert llm.generate("a", PARAMS, use_tqdm=False)[0].finished
+    assert [request.level for request in fake.sleeps] == [2]
+    for call, field in ((lambda: llm.sleep(level=3), "level"), (lambda: llm.sleep(mode="wait"), "mode")):
+        with pytest.raises(InvalidRequest, match=f"{field} is ") as caught:
+            call()
+        assert caught.value.field == field
+
+
+def test_other_weights_are_asked_for_by_directory(llm: LLM, fake: FakeScheduler, tmp_path: Path) -> None:
+    llm.reload_weights(tmp_path, revision="main")
+    assert [(request.model, request.revision) for request in fake.reloads] == [(str(tmp_path), "main")]
+    with pytest.raises(PagodaError, match="model 'missing' is not a directory") as caught:
+        llm.reload_weights("missing")
+    assert caught.value.code is Code.FAILED_PRECONDITION
+
+
+async def test_what_comes_to_a_sleeping_model_waits(scheduler_thread: FakeSchedulerThread, fake: FakeScheduler) -> None:
+    async with AsyncLLM(address=scheduler_thread.address) as llm:
+        await llm.sleep()
+
+        async def last() -> str:
+            return [output async for output in llm.generate("a", PARAMS)][-1].outputs[0].text
+
+        waiting = asyncio.create_task(last())
+        while not fake.submits:  # noqa: ASYNC110 (the fake is on another thread)
+            await asyncio.sleep(0.005)
+        assert not waiting.done()
+        await llm.wake_up()
+        assert await waiting

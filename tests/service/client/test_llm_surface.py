@@ -136,7 +136,7 @@ def test_pooling_is_refused(llm: LLM, call: str) -> None:
         getattr(llm, call)("text", "other")
 
 
-@pytest.mark.parametrize("call", ["sleep", "wake_up", "collective_rpc", "apply_model", "start_profile", "stop_profile"])
+@pytest.mark.parametrize("call", ["collective_rpc", "apply_model", "start_profile", "stop_profile"])
 def test_what_does_not_exist_says_so(llm: LLM, call: str) -> None:
     with pytest.raises(PagodaError, match=f"LLM.{call} is not supported: ") as caught:
         getattr(llm, call)()

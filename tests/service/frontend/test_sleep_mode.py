@@ -1,0 +1,87 @@
+"""/sleep, /wake_up, /is_sleeping and /reload_weights: only where they are switched on, and only with a key."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from pagoda.v1 import scheduler_pb2
+from tests.service.frontend.harness import MODEL, Running, running_frontend, until
+
+PATHS = (("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping"), ("POST", "/reload_weights"))
+
+
+@pytest.fixture
+async def running() -> AsyncIterator[Running]:
+    async with running_frontend(enable_sleep_mode=True) as running:
+        yield running
+
+
+async def is_sleeping(running: Running) -> Any:
+    return (await running.http.get("/is_sleeping")).json()
+
+
+async def test_a_sleeping_model_is_not_ready_and_requests_wait_for_it(running: Running) -> None:
+    assert await is_sleeping(running) == {"is_sleeping": False}
+    answer = await running.post("/sleep")
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert await is_sleeping(running) == {"is_sleeping": True}
+    await until(lambda: not running.server.serving.is_ready)
+    ready = await running.http.get("/ready")
+    assert (ready.status_code, ready.json()["error"]["message"]) == (503, "the model sleeps (level 1)")
+    metrics = (await running.http.get("/metrics")).text
+    assert 'sleep_state="weights_offloaded"} 1.0' in metrics
+    assert 'sleep_state="awake"} 0.0' in metrics
+    waiting = asyncio.create_task(running.complete(max_tokens=3))
+    await until(lambda: running.fake.submits)
+    assert not waiting.done()
+    assert (await running.post("/wake_up")).status_code == 200
+    assert (await waiting)["usage"]["completion_tokens"] == 3
+    await until(lambda: running.server.serving.is_ready)
+
+
+async def test_levels_modes_groups_and_tags_are_passed_on(running: Running) -> None:
+    await running.post("/sleep?level=2&mode=abort&group=3")
+    assert running.fake.sleeps == [
+        scheduler_pb2.SleepRequest(level=2, mode=scheduler_pb2.SLEEP_MODE_ABORT, group=3),
+    ]
+    await running.post("/wake_up?tags=weights&tags=kv_cache&group=0")
+    assert running.fake.wakes == [scheduler_pb2.WakeUpRequest(tags=["weights", "kv_cache"], group=0)]
+
+
+@pytest.mark.parametrize(
+    ("query", "field"), [("level=0", "level"), ("level=deep", "level"), ("mode=wait", "mode"), ("group=-1", "group")]
+)
+async def test_a_wrong_query_is_a_400(running: Running, query: str, field: str) -> None:
+    answer = await running.post(f"/sleep?{query}")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == field
+    assert not running.fake.sleeps
+
+
+async def test_other_weights(running: Running) -> None:
+    answer = await running.post("/reload_weights", {"model": "/models/new", "revision": "r1"})
+    assert (answer.status_code, answer.json()) == (200, {"num_groups": 1, "seconds": 0.5, "pause_s": 0.25})
+    assert running.fake.reloads == [scheduler_pb2.ReloadWeightsRequest(model="/models/new", revision="r1")]
+    answer = await running.post("/reload_weights", {"model": "missing"})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (409, "model 'missing' is not a directory")
+    assert (await running.post("/reload_weights", {})).json()["error"]["param"] == "model"
+
+
+async def test_they_are_not_there_unless_asked_for() -> None:
+    async with running_frontend() as running:
+        for method, path in PATHS:
+            assert (await running.http.request(method, path)).status_code == 404
+
+
+async def test_they_need_a_key() -> None:
+    async with running_frontend(enable_sleep_mode=True, api_key=("secret",)) as running:
+        for method, path in PATHS:
+            assert (await running.http.request(method, path)).status_code == 401
+        assert not running.fake.sleeps
+        headers = {"Authorization": "Bearer secret"}
+        assert (await running.http.get("/is_sleeping", headers=headers)).status_code == 200
+        document = (await running.http.get("/openapi.json")).json()
+        assert all("security" in document["paths"][path][method.lower()] for method, path in PATHS)
+        assert (await running.post("/v1/completions", {"model": MODEL, "prompt": [5]}, headers=headers)).is_success
