@@ -111,13 +111,18 @@ class Transcript:
             top = sorted((others or {}).values(), reverse=True)
             choice.logprobs.append(Position(token, logprob, top, offset))
 
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens that came, of all choices."""
+        return sum(len(choice.token_ids) for choice in self.choices.values())
+
     def own_faults(self) -> list[str]:
         """What is wrong with this stream taken by itself."""
         faults = list(self.faults)
         if not self.is_done:
             faults.append("no [DONE]")
         faults += [f"choice {index} has no end" for index, choice in self.choices.items() if not choice.finish_reason]
-        num_tokens = sum(len(choice.token_ids) for choice in self.choices.values())
+        num_tokens = self.num_tokens
         if self.usage is None or self.usage["completion_tokens"] != num_tokens:
             faults.append(f"usage is {self.usage}, but {num_tokens} output tokens came")
         return faults
