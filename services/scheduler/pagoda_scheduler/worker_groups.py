@@ -291,7 +291,7 @@ class WorkerGroups:
                 reason, is_fault = group.hold.reason, False
             raise
         except ExceptionGroup as errors:
-            reason = str(errors.exceptions[0])
+            reason = f"worker group {group.number} was lost: {errors.exceptions[0]}"
             if not isinstance(errors.exceptions[0], PagodaError):
                 logger.exception("group %d: the step loop failed", group.number, exc_info=errors)
             raise PagodaError(reason, code=Code.UNAVAILABLE) from errors
