@@ -1,4 +1,5 @@
-# make serve: a server to talk to.  make demo: one answer, then end.  make test: everything that proves it.
+# make serve: a server to talk to.  make demo: one answer, then end.  make test: everything that proves it, but for
+# containers: make test-containers builds the images and needs a Docker engine.
 #
 # They need Python 3.11 or newer with its venv module (Debian: apt install python3-venv) and nothing else.
 # Another interpreter: make PYTHON=/path/to/python3.12 …
@@ -11,7 +12,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # The newest torch that pyproject.toml allows, and the one the tests run with.
 TORCH := torch==2.13.0
 
-.PHONY: install serve demo test lint proto clean
+.PHONY: install serve demo test test-containers lint proto clean
 .DEFAULT_GOAL := serve
 
 install: $(STAMP)
@@ -23,7 +24,10 @@ demo: install
 	@exec $(BIN)/pagoda demo $(ARGS)
 
 test: install
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --ignore=tests/container $(ARGS)
+
+test-containers: install
+	@$(BIN)/python -m pytest tests/container $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

@@ -1,0 +1,100 @@
+"""``pagoda-health HOST:PORT``: the grpc.health.v1 answer of a service, for health checks of containers.
+
+It runs every few seconds beside its service, so it imports grpc and nothing else of size: the two messages are spelled
+out by hand. The files of TLS are found where the service finds them, in PAGODA_TLS_CA and its like.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import grpc
+
+CHECK = "/grpc.health.v1.Health/Check"
+STATUSES = ("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
+"""HealthCheckResponse.ServingStatus, by number."""
+DEFAULT_TIMEOUT_S = 3.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Whom to ask."""
+    parser.add_argument("address", metavar="HOST:PORT", help="gRPC address of a frontend, scheduler or worker")
+    parser.add_argument("--service", default="", help="full name, such as pagoda.v1.Scheduler; the server as a whole")
+    parser.add_argument(
+        "--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="SECONDS", help="(default: %(default)s)"
+    )
+    for name, text in (
+        ("tls-ca", "authorities (PEM) that must have signed what the service shows; with it, TLS is spoken"),
+        ("tls-cert", "certificate (PEM) to show to it"),
+        ("tls-key", "private key (PEM) of --tls-cert"),
+    ):
+        default = os.environ.get(f"PAGODA_{name.replace('-', '_').upper()}") or None
+        parser.add_argument(f"--{name}", metavar="FILE", default=default, help=text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the status; 0 for SERVING, 1 for every other one and for no answer (the reason is on stderr)."""
+    try:
+        credentials = _credentials(args.tls_ca, args.tls_cert, args.tls_key)
+        status = check(args.address, service=args.service, timeout_s=args.timeout, credentials=credentials)
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except grpc.RpcError as error:
+        reason = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)
+        print(reason, file=sys.stderr)
+        return 1
+    print(status)
+    return 0 if status == "SERVING" else 1
+
+
+def check(
+    address: str,
+    *,
+    service: str = "",
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    credentials: grpc.ChannelCredentials | None = None,
+) -> str:
+    """The status of `service` at `address`, one of STATUSES; without `credentials` it is asked in plaintext.
+
+    Raises:
+        grpc.RpcError: nobody answers within `timeout_s`, or the server does not know the service.
+    """
+    name = service.encode()
+    # One string field, number 1: tag, length as a varint, bytes.
+    request = b"\x0a" + _varint(len(name)) + name if name else b""
+    open_channel = grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)
+    with open_channel as channel:
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(CHECK)
+        response = call(request, timeout=timeout_s)
+    # One enum field, number 1: tag, value; absent for UNKNOWN.
+    number = response[1] if response[:1] == b"\x08" else 0
+    return STATUSES[number] if number < len(STATUSES) else STATUSES[0]
+
+
+def _credentials(ca: str | None, cert: str | None, key: str | None) -> grpc.ChannelCredentials | None:
+    if ca is None:
+        return None
+    chain, private = (Path(file).read_bytes() if file else None for file in (cert, key))
+    return grpc.ssl_channel_credentials(Path(ca).read_bytes(), private, chain)
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def main() -> int:
+    """Entry point of ``pagoda-health``."""
+    parser = argparse.ArgumentParser(prog="pagoda-health", description="Ask a service of Pagoda for its health.")
+    add_arguments(parser)
+    return run(parser.parse_args())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

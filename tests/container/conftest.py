@@ -1,0 +1,34 @@
+"""A stack of containers for the whole folder; without a Docker engine its tests are skipped."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.container.stack import ComposeStack
+
+
+def engine_fault() -> str:
+    """Why containers cannot be started here; "" when they can."""
+    if shutil.which("docker") is None:
+        return "docker is not installed"
+    for command, what in ((["info"], "no Docker engine answers"), (["compose", "version"], "no docker compose")):
+        done = subprocess.run(["docker", *command], capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode != 0:
+            return f"{what}: {done.stderr.strip()[-200:]}"
+    return ""
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeStack]:
+    """compose.yaml, built and up, under a project name and ports of its own."""
+    if fault := engine_fault():
+        pytest.skip(fault)
+    stack = ComposeStack(directory=tmp_path_factory.mktemp("compose"))
+    try:
+        stack.build()
+        stack.up()
+        yield stack
+    finally:
+        stack.remove()
