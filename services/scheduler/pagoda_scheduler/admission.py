@@ -2,8 +2,10 @@
 
 from collections.abc import Collection
 
+import numpy as np
+
 from pagoda_common.config import SchedulerConfig
-from pagoda_common.errors import QueueFull, RequestTooLong
+from pagoda_common.errors import InvalidRequest, QueueFull, RequestTooLong
 from pagoda_scheduler.request import Request
 from pagoda_scheduler.waiting_queue import WaitingQueue
 
@@ -22,16 +24,20 @@ def check_queue(config: SchedulerConfig, *, waiting: Collection[Request], reques
 class Admission:
     """The bounds of one scheduler."""
 
-    def __init__(self, *, config: SchedulerConfig, waiting: WaitingQueue, max_model_len: int) -> None:
+    def __init__(
+        self, *, config: SchedulerConfig, waiting: WaitingQueue, max_model_len: int, vocab_size: int | None = None
+    ) -> None:
+        """`vocab_size`: of the model; None takes every token id."""
         self._config = config
         self._waiting = waiting
         self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
 
     def check(self, requests: list[Request]) -> None:
         """Whether `requests`, which are new, may be added.
 
         Raises:
-            RequestTooLong: the prompt does not fit the context, or a step.
+            RequestTooLong, InvalidRequest: as of check_fits.
             QueueFull: a bound on the waiting queue would be passed.
         """
         self.check_fits(requests)
@@ -43,6 +49,7 @@ class Admission:
 
         Raises:
             RequestTooLong: the prompt does not fit the context, or a step.
+            InvalidRequest: a token is not in the vocabulary.
         """
         for request in requests:
             num_tokens, budget = request.num_prompt_tokens, self._config.max_num_batched_tokens
@@ -57,6 +64,16 @@ class Admission:
                     f"prompt has {num_tokens} tokens, max_num_batched_tokens is {budget} and chunked prefill is off",
                     field="prompt_token_ids",
                 )
+            if self._vocab_size is not None:
+                _check_tokens(request, self._vocab_size)
+
+
+def _check_tokens(request: Request, vocab_size: int) -> None:
+    """Whether the model knows every token: a request may have come before the model was known."""
+    named = (("prompt_token_ids", request.prompt_token_ids), ("output_token_ids", request.output_token_ids))
+    for field, token_ids in named:
+        if len(token_ids) and (highest := int(np.max(token_ids))) >= vocab_size:
+            raise InvalidRequest(f"{field} has token {highest}, the vocabulary has {vocab_size}", field=field)
 
 
 def _check_bounds(config: SchedulerConfig, requests: list[Request], *, num_reqs: int, num_tokens: int) -> None:

@@ -43,6 +43,7 @@ class EngineCore:
         max_model_len: int,
         deliver: Callable[[StepResult], None],
         eos_token_ids: Sequence[int] = (),
+        vocab_size: int | None = None,
         num_host_blocks: int = 0,
         swap_block_ns: int = 0,
         timeline: Timeline | None = None,
@@ -54,6 +55,7 @@ class EngineCore:
             cache=config.cache,
             num_blocks=num_blocks,
             max_model_len=max_model_len,
+            vocab_size=vocab_size,
             num_host_blocks=num_host_blocks,
             swap_block_ns=swap_block_ns,
         )

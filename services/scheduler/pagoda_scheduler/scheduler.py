@@ -46,10 +46,12 @@ class Scheduler:
         cache: CacheConfig,
         num_blocks: int,
         max_model_len: int,
+        vocab_size: int | None = None,
         num_host_blocks: int = 0,
         swap_block_ns: int = 0,
     ) -> None:
-        """`num_blocks`, `max_model_len`, `num_host_blocks`, `swap_block_ns`: measured by the worker."""
+        """`num_blocks`, `max_model_len`, `num_host_blocks`, `swap_block_ns`: measured by the worker; `vocab_size`: of
+        its model, None takes every token id."""
         self._config = config
         self.kv = KVCacheManager(
             num_blocks=num_blocks,
@@ -62,7 +64,9 @@ class Scheduler:
         self.max_model_len = min(max_model_len, self.kv.capacity_tokens)
         self.running: list[Request] = []
         self.waiting = QUEUES[config.policy]()
-        self.admission = Admission(config=config, waiting=self.waiting, max_model_len=self.max_model_len)
+        self.admission = Admission(
+            config=config, waiting=self.waiting, max_model_len=self.max_model_len, vocab_size=vocab_size
+        )
         self.held: dict[Request, None] = {}
         """Sequences that wait for their reader, outside of the queue."""
         self.num_preemptions = 0

@@ -168,9 +168,6 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             raise InvalidRequest("request_id must not be empty", field="request_id")
         if not prompt:
             raise InvalidRequest("prompt_token_ids must not be empty", field="prompt_token_ids")
-        if info is not None and max(prompt) >= info.vocab_size:
-            bound = f"prompt_token_ids has token {max(prompt)}, the vocabulary has {info.vocab_size}"
-            raise InvalidRequest(bound, field="prompt_token_ids")
         self._check_logprobs(params.logprobs, "logprobs")
         self._check_logprobs(params.prompt_logprobs, "prompt_logprobs")
         slots = list(message.slots) or [0] * params.n

@@ -270,6 +270,7 @@ class WorkerGroups:
                 swap_block_ns=brought_up.swap_block_ns,
                 max_model_len=brought_up.model_info.max_model_len,
                 eos_token_ids=brought_up.model_info.eos_token_ids,
+                vocab_size=brought_up.model_info.vocab_size,
                 deliver=self._engine.deliver,
                 timeline=self._timeline_of_group(),
             )

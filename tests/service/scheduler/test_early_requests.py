@@ -15,6 +15,7 @@ from tests.harness.scheduler import RunningScheduler, running_scheduler
 END = 15
 MAX_MODEL_LEN = 32
 NUM_QUEUED = 3
+VOCAB_SIZE = 500
 
 
 @pytest.fixture
@@ -52,25 +53,35 @@ def request_behind(known: list[int], params: SamplingParams, *, name: str) -> En
     )
 
 
-async def outcomes(scheduler: RunningScheduler, requests: list[EngineRequest]) -> list[tuple[list[int], str | None]]:
-    """Tokens and finish reason of each request; the worker comes when all of them are waiting."""
-    worker = FakeWorker(eos_token_ids=(END,), max_model_len=MAX_MODEL_LEN)
+async def outcomes(
+    scheduler: RunningScheduler, requests: list[EngineRequest], *, num_workers: int = 1
+) -> list[tuple[list[int], str | None]]:
+    """Tokens and finish reason of each request, or the message of its error; workers come when all are waiting."""
+    workers = [
+        FakeWorker(eos_token_ids=(END,), max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE) for _ in range(num_workers)
+    ]
     client = EngineClient(address=scheduler.address)
     await client.start()
     try:
         await scheduler.until(lambda: client.is_connected)
         streams = [client.submit(request) for request in requests]
         await scheduler.until(lambda: scheduler.engine.load().num_waiting_reqs == len(requests))
-        await worker.start(scheduler.address)
+        for number, worker in enumerate(workers):
+            await worker.start(scheduler.address, group=number)
         async with asyncio.timeout(60):
             for stream in streams:
                 while not stream.is_finished:
                     await stream.get()
     finally:
         await client.close()
-        await worker.stop()
+        for worker in workers:
+            await worker.stop()
     assert not scheduler.engine.requests
-    return [(stream.sequences[0].token_ids, stream.sequences[0].finish_reason) for stream in streams]
+    sequences = [stream.sequences[0] for stream in streams]
+    return [
+        (sequence.token_ids, sequence.error.message if sequence.error else sequence.finish_reason)
+        for sequence in sequences
+    ]
 
 
 @pytest.mark.parametrize("known", [[], [11, 12]])
@@ -97,3 +108,26 @@ async def test_a_full_queue_refuses_nobody_who_was_taken_in_before(scheduler: Ru
     params = SamplingParams(temperature=0, seed=1, max_tokens=9, ignore_eos=True)
     requests = [request_behind([11, 12], params, name=str(number)) for number in range(4 * NUM_QUEUED)]
     assert await outcomes(scheduler, requests) == [(list(range(11, 20)), "length")] * len(requests)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+async def test_a_prompt_outside_of_the_vocabulary_fails_alone(scheduler: RunningScheduler, num_workers: int) -> None:
+    params = SamplingParams(temperature=0, seed=1, max_tokens=4)
+    wrong = [
+        EngineRequest(request_id="new", prompt_token_ids=[10, VOCAB_SIZE], sampling_params=params),
+        EngineRequest(request_id="highest", prompt_token_ids=[2**32 - 1], sampling_params=params),
+        request_behind([11, VOCAB_SIZE + 1], params, name="resumed"),
+    ]
+    right = [
+        EngineRequest(request_id="last", prompt_token_ids=[VOCAB_SIZE - 1], sampling_params=params),
+        request_behind([11, 12], params, name="fine"),
+    ]
+    found = await outcomes(scheduler, [wrong[0], right[0], *wrong[1:], right[1]], num_workers=num_workers)
+    bound = f"the vocabulary has {VOCAB_SIZE}"
+    assert found == [
+        ([], f"prompt_token_ids has token {VOCAB_SIZE}, {bound}"),
+        ([0, 1, 2, 3], "length"),
+        ([], f"prompt_token_ids has token {2**32 - 1}, {bound}"),
+        ([11, VOCAB_SIZE + 1], f"output_token_ids has token {VOCAB_SIZE + 1}, {bound}"),
+        ([11, 12, 13, 14], "length"),
+    ]

@@ -37,8 +37,15 @@ def make_engine(**scheduler: int) -> Engine:
     return Engine(config=EngineConfig(cache=CacheConfig(block_size=4), scheduler=SchedulerConfig(**scheduler)))
 
 
-def add_core(engine: Engine) -> EngineCore:
-    core = EngineCore(config=engine.config, executor=Silent(), num_blocks=100, max_model_len=64, deliver=engine.deliver)
+def add_core(engine: Engine, *, vocab_size: int | None = None) -> EngineCore:
+    core = EngineCore(
+        config=engine.config,
+        executor=Silent(),
+        num_blocks=100,
+        max_model_len=64,
+        vocab_size=vocab_size,
+        deliver=engine.deliver,
+    )
     engine.add_core(core)
     return core
 
@@ -69,6 +76,22 @@ async def test_sequences_in_flight_are_requeued_with_their_tokens_and_without_bl
     engine.submit([later])
     core = add_core(engine)
     assert list(core.scheduler.waiting) == [running, waiting, later]
+
+
+async def test_a_sequence_that_no_other_group_can_compute_fails_alone() -> None:
+    engine = make_engine()
+    first = add_core(engine, vocab_size=100)
+    requests = [make_request("known", [7, 8]), make_request("unknown", [7, 50])]
+    engine.submit(requests[:1])
+    engine.submit(requests[1:])
+    second = add_core(engine, vocab_size=50)  # of another model
+    engine.remove_core(first, "other weights come", is_fault=False)
+    known, unknown = requests
+    assert [request.request_id for request in second.scheduler.take_all()] == ["known"]
+    assert (known.error, unknown.is_finished, unknown.finish_reason) == (None, True, "error")
+    assert unknown.error is not None
+    assert unknown.error.message == "output_token_ids has token 50, the vocabulary has 50"
+    assert list(engine.requests) == ["known"]
 
 
 async def test_another_group_takes_them_at_once_ahead_of_its_own_queue() -> None:
