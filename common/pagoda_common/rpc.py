@@ -83,6 +83,9 @@ def error_from_rpc(error: grpc.RpcError) -> PagodaError:
 async def _fail(context: Any, error: Exception, method: str) -> None:
     if isinstance(error, PagodaError):
         status = error_status(error)
+    elif isinstance(error, NotImplementedError) and context.code() is grpc.StatusCode.UNIMPLEMENTED:
+        # The method of a generated servicer, which ours has not overridden.
+        status = status_pb2.Status(code=Code.UNIMPLEMENTED, message=f"{method} is not implemented here")
     else:
         logger.exception("%s failed", method, exc_info=error)
         status = status_pb2.Status(code=Code.INTERNAL, message=f"internal error: {type(error).__name__}")

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 
 class ErrorObject(BaseModel):
@@ -155,13 +155,8 @@ class AssistantMessage(BaseModel):
 
     role: Literal["assistant"]
     content: str | None
-    refusal: None
-    annotations: None
-    audio: None
-    function_call: None
-    tool_calls: list[dict[str, Any]]
-    """Empty when the model calls nothing."""
-    reasoning: str | None
+    reasoning: str | None = None
+    tool_calls: list[dict[str, Any]] = Field(default_factory=list)
 
 
 class ChatChoice(BaseModel):

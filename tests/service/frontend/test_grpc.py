@@ -137,6 +137,13 @@ def _first_of(stub: Any) -> Any:
     return call
 
 
+async def test_a_method_that_we_do_not_have_is_unimplemented(frontend: Running) -> None:
+    for method in ("/pagoda.v1.Inference/Guess", "/pagoda.v1.Oracle/Ask", "/grpc.health.v1.Health/List"):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await frontend.channel.unary_unary(method)(b"")
+        assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED, method
+
+
 async def test_a_malformed_message_is_invalid_argument(frontend: Running) -> None:
     unary = frontend.channel.unary_unary("/pagoda.v1.Inference/GenerateUnary")
     stream = frontend.channel.unary_stream("/pagoda.v1.Inference/Generate")
