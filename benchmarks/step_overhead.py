@@ -27,11 +27,11 @@ import uvloop
 
 from benchmarks.figures import Report, median, parser
 from pagoda_common.config import EMBEDDED_MODEL, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagoda_common.idle_memory import exempt_what_exists
 from pagoda_common.process import spawn_service, stop_process
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_scheduler.engine import Engine
 from pagoda_scheduler.engine_core import EngineCore
-from pagoda_scheduler.idle_memory import exempt_what_exists
 from pagoda_scheduler.request import Request
 from pagoda_scheduler.step import ModelRunnerOutput, SchedulerOutput, StepResult
 from pagoda_scheduler.timeline import Timeline

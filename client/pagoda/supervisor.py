@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pagoda_common.heartbeat import HeartbeatReader
+from pagoda_common.process import service_environment
 
 logger = logging.getLogger(__name__)
 
@@ -162,8 +163,7 @@ class Child:
                 stderr=write_end,
                 start_new_session=True,  # the terminal's Ctrl-C is ours alone: we end children in order
                 env={
-                    **os.environ,
-                    "PYTHONUNBUFFERED": "1",
+                    **service_environment(self.service.command),
                     **heartbeat.environment(),
                     **self.service.environment,
                 },

@@ -33,8 +33,8 @@ ACK_EVERY = 64
 """Messages after which the scheduler is told that they were taken."""
 ACK_DELAY_S = 0.1
 """It is told of fewer after so long."""
-MAX_BATCH_BYTES = 4 * 1024 * 1024
-"""A FrontendBatch is closed when it has grown beyond this."""
+MAX_BATCH_BYTES = 256 * 1024
+"""A FrontendBatch is closed when it has grown beyond this: its reader holds all of it at once, taken apart."""
 
 
 class SlotTable:
@@ -190,7 +190,11 @@ class EngineSession:
         """End a request."""
         if (slots := self._slots_of.get(request_id)) is not None:
             self._slots.retire(slots)
-            self._send(scheduler_pb2.FrontendMessage(abort=scheduler_pb2.AbortRequest(request_ids=[request_id])))
+            last = self._outbox[-1] if self._outbox else None
+            if last is not None and last.HasField("abort"):  # many at once are one message, and one answer
+                last.abort.request_ids.append(request_id)
+            else:
+                self._send(scheduler_pb2.FrontendMessage(abort=scheduler_pb2.AbortRequest(request_ids=[request_id])))
 
     def release(self, request_id: str) -> None:
         """The client has everything."""

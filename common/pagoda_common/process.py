@@ -46,6 +46,18 @@ def service_command(module: str, argv: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", module, *argv, f"--die-with-parent={os.getpid()}"]
 
 
+def service_environment(command: Sequence[str]) -> dict[str, str]:
+    """The environment for `command`, which `service_command` has made.
+
+    Scheduler and frontend run on glibc's malloc in place of Python's own allocator: it gives memory back page by page
+    after a burst of requests, where a Python arena (1 MiB) stays for as long as one small object is left in it. The
+    worker's memory is torch's, and its Python is in the way of every step. One arena for all threads, as those of gRPC
+    would each keep one for the little that they hold. The same variables in our own environment go before.
+    """
+    own = {} if "pagoda_worker" in command else {"PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "1"}
+    return {**own, **os.environ, "PYTHONUNBUFFERED": "1"}
+
+
 def spawn_service(
     module: str, argv: Sequence[str], *, env: Mapping[str, str] | None = None, stdout: int | None = None
 ) -> subprocess.Popen[bytes]:
@@ -57,9 +69,10 @@ def spawn_service(
         env: variables on top of this process's.
         stdout: where its stdout and stderr go (subprocess.PIPE, DEVNULL or a descriptor); None shares ours.
     """
+    command = service_command(module, argv)
     return subprocess.Popen(
-        service_command(module, argv),
-        env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+        command,
+        env={**service_environment(command), **(env or {})},
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=subprocess.STDOUT if stdout is not None else None,

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import psutil
-import pytest
 
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
 from pagoda_common.engine_client import EngineClient, EngineRequest, EngineStream
@@ -20,6 +19,9 @@ from tests.fakes.fake_worker import FakeWorker
 
 NUM_REQUESTS = 10_000
 ROUND_TIMEOUT_S = 50
+MAX_GROWTH = 1.05
+GIVES_BACK_S = 20
+"""Longest time of rest after which the scheduler still gives memory back (pagoda_common.idle_memory)."""
 FLAGS = ("--max-num-seqs=256", "--max-num-batched-tokens=8192")
 
 
@@ -94,18 +96,24 @@ async def settled(client: EngineClient, stub: "scheduler_pb2_grpc.SchedulerAsync
     assert (state.load.num_running_reqs, state.load.num_waiting_reqs) == (0, 0)
 
 
-async def size_at_rest(process: psutil.Process) -> int:
-    """Resident bytes when they have not changed for two seconds: after a burst the scheduler gives memory back."""
+async def size_at_rest(process: psutil.Process, bound: float = 0.0) -> int:
+    """Resident bytes when they have not changed for two seconds: after a burst the scheduler gives memory back, a few
+    times. With a `bound` it waits longer, for as long as the scheduler may still give something."""
     sizes: list[int] = []
+    started = time.monotonic()
     async with asyncio.timeout(60):
-        while len(sizes) < 10 or len(set(sizes[-10:])) > 1:
+        while (
+            len(sizes) < 10
+            or len(set(sizes[-10:])) > 1
+            or (sizes[-1] > bound > 0 and time.monotonic() - started < GIVES_BACK_S)
+        ):
             await asyncio.sleep(0.2)
             sizes.append(process.memory_info().rss)
     return sizes[-1]
 
 
 async def test_ten_thousand_queued_requests_leave_nothing_behind() -> None:
-    sizes = []
+    sizes: list[int] = []
     async with scheduler_process() as (process, client, stub):
         for seed in range(3):
             started = time.monotonic()
@@ -117,11 +125,7 @@ async def test_ten_thousand_queued_requests_leave_nothing_behind() -> None:
             assert set(counts) == {"abort", "length", "deadline"}, counts
             await settled(client, stub)
             gc.collect()
-            sizes.append(await size_at_rest(process))
+            bound = MAX_GROWTH * sizes[0] if sizes else 0.0
+            sizes.append(await size_at_rest(process, bound))
             print(seed, counts, f"{time.monotonic() - started:.1f} s, RSS {sizes[-1] / 1e6:.1f} MB")
-    told = f"the scheduler's memory did not return to within 5 %: {sizes} bytes after each round"
-    assert max(sizes[1:]) <= 1.25 * sizes[0], told  # what is kept of 10,000 requests would be half as much again
-    if max(sizes[1:]) > 1.05 * sizes[0]:
-        # A known shortfall, reported and not hidden by a wider bound: over some rounds the allocator's pages get holes;
-        # 8 % were seen on a slow day. No object is left behind.
-        pytest.xfail(told)
+    assert max(sizes[1:]) <= MAX_GROWTH * sizes[0], f"memory did not return to within 5 %: {sizes} bytes"

@@ -18,6 +18,7 @@ from pagoda_common.bearer import read_keys
 from pagoda_common.engine_client import EngineClient
 from pagoda_common.errors import ConfigError
 from pagoda_common.frontend_config import FrontendConfig
+from pagoda_common.idle_memory import release_memory_when_idle
 from pagoda_common.rpc import RpcServer
 from pagoda_frontend.access import require_api_key_rpc
 from pagoda_frontend.app import make_app
@@ -99,6 +100,12 @@ class FrontendServer:
         self._tasks = [
             asyncio.create_task(self._http.serve(sockets=[listener]), name="http"),
             asyncio.create_task(self._follow_readiness(), name="readiness"),
+            asyncio.create_task(
+                release_memory_when_idle(
+                    count=lambda: self.serving.num_requests, is_idle=lambda: self.serving.num_open == 0
+                ),
+                name="idle memory",
+            ),
         ]
         if config.ssl_certfile is not None:
             assert uvicorn_config.ssl is not None, "loaded"

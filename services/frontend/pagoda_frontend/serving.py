@@ -71,6 +71,8 @@ class Serving:
         self.is_draining = False
         self.num_open = 0
         """Requests that are being answered."""
+        self.num_requests = 0
+        """Counter: requests that were taken in."""
         self._idle = asyncio.Event()
         self._idle.set()
         self.dialect = dialect_of(config)
@@ -141,6 +143,7 @@ class Serving:
         known = self._open.setdefault(key, [])
         known.extend(engine_ids)
         self.num_open += 1
+        self.num_requests += 1
         self._idle.clear()
         try:
             yield

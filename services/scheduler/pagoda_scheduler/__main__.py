@@ -22,6 +22,7 @@ from pagoda_common.flags import (
     engine_config_from_args,
 )
 from pagoda_common.heartbeat import beat
+from pagoda_common.idle_memory import exempt_what_exists, release_memory_when_idle
 from pagoda_common.logging import configure_logging
 from pagoda_common.metrics_server import process_registry, serve_metrics
 from pagoda_common.process import die_with_parent
@@ -29,7 +30,6 @@ from pagoda_common.rpc import RpcServer, stop_signals
 from pagoda_common.settings import parse_service_args
 from pagoda_common.tracing import make_tracer
 from pagoda_scheduler.engine import Engine
-from pagoda_scheduler.idle_memory import exempt_what_exists, release_memory_when_idle
 from pagoda_scheduler.kv_events_zmq import start_kv_events
 from pagoda_scheduler.metrics import GroupCollector, HistogramTimeline
 from pagoda_scheduler.servicer import SchedulerServicer
@@ -89,7 +89,11 @@ async def serve(
         beating = asyncio.create_task(beat())
         background = [
             asyncio.create_task(_follow_readiness(engine, server)),
-            asyncio.create_task(release_memory_when_idle(engine)),
+            asyncio.create_task(
+                release_memory_when_idle(
+                    count=lambda: engine.num_submitted, is_idle=lambda: not engine.requests, compact=engine.compact
+                )
+            ),
         ]
         await stopped.wait()
         for task in background:

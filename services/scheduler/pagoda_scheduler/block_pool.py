@@ -4,6 +4,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from pagoda_scheduler.free_queue import FreeQueue
 
+_IDS: list[int] = []
+"""Block ids: one object each, in all pools of the process. A pool that is made in the middle of a burst, because a
+worker came back, would else pin the burst's pages with its own."""
+
 BlockHash = bytes
 """Identity of a full block: a digest over its tokens and everything before them."""
 
@@ -27,7 +31,7 @@ class BlockPool:
         self._cached: dict[BlockHash, int] = {}
         # Front is taken first: blocks without content, then the least recently used.
         self._free = FreeQueue(size=num_blocks)
-        self._ids = list(range(num_blocks))  # one object an id: those in tables and in the cache are these
+        _IDS.extend(range(len(_IDS), num_blocks))
 
     @property
     def num_free_blocks(self) -> int:
@@ -50,7 +54,7 @@ class BlockPool:
         free, refs = self._free, self._ref_counts
         blocks = []
         for _ in range(count):
-            block_id = self._ids[free.pop_front()]
+            block_id = _IDS[free.pop_front()]
             block_hash = self._hashes[block_id]
             if block_hash is not None:
                 if self._on_evict is not None:
@@ -120,6 +124,15 @@ class BlockPool:
         count = len(self._cached)
         self.uncache(list(self._cached.values()))
         return count
+
+    def compact(self) -> None:
+        """Move the hashes together: those that a burst has left scattered keep its pages from being given back."""
+        cached = self._cached
+        self._cached = {}
+        for block_hash, block_id in cached.items():
+            copied = bytes(memoryview(block_hash))
+            self._cached[copied] = block_id
+            self._hashes[block_id] = copied
 
     def _forget(self, block_id: int) -> None:
         block_hash = self._hashes[block_id]

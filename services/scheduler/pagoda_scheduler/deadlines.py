@@ -36,6 +36,14 @@ class Deadlines:
             heapq.heapify(self._heap)
             self._arm()
 
+    def compact(self) -> None:
+        """Give back empty tables; only while no name is set."""
+        if self._current:
+            return
+        self._current.clear()
+        self._heap.clear()
+        self._arm()
+
     def _arm(self) -> None:
         """Wait for the first entry."""
         due_s = self._heap[0][0] if self._heap else None

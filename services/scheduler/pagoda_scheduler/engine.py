@@ -146,10 +146,13 @@ class Engine:
             self._deadlines.set(request_id, timeout_s)
         self._start(open_request.unfinished, core, at_front=is_resumed)
 
-    def abort(self, request_id: str) -> None:
-        """End every sequence of a request; unknown ids are ignored."""
-        if request_id in self.requests:
-            self._end(self.requests[request_id].unfinished, "abort")
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End every sequence of the requests, and say so in one message; unknown ids are ignored."""
+        known = [request_id for request_id in dict.fromkeys(request_ids) if request_id in self.requests]
+        if not known:
+            return
+        self._end([sequence for request_id in known for sequence in self.requests[request_id].unfinished], "abort")
+        for request_id in known:
             self.release(request_id)
 
     def release(self, request_id: str) -> None:
@@ -197,6 +200,17 @@ class Engine:
         """End every stream: whoever has requests open goes on with them at the next scheduler."""
         for sink in list(self.sinks):
             sink.close(NotReady("the scheduler is shutting down", retry_after_s=1))
+
+    def compact(self) -> None:
+        """Give back what a burst of requests has left fragmented, or in empty tables; only while none is open."""
+        if self.requests or self._homeless:
+            return
+        self.requests.clear()
+        self._homeless.clear()
+        self._deadlines.compact()
+        self._leases.compact()
+        for core in self.cores:
+            core.scheduler.compact()
 
     # Worker groups.
 

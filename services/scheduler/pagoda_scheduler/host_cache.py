@@ -52,6 +52,10 @@ class HostCache:
         """The step that reads the pinned blocks is on its way."""
         self._pinned.clear()
 
+    def compact(self) -> None:
+        """Move the hashes together, as `BlockPool.compact` does."""
+        self._by_hash = OrderedDict((bytes(memoryview(known)), block) for known, block in self._by_hash.items())
+
     def clear(self) -> None:
         """Forget everything."""
         self._free = list(range(self.num_blocks - 1, -1, -1))

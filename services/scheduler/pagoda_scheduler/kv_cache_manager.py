@@ -199,6 +199,11 @@ class KVCacheManager:
         self.host.end_step()
         return transfers
 
+    def compact(self) -> None:
+        """Give back memory that a burst of requests has left fragmented; while no request is open."""
+        self.pool.compact()
+        self.host.compact()
+
     def reset_cache(self) -> int:
         """Forget every cached block, on the device and on the host; the number on the device."""
         self.host.clear()

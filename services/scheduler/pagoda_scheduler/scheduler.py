@@ -283,6 +283,12 @@ class Scheduler:
             request.forget_computed()
         return taken
 
+    def compact(self) -> None:
+        """Give back memory that a burst has left fragmented; only while there are no unfinished requests."""
+        if not self.has_unfinished_requests and not self.held:
+            self.waiting.compact()
+            self.kv.compact()
+
     def blame(self) -> list[Request]:
         """The worker is lost: count that against the sequences in flight; those that were alone in it twice over.
 

@@ -93,8 +93,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             else:
                 sink.sequences.update((open.session_slot, open) for open in sequences if not open.is_finished)
         elif kind == "abort":
-            for request_id in message.abort.request_ids:
-                self._engine.abort(request_id)
+            self._engine.abort(message.abort.request_ids)
         elif kind == "stop":
             self._engine.stop([sink.sequences[slot] for slot in message.stop.slots if slot in sink.sequences])
         elif kind == "release":
@@ -245,8 +244,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
 
     async def Abort(self, request: scheduler_pb2.AbortRequest, context: Any) -> scheduler_pb2.AbortResponse:
         """Abort by id."""
-        for request_id in request.request_ids:
-            self._engine.abort(request_id)
+        self._engine.abort(request.request_ids)
         return scheduler_pb2.AbortResponse()
 
     async def GetLoad(self, request: scheduler_pb2.GetLoadRequest, context: Any) -> types_pb2.EngineLoad:

@@ -77,6 +77,8 @@ class SessionSink:
         for request in result.finished:
             message.finished.append(_finished_to_proto(request))
             self.sequences.pop(request.session_slot, None)
+        if result.finished and not self.sequences:
+            self.sequences.clear()  # an empty table keeps the size that it once had
         if result.logprobs is not None:
             picked = pick_rows(result.logprobs, result.rows)
             if len(picked.rows):

@@ -50,6 +50,10 @@ class WaitingQueue(ABC):
         del self._waiting[request]
         self.num_prompt_tokens -= request.num_prompt_tokens
 
+    def compact(self) -> None:
+        """Give back what a burst has left in empty tables; while nothing waits."""
+        self._waiting.clear()
+
     def charge(self, request: Request, num_tokens: int) -> None:  # noqa: B027 (most policies do not count)
         """`request` was served `num_tokens` tokens; matters to the fair policy alone."""
 
@@ -80,6 +84,11 @@ class PriorityQueue(WaitingQueue):
         while self._waiting.get(self._heap[0][-1]) != self._heap[0][2]:
             heapq.heappop(self._heap)
         return self._heap[0][-1]
+
+    def compact(self) -> None:
+        """Give back empty tables, and sequences that were removed and still stand in the heap."""
+        super().compact()
+        self._heap.clear()
 
 
 class FairQueue(WaitingQueue):

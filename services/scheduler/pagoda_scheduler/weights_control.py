@@ -146,9 +146,8 @@ class WeightsControl:
         return slept
 
     def _abort(self, cores: set[EngineCore], *, is_all: bool) -> None:
-        for request_id, open_request in list(self._engine.requests.items()):
-            if is_all or open_request.core in cores:
-                self._engine.abort(request_id)
+        open_requests = self._engine.requests.items()
+        self._engine.abort([request_id for request_id, each in open_requests if is_all or each.core in cores])
 
     async def _put_to_sleep(self, group: WorkerGroup, level: int) -> int:
         before = group.sleep_level

@@ -22,6 +22,7 @@ from pagoda_common.flags import (
     security_config_from_args,
 )
 from pagoda_common.heartbeat import beat
+from pagoda_common.idle_memory import release_memory_when_idle
 from pagoda_common.logging import configure_logging
 from pagoda_common.metrics_server import process_registry, serve_metrics
 from pagoda_common.observability_config import ObservabilityConfig
@@ -77,11 +78,15 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
             security=security,
         )
         beating, registered = asyncio.create_task(beat()), asyncio.create_task(registration.run())
+        resting = asyncio.create_task(
+            release_memory_when_idle(count=lambda: servicer.last_step, is_idle=lambda: True)  # idle: no new step
+        )
         await stopped.wait()
         logger.info("draining, up to %g s", args.drain_timeout)
         await server.set_serving(False)
         await registration.leave(args.drain_timeout)
         registered.cancel()
+        resting.cancel()
         await server.stop(grace_s=STOP_GRACE_S)
         await servicer.close()
         beating.cancel()

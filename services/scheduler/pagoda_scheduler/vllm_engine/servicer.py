@@ -83,8 +83,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     async def Abort(self, request: vllm_engine_pb2.AbortRequest, context: Any) -> vllm_engine_pb2.AbortResponse:
         """End requests by id."""
-        for request_id in request.request_ids:
-            self._engine.abort(request_id)
+        self._engine.abort(request.request_ids)
         return vllm_engine_pb2.AbortResponse()
 
     async def GetModelInfo(
