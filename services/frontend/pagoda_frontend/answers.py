@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 
 class ErrorObject(BaseModel):
@@ -155,8 +155,13 @@ class AssistantMessage(BaseModel):
 
     role: Literal["assistant"]
     content: str | None
-    reasoning: str | None = None
-    tool_calls: list[dict[str, Any]] = Field(default_factory=list)
+    refusal: None
+    annotations: None
+    audio: None
+    function_call: None
+    tool_calls: list[dict[str, Any]]
+    """Empty when the model calls nothing."""
+    reasoning: str | None
 
 
 class ChatChoice(BaseModel):

@@ -172,13 +172,15 @@ def _choice(message: CollectedMessage, body: ChatBody, conversation: Conversatio
         "role": "assistant",
         "content": echo + (content or "") if echo or content is not None else None,
         "refusal": None,
-        "reasoning": message.reasoning,
-    }
-    if message.tool_calls:
-        shown["tool_calls"] = [
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        "tool_calls": [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in message.tool_calls
-        ]
+        ],
+        "reasoning": message.reasoning,
+    }
     choice: dict[str, Any] = {
         "index": message.index,
         "message": shown,

@@ -54,7 +54,6 @@ class ChunkEncoder(ABC, Generic[Delta]):
         self._prompts = prompts
         self._n = n
         self._usage = usage
-        self._started: set[int] = set()
         self._head = b"data: " + orjson.dumps(envelope)[:-1] + b',"choices":['
         # With include_usage, chunks before the last one have a null usage (OpenAI); otherwise none.
         self._tail = b'],"usage":null}\n\n' if options.include_usage else b"]}\n\n"
@@ -94,14 +93,8 @@ class ChunkEncoder(ABC, Generic[Delta]):
         """One entry of `choices`."""
 
     def _token_ids(self, delta: Delta) -> dict[str, Any]:
-        """The fields that return_token_ids adds; the prompt's ids come with a sequence's first chunk."""
-        if not self._options.return_token_ids:
-            return {}
-        fields: dict[str, Any] = {"token_ids": delta.token_ids}
-        if delta.index not in self._started:
-            self._started.add(delta.index)
-            fields["prompt_token_ids"] = self._prompts[delta.index // self._n]
-        return fields
+        """What return_token_ids adds to a choice."""
+        return {"token_ids": delta.token_ids} if self._options.return_token_ids else {}
 
 
 class CompletionChunks(ChunkEncoder[SequenceDelta]):
@@ -120,6 +113,7 @@ class CompletionChunks(ChunkEncoder[SequenceDelta]):
         self._echo = echo
         self._prompt_logprobs = prompt_logprobs
         self._echoed: set[int] = set()
+        self._started: set[int] = set()
         self._plain_tail = b',"logprobs":null,"finish_reason":null,"stop_reason":null}' + self._tail
 
     def delta(self, delta: SequenceDelta) -> bytes:
@@ -143,7 +137,7 @@ class CompletionChunks(ChunkEncoder[SequenceDelta]):
         if logprobs is not None and delta.logprobs:
             start = 0 if self._echo is None else len(self._echo[delta.index // self._n].text)
             shown = logprobs.for_completion(delta.logprobs, [start + place for place in delta.token_text_offsets])
-        return {
+        choice = {
             "index": delta.index,
             "text": delta.text,
             "logprobs": shown,
@@ -151,10 +145,14 @@ class CompletionChunks(ChunkEncoder[SequenceDelta]):
             "stop_reason": delta.stop_reason,
             **self._token_ids(delta),
         }
+        if self._options.return_token_ids and delta.index not in self._started:
+            self._started.add(delta.index)
+            choice["prompt_token_ids"] = self._prompts[delta.index // self._n]
+        return choice
 
 
 class ChatChunks(ChunkEncoder[MessageDelta]):
-    """Chunks of /v1/chat/completions; the first one of each sequence says the role."""
+    """Chunks of /v1/chat/completions; the first one of each sequence says the role, and the prompt's ids if asked."""
 
     def __init__(self, *, echo: str, **kwargs: Any) -> None:
         """`echo`: text that the answer begins with, "" for none."""
@@ -164,6 +162,9 @@ class ChatChunks(ChunkEncoder[MessageDelta]):
 
     def opening(self) -> bytes:
         """The role of each sequence."""
+        end = b"}\n\n"
+        if self._options.return_token_ids:
+            end = b',"prompt_token_ids":' + orjson.dumps(self._prompts[0]) + end
         events = []
         for index in range(self._n):
             choice = {
@@ -172,7 +173,7 @@ class ChatChunks(ChunkEncoder[MessageDelta]):
                 "logprobs": None,
                 "finish_reason": None,
             }
-            events.append(self._event(choice))
+            events.append(self._event(choice).removesuffix(b"}\n\n") + end)
         return b"".join(events)
 
     def _plain(self, delta: MessageDelta) -> bytes:

@@ -1,6 +1,7 @@
 """POST /v1/chat/completions through the real openai client."""
 
 import asyncio
+import json
 from typing import Any
 
 import openai
@@ -32,6 +33,35 @@ async def test_the_openai_client_gets_an_answer(frontend: Running, tokenizer: To
     rendered = tokenizer.apply_chat_template(USER)
     assert answer.usage.prompt_tokens == len(tokenizer.encode(rendered, add_special_tokens=False))
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+async def test_a_message_has_every_field_of_vllms(frontend: Running, tokenizer: Tokenizer) -> None:
+    frontend.fake.script = tokenizer.encode(TEXT)
+    answer = await frontend.openai.chat.completions.with_raw_response.create(model=MODEL, messages=USER)
+    [choice] = json.loads(answer.text)["choices"]
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": TEXT,
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        "tool_calls": [],
+        "reasoning": None,
+    }
+    message = answer.parse().choices[0].message
+    assert (message.refusal, message.annotations, message.audio, message.tool_calls) == (None, None, None, [])
+
+
+async def test_the_ids_of_the_prompt_come_first_in_a_stream(frontend: Running) -> None:
+    body: dict[str, Any] = {"model": MODEL, "messages": USER, "max_tokens": 3}
+    extra = {"return_token_ids": True}
+    whole = await frontend.openai.chat.completions.create(**body, extra_body=extra)
+    stream = await frontend.openai.chat.completions.create(**body, extra_body=extra, stream=True)
+    first, *others = [chunk.model_dump() async for chunk in stream]
+    assert first["prompt_token_ids"] == whole.model_dump()["prompt_token_ids"]
+    assert first["prompt_token_ids"]
+    assert not any("prompt_token_ids" in chunk for chunk in others)
 
 
 async def test_the_openai_client_streams_the_same_text(frontend: Running, tokenizer: Tokenizer) -> None:

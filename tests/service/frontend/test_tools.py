@@ -175,7 +175,7 @@ async def test_an_answer_cut_off_within_a_call_ends_by_its_length(frontend: Runn
     assert message["tool_calls"][0]["arguments"].startswith('{"')
     frontend.fake.script = tokenizer.encode('<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}')
     message, finish_reason = await whole(frontend, tools=[WEATHER], tool_choice=NAMED, max_tokens=3)
-    assert (message["content"], "tool_calls" in message, finish_reason) == ("", False, "length")
+    assert (message["content"], message["tool_calls"], finish_reason) == ("", [], "length")
     message, _ = await streamed(frontend, tools=[WEATHER], tool_choice=NAMED, max_tokens=3)
     assert (message["content"], message["tool_calls"]) == (None, [])
 

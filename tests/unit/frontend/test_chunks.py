@@ -105,6 +105,16 @@ def test_a_conversation_opens_with_a_role_for_each_sequence() -> None:
     assert all(chunk["choices"][0]["delta"] == {"role": "assistant", "content": "So"} for chunk in opening)
 
 
+def test_the_ids_of_a_conversation_come_with_its_role() -> None:
+    chat = ChatChunks(echo="", **common(return_token_ids=True))
+    assert [chunk["prompt_token_ids"] for chunk in decode(chat.opening())] == [[1, 2], [1, 2]]
+    [chunk] = decode(chat.delta(message_delta("a")))
+    assert chunk["choices"][0]["token_ids"] == [7]
+    assert "prompt_token_ids" not in chunk
+    assert "prompt_token_ids" not in chunk["choices"][0]
+    assert all("prompt_token_ids" not in chunk for chunk in decode(ChatChunks(echo="", **common()).opening()))
+
+
 def test_minus_infinity_is_written_and_the_sampled_token_is_always_there() -> None:
     writer = LogprobWriter(tokenizer=Tokenizer.load("pagoda-tiny"), num_top=1, as_token_ids=True)
     position = TokenLogprobs(token_ids=[9, 4, 5], logprobs=[float("-inf"), -0.1, -2.0], sampled_rank=90)
