@@ -31,13 +31,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         default = os.environ.get(f"PAGODA_{name.replace('-', '_').upper()}") or None
         parser.add_argument(f"--{name}", metavar="FILE", default=default, help=text)
+    # Not from PAGODA_TLS_SERVER_NAME: that names whom the service itself calls.
+    parser.add_argument(
+        "--tls-server-name", metavar="NAME", help="name that must be in its certificate; the host if not given"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the status; 0 for SERVING, 1 for every other one and for no answer (the reason is on stderr)."""
     try:
         credentials = _credentials(args.tls_ca, args.tls_cert, args.tls_key)
-        status = check(args.address, service=args.service, timeout_s=args.timeout, credentials=credentials)
+        status = check(
+            args.address,
+            service=args.service,
+            timeout_s=args.timeout,
+            credentials=credentials,
+            server_name=args.tls_server_name,
+        )
     except OSError as error:
         print(error, file=sys.stderr)
         return 1
@@ -55,8 +65,11 @@ def check(
     service: str = "",
     timeout_s: float = DEFAULT_TIMEOUT_S,
     credentials: grpc.ChannelCredentials | None = None,
+    server_name: str | None = None,
 ) -> str:
     """The status of `service` at `address`, one of STATUSES; without `credentials` it is asked in plaintext.
+
+    `server_name` is looked for in the certificate instead of the address's host.
 
     Raises:
         grpc.RpcError: nobody answers within `timeout_s`, or the server does not know the service.
@@ -64,7 +77,8 @@ def check(
     name = service.encode()
     # One string field, number 1: tag, length as a varint, bytes.
     request = b"\x0a" + _varint(len(name)) + name if name else b""
-    open_channel = grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)
+    options = [("grpc.ssl_target_name_override", server_name)] if server_name else []
+    open_channel = grpc.secure_channel(address, credentials, options) if credentials else grpc.insecure_channel(address)
     with open_channel as channel:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(CHECK)
         response = call(request, timeout=timeout_s)

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import grpc
 import pytest
@@ -10,6 +11,7 @@ from grpc_health.v1 import health_pb2
 
 from pagoda_common import health_probe
 from pagoda_common.rpc import LIVENESS, RpcServer
+from tests.harness.certificates import make_certificates
 
 SERVICE = "pagoda.v1.Probed"
 
@@ -68,3 +70,21 @@ def test_a_file_of_tls_that_is_missing_is_no_traceback(
     monkeypatch.setattr(sys, "argv", ["pagoda-health", "127.0.0.1:1"])
     assert health_probe.main() == 1
     assert "/nowhere/ca.crt" in capsys.readouterr().err
+
+
+async def test_a_service_with_tls_is_asked_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    certificates = make_certificates(tmp_path, "pagoda-worker")
+    server = RpcServer(services=(SERVICE,), security=certificates.config("pagoda-worker").server)
+    address = f"127.0.0.1:{await server.start(host='127.0.0.1', port=0)}"
+    await server.set_serving(True)
+    for name, file in (("CA", "ca.crt"), ("CERT", "pagoda-worker.crt"), ("KEY", "pagoda-worker.key")):
+        monkeypatch.setenv(f"PAGODA_TLS_{name}", certificates.path(file))
+    monkeypatch.setenv("PAGODA_TLS_SERVER_NAME", "of-somebody-else")
+    assert await probe(monkeypatch, address, "--tls-server-name=pagoda-worker") == 0
+    assert capsys.readouterr().out.split() == ["SERVING"]
+    assert await probe(monkeypatch, address, "--tls-server-name=pagoda-scheduler") == 1
+    monkeypatch.delenv("PAGODA_TLS_CA")
+    assert await probe(monkeypatch, address) == 1
+    await server.stop(grace_s=0)
