@@ -27,7 +27,7 @@ test: install
 	@$(BIN)/python -m pytest --ignore=tests/container $(ARGS)
 
 test-containers: install
-	@$(BIN)/python -m pytest tests/container $(ARGS)
+	@$(BIN)/python -m pytest -o faulthandler_timeout=1200 tests/container $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .
