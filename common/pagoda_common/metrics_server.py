@@ -1,10 +1,17 @@
 """GET /metrics of a process that has no HTTP server of its own."""
 
+import socket
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""The one format that is served, whatever the scraper accepts. prometheus_client's own server answers one that accepts
+OpenMetrics, as Prometheus does, with vllm_num_requests_waiting for vllm:num_requests_waiting: queries find nothing."""
 
 
 class _AllOf(Collector):
@@ -34,5 +41,23 @@ def serve_metrics(registry: CollectorRegistry, *, host: str, port: int) -> int:
     Raises:
         OSError: the address cannot be bound.
     """
-    server, _ = start_http_server(port, addr=host, registry=registry)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = generate_latest(registry)
+            self.send_response(200)
+            self.send_header("Content-Type", CONTENT_TYPE)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """A scrape is no news."""
+
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        daemon_threads = True
+
+    server = Server((host, port), Handler)
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return int(server.server_port)
