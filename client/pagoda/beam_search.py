@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pagoda_common.beam_search import BeamSearchParams as EngineBeamSearchParams
 from pagoda_common.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
 from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.structured_outputs import StructuredOutputsParams
 from pagoda_common.text.tokenizer import Tokenizer
 
 
@@ -24,6 +25,8 @@ class BeamSearchParams(EngineBeamSearchParams):
     """Accepted for compatibility: a search takes no chances."""
     include_stop_str_in_output: bool = False
     """Keep the token that ended a hypothesis."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """Only what it allows is searched."""
 
     def sampling_params(self) -> SamplingParams:
         """What the engine is told of sampling; the temperature means nothing to a search."""
@@ -33,6 +36,7 @@ class BeamSearchParams(EngineBeamSearchParams):
             ignore_eos=self.ignore_eos,
             include_stop_str_in_output=self.include_stop_str_in_output,
             seed=0,
+            structured_outputs=self.structured_outputs,
         )
 
 

@@ -262,6 +262,7 @@ class LLM(MemoryCalls, RefusedCalls):
         tokenizer = self._async_llm.tokenizer
         read = read_prompts(as_prompt_list(prompts), tokenizer=tokenizer, model_info=self._async_llm.model_info)
         sampling_params = params.sampling_params()
+        self._async_llm.check_params(sampling_params)
         builders = []
         for prompt in read:
             request = self._async_llm.make_request(prompt, sampling_params, beam_search=params)

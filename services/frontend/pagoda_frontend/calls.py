@@ -48,8 +48,6 @@ def sampling_params_of(
     """
     check_supported(body)
     structured_outputs = structured_outputs_of(body)
-    if structured_outputs is not None and choices.beam_search is not None:
-        raise InvalidRequest("use_beam_search does not go with structured outputs", field="use_beam_search")
     if choices.is_chosen and logprobs is None:
         logprobs = 0  # the choice is made by them
     try:

@@ -69,12 +69,19 @@ def _mean_logprob(sequence: CollectedSequence) -> float:
     return sum(values) / len(values) if values else -math.inf
 
 
-def choices_of(body: GenerationBody, *, best_of: int | None, with_logprobs: bool) -> Choices:
+def choices_of(
+    body: GenerationBody,
+    *,
+    best_of: int | None,
+    with_logprobs: bool,
+    beam_search: BeamSearchParams | None = None,
+) -> Choices:
     """What `body` asks for.
 
     Args:
         best_of: None where the endpoint has no such field.
         with_logprobs: the client asked for log probabilities.
+        beam_search: None takes the body's.
 
     Raises:
         InvalidRequest: `field` names the field.
@@ -86,14 +93,15 @@ def choices_of(body: GenerationBody, *, best_of: int | None, with_logprobs: bool
         raise InvalidRequest(f"best_of must be at least n ({n}), got {best_of}", field="best_of")
     if best_of is not None and best_of > MAX_BEST_OF:
         raise InvalidRequest(f"best_of must be at most {MAX_BEST_OF}, got {best_of}", field="best_of")
-    if body.use_beam_search:
-        check_searchable(body, with_logprobs=with_logprobs)
-        search = BeamSearchParams(
+    if body.use_beam_search and beam_search is None:
+        beam_search = BeamSearchParams(
             beam_width=best_of or n,
             length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
             early_stopping=EARLY_STOPPING[body.early_stopping],
         )
-        return Choices(n=n, num_generated=n, beam_search=search)
+    if beam_search is not None:
+        check_searchable(body, with_logprobs=with_logprobs)
+        return Choices(n=n, num_generated=n, beam_search=beam_search)
     num_generated = best_of or n
     if body.stream and num_generated > n:
         raise InvalidRequest(f"best_of must be n ({n}) in a stream, got {num_generated}", field="best_of")

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from pagoda_common.beam_search import BeamSearchParams
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_frontend.calls import body_truncation, logprob_writer, make_run, sampling_params_of, usage_of
@@ -84,6 +85,7 @@ async def start_conversation(
     headers: Mapping[str, str],
     request_id: str,
     terms: Terms | None = None,
+    beam_search: BeamSearchParams | None = None,
     note: bytes = b"",
     resumption: Resumption | None = None,
 ) -> Conversation:
@@ -92,6 +94,7 @@ async def start_conversation(
     Args:
         headers: of the call, with names in small letters.
         terms: tenant, priority and time limit, when they are not to be taken from headers and body.
+        beam_search: when it is not to be taken from the body.
         note, resumption: as `Run` has them.
 
     Raises:
@@ -105,7 +108,7 @@ async def start_conversation(
     num_top = _num_top_logprobs(body, max_logprobs=serving.config.max_logprobs)
     if terms is None:
         terms = terms_of(headers, body, has_api_keys=bool(serving.config.api_key))
-    choices = choices_of(body, best_of=None, with_logprobs=num_top is not None)
+    choices = choices_of(body, best_of=None, with_logprobs=num_top is not None, beam_search=beam_search)
     max_tokens = body.max_completion_tokens
     try:
         params = sampling_params_of(
@@ -129,8 +132,6 @@ async def start_conversation(
     )
     reasoning_end = dialect.reasoning_end(prompt=text, tokenizer=tokenizer)
     _constrain(params, plan=plan, dialect=dialect, reasoning_end=reasoning_end)
-    if choices.beam_search is not None and params.structured_outputs is not None:
-        raise InvalidRequest("use_beam_search is not supported with structured output", field="use_beam_search")
     await model.grammars.check(params.structured_outputs, field=constraint_field(body))
     if dialect.needs_special_tokens(plan, tokenizer):
         params.skip_special_tokens = False

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pagoda.v1 import inference_pb2, types_pb2
 from pagoda_common.convert import structured_outputs_from_proto
 from pagoda_common.errors import InvalidRequest
+from pagoda_common.outputs import HypothesisLogprobs
 from pagoda_frontend.convert import finish_number, logprobs_to_proto
 from pagoda_frontend.errors import validation_message
 from pagoda_frontend.message import CollectedMessage, MessageDelta
@@ -178,7 +179,7 @@ def message_delta_to_proto(
         response.tool_calls.add(index=call.index, id=call.id or "", name=call.name or "", arguments=call.arguments)
     response.logprobs.extend(map(logprobs_to_proto, delta.logprobs or ()))
     if delta.finish_reason is not None:
-        _set_end(response, delta.stop_reason, usage)
+        _set_end(response, delta.stop_reason, usage, delta.source.hypothesis if delta.source is not None else None)
     return response
 
 
@@ -197,11 +198,18 @@ def message_to_proto(
     for index, call in enumerate(message.tool_calls):
         response.tool_calls.add(index=index, id=call.id, name=call.name, arguments=call.arguments)
     response.logprobs.extend(map(logprobs_to_proto, message.logprobs))
-    _set_end(response, message.stop_reason, usage)
+    _set_end(response, message.stop_reason, usage, message.hypothesis)
     return response
 
 
-def _set_end(response: inference_pb2.ChatResponse, stop_reason: int | str | None, usage: inference_pb2.Usage) -> None:
+def _set_end(
+    response: inference_pb2.ChatResponse,
+    stop_reason: int | str | None,
+    usage: inference_pb2.Usage,
+    hypothesis: HypothesisLogprobs | None,
+) -> None:
+    if hypothesis is not None:
+        response.cumulative_logprob = hypothesis.cumulative_logprob
     if isinstance(stop_reason, str):
         response.stop_string = stop_reason
     elif stop_reason is not None:

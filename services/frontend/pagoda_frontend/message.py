@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from pagoda_common.outputs import SequenceDelta, TokenLogprobs
+from pagoda_common.outputs import HypothesisLogprobs, SequenceDelta, TokenLogprobs
 
 MessageFinishReason: TypeAlias = Literal["stop", "length", "abort", "error", "tool_calls"]
 """tool_calls stands for a stop behind calls that the model was free to make; after a named tool it is stop (OpenAI)."""
@@ -68,6 +68,8 @@ class CollectedMessage:
     stop_reason: int | str | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    hypothesis: HypothesisLogprobs | None = None
+    """Of a beam search's result."""
 
 
 class MessageCollector:
@@ -95,6 +97,7 @@ class MessageCollector:
         message.logprobs += delta.logprobs or ()
         message.finish_reason = delta.finish_reason
         message.stop_reason = delta.stop_reason
+        message.hypothesis = delta.source.hypothesis if delta.source is not None else None
 
     def finish(self) -> CollectedMessage:
         """The message."""

@@ -170,8 +170,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         if request.HasField("beam_search"):
             beam_search = beam_search_params_from_proto(request.beam_search, n=params.n)
             check_searchable(params, with_logprobs=params.logprobs is not None)
-            if params.structured_outputs is not None:
-                raise InvalidRequest("beam_search does not go with structured_output", field="beam_search")
         await model.grammars.check(params.structured_outputs)
         check_cache_salt(request.cache_salt or None)
         prompt, field = await prompt_of(request, model.prompts)
@@ -198,6 +196,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         resumption: Resumption | None = None,
     ) -> Conversation:
         """The conversation of `request`; note and resumption as `Run` has them."""
+        beam_search = None
+        if request.HasField("beam_search"):
+            beam_search = beam_search_params_from_proto(request.beam_search, n=max(1, request.sampling_params.n))
         try:
             return await start_conversation(
                 chat_body_from_proto(request),
@@ -205,6 +206,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 headers={},
                 request_id=resumption.response_id if resumption else _request_id(request.request_id, "chat-"),
                 terms=self._terms(context, request.priority),
+                beam_search=beam_search,
                 note=note,
                 resumption=resumption,
             )

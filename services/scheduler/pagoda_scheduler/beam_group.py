@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from pagoda_common.errors import InvalidRequest
 from pagoda_scheduler.beam_search import BeamSearch, Continuation, Hypothesis
 from pagoda_scheduler.request import Request
 from pagoda_scheduler.step import LogprobRows, StepResult
@@ -63,7 +64,17 @@ class BeamGroup:
         return found[place] if is_held and sequence.output_token_ids == list(found[place].token_ids) else None
 
     def deliver(self, result: StepResult) -> None:
-        """Put the hypotheses into the client's sequences, and those into the step's result."""
+        """Put the hypotheses into the client's sequences, and those into the step's result.
+
+        All fail if they are too few: a constraint may allow less than was asked for.
+        """
+        found, wanted = len(self._search.hypotheses), len(self.sequences)
+        if found < wanted:
+            error = InvalidRequest(f"the beam search has found {found} outputs, {wanted} are wanted", field="n")
+            for sequence in self.sequences:
+                sequence.finish_reason, sequence.error = "error", error
+            result.finished += self.sequences
+            return
         for sequence, hypothesis in zip(self.sequences, self._search.hypotheses, strict=False):
             sequence.output_token_ids = list(hypothesis.token_ids)
             sequence.num_tokens = sequence.num_prompt_tokens + len(hypothesis.token_ids)

@@ -1,5 +1,6 @@
 """Beam search as an algorithm: candidates in, continuations out. Knows token ids and scores; no requests, no blocks."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,7 +18,7 @@ class Beam:
     logprobs: tuple[float, ...] = ()
     """Of each token."""
     ranks: tuple[int, ...] = ()
-    """Of each token in the vocabulary, 1 is the likeliest."""
+    """Of each token among those it could be, 1 is the likeliest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Hypothesis:
     logprobs: tuple[float, ...] = ()
     """Of each token."""
     ranks: tuple[int, ...] = ()
-    """Of each token in the vocabulary, 1 is the likeliest."""
+    """Of each token among those it could be, 1 is the likeliest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +85,12 @@ class BeamSearch:
         self._can_improve = True
 
     def advance(self, candidates: Sequence[tuple[Sequence[int], Sequence[float]]]) -> list[Continuation]:
-        """One step: for each beam its likeliest next tokens and their log probabilities, best first."""
+        """One step: for each beam its likeliest next tokens and their log probabilities, best first; -inf are none."""
         scored = [
             _Candidate(beam.log_probability + logprob, parent, token_id, logprob, rank)
             for parent, (beam, (token_ids, logprobs)) in enumerate(zip(self.beams, candidates, strict=True))
             for rank, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=True), start=1)
+            if logprob > -math.inf
         ]
         scored.sort(key=lambda candidate: -candidate.score)
         best = scored[: self.num_candidates]

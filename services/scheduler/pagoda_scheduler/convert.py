@@ -106,6 +106,7 @@ def _new_request_to_proto(new: NewRequestData) -> worker_pb2.NewRequest:
         block_ids=column(new.block_ids, "<u4"),
         num_computed_tokens=new.num_computed_tokens,
         eos_token_ids=new.eos_token_ids,
+        is_beam=new.is_beam,
     )
 
 

@@ -167,6 +167,7 @@ class Request:
         )
         beam.beam_group = self.beam_group
         beam.is_beam = True
+        beam.eos_token_ids = self.eos_token_ids  # its constraint ends there; that it ends itself is the search's to say
         beam.is_announced = True
         beam.max_num_tokens = beam.num_tokens + 1
         return beam

@@ -514,4 +514,5 @@ def _new_request_data(request: Request, num_cached: int) -> NewRequestData:
         eos_token_ids=request.eos_token_ids,
         block_ids=list(request.block_ids),
         num_computed_tokens=num_cached,
+        is_beam=request.is_beam,
     )

@@ -23,6 +23,7 @@ class NewRequestData:
     eos_token_ids: tuple[int, ...]
     block_ids: list[int]
     num_computed_tokens: int
+    is_beam: bool = False
 
 
 @dataclass(frozen=True, slots=True)

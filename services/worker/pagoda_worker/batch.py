@@ -44,6 +44,8 @@ class NewRequest:
     """Tokens whose KV is in the cache."""
     eos_token_ids: tuple[int, ...] = ()
     """Masked with the stop tokens until min_tokens are there."""
+    is_beam: bool = False
+    """Of a beam search: what its constraint forbids has no log probability."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

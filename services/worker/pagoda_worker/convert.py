@@ -115,6 +115,7 @@ def _new_request(message: worker_pb2.NewRequest) -> NewRequest:
         block_ids=_column(message.block_ids, "<u4", "block_ids"),
         num_computed_tokens=message.num_computed_tokens,
         eos_token_ids=tuple(message.eos_token_ids),
+        is_beam=message.is_beam,
     )
 
 

@@ -1,11 +1,15 @@
 """Log probabilities (or the logits themselves) of sampled and of prompt tokens."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from pagoda_worker.batch import IntArray, LogprobColumns
+from pagoda_worker.sampler import masked
 from pagoda_worker.sampling_columns import NO_LOGPROBS
+from pagoda_worker.structured import TokenMask
 
 
 def logprob_columns(
@@ -15,6 +19,7 @@ def logprob_columns(
     *,
     chosen: tuple[IntArray, IntArray] | None = None,
     is_normalised: bool = True,
+    token_mask: TokenMask | None = None,
 ) -> LogprobColumns | None:
     """Columns for the rows that ask for log probabilities; None when none does.
 
@@ -25,6 +30,7 @@ def logprob_columns(
         chosen: [n, k] token ids and [n] how many of them a row has: where there are some, they are its entries instead
             of the top ones.
         is_normalised: False gives the logits as they are.
+        token_mask: rows whose log probabilities are -inf outside of it; they are not normalised anew. All of them ask.
     """
     rows = np.flatnonzero(num_top != NO_LOGPROBS)
     if not rows.size:
@@ -35,6 +41,8 @@ def logprob_columns(
         logits = logits[torch.from_numpy(rows).to(device)]
     own = torch.from_numpy(token_ids[rows]).to(device)[:, None]
     values = logits.log_softmax(dim=-1) if is_normalised else logits
+    if token_mask is not None:
+        values = masked(values, replace(token_mask, rows=np.searchsorted(rows, token_mask.rows)))
     own_values = values.gather(1, own)
     ranks = (values > own_values).sum(dim=-1) + 1
     ids, entries = own, own_values

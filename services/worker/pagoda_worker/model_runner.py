@@ -176,6 +176,7 @@ class ModelRunner:
         if not slots.size:
             return ModelRunnerOutput(num_sampled_tokens=np.zeros(step.num_seqs, dtype=np.int64), bad_slots=bad_slots)
         asked = batch.sampling.logprobs[slots]
+        mask = None if token_mask is None else token_mask.result()
         output = self._sampler.sample(
             logits,
             LogitsBatch(
@@ -184,7 +185,7 @@ class ModelRunner:
                 num_prompt_tokens=batch.num_prompt_tokens[slots],
                 num_tokens=batch.num_tokens[slots],
             ),
-            token_mask=None if token_mask is None else token_mask.result(),
+            token_mask=mask,
             keep_processed=self._gives_processed and bool((asked != NO_LOGPROBS).any()),
         )
         judged = logits if output.processed is None else output.processed
@@ -209,6 +210,7 @@ class ModelRunner:
                 batch.sampling.logprobs[slots],
                 chosen=batch.sampling.logprob_token_ids_of(slots),
                 is_normalised=self._gives_logprobs,
+                token_mask=None if mask is None else mask.of_beams(np.flatnonzero(~output.is_bad)),
             ),
             bad_slots=bad_slots,
         )

@@ -63,7 +63,7 @@ class Sampler:
         if self._processors is not None:
             logits = self._processors.apply(logits, batch)
         if token_mask is not None:
-            logits = _masked(logits, token_mask)
+            logits = masked(logits, token_mask)
         if columns.has_rules[slots].any():
             if self._rules is None:
                 self._rules = LogitsRules(columns=columns, vocab_size=logits.shape[1], device=logits.device)
@@ -105,7 +105,8 @@ class Sampler:
         return sample_tokens(logits, keys, **filters)
 
 
-def _masked(logits: Tensor, mask: TokenMask) -> Tensor:
+def masked(logits: Tensor, mask: TokenMask) -> Tensor:
+    """`logits` [n, vocab_size] with -inf where the mask forbids a token."""
     bits = torch.from_numpy(mask.bits).to(logits.device)
     if mask.rows.size == logits.shape[0]:
         return apply_token_bitmask(logits, bits)

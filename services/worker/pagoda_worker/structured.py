@@ -27,6 +27,16 @@ class TokenMask:
     """[m] places in the batch."""
     bits: npt.NDArray[np.uint8]
     """[m, bytes] token i is bit i % 8 of byte i // 8."""
+    is_beam: npt.NDArray[np.bool_]
+    """[m] whether the row belongs to a beam search, which judges by what is allowed."""
+
+    def of_beams(self, places: IntArray) -> "TokenMask | None":
+        """The mask of the beams among the rows at `places` (ascending), each named by its index in there."""
+        found = np.isin(self.rows, places) & self.is_beam
+        if not found.any():
+            return None
+        rows = np.searchsorted(places, self.rows[found])
+        return TokenMask(rows=rows, bits=self.bits[found], is_beam=self.is_beam[found])
 
 
 @dataclass(kw_only=True, slots=True)
@@ -41,6 +51,7 @@ class ConstrainedSequence:
     """Output tokens behind which the constraint begins."""
     pending: list[int]
     """Output tokens that the matcher has not seen."""
+    is_beam: bool = False
     matcher: LLMatcher | None = None
     is_started: bool = False
     is_ended: bool = False
@@ -113,6 +124,7 @@ class Constraints:
             end_token_ids=frozenset(token_id for token_id in ends if token_id < self._vocab_size),
             start_run=tuple(params.structured_outputs.start_after_token_ids),
             pending=request.output_token_ids.tolist(),
+            is_beam=request.is_beam,
         )
         self._is_constrained[request.slot] = True
 
@@ -131,9 +143,11 @@ class Constraints:
     def _mask(self, rows: IntArray, sequences: list[ConstrainedSequence]) -> TokenMask:
         for sequence in sequences:
             sequence.catch_up()
+        is_beam = np.array([sequence.is_beam for sequence in sequences])
         compiled = [place for place, sequence in enumerate(sequences) if sequence.matcher is not None]
         if not compiled:
-            return TokenMask(rows=rows, bits=np.zeros((rows.size, -(-self._vocab_size // 8)), dtype=np.uint8))
+            nothing = np.zeros((rows.size, -(-self._vocab_size // 8)), dtype=np.uint8)
+            return TokenMask(rows=rows, bits=nothing, is_beam=is_beam)
         end_id, num_bits = self._grammars.compiler.end_id, self._grammars.compiler.num_bits
         bits: Words = np.zeros((rows.size, -(-num_bits // 32)), dtype=np.uint32)
         self._fill(bits, sequences)
@@ -144,7 +158,7 @@ class Constraints:
                 _set(bits[place], sequence.end_token_ids, False)
             elif sequence.is_ended or may_end[place]:
                 _set(bits[place], sequence.end_token_ids, True)
-        return TokenMask(rows=rows, bits=bits.view(np.uint8))
+        return TokenMask(rows=rows, bits=bits.view(np.uint8), is_beam=is_beam)
 
     def _fill(self, bits: Words, sequences: list[ConstrainedSequence]) -> None:
         """The masks of those whose grammar has begun and not ended."""

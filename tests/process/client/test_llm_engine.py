@@ -71,6 +71,19 @@ def test_an_output_obeys_its_constraint(llm: LLM) -> None:
     assert {output.outputs[0].text for output in outputs} <= {"north", "south"}
 
 
+def test_a_search_obeys_its_constraint(llm: LLM) -> None:
+    choices = ["north", "south", "the north"]
+    constraint = StructuredOutputsParams(choice=choices)
+    params = BeamSearchParams(beam_width=4, max_tokens=20, structured_outputs=constraint)
+    for prompt, output in zip(PROMPTS, llm.beam_search(PROMPTS, params), strict=True):
+        scores = [one.cum_logprob / len(one.logprobs) for one in output.sequences]
+        assert scores == sorted(scores, reverse=True)
+        assert {one.text.removeprefix(prompt) for one in output.sequences} <= set(choices)
+    broken = StructuredOutputsParams(grammar="start: other")
+    with pytest.raises(InvalidRequest, match="other"):
+        llm.beam_search(PROMPTS[0], BeamSearchParams(beam_width=2, max_tokens=4, structured_outputs=broken))
+
+
 def test_a_forgotten_prefix_is_computed_again(llm: LLM) -> None:
     prompt, params = "A prompt that is long enough to fill some blocks of the cache. " * 4, SamplingParams(max_tokens=1)
     llm.generate(prompt, params, use_tqdm=False)

@@ -9,6 +9,7 @@ import pytest
 from pagoda.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.convert_chat import chat_body_from_proto
+from tests.fakes.fake_scheduler import SAMPLED_LOGPROB
 from tests.service.frontend.harness import MODEL, Running, until
 
 TEXT = "An answer of some length, with 🙂 and 日本. Stop. Here."
@@ -63,6 +64,38 @@ async def test_several_messages_stop_strings_and_the_context(frontend: Running, 
     frontend.fake.script = tokenizer.encode(TEXT)
     stopped = (await stub.ChatUnary(ask(stop=["Stop"]))).messages[0]
     assert (stopped.content, stopped.stop_string) == (TEXT.partition("Stop")[0], "Stop")
+
+
+async def test_a_conversation_is_searched_as_it_is_over_http(frontend: Running) -> None:
+    stub = stub_of(frontend)
+    params = types_pb2.SamplingParams(n=2, max_tokens=4)
+    beams = types_pb2.BeamSearchParams(beam_width=3, length_penalty=0.5, early_stopping=types_pb2.EARLY_STOPPING_FIRST)
+    request = ask(
+        sampling_params=params, beam_search=beams, response_format_json='{"type": "json_object"}', model=MODEL
+    )
+    messages = (await stub.ChatUnary(request)).messages
+    streamed = [response async for response in stub.Chat(request)]
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "model": MODEL, "n": 2}
+    search = {"use_beam_search": True, "length_penalty": 0.5, "response_format": {"type": "json_object"}}
+    over_http = (await frontend.post("/v1/chat/completions", {**body, **search})).json()
+    shown = [choice["message"]["content"] for choice in over_http["choices"]]
+    assert [message.content for message in messages] == shown
+    assert ["".join(one.content for one in streamed if one.index == index) for index in range(2)] == shown
+    assert [message.cumulative_logprob for message in messages] == [4 * SAMPLED_LOGPROB] * 2
+    ends = {one.index: one for one in streamed if one.HasField("usage")}
+    assert [ends[index].cumulative_logprob for index in range(2)] == [4 * SAMPLED_LOGPROB] * 2
+    first, second, third = frontend.fake.submits
+    assert (first.beam_search, second.beam_search) == (beams, beams)
+    assert (third.beam_search.beam_width, third.beam_search.length_penalty) == (2, 0.5)
+    assert first.sampling_params.structured_output == third.sampling_params.structured_output
+    assert first.sampling_params.HasField("structured_output")
+    for wrong, field in (
+        ({"beam_search": types_pb2.BeamSearchParams(length_penalty=99)}, "length_penalty"),
+        ({"beam_search": beams, "sampling_params": types_pb2.SamplingParams(logprobs=1)}, "logprobs"),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError, match=field) as caught:
+            await stub.ChatUnary(ask(**wrong))
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_everything_that_is_set_is_in_the_body() -> None:

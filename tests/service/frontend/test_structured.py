@@ -87,7 +87,6 @@ FAULTS: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"json": "{"}}, "structured_outputs", "JSON"),
     ({"structured_outputs": {"json": {"uniqueItems": True}}}, "structured_outputs", "uniqueItems"),
     ({"structured_outputs": {"regex": "x" * 300_000}}, "structured_outputs", "262144 bytes"),
-    ({"structured_outputs": {"regex": "a"}, "use_beam_search": True, "n": 2}, "use_beam_search", "structured"),
     ({"structured_outputs": {"regex": "a"}, "response_format": TAG}, "structured_outputs", "both"),
     ({"guided_json": SCHEMA}, "guided_json", "structured_outputs.json"),
     ({"guided_regex": "a"}, "guided_regex", "structured_outputs.regex"),

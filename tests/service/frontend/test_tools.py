@@ -199,7 +199,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [WEATHER], "tool_choice": "sometimes"}, "tool_choice", "sometimes"),
     ({"functions": [{"name": "f"}]}, "functions", "use tools"),
     ({"function_call": "auto"}, "function_call", "use tool_choice"),
-    ({"tools": [NOW], "tool_choice": "required", "use_beam_search": True, "n": 2}, "use_beam_search", "structured"),
     ({"chat_template": "{{ messages }}"}, "chat_template", "--trust-request-chat-template"),
     ({"continue_final_message": True}, "continue_final_message", "add_generation_prompt"),
     (

@@ -1,5 +1,6 @@
 """Beam search in the scheduler finds what the bare algorithm finds, whatever happens to its beams."""
 
+import math
 from itertools import chain
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from pagoda_scheduler.beam_group import BeamGroup
 from pagoda_scheduler.beam_search import BeamSearch, EarlyStopping, Hypothesis
 from pagoda_scheduler.request import Request
+from tests.unit.scheduler import stories
 from tests.unit.scheduler.stories import PretendWorker, likeliest, make_request, make_scheduler, run
 
 ENDS = frozenset([3, 57])
@@ -72,6 +74,27 @@ def test_preempted_beams_change_nothing(prefix_caching: bool) -> None:
     for prompt, sequences in zip(prompts, groups, strict=True):
         assert [sequence.output_token_ids for sequence in sequences] == [list(h.token_ids) for h in searched(prompt)]
     scheduler.kv.pool.check_invariants()
+    assert scheduler.kv.pool.num_used_blocks == 0
+
+
+def test_only_what_is_possible_is_found_and_too_little_of_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def constrained(log: list[int], count: int) -> tuple[list[int], list[float]]:
+        possible = {13: [20, 21], 20: [22], 21: [3], 22: [3]}[log[-1]]
+        return [*possible, 40, 41], [-0.5 * place for place in range(len(possible))] + [-math.inf] * 2
+
+    monkeypatch.setattr(stories, "likeliest", constrained)
+    scheduler = make_scheduler()
+    few, many = make_group("few", [11, 12, 13], n=2), make_group("many", [10, 12, 13])
+    for sequence in (*few, *many):
+        scheduler.add(sequence)
+    results = run(scheduler, PretendWorker())
+    assert [sequence.output_token_ids for sequence in few] == [[20, 22, 3], [21, 3]]
+    assert all(sequence.error is None for sequence in few)
+    for sequence in many:
+        assert (sequence.is_finished, sequence.finish_reason, sequence.output_token_ids) == (True, "error", [])
+        assert sequence.error is not None
+        assert sequence.error.message == "the beam search has found 2 outputs, 3 are wanted"
+    assert sum(result.finished.count(sequence) for result in results for sequence in many) == 3
     assert scheduler.kv.pool.num_used_blocks == 0
 
 
