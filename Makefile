@@ -23,8 +23,9 @@ serve: install
 demo: install
 	@exec $(BIN)/pagoda demo $(ARGS)
 
+# Two files of tests at a time: most of them wait for processes to start. ARGS='-n 0 tests/unit' for one at a time.
 test: install
-	@$(BIN)/python -m pytest --ignore=tests/container $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/container $(ARGS)
 
 test-containers: install
 	@$(BIN)/python -m pytest -o faulthandler_timeout=1200 tests/container $(ARGS)

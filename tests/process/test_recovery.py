@@ -46,8 +46,6 @@ def stream(stack: Stack, *, temperature: float) -> Iterator[str]:
     ("name", "fault", "temperature"),
     [
         ("worker", signal.SIGKILL, 0.0),
-        ("worker", signal.SIGKILL, 1.0),
-        ("scheduler", signal.SIGKILL, 0.0),
         ("scheduler", signal.SIGKILL, 1.0),
         ("worker", signal.SIGSTOP, 1.0),
         ("scheduler", signal.SIGSTOP, 1.0),
