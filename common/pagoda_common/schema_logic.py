@@ -69,7 +69,7 @@ class _Logic(Opposites):
                 extra += self._replaced(name, schema, path)
             elif name in _CONDITIONS:
                 continue
-            elif name in _SIZES and (sized := self._sized(name, schema)) is not None:
+            elif name in _SIZES and (sized := self._sized(name, schema, path)) is not None:
                 extra.append(sized)
             elif name in _MAPS and isinstance(part, dict):
                 kept[name] = {key: self.positive(value, f"{path}/{name}/{key}") for key, value in part.items()}
@@ -154,23 +154,34 @@ class _Logic(Opposites):
                 variants.append(array)
         return [any_of(variants)]
 
-    def _sized(self, name: str, schema: Schema) -> Any | None:
+    def _sized(self, name: str, schema: Schema, path: str) -> Any | None:
         """What says how many properties there are by their names; None where llguidance counts itself."""
         bound = schema[name]
         names: Schema = {}
         self._looks_at(schema, names, {}, 0)
         required = schema.get("required")
+        listed = pattern_of_names(schema.get("propertyNames", True), root=self._root)
+        if isinstance(listed, frozenset):
+            names = dict.fromkeys(sorted(listed), True)
         names = {key: True for key in names if not isinstance(required, list) or key not in required}
         num_required = len(required) if isinstance(required, list) else 0
         is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
-        if not names or isinstance(bound, bool) or not isinstance(bound, int):
+        is_closed = is_closed or isinstance(listed, frozenset) or listed is False
+        if isinstance(bound, bool) or not isinstance(bound, int):
             return None
         bound -= num_required
         if name == "minProperties":
-            if bound <= 0:
-                return True
-            choices = list(islice(combinations(names, bound), MAX_PLACEMENTS))
-            return any_of([{"required": list(chosen)} for chosen in choices]) if choices else None
+            if not is_closed and bound - len(names) > 1:
+                text = f"'minProperties' at {path} is {schema[name]}: only properties that are named are sure to differ"
+                raise Inexpressible(text)
+            if bound <= 0 or not names:
+                return True if bound <= 0 else None
+            if bound > len(names):  # one of any other name is needed as well
+                return {"required": list(names), "minProperties": schema[name]}
+            choices = islice(combinations(names, bound), MAX_PLACEMENTS)
+            return any_of([{"required": list(chosen)} for chosen in choices])
+        if not names:
+            return None
         if bound >= len(names) and is_closed:
             return True
         choices = list(islice(combinations(names, max(0, min(bound, len(names)))), MAX_PLACEMENTS))

@@ -128,6 +128,8 @@ class Opposites(ABC):
             raise Inexpressible(f"{path} must be a number")
         if step and bound + step < 0:
             return []
+        if opposite == "minProperties" and bound + step > 1:
+            raise Inexpressible(f"{path}: only properties that are named are sure to differ")
         return [{"type": kind, opposite: bound + step}]
 
     def _no_pattern(self, schema: Schema, path: str) -> list[Any]:

@@ -84,6 +84,10 @@ CASES: list[tuple[dict[str, Any], list[Any]]] = [
     ({**CLOSED_AB, "minProperties": 2}, OBJECTS),
     ({**CLOSED_AB, "minProperties": 1, "maxProperties": 2}, OBJECTS),
     ({**AB, "minProperties": 1}, OBJECTS),
+    ({"type": "object", "minProperties": 1}, OBJECTS),
+    ({"type": "object", "required": ["a"], "minProperties": 2}, OBJECTS),
+    ({"required": ["a", "b"], "properties": {"a": INTEGER, "b": STRING}, "minProperties": 2}, OBJECTS),
+    ({"type": "object", "propertyNames": {"enum": ["a", "b"]}, "minProperties": 2}, OBJECTS),
     ({**AB, "maxProperties": 2, "required": ["a"]}, OBJECTS),
     ({**CLOSED_AB, "dependentRequired": {"a": ["b"], "c": ["a"]}}, OBJECTS),
     ({**CLOSED_AB, "$schema": DRAFT_7, "dependencies": {"a": ["b"], "c": {"required": ["a"]}}}, OBJECTS),
@@ -280,6 +284,11 @@ def test_whatever_compiles_makes_valid_documents(compiler: GrammarCompiler) -> N
         ({"propertyNames": {"format": "email"}}, "'propertyNames' at #"),
         ({"contains": {}, "minContains": 1000}, "minContains is 1000"),
         ({"oneOf": [{"pattern": "a+"}, {"pattern": "b+"}]}, "oneOf"),
+        ({"properties": {"p": {"minProperties": 2}}}, "'minProperties' at #/properties/p is 2"),
+        ({"additionalProperties": {"type": "integer"}, "required": ["a"], "minProperties": 3}, "'minProperties' at #"),
+        ({"properties": {"a": {}}, "patternProperties": {"^x": {}}, "minProperties": 3}, "'minProperties' at #"),
+        ({"propertyNames": {"pattern": "^[ab]"}, "minProperties": 2}, "'minProperties' at #"),
+        ({"type": "object", "not": {"maxProperties": 1}}, "'not' at #: #/not/maxProperties"),
         (
             {"unevaluatedProperties": False, "anyOf": [{}] * 9, "oneOf": [{}] * 9},
             "many",
@@ -302,3 +311,20 @@ def test_opposites_of_words_are_all_others() -> None:
     assert [word for word in words if spelled.fullmatch(word)] == words[4:]
     assert opposite_of_words(["x" * 5000]) is None
     assert opposite_of_pattern("^(a|b)") is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "is_accepted"),
+    [
+        ({"properties": {"a": INTEGER}, "required": ["a"], "minProperties": 2}, '{"a": 1, "x": 2}', True),
+        ({"properties": {"a": INTEGER}, "required": ["a"], "minProperties": 2}, '{"a": 1, "a": 2}', False),
+        ({"properties": {"a": INTEGER}, "minProperties": 2}, '{"a": 1, "x": 2}', True),
+        ({"properties": {"a": INTEGER}, "minProperties": 2}, '{"x": 1, "x": 2}', False),
+        ({"properties": {"a": INTEGER}, "minProperties": 2}, '{"a": 1}', False),
+    ],
+)
+def test_a_name_that_is_there_twice_is_no_second_property(
+    compiler: GrammarCompiler, schema: dict[str, Any], text: str, is_accepted: bool
+) -> None:
+    matcher, tokens = compiler.compile(StructuredOutputsParams(json={"type": "object", **schema})), list(text.encode())
+    assert (matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()) == is_accepted
