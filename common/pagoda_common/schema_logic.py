@@ -178,8 +178,7 @@ class _Logic(Opposites):
                 return True if bound <= 0 else None
             if bound > len(names):  # one of any other name is needed as well
                 return {"required": list(names), "minProperties": schema[name]}
-            choices = islice(combinations(names, bound), MAX_PLACEMENTS)
-            return any_of([{"required": list(chosen)} for chosen in choices])
+            return any_of([{"required": list(some)} for some in islice(combinations(names, bound), MAX_PLACEMENTS)])
         if not names:
             return None
         if bound >= len(names) and is_closed:

@@ -17,15 +17,17 @@ def main() -> None:
     parser.add_argument("--base-url", default="http://127.0.0.1:8000/v1")
     parser.add_argument("--model", default="pagoda-tiny")
     parser.add_argument("--tokenizer", help="folder or hub id of the tokenizer; default: the embedded model's")
+    parser.add_argument("--api-key", default="none")
     parser.add_argument("--num-requests", type=int, default=16)
     args = parser.parse_args()
     embedded = Path(__file__).parents[2] / "common" / "pagoda_common" / "models" / "pagoda-tiny"
+    target = f"target={args.base_url.removesuffix('/v1')}"
     with tempfile.TemporaryDirectory() as folder:
         report_path = Path(folder, "report.json")
         tokenizer = args.tokenizer or str(embedded)
         command = [
             *(sys.executable, "-m", "guidellm", "run"),
-            *("--backend", f"kind=openai_http,target={args.base_url.removesuffix('/v1')},model={args.model}"),
+            *("--backend", f"kind=openai_http,{target},model={args.model},api_key={args.api_key}"),
             *("--tokenizer", f"kind=huggingface_auto,model={tokenizer}"),
             *("--profile", "kind=concurrent,streams=4"),
             *("--constraint", f"kind=max_requests,count={args.num_requests}"),
