@@ -177,7 +177,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         params = fit_to_context(params, num_prompt_tokens=len(prompt), max_model_len=model.max_model_len, field=field)
         return Run(
             serving=serving,
-            request_id=resumption.response_id if resumption else _request_id(request.request_id, "gen-"),
+            request_id=self._request_id(request.request_id, "gen-", context, resumption),
             prompts=[prompt],
             sampling_params=[params],
             terms=self._terms(context, request.priority),
@@ -204,7 +204,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 chat_body_from_proto(request),
                 serving=self._serving,
                 headers={},
-                request_id=resumption.response_id if resumption else _request_id(request.request_id, "chat-"),
+                request_id=self._request_id(request.request_id, "chat-", context, resumption),
                 terms=self._terms(context, request.priority),
                 beam_search=beam_search,
                 note=note,
@@ -224,6 +224,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         place = Place(key=asked.request_id, known=known, field="resume_from")
         return await resumption_at(place, serving=self._serving, path=path, tenant=self._tenant(context))
 
+    def _request_id(self, given: str, prefix: str, context: Any, resumption: Resumption | None) -> str:
+        """The id of what is resumed, or the one that the client has `given`, or a new one."""
+        if resumption is not None:
+            return resumption.response_id
+        if len(given) > MAX_REQUEST_ID_CHARS:
+            message = f"request_id has {len(given)} characters, at most {MAX_REQUEST_ID_CHARS} are allowed"
+            raise InvalidRequest(message, field="request_id")
+        if given and self._serving.is_open(given, tenant=self._tenant(context)):
+            raise InvalidRequest(f"request_id {given!r} is in use", field="request_id")
+        return given or unique_id(prefix)
+
     def _tenant(self, context: Any) -> str:
         headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         return tenant_of(headers, has_api_keys=bool(self._serving.config.api_key))
@@ -241,13 +252,6 @@ def _note_of(request: Message, path: str) -> bytes:
 def _refuse_resume_from(request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest) -> None:
     if request.HasField("resume_from"):
         raise InvalidRequest("resume_from goes with a stream, this call has none", field="resume_from")
-
-
-def _request_id(given: str, prefix: str) -> str:
-    if len(given) > MAX_REQUEST_ID_CHARS:
-        message = f"request_id has {len(given)} characters, at most {MAX_REQUEST_ID_CHARS} are allowed"
-        raise InvalidRequest(message, field="request_id")
-    return given or unique_id(prefix)
 
 
 def _usage(run: Run, num_output_tokens: int) -> inference_pb2.Usage:

@@ -160,6 +160,10 @@ class Serving:
         """Return when no request is open."""
         await self._idle.wait()
 
+    def is_open(self, request_id: str, *, tenant: str) -> bool:
+        """Whether `tenant` has a request of that id open here."""
+        return (tenant, request_id) in self._open
+
     def abort(self, request_id: str, *, tenant: str) -> bool:
         """Abort an open request of `tenant`; whether there is one."""
         engine_ids = self._open.get((tenant, request_id), [])

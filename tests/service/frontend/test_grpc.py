@@ -179,10 +179,15 @@ async def test_cancelling_and_aborting_end_the_request(frontend: Running) -> Non
     await call.read()
     call.cancel()
     await until(lambda: len(frontend.fake.aborted) == 1)
+    request.request_id = "another"
     call = stub.Generate(request)
     await call.read()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.GenerateUnary(request)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "'another' is in use" in (caught.value.details() or "")
     with pytest.raises(grpc.aio.AioRpcError) as caught:  # what is not known is said, what is known is aborted
-        await stub.Abort(inference_pb2.AbortGenerationRequest(request_ids=["unknown", "mine"]))
+        await stub.Abort(inference_pb2.AbortGenerationRequest(request_ids=["unknown", "another"]))
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
     async with asyncio.timeout(5):
         while (await call.read()).finish_reason != types_pb2.FINISH_REASON_ABORT:
