@@ -1,5 +1,6 @@
 """Writes lines to stdout and stderr that may be lost: a server does not end because its log cannot be written."""
 
+import contextlib
 import os
 import sys
 from typing import TextIO
@@ -24,3 +25,19 @@ def show(text: str, stream: TextIO | None = None) -> None:
             rest = rest[os.write(descriptor, rest) :]
     except OSError:
         pass
+
+
+def drop_unwritable() -> None:
+    """At the end of the process: what stdout and stderr still hold and cannot write is lost, and the exit code stays.
+
+    Python would try once more, and end with code 120. What logging writes goes through the streams' buffers.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
+                stream.flush()
+        except (AttributeError, ValueError):  # none, or closed
+            continue

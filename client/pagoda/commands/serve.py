@@ -14,7 +14,7 @@ from typing import Any
 
 from pagoda.load_fault import find_load_fault
 from pagoda.local_stack import LocalStack
-from pagoda.output import show
+from pagoda.output import drop_unwritable, show
 from pagoda.supervisor import EXIT_CONFIG, Supervisor
 from pagoda.vllm_options import add_vllm_flags, check_vllm_args
 from pagoda_common.config import EMBEDDED_MODEL
@@ -52,7 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Serve until a signal or a failure; see `serve` for the exit code."""
     configure_logging("pagoda", os.environ.get("PAGODA_LOG_LEVEL", "info"), args.log_format)
-    return asyncio.run(serve(plan(args, parser)))
+    try:
+        return asyncio.run(serve(plan(args, parser)))
+    finally:
+        drop_unwritable()
 
 
 def plan(args: argparse.Namespace, parser: argparse.ArgumentParser) -> LocalStack:
