@@ -1,5 +1,6 @@
 """Output that cannot be written does not change how a server ends."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ LOGS = "import logging, sys; logging.basicConfig(); logging.error('lost'); sys.s
 @pytest.mark.skipif(not FULL.exists(), reason="the system has no /dev/full")
 @pytest.mark.parametrize(("end", "code"), [("", 120), ("from pagoda.output import drop_unwritable as d; d()", 0)])
 def test_what_a_full_disk_has_not_taken_is_dropped_at_the_end(end: str, code: int) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-c", LOGS + end]
     with FULL.open("wb", buffering=0) as full:
-        done = subprocess.run([sys.executable, "-c", LOGS + end], stdout=full, stderr=full, timeout=60, check=False)
+        done = subprocess.run(command, stdout=full, stderr=full, env=environment, timeout=60, check=False)
     assert done.returncode == code
