@@ -213,7 +213,10 @@ class EngineSession:
             await self._has_outgoing.wait()
             self._has_outgoing.clear()
             while self._outbox:
-                await call.write(self._next_message())
+                try:
+                    await call.write(self._next_message())
+                except asyncio.InvalidStateError:
+                    return  # the stream has ended; _read says why
 
     def _next_message(self) -> scheduler_pb2.FrontendMessage:
         """What waits, as one message."""
