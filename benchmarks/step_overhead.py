@@ -55,6 +55,7 @@ class Clock:
     num_open: int = 0
     """Sequences that have not ended."""
     is_done: asyncio.Event = field(default_factory=asyncio.Event)
+    is_behind: bool = False
 
     def push(self, result: StepResult) -> None:
         self.num_open -= len(result.finished)
