@@ -201,6 +201,7 @@ class EngineStream:
         self._on_abort = on_abort
         self._news: list[SequenceLog] = []
         self._error: PagodaError | None = None
+        self._has_raised = False
         self._waiter: asyncio.Future[None] | None = None
         if request.adopted is not None:
             self._take_over(request.adopted)
@@ -219,8 +220,8 @@ class EngineStream:
 
     @property
     def is_finished(self) -> bool:
-        """Every sequence's end was given out, or the request was rejected or aborted."""
-        return self._error is not None or all(sequence.is_closed for sequence in self.sequences)
+        """Every sequence's end was given out, or `get` has raised why there is none."""
+        return self._has_raised or all(sequence.is_closed for sequence in self.sequences)
 
     @property
     def is_done(self) -> bool:
@@ -239,6 +240,7 @@ class EngineStream:
             if outputs:
                 return outputs
             if self._error is not None:
+                self._has_raised = True
                 raise self._error
             if self.is_finished:
                 return []

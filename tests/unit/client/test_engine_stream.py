@@ -124,3 +124,14 @@ async def test_what_was_waiting_is_delivered_before_the_deadline_is_raised() -> 
     with pytest.raises(DeadlineExceeded, match="within 3 s"):
         await stream.get()
     assert told == ["abort"]
+
+
+async def test_a_failure_while_the_consumer_is_busy_is_raised_when_it_comes_back() -> None:
+    stream, _ = make_stream()
+    stream.sequences[0].extend(0, [5])
+    assert await stream.get()
+    stream.fail(NotReady("lost"))
+    assert not stream.is_finished  # whoever looks at that alone would take it for the end
+    with pytest.raises(NotReady):
+        await stream.get()
+    assert stream.is_finished
