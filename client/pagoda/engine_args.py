@@ -11,7 +11,7 @@ from pagoda_common.flags import add_engine_flags, add_worker_flags
 _Fields: Any = make_dataclass("_Fields", [(name, Any, None) for name in sorted(FIELDS)], kw_only=True)
 
 
-class EngineArgs(_Fields):  # type: ignore[misc]
+class EngineArgs(_Fields):  # type: ignore[misc]  # its fields are made from the table of options
     """The engine's arguments; None takes the default: `LLM(**asdict(EngineArgs(model="pagoda-tiny")))`."""
 
     @staticmethod

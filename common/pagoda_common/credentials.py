@@ -73,8 +73,9 @@ def server_credentials(security: ServerSecurity) -> grpc.ServerCredentials | Non
         return _certificate_configuration(pem)
 
     first = _certificate_configuration(shown)
+    asks_clients = security.client_ca_file is not None
     # The stubs do not know that None means no change.
-    return grpc.dynamic_ssl_server_credentials(first, fetch, security.client_ca_file is not None)  # type: ignore[arg-type]
+    return grpc.dynamic_ssl_server_credentials(first, fetch, asks_clients)  # type: ignore[arg-type]  # as said above
 
 
 def _certificate_configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:

@@ -98,7 +98,7 @@ class SectionParser(FramedParser):
 
     @classmethod
     def _call(cls, name: str, schema: dict[str, Any]) -> Format:
-        """The format of one call."""
+        """The format of one call; every dialect has its own, and this class is none."""
         raise NotImplementedError
 
     @classmethod
