@@ -55,4 +55,5 @@ $(STAMP): $(BIN)/python pyproject.toml hatch_build.py scripts/generate_protos.py
 	@echo "Installing Pagoda and what it needs into $(VENV); the first time takes some minutes"
 	@$(PIP) install "$(TORCH)"
 	@$(PIP) install --editable ".[dev]"
+	@$(BIN)/python -m pagoda_kernels.native.build || true
 	@touch $@

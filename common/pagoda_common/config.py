@@ -59,6 +59,8 @@ class ModelConfig:
     """Raw is before masks, penalties, temperature and filters, processed is after them; logits are not normalised."""
     logits_processors: tuple[str, ...] = ()
     """Logits processors (module:Class) to load besides the installed ones."""
+    reference_kernels: tuple[str, ...] = ()
+    """Kernels whose operations run as plain PyTorch instead, such as rms_norm; "all" is every one."""
     generation_config: str = "auto"
     """Where defaults of sampling come from: auto is the checkpoint, vllm is nowhere, else a directory."""
     override_generation_config: str = ""

@@ -94,6 +94,11 @@ MODEL_FLAGS = (
         metavar="MODULE:CLASS",
         help="logits processors to load besides the installed ones",
     ),
+    Flag(
+        field="reference_kernels",
+        metavar="NAME",
+        help="kernels to replace by plain PyTorch, such as rms_norm; all is every one",
+    ),
     Flag(field="seed", parse=int, metavar="N", help="seed of dummy weights"),
 )
 CACHE_FLAGS = (

@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pagoda_kernels.native.library import NATIVE_DTYPES, native
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * (weight + weight_offset) over the last dimension, computed in float32.
@@ -17,6 +19,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.
     """
     if x.shape[-1] != weight.shape[0]:
         raise ValueError(f"x has {x.shape[-1]} columns, weight has {weight.shape[0]}")
+    kernel = native("rms_norm") if x.is_cpu else None
+    if kernel is not None and x.dtype == weight.dtype in NATIVE_DTYPES and x.is_contiguous():
+        out = torch.empty_like(x)
+        kernel(x.view(-1, x.shape[-1]), weight, out, eps, weight_offset)
+        return out
     if weight_offset:
         return F.rms_norm(x.float(), weight.shape, weight.float() + weight_offset, eps).to(x.dtype)
     return F.rms_norm(x, weight.shape, weight, eps)

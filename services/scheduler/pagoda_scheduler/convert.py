@@ -42,6 +42,7 @@ def worker_config_to_proto(config: EngineConfig) -> worker_pb2.WorkerConfig:
         seed=model.seed,
         logprobs_mode=model.logprobs_mode,
         logits_processors=model.logits_processors,
+        reference_kernels=model.reference_kernels,
     )
 
 

@@ -46,6 +46,7 @@ def engine_config_from_proto(message: worker_pb2.WorkerConfig) -> EngineConfig:
             max_logprobs=message.max_logprobs,
             logprobs_mode=cast("LogprobsMode", message.logprobs_mode or "raw_logprobs"),
             logits_processors=tuple(message.logits_processors),
+            reference_kernels=tuple(message.reference_kernels),
             seed=message.seed,
         ),
         cache=CacheConfig(

@@ -13,6 +13,7 @@ from pagoda_common.config import EngineConfig
 from pagoda_common.errors import ConfigError, OutOfMemory, PagodaError, StaleEpoch
 from pagoda_common.grammar import GrammarCompiler
 from pagoda_common.weights_source import WeightsSource
+from pagoda_kernels.native.library import load_native, use_references
 from pagoda_worker.batch import ExecuteModelInput, ModelRunnerOutput
 from pagoda_worker.device import DeviceInfo, available_memory_bytes, choose_dtype, claim_device
 from pagoda_worker.grammars import Grammars, load_tokenizer
@@ -102,6 +103,7 @@ class Worker:
             self._release()
             self._device = claim_device(config.model.device)
             self._config = config
+            use_references(config.model.reference_kernels)
         if self._weights is not None:
             self._weights.forget_prepared()  # by another scheduler, or for a swap that did not come
         self._asked_weights = weights
@@ -128,6 +130,8 @@ class Worker:
             self.sleep_level = 0
             return self.facts
         started = time.monotonic()
+        if device.device.type == "cpu" and "all" not in config.model.reference_kernels:
+            load_native()
         checkpoint = open_checkpoint(config.model)
         family = family_of(checkpoint.config)
         spec = family.spec(checkpoint.config)

@@ -34,6 +34,7 @@ ENGINE = EngineConfig(
         max_logprobs=-1,
         logprobs_mode="processed_logits",
         logits_processors=("some.module:One", "other:Two"),
+        reference_kernels=("rms_norm", "all"),
         generation_config="vllm",
         override_generation_config='{"temperature": 0.5}',
         seed=7,

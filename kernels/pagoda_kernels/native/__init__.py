@@ -1,0 +1,1 @@
+"""Kernels in C++ for the CPU: sources in csrc/, compiled on the machine that runs them."""

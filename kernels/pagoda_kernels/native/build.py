@@ -1,0 +1,65 @@
+"""``python -m pagoda_kernels.native.build``: compile the C++ kernels now, so that no start has to."""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from torch.utils import cpp_extension
+
+from pagoda_kernels.native.library import LEVELS, NAME, SOURCES, cpu_level, default_cache_directory, library_path
+
+FLAGS = ("-O3", "-fopenmp", "-fno-math-errno", "-ffp-contract=fast")
+
+
+def build(level: str, directory: Path) -> Path:
+    """Compile for a level of LEVELS into `directory`, all or nothing.
+
+    Returns:
+        The library's path.
+
+    Raises:
+        RuntimeError: there is no C++ compiler, or it fails; the message ends with what it said.
+    """
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        raise RuntimeError("there is no C++ compiler (Debian: apt install g++)")
+    target = library_path(level, directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    # ninja may be installed beside this interpreter only.
+    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        cpp_extension.load(
+            name=NAME,
+            sources=[str(path) for path in sorted(SOURCES.glob("*.cpp"))],
+            extra_cflags=[*FLAGS, *(f"-m{name.replace('_', '')}" for name in LEVELS[level])],
+            build_directory=scratch,
+        )
+        target.parent.mkdir(exist_ok=True)
+        os.replace(Path(scratch) / f"{NAME}.so", target)
+    return target
+
+
+def main() -> None:
+    """Command line; its errors are one line."""
+    parser = argparse.ArgumentParser(prog="pagoda_kernels.native.build", description=__doc__)
+    parser.add_argument("--into", type=Path, metavar="DIR", help="directory of libraries (default: the user's cache)")
+    parser.add_argument("--level", choices=LEVELS, action="append", help="instruction sets (default: this machine's)")
+    args = parser.parse_args()
+    own = cpu_level()
+    levels = args.level or ([] if own is None else [own])
+    if not levels:
+        print("this CPU has no AVX2: nothing to compile", file=sys.stderr)
+    for level in levels:
+        started = time.monotonic()
+        try:
+            path = build(level, args.into or default_cache_directory())
+        except (OSError, RuntimeError) as error:
+            sys.exit(f"cannot compile the CPU kernels: {error}")
+        print(f"CPU kernels for {level}: {path}, {time.monotonic() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

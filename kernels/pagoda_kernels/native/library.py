@@ -1,0 +1,129 @@
+"""Finds and loads the C++ kernels, has them compiled once per machine, and says which operations they take over."""
+
+import fcntl
+import hashlib
+import importlib.util
+import logging
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+SOURCES = Path(__file__).parent / "csrc"
+PREBUILT = Path(__file__).parent / "prebuilt"
+"""Libraries that came with an image; looked at before the cache."""
+NAME = "pagoda_native"
+NATIVE_DTYPES = (torch.float32, torch.bfloat16)
+"""What the C++ kernels compute with, unless one says otherwise."""
+_AVX2 = ("avx2", "fma", "f16c")
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512vbmi")
+LEVELS = {"avx512": _AVX2 + _AVX512, "avx2": _AVX2}
+"""Instruction sets of each level as Linux calls them, the widest level first; a compiler leaves out the underscores."""
+
+_library: ModuleType | None = None
+_references: frozenset[str] = frozenset()
+
+
+def native(operation: str) -> Any:
+    """The C++ function of this name, or None: not loaded, not there, or set aside with `use_references`."""
+    if _library is None or operation in _references or "all" in _references:
+        return None
+    return getattr(_library, operation, None)
+
+
+def use_references(operations: Iterable[str]) -> None:
+    """Compute these operations with torch, whatever is loaded; "all" is every one, none takes all back."""
+    global _references
+    _references = frozenset(operations)
+
+
+def load_native(*, cache_directory: Path | None = None) -> bool:
+    """Load the C++ kernels, compiling them first where this machine never did (about half a minute).
+
+    Where that is not possible, one warning says why, and every operation runs as plain PyTorch.
+
+    Returns:
+        Whether they are loaded.
+    """
+    global _library
+    if _library is None:
+        level = cpu_level()
+        if level is None:
+            logger.warning("this CPU has no AVX2: operations run as plain PyTorch")
+            return False
+        try:
+            _library = _import(_find_or_build(level, cache_directory or default_cache_directory()))
+        except (OSError, RuntimeError, ImportError) as error:
+            logger.warning("no C++ kernels, operations run as plain PyTorch: %s", error)
+            return False
+    return True
+
+
+@cache
+def cpu_level() -> str | None:
+    """The widest level of LEVELS that this CPU has."""
+    if platform.machine() != "x86_64":
+        return None
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    match = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    found = set(match[1].split()) if match else set()
+    return next((level for level, needed in LEVELS.items() if found.issuperset(needed)), None)
+
+
+def default_cache_directory() -> Path:
+    """Where compiled kernels are kept between starts."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pagoda" / "kernels"
+
+
+def _find_or_build(level: str, cache_directory: Path) -> Path:
+    for directory in (PREBUILT, cache_directory):
+        path = library_path(level, directory)
+        if path.exists():
+            return path
+    cache_directory.mkdir(parents=True, exist_ok=True)
+    # One process compiles, the others wait; the lock goes with its holder.
+    with open(cache_directory / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        path = library_path(level, cache_directory)
+        if path.exists():
+            return path
+        logger.info("compiling the CPU kernels; this machine does it once, in about half a minute")
+        command = [sys.executable, "-m", "pagoda_kernels.native.build", "--level", level, "--into"]
+        # In a process of its own: the compiler's driver is large, and would stay in memory.
+        result = subprocess.run(
+            [*command, str(cache_directory)], capture_output=True, text=True, errors="replace", check=False
+        )
+        if result.returncode:
+            raise RuntimeError(result.stderr.strip()[-2000:])
+        return path
+
+
+def library_path(level: str, directory: Path) -> Path:
+    """Where a library of today's sources is, or will be; another path for everything that the binary depends on."""
+    digest = hashlib.sha256(repr((LEVELS[level], torch.__version__, sys.implementation.cache_tag)).encode())
+    for path in sorted(SOURCES.iterdir()):
+        if path.suffix in (".cpp", ".h"):
+            digest.update(path.name.encode() + path.read_bytes())
+    return directory / f"{level}-{digest.hexdigest()[:16]}" / f"{NAME}.so"
+
+
+def _import(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(NAME, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,77 @@
+"""How the C++ kernels are found, compiled and set aside."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pagoda_kernels.native import library
+from pagoda_kernels.native.library import load_native, native, use_references
+from pagoda_kernels.rms_norm import rms_norm, rms_norm_reference
+
+
+@pytest.fixture(autouse=True)
+def all_taken_back() -> object:
+    yield
+    use_references(())
+
+
+def test_an_operation_is_native_until_it_is_set_aside() -> None:
+    assert load_native(), "this machine has a compiler: `make install` has built the kernels"
+    assert native("rms_norm") is not None
+    use_references(["rms_norm"])
+    assert native("rms_norm") is None
+    use_references(["all"])
+    assert native("rms_norm") is None
+    use_references([])
+    assert native("rms_norm") is not None
+    assert native("no_such_operation") is None
+
+
+def test_without_a_compiler_one_warning_says_so_and_torch_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(library, "_library", None)
+    monkeypatch.setattr(library, "PREBUILT", tmp_path)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert not load_native(cache_directory=tmp_path / "cache")
+    assert "there is no C++ compiler (Debian: apt install g++)" in caplog.text
+    assert native("rms_norm") is None
+    x, weight = torch.randn(3, 5), torch.randn(5)
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5), rms_norm_reference(x, weight, 1e-5))
+
+
+def test_a_broken_library_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    level = library.cpu_level()
+    assert level is not None
+    path = library.library_path(level, tmp_path)
+    path.parent.mkdir()
+    path.write_bytes(b"not a library")
+    monkeypatch.setattr(library, "_library", None)
+    monkeypatch.setattr(library, "PREBUILT", tmp_path)
+    assert not load_native(cache_directory=tmp_path)
+    assert "operations run as plain PyTorch" in caplog.text
+
+
+def test_the_build_command_names_what_is_missing(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "pagoda_kernels.native.build", "--into", str(tmp_path)],
+        env={"CXX": "no-such-compiler", "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode != 0
+    assert result.stderr.strip() == "cannot compile the CPU kernels: there is no C++ compiler (Debian: apt install g++)"
+
+
+def test_threads_are_those_of_torch() -> None:
+    assert load_native()
+    torch.mm(torch.randn(300, 300), torch.randn(300, 300))  # starts torch's
+    rms_norm(torch.randn(3000, 300), torch.randn(300), 1e-5)
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
+    assert len(mapped) <= 1, "two OpenMP runtimes would fight for the cores"
