@@ -30,9 +30,12 @@ from pagoda_worker.models.decoder import Decoder, ForwardContext
 from pagoda_worker.sampler import Sampler
 from pagoda_worker.sampling_columns import NO_LOGPROBS
 from pagoda_worker.structured import Constraints, TokenMask
+from pagoda_worker.tensor_parallel import ALONE, TensorParallel
 
 MAX_PROMPT_LOGPROB_ROWS = 256
 """Prompt positions whose logits are held at once."""
+BAD_TOKEN = -1
+"""What rank 0 tells the other ranks of a sequence that it could not sample."""
 
 
 class ModelRunner:
@@ -51,8 +54,10 @@ class ModelRunner:
         logits_processors: LogitsProcessors | None = None,
         grammars: Grammars | None = None,
         eos_token_ids: tuple[int, ...] = (),
+        parallel: TensorParallel = ALONE,
     ) -> None:
         self._model = model
+        self._parallel = parallel
         self._kv_cache = kv_cache
         self._dtype = dtype
         self._device = device
@@ -94,7 +99,8 @@ class ModelRunner:
         self._kv_cache.copy(step.blocks_to_copy)
         batch.apply(step)
         self._update_processors(step)
-        self._constraints.apply(step, batch.is_in_use)
+        if self._parallel.is_leader:
+            self._constraints.apply(step, batch.is_in_use)
         if step.num_seqs == 0:
             return ModelRunnerOutput(timings=StepTimings(prepare_ns=clock.lap()))
         inputs = batch.prepare(step)
@@ -115,7 +121,10 @@ class ModelRunner:
         forward_ns = clock.lap()
         prompt_logprobs = self._prompt_logprobs(hidden, inputs)
         batch.advance(inputs)
-        output = self._sample(step, inputs, sampled_rows, logits, token_mask)
+        if self._parallel.is_leader:
+            output = self._sample(step, inputs, sampled_rows, logits, token_mask)
+        else:
+            output = self._take_from_leader(step, inputs, sampled_rows)
         return ModelRunnerOutput(
             num_sampled_tokens=output.num_sampled_tokens,
             token_ids=output.token_ids,
@@ -188,6 +197,9 @@ class ModelRunner:
             token_mask=mask,
             keep_processed=self._gives_processed and bool((asked != NO_LOGPROBS).any()),
         )
+        if self._parallel.world_size > 1:
+            told = np.where(output.is_bad, BAD_TOKEN, output.token_ids).astype(np.int64)
+            self._parallel.broadcast(torch.from_numpy(told))
         judged = logits if output.processed is None else output.processed
         token_ids, batch_rows = output.token_ids, inputs.batch_rows[sampled_rows]
         if output.is_bad.any():
@@ -215,13 +227,35 @@ class ModelRunner:
             bad_slots=bad_slots,
         )
 
+    def _take_from_leader(
+        self, step: ExecuteModelInput, inputs: StepInputs, sampled_rows: IntArray
+    ) -> ModelRunnerOutput:
+        """Log what rank 0 has sampled. Nobody wants to hear it from this rank as well.
+
+        Sampled by all, tokens would be the same only where all ranks compute alike to the last bit, which different
+        processors do not.
+        """
+        batch, slots = self.input_batch, inputs.slots[sampled_rows]
+        if slots.size:
+            token_ids = self._parallel.broadcast(torch.empty(slots.size, dtype=torch.int64)).numpy()
+            is_bad = token_ids == BAD_TOKEN
+            for slot in slots[is_bad].tolist():
+                self._sanitize(slot)
+                batch.fail(slot, Code.INTERNAL, "rank 0 could not sample it")
+            batch.append_tokens(slots[~is_bad], token_ids[~is_bad])
+        return ModelRunnerOutput(num_sampled_tokens=np.zeros(step.num_seqs, dtype=np.int64))
+
+    def _sanitize(self, slot: int) -> None:
+        batch = self.input_batch
+        self._kv_cache.sanitize(batch.block_table[slot, : batch.num_blocks_of[slot]].astype(np.int64))
+
     def _reject(self, slot: int, logits: Tensor) -> BadSlot:
         """End a sequence whose logits are unusable, and leave no NaN in its blocks for their next owner."""
         batch = self.input_batch
         if bool(torch.isfinite(logits).any()) and not bool(torch.isnan(logits).any() | torch.isposinf(logits).any()):
             message = "the parameters of the request, or a logits processor, leave no token to sample"
             return batch.fail(slot, Code.INVALID_ARGUMENT, self._constraints.problem_of(slot) or message)
-        self._kv_cache.sanitize(batch.block_table[slot, : batch.num_blocks_of[slot]].astype(np.int64))
+        self._sanitize(slot)
         position = int(batch.num_tokens[slot])
         return batch.fail(slot, Code.INTERNAL, f"the model gave no finite logits for token {position}")
 
@@ -242,11 +276,14 @@ class ModelRunner:
             for begin in range(0, num_rows, MAX_PROMPT_LOGPROB_ROWS):
                 size = min(MAX_PROMPT_LOGPROB_ROWS, num_rows - begin)
                 logits = self._logits(hidden, np.arange(starts[row] + begin, starts[row] + begin + size))
+                if not self._parallel.is_leader:
+                    continue
                 targets = self.input_batch.tokens[slot, first + begin : first + begin + size].astype(np.int64)
                 part = logprob_columns(logits, targets, np.full(size, asked[row]), is_normalised=self._gives_logprobs)
                 assert part is not None
                 parts.append(part)
-            result.append(PromptLogprobs(slot=slot, start=first, logprobs=_joined(parts)))
+            if parts:
+                result.append(PromptLogprobs(slot=slot, start=first, logprobs=_joined(parts)))
         return result
 
 

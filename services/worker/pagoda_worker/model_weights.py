@@ -19,6 +19,7 @@ from pagoda_worker.loader.checkpoint import Checkpoint, open_checkpoint
 from pagoda_worker.loader.weights import Progress, fill_dummy_weights, load_weights
 from pagoda_worker.models.decoder import Decoder
 from pagoda_worker.models.registry import family_of
+from pagoda_worker.models.sharding import Sharding
 from pagoda_worker.models.spec import DecoderSpec
 
 HOST = torch.device("cpu")
@@ -28,9 +29,12 @@ META = torch.device("meta")
 class ModelWeights:
     """The parameters of one decoder on one device. One caller at a time, but `prepare`, which may run beside it."""
 
-    def __init__(self, *, model: Decoder, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        """`model`: on the meta device; `reload` gives it its first weights."""
+    def __init__(
+        self, *, model: Decoder, config: ModelConfig, dtype: torch.dtype, device: torch.device, sharding: Sharding
+    ) -> None:
+        """`model`: this rank's part, on the meta device; `reload` gives it its first weights."""
         self._model = model
+        self._sharding = sharding
         self._config = config
         self._dtype = dtype
         self._device = device
@@ -108,7 +112,7 @@ class ModelWeights:
                 f"use, {available / 2**20:.0f} MiB are available"
             )
         with torch.device("meta"):
-            model = Decoder(spec=self._model.spec)
+            model = Decoder(spec=self._model.spec, parallel=self._sharding.parallel)
         self._read(source, model, HOST, progress)
         self._prepared = source, model
 
@@ -172,15 +176,23 @@ class ModelWeights:
         if source != self._base:
             config = replace(config, model=source.model, revision=source.revision, load_format="auto")
         elif config.load_format == "dummy":
-            fill_dummy_weights(model, dtype=self._dtype, device=device, seed=config.seed)
+            fill_dummy_weights(model, dtype=self._dtype, device=device, seed=config.seed, sharding=self._sharding)
             return
         checkpoint = open_checkpoint(config)
         family = family_of(checkpoint.config)
         spec = family.spec(checkpoint.config)
-        _check_same(spec, model.spec, checkpoint)
+        _check_same(spec, self._sharding.spec, checkpoint)
         files = checkpoint.weight_files()
         try:
-            load_weights(model, family.weights(spec), files, dtype=self._dtype, device=device, progress=progress)
+            load_weights(
+                model,
+                family.weights(spec),
+                files,
+                dtype=self._dtype,
+                device=device,
+                progress=progress,
+                sharding=self._sharding,
+            )
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise OutOfMemory(f"no memory for the weights of {config.model}: {error}") from error
         except (OSError, SafetensorError) as error:  # halfway through a file

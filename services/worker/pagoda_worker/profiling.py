@@ -9,19 +9,26 @@ from pagoda_worker.batch import ExecuteModelInput, NewRequest
 from pagoda_worker.kv_cache import KVCache
 from pagoda_worker.model_runner import ModelRunner
 from pagoda_worker.models.decoder import Decoder
+from pagoda_worker.tensor_parallel import ALONE, TensorParallel
 
 
 def peak_activation_bytes(
-    model: Decoder, *, config: EngineConfig, max_model_len: int, dtype: torch.dtype, device: torch.device
+    model: Decoder,
+    *,
+    config: EngineConfig,
+    max_model_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    parallel: TensorParallel = ALONE,
 ) -> int:
     """Bytes that the largest step takes: max_num_batched_tokens as one long prompt, or as max_num_seqs short ones that
-    are all sampled with filters."""
+    are all sampled with filters. All ranks of a group measure together."""
     num_tokens, num_seqs = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
     longest = max(1, min(max_model_len - 1, num_tokens))
     many = min(num_seqs, num_tokens)
     shapes = ((1, longest), (many, max(1, min(longest, num_tokens // many))))
     return max(
-        _measure(model, count, length, config.cache.block_size, max_model_len, dtype, device)
+        _measure(model, count, length, config.cache.block_size, max_model_len, dtype, device, parallel)
         for count, length in shapes
     )
 
@@ -34,6 +41,7 @@ def _measure(
     max_model_len: int,
     dtype: torch.dtype,
     device: torch.device,
+    parallel: TensorParallel,
 ) -> int:
     blocks_each = -(-length // block_size)
     kv_cache = KVCache(
@@ -51,6 +59,7 @@ def _measure(
         max_model_len=max_model_len,
         dtype=dtype,
         device=device,
+        parallel=parallel,
     )
     requests = [
         NewRequest(

@@ -26,7 +26,9 @@ from pagoda_worker.model_runner import ModelRunner
 from pagoda_worker.model_weights import ModelWeights, release_memory
 from pagoda_worker.models.decoder import Decoder
 from pagoda_worker.models.registry import family_of
+from pagoda_worker.models.sharding import Sharding
 from pagoda_worker.profiling import peak_activation_bytes
+from pagoda_worker.tensor_parallel import ALONE, TensorParallel
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +56,14 @@ class Worker:
     idempotent for equal arguments, but initialize_cache, which forgets every sequence.
     """
 
-    def __init__(self, *, num_threads: int | None = None) -> None:
-        """`num_threads`: of torch on a CPU; None decides by the size of the model."""
+    def __init__(self, *, num_threads: int | None = None, parallel: TensorParallel = ALONE) -> None:
+        """
+        Args:
+            num_threads: of torch on a CPU; None decides by the size of the model.
+            parallel: the ranks that hold the model together with this worker.
+        """
         self._num_threads = num_threads
+        self.parallel = parallel
         self._config: EngineConfig | None = None
         self._device: DeviceInfo | None = None
         self._model: Decoder | None = None
@@ -122,9 +129,11 @@ class Worker:
 
         Raises:
             ModelLoadError: the checkpoint cannot be served.
-            ConfigError: max_model_len is more than the checkpoint was made for.
+            ConfigError: max_model_len is more than the checkpoint was made for, or the ranks cannot share the model.
+            NotReady: another rank of the group did not come.
         """
         config, device = self._claimed()
+        self.parallel.connect(device.device)
         if self.facts is not None:
             self.reload_weights(self._asked_weights, progress)
             self.sleep_level = 0
@@ -141,13 +150,17 @@ class Worker:
                 f"max_model_len is {max_model_len}, the model was made for {spec.max_position_embeddings} tokens",
                 field="max_model_len",
             )
+        sharding = Sharding(spec, self.parallel)
         with torch.device("meta"):
-            model = Decoder(spec=spec)
-        num_parameters = sum(parameter.numel() for parameter in model.parameters())
+            model = Decoder(spec=sharding.local_spec, parallel=self.parallel)
+            whole = model if self.parallel.world_size == 1 else Decoder(spec=spec)
+        num_parameters = sum(parameter.numel() for parameter in whole.parameters())
         self._dtype = choose_dtype(
             config.model.dtype, checkpoint.dtype_name, device=device.device, num_parameters=num_parameters
         )
-        weights = ModelWeights(model=model, config=config.model, dtype=self._dtype, device=device.device)
+        weights = ModelWeights(
+            model=model, config=config.model, dtype=self._dtype, device=device.device, sharding=sharding
+        )
         weights.reload(self._asked_weights, progress)
         model.prepare(max_model_len=max_model_len, device=device.device)
         self._set_threads(num_parameters)
@@ -281,6 +294,7 @@ class Worker:
             max_model_len=self.facts.max_model_len,
             dtype=self._dtype,
             device=device.device,
+            parallel=self.parallel,
         )
         torch.cuda.empty_cache()  # what the measurement took and gave back counts as free
         free, total = torch.cuda.mem_get_info(device.device)
@@ -327,6 +341,7 @@ class Worker:
             ),
             grammars=self._grammars,
             eos_token_ids=facts.eos_token_ids,
+            parallel=self.parallel,
         )
         self._failure = None
         self.num_blocks = num_blocks
@@ -347,6 +362,7 @@ class Worker:
             return self._runner.execute(step)
         except Exception as error:
             self._failure = f"{type(error).__name__}: {error}"
+            self.parallel.close()  # the other ranks may wait for this one in the middle of the step
             logger.exception("the step failed")
             raise PagodaError(f"the step failed: {self._failure}") from error
 

@@ -12,6 +12,7 @@ from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, Schedul
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_worker.batch import BadSlot, ExecuteModelInput, ModelRunnerOutput, NewRequest, PromptLogprobs
 from pagoda_worker.worker import Worker
+from tests.unit.worker.ranks import Ranks
 
 
 @dataclass
@@ -46,6 +47,7 @@ class Driver:
         block_size: int = 16,
         max_num_seqs: int = 64,
         dtype: Any = "float32",
+        world_size: int = 1,
         **model_options: Any,
     ) -> None:
         config = EngineConfig(
@@ -53,7 +55,7 @@ class Driver:
             cache=CacheConfig(block_size=block_size, kv_cache_memory_bytes=1 << 30),
             scheduler=SchedulerConfig(max_num_seqs=max_num_seqs),
         )
-        self.worker = Worker(num_threads=1)
+        self.worker = Worker(num_threads=1) if world_size == 1 else Ranks(world_size)
         self.worker.init_device(config)
         self.facts = self.worker.load_model(lambda loaded, total: None)
         self.worker.initialize_cache(num_blocks=num_blocks, num_cpu_blocks=4)

@@ -34,7 +34,7 @@ class Reference:
 
 
 def open_reference(
-    directory: Path, architecture: str, *, max_model_len: int | None = None, **overrides: Any
+    directory: Path, architecture: str, *, max_model_len: int | None = None, world_size: int = 1, **overrides: Any
 ) -> Reference:
     """Write a checkpoint and generate from it with transformers, one prompt at a time."""
     from transformers import AutoModelForCausalLM
@@ -54,4 +54,4 @@ def open_reference(
             eos_token_id=None,
         )
         outputs.append(generated[0, len(prompt) :].tolist())
-    return Reference(Driver(directory, max_model_len=max_model_len), model, outputs)
+    return Reference(Driver(directory, max_model_len=max_model_len, world_size=world_size), model, outputs)

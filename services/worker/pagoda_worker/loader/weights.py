@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pagoda_common.errors import ModelLoadError
 from pagoda_worker.models.decoder import Decoder
+from pagoda_worker.models.sharding import Sharding
 from pagoda_worker.models.weights import WeightNames, WeightSource
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -29,8 +30,12 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress,
+    sharding: Sharding,
 ) -> None:
     """Read every tensor straight from the mapped files into the parameter (or its rows) that it fills.
+
+    Args:
+        model: this rank's part; only what it holds is read.
 
     Raises:
         ModelLoadError: a file is damaged; tensors are missing, unexpected or of the wrong shape (they are named).
@@ -44,20 +49,27 @@ def load_weights(
         problems = _problems(names, found)
         if problems:
             raise ModelLoadError(f"{files[0].parent} does not fit {model.spec.architecture}; {'; '.join(problems)}")
-        _check_shapes(model, names, found)
+        whole = _whole(model, sharding)
+        _check_shapes(whole, names, found)
         total = sum(found[source.name].num_bytes for source in names.sources)
         loaded = 0
         _allocate(model, dtype=dtype, device=device)
         for source in names.sources:
             entry = found[source.name]
-            _copy(entry.file.get_tensor(entry.stored_name), source, model.get_parameter(source.parameter))
+            tensor = _in_order(entry.file.get_tensor(entry.stored_name), source)
+            parameter = model.get_parameter(source.parameter)
+            num_rows = whole.get_parameter(source.parameter).shape[0]
+            copy_part(tensor, source, parameter, sharding, num_rows=num_rows)
             loaded += entry.num_bytes
             progress(loaded, total)
 
 
-def fill_dummy_weights(model: Decoder, *, dtype: torch.dtype, device: torch.device, seed: int) -> None:
-    """Small normal matrices, norms of ones, biases of zeros; the same for a seed."""
+def fill_dummy_weights(
+    model: Decoder, *, dtype: torch.dtype, device: torch.device, seed: int, sharding: Sharding
+) -> None:
+    """Small normal matrices, norms of ones, biases of zeros; the same for a seed, on however many ranks."""
     generator = torch.Generator().manual_seed(seed)
+    whole = _whole(model, sharding)
     _allocate(model, dtype=dtype, device=device)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -65,7 +77,18 @@ def fill_dummy_weights(model: Decoder, *, dtype: torch.dtype, device: torch.devi
         elif "norm" in name:
             parameter.data.fill_(1.0 - model.spec.norm_weight_offset)
         else:
-            parameter.data.copy_(torch.empty(parameter.shape).normal_(std=0.02, generator=generator))
+            shape = whole.get_parameter(name).shape
+            tensor = torch.empty(shape).normal_(std=0.02, generator=generator)
+            source = WeightSource(name=name, parameter=name)
+            copy_part(tensor, source, parameter, sharding, num_rows=shape[0])
+
+
+def _whole(model: Decoder, sharding: Sharding) -> Decoder:
+    """The model that all ranks hold together, without weights."""
+    if sharding.parallel.world_size == 1:
+        return model
+    with torch.device("meta"):
+        return Decoder(spec=sharding.spec)
 
 
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4}
@@ -159,14 +182,35 @@ def _parameters(model: Decoder) -> Iterator[tuple[nn.Module, str, Tensor]]:
             yield module, name, parameter
 
 
-def _copy(tensor: Tensor, source: WeightSource, parameter: Tensor) -> None:
+def _in_order(tensor: Tensor, source: WeightSource) -> Tensor:
+    """A stored tensor with its dimensions and rows as in the parameter; a view where nothing has to move."""
     if source.is_transposed:
         tensor = tensor.t()
     if source.group_rows:
         groups = tensor.view(-1, sum(source.group_rows), *tensor.shape[1:])
         parts = torch.split(groups, list(source.group_rows), dim=1)
         tensor = torch.cat([part.flatten(0, 1) for part in parts])
-    target = parameter
-    if source.num_rows is not None:
-        target = parameter[source.row_start : source.row_start + source.num_rows]
-    target.data.copy_(tensor)
+    return tensor[None] if source.is_row else tensor
+
+
+def copy_part(tensor: Tensor, source: WeightSource, parameter: Tensor, sharding: Sharding, *, num_rows: int) -> None:
+    """Copy what this rank holds of a tensor into its parameter.
+
+    Args:
+        tensor: rows `source.row_start` and on of the whole parameter.
+        num_rows: of the whole parameter.
+    """
+    if tensor.dim() > 1:
+        columns = sharding.columns(source.parameter, tensor.shape[1])
+        tensor = tensor[:, columns.start : columns.stop]
+    held = sharding.rows(source.parameter, num_rows)
+    if not held:
+        parameter.data.zero_()
+    offset = 0
+    for rows in held:
+        begin = max(rows.start, source.row_start)
+        end = min(rows.stop, source.row_start + tensor.shape[0])
+        if begin < end:
+            target = parameter[offset + begin - rows.start : offset + end - rows.start]
+            target.data.copy_(tensor[begin - source.row_start : end - source.row_start])
+        offset += len(rows)

@@ -15,6 +15,7 @@ from pagoda_worker.models.feed_forward import FeedForward, MixtureOfExperts
 from pagoda_worker.models.layers import Embedding, Linear, Norm
 from pagoda_worker.models.rope import RotaryTable
 from pagoda_worker.models.spec import DecoderSpec, RopeSpec
+from pagoda_worker.tensor_parallel import ALONE, TensorParallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,9 @@ class ForwardContext:
 class Attention(nn.Module):
     """Grouped-query attention over the paged KV cache."""
 
-    def __init__(self, *, spec: DecoderSpec, layer: int, prefix: str = "") -> None:
+    def __init__(self, *, spec: DecoderSpec, layer: int, prefix: str = "", parallel: TensorParallel = ALONE) -> None:
         super().__init__()
+        self._parallel = parallel
         self._layer = layer
         self._window = spec.window(layer)
         self._scale = spec.scale(layer)
@@ -93,7 +95,7 @@ class Attention(nn.Module):
             softcap=self._softcap,
             alibi_slopes=self.alibi_slopes,
         )
-        return self.o_proj(attended)  # type: ignore[no-any-return]  # torch: Module calls are Any
+        return self._parallel.all_reduce(self.o_proj(attended))
 
     def _normed(self, norm: Norm, x: Tensor) -> Tensor:
         """[num_tokens, heads, head_dim] to the same."""
@@ -113,7 +115,7 @@ def _qk_norm_shapes(spec: DecoderSpec) -> tuple[tuple[int, ...], tuple[int, ...]
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, one behind the other or side by side, with norms where the spec wants them."""
 
-    def __init__(self, *, spec: DecoderSpec, layer: int, prefix: str = "") -> None:
+    def __init__(self, *, spec: DecoderSpec, layer: int, prefix: str = "", parallel: TensorParallel = ALONE) -> None:
         super().__init__()
         self._is_parallel = spec.is_parallel
         self._multiplier = spec.residual_multiplier
@@ -124,16 +126,16 @@ class DecoderLayer(nn.Module):
             return Norm(spec=spec, shape=(spec.hidden_size,), prefix=f"{prefix}.{name}")
 
         self.attention_norm = norm("attention_norm")
-        self.attention = Attention(spec=spec, layer=layer, prefix=f"{prefix}.attention")
+        self.attention = Attention(spec=spec, layer=layer, prefix=f"{prefix}.attention", parallel=parallel)
         self.attention_output_norm = norm("attention_output_norm")
         self.attention_sum_norm = norm("attention_sum_norm")
         self._shares_norm = spec.is_parallel and not spec.has_mlp_norm
         self.mlp_norm = norm("mlp_norm")
         moe = spec.layer_moe(layer)
         self.mlp: nn.Module = (
-            FeedForward(spec=spec, intermediate_size=spec.intermediate_size, prefix=f"{prefix}.mlp")
+            FeedForward(spec=spec, intermediate_size=spec.intermediate_size, prefix=f"{prefix}.mlp", parallel=parallel)
             if moe is None
-            else MixtureOfExperts(spec=spec, moe=moe, prefix=f"{prefix}.mlp")
+            else MixtureOfExperts(spec=spec, moe=moe, prefix=f"{prefix}.mlp", parallel=parallel)
         )
         self.mlp_output_norm = norm("mlp_output_norm")
         self.mlp_sum_norm = norm("mlp_sum_norm")
@@ -152,10 +154,13 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A whole decoder-only language model. Build it on the meta device; the loader gives it weights."""
+    """A decoder-only language model, or one rank's part. Build it on the meta device; the loader gives it weights."""
 
-    def __init__(self, *, spec: DecoderSpec, prefix: str = "") -> None:
+    def __init__(self, *, spec: DecoderSpec, prefix: str = "", parallel: TensorParallel = ALONE) -> None:
+        """`spec`: of this rank's part (Sharding.local_spec)."""
         super().__init__()
+        self._parallel = parallel
+        self._head_rows = parallel.part(spec.vocab_size)
         self.spec = spec
         dim = spec.embedding_dim or spec.hidden_size
         self.embed_tokens = Embedding(num_rows=spec.vocab_size, dim=dim, prefix=f"{prefix}embed_tokens")
@@ -173,17 +178,19 @@ class Decoder(nn.Module):
             self.project_in = Linear(in_features=dim, out_features=hidden, bias=False, prefix=f"{prefix}project_in")
             self.project_out = Linear(in_features=hidden, out_features=dim, bias=False, prefix=f"{prefix}project_out")
         self.layers = nn.ModuleList(
-            DecoderLayer(spec=spec, layer=layer, prefix=f"{prefix}layers.{layer}") for layer in range(spec.num_layers)
+            DecoderLayer(spec=spec, layer=layer, prefix=f"{prefix}layers.{layer}", parallel=parallel)
+            for layer in range(spec.num_layers)
         )
         self.norm: Norm | None = None
         if spec.has_final_norm:
             self.norm = Norm(spec=spec, shape=(spec.hidden_size,), prefix=f"{prefix}norm")
         self.lm_head: Linear | None = None
         if not spec.tie_word_embeddings:
-            self.lm_head = Linear(in_features=dim, out_features=spec.vocab_size, bias=False, prefix=f"{prefix}lm_head")
+            rows = len(self._head_rows)
+            self.lm_head = Linear(in_features=dim, out_features=rows, bias=False, prefix=f"{prefix}lm_head")
         self.lm_head_bias: nn.Parameter | None = None
         if spec.head_bias:
-            self.lm_head_bias = nn.Parameter(torch.empty(spec.vocab_size), requires_grad=False)
+            self.lm_head_bias = nn.Parameter(torch.empty(len(self._head_rows)), requires_grad=False)
         self._embedding_multiplier = spec.embedding_multiplier
         self._rotary: dict[RopeSpec, RotaryTable] = {}
 
@@ -230,9 +237,13 @@ class Decoder(nn.Module):
         return x if self.project_out is None else self.project_out(x)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[n, hidden] rows of `forward` to [n, vocab_size] float32."""
-        head = self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        logits = F.linear(hidden, head, self.lm_head_bias).float()
+        """[n, hidden] rows of `forward` to [n, vocab_size] float32 on rank 0; the other ranks' mean nothing."""
+        if self.lm_head is None:
+            head = self.embed_tokens.weight[self._head_rows.start : self._head_rows.stop]
+        else:
+            head = self.lm_head.weight
+        logits = F.linear(hidden, head, self.lm_head_bias)
+        logits = self._parallel.gather_columns(logits, self.spec.vocab_size).float()
         if self.spec.logit_multiplier != 1.0:
             logits = logits * self.spec.logit_multiplier
         if self.spec.logit_softcap is not None:

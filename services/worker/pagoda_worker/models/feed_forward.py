@@ -6,13 +6,18 @@ from torch import Tensor, nn
 from pagoda_kernels.silu_and_mul import silu_and_mul
 from pagoda_worker.models.layers import Linear, activation
 from pagoda_worker.models.spec import DecoderSpec, MoeSpec
+from pagoda_worker.tensor_parallel import ALONE, TensorParallel
 
 
 class FeedForward(nn.Module):
     """down(act(gate(x)) * up(x)), or fc2(act(fc1(x)))."""
 
-    def __init__(self, *, spec: DecoderSpec, intermediate_size: int, prefix: str = "") -> None:
+    def __init__(
+        self, *, spec: DecoderSpec, intermediate_size: int, prefix: str = "", parallel: TensorParallel = ALONE
+    ) -> None:
+        """`parallel`: over whom the result is summed; a caller that sums it itself gives none."""
         super().__init__()
+        self._parallel = parallel
         self._is_gated = spec.is_gated
         self._activation = activation(spec.activation)
         self._is_swiglu = spec.is_gated and spec.activation in ("silu", "swish")
@@ -39,7 +44,7 @@ class FeedForward(nn.Module):
             x = self._activation(gate) * up
         else:
             x = self._activation(x)
-        return self.down_proj(x)  # type: ignore[no-any-return]  # torch: Module calls are Any
+        return self._parallel.all_reduce(self.down_proj(x))
 
 
 class MixtureOfExperts(nn.Module):
@@ -49,8 +54,9 @@ class MixtureOfExperts(nn.Module):
     Source: Shazeer et al. 2017 (arXiv 1701.06538), Jiang et al. 2024 (arXiv 2401.04088).
     """
 
-    def __init__(self, *, spec: DecoderSpec, moe: MoeSpec, prefix: str = "") -> None:
+    def __init__(self, *, spec: DecoderSpec, moe: MoeSpec, prefix: str = "", parallel: TensorParallel = ALONE) -> None:
         super().__init__()
+        self._parallel = parallel
         self._top_k = moe.num_experts_per_token
         self._is_normalized = moe.is_normalized
         hidden, experts = spec.hidden_size, range(moe.num_experts)
@@ -81,4 +87,4 @@ class MixtureOfExperts(nn.Module):
                 output.index_add_(0, tokens, expert(x[tokens]) * weights[tokens, ranks, None])
         if self.shared_expert is not None and self.shared_gate is not None:
             output += torch.sigmoid(self.shared_gate(x)) * self.shared_expert(x)
-        return output
+        return self._parallel.all_reduce(output)

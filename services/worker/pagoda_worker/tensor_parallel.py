@@ -1,0 +1,189 @@
+"""TensorParallel: the ranks that hold one model together, and the sums and copies that go between them.
+
+Knows tensors and torch's process groups; no model, no messages. NCCL moves what is on a CUDA device, gloo the rest.
+"""
+
+import logging
+import socket
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from pagoda_common.errors import ConfigError, NotReady, StaleEpoch
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 60.0
+"""For all ranks to come to the meeting place."""
+OPERATION_TIMEOUT_S = 300.0
+"""For a rank to come to a sum: another one's kernels may be compiled in its first step."""
+POLL_S = 0.01
+
+
+class TensorParallel:
+    """One rank and its connections to the others, which are made anew for every bring-up of the group.
+
+    Every rank must call the same operations in the same order. One caller at a time, but for `abandon`.
+    """
+
+    def __init__(self, *, rank: int = 0, world_size: int = 1, host: str = "127.0.0.1") -> None:
+        """`host`: where the other ranks reach this one; a name or address of an interface of this machine.
+
+        Raises:
+            ConfigError: there is no such rank.
+        """
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank is {rank}, must be below world_size, {world_size}", field="rank")
+        self.rank = rank
+        self.world_size = world_size
+        self._host = host
+        self._store: TCPStore | None = None
+        self._address: tuple[str, int] | None = None
+        """Meeting place of the ranks."""
+        self._on_host: Any = None
+        """Process group of gloo."""
+        self._on_device: Any = None
+        """Process group of NCCL; gloo's where there is no CUDA."""
+        self._is_abandoned = threading.Event()
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this rank samples for all."""
+        return self.rank == 0
+
+    def part(self, total: int) -> range:
+        """This rank's part of `total` columns or rows: equal ones, but for the last."""
+        size = -(-total // self.world_size)
+        return range(min(self.rank * size, total), min((self.rank + 1) * size, total))
+
+    def open(self) -> str:
+        """The leader's side: let go of earlier connections and make a new meeting place.
+
+        Returns:
+            host:port, for `invite` of the other ranks.
+
+        Raises:
+            ConfigError: `host` is no address of this machine.
+        """
+        self.close()
+        self._is_abandoned.clear()
+        try:
+            family, _, _, _, place = socket.getaddrinfo(self._host, 0, type=socket.SOCK_STREAM)[0]
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            listener.bind(place)
+            listener.listen(self.world_size)
+        except OSError as error:
+            raise ConfigError(
+                f"ranks of a group must reach each other: {self._host!r} is no address of this machine ({error}); set "
+                "--advertise-address",
+                field="advertise_address",
+            ) from error
+        port = listener.getsockname()[1]
+        # The store would listen on every interface: it gets a socket that listens on this one only.
+        self._store = TCPStore(
+            self._host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        self._address = self._host, port
+        return f"{self._host}:{port}"
+
+    def invite(self, address: str) -> None:
+        """The other ranks' side: let go of earlier connections; `connect` goes to this host:port."""
+        self.close()
+        self._is_abandoned.clear()
+        host, _, port = address.rpartition(":")
+        self._address = host, int(port)
+
+    def connect(self, device: torch.device) -> None:
+        """Meet the other ranks; returns when all are there. Nothing for one rank, or when they are there already.
+
+        Raises:
+            NotReady: one of them did not come, or `abandon` was called.
+            StaleEpoch: there is no meeting place.
+        """
+        if self.world_size == 1 or self._on_host is not None:
+            return
+        if self._address is None:
+            raise StaleEpoch("the ranks have no meeting place: call InitDevice first")
+        try:
+            self._meet(*self._address, device)
+        except (RuntimeError, OSError) as error:  # dist.DistError is a RuntimeError
+            self.close()
+            reason = str(error).partition("\n")[0]
+            raise NotReady(f"rank {self.rank} could not meet the other ranks of its group: {reason}") from error
+
+    def _meet(self, host: str, port: int, device: torch.device) -> None:
+        timeout = timedelta(seconds=CONNECT_TIMEOUT_S)
+        if self._store is None:
+            self._store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+        # Waited for in small steps, which `abandon` can end: a process group's constructor cannot be interrupted.
+        self._store.set(f"rank-{self.rank}", "here")
+        deadline = time.monotonic() + CONNECT_TIMEOUT_S
+        while absent := [rank for rank in range(self.world_size) if not self._store.check([f"rank-{rank}"])]:
+            if self._is_abandoned.is_set() or time.monotonic() > deadline:
+                raise RuntimeError(f"{', '.join(f'rank {rank}' for rank in absent)} did not come")
+            time.sleep(POLL_S)
+        gloo: Any = dist.ProcessGroupGloo  # its stubs know no options
+        options = gloo._Options()
+        options._timeout = timedelta(seconds=OPERATION_TIMEOUT_S)
+        options._devices = [gloo.create_device(hostname=self._host)]
+        self._on_host = gloo(PrefixStore("host", self._store), self.rank, self.world_size, options)
+        self._on_device = self._on_host
+        if device.type == "cuda":
+            nccl: Any = dist.ProcessGroupNCCL
+            options = nccl.Options()
+            options._timeout = timedelta(seconds=OPERATION_TIMEOUT_S)
+            self._on_device = nccl(PrefixStore("device", self._store), self.rank, self.world_size, options)
+        logger.info("rank %d of %d is connected at %s:%d", self.rank, self.world_size, host, port)
+
+    def abandon(self) -> None:
+        """From any thread: let a `connect` that waits fail soon."""
+        self._is_abandoned.set()
+
+    def close(self) -> None:
+        """Let go of the other ranks: what they wait for from this one fails."""
+        if self._on_device is not None and self._on_device is not self._on_host:
+            self._on_device.abort()
+        self._on_device = self._on_host = self._store = self._address = None
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over all ranks, in place; the same bits on each. `x` itself for one rank."""
+        if self.world_size > 1:
+            self._group(x).allreduce([x]).wait()
+        return x
+
+    def gather_columns(self, x: Tensor, total: int) -> Tensor:
+        """The leader gets [n, total] of every rank's [n, len(part(total))]; the others keep theirs."""
+        if self.world_size == 1:
+            return x
+        width = -(-total // self.world_size)
+        x = F.pad(x, (0, width - x.shape[1])).contiguous()
+        options = dist.GatherOptions()
+        options.rootRank = 0
+        parts = [torch.empty_like(x) for _ in range(self.world_size)] if self.is_leader else []
+        self._group(x).gather([parts] if parts else [], [x], options).wait()
+        return torch.cat(parts, dim=1)[:, :total] if parts else x
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """The leader's host tensor on every rank, in place; shapes and dtypes must agree."""
+        if self.world_size > 1:
+            options = dist.BroadcastOptions()
+            options.rootRank, options.rootTensor = 0, 0
+            self._group(x).broadcast([x], options).wait()
+        return x
+
+    def _group(self, x: Tensor) -> Any:
+        group = self._on_device if x.is_cuda else self._on_host
+        if group is None:
+            raise StaleEpoch("the ranks are not connected: call InitDevice and LoadModel first")
+        return group
+
+
+ALONE = TensorParallel()
+"""One rank that holds the whole model."""
