@@ -20,9 +20,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.
     if x.shape[-1] != weight.shape[0]:
         raise ValueError(f"x has {x.shape[-1]} columns, weight has {weight.shape[0]}")
     kernel = native("rms_norm") if x.is_cpu else None
-    if kernel is not None and x.dtype == weight.dtype in NATIVE_DTYPES and x.is_contiguous():
-        out = torch.empty_like(x)
-        kernel(x.view(-1, x.shape[-1]), weight, out, eps, weight_offset)
+    if kernel is not None and x.dtype == weight.dtype in NATIVE_DTYPES:
+        rows = x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, x.shape[-1])
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        kernel(rows, weight, out, eps, weight_offset)
         return out
     if weight_offset:
         return F.rms_norm(x.float(), weight.shape, weight.float() + weight_offset, eps).to(x.dtype)

@@ -7,6 +7,7 @@ so a recomputed KV cache changed about one sampled token in a thousand. Here onl
 import torch
 from torch import Tensor
 
+from pagoda_kernels.native.library import native
 from pagoda_kernels.token_exponentials import token_exponentials, token_exponentials_reference
 
 CANDIDATES = (128, 2048)
@@ -128,9 +129,22 @@ def _is_kept(probs: Tensor, num_kept: Tensor, least: Tensor) -> Tensor:
 
 def _race(probs: Tensor, keys: Tensor, ids: Tensor | None = None) -> Tensor:
     """The token that comes first when each rings at its probability's rate. `ids` name the columns."""
-    named = torch.arange(probs.shape[1], device=probs.device) if ids is None else ids
-    columns = (probs / token_exponentials(keys, named)).argmax(dim=-1)
-    return columns if ids is None else ids.gather(1, columns[:, None]).squeeze(1)
+    kernel = native("race") if ids is None and probs.is_cpu else None
+    if kernel is not None:
+        winners = torch.empty_like(keys)
+        kernel(probs, keys, winners)
+        is_open = winners < 0  # nearly a dead heat: the exact logarithms decide
+        if bool(is_open.any()):
+            winners[is_open] = _race_exactly(probs[is_open], keys[is_open], torch.arange(probs.shape[1]))
+        return winners
+    if ids is None:
+        return _race_exactly(probs, keys, torch.arange(probs.shape[1], device=probs.device))
+    return ids.gather(1, _race_exactly(probs, keys, ids)[:, None]).squeeze(1)
+
+
+def _race_exactly(probs: Tensor, keys: Tensor, ids: Tensor) -> Tensor:
+    """Columns that win."""
+    return (probs / token_exponentials(keys, ids)).argmax(dim=-1)
 
 
 def sample_tokens_reference(

@@ -7,6 +7,9 @@ from torch import Tensor
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _FIRST = 0xBF58476D1CE4E5B9 - 2**64
 _SECOND = 0x94D049BB133111EB - 2**64
+_BELOW_ONE = 1.0 - 2.0**-24
+"""The greatest float32 below 1. The highest random number would be rounded to 1, and let a token without
+probability win with 0 / 0."""
 
 
 def token_exponentials(keys: Tensor, token_ids: Tensor) -> Tensor:
@@ -23,7 +26,7 @@ def token_exponentials(keys: Tensor, token_ids: Tensor) -> Tensor:
     bits = (bits ^ _shifted(bits, 30)) * _FIRST
     bits = (bits ^ _shifted(bits, 27)) * _SECOND
     bits = bits ^ _shifted(bits, 31)
-    return -torch.log((_shifted(bits, 40).float() + 0.5) * 2.0**-24)
+    return -torch.log(((_shifted(bits, 40).float() + 0.5) * 2.0**-24).clamp(max=_BELOW_ONE))
 
 
 def _shifted(bits: Tensor, count: int) -> Tensor:
@@ -42,6 +45,6 @@ def token_exponentials_reference(keys: Tensor, token_ids: Tensor) -> Tensor:
             bits = ((bits ^ (bits >> 30)) * (_FIRST + 2**64)) & mask
             bits = ((bits ^ (bits >> 27)) * (_SECOND + 2**64)) & mask
             bits ^= bits >> 31
-            row.append(((bits >> 40) + 0.5) * 2.0**-24)
+            row.append(min(((bits >> 40) + 0.5) * 2.0**-24, _BELOW_ONE))
         rows.append(row)
     return -torch.log(torch.tensor(rows, dtype=torch.float32))

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from pagoda_kernels.act_and_mul import act_and_mul
 from pagoda_kernels.copy_blocks import copy_blocks
 from pagoda_kernels.rms_norm import rms_norm
 from pagoda_kernels.rotary_embedding import rotary_embedding
-from pagoda_kernels.silu_and_mul import silu_and_mul
 from pagoda_kernels.store_kv_cache import store_kv_cache
 
 SIZES = (0, 1, 15, 16, 17, 63, 64, 65, 300)
@@ -73,10 +73,10 @@ def test_rotary_embedding_of_neighbours_and_of_parts(rotary_dim: int, is_interle
 
 
 @pytest.mark.parametrize("num_tokens", SIZES)
-def test_silu_and_mul(num_tokens: int) -> None:
+def test_gates(num_tokens: int) -> None:
     x = torch.randn(num_tokens, 14)
     gate, up = x[:, :7], x[:, 7:]
-    torch.testing.assert_close(silu_and_mul(x), gate / (1 + torch.exp(-gate)) * up)
+    torch.testing.assert_close(act_and_mul(x, "silu"), gate / (1 + torch.exp(-gate)) * up)
 
 
 def stored(num_tokens: int, slots: Tensor, **options: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -117,7 +117,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="3 columns"):
         rms_norm(torch.zeros(1, 3), torch.zeros(4), 1e-5)
     with pytest.raises(ValueError, match="must be even"):
-        silu_and_mul(torch.zeros(1, 3))
+        act_and_mul(torch.zeros(1, 3), "silu")
     with pytest.raises(ValueError, match="4 angles"):
         rotary_embedding(torch.zeros(1, 1, 6), torch.zeros(1, 1, 4), torch.zeros(1, 1, 4))
     with pytest.raises(ValueError, match="do not fit"):

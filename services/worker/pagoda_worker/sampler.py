@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pagoda_kernels.apply_token_bitmask import apply_token_bitmask
+from pagoda_kernels.argmax import argmax
 from pagoda_kernels.philox import philox_keys
 from pagoda_kernels.sample_tokens import filter_logits, sample_tokens
 from pagoda_worker.batch import IntArray
@@ -68,21 +69,21 @@ class Sampler:
             if self._rules is None:
                 self._rules = LogitsRules(columns=columns, vocab_size=logits.shape[1], device=logits.device)
             logits = self._rules.apply(logits, batch)
-        top = logits.amax(dim=-1)  # NaN where some logit is
+        top, likeliest = argmax(logits)  # NaN where some logit is
         is_good = torch.isfinite(top)
         if not bool(is_good.all()):
             logits = logits.masked_fill(~is_good[:, None], 0.0)
         processed = logits if keep_processed else None
         random_rows = np.flatnonzero(columns.temperature[slots] > 0)
         if not random_rows.size:
-            sampled = logits.argmax(dim=-1)
+            sampled = likeliest
         else:
             whole = random_rows.size == slots.size
             place = torch.from_numpy(random_rows).to(logits.device)
             scaled = self._scaled(logits if whole else logits[place], slots[random_rows])
             filters = self._filters(slots[random_rows], logits.device)
             drawn = self._draw(scaled, batch.rows(random_rows), filters)
-            sampled = drawn if whole else logits.argmax(dim=-1).index_copy(0, place, drawn)
+            sampled = drawn if whole else likeliest.index_copy(0, place, drawn)
             if keep_processed:
                 processed = logits.index_copy(0, place, filter_logits(scaled, **filters))
         is_bad = ~is_good.cpu().numpy()

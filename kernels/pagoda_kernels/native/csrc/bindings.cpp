@@ -27,30 +27,22 @@ void by_dtype(const Tensor& tensor, const Body& body) {
   }
 }
 
-void quantized_linear(const Tensor& x, const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& zeros,
-                      int64_t group_size, const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
-                      const Tensor& out) {
-  const pagoda::QuantizedMatrix weight{data<uint8_t>(codes),
-                                       data<float>(scales),
-                                       zeros ? data<float>(*zeros) : nullptr,
-                                       out.size(-1),
-                                       x.size(1),
-                                       scales.size(1),
-                                       group_size,
-                                       static_cast<int>(codes.size(2) / 16)};
+void act_and_mul(const Tensor& x, const Tensor& out, int64_t activation) {
   by_dtype(x, [&](auto zero) {
     using T = decltype(zero);
-    const auto run = [&](auto* to) {
-      pagoda::quantized_linear(data<const T>(x), x.stride(0), weight, bias ? data<const T>(*bias) : nullptr,
-                               residual ? data<const T>(*residual) : nullptr, residual ? residual->stride(0) : 0, to,
-                               x.size(0), at::get_num_threads());
-    };
-    if (out.scalar_type() == at::kFloat) {
-      run(data<float>(out));
-    } else {
-      run(data<T>(out));
-    }
+    pagoda::act_and_mul<T>(data<T>(x), x.stride(0), data<T>(out), out.size(0), out.size(1),
+                           static_cast<pagoda::Activation>(activation), at::get_num_threads());
   });
+}
+
+void argmax(const Tensor& x, const Tensor& values, const Tensor& indices) {
+  pagoda::argmax(data<float>(x), x.stride(0), data<float>(values), data<int64_t>(indices), x.size(0), x.size(1),
+                 at::get_num_threads());
+}
+
+void race(const Tensor& probs, const Tensor& keys, const Tensor& winners) {
+  pagoda::race(data<float>(probs), probs.stride(0), data<int64_t>(keys), data<int64_t>(winners), probs.size(0),
+               probs.size(1), at::get_num_threads());
 }
 
 void rms_norm(const Tensor& x, const Tensor& weight, const Tensor& out, double eps, double weight_offset) {
@@ -61,10 +53,31 @@ void rms_norm(const Tensor& x, const Tensor& weight, const Tensor& out, double e
   });
 }
 
+void rope_store(const Tensor& qkv, const Tensor& k_cache, const Tensor& v_cache, const Tensor& slot_mapping,
+                int64_t num_heads, const std::optional<Tensor>& cos, const std::optional<Tensor>& sin,
+                bool is_interleaved, const std::optional<Tensor>& q_weight, const std::optional<Tensor>& k_weight,
+                double eps, double weight_offset) {
+  const int half = cos ? static_cast<int>(cos->size(-1)) : 0;
+  const pagoda::CacheLayout layout{k_cache.size(1),
+                                   {k_cache.stride(0), k_cache.stride(1), k_cache.stride(2)},
+                                   {v_cache.stride(0), v_cache.stride(1), v_cache.stride(2)}};
+  by_dtype(qkv, [&](auto zero) {
+    using T = decltype(zero);
+    pagoda::rope_store<T>(data<T>(qkv), qkv.stride(0), q_weight ? data<T>(*q_weight) : nullptr,
+                          k_weight ? data<T>(*k_weight) : nullptr, eps, weight_offset, cos ? data<float>(*cos) : nullptr,
+                          sin ? data<float>(*sin) : nullptr, half, is_interleaved, data<int64_t>(slot_mapping),
+                          data<T>(k_cache), data<T>(v_cache), layout, qkv.size(0), num_heads, k_cache.size(2),
+                          k_cache.size(3), at::get_num_threads());
+  });
+}
+
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   using Unlocked = pybind11::call_guard<pybind11::gil_scoped_release>;
-  module.def("quantized_linear", &quantized_linear, Unlocked());
+  module.def("act_and_mul", &act_and_mul, Unlocked());
+  module.def("argmax", &argmax, Unlocked());
+  module.def("race", &race, Unlocked());
   module.def("rms_norm", &rms_norm, Unlocked());
+  module.def("rope_store", &rope_store, Unlocked());
 }

@@ -7,25 +7,43 @@
 
 namespace pagoda {
 
-// A matrix [num_outputs, num_inputs] of int4 or int8 numbers, packed in tiles of 64 outputs (quantized_codes.h), zeros
-// behind the last. An element is scale * (number - zero).
-struct QuantizedMatrix {
-  const uint8_t* codes;
-  const float* scales;  // [tiles, num_groups, 64]
-  const float* zeros;   // the same; null where all are 0
-  int64_t num_outputs, num_inputs;  // num_inputs is even
-  int64_t num_groups, group_size;   // inputs of a group, even; above 128 a multiple of 128, or all
-  int bits;
-};
+enum class Activation { kSilu, kGelu, kGeluTanh, kQuickGelu, kRelu, kReluSquared };
 
-// out = x W^T + bias + residual, rounded once. x: [num_rows, num_inputs]; bias and residual may be null; out contiguous.
-template <typename T, typename Out>
-void quantized_linear(const T* x, int64_t x_stride, const QuantizedMatrix& weight, const T* bias, const T* residual,
-                      int64_t residual_stride, Out* out, int64_t num_rows, int num_threads);
+// out[row] = activation(x[row][:size]) * x[row][size:]; rows of 2 * `size`, out contiguous.
+template <typename T>
+void act_and_mul(const T* x, int64_t x_stride, T* out, int64_t num_rows, int64_t size, Activation activation,
+                 int num_threads);
+
+// The greatest value of each row, a NaN if there is one, and its first index.
+void argmax(const float* x, int64_t x_stride, float* values, int64_t* indices, int64_t num_rows, int64_t size,
+            int num_threads);
+
+// winners[row] = argmax of probs[row][token] / token_exponentials(keys[row], token), or -1 where two come so close that
+// only the exact logarithms decide.
+void race(const float* probs, int64_t stride, const int64_t* keys, int64_t* winners, int64_t num_rows, int64_t size,
+          int num_threads);
 
 // out[row] = x[row] / sqrt(mean(x[row]^2) + eps) * (weight + weight_offset); rows of `size`, out contiguous.
 template <typename T>
 void rms_norm(const T* x, int64_t x_stride, const T* weight, T* out, int64_t num_rows, int64_t size, float eps,
               float weight_offset, int num_threads);
+
+constexpr int kMaxHeadDim = 1024;
+
+// How a paged cache lies in memory: strides of block, token and head; values of one head are neighbours.
+struct CacheLayout {
+  int64_t block_size;
+  int64_t k_strides[3];
+  int64_t v_strides[3];
+};
+
+// Norms queries and keys per head (unless the weights are null), rotates the first 2 * half values of each, and writes
+// queries back where they were, keys and values into the cache. Rows of qkv: queries, keys, values. cos and sin:
+// [num_tokens, half]. Slot -1 is not written.
+template <typename T>
+void rope_store(T* qkv, int64_t qkv_stride, const T* q_weight, const T* k_weight, float eps, float weight_offset,
+                const float* cos, const float* sin, int half, bool is_interleaved, const int64_t* slot_mapping,
+                T* k_cache, T* v_cache, const CacheLayout& layout, int64_t num_tokens, int num_heads, int num_kv_heads,
+                int head_dim, int num_threads);
 
 }  // namespace pagoda

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from pagoda_kernels.attention_plan import AttentionPlan
 from pagoda_kernels.paged_attention import paged_attention
-from pagoda_kernels.rotary_embedding import rotary_embedding
-from pagoda_kernels.store_kv_cache import store_kv_cache
+from pagoda_kernels.rope_store import HeadNorms, rope_store
 from pagoda_worker.models.feed_forward import FeedForward, MixtureOfExperts
 from pagoda_worker.models.layers import Embedding, Linear, Norm
 from pagoda_worker.models.rope import RotaryTable
@@ -44,6 +43,7 @@ class Attention(nn.Module):
         self._softcap = spec.attention_softcap
         self._clip = spec.clip_qkv
         self._rope = spec.layer_rope(layer)
+        self._is_interleaved = self._rope is not None and self._rope.is_interleaved
         self.alibi_slopes: Tensor | None = None
         """[num_heads] float32, of Decoder.prepare."""
         self._head_dim = spec.head_dim
@@ -63,6 +63,7 @@ class Attention(nn.Module):
         self.q_norm: Norm | None = None
         self.k_norm: Norm | None = None
         self._norms_width = spec.qk_norm == "width"
+        self._norms_heads = spec.qk_norm == "head" and spec.norm == "rms_norm" and spec.clip_qkv is None
         if spec.qk_norm is not None:
             q_shape, k_shape = _qk_norm_shapes(spec)
             self.q_norm = Norm(spec=spec, shape=q_shape, prefix=f"{prefix}.q_norm")
@@ -70,23 +71,28 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         """[num_tokens, hidden_size] to the same; writes the tokens' keys and values into the cache first."""
-        qkv = self.qkv_proj(x).view(x.shape[0], -1, self._head_dim)
-        num_rotated = self._num_heads + self._num_kv_heads
-        rotated, value = qkv[:, :num_rotated], qkv[:, num_rotated:]
+        qkv = self.qkv_proj(x)
+        norms: HeadNorms | None = None
         if self.q_norm is not None and self.k_norm is not None:
-            query, key = rotated[:, : self._num_heads], rotated[:, self._num_heads :]
-            rotated = torch.cat((self._normed(self.q_norm, query), self._normed(self.k_norm, key)), dim=1)
+            norms = self._head_norms(self.q_norm, self.k_norm)
+            if norms is None:
+                self._norm_in_place(qkv, self.q_norm, self.k_norm)
         if self._clip is not None:
-            rotated, value = rotated.clamp(-self._clip, self._clip), value.clamp(-self._clip, self._clip)
-        if self._rope is not None:
-            cos, sin = context.rotary[self._rope]
-            rotated = rotary_embedding(rotated, cos, sin, is_interleaved=self._rope.is_interleaved)
-        query, key = rotated[:, : self._num_heads], rotated[:, self._num_heads :]
-        k_cache, v_cache = context.k_caches[self._layer], context.v_caches[self._layer]
+            qkv.clamp_(-self._clip, self._clip)
         # Before any query is answered: a sequence may read blocks that another one of the batch is just filling.
-        store_kv_cache(key, value, k_cache, v_cache, context.slot_mapping, has_skips=False)
+        k_cache, v_cache = context.k_caches[self._layer], context.v_caches[self._layer]
+        query = rope_store(
+            qkv,
+            k_cache,
+            v_cache,
+            context.slot_mapping,
+            rotary=None if self._rope is None else context.rotary[self._rope],
+            is_interleaved=self._is_interleaved,
+            norms=norms,
+            has_skips=False,
+        )
         attended = paged_attention(
-            query.contiguous(),
+            query,
             k_cache,
             v_cache,
             context.plan,
@@ -97,10 +103,17 @@ class Attention(nn.Module):
         )
         return self._parallel.all_reduce(self.o_proj(attended))
 
-    def _normed(self, norm: Norm, x: Tensor) -> Tensor:
-        """[num_tokens, heads, head_dim] to the same."""
-        # torch: Module calls are Any
-        return norm(x.flatten(1)).view(x.shape) if self._norms_width else norm(x)  # type: ignore[no-any-return]
+    def _head_norms(self, q_norm: Norm, k_norm: Norm) -> HeadNorms | None:
+        """The norms, if they may run with the rotation."""
+        if not self._norms_heads or q_norm.weight is None or k_norm.weight is None:
+            return None
+        return HeadNorms(q_norm.weight, k_norm.weight, q_norm.eps, q_norm.offset)
+
+    def _norm_in_place(self, qkv: Tensor, q_norm: Norm, k_norm: Norm) -> None:
+        q_width, k_width = self._num_heads * self._head_dim, self._num_kv_heads * self._head_dim
+        for norm, part in ((q_norm, qkv[:, :q_width]), (k_norm, qkv[:, q_width : q_width + k_width])):
+            heads = part if self._norms_width else part.view(part.shape[0], -1, self._head_dim)
+            heads.copy_(norm(heads))
 
 
 def _qk_norm_shapes(spec: DecoderSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from pagoda_kernels.silu_and_mul import silu_and_mul
-from pagoda_worker.models.layers import Linear, activation
+from pagoda_kernels.act_and_mul import ACTIVATIONS, act_and_mul
+from pagoda_worker.models.layers import Linear, activation_name
 from pagoda_worker.models.spec import DecoderSpec, MoeSpec
 from pagoda_worker.tensor_parallel import ALONE, TensorParallel
 
@@ -19,8 +19,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self._parallel = parallel
         self._is_gated = spec.is_gated
-        self._activation = activation(spec.activation)
-        self._is_swiglu = spec.is_gated and spec.activation in ("silu", "swish")
+        self._activation = activation_name(spec.activation)
         self.up_proj = Linear(
             in_features=spec.hidden_size,
             out_features=intermediate_size * (2 if spec.is_gated else 1),
@@ -37,13 +36,7 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden_size] to the same."""
         x = self.up_proj(x)
-        if self._is_swiglu:
-            x = silu_and_mul(x)
-        elif self._is_gated:
-            gate, up = x.chunk(2, dim=-1)
-            x = self._activation(gate) * up
-        else:
-            x = self._activation(x)
+        x = act_and_mul(x, self._activation) if self._is_gated else ACTIVATIONS[self._activation](x)
         return self._parallel.all_reduce(self.down_proj(x))
 
 

@@ -1,7 +1,5 @@
 """Layers of the decoder core. Every layer is built on the meta device and filled by the loader."""
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,42 +8,29 @@ from pagoda_common.errors import ModelLoadError
 from pagoda_kernels.rms_norm import rms_norm
 from pagoda_worker.models.spec import DecoderSpec
 
-
-def _quick_gelu(x: Tensor) -> Tensor:
-    return x * torch.sigmoid(1.702 * x)
-
-
-def _relu_squared(x: Tensor) -> Tensor:
-    return F.relu(x).square()
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "swish": F.silu,
-    "relu": F.relu,
-    "relu2": _relu_squared,
-    "gelu": F.gelu,
-    "gelu_new": _gelu_tanh,
-    "gelu_fast": _gelu_tanh,
-    "gelu_pytorch_tanh": _gelu_tanh,
-    "quick_gelu": _quick_gelu,
+ACTIVATION_NAMES = {
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+    "relu2": "relu2",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
 }
-"""By the name in config.json."""
+"""From the name in config.json to the one in pagoda_kernels.act_and_mul."""
 
 
-def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The activation function.
+def activation_name(name: str) -> str:
+    """The activation function's name among the kernels.
 
     Raises:
         ModelLoadError: an unknown name.
     """
-    if name not in ACTIVATIONS:
-        raise ModelLoadError(f"activation {name!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
+    if name not in ACTIVATION_NAMES:
+        raise ModelLoadError(f"activation {name!r} is not supported; supported are {', '.join(ACTIVATION_NAMES)}")
+    return ACTIVATION_NAMES[name]
 
 
 class Linear(nn.Module):
@@ -85,8 +70,8 @@ class Norm(nn.Module):
         super().__init__()
         self.prefix = prefix
         self._is_rms = spec.norm == "rms_norm"
-        self._eps = spec.norm_eps
-        self._offset = spec.norm_weight_offset
+        self.eps = spec.norm_eps
+        self.offset = spec.norm_weight_offset
         has_weights = spec.norm_has_weights
         self.weight = nn.Parameter(torch.empty(shape), requires_grad=False) if has_weights else None
         has_bias = has_weights and not self._is_rms and spec.norm_has_bias and len(shape) == 1
@@ -97,9 +82,9 @@ class Norm(nn.Module):
         if self.weight is not None and self.weight.dim() > 1:
             wide = x.float()
             normed = F.rms_norm if self._is_rms else F.layer_norm
-            return (normed(wide, x.shape[-1:], eps=self._eps) * self.weight.float()).to(x.dtype)
+            return (normed(wide, x.shape[-1:], eps=self.eps) * self.weight.float()).to(x.dtype)
         if self._is_rms and self.weight is not None:
-            return rms_norm(x, self.weight, self._eps, weight_offset=self._offset)
-        if self.weight is not None and self._offset:
-            return F.layer_norm(x, x.shape[-1:], self.weight + self._offset, self.bias, self._eps)
-        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self._eps)
+            return rms_norm(x, self.weight, self.eps, weight_offset=self.offset)
+        if self.weight is not None and self.offset:
+            return F.layer_norm(x, x.shape[-1:], self.weight + self.offset, self.bias, self.eps)
+        return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)

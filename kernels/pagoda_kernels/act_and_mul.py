@@ -1,0 +1,61 @@
+"""The gate of gated feed-forward layers (SwiGLU, GeGLU and relatives)."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pagoda_kernels.native.library import NATIVE_DTYPES, native
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def _relu_squared(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
+    "relu": F.relu,
+    "relu2": _relu_squared,
+}
+"""In the order of the enum in csrc/ops.h."""
+_INDICES = {name: index for index, name in enumerate(ACTIVATIONS)}
+
+
+def act_and_mul(x: Tensor, activation: str) -> Tensor:
+    """activation(gate) * up.
+
+    Args:
+        x: [num_tokens, 2 * intermediate_size]; the first half of the columns is gate, the second up.
+        activation: a name in ACTIVATIONS.
+
+    Returns:
+        [num_tokens, intermediate_size]. The C++ kernel rounds once, PyTorch rounds the activation as well.
+    Source: Shazeer 2020 (arXiv 2002.05202).
+    """
+    num_tokens, columns = x.shape
+    if columns % 2:
+        raise ValueError(f"x has {columns} columns, must be even")
+    kernel = native("act_and_mul") if x.is_cpu else None
+    if kernel is not None and x.dtype in NATIVE_DTYPES and x.stride(1) == 1:
+        out = x.new_empty((num_tokens, columns // 2))
+        kernel(x, out, _INDICES[activation])
+        return out
+    return act_and_mul_reference(x, activation)
+
+
+def act_and_mul_reference(x: Tensor, activation: str) -> Tensor:
+    """The specification of `act_and_mul`."""
+    gate, up = x.chunk(2, dim=-1)
+    return ACTIVATIONS[activation](gate) * up
