@@ -7,6 +7,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pagoda_kernels.attention_tables import AttentionTables, make_tables
+
 SMALL_BATCH_TOKENS = 16 * 1024
 """Padded tokens below which all single-token rows form one group: fewer operations win over less padding."""
 MAX_GROUP_TOKENS = 64 * 1024
@@ -68,7 +70,15 @@ class AttentionPlan:
     dtype: torch.dtype
     """Of query and cache."""
     device: torch.device
+    device_tables: AttentionTables | None = None
+    """The same on the device, for kernels that read it there; None makes them when they are asked for."""
     _windows: dict[int | None, WindowPlan] = field(default_factory=dict)
+
+    def tables(self) -> AttentionTables:
+        """Lengths and blocks on the device."""
+        if self.device_tables is None:
+            self.device_tables = make_tables(self.query_lens, self.seq_lens, self.block_table, self.device)
+        return self.device_tables
 
     def window(self, window: int | None) -> WindowPlan:
         """The plan for layers whose queries see `window` tokens, their own included; None sees all."""

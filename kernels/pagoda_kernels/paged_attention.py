@@ -1,5 +1,7 @@
 """Causal attention of a ragged batch over the paged KV cache."""
 
+import functools
+import logging
 from typing import NamedTuple
 
 import torch
@@ -7,9 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pagoda_kernels.attention_plan import AttentionPlan, DecodeGroup, PrefillRow
+from pagoda_kernels.selection import TRITON_DTYPES, triton_kernel
+
+logger = logging.getLogger(__name__)
 
 MAX_SCORES = 1 << 25
 """Scores that are held at once where there is no fused operation (soft caps, biases): 128 MiB of float32."""
+
+
+MAX_TRITON_HEAD_DIM = 256
+"""Wider heads do not fit a tile of the Triton kernel."""
 
 
 class _Scoring(NamedTuple):
@@ -56,6 +65,21 @@ def paged_attention(
         raise ValueError(f"query {tuple(query.shape)} does not fit a cache of {tuple(k_cache.shape)}")
     if k_cache.shape[1] != plan.block_size:
         raise ValueError(f"the cache has blocks of {k_cache.shape[1]} tokens, the plan of {plan.block_size}")
+    kernel = triton_kernel("paged_attention", query)
+    if kernel is not None and query.dtype == k_cache.dtype == v_cache.dtype in TRITON_DTYPES:
+        if head_dim <= MAX_TRITON_HEAD_DIM:
+            attended: Tensor = kernel(
+                query,
+                k_cache,
+                v_cache,
+                plan.tables(),
+                scale=scale,
+                window=window,
+                softcap=softcap,
+                alibi_slopes=alibi_slopes,
+            )
+            return attended
+        _warn_of_head_dim(head_dim)
     parts = plan.window(window)
     slopes = None if alibi_slopes is None else alibi_slopes.view(num_kv_heads, -1, 1)
     scoring = _Scoring(scale, softcap, slopes)
@@ -73,6 +97,11 @@ def paged_attention(
         span = slice(row.query_start, row.query_start + row.query_len)
         output[span] = _prefill(grouped[span], k_cache, v_cache, row, scoring)
     return output.flatten(1)
+
+
+@functools.cache
+def _warn_of_head_dim(head_dim: int) -> None:
+    logger.warning("head_dim is %d, more than %d: attention runs as plain PyTorch", head_dim, MAX_TRITON_HEAD_DIM)
 
 
 def _decode(query: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup, scoring: _Scoring) -> Tensor:
@@ -146,8 +175,14 @@ def paged_attention_reference(
     window: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """The specification of `paged_attention`: one query token at a time."""
+    """The specification of `paged_attention`: one query token at a time.
+
+    Args:
+        sinks: [num_heads], a score of each head for a key that every query sees, whose value is zero. Only the Triton
+            kernel and this have it; no model here uses it yet.
+    """
     group = query.shape[1] // k_cache.shape[2]
     output = torch.zeros_like(query)
     token = 0
@@ -164,6 +199,9 @@ def paged_attention_reference(
                 scores = softcap * torch.tanh(scores / softcap)
             if alibi_slopes is not None:
                 scores = scores - alibi_slopes[:, None] * (position - seen).to(scores)
-            output[token] = torch.einsum("hl,lhd->hd", scores.softmax(dim=-1), value).to(query.dtype)
+            if sinks is not None:
+                scores = torch.cat((scores, sinks[:, None].to(scores)), dim=-1)
+            shares = scores.softmax(dim=-1)[:, : seen.numel()]
+            output[token] = torch.einsum("hl,lhd->hd", shares, value).to(query.dtype)
             token += 1
     return output.flatten(1)

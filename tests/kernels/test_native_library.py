@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from pagoda_kernels.native import library
-from pagoda_kernels.native.library import load_native, native, use_references
+from pagoda_kernels.native.library import load_native, native
 from pagoda_kernels.rms_norm import rms_norm, rms_norm_reference
+from pagoda_kernels.selection import use_references
 
 
 @pytest.fixture(autouse=True)

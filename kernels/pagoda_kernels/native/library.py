@@ -9,13 +9,14 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+
+from pagoda_kernels.selection import is_set_aside
 
 logger = logging.getLogger(__name__)
 
@@ -31,20 +32,11 @@ LEVELS = {"avx512": _AVX2 + _AVX512, "avx2": _AVX2}
 """Instruction sets of each level as Linux calls them, the widest level first; a compiler leaves out the underscores."""
 
 _library: ModuleType | None = None
-_references: frozenset[str] = frozenset()
 
 
 def native(operation: str) -> Any:
     """The C++ function of this name, or None: not loaded, not there, or set aside with `use_references`."""
-    if _library is None or operation in _references or "all" in _references:
-        return None
-    return getattr(_library, operation, None)
-
-
-def use_references(operations: Iterable[str]) -> None:
-    """Compute these operations with torch, whatever is loaded; "all" is every one, none takes all back."""
-    global _references
-    _references = frozenset(operations)
+    return None if _library is None or is_set_aside(operation) else getattr(_library, operation, None)
 
 
 def load_native(*, cache_directory: Path | None = None) -> bool:

@@ -13,7 +13,8 @@ from pagoda_common.config import EngineConfig
 from pagoda_common.errors import ConfigError, OutOfMemory, PagodaError, StaleEpoch
 from pagoda_common.grammar import GrammarCompiler
 from pagoda_common.weights_source import WeightsSource
-from pagoda_kernels.native.library import load_native, use_references
+from pagoda_kernels.native.library import load_native
+from pagoda_kernels.selection import use_references
 from pagoda_worker.batch import ExecuteModelInput, ModelRunnerOutput
 from pagoda_worker.device import DeviceInfo, available_memory_bytes, choose_dtype, claim_device
 from pagoda_worker.grammars import Grammars, load_tokenizer

@@ -45,6 +45,32 @@ void race(const Tensor& probs, const Tensor& keys, const Tensor& winners) {
                probs.size(1), at::get_num_threads());
 }
 
+void quantized_linear(const Tensor& x, const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& zeros,
+                      int64_t group_size, const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
+                      const Tensor& out) {
+  const pagoda::QuantizedMatrix weight{data<uint8_t>(codes),
+                                       data<float>(scales),
+                                       zeros ? data<float>(*zeros) : nullptr,
+                                       out.size(-1),
+                                       x.size(1),
+                                       scales.size(1),
+                                       group_size,
+                                       static_cast<int>(codes.size(2) / 16)};
+  by_dtype(x, [&](auto zero) {
+    using T = decltype(zero);
+    const auto run = [&](auto* to) {
+      pagoda::quantized_linear(data<const T>(x), x.stride(0), weight, bias ? data<const T>(*bias) : nullptr,
+                               residual ? data<const T>(*residual) : nullptr, residual ? residual->stride(0) : 0, to,
+                               x.size(0), at::get_num_threads());
+    };
+    if (out.scalar_type() == at::kFloat) {
+      run(data<float>(out));
+    } else {
+      run(data<T>(out));
+    }
+  });
+}
+
 void rms_norm(const Tensor& x, const Tensor& weight, const Tensor& out, double eps, double weight_offset) {
   by_dtype(x, [&](auto zero) {
     using T = decltype(zero);
@@ -78,6 +104,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("act_and_mul", &act_and_mul, Unlocked());
   module.def("argmax", &argmax, Unlocked());
   module.def("race", &race, Unlocked());
+  module.def("quantized_linear", &quantized_linear, Unlocked());
   module.def("rms_norm", &rms_norm, Unlocked());
   module.def("rope_store", &rope_store, Unlocked());
 }

@@ -1,0 +1,70 @@
+"""A linear layer whose weights are small integers with a scale for each group of inputs."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pagoda_kernels.native.library import NATIVE_DTYPES, native
+from pagoda_kernels.quantized_matrix import PackedMatrix, unpack
+
+_MAX_PART = 128
+"""Inputs that the C++ kernel sums up before it scales: groups that are larger must be multiples."""
+
+
+def quantized_linear(
+    x: Tensor,
+    weight: PackedMatrix,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """x W^T + bias + residual, rounded once; x is not quantized.
+
+    A row of the result does not depend on the other rows of x. The kernel reads packed weights at memory speed for
+    a few rows; for many it takes a tile at a time to bfloat16 in the nearest cache.
+
+    Args:
+        x: [num_tokens, num_inputs] float32 or bfloat16 (others by PyTorch, which unpacks all the weights each time).
+        bias: [num_outputs], as x.
+        residual: [num_tokens, num_outputs], as x.
+        out_dtype: x's, unless it is given: float32.
+    Source: bfloat16 products with exact integers, as in Frantar et al. 2022 (arXiv 2210.17323); the look-up of 4-bit
+        codes is Dettmers et al. 2023's (arXiv 2305.14314).
+    """
+    if x.shape[-1] != weight.num_inputs:
+        raise ValueError(f"x has {x.shape[-1]} columns, the weights have {weight.num_inputs} inputs")
+    out_dtype = out_dtype or x.dtype
+    kernel = native("quantized_linear") if x.is_cpu else None
+    group_fits = weight.group_size <= _MAX_PART or weight.group_size % _MAX_PART == 0
+    group_fits = group_fits or weight.group_size >= weight.num_inputs
+    if (
+        kernel is not None
+        and group_fits
+        and x.dtype in NATIVE_DTYPES
+        and out_dtype in (x.dtype, torch.float32)
+        and all(other is None or (other.dtype == x.dtype and other.stride(-1) == 1) for other in (bias, residual))
+    ):
+        rows = x.reshape(-1, x.shape[-1])
+        rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+        out = torch.empty(*x.shape[:-1], weight.num_outputs, dtype=out_dtype)
+        added = None if residual is None else residual.reshape(-1, weight.num_outputs)
+        kernel(rows, weight.codes, weight.scales, weight.zeros, weight.group_size, bias, added, out)
+        return out
+    return quantized_linear_reference(x, weight, bias, residual, out_dtype=out_dtype)
+
+
+def quantized_linear_reference(
+    x: Tensor,
+    weight: PackedMatrix,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The specification of `quantized_linear`."""
+    out = F.linear(x.float(), unpack(weight).dequantize().to(x.device))
+    for other in (bias, residual):
+        if other is not None:
+            out = out + other.float()
+    return out.to(out_dtype or x.dtype)

@@ -1,0 +1,144 @@
+"""Matrices of small integers with a scale for each group of inputs: from floats, packed for the kernels, and back."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+TILE = 64
+"""Output features of a packed tile."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuantizedMatrix:
+    """Element [n, k] is scales[n, g] * (numbers[n, k] - zeros[n, g]) with g = k // group_size."""
+
+    numbers: Tensor
+    """[num_outputs, num_inputs] int8, of `bits` bits: -8..7 or -128..127."""
+    scales: Tensor
+    """[num_outputs, num_groups] float32; may be negative."""
+    zeros: Tensor | None
+    """[num_outputs, num_groups] float32, whole; None is 0 everywhere."""
+    bits: int
+    """4 or 8."""
+    group_size: int
+    """Inputs that share a scale; the last group may be smaller."""
+
+    def dequantize(self) -> Tensor:
+        """[num_outputs, num_inputs] float32."""
+        groups = torch.arange(self.numbers.shape[1], device=self.numbers.device) // self.group_size
+        numbers = self.numbers.float()
+        if self.zeros is not None:
+            numbers = numbers - self.zeros[:, groups]
+        return numbers * self.scales[:, groups]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedMatrix:
+    """The same in the order in which the kernels read it: tiles of 64 outputs, zeros behind the last output."""
+
+    codes: Tensor
+    """[num_tiles, num_inputs / 2, 16 * bits] uint8: pairs of inputs of the tile's outputs, see quantized_codes.h."""
+    scales: Tensor
+    """[num_tiles, num_groups, 64] float32."""
+    zeros: Tensor | None
+    """The same, or None."""
+    bits: int
+    group_size: int
+    num_outputs: int
+    num_inputs: int
+
+
+def quantize(weight: Tensor, *, bits: int, group_size: int) -> QuantizedMatrix:
+    """The nearest integers, with scales that let a group's largest value reach the end of their range.
+
+    Args:
+        weight: [num_outputs, num_inputs], any float type.
+        group_size: at least num_inputs is one scale for each output.
+    """
+    num_outputs, num_inputs = weight.shape
+    group_size = min(group_size, num_inputs)
+    num_groups = -(-num_inputs // group_size)
+    numbers = torch.empty(weight.shape, dtype=torch.int8)
+    scales = torch.empty(num_outputs, num_groups)
+    rows = max(1, (1 << 20) // num_inputs)
+    for start in range(0, num_outputs, rows):  # so that what is in between stays small
+        part = weight[start : start + rows].float()
+        grouped = torch.nn.functional.pad(part, (0, num_groups * group_size - num_inputs))
+        grouped = grouped.view(part.shape[0], num_groups, group_size)
+        scale = _scales(grouped, bits)
+        least, most = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+        rounded = (grouped * (1.0 / scale).unsqueeze(-1)).round_().clamp_(least, most)
+        numbers[start : start + rows] = rounded.flatten(1)[:, :num_inputs]
+        scales[start : start + rows] = scale
+    return QuantizedMatrix(numbers=numbers, scales=scales, zeros=None, bits=bits, group_size=group_size)
+
+
+def _scales(grouped: Tensor, bits: int) -> Tensor:
+    """[..., group_size] to [...]; 1 where all is zero."""
+    least, most = grouped.amin(-1), grouped.amax(-1)
+    # Of four bits, the negative end is one further from 0: it belongs to the largest value, whatever its sign.
+    scale = torch.maximum(-least, most) / 127 if bits == 8 else torch.where(-least >= most, least, most) / -8
+    return torch.where(scale == 0, 1.0, scale)
+
+
+def pack(matrix: QuantizedMatrix) -> PackedMatrix:
+    """For `quantized_linear`.
+
+    Raises:
+        ValueError: the number of inputs or a group's is odd.
+    """
+    num_outputs, num_inputs = matrix.numbers.shape
+    if num_inputs % 2 or (matrix.group_size % 2 and matrix.group_size < num_inputs):
+        raise ValueError(f"{num_inputs} inputs in groups of {matrix.group_size}: both must be even")
+    num_tiles = -(-num_outputs // TILE)
+    padding = num_tiles * TILE - num_outputs
+    numbers = torch.nn.functional.pad(matrix.numbers, (0, 0, 0, padding))
+    if matrix.bits == 4:
+        blocks = (numbers + 8).view(torch.uint8).view(num_tiles, 4, 16, num_inputs // 2, 2)
+        low, high = blocks[:, 0] | blocks[:, 1] << 4, blocks[:, 2] | blocks[:, 3] << 4
+        codes = torch.stack((low, high), dim=-1).permute(0, 2, 1, 3, 4)
+    else:
+        magnitudes = numbers.abs().view(torch.uint8)  # of -128: 128, which is the sign alone
+        signed = magnitudes | (numbers < 0).to(torch.uint8) << 7
+        codes = signed.view(num_tiles, 2, 2, 4, 4, num_inputs // 2, 2).permute(0, 5, 1, 3, 2, 4, 6)
+    return PackedMatrix(
+        codes=codes.reshape(num_tiles, num_inputs // 2, 16 * matrix.bits),
+        scales=_tiled(matrix.scales, padding),
+        zeros=None if matrix.zeros is None else _tiled(matrix.zeros, padding),
+        bits=matrix.bits,
+        group_size=matrix.group_size,
+        num_outputs=num_outputs,
+        num_inputs=num_inputs,
+    )
+
+
+def unpack(packed: PackedMatrix) -> QuantizedMatrix:
+    """The inverse of `pack`."""
+    codes, pairs = packed.codes, packed.num_inputs // 2
+    if packed.bits == 4:
+        words = codes.view(-1, pairs, 16, 2, 2)
+        low, high = words[..., 0], words[..., 1]
+        blocks = torch.stack((low & 15, low >> 4, high & 15, high >> 4), dim=1)  # [tiles, 4, pairs, 16, 2]
+        numbers = blocks.permute(0, 1, 3, 2, 4).reshape(-1, packed.num_inputs).view(torch.int8) - 8
+    else:
+        signed = codes.view(-1, pairs, 2, 4, 2, 4, 2).permute(0, 2, 4, 3, 5, 1, 6).reshape(-1, packed.num_inputs)
+        magnitudes = (signed & 127).view(torch.int8)
+        numbers = torch.where(signed == 128, -128, torch.where(signed > 128, -magnitudes, magnitudes)).to(torch.int8)
+    return QuantizedMatrix(
+        numbers=numbers[: packed.num_outputs],
+        scales=_untiled(packed.scales, packed.num_outputs),
+        zeros=None if packed.zeros is None else _untiled(packed.zeros, packed.num_outputs),
+        bits=packed.bits,
+        group_size=packed.group_size,
+    )
+
+
+def _tiled(values: Tensor, padding: int) -> Tensor:
+    """[num_outputs, num_groups] to [num_tiles, num_groups, 64]."""
+    padded = torch.nn.functional.pad(values, (0, 0, 0, padding))
+    return padded.view(-1, TILE, values.shape[1]).transpose(1, 2).contiguous()
+
+
+def _untiled(values: Tensor, num_outputs: int) -> Tensor:
+    return values.transpose(1, 2).reshape(-1, values.shape[1])[:num_outputs]
