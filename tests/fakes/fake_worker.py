@@ -22,7 +22,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     a bad slot; `crash_tokens`, last tokens whose sequence ends the stream whenever it is in a step (`num_crashes`).
 
     Weights called "plus-N" make the next token the last one plus N; "plus-N-broken" can be prepared and no more; others
-    do not exist. `calls` has the names of the calls beside Execute.
+    do not exist. `calls` has the names of the calls beside Execute. A rank but 0 only acknowledges steps.
     """
 
     def __init__(
@@ -32,7 +32,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         num_blocks: int = 10_000,
         eos_token_ids: tuple[int, ...] = (),
         vocab_size: int = 1_000_000,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
+        self.rank = rank
+        self.world_size = world_size
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.num_blocks = num_blocks
@@ -57,6 +61,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.weights = types_pb2.WeightsSource(model="plus-1")
         self.epoch = 0
         self.num_registrations = 0
+        self.rendezvous: list[str] = []
+        """Meeting places that InitDevice named."""
         self.address = ""
         self._server = RpcServer(services=("pagoda.v1.Worker",))
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server.grpc_server)
@@ -92,7 +98,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     async def _register(self, scheduler_address: str, group: int | None) -> None:
         async def messages() -> AsyncIterator[scheduler_pb2.WorkerRegistration]:
             identity = scheduler_pb2.WorkerIdentity(
-                address=self.address, rank=0, world_size=1, device="fake", incarnation=self.incarnation
+                address=self.address,
+                rank=self.rank,
+                world_size=self.world_size,
+                device="fake",
+                incarnation=self.incarnation,
             )
             identity.sleep_level = self.sleep_level
             if self.weights.version:
@@ -139,7 +149,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.epoch = request.session_epoch
         self._asked = request.weights if request.HasField("weights") else types_pb2.WeightsSource(model="plus-1")
         self._forget(request.config.max_num_seqs)
-        return worker_pb2.InitDeviceResponse(worker_incarnation=self.incarnation, device="fake")
+        self.rendezvous.append(request.rendezvous_address)
+        is_leader = self.rank == 0 and self.world_size > 1
+        return worker_pb2.InitDeviceResponse(
+            worker_incarnation=self.incarnation,
+            device="fake",
+            rendezvous_address=f"here:{len(self.rendezvous)}" if is_leader else "",
+        )
 
     async def LoadModel(
         self, request: worker_pb2.LoadModelRequest, context: Any
@@ -271,6 +287,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         )
         if not samples.all():
             output.num_sampled_tokens = samples.astype(np.uint8).tobytes()
+        if self.rank:
+            output.ClearField("token_ids")
+            output.num_sampled_tokens = bytes(len(slots))
         for slot in slots[bad]:
             output.bad_slots.add(slot=int(slot), code=13, message="logits are not finite")
         return output

@@ -47,10 +47,14 @@ def worker_config_to_proto(config: EngineConfig) -> worker_pb2.WorkerConfig:
 
 
 def init_device_to_proto(
-    config: EngineConfig, *, session_epoch: int, weights: WeightsSource | None
+    config: EngineConfig, *, session_epoch: int, weights: WeightsSource | None, rendezvous_address: str = ""
 ) -> worker_pb2.InitDeviceRequest:
     """The first call to a worker."""
-    message = worker_pb2.InitDeviceRequest(session_epoch=session_epoch, config=worker_config_to_proto(config))
+    message = worker_pb2.InitDeviceRequest(
+        session_epoch=session_epoch,
+        config=worker_config_to_proto(config),
+        rendezvous_address=rendezvous_address,
+    )
     if weights is not None:
         message.weights.CopyFrom(weights_source_to_proto(weights))
     return message

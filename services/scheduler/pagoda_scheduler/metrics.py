@@ -77,7 +77,8 @@ class GroupCollector(Collector):
         groups = [group for _, group in sorted(self._groups.groups.copy().items())]
         info = GaugeMetricFamily("pagoda:group_info", "A registered group: 1.", labels=("group", "state", "device"))
         for group in groups:
-            info.add_metric((str(group.number), group.state, group.identity.device), 1)
+            devices = ", ".join(dict.fromkeys(rank.identity.device for rank in group.members))
+            info.add_metric((str(group.number), group.state, devices), 1)
         yield info
         gauges: tuple[tuple[str, str, Callable[[EngineCore], float]], ...] = (
             ("requests_running", "Sequences that the group runs.", lambda core: len(core.scheduler.running)),

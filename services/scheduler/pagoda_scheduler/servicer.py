@@ -307,7 +307,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
                     num_blocks=len(sequence.block_ids),
                 )
         for group in self._groups.groups.values():
-            response.workers.add(identity=group.identity, state=group.state, sleep_level=group.sleep_level)
+            for rank in group.members:
+                response.workers.add(identity=rank.identity, state=group.state, sleep_level=group.sleep_level)
         return response
 
     async def Sleep(self, request: scheduler_pb2.SleepRequest, context: Any) -> scheduler_pb2.SleepResponse:

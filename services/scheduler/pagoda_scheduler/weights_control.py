@@ -13,7 +13,8 @@ from pagoda_common.errors import InvalidRequest, NotFound, NotReady, PagodaError
 from pagoda_common.weights_source import WeightsSource
 from pagoda_scheduler.engine import Engine
 from pagoda_scheduler.engine_core import EngineCore
-from pagoda_scheduler.worker_groups import WorkerGroup, WorkerGroups, asleep, first_of
+from pagoda_scheduler.worker_group import WorkerGroup
+from pagoda_scheduler.worker_groups import WorkerGroups, asleep, first_of
 
 logger = logging.getLogger(__name__)
 

@@ -1,10 +1,11 @@
 """Our side of one worker's service: bring-up and the Execute stream."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import grpc
 import grpc.aio
@@ -26,18 +27,8 @@ CACHE_TIMEOUT_S = 300.0
 """A profiling run and the allocation of the cache may take a while."""
 
 
-@dataclass(frozen=True, slots=True)
-class BroughtUp:
-    """What bringing a worker up has measured."""
-
-    model_info: types_pb2.ModelInfo
-    num_blocks: int
-    num_host_blocks: int
-    swap_block_ns: int
-
-
 class WorkerClient:
-    """One worker: its channel, its bring-up, its Execute stream (an engine.Executor)."""
+    """One worker: its channel, the calls of its bring-up, its Execute stream. GroupClient makes them a group's."""
 
     def __init__(
         self, *, address: str, incarnation: int, session_epoch: int, security: SecurityConfig | None = None
@@ -59,55 +50,66 @@ class WorkerClient:
         self.num_bytes_received = 0
         """Counter: bytes of results."""
 
-    async def bring_up(self, config: EngineConfig, weights: WeightsSource | None = None) -> BroughtUp:
-        """InitDevice, LoadModel, DetermineNumAvailableBlocks, InitializeCache, then open the Execute stream.
+    async def init_device(
+        self, config: EngineConfig, weights: WeightsSource | None = None, *, rendezvous: str = ""
+    ) -> str:
+        """Claim the device.
 
         Args:
             weights: to be held instead of the model's own.
+            rendezvous: host:port where this rank meets the others; empty for rank 0.
+
+        Returns:
+            Where the other ranks meet rank 0; empty of any other, and where there is one rank alone.
 
         Raises:
-            PagodaError: the worker refused, failed or went away.
+            PagodaError: the worker refused, failed or went away; so of the other calls.
         """
-        try:
-            return await self._bring_up(config, weights)
-        except grpc.RpcError as error:
-            raise error_from_rpc(error) from error
-
-    async def _bring_up(self, config: EngineConfig, weights: WeightsSource | None) -> BroughtUp:
-        epoch = self._epoch
-        init = init_device_to_proto(config, session_epoch=epoch, weights=weights)
-        device = await self._stub.InitDevice(init, timeout=INIT_TIMEOUT_S, wait_for_ready=True)
+        request = init_device_to_proto(
+            config, session_epoch=self._epoch, weights=weights, rendezvous_address=rendezvous
+        )
+        with _errors():
+            device = await self._stub.InitDevice(request, timeout=INIT_TIMEOUT_S, wait_for_ready=True)
         if device.worker_incarnation != self._incarnation:
             raise NotReady(f"worker at {self.address} was restarted; waiting for its registration")
         logger.info("worker %s: %s", self.address, device.device)
+        return device.rendezvous_address
 
-        info = await self._load_model()
-        request = worker_pb2.DetermineNumAvailableBlocksRequest(session_epoch=epoch)
-        available = await self._stub.DetermineNumAvailableBlocks(request, timeout=CACHE_TIMEOUT_S)
-        num_blocks = config.cache.num_blocks_override or available.num_blocks
-        initialize = worker_pb2.InitializeCacheRequest(
-            session_epoch=epoch, num_blocks=num_blocks, num_cpu_blocks=available.num_cpu_blocks
-        )
-        cache = await self._stub.InitializeCache(initialize, timeout=CACHE_TIMEOUT_S)
-        logger.info("worker %s: %d KV-cache blocks of %d tokens", self.address, num_blocks, config.cache.block_size)
-
-        self._stream = self._stub.Execute()
-        self._writer = asyncio.create_task(self._write())
-        return BroughtUp(info, num_blocks, available.num_cpu_blocks, cache.swap_block_ns)
-
-    async def _load_model(self) -> types_pb2.ModelInfo:
+    async def load_model(self) -> types_pb2.ModelInfo:
+        """Load the weights, unless they are there."""
         info: types_pb2.ModelInfo | None = None
         reported = 0
-        async for progress in self._stub.LoadModel(worker_pb2.LoadModelRequest(session_epoch=self._epoch)):
-            tenths = 10 * progress.loaded_bytes // progress.total_bytes if progress.total_bytes else 0
-            if tenths > reported:
-                reported = tenths
-                logger.info("worker %s: %d %% of the weights are loaded", self.address, 10 * tenths)
-            if progress.HasField("model_info"):
-                info = progress.model_info
+        with _errors():
+            async for progress in self._stub.LoadModel(worker_pb2.LoadModelRequest(session_epoch=self._epoch)):
+                tenths = 10 * progress.loaded_bytes // progress.total_bytes if progress.total_bytes else 0
+                if tenths > reported:
+                    reported = tenths
+                    logger.info("worker %s: %d %% of the weights are loaded", self.address, 10 * tenths)
+                if progress.HasField("model_info"):
+                    info = progress.model_info
         if info is None:
             raise NotReady(f"worker at {self.address} ended LoadModel without model_info")
         return info
+
+    async def determine_num_available_blocks(self) -> tuple[int, int]:
+        """KV-cache blocks that fit on the device, and in host memory."""
+        request = worker_pb2.DetermineNumAvailableBlocksRequest(session_epoch=self._epoch)
+        with _errors():
+            available = await self._stub.DetermineNumAvailableBlocks(request, timeout=CACHE_TIMEOUT_S)
+        return available.num_blocks, available.num_cpu_blocks
+
+    async def initialize_cache(self, num_blocks: int, num_host_blocks: int) -> int:
+        """Allocate the KV cache; nanoseconds to move a block to the host or back."""
+        request = worker_pb2.InitializeCacheRequest(
+            session_epoch=self._epoch, num_blocks=num_blocks, num_cpu_blocks=num_host_blocks
+        )
+        with _errors():
+            return int((await self._stub.InitializeCache(request, timeout=CACHE_TIMEOUT_S)).swap_block_ns)
+
+    def open_stream(self) -> None:
+        """Open the Execute stream: `send` and `receive` may be called from now on."""
+        self._stream = self._stub.Execute()
+        self._writer = asyncio.create_task(self._write())
 
     def send(self, output: SchedulerOutput) -> None:
         """Send a step; returns at once."""
@@ -119,11 +121,9 @@ class WorkerClient:
         Raises:
             PagodaError: the stream ended.
         """
-        assert self._stream is not None, "bring_up() comes first"
-        try:
+        assert self._stream is not None, "open_stream() comes first"
+        with _errors():
             message = await self._stream.read()
-        except grpc.RpcError as error:
-            raise error_from_rpc(error) from error
         if not isinstance(message, worker_pb2.SamplerOutput):  # grpc.aio.EOF
             details = await self._stream.details()
             raise NotReady(f"worker at {self.address} ended the Execute stream: {details or 'without a reason'}")
@@ -153,3 +153,12 @@ class WorkerClient:
         if self._stream is not None:
             self._stream.cancel()
         await self._channel.close()
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Failures of calls as PagodaErrors."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise error_from_rpc(error) from error

@@ -1,8 +1,9 @@
 """Our side of a worker's calls beside its steps: sleep, wake up, other weights."""
 
+import asyncio
 import logging
-from collections.abc import AsyncIterable
-from typing import Self
+from collections.abc import AsyncIterable, Coroutine, Iterable, Sequence
+from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -18,6 +19,8 @@ from pagoda_common.weights_source import WeightsSource
 from pagoda_scheduler.convert import init_device_to_proto
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 INIT_TIMEOUT_S = 60.0
 MOVE_TIMEOUT_S = 600.0
@@ -114,3 +117,46 @@ class WorkerControl:
             if tenths > told:
                 told = tenths
                 logger.info("worker %s: %d %% of the new weights are there", self._address, 10 * tenths)
+
+
+class GroupControl:
+    """All ranks of a group for the time of one operation (`async with`). Every rank does it, whatever the others say.
+
+    Every call raises PagodaError, the first rank's that could not. A group whose ranks are of different minds then does
+    not stay so: its next bring-up tells all of them the same weights.
+    """
+
+    def __init__(self, ranks: Sequence[WorkerControl]) -> None:
+        self._ranks = ranks
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for rank in self._ranks:
+            await rank.__aexit__()
+
+    async def sleep(self, level: int) -> int:
+        """Give memory away; the bytes that the devices got back."""
+        return sum(await _all(rank.sleep(level) for rank in self._ranks))
+
+    async def wake_up(self, *, weights_only: bool) -> None:
+        """Bring the weights back."""
+        await _all(rank.wake_up(weights_only=weights_only) for rank in self._ranks)
+
+    async def prepare(self, source: WeightsSource | None) -> bool:
+        """Read weights beside the steps; None forgets them. False: a worker has no model yet that they could fit."""
+        return all(await _all(rank.prepare(source) for rank in self._ranks))
+
+    async def reload(self, source: WeightsSource) -> None:
+        """Change over to other weights, at once if they were prepared."""
+        await _all(rank.reload(source) for rank in self._ranks)
+
+
+async def _all(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Every result; the first failure when all are over."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]

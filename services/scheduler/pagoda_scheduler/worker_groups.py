@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import AsyncIterable, Awaitable, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any
 
 from pagoda.v1 import scheduler_pb2, types_pb2
@@ -15,12 +14,13 @@ from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError
 from pagoda_scheduler import heartbeats
 from pagoda_scheduler.engine import Engine
 from pagoda_scheduler.engine_core import EngineCore
+from pagoda_scheduler.group_client import GroupClient
 from pagoda_scheduler.group_orders import GroupOrders
-from pagoda_scheduler.hold import Hold
 from pagoda_scheduler.timeline import Timeline
 from pagoda_scheduler.traces import TracedTimeline
 from pagoda_scheduler.worker_client import WorkerClient
-from pagoda_scheduler.worker_control import WorkerControl
+from pagoda_scheduler.worker_control import GroupControl, WorkerControl
+from pagoda_scheduler.worker_group import Rank, WorkerGroup
 
 logger = logging.getLogger(__name__)
 
@@ -34,47 +34,6 @@ MAX_RETRY_S = 10.0
 
 LASTING = ("loading", "standby", "serving", "sleeping", "waking", "reloading")
 """What a worker goes on with when its registration is cut off."""
-
-
-@dataclass(slots=True, eq=False)
-class WorkerGroup:
-    """A registered worker group."""
-
-    number: int
-    identity: scheduler_pb2.WorkerIdentity
-    state: str = "registered"
-    """registered, loading, standby, serving, sleeping, waking, reloading, leaving or lost."""
-    sleep_level: int = 0
-    """0 awake; 1 or 2."""
-    core: EngineCore | None = None
-    """Its step loop, while there is one."""
-    task: asyncio.Task[None] | None = None
-    lost: asyncio.Event = field(default_factory=asyncio.Event)
-    stream: object = None
-    """The registration that it has now."""
-    grace: asyncio.TimerHandle | None = None
-    """Until its registration, which was cut off, must be back."""
-    hold: Hold = field(default_factory=Hold)
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """It serves, stands by, or has failed to."""
-    error: PagodaError | None = None
-    """Why it has failed."""
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it serves and has nothing to do."""
-        return self.core is not None and not self.core.scheduler.has_unfinished_requests
-
-    def come_back(self) -> None:
-        """The registration is there again."""
-        if self.grace is not None:
-            self.grace.cancel()
-            self.grace = None
-
-    def settle(self, state: str, error: PagodaError | None = None) -> None:
-        """End of a bring-up."""
-        self.state, self.error = state, error
-        self.settled.set()
 
 
 class WorkerGroups:
@@ -102,6 +61,7 @@ class WorkerGroups:
             NotReady: no heartbeat came for too long.
         """
         group: WorkerGroup | None = None
+        rank: Rank | None = None
         stream = object()
         is_cut_off = True
 
@@ -111,30 +71,31 @@ class WorkerGroups:
         try:
             async with aclosing(heartbeats.in_time(aiter(messages), is_idle)) as beating:
                 async for message in beating:
-                    if group is None:
-                        group = self._enter(message.identity)
-                        group.stream = stream
+                    if group is None or rank is None:
+                        group, rank = self._enter(message.identity)
+                        rank.stream = stream
                     elif message.HasField("leaving"):
-                        await self._let_go(group, message.leaving.timeout_s)
+                        await self._let_go(group, rank, message.leaving.timeout_s)
                         is_cut_off = False
                         return
         except NotReady:
             is_cut_off = False
             raise
         finally:
-            if group is not None and group.stream is stream:
-                self._lose_sight(group, is_cut_off=is_cut_off)
+            if group is not None and rank is not None and rank.stream is stream:
+                self._lose_sight(group, rank, is_cut_off=is_cut_off)
 
-    def _lose_sight(self, group: WorkerGroup, *, is_cut_off: bool) -> None:
+    def _lose_sight(self, group: WorkerGroup, rank: Rank, *, is_cut_off: bool) -> None:
         """A registration is over. A worker that computes on may only have been cut off for a moment."""
         if is_cut_off and group.state in LASTING and not group.lost.is_set():
-            group.grace = asyncio.get_running_loop().call_later(REGISTRATION_GRACE_S, group.lost.set)
+            rank.grace = asyncio.get_running_loop().call_later(REGISTRATION_GRACE_S, group.drop, rank)
         else:
-            group.lost.set()
+            group.drop(rank)
 
-    async def _let_go(self, group: WorkerGroup, timeout_s: float) -> None:
-        """Give the group nothing new, and wait for what runs there; at most `timeout_s`."""
-        logger.info("group %d: worker at %s leaves", group.number, group.identity.address)
+    async def _let_go(self, group: WorkerGroup, rank: Rank, timeout_s: float) -> None:
+        """Give the rank's group nothing new, and wait for what runs there; at most `timeout_s`."""
+        logger.info("%s: worker at %s leaves", group.name_of(rank), rank.identity.address)
+        rank.is_leaving = True
         was_serving, core = group.state == "serving", group.core
         group.state = "leaving"
         if core is None or not was_serving:
@@ -145,27 +106,42 @@ class WorkerGroups:
         while group.core is core and core.scheduler.has_unfinished_requests and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(LEAVE_POLL_S)
 
-    def _enter(self, identity: scheduler_pb2.WorkerIdentity) -> WorkerGroup:
+    def _enter(self, identity: scheduler_pb2.WorkerIdentity) -> tuple[WorkerGroup, Rank]:
         if not identity.address:
             raise InvalidRequest("the first message must be an identity with an address", field="identity")
         self._config.security.check_dial(identity.address, name="identity.address")
-        if identity.world_size > 1:
-            raise InvalidRequest(f"world_size is {identity.world_size}, only 1 is supported", field="world_size")
+        world_size = max(1, identity.world_size)
+        if identity.rank >= world_size:
+            raise InvalidRequest(f"rank is {identity.rank}, must be below world_size, {world_size}", field="rank")
+        if world_size > 1 and not identity.HasField("group"):
+            raise InvalidRequest(f"group is not set, must be the same for all {world_size} ranks", field="group")
         for group in self.groups.values():
-            if _is_same(group.identity, identity) and not group.lost.is_set():
-                logger.info("group %d: worker at %s is registered again", group.number, identity.address)
-                group.come_back()
-                return group
+            for rank in group.members:
+                if _is_same(rank.identity, identity) and not group.lost.is_set():
+                    logger.info("%s: worker at %s is registered again", group.name_of(rank), identity.address)
+                    rank.come_back()
+                    return group, rank
+        rank = Rank(identity)
+        group = self._group_for(identity, world_size)
+        group.put(rank)
+        self._learn(group, identity)
+        name, device = group.name_of(rank), identity.device
+        logger.info("%s: worker at %s (%s) has registered", name, identity.address, device)
+        if group.task is None:
+            group.task = asyncio.create_task(self._drive(group))
+            group.task.add_done_callback(lambda _: self._remove(group))
+        return group, rank
+
+    def _group_for(self, identity: scheduler_pb2.WorkerIdentity, world_size: int) -> WorkerGroup:
+        """The group that a worker belongs to: the one of its other ranks, else a new one in the place of an older."""
         number = identity.group if identity.HasField("group") else self._free_number()
-        if number in self.groups:
+        group = self.groups.get(number)
+        if group is not None:
+            if group.world_size == world_size > 1 and not group.lost.is_set():
+                return group
             logger.warning("group %d: worker %s replaces an older one", number, identity.address)
-            self.groups[number].lost.set()
-        group = WorkerGroup(number, identity)
-        self.groups[number] = group
-        self._learn(group)
-        logger.info("group %d: worker at %s (%s) has registered", number, identity.address, identity.device)
-        group.task = asyncio.create_task(self._drive(group))
-        group.task.add_done_callback(lambda _: self._remove(group))
+            group.lost.set()
+        group = self.groups[number] = WorkerGroup(number, world_size)
         return group
 
     @property
@@ -174,65 +150,86 @@ class WorkerGroups:
         levels = [group.sleep_level for group in self.groups.values() if group.sleep_level]
         return min(levels, default=0 if self.groups else self.orders.sleep_level_of_all)
 
-    def _learn(self, group: WorkerGroup) -> None:
+    def _learn(self, group: WorkerGroup, identity: scheduler_pb2.WorkerIdentity) -> None:
         """What the worker knows of orders, and what it is to do."""
-        identity, number = group.identity, group.number
+        number = group.number
         weights = weights_source_from_proto(identity.weights) if identity.HasField("weights") else None
         self.orders.learn(number, incarnation=identity.incarnation, sleep_level=identity.sleep_level, weights=weights)
         group.sleep_level = self.orders.sleep_level(number)
         if group.sleep_level:
             group.hold.want(asleep(group.sleep_level))
 
-    def control(self, group: WorkerGroup) -> WorkerControl:
-        """Calls to the group's worker beside its steps; to be closed."""
-        return WorkerControl(
-            config=self._config,
-            weights=self.orders.weights(group.number),
-            address=group.identity.address,
-            incarnation=group.identity.incarnation,
-            session_epoch=self._epoch,
-            security=self._config.security,
+    def control(self, group: WorkerGroup) -> GroupControl:
+        """Calls to the group's workers beside its steps; to be closed."""
+        return GroupControl(
+            [
+                WorkerControl(
+                    config=self._config,
+                    weights=self.orders.weights(group.number),
+                    address=rank.identity.address,
+                    incarnation=rank.identity.incarnation,
+                    session_epoch=self._epoch,
+                    security=self._config.security,
+                )
+                for rank in group.members
+            ]
         )
 
     def _free_number(self) -> int:
         return next(number for number in range(len(self.groups) + 1) if number not in self.groups)
 
     def _remove(self, group: WorkerGroup) -> None:
-        group.come_back()
+        for rank in group.members:
+            group.drop(rank)
         if self.groups.get(group.number) is group:
             del self.groups[group.number]
-        logger.warning("group %d: worker at %s is gone", group.number, group.identity.address)
 
     async def _drive(self, group: WorkerGroup) -> None:
         """Bring a group up and let it serve, again and again until it is lost."""
         pause = RETRY_S
-        if group.sleep_level:
-            await self._stay_asleep(group)
         while not group.lost.is_set():
+            has_new_ranks = group.changed.is_set()
+            group.changed.clear()
+            if has_new_ranks and group.sleep_level:
+                await self._stay_asleep(group)
             if group.hold.is_wanted:
                 if group.sleep_level:
                     group.state = "sleeping"
                 self._note(group.hold.reason)
-                await first_of(group.hold.rest(), group.lost.wait())
+                await first_of(group.hold.rest(), group.lost.wait(), group.changed.wait())
+                continue
+            if group.missing:
+                await self._wait_for_ranks(group)
                 continue
             serve = asyncio.create_task(self._serve(group))
-            await first_of(serve, group.lost.wait(), group.hold.wait_wanted())
+            await first_of(serve, group.lost.wait(), group.changed.wait(), group.hold.wait_wanted())
             was_serving = group.state == "serving"
             if not serve.done():
                 serve.cancel()
             await asyncio.wait([serve])
             error = None if serve.cancelled() else serve.exception()
-            if (group.grace is not None and not group.hold.is_wanted) or group.state == "leaving":
-                group.lost.set()  # cut off from both sides, or on its way out
+            for rank in group.members:  # those cut off from both sides, or on their way out
+                if (rank.grace is not None and not group.hold.is_wanted) or rank.is_leaving:
+                    group.drop(rank)
             group.state = "lost" if group.lost.is_set() else "registered"
             if group.lost.is_set():
                 return
-            if group.hold.is_wanted:
+            if group.hold.is_wanted or group.missing:
                 continue
             pause = RETRY_S if was_serving else min(2 * pause, MAX_RETRY_S)
-            logger.warning("group %d: %s; trying again in %.1f s", group.number, error, pause)
-            group.settle(group.state, error if isinstance(error, PagodaError) else PagodaError(str(error)))
+            reason = error or f"worker group {group.number} has a new rank"
+            logger.warning("group %d: %s; trying again in %.1f s", group.number, reason, pause)
+            group.settle(group.state, reason if isinstance(reason, PagodaError) else PagodaError(str(reason)))
             await first_of(group.lost.wait(), group.hold.wait_wanted(), timeout_s=pause)
+
+    async def _wait_for_ranks(self, group: WorkerGroup) -> None:
+        """Return when a rank has come or gone, or the group is to be held."""
+        ranks = ", ".join(map(str, group.missing))
+        reason = f"worker group {group.number} waits for rank {ranks} of {group.world_size}"
+        logger.info("%s", reason)
+        self._note(reason)
+        group.settle("registered", NotReady(reason))
+        await first_of(group.changed.wait(), group.lost.wait(), group.hold.wait_wanted())
 
     async def _stay_asleep(self, group: WorkerGroup) -> None:
         """A worker comes back, or a new one comes, to a group that sleeps."""
@@ -248,12 +245,16 @@ class WorkerGroups:
         Raises:
             PagodaError: why it does not serve any more.
         """
-        identity = group.identity
-        client = WorkerClient(
-            address=identity.address,
-            incarnation=identity.incarnation,
-            session_epoch=self._epoch,
-            security=self._config.security,
+        client = GroupClient(
+            [
+                WorkerClient(
+                    address=rank.identity.address,
+                    incarnation=rank.identity.incarnation,
+                    session_epoch=self._epoch,
+                    security=self._config.security,
+                )
+                for rank in group.members
+            ]
         )
         core: EngineCore | None = None
         run: asyncio.Task[None] | None = None

@@ -35,6 +35,8 @@ logger = logging.getLogger("pagoda_worker")
 SERVICE = "pagoda.v1.Worker"
 STOP_GRACE_S = 1.0
 """Time that open calls get at the end. Requests are not lost with them: the scheduler requeues what runs here."""
+_BOUNDS = (("threads", 1), ("group", 0), ("rank", 0), ("world_size", 1), ("device_index", 0), ("drain_timeout", 0))
+"""Least values of flags."""
 
 
 async def serve(args: argparse.Namespace, security: SecurityConfig, observability: ObservabilityConfig) -> None:
@@ -46,10 +48,16 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
     from pagoda_worker.metrics import WorkerCollector, WorkerMetrics
     from pagoda_worker.registration import Registration
     from pagoda_worker.servicer import WorkerServicer
+    from pagoda_worker.tensor_parallel import TensorParallel
     from pagoda_worker.worker import Worker
 
     server = RpcServer(services=(SERVICE,), security=security.server, enable_channelz=observability.enable_channelz)
-    worker, registry = Worker(num_threads=args.threads), CollectorRegistry()
+    own_host = _reachable_host(args.host)
+    reached_at = own_host if args.advertise_address is None else args.advertise_address.rpartition(":")[0].strip("[]")
+    parallel = TensorParallel(rank=args.rank, world_size=args.world_size, host=reached_at)
+    device_index = args.rank if args.device_index is None else args.device_index
+    worker = Worker(num_threads=args.threads, parallel=parallel, device_index=device_index)
+    registry = CollectorRegistry()
     metrics = WorkerMetrics(registry=registry) if args.metrics_port is not None else None
     servicer = WorkerServicer(worker=worker, set_serving=server.set_serving, metrics=metrics)
     worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server.grpc_server)
@@ -61,11 +69,11 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
             bound = serve_metrics(process_registry(registry), host=args.host, port=args.metrics_port)
             logger.info("metrics on http://%s:%d/metrics", args.host, bound)
         identity = scheduler_pb2.WorkerIdentity(
-            address=args.advertise_address or f"{_reachable_host(args.host)}:{port}",
+            address=args.advertise_address or f"{own_host}:{port}",
             group=args.group,
             rank=args.rank,
             world_size=args.world_size,
-            device=claim_device("auto").description,
+            device=claim_device("auto", device_index).description,
             incarnation=servicer.fence.incarnation,
             capabilities=["swap"],
             version=version("pagoda"),
@@ -98,7 +106,7 @@ def _reachable_host(host: str) -> str:
 
 
 def _from_environment(name: str) -> int | None:
-    """An index that Kubernetes' LeaderWorkerSet gives."""
+    """A number that Kubernetes' LeaderWorkerSet gives."""
     value = os.environ.get(name, "")
     return int(value) if value.isdigit() else None
 
@@ -129,7 +137,18 @@ def _parser() -> argparse.ArgumentParser:
         help="rank within the group (default: LWS_WORKER_INDEX, else 0)",
     )
     group.add_argument("--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics there; 0 is any")
-    group.add_argument("--world-size", type=int, default=1, help="ranks in the group (default: %(default)s)")
+    group.add_argument(
+        "--world-size",
+        type=int,
+        default=_from_environment("LWS_GROUP_SIZE") or 1,
+        help="ranks that hold the model together by tensor parallelism (default: LWS_GROUP_SIZE, else 1)",
+    )
+    group.add_argument(
+        "--device-index",
+        type=int,
+        metavar="INDEX",
+        help="which CUDA device, counted round where there are fewer (default: the rank)",
+    )
     group.add_argument(
         "--threads",
         type=int,
@@ -154,12 +173,16 @@ def main() -> None:
         die_with_parent(args.die_with_parent)
     configure_logging("worker", os.environ.get("PAGODA_LOG_LEVEL", "info"), args.log_format)
     with config_errors(parser):
-        for name, low in (("threads", 1), ("group", 0), ("rank", 0), ("world_size", 1), ("drain_timeout", 0)):
+        for name, low in _BOUNDS:
             value = getattr(args, name)
             if value is not None and value < low:
                 raise ConfigError(f"{name} is {value}, must be at least {low}", field=name)
-        if args.world_size > 1:
-            raise ConfigError(f"world_size is {args.world_size}, only 1 is supported", field="world_size")
+        if args.rank >= args.world_size:
+            raise ConfigError(f"rank is {args.rank}, must be below world_size, {args.world_size}", field="rank")
+        if args.world_size > 1 and args.group is None:
+            raise ConfigError(
+                f"group is not set, must be the same number for all {args.world_size} ranks", field="group"
+            )
         security, observability = security_config_from_args(args), observability_config_from_args(args)
         security.server.check_listen(args.host)
         security.check_dial(args.scheduler, name="scheduler")

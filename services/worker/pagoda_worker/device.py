@@ -26,8 +26,11 @@ class DeviceInfo:
     total_memory_bytes: int
 
 
-def claim_device(name: Device) -> DeviceInfo:
+def claim_device(name: Device, index: int = 0) -> DeviceInfo:
     """The device to run on; auto takes an accelerator if there is one.
+
+    Args:
+        index: which accelerator; counted round where there are fewer.
 
     Raises:
         ConfigError: cuda was asked for, and there is none.
@@ -37,7 +40,8 @@ def claim_device(name: Device) -> DeviceInfo:
         raise ConfigError("device is 'cuda', but torch finds no CUDA device", field="device")
     if name == "cpu" or not has_cuda:
         return DeviceInfo(torch.device("cpu"), f"cpu, {len(os.sched_getaffinity(0))} cores", _total_memory_bytes())
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = torch.device("cuda", index % torch.cuda.device_count())
+    torch.cuda.set_device(device)
     properties = torch.cuda.get_device_properties(device)
     return DeviceInfo(device, f"cuda, {properties.name}", properties.total_memory)
 

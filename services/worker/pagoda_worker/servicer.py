@@ -88,6 +88,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def close(self) -> None:
         """Let the step that runs end; a load that runs is given up."""
         self._is_closed = True
+        self._worker.parallel.abandon()
         for thread in (self._reader, self._thread):
             await asyncio.to_thread(thread.shutdown, wait=True, cancel_futures=True)
 
@@ -102,13 +103,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         if is_new:
             self._replace_stream(None, "a newer scheduler took over")
             await self._set_serving(False)
+        self._worker.parallel.abandon()
         await self._wait_for_step()
         weights = weights_source_from_proto(request.weights) if request.HasField("weights") else None
-        info = await self._on_model_thread(self._worker.init_device, config, weights)
+        info = await self._on_model_thread(
+            lambda: self._worker.init_device(config, weights, rendezvous=request.rendezvous_address)
+        )
         return worker_pb2.InitDeviceResponse(
             worker_incarnation=self.fence.incarnation,
             device=info.description,
             total_memory_bytes=info.total_memory_bytes,
+            rendezvous_address=self._worker.parallel.address,
         )
 
     async def _wait_for_step(self) -> None:

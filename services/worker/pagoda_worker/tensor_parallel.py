@@ -24,6 +24,8 @@ CONNECT_TIMEOUT_S = 60.0
 """For all ranks to come to the meeting place."""
 OPERATION_TIMEOUT_S = 300.0
 """For a rank to come to a sum: another one's kernels may be compiled in its first step."""
+STORE_TIMEOUT_S = 5.0
+"""For one question to the meeting place, which listens."""
 POLL_S = 0.01
 
 
@@ -54,6 +56,11 @@ class TensorParallel:
         self._is_abandoned = threading.Event()
 
     @property
+    def address(self) -> str:
+        """Where the other ranks meet rank 0; empty of other ranks, and without any."""
+        return "{}:{}".format(*self._address) if self.is_leader and self._address is not None else ""
+
+    @property
     def is_leader(self) -> bool:
         """Whether this rank samples for all."""
         return self.rank == 0
@@ -63,11 +70,8 @@ class TensorParallel:
         size = -(-total // self.world_size)
         return range(min(self.rank * size, total), min((self.rank + 1) * size, total))
 
-    def open(self) -> str:
-        """The leader's side: let go of earlier connections and make a new meeting place.
-
-        Returns:
-            host:port, for `invite` of the other ranks.
+    def open(self) -> None:
+        """The leader's side: let go of earlier connections and make a new meeting place, `address`.
 
         Raises:
             ConfigError: `host` is no address of this machine.
@@ -91,7 +95,6 @@ class TensorParallel:
             self._host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
         self._address = self._host, port
-        return f"{self._host}:{port}"
 
     def invite(self, address: str) -> None:
         """The other ranks' side: let go of earlier connections; `connect` goes to this host:port."""
@@ -119,16 +122,18 @@ class TensorParallel:
             raise NotReady(f"rank {self.rank} could not meet the other ranks of its group: {reason}") from error
 
     def _meet(self, host: str, port: int, device: torch.device) -> None:
-        timeout = timedelta(seconds=CONNECT_TIMEOUT_S)
-        if self._store is None:
-            self._store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
-        # Waited for in small steps, which `abandon` can end: a process group's constructor cannot be interrupted.
-        self._store.set(f"rank-{self.rank}", "here")
+        # Waited for in small steps, which `abandon` can end: the constructors of stores and process groups may block
+        # for minutes, and cannot be interrupted.
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
+        while self._store is None:
+            if _listens(host, port):
+                timeout = timedelta(seconds=STORE_TIMEOUT_S)
+                self._store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+            else:
+                self._pause("rank 0", deadline)
+        self._store.set(f"rank-{self.rank}", "here")
         while absent := [rank for rank in range(self.world_size) if not self._store.check([f"rank-{rank}"])]:
-            if self._is_abandoned.is_set() or time.monotonic() > deadline:
-                raise RuntimeError(f"{', '.join(f'rank {rank}' for rank in absent)} did not come")
-            time.sleep(POLL_S)
+            self._pause(", ".join(f"rank {rank}" for rank in absent), deadline)
         gloo: Any = dist.ProcessGroupGloo  # its stubs know no options
         options = gloo._Options()
         options._timeout = timedelta(seconds=OPERATION_TIMEOUT_S)
@@ -141,6 +146,11 @@ class TensorParallel:
             options._timeout = timedelta(seconds=OPERATION_TIMEOUT_S)
             self._on_device = nccl(PrefixStore("device", self._store), self.rank, self.world_size, options)
         logger.info("rank %d of %d is connected at %s:%d", self.rank, self.world_size, host, port)
+
+    def _pause(self, absent: str, deadline: float) -> None:
+        if self._is_abandoned.is_set() or time.monotonic() > deadline:
+            raise RuntimeError(f"{absent} did not come")
+        time.sleep(POLL_S)
 
     def abandon(self) -> None:
         """From any thread: let a `connect` that waits fail soon."""
@@ -183,6 +193,14 @@ class TensorParallel:
         if group is None:
             raise StaleEpoch("the ranks are not connected: call InitDevice and LoadModel first")
         return group
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
 
 
 ALONE = TensorParallel()

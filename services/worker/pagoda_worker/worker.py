@@ -57,13 +57,17 @@ class Worker:
     idempotent for equal arguments, but initialize_cache, which forgets every sequence.
     """
 
-    def __init__(self, *, num_threads: int | None = None, parallel: TensorParallel = ALONE) -> None:
+    def __init__(
+        self, *, num_threads: int | None = None, parallel: TensorParallel = ALONE, device_index: int = 0
+    ) -> None:
         """
         Args:
             num_threads: of torch on a CPU; None decides by the size of the model.
             parallel: the ranks that hold the model together with this worker.
+            device_index: which accelerator, where there are several.
         """
         self._num_threads = num_threads
+        self._device_index = device_index
         self.parallel = parallel
         self._config: EngineConfig | None = None
         self._device: DeviceInfo | None = None
@@ -98,23 +102,32 @@ class Worker:
         """What the model holds instead of its own checkpoint's weights; None: those."""
         return None if self._weights is None else self._weights.source
 
-    def init_device(self, config: EngineConfig, weights: WeightsSource | None = None) -> DeviceInfo:
+    def init_device(
+        self, config: EngineConfig, weights: WeightsSource | None = None, *, rendezvous: str = ""
+    ) -> DeviceInfo:
         """Claim the device. Another config than the one before drops the model.
+
+        Of several ranks, rank 0 lets go of the others and opens a new meeting place.
 
         Args:
             weights: what load_model is to load; None is the model's own checkpoint.
+            rendezvous: rank 0's meeting place, for the other ranks; empty leaves their connections as they are.
 
         Raises:
             ConfigError: the device is not there.
         """
         if config != self._config or self._device is None:
             self._release()
-            self._device = claim_device(config.model.device)
+            self._device = claim_device(config.model.device, self._device_index)
             self._config = config
             use_references(config.model.reference_kernels)
         if self._weights is not None:
             self._weights.forget_prepared()  # by another scheduler, or for a swap that did not come
         self._asked_weights = weights
+        if self.parallel.world_size > 1 and self.parallel.is_leader:
+            self.parallel.open()
+        elif rendezvous:
+            self.parallel.invite(rendezvous)
         return self._device
 
     def _release(self) -> None:

@@ -26,10 +26,8 @@ class Ranks:
     def init_device(self, config: EngineConfig) -> None:
         leader, *others = self.workers
         leader.init_device(config)
-        address = leader.parallel.open()
         for worker in others:
-            worker.init_device(config)
-            worker.parallel.invite(address)
+            worker.init_device(config, rendezvous=leader.parallel.address)
 
     def load_model(self, progress: Callable[[int, int], None]) -> ModelFacts:
         return self._all("load_model", progress)[0]  # type: ignore[no-any-return]

@@ -238,7 +238,8 @@ def test_a_rank_that_is_lost_fails_the_others_step_and_the_group_meets_anew() ->
 def test_a_rank_that_does_not_come_is_named_and_waiting_can_be_ended() -> None:
     leader = TensorParallel(rank=0, world_size=3)
     other = TensorParallel(rank=2, world_size=3)
-    other.invite(leader.open())
+    leader.open()
+    other.invite(leader.address)
     failures: list[str] = []
 
     def connect(ranks: TensorParallel) -> None:
@@ -250,9 +251,8 @@ def test_a_rank_that_does_not_come_is_named_and_waiting_can_be_ended() -> None:
     threads = [threading.Thread(target=connect, args=(ranks,)) for ranks in (leader, other)]
     for thread in threads:
         thread.start()
-    for ranks in (leader, other):
+    for ranks, thread in zip((other, leader), reversed(threads), strict=True):  # the meeting place goes last
         ranks.abandon()
-    for thread in threads:
         thread.join(timeout=30)
     assert len(failures) == 2
     assert any("rank 1" in failure for failure in failures)

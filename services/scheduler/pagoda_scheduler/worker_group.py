@@ -1,0 +1,104 @@
+"""WorkerGroup: the registered ranks that hold one copy of the model, and how they are. Knows no gRPC calls."""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from pagoda.v1 import scheduler_pb2
+from pagoda_common.errors import PagodaError
+from pagoda_scheduler.engine_core import EngineCore
+from pagoda_scheduler.hold import Hold
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Rank:
+    """One registered worker of a group."""
+
+    identity: scheduler_pb2.WorkerIdentity
+    stream: object = None
+    """The registration that it has now."""
+    grace: asyncio.TimerHandle | None = None
+    """Until its registration, which was cut off, must be back."""
+    is_leaving: bool = False
+
+    @property
+    def number(self) -> int:
+        """0 samples for all."""
+        return self.identity.rank
+
+    def come_back(self) -> None:
+        """The registration is there again."""
+        if self.grace is not None:
+            self.grace.cancel()
+            self.grace = None
+
+
+@dataclass(slots=True, eq=False)
+class WorkerGroup:
+    """A worker group. It may serve while all its ranks are there, and is lost with the last of them."""
+
+    number: int
+    world_size: int
+    """Ranks of a whole group."""
+    ranks: dict[int, Rank] = field(default_factory=dict)
+    """Those that are there."""
+    state: str = "registered"
+    """registered, loading, standby, serving, sleeping, waking, reloading, leaving or lost."""
+    sleep_level: int = 0
+    """0 awake; 1 or 2."""
+    core: EngineCore | None = None
+    """Its step loop, while there is one."""
+    task: asyncio.Task[None] | None = None
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """A rank has come or gone."""
+    hold: Hold = field(default_factory=Hold)
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    """It serves, stands by, or has failed to."""
+    error: PagodaError | None = None
+    """Why it has failed."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it serves and has nothing to do."""
+        return self.core is not None and not self.core.scheduler.has_unfinished_requests
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that have not registered."""
+        return [rank for rank in range(self.world_size) if rank not in self.ranks]
+
+    @property
+    def members(self) -> list[Rank]:
+        """Ranks that are there, in order."""
+        return [self.ranks[number] for number in sorted(self.ranks)]
+
+    def put(self, rank: Rank) -> None:
+        """A rank has come; it replaces an older one."""
+        if rank.number in self.ranks:
+            logger.warning("%s: worker %s replaces an older one", self.name_of(rank), rank.identity.address)
+        self.ranks[rank.number] = rank
+        self.changed.set()
+
+    def drop(self, rank: Rank) -> None:
+        """A rank has gone, and the group cannot go on without it. Nothing if another one has its place."""
+        rank.come_back()
+        if self.ranks.get(rank.number) is rank:
+            del self.ranks[rank.number]
+            logger.warning("%s: worker at %s is gone", self.name_of(rank), rank.identity.address)
+            self.changed.set()
+            if not self.ranks:
+                self.lost.set()
+
+    def name_of(self, rank: Rank) -> str:
+        """For logs."""
+        if self.world_size == 1:
+            return f"group {self.number}"
+        return f"group {self.number}, rank {rank.number} of {self.world_size}"
+
+    def settle(self, state: str, error: PagodaError | None = None) -> None:
+        """End of a bring-up."""
+        self.state, self.error = state, error
+        self.settled.set()
