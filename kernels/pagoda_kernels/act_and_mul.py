@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pagoda_kernels.native.library import NATIVE_DTYPES, native
+from pagoda_kernels.selection import TRITON_DTYPES, triton_kernel
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -41,12 +42,16 @@ def act_and_mul(x: Tensor, activation: str) -> Tensor:
         activation: a name in ACTIVATIONS.
 
     Returns:
-        [num_tokens, intermediate_size]. The C++ kernel rounds once, PyTorch rounds the activation as well.
+        [num_tokens, intermediate_size]. The kernels round once, PyTorch rounds the activation as well.
     Source: Shazeer 2020 (arXiv 2002.05202).
     """
     num_tokens, columns = x.shape
     if columns % 2:
         raise ValueError(f"x has {columns} columns, must be even")
+    kernel = triton_kernel("act_and_mul", x)
+    if kernel is not None and x.dtype in TRITON_DTYPES and x.stride(1) == 1:
+        gated: Tensor = kernel(x, activation)
+        return gated
     kernel = native("act_and_mul") if x.is_cpu else None
     if kernel is not None and x.dtype in NATIVE_DTYPES and x.stride(1) == 1:
         out = x.new_empty((num_tokens, columns // 2))

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from pagoda_kernels.selection import triton_kernel
+
 
 def count_tokens(
     tokens: Tensor, num_prompt_tokens: Tensor, num_tokens: Tensor, *, vocab_size: int
@@ -43,6 +45,21 @@ def apply_token_penalties(
     """
     if logits.shape != counts.shape:
         raise ValueError(f"logits of shape {tuple(logits.shape)}, counts of {tuple(counts.shape)}")
+    kernel = triton_kernel("apply_token_penalties", logits)
+    if kernel is not None and logits.dtype == counts.dtype == torch.float32:
+        penalised: Tensor = kernel(
+            logits, in_prompt, counts, presence=presence, frequency=frequency, repetition=repetition
+        )
+        return penalised
+    return apply_token_penalties_reference(
+        logits, in_prompt, counts, presence=presence, frequency=frequency, repetition=repetition
+    )
+
+
+def apply_token_penalties_reference(
+    logits: Tensor, in_prompt: Tensor, counts: Tensor, *, presence: Tensor, frequency: Tensor, repetition: Tensor
+) -> Tensor:
+    """The specification of `apply_token_penalties`."""
     is_output = counts > 0
     factor = torch.where(in_prompt | is_output, repetition[:, None], 1.0)
     logits = torch.where(logits > 0, logits / factor, logits * factor)

@@ -5,6 +5,8 @@ import functools
 import torch
 from torch import Tensor
 
+from pagoda_kernels.selection import triton_kernel
+
 NEVER = float("-inf")
 
 
@@ -23,6 +25,10 @@ def apply_token_bitmask(logits: Tensor, bitmask: Tensor) -> Tensor:
             f"the bitmask is {bitmask.dtype} {tuple(bitmask.shape)}, logits are {tuple(logits.shape)}: "
             f"it must be uint8 with as many rows and a bit for each token"
         )
+    kernel = triton_kernel("apply_token_bitmask", logits)
+    if kernel is not None and logits.dtype == torch.float32:
+        masked: Tensor = kernel(logits, bitmask)
+        return masked
     table = _addends(logits.device)
     addends = table.index_select(0, bitmask.reshape(-1).int()).view(logits.shape[0], -1)
     return logits + addends[:, : logits.shape[1]]

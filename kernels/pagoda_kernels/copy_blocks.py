@@ -2,6 +2,8 @@
 
 from torch import Tensor
 
+from pagoda_kernels.selection import triton_kernel
+
 
 def copy_blocks(source: Tensor, destination: Tensor, source_ids: Tensor, destination_ids: Tensor) -> None:
     """destination[destination_ids] = source[source_ids], in place.
@@ -16,6 +18,14 @@ def copy_blocks(source: Tensor, destination: Tensor, source_ids: Tensor, destina
         raise ValueError(f"blocks of {tuple(source.shape)} do not fit {tuple(destination.shape)}")
     if source_ids.shape != destination_ids.shape:
         raise ValueError(f"{source_ids.shape[0]} source blocks for {destination_ids.shape[0]} destinations")
+    kernel = triton_kernel("copy_blocks", source)
+    is_alike = source.device == destination.device and source.dtype == destination.dtype
+    if kernel is not None and is_alike and source.is_contiguous() and destination.is_contiguous():
+        # The kernel reads and writes in any order, so no block may be on both lists.
+        is_apart = source.data_ptr() != destination.data_ptr()
+        if is_apart or set(source_ids.tolist()).isdisjoint(destination_ids.tolist()):
+            kernel(source, destination, source_ids, destination_ids)
+            return
     copy_blocks_reference(source, destination, source_ids, destination_ids)
 
 

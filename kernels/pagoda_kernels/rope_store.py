@@ -8,6 +8,7 @@ from torch import Tensor
 from pagoda_kernels.native.library import NATIVE_DTYPES, native
 from pagoda_kernels.rms_norm import rms_norm
 from pagoda_kernels.rotary_embedding import rotary_embedding
+from pagoda_kernels.selection import TRITON_DTYPES, triton_kernel
 from pagoda_kernels.store_kv_cache import store_kv_cache
 
 MAX_HEAD_DIM = 1024
@@ -58,6 +59,13 @@ def rope_store(
         raise ValueError(f"slot_mapping has {slot_mapping.shape[0]} entries for {qkv.shape[0]} tokens")
     if rotary is not None and rotary[0].shape[-1] * 2 > head_dim:
         raise ValueError(f"head_dim is {head_dim}, cos has {rotary[0].shape[-1]} angles")
+    kernel = triton_kernel("rope_store", qkv)
+    is_contiguous = qkv.stride(1) == k_cache.stride(3) == v_cache.stride(3) == 1
+    if kernel is not None and is_contiguous and qkv.dtype == k_cache.dtype == v_cache.dtype in TRITON_DTYPES:
+        query: Tensor = kernel(
+            qkv, k_cache, v_cache, slot_mapping, rotary=rotary, is_interleaved=is_interleaved, norms=norms
+        )
+        return query
     kernel = native("rope_store") if qkv.is_cpu else None
     if kernel is not None and _is_native(qkv, k_cache, v_cache, norms):
         cos, sin = (None, None) if rotary is None else rotary

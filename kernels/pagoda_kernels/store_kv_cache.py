@@ -2,6 +2,8 @@
 
 from torch import Tensor
 
+from pagoda_kernels.selection import TRITON_DTYPES, triton_kernel
+
 
 def store_kv_cache(
     key: Tensor, value: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, *, has_skips: bool = True
@@ -19,6 +21,10 @@ def store_kv_cache(
         raise ValueError(f"key {tuple(key.shape)} and value {tuple(value.shape)} do not fit {tuple(k_cache.shape)}")
     if slot_mapping.shape[0] != key.shape[0]:
         raise ValueError(f"slot_mapping has {slot_mapping.shape[0]} entries for {key.shape[0]} tokens")
+    kernel = triton_kernel("store_kv_cache", key)
+    if kernel is not None and key.dtype == value.dtype == k_cache.dtype == v_cache.dtype in TRITON_DTYPES:
+        kernel(key, value, k_cache, v_cache, slot_mapping)
+        return
     store_kv_cache_reference(key, value, k_cache, v_cache, slot_mapping, has_skips=has_skips)
 
 

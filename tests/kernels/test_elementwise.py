@@ -9,11 +9,12 @@ from torch import Tensor
 
 from pagoda_kernels.act_and_mul import ACTIVATIONS, act_and_mul, act_and_mul_reference
 from pagoda_kernels.argmax import argmax, argmax_reference
-from pagoda_kernels.native.library import load_native, native, use_references
+from pagoda_kernels.native.library import load_native, native
 from pagoda_kernels.philox import philox_keys
 from pagoda_kernels.rms_norm import rms_norm, rms_norm_reference
 from pagoda_kernels.rope_store import HeadNorms, rope_store, rope_store_reference
 from pagoda_kernels.sample_tokens import sample_tokens
+from pagoda_kernels.selection import use_references
 from pagoda_kernels.token_exponentials import token_exponentials
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -9,6 +9,7 @@ from pagoda_kernels.attention_plan import AttentionPlan
 from pagoda_kernels.paged_attention import paged_attention, paged_attention_reference
 from pagoda_kernels.selection import triton_kernel, use_references
 from tests.kernels.test_paged_attention import make_case
+from tests.kernels.triton.outputs import nan_filled_outputs
 
 SIZES = (1, 15, 16, 17, 300)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -19,12 +20,8 @@ def check(case: Case, **options: Any) -> None:
     """The kernel against the reference; the output holds NaN before."""
     query, k_cache, v_cache, plan = case
     kernel = triton_kernel("paged_attention", query)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    torch.use_deterministic_algorithms(True)  # fills what torch.empty gives with NaN
-    try:
+    with nan_filled_outputs():
         actual = kernel(query, k_cache, v_cache, plan.tables(), scale=0.3, **options)
-    finally:
-        torch.use_deterministic_algorithms(False)
     options.pop("num_splits", None)
     expected = paged_attention_reference(query, k_cache, v_cache, plan, scale=0.3, **options)
     assert torch.isfinite(expected).all()

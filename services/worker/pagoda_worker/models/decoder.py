@@ -160,8 +160,11 @@ class DecoderLayer(nn.Module):
         if self._is_parallel:
             mlp_input = normed if self._shares_norm else self.mlp_norm(x)
             return x + attended + self.mlp(mlp_input)  # type: ignore[no-any-return]  # torch: Module calls are Any
-        x = self.attention_sum_norm(torch.add(x, attended, alpha=self._multiplier))
-        transformed = self.mlp_output_norm(self.mlp(self.mlp_norm(x)))
+        if isinstance(self.mlp_norm, Norm):
+            x, normed = self.mlp_norm.add(x, attended, alpha=self._multiplier)
+        else:
+            x = normed = self.attention_sum_norm(torch.add(x, attended, alpha=self._multiplier))
+        transformed = self.mlp_output_norm(self.mlp(normed))
         # torch: Module calls are Any
         return self.mlp_sum_norm(torch.add(x, transformed, alpha=self._multiplier))  # type: ignore[no-any-return]
 

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pagoda_common.errors import ModelLoadError
+from pagoda_kernels.add_rms_norm import add_rms_norm
 from pagoda_kernels.rms_norm import rms_norm
 from pagoda_worker.models.spec import DecoderSpec
 
@@ -88,3 +89,10 @@ class Norm(nn.Module):
         if self.weight is not None and self.offset:
             return F.layer_norm(x, x.shape[-1:], self.weight + self.offset, self.bias, self.eps)
         return F.layer_norm(x, x.shape[-1:], self.weight, self.bias, self.eps)
+
+    def add(self, residual: Tensor, x: Tensor, *, alpha: float) -> tuple[Tensor, Tensor]:
+        """residual + alpha * x, all [num_tokens, dim], and its norm."""
+        if self._is_rms and self.weight is not None and self.weight.dim() == 1:
+            return add_rms_norm(x, residual, self.weight, self.eps, alpha=alpha, weight_offset=self.offset)
+        total = torch.add(residual, x, alpha=alpha)
+        return total, self.forward(total)

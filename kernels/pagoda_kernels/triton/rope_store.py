@@ -1,0 +1,174 @@
+"""Head norms, rotation and cache writes in one Triton kernel: a head of a token a program."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pagoda_kernels.rope_store import HeadNorms
+
+
+def rope_store(
+    qkv: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    rotary: tuple[Tensor, Tensor] | None = None,
+    is_interleaved: bool = False,
+    norms: HeadNorms | None = None,
+) -> Tensor:
+    """`pagoda_kernels.rope_store.rope_store`; qkv's rows and the caches' heads contiguous. qkv stays as it was."""
+    num_kv_heads, head_dim = k_cache.shape[2:]
+    heads = qkv.view(qkv.shape[0], qkv.shape[1] // head_dim, head_dim)
+    num_heads = heads.shape[1] - 2 * num_kv_heads
+    if rotary is None and norms is None:
+        launch_store(None, heads[:, num_heads:-num_kv_heads], heads[:, -num_kv_heads:], k_cache, v_cache, slot_mapping)
+        return heads[:, :num_heads]
+    query = launch_store(
+        heads[:, :num_heads],
+        heads[:, num_heads:-num_kv_heads],
+        heads[:, -num_kv_heads:],
+        k_cache,
+        v_cache,
+        slot_mapping,
+        rotary=rotary,
+        is_interleaved=is_interleaved,
+        norms=norms,
+    )
+    assert query is not None, "there are queries"
+    return query
+
+
+def launch_store(
+    query: Tensor | None,
+    key: Tensor,
+    value: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    rotary: tuple[Tensor, Tensor] | None = None,
+    is_interleaved: bool = False,
+    norms: HeadNorms | None = None,
+) -> Tensor | None:
+    """Write keys and values, and give the queries; all [num_tokens, heads, head_dim], contiguous in the last."""
+    num_tokens, num_kv_heads, head_dim = key.shape
+    num_heads = 0 if query is None else query.shape[1]
+    rotated = None if query is None else torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if not num_tokens:
+        return rotated
+    # Without queries, keys stand in for them: no program reads them there.
+    queries, outputs = (key, key) if query is None or rotated is None else (query, rotated)
+    cos, sin = (key, key) if rotary is None else (rotary[0].contiguous(), rotary[1].contiguous())
+    _store_kernel[(num_tokens, num_heads + num_kv_heads)](
+        queries,
+        key,
+        value,
+        k_cache,
+        v_cache,
+        outputs,
+        slot_mapping,
+        cos,
+        sin,
+        key if norms is None else norms.q_weight,
+        key if norms is None else norms.k_weight,
+        0.0 if norms is None else norms.eps,
+        0.0 if norms is None else norms.weight_offset,
+        num_heads,
+        k_cache.shape[1],
+        queries.stride(0),
+        queries.stride(1),
+        key.stride(0),
+        key.stride(1),
+        value.stride(0),
+        value.stride(1),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        k_cache.stride(2),
+        v_cache.stride(0),
+        v_cache.stride(1),
+        v_cache.stride(2),
+        HEAD_DIM=head_dim,
+        ROTARY_DIM=0 if rotary is None else 2 * cos.shape[-1],
+        IS_INTERLEAVED=is_interleaved,
+        HAS_NORMS=norms is not None,
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        num_warps=1,
+    )
+    return rotated
+
+
+@triton.jit
+def _store_kernel(
+    query_ptr, key_ptr, value_ptr, k_cache_ptr, v_cache_ptr, output_ptr, slot_mapping_ptr, cos_ptr, sin_ptr,
+    q_weight_ptr, k_weight_ptr, eps, weight_offset, num_heads, block_size,
+    query_token_stride, query_head_stride, key_token_stride, key_head_stride, value_token_stride, value_head_stride,
+    k_block_stride, k_slot_stride, k_head_stride, v_block_stride, v_slot_stride, v_head_stride,
+    HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, IS_INTERLEAVED: tl.constexpr, HAS_NORMS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Program (token, head): the first num_heads are queries, the others keys with their values."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64)
+    dims = tl.arange(0, BLOCK_D)
+    is_dim = dims < HEAD_DIM
+    if head < num_heads:
+        source = query_ptr + token * query_token_stride + head * query_head_stride
+        x = _turned(
+            source, q_weight_ptr, cos_ptr, sin_ptr, token, eps, weight_offset,
+            HEAD_DIM, ROTARY_DIM, IS_INTERLEAVED, HAS_NORMS, BLOCK_D,
+        )  # fmt: skip
+        target = output_ptr + (token * num_heads + head) * HEAD_DIM
+        tl.store(target + dims, x.to(output_ptr.dtype.element_ty), mask=is_dim)
+    else:
+        slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
+        if slot >= 0:
+            kv_head = head - num_heads
+            block = slot // block_size
+            offset = slot % block_size
+            source = key_ptr + token * key_token_stride + kv_head * key_head_stride
+            x = _turned(
+                source, k_weight_ptr, cos_ptr, sin_ptr, token, eps, weight_offset,
+                HEAD_DIM, ROTARY_DIM, IS_INTERLEAVED, HAS_NORMS, BLOCK_D,
+            )  # fmt: skip
+            target = k_cache_ptr + block * k_block_stride + offset * k_slot_stride + kv_head * k_head_stride
+            tl.store(target + dims, x.to(k_cache_ptr.dtype.element_ty), mask=is_dim)
+            source = value_ptr + token * value_token_stride + kv_head * value_head_stride
+            target = v_cache_ptr + block * v_block_stride + offset * v_slot_stride + kv_head * v_head_stride
+            tl.store(target + dims, tl.load(source + dims, mask=is_dim), mask=is_dim)
+
+
+@triton.jit
+def _turned(
+    x_ptr, weight_ptr, cos_ptr, sin_ptr, token, eps, weight_offset,
+    HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, IS_INTERLEAVED: tl.constexpr, HAS_NORMS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK_D] float32: one head, its norm taken, its first ROTARY_DIM values rotated."""
+    dims = tl.arange(0, BLOCK_D)
+    is_dim = dims < HEAD_DIM
+    x = tl.load(x_ptr + dims, mask=is_dim, other=0.0).to(tl.float32)
+    scale = 1.0
+    if HAS_NORMS:
+        scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / HEAD_DIM + eps)
+        x = x * scale * (tl.load(weight_ptr + dims, mask=is_dim, other=0.0).to(tl.float32) + weight_offset)
+    if ROTARY_DIM > 0:
+        HALF: tl.constexpr = ROTARY_DIM // 2
+        is_rotated = dims < ROTARY_DIM
+        if IS_INTERLEAVED:
+            pair = dims // 2
+            is_first = dims % 2 == 0
+            partner = tl.where(is_first, dims + 1, dims - 1)
+        else:
+            pair = dims % HALF
+            is_first = dims < HALF
+            partner = tl.where(is_first, dims + HALF, dims - HALF)
+        cos = tl.load(cos_ptr + token * HALF + pair, mask=is_rotated, other=1.0).to(tl.float32)
+        sin = tl.load(sin_ptr + token * HALF + pair, mask=is_rotated, other=0.0).to(tl.float32)
+        other = tl.load(x_ptr + partner, mask=is_rotated, other=0.0).to(tl.float32)
+        if HAS_NORMS:
+            weight = tl.load(weight_ptr + partner, mask=is_rotated, other=0.0).to(tl.float32)
+            other = other * scale * (weight + weight_offset)
+        x = tl.where(is_rotated, x * cos + tl.where(is_first, -other, other) * sin, x)
+    return x
