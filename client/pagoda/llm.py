@@ -79,7 +79,7 @@ class LLM(MemoryCalls, RefusedCalls):
                 scheduler is lost. None starts a private engine. One that is not on loopback takes tls_cert, tls_key and
                 tls_ca (files), or insecure=True; service_token_file where services show tokens.
             options: further fields of ModelConfig, CacheConfig, SchedulerConfig, ParallelConfig and SecurityConfig
-                (data_parallel_size=2 starts two workers).
+                (data_parallel_size=2 starts two workers, tensor_parallel_size=2 two that share one model).
 
         Raises:
             ConfigError: an argument is unknown, out of bounds or not supported.
@@ -135,7 +135,8 @@ class LLM(MemoryCalls, RefusedCalls):
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """Workers; without `include_dp` those of one copy of the model."""
-        return self._async_llm.config.parallel.data_parallel_size if include_dp else 1
+        parallel = self._async_llm.config.parallel
+        return parallel.tensor_parallel_size * (parallel.data_parallel_size if include_dp else 1)
 
     def get_metrics(self) -> list[Metric]:
         """The engine's load as last reported, and counts of what this LLM has generated."""

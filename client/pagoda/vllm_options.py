@@ -51,14 +51,13 @@ def _same(value: Any, neutral: Any) -> bool:
 
 
 _MULTIMODAL = "models take text only"
-_ONE_RANK = "one worker holds a whole model; --data-parallel-size N runs N copies"
+_ONE_RANK = "--tensor-parallel-size N divides every layer among N workers; --data-parallel-size N runs N copies"
 _NO_PLAN = "the worker runs the model eagerly"
 _LORA = "adapters are not supported"
 _DRAFT = "there is no speculative decoding"
 _GRAMMAR = "llguidance constrains outputs"
 
 OPTIONS = (
-    VllmOption("tensor_parallel_size", (1,), _ONE_RANK, short="-tp", in_help=True),
     VllmOption("pipeline_parallel_size", (1,), _ONE_RANK, short="-pp", in_help=True),
     VllmOption("decode_context_parallel_size", (1,), _ONE_RANK),
     VllmOption("prefill_context_parallel_size", (1,), _ONE_RANK),

@@ -26,10 +26,12 @@ def worker_services(
     stop_timeout_s: float,
     metrics_port: int | None = None,
 ) -> tuple[Service, ...]:
-    """One service a worker, named worker, or worker-0, worker-1, ... when there are several.
+    """One service a worker: worker, or worker-0, worker-1, ... when there are several copies of the model; -rank-0,
+    -rank-1, ... behind that when a copy has several ranks.
 
-    No worker is told its group: the scheduler gives each a free number, and a restarted one takes the place left.
-    Several share the cores of a CPU, unless `config` says how many threads each has.
+    A worker alone is not told its group: the scheduler gives each a free number, and a restarted one takes the place
+    left. Ranks are: they must find each other again. Several workers share the cores of a CPU, unless `config` says how
+    many threads each has, and take one accelerator each.
 
     Args:
         scheduler: its host:port.
@@ -38,7 +40,8 @@ def worker_services(
         metrics_port: where the first serves its metrics; the others count on from there. None is nowhere, 0 any port.
     """
     parallel = config.parallel
-    size, threads = parallel.data_parallel_size + parallel.standby_workers, parallel.threads
+    num_groups, num_ranks = parallel.data_parallel_size + parallel.standby_workers, parallel.tensor_parallel_size
+    size, threads = num_groups * num_ranks, parallel.threads
     if threads is None and size > 1:
         threads = max(1, len(os.sched_getaffinity(0)) // size)
     argv = [f"--scheduler={scheduler}", f"--host={host}", "--port=0", f"--drain-timeout={drain_timeout_s}"]
@@ -47,9 +50,16 @@ def worker_services(
     if threads is not None:
         argv.append(f"--threads={threads}")
     command = tuple(service_command("pagoda_worker", argv))
-    names = ["worker"] if size == 1 else [f"worker-{number}" for number in range(size)]
     services = []
-    for number, name in enumerate(names):
-        port = () if metrics_port is None else (f"--metrics-port={metrics_port and metrics_port + number}",)
-        services.append(Service(name=name, command=(*command, *port), stop_timeout_s=stop_timeout_s))
+    for number in range(size):
+        group, rank = divmod(number, num_ranks)
+        name, own = "worker" if num_groups == 1 else f"worker-{group}", []
+        if num_ranks > 1:
+            name += f"-rank-{rank}"
+            own += [f"--group={group}", f"--rank={rank}", f"--world-size={num_ranks}"]
+        if size > 1:
+            own.append(f"--device-index={number}")
+        if metrics_port is not None:
+            own.append(f"--metrics-port={metrics_port and metrics_port + number}")
+        services.append(Service(name=name, command=(*command, *own), stop_timeout_s=stop_timeout_s))
     return tuple(services)

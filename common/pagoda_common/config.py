@@ -165,16 +165,19 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelConfig:
-    """How many copies of the model whoever starts the workers starts; a scheduler takes as many as register."""
+    """How many workers whoever starts them starts; a scheduler takes as many as register."""
 
+    tensor_parallel_size: int = 1
+    """Ranks that hold one copy of the model together."""
     data_parallel_size: int = 1
     """Worker groups, each with a copy of the model."""
     standby_workers: int = 0
-    """Further workers with the model in memory that serve nobody until a serving one is lost."""
+    """Further worker groups with the model in memory that serve nobody until a serving one is lost."""
     threads: int | None = None
     """Threads of torch in each worker on a CPU; None shares the cores between several, and leaves one its own way."""
 
     def __post_init__(self) -> None:
+        _check(self.tensor_parallel_size >= 1, "tensor_parallel_size", self.tensor_parallel_size, "at least 1")
         _check(self.data_parallel_size >= 1, "data_parallel_size", self.data_parallel_size, "at least 1")
         _check(self.standby_workers >= 0, "standby_workers", self.standby_workers, "at least 0")
         _check(self.threads is None or self.threads >= 1, "threads", self.threads, "at least 1")

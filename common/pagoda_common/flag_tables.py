@@ -191,17 +191,24 @@ SCHEDULER_FLAGS = (
 )
 PARALLEL_FLAGS = (
     Flag(
+        field="tensor_parallel_size",
+        names=("--tensor-parallel-size", "-tp"),
+        parse=int,
+        metavar="N",
+        help="workers that hold one copy of the model together, each a part of every layer",
+    ),
+    Flag(
         field="data_parallel_size",
         names=("--data-parallel-size", "-dp"),
         parse=int,
         metavar="N",
-        help="workers, each with a copy of the model",
+        help="worker groups, each with a copy of the model",
     ),
     Flag(
         field="standby_workers",
         parse=int,
         metavar="N",
-        help="further workers that have the model in memory and take over at once when one is lost",
+        help="further worker groups that have the model in memory and take over at once when one is lost",
     ),
     Flag(
         field="threads",

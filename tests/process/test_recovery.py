@@ -22,13 +22,13 @@ def stack() -> Iterator[Stack]:
         stack.end()
 
 
-def stream(stack: Stack, *, temperature: float) -> Iterator[str]:
+def stream(stack: Stack, *, temperature: float, num_tokens: int = NUM_TOKENS) -> Iterator[str]:
     """Pieces of a long answer, which the end token does not end."""
     body = {
         "model": "pagoda-tiny",
         "messages": [{"role": "user", "content": "Tell me a story about a dog."}],
         "stream": True,
-        "max_tokens": NUM_TOKENS,
+        "max_tokens": num_tokens,
         "ignore_eos": True,
         "temperature": temperature,
         "seed": 11,

@@ -45,7 +45,8 @@ class WorkerGroup:
     ranks: dict[int, Rank] = field(default_factory=dict)
     """Those that are there."""
     state: str = "registered"
-    """registered, loading, standby, serving, sleeping, waking, reloading, leaving or lost."""
+    """registered, waiting (for its other ranks), loading, standby, serving, sleeping, waking, reloading, leaving or
+    lost."""
     sleep_level: int = 0
     """0 awake; 1 or 2."""
     core: EngineCore | None = None

@@ -228,7 +228,7 @@ class WorkerGroups:
         reason = f"worker group {group.number} waits for rank {ranks} of {group.world_size}"
         logger.info("%s", reason)
         self._note(reason)
-        group.settle("registered", NotReady(reason))
+        group.settle("waiting", NotReady(reason))
         await first_of(group.changed.wait(), group.lost.wait(), group.hold.wait_wanted())
 
     async def _stay_asleep(self, group: WorkerGroup) -> None:

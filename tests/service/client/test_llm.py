@@ -241,7 +241,8 @@ def test_nobody_at_the_address_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
     ("options", "message"),
     [
         ({"trust_remote_code": True}, "not supported"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2 is not supported"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0, must be at least 1"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2 is not supported"),
         ({"max_modle_len": 5}, "unknown argument 'max_modle_len'"),
         ({"dtype": "float8"}, "dtype is 'float8'"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),

@@ -173,8 +173,8 @@ def test_serve_flags_fill_both_configs() -> None:
 def test_serve_flags_say_how_many_workers_start_and_the_scheduler_is_not_told() -> None:
     parser = argparse.ArgumentParser()
     add_serve_flags(parser)
-    engine = engine_config_from_args(parser.parse_args(["-dp", "2", "--threads", "3"]))
-    assert engine.parallel == ParallelConfig(data_parallel_size=2, threads=3)
+    engine = engine_config_from_args(parser.parse_args(["-dp", "2", "-tp", "4", "--threads", "3"]))
+    assert engine.parallel == ParallelConfig(data_parallel_size=2, tensor_parallel_size=4, threads=3)
     assert engine_config_to_argv(engine) == []
     with pytest.raises(ConfigError, match="data_parallel_size is 0, must be at least 1"):
         engine_config_from_args(parser.parse_args(["--data-parallel-size=0"]))

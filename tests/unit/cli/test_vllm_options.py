@@ -20,7 +20,7 @@ def check(*words: str) -> None:
     "words",
     [
         (),
-        ("--tensor-parallel-size", "1", "-pp", "1", "--kv-cache-dtype", "auto", "--quantization", "none"),
+        ("-pp", "1", "--kv-cache-dtype", "auto", "--quantization", "none"),
         ("--enforce-eager", "--swap-space", "4", "--disable-log-stats", "--compilation-config", '{"level": 3}'),
         ("-O3", "-cc", "{}", "--structured-outputs-config.backend", "auto", "--stream-interval", "1"),
         ("--distributed-executor-backend", "mp", "--runner", "generate", "--tokenizer-mode", "auto"),
@@ -33,7 +33,7 @@ def test_what_asks_for_nothing_is_accepted(words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("-tp", "2"), "tensor_parallel_size=2 is not supported: one worker holds a whole model"),
+        (("-pp", "2"), "pipeline_parallel_size=2 is not supported: --tensor-parallel-size N divides every layer"),
         (("--pipeline-parallel-size", "4"), "pipeline_parallel_size=4"),
         (("--trust-remote-code",), "trust_remote_code is not supported: no code of a checkpoint is run"),
         (("--enable-lora",), "enable_lora is not supported"),
@@ -59,8 +59,8 @@ def test_an_option_that_pagoda_has_is_left_alone() -> None:
 
 
 def test_serve_refuses_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
-    args = make_parser().parse_args(["serve", "--tensor-parallel-size", "2"])
+    args = make_parser().parse_args(["serve", "--pipeline-parallel-size", "2"])
     with pytest.raises(SystemExit) as ended:
         plan(args, args.parser)
     assert ended.value.code == 2
-    assert "tensor_parallel_size=2 is not supported" in capsys.readouterr().err
+    assert "pipeline_parallel_size=2 is not supported" in capsys.readouterr().err
