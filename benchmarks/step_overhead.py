@@ -13,6 +13,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # so that it also runs as a pla
 
 import asyncio
 import json
+import os
 import tempfile
 import time
 from collections import defaultdict
@@ -28,7 +29,7 @@ import uvloop
 from benchmarks.figures import Report, median, parser
 from pagoda_common.config import EMBEDDED_MODEL, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.idle_memory import exempt_what_exists
-from pagoda_common.process import spawn_service, stop_process
+from pagoda_common.process import service_command, service_environment, spawn_service, stop_process
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_scheduler.engine import Engine
 from pagoda_scheduler.engine_core import EngineCore
@@ -302,5 +303,13 @@ async def main() -> None:
             await measure(report, args, make_model(Path(directory)), "forward5ms", args.batch_sizes)
 
 
+def run_as_a_scheduler() -> None:
+    """Start again with the environment that a scheduler gets (memory allocator, gRPC), unless it is there."""
+    environment = service_environment(service_command("pagoda_scheduler", []))
+    if environment.items() > os.environ.items():
+        os.execve(sys.executable, [sys.executable, *sys.argv], environment)
+
+
 if __name__ == "__main__":
+    run_as_a_scheduler()
     uvloop.run(main())

@@ -13,6 +13,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 PARENT_POLL_S = 0.5
+GRPC_ENVIRONMENT = {"GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener"}
+"""Sockets are read by the thread that waits for them, not handed on to a pool of threads that wake each other: a tenth
+less CPU for a step's messages (benchmarks/step_overhead.py). gRPC reads it when it is imported."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -55,7 +58,7 @@ def service_environment(command: Sequence[str]) -> dict[str, str]:
     would each keep one for the little that they hold. The same variables in our own environment go before.
     """
     own = {} if "pagoda_worker" in command else {"PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "1"}
-    return {**own, **os.environ, "PYTHONUNBUFFERED": "1"}
+    return {**GRPC_ENVIRONMENT, **own, **os.environ, "PYTHONUNBUFFERED": "1"}
 
 
 def spawn_service(
