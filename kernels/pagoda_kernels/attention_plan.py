@@ -73,6 +73,18 @@ class AttentionPlan:
     device_tables: AttentionTables | None = None
     """The same on the device, for kernels that read it there; None makes them when they are asked for."""
     _windows: dict[int | None, WindowPlan] = field(default_factory=dict)
+    _columns: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
+        """query_lens, seq_lens (int64) and block_table (int32) as tensors on the host, for kernels that take a batch as
+        it is."""
+        if self._columns is None:
+            self._columns = (
+                torch.from_numpy(np.ascontiguousarray(self.query_lens, dtype=np.int64)),
+                torch.from_numpy(np.ascontiguousarray(self.seq_lens, dtype=np.int64)),
+                torch.from_numpy(np.ascontiguousarray(self.block_table, dtype=np.int32)),
+            )
+        return self._columns
 
     def tables(self) -> AttentionTables:
         """Lengths and blocks on the device."""

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pagoda_kernels.attention_plan import AttentionPlan, DecodeGroup, PrefillRow
+from pagoda_kernels.native.library import NATIVE_DTYPES, native
 from pagoda_kernels.selection import TRITON_DTYPES, triton_kernel
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,11 @@ def paged_attention(
 
     Returns:
         [num_tokens, num_heads * head_dim].
+
+    On the CPU, float32 and bfloat16 go to csrc/paged_attention.cpp. There, an output is a function of its own
+    sequence's tokens alone, bit for bit: neither the rest of the batch, nor the number of threads, nor how a prompt was
+    cut into chunks changes it. In bfloat16, softmax weights are rounded to bfloat16 before the values are summed up.
+
     Source: paged attention, Kwon et al. 2023 (arXiv 2309.06180); grouped queries, Ainslie et al. 2023
     (arXiv 2305.13245); linear biases, Press et al. 2021 (arXiv 2108.12409).
     """
@@ -80,6 +86,12 @@ def paged_attention(
             )
             return attended
         _warn_of_head_dim(head_dim)
+    kernel = native("paged_attention") if query.is_cpu else None
+    if kernel is not None and query.dtype == k_cache.dtype in NATIVE_DTYPES and _has_rows(query):
+        output = query.new_empty(num_tokens, num_heads * head_dim)
+        options = (scale, window or 0, softcap or 0.0, alibi_slopes)
+        kernel(query, k_cache, v_cache, None, None, *plan.columns(), *options, output)
+        return output
     parts = plan.window(window)
     slopes = None if alibi_slopes is None else alibi_slopes.view(num_kv_heads, -1, 1)
     scoring = _Scoring(scale, softcap, slopes)
@@ -102,6 +114,11 @@ def paged_attention(
 @functools.cache
 def _warn_of_head_dim(head_dim: int) -> None:
     logger.warning("head_dim is %d, more than %d: attention runs as plain PyTorch", head_dim, MAX_TRITON_HEAD_DIM)
+
+
+def _has_rows(query: Tensor) -> bool:
+    """Whether each token's heads lie one behind the other."""
+    return query.stride(2) == 1 and query.stride(1) == query.shape[2]
 
 
 def _decode(query: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup, scoring: _Scoring) -> Tensor:

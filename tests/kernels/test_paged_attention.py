@@ -1,5 +1,6 @@
 """Attention over the paged cache equals one softmax per query token, for any mix of chunks and decodes."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,27 @@ import torch
 from pagoda_kernels import attention_plan
 from pagoda_kernels import paged_attention as paged_attention_module
 from pagoda_kernels.attention_plan import AttentionPlan
+from pagoda_kernels.native.library import load_native, native
 from pagoda_kernels.paged_attention import paged_attention, paged_attention_reference
+from pagoda_kernels.selection import use_references
 
 CPU = torch.device("cpu")
 SIZES = (1, 15, 16, 17, 63, 64, 65, 300)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+MIXED = ([1, 5, 17, 1, 64, 16, 1, 70, 1], [300, 65, 17, 1, 100, 200, 17, 1050, 1100])
+
+
+@pytest.fixture(autouse=True, params=["native", "torch"])
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every test runs with the C++ kernel and without."""
+    if request.param == "native":
+        assert load_native(), "this machine has a compiler"
+    use_references(() if request.param == "native" else ("paged_attention",))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # what the references compute is small: threads that wait for each other are slower
+    yield request.param
+    torch.set_num_threads(before)
+    use_references(())
 
 
 def make_case(
@@ -50,6 +67,7 @@ def check(
 ) -> None:
     actual = paged_attention(query, k_cache, v_cache, plan, scale=0.3, **options)
     expected = paged_attention_reference(query, k_cache, v_cache, plan, scale=0.3, **options)
+    assert actual.dtype == expected.dtype
     assert torch.isfinite(expected).all()
     torch.testing.assert_close(actual, expected, atol=TOLERANCE[query.dtype], rtol=TOLERANCE[query.dtype])
 
@@ -58,6 +76,12 @@ def check(
 @pytest.mark.parametrize("size", SIZES)
 def test_a_prompt_alone(size: int, dtype: torch.dtype) -> None:
     check(*make_case([size], [size], dtype=dtype))
+
+
+@pytest.mark.parametrize("path", ["native"], indirect=True)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_long_prompt(dtype: torch.dtype) -> None:
+    check(*make_case([1000], [1000], num_heads=2, num_kv_heads=1, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -105,6 +129,7 @@ def test_block_sizes(block_size: int) -> None:
 
 
 def test_a_batch_too_large_for_one_group_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_references(["paged_attention"])
     monkeypatch.setattr(attention_plan, "SMALL_BATCH_TOKENS", 64)
     monkeypatch.setattr(attention_plan, "MAX_GROUP_TOKENS", 128)
     lengths = [1, 300, 17, 64, 2, 65, 64, 63, 5]
@@ -112,6 +137,78 @@ def test_a_batch_too_large_for_one_group_is_split(monkeypatch: pytest.MonkeyPatc
     assert len(plan.window(None).decodes) > 3
     check(query, k_cache, v_cache, plan)
     check(query, k_cache, v_cache, plan, window=20)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("head_dim", [1, 33, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(2, 2), (8, 2), (8, 1)])
+def test_head_sizes_and_groups(head_dim: int, num_heads: int, num_kv_heads: int, dtype: torch.dtype) -> None:
+    lens = ([1, 17, 40, 1], [300, 65, 40, 16])
+    check(*make_case(*lens, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype), window=50)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("block_size", [1, 7, 256])
+def test_everything_at_once(block_size: int, dtype: torch.dtype) -> None:
+    case = make_case(*MIXED, block_size=block_size, dtype=dtype)
+    check(*case)
+    check(*case, window=70, softcap=30.0, alibi_slopes=torch.linspace(0, 0.05, 6))
+
+
+def test_the_plan_of_the_native_path_makes_no_masks(path: str) -> None:
+    query, k_cache, v_cache, plan = make_case([1, 5], [300, 65])
+    paged_attention(query, k_cache, v_cache, plan, scale=1.0)
+    assert bool(plan._windows) == (path == "torch")
+
+
+def test_a_query_that_is_a_part_of_a_wider_projection() -> None:
+    query, k_cache, v_cache, plan = make_case([1, 5, 20], [30, 65, 20])
+    wide = torch.cat((query, torch.full_like(query, torch.nan)), dim=1)
+    part = wide[:, : query.shape[1]]
+    assert not part.is_contiguous()
+    check(part, k_cache, v_cache, plan)
+
+
+def test_a_nan_of_a_sequence_stays_its_own() -> None:
+    query, k_cache, v_cache, plan = make_case(*MIXED)
+    expected = paged_attention(query, k_cache, v_cache, plan, scale=0.3)
+    token = 1 + 5 + 17
+    query[token] = torch.nan
+    actual = paged_attention(query, k_cache, v_cache, plan, scale=0.3)
+    assert actual[token].isnan().all()
+    others = torch.arange(query.shape[0]) != token
+    assert torch.equal(actual[others], expected[others])
+
+
+def part_of(plan: AttentionPlan, row: int, query_len: int, seq_len: int) -> AttentionPlan:
+    """A batch of `query_len` tokens of one sequence, up to `seq_len`."""
+    table = plan.block_table[row : row + 1].copy()
+    return AttentionPlan(np.array([query_len]), np.array([seq_len]), table, plan.block_size, plan.dtype, CPU)
+
+
+@pytest.mark.parametrize("path", ["native"], indirect=True)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("options", [{}, {"window": 900}, {"softcap": 30.0}], ids=str)
+def test_a_tokens_bits_depend_on_its_own_sequence_alone(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    """Neither neighbours, nor threads, nor how a prompt is cut, nor whether it is one: the C++ kernel promises that."""
+    assert native("paged_attention") is not None
+    lens = [1, 300, 1200, 5, 1], [2500, 300, 2300, 1030, 40]
+    query, k_cache, v_cache, plan = make_case(*lens, num_heads=6, num_kv_heads=2, head_dim=40, dtype=dtype)
+    torch.set_num_threads(1)
+    expected = paged_attention(query, k_cache, v_cache, plan, scale=0.3, **options)
+    for count in (2, 3, 8):
+        torch.set_num_threads(count)
+        assert torch.equal(paged_attention(query, k_cache, v_cache, plan, scale=0.3, **options), expected)
+    first = 0
+    for row, (query_len, seq_len) in enumerate(zip(*lens, strict=True)):
+        for size in (1, 7, 500, 5000):
+            for start in range(0, query_len, size)[:3]:
+                end = min(start + size, query_len)
+                alone = part_of(plan, row, end - start, seq_len - query_len + end)
+                span = slice(first + start, first + end)
+                actual = paged_attention(query[span], k_cache, v_cache, alone, scale=0.3, **options)
+                assert torch.equal(actual, expected[span]), (row, start, end)
+        first += query_len
 
 
 def test_an_empty_batch_gives_an_empty_output() -> None:

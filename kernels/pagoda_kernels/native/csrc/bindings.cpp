@@ -45,6 +45,44 @@ void race(const Tensor& probs, const Tensor& keys, const Tensor& winners) {
                probs.size(1), at::get_num_threads());
 }
 
+template <typename T, typename S>
+void attend(const pagoda::AttentionBatch& batch, const Tensor& query, const Tensor& k_cache, const Tensor& v_cache,
+            const std::optional<Tensor>& k_scales, const std::optional<Tensor>& v_scales, const Tensor& out) {
+  const pagoda::AttentionCache<S> cache{data<S>(k_cache), data<S>(v_cache), k_scales ? data<float>(*k_scales) : nullptr,
+                                        v_scales ? data<float>(*v_scales) : nullptr};
+  pagoda::paged_attention<T, S>(batch, cache, data<T>(query), data<T>(out), at::get_num_threads());
+}
+
+void paged_attention(const Tensor& query, const Tensor& k_cache, const Tensor& v_cache, const std::optional<Tensor>& k_scales,
+                     const std::optional<Tensor>& v_scales, const Tensor& query_lens, const Tensor& seq_lens,
+                     const Tensor& block_table, double scale, int64_t window, double softcap,
+                     const std::optional<Tensor>& alibi_slopes, const Tensor& out) {
+  const pagoda::AttentionBatch batch{
+      .num_seqs = query_lens.size(0),
+      .query_lens = data<int64_t>(query_lens),
+      .seq_lens = data<int64_t>(seq_lens),
+      .block_table = data<int32_t>(block_table),
+      .table_stride = block_table.stride(0),
+      .block_size = k_cache.size(1),
+      .num_heads = query.size(1),
+      .num_kv_heads = k_cache.size(2),
+      .head_dim = query.size(2),
+      .query_stride = query.stride(0),
+      .window = window,
+      .scale = static_cast<float>(scale),
+      .softcap = static_cast<float>(softcap),
+      .slopes = alibi_slopes ? data<float>(*alibi_slopes) : nullptr,
+  };
+  by_dtype(query, [&](auto zero) {
+    using T = decltype(zero);
+    if (k_scales) {
+      attend<T, int8_t>(batch, query, k_cache, v_cache, k_scales, v_scales, out);
+    } else {
+      attend<T, T>(batch, query, k_cache, v_cache, k_scales, v_scales, out);
+    }
+  });
+}
+
 void quantized_linear(const Tensor& x, const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& zeros,
                       int64_t group_size, const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
                       const Tensor& out) {
@@ -103,6 +141,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   using Unlocked = pybind11::call_guard<pybind11::gil_scoped_release>;
   module.def("act_and_mul", &act_and_mul, Unlocked());
   module.def("argmax", &argmax, Unlocked());
+  module.def("paged_attention", &paged_attention, Unlocked());
   module.def("race", &race, Unlocked());
   module.def("quantized_linear", &quantized_linear, Unlocked());
   module.def("rms_norm", &rms_norm, Unlocked());

@@ -18,6 +18,33 @@ void act_and_mul(const T* x, int64_t x_stride, T* out, int64_t num_rows, int64_t
 void argmax(const float* x, int64_t x_stride, float* values, int64_t* indices, int64_t num_rows, int64_t size,
             int num_threads);
 
+// A ragged batch of queries over the paged KV cache; AttentionPlan's fields.
+struct AttentionBatch {
+  int64_t num_seqs;
+  const int64_t* query_lens;
+  const int64_t* seq_lens;
+  const int32_t* block_table;
+  int64_t table_stride, block_size;
+  int64_t num_heads, num_kv_heads, head_dim;
+  int64_t query_stride;  // between tokens
+  int64_t window;        // keys that a query sees; 0: all
+  float scale, softcap;  // softcap 0: none
+  const float* slopes;   // of linear biases, one a head, or null
+};
+
+// [num_blocks, block_size, num_kv_heads, head_dim] of S = T or int8_t; the latter times scales [num_blocks, block_size,
+// num_kv_heads], which are null otherwise.
+template <typename S>
+struct AttentionCache {
+  const S *keys, *values;
+  const float *k_scales, *v_scales;
+};
+
+// out [num_tokens, num_heads, head_dim] = softmax(query keys^T * scale) values, each token over the keys up to itself. What
+// is behind a sequence's length is not read.
+template <typename T, typename S>
+void paged_attention(const AttentionBatch& batch, const AttentionCache<S>& cache, const T* query, T* out, int num_threads);
+
 // winners[row] = argmax of probs[row][token] / token_exponentials(keys[row], token), or -1 where two come so close that
 // only the exact logarithms decide.
 void race(const float* probs, int64_t stride, const int64_t* keys, int64_t* winners, int64_t num_rows, int64_t size,
