@@ -11,6 +11,7 @@ from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, Paralle
 from pagoda_common.errors import ConfigError
 from pagoda_common.observability_config import ObservabilityConfig
 from pagoda_common.security_config import TOKEN_VARIABLE, SecurityConfig
+from pagoda_common.speculative_config import speculative_config
 
 ALIASES = {"scheduling_policy": "policy", "num_gpu_blocks_override": "num_blocks_override"}
 """vLLM's names where our config's differ."""
@@ -26,6 +27,7 @@ CONFIGS = {
 }
 FIELDS = frozenset(field.name for config in CONFIGS.values() for field in fields(config)) - {"service_token"}
 """A token is no argument: the processes of a private engine have it from the environment, or from a file."""
+FIELDS |= {"speculative_config"}
 
 
 def engine_config_from_options(**options: Any) -> EngineConfig:
@@ -57,7 +59,8 @@ def engine_config_from_options(**options: Any) -> EngineConfig:
         **{
             part: config(**{field.name: given[field.name] for field in fields(config) if field.name in given})
             for part, config in CONFIGS.items()
-        }
+        },
+        speculative=speculative_config(given.get("speculative_config")),
     )
 
 

@@ -29,6 +29,13 @@ class Gauge(Metric):
     value: float
 
 
+@dataclass(frozen=True, slots=True)
+class Vector(Metric):
+    """A figure that only grows, by position."""
+
+    values: list[int]
+
+
 @dataclass(slots=True)
 class GenerationCounts:
     """What one LLM has generated."""
@@ -66,4 +73,15 @@ def snapshot(load: types_pb2.EngineLoad, counts: GenerationCounts, *, model_name
             Counter("vllm:request_success", {**labels, "finished_reason": reason}, count)
             for reason, count in sorted(counts.finish_reasons.items())
         ),
+        *(_drafts(load.speculation, labels) if load.HasField("speculation") else ()),
+    ]
+
+
+def _drafts(drafts: types_pb2.SpeculationLoad, labels: dict[str, str]) -> list[Metric]:
+    per_pos = list(drafts.num_accepted_tokens_per_pos)
+    return [
+        Counter("vllm:spec_decode_num_drafts", labels, drafts.num_drafts),
+        Counter("vllm:spec_decode_num_draft_tokens", labels, drafts.num_draft_tokens),
+        Counter("vllm:spec_decode_num_accepted_tokens", labels, drafts.num_accepted_tokens),
+        Vector("vllm:spec_decode_num_accepted_tokens_per_pos", labels, per_pos),
     ]

@@ -54,7 +54,7 @@ _MULTIMODAL = "models take text only"
 _ONE_RANK = "--tensor-parallel-size N divides every layer among N workers; --data-parallel-size N runs N copies"
 _NO_PLAN = "the worker runs the model eagerly"
 _LORA = "adapters are not supported"
-_DRAFT = "there is no speculative decoding"
+_DRAFT = "drafts come from the text itself: --speculative-config says how many tokens"
 _GRAMMAR = "llguidance constrains outputs"
 
 OPTIONS = (
@@ -73,7 +73,6 @@ OPTIONS = (
     VllmOption("lora_modules", (), _LORA),
     VllmOption("max_loras", None, _LORA),
     VllmOption("max_lora_rank", None, _LORA),
-    VllmOption("speculative_config", (), _DRAFT),
     VllmOption("spec_method", (), _DRAFT),
     VllmOption("spec_model", (), _DRAFT),
     VllmOption("spec_tokens", (), _DRAFT),

@@ -11,6 +11,7 @@ from pagoda_common.generation_config import parse_object
 from pagoda_common.kv_events_config import kv_events_config
 from pagoda_common.observability_config import ObservabilityConfig
 from pagoda_common.security_config import SecurityConfig
+from pagoda_common.speculative_config import SpeculativeConfig
 
 DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
@@ -190,6 +191,8 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    """Off by default."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     """Of the connections between the engine's processes."""

@@ -44,6 +44,8 @@ class EngineCollector(Collector):
             counter = CounterMetricFamily(name, text, labels=LABELS)
             counter.add_metric(self._labels, value)
             yield counter
+        if load.HasField("speculation"):
+            yield from self._drafts(load.speculation)
         sleep_state = GaugeMetricFamily(
             "vllm:engine_sleep_state", "1 for the state that the engine is in.", labels=(*LABELS, "sleep_state")
         )
@@ -55,3 +57,22 @@ class EngineCollector(Collector):
         )
         info.add_metric((str(load.block_size), str(load.num_total_blocks), ENGINE), 1)
         yield info
+
+    def _drafts(self, drafts: types_pb2.SpeculationLoad) -> Iterator[Metric]:
+        """What became of draft tokens."""
+        for name, text, value in (
+            ("vllm:spec_decode_num_drafts", "Drafts, each of one sequence in one step.", drafts.num_drafts),
+            ("vllm:spec_decode_num_draft_tokens", "Tokens in drafts.", drafts.num_draft_tokens),
+            ("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were right.", drafts.num_accepted_tokens),
+        ):
+            counter = CounterMetricFamily(name, text, labels=LABELS)
+            counter.add_metric(self._labels, value)
+            yield counter
+        per_pos = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens that were right, by their place in the draft.",
+            labels=(*LABELS, "position"),
+        )
+        for position, number in enumerate(drafts.num_accepted_tokens_per_pos):
+            per_pos.add_metric((*self._labels, str(position)), number)
+        yield per_pos

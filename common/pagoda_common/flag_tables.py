@@ -217,6 +217,12 @@ PARALLEL_FLAGS = (
         help="threads of torch in each worker on a CPU; several workers share the cores if not given",
     ),
 )
+SPECULATIVE_FLAG = Flag(
+    field="speculative_config",
+    metavar="JSON",
+    help='drafts of tokens ahead, with vLLM\'s keys: {"method": "ngram", "num_speculative_tokens": 4, '
+    '"prompt_lookup_max": 4, "prompt_lookup_min": 2}',
+)
 SECURITY_FLAGS = (
     Flag(field="tls_cert", metavar="FILE", help="certificate chain (PEM) of this service, for mutual TLS over gRPC"),
     Flag(field="tls_key", metavar="FILE", help="private key (PEM) of --tls-cert"),

@@ -23,11 +23,13 @@ from pagoda_common.flag_tables import (
     PARALLEL_FLAGS,
     SCHEDULER_FLAGS,
     SECURITY_FLAGS,
+    SPECULATIVE_FLAG,
     Flag,
 )
 from pagoda_common.frontend_config import DEFAULT_SCHEDULER_ADDRESS, FrontendConfig
 from pagoda_common.observability_config import ObservabilityConfig
 from pagoda_common.security_config import TOKEN_VARIABLE, SecurityConfig
+from pagoda_common.speculative_config import speculative_config
 
 AnyConfig: TypeAlias = (
     ModelConfig | CacheConfig | SchedulerConfig | ParallelConfig | FrontendConfig | SecurityConfig | ObservabilityConfig
@@ -41,6 +43,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     _add(parser, "model", ModelConfig, MODEL_FLAGS)
     _add(parser, "cache", CacheConfig, CACHE_FLAGS)
     _add(parser, "scheduling", SchedulerConfig, SCHEDULER_FLAGS)
+    group, flag = parser.add_argument_group("speculative decoding"), SPECULATIVE_FLAG
+    group.add_argument(*flag.options, dest=flag.field, default="", metavar=flag.metavar, help=flag.help)
     add_security_flags(parser)
     add_observability_flags(parser)
 
@@ -111,6 +115,7 @@ def engine_config_from_args(args: argparse.Namespace) -> EngineConfig:
         model=_build(ModelConfig, MODEL_FLAGS, args),
         cache=_build(CacheConfig, CACHE_FLAGS, args),
         scheduler=_build(SchedulerConfig, SCHEDULER_FLAGS, args),
+        speculative=speculative_config(args.speculative_config),
         parallel=_build(ParallelConfig, PARALLEL_FLAGS, args),
         security=security_config_from_args(args),
         observability=observability_config_from_args(args),
@@ -151,6 +156,7 @@ def engine_config_to_argv(config: EngineConfig) -> list[str]:
         *_argv(config.model, MODEL_FLAGS),
         *_argv(config.cache, CACHE_FLAGS),
         *_argv(config.scheduler, SCHEDULER_FLAGS),
+        *([f"{SPECULATIVE_FLAG.options[0]}={config.speculative.to_json()}"] if config.speculative.is_on else []),
         *security_config_to_argv(config.security),
         *observability_config_to_argv(config.observability),
     ]

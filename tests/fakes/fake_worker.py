@@ -34,9 +34,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         vocab_size: int = 1_000_000,
         rank: int = 0,
         world_size: int = 1,
+        capabilities: tuple[str, ...] = (),
     ) -> None:
+        """`capabilities`: told to the scheduler; of the draft tokens that a step allows, `num_right` are right."""
         self.rank = rank
         self.world_size = world_size
+        self.capabilities = capabilities
+        self.num_right = 0
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
         self.num_blocks = num_blocks
@@ -105,6 +109,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 incarnation=self.incarnation,
             )
             identity.sleep_level = self.sleep_level
+            identity.capabilities.extend(self.capabilities)
             if self.weights.version:
                 identity.weights.CopyFrom(self.weights)
             if group is not None:
@@ -285,7 +290,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             step=request.step,
             token_ids=self._last[sampling].tobytes(),
         )
-        if not samples.all():
+        if request.num_lookahead_tokens or request.num_lookahead_slots:
+            column = request.num_lookahead_tokens or bytes([request.num_lookahead_slots] * slots.size)
+            self._guess(output, slots, samples, np.frombuffer(column, dtype=np.uint8).astype(np.int64), step)
+        elif not samples.all():
             output.num_sampled_tokens = samples.astype(np.uint8).tobytes()
         if self.rank:
             output.ClearField("token_ids")
@@ -293,3 +301,22 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         for slot in slots[bad]:
             output.bad_slots.add(slot=int(slot), code=13, message="logits are not finite")
         return output
+
+    def _guess(
+        self,
+        output: worker_pb2.SamplerOutput,
+        slots: npt.NDArray[Any],
+        samples: npt.NDArray[Any],
+        lookahead: npt.NDArray[Any],
+        step: int,
+    ) -> None:
+        """Let `num_right` draft tokens of each sequence be right, and the others that the step allows wrong."""
+        num_right = np.where(samples, np.minimum(lookahead, self.num_right), 0)
+        token_ids = np.repeat(self._last[slots], 1 + num_right)[np.repeat(samples, 1 + num_right)]
+        places = np.concatenate([np.arange(1 + count) for count in num_right[samples]] or [np.zeros(0)])
+        output.token_ids = ((token_ids + step * places) % self.vocab_size).astype("<u4").tobytes()
+        self._last[slots] = (self._last[slots] + step * num_right) % self.vocab_size
+        self._num_tokens[slots] += num_right
+        self._computed[slots] += num_right
+        output.num_sampled_tokens = (samples * (1 + num_right)).astype(np.uint8).tobytes()
+        output.num_draft_tokens = np.where(samples, lookahead, 0).astype(np.uint8).tobytes()

@@ -11,7 +11,7 @@ from pagoda_common.engine_client import EngineClient, EngineRequest
 from pagoda_common.outputs import EngineOutput
 from pagoda_common.rpc import RpcServer
 from pagoda_common.sampling_params import SamplingParams
-from pagoda_worker.registration import Registration
+from pagoda_worker.registration import CAPABILITIES, Registration
 from pagoda_worker.servicer import WorkerServicer
 from pagoda_worker.worker import Worker
 from tests.harness.scheduler import RunningScheduler, running_scheduler
@@ -69,7 +69,12 @@ async def running_worker(scheduler_address: str) -> AsyncIterator[WorkerServicer
     worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server.grpc_server)
     port = await server.start(host="127.0.0.1", port=0)
     identity = scheduler_pb2.WorkerIdentity(
-        address=f"127.0.0.1:{port}", rank=0, world_size=1, device="cpu", incarnation=servicer.fence.incarnation
+        address=f"127.0.0.1:{port}",
+        rank=0,
+        world_size=1,
+        device="cpu",
+        incarnation=servicer.fence.incarnation,
+        capabilities=CAPABILITIES,
     )
     registration = Registration(scheduler=scheduler_address, identity=identity, last_step=lambda: servicer.last_step)
     registered = asyncio.create_task(registration.run())

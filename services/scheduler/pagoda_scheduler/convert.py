@@ -25,7 +25,7 @@ F32 = np.dtype("<f4")
 def worker_config_to_proto(config: EngineConfig) -> worker_pb2.WorkerConfig:
     """What a worker has to know of the engine's configuration."""
     model, cache, scheduler = config.model, config.cache, config.scheduler
-    return worker_pb2.WorkerConfig(
+    message = worker_pb2.WorkerConfig(
         model=model.model,
         revision=model.revision or "",
         dtype=model.dtype,
@@ -44,6 +44,13 @@ def worker_config_to_proto(config: EngineConfig) -> worker_pb2.WorkerConfig:
         logits_processors=model.logits_processors,
         reference_kernels=model.reference_kernels,
     )
+    speculative = config.speculative
+    if speculative.is_on:
+        message.speculative.method = speculative.method
+        message.speculative.num_speculative_tokens = speculative.num_speculative_tokens
+        message.speculative.prompt_lookup_max = speculative.prompt_lookup_max
+        message.speculative.prompt_lookup_min = speculative.prompt_lookup_min
+    return message
 
 
 def init_device_to_proto(
@@ -79,6 +86,12 @@ class StepEncoder:
         if output.slots != self._last_slots:
             message.slots = column(output.slots, "<u2")
             self._last_slots = output.slots
+        lookahead = output.num_lookahead_tokens
+        if lookahead and any(lookahead):
+            if min(lookahead) == max(lookahead):
+                message.num_lookahead_slots = lookahead[0]
+            else:
+                message.num_lookahead_tokens = bytes(lookahead)
         if output.num_tokens != len(output.slots):
             message.num_scheduled_tokens = column(output.num_scheduled_tokens, "<u4")
         if output.new_requests:
@@ -138,6 +151,7 @@ def model_runner_output_from_proto(
             for chunk in message.prompt_logprobs
         ],
         bad_slots=[BadSlot(bad.slot, bad.code, bad.message, bad.field) for bad in message.bad_slots],
+        num_draft_tokens=list(message.num_draft_tokens) or None,
         timings=StepTimings(
             encode_ns=encode_ns,
             wire_ns=max(0, round_trip_ns - in_worker_ns),

@@ -5,7 +5,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pagoda_common.config import EngineConfig
 from pagoda_common.errors import DeadlineExceeded, NotReady, PagodaError, RequestFailed, Superseded
@@ -17,6 +17,7 @@ from pagoda_scheduler.kv_events import KVEventLog
 from pagoda_scheduler.request import Request, RequestStatus
 from pagoda_scheduler.router import ROUTERS, Router
 from pagoda_scheduler.sink import Sink
+from pagoda_scheduler.speculation import SpeculationCounters
 from pagoda_scheduler.step import StepResult
 from pagoda_scheduler.traces import Traces
 
@@ -57,6 +58,13 @@ class Counters:
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
     num_worker_losses: int = 0
+    speculation: SpeculationCounters = field(default_factory=SpeculationCounters)
+
+    def copy(self) -> "Counters":
+        """The same counters, on their own."""
+        counters = replace(self, speculation=SpeculationCounters())
+        counters.speculation.add(self.speculation)
+        return counters
 
     def take(self, core: EngineCore) -> None:
         """Add the counters of `core`."""
@@ -64,6 +72,7 @@ class Counters:
         self.prefix_cache_queries += core.scheduler.kv.num_prefix_queries
         self.prefix_cache_hits += core.scheduler.kv.num_prefix_hits
         self.num_preemptions += core.scheduler.num_preemptions
+        self.speculation.add(core.scheduler.speculation.counters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +344,7 @@ class Engine:
 
     def load(self) -> Load:
         """Load now."""
-        counters = Counters(**{name: getattr(self._past, name) for name in Counters.__slots__})
+        counters = self._past.copy()
         cores = [*self.cores, *self._retired] if self._retired else self.cores
         for core in cores:
             counters.take(core)

@@ -46,8 +46,10 @@ class EngineCore:
         vocab_size: int | None = None,
         num_host_blocks: int = 0,
         swap_block_ns: int = 0,
+        can_speculate: bool = False,
         timeline: Timeline | None = None,
     ) -> None:
+        """`can_speculate`: the group makes and verifies drafts, where the config wants them."""
         self.eos_token_ids = tuple(eos_token_ids)
         """The model's end tokens."""
         self.scheduler = Scheduler(
@@ -58,6 +60,7 @@ class EngineCore:
             vocab_size=vocab_size,
             num_host_blocks=num_host_blocks,
             swap_block_ns=swap_block_ns,
+            num_speculative_tokens=config.speculative.num_speculative_tokens if can_speculate else 0,
         )
         self.num_steps = 0
         """Counter: steps finished."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pagoda_common.errors import PagodaError
 from pagoda_common.outputs import FinishReason
 from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.speculative_config import takes_drafts
 from pagoda_scheduler.sink import Sink
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ class RequestStatus(Enum):
 class Request:
     """A sequence: prompt, output so far, and how much of both is in the KV cache.
 
-    `num_tokens` counts prompt, known output and `num_pending` tokens that a step in flight will sample.
+    `num_tokens` counts prompt, known output and `num_pending` tokens that a step in flight will sample. With drafts
+    that is what is certain; the worker may have up to `num_lookahead` more by then.
     """
 
     __slots__ = (
@@ -52,6 +54,7 @@ class Request:
         "num_cached_blocks",
         "num_computed_tokens",
         "num_crashes",
+        "num_lookahead",
         "num_pending",
         "num_preemptions",
         "num_prompt_tokens",
@@ -68,6 +71,7 @@ class Request:
         "status",
         "stop_token_id",
         "stop_token_ids",
+        "takes_drafts",
         "tenant",
     )
 
@@ -119,6 +123,10 @@ class Request:
         max_tokens = sampling_params.max_tokens
         self.max_num_tokens = self.num_prompt_tokens + (limit if max_tokens is None else min(max_tokens, limit))
         self.num_pending = 0
+        self.num_lookahead = 0
+        """Draft tokens that steps in flight may try: as many more tokens than `num_tokens` the worker may have."""
+        self.takes_drafts = takes_drafts(sampling_params)
+        """Whether the worker may guess its next tokens."""
         self.num_tokens = self.num_prompt_tokens + len(self.output_token_ids)
         self.num_computed_tokens = 0
         self.num_preemptions = 0
@@ -167,6 +175,7 @@ class Request:
         )
         beam.beam_group = self.beam_group
         beam.is_beam = True
+        beam.takes_drafts = False
         beam.eos_token_ids = self.eos_token_ids  # its constraint ends there; that it ends itself is the search's to say
         beam.is_announced = True
         beam.max_num_tokens = beam.num_tokens + 1
@@ -215,10 +224,21 @@ class Request:
             self.finish_reason = "length"
         return self.finish_reason is not None
 
+    def settle(self, *, num_accepted: int, num_ahead: int) -> None:
+        """A step that might try `num_ahead` draft tokens was answered: `num_accepted` of them were right. They count as
+        pending until they are appended."""
+        self.num_lookahead -= num_ahead
+        if num_accepted:
+            self.num_tokens += num_accepted
+            self.num_pending += num_accepted
+            if self.status is RequestStatus.RUNNING:  # else preempted meanwhile: nothing of it is computed
+                self.num_computed_tokens += num_accepted
+
     def forget_computed(self) -> None:
         """Nothing of it is in a KV cache any more, and no step in flight will answer for it."""
         self.num_tokens -= self.num_pending
         self.num_pending = 0
+        self.num_lookahead = 0
         self.num_computed_tokens = 0
         self.slot = -1
         self.block_ids = []

@@ -125,7 +125,8 @@ class GenerateSink:
         logprobs = _sampled_logprobs(result)
         for position, request in enumerate(result.requests):
             output = outputs[request]
-            output.offset = result.offsets[position]
+            if not output.token_ids:
+                output.offset = result.offsets[position]
             output.token_ids.append(result.token_ids[position])
             if result.rows[position] in logprobs:
                 output.logprobs.append(logprobs[result.rows[position]])

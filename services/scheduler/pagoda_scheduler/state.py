@@ -21,7 +21,7 @@ class EngineState:
     def load(self) -> types_pb2.EngineLoad:
         """Load now."""
         load = self._engine.load()
-        return types_pb2.EngineLoad(
+        message = types_pb2.EngineLoad(
             num_running_reqs=load.num_running_reqs,
             num_waiting_reqs=load.num_waiting_reqs,
             num_used_blocks=load.num_used_blocks,
@@ -38,3 +38,10 @@ class EngineState:
             sleep_level=0 if self._engine.cores else self._groups.sleep_level,
             not_ready_reason="" if self._engine.is_ready else self._engine.not_ready_reason,
         )
+        if self._engine.config.speculative.is_on:
+            drafts = load.counters.speculation
+            message.speculation.num_drafts = drafts.num_drafts
+            message.speculation.num_draft_tokens = drafts.num_draft_tokens
+            message.speculation.num_accepted_tokens = drafts.num_accepted_tokens
+            message.speculation.num_accepted_tokens_per_pos.extend(drafts.num_accepted_tokens_per_pos)
+        return message

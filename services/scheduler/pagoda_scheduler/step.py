@@ -36,7 +36,7 @@ class SchedulerOutput:
     slots: list[int]
     """Batch order."""
     num_scheduled_tokens: list[int]
-    """Aligned with `slots`."""
+    """Aligned with `slots`. Draft tokens are not in here: the worker may have fewer than it may try."""
     appended_slots: list[int]
     """Slots that get one more block, aligned with `appended_block_ids`."""
     appended_block_ids: list[int]
@@ -46,6 +46,8 @@ class SchedulerOutput:
     """(host block, device block), done second."""
     blocks_to_copy: list[tuple[int, int]] = field(default_factory=list)
     """(from, to), both on the device, done third."""
+    num_lookahead_tokens: list[int] | None = None
+    """Most draft tokens for each sequence, aligned with `slots`; None: no drafts."""
 
     @property
     def num_tokens(self) -> int:
@@ -108,18 +110,23 @@ class ModelRunnerOutput:
 
     step: int
     num_sampled_tokens: list[int] | None
-    """Tokens each sequence got; None: 1 each."""
+    """Tokens each sequence got; None: 1 each. More than 1: accepted draft tokens, and the one behind them."""
     token_ids: list[int]
     logprobs: LogprobRows | None = None
     prompt_logprobs: list[PromptLogprobRows] = field(default_factory=list)
     bad_slots: list[BadSlot] = field(default_factory=list)
+    num_draft_tokens: list[int] | None = None
+    """Draft tokens tried for each sequence; None: no drafts."""
     timings: StepTimings | None = None
     """Where the step's time went, as far as it is known."""
 
 
 @dataclass(slots=True)
 class StepResult:
-    """What one step gave to requests: columns aligned over the sequences that got a token, and those that ended."""
+    """What one step gave to requests: columns aligned over the tokens, and the sequences that ended.
+
+    Several tokens of one sequence stand together, in their order.
+    """
 
     step: int
     requests: list[Request] = field(default_factory=list)
@@ -134,7 +141,14 @@ class StepResult:
     prompt_logprobs: list[tuple[Request, PromptLogprobRows]] = field(default_factory=list)
     finished: list[Request] = field(default_factory=list)
 
-    def add_tokens(self, requests: list[Request], rows: list[int], token_ids: list[int]) -> None:
+    def add_token(self, request: Request, token_id: int, row: int) -> None:
+        """`request` got one token, its last one by now: that at `row` of the worker's token_ids."""
+        self.requests.append(request)
+        self.offsets.append(len(request.output_token_ids) - 1)
+        self.token_ids.append(token_id)
+        self.rows.append(row)
+
+    def add_last_tokens(self, requests: list[Request], rows: list[int], token_ids: list[int]) -> None:
         """`requests` got one token each, their last one: those at `rows` of the worker's `token_ids`."""
         self.requests += requests
         self.offsets += [len(request.output_token_ids) - 1 for request in requests]

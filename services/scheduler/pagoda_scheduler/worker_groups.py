@@ -11,6 +11,7 @@ from pagoda.v1 import scheduler_pb2, types_pb2
 from pagoda_common.config import EngineConfig
 from pagoda_common.convert import weights_source_from_proto
 from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError
+from pagoda_common.speculative_config import CAPABILITY
 from pagoda_scheduler import heartbeats
 from pagoda_scheduler.engine import Engine
 from pagoda_scheduler.engine_core import EngineCore
@@ -269,6 +270,7 @@ class WorkerGroups:
                 num_blocks=brought_up.num_blocks,
                 num_host_blocks=brought_up.num_host_blocks,
                 swap_block_ns=brought_up.swap_block_ns,
+                can_speculate=all(CAPABILITY in rank.identity.capabilities for rank in group.members),
                 max_model_len=brought_up.model_info.max_model_len,
                 eos_token_ids=brought_up.model_info.eos_token_ids,
                 vocab_size=brought_up.model_info.vocab_size,

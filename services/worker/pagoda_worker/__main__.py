@@ -46,7 +46,7 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
     from pagoda_common.rpc import RpcServer, stop_signals
     from pagoda_worker.device import claim_device
     from pagoda_worker.metrics import WorkerCollector, WorkerMetrics
-    from pagoda_worker.registration import Registration
+    from pagoda_worker.registration import CAPABILITIES, Registration
     from pagoda_worker.servicer import WorkerServicer
     from pagoda_worker.tensor_parallel import TensorParallel
     from pagoda_worker.worker import Worker
@@ -75,7 +75,7 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
             world_size=args.world_size,
             device=claim_device("auto", device_index).description,
             incarnation=servicer.fence.incarnation,
-            capabilities=["swap"],
+            capabilities=CAPABILITIES,
             version=version("pagoda"),
         )
         registration = Registration(

@@ -70,6 +70,8 @@ class ExecuteModelInput:
     """[num_seqs] in batch order; None is the batch of the step before."""
     num_scheduled_tokens: IntArray | None = None
     """[num_seqs]; None is 1 each."""
+    num_lookahead_tokens: IntArray | None = None
+    """[num_seqs] most draft tokens that each sequence may try, which have blocks; None is 0 each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +114,8 @@ class ModelRunnerOutput:
 
     num_sampled_tokens: IntArray | None = None
     """[num_seqs]; None is 1 each."""
+    num_draft_tokens: IntArray | None = None
+    """[num_seqs] draft tokens tried; None is 0 each."""
     token_ids: IntArray = field(default_factory=lambda: NO_INTS)
     logprobs: LogprobColumns | None = None
     """Rows index token_ids."""

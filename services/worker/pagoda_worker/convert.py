@@ -18,6 +18,7 @@ from pagoda_common.config import (
 )
 from pagoda_common.convert import sampling_params_from_proto
 from pagoda_common.errors import InvalidRequest, PagodaError
+from pagoda_common.speculative_config import SpeculativeConfig
 from pagoda_worker.batch import (
     BadSlot,
     ExecuteModelInput,
@@ -58,6 +59,19 @@ def engine_config_from_proto(message: worker_pb2.WorkerConfig) -> EngineConfig:
         scheduler=SchedulerConfig(
             max_num_seqs=message.max_num_seqs, max_num_batched_tokens=message.max_num_batched_tokens
         ),
+        speculative=_speculative_config(message),
+    )
+
+
+def _speculative_config(message: worker_pb2.WorkerConfig) -> SpeculativeConfig:
+    if not message.HasField("speculative"):
+        return SpeculativeConfig()
+    given = message.speculative
+    return SpeculativeConfig(
+        method=given.method,
+        num_speculative_tokens=given.num_speculative_tokens,
+        prompt_lookup_max=given.prompt_lookup_max,
+        prompt_lookup_min=given.prompt_lookup_min,
     )
 
 
@@ -103,7 +117,16 @@ def execute_model_input_from_proto(message: worker_pb2.ExecuteModelRequest) -> E
         num_scheduled_tokens=_column(message.num_scheduled_tokens, "<u4", "num_scheduled_tokens")
         if message.num_scheduled_tokens
         else None,
+        num_lookahead_tokens=_lookahead(message),
     )
+
+
+def _lookahead(message: worker_pb2.ExecuteModelRequest) -> IntArray | None:
+    if message.num_lookahead_tokens:
+        return _column(message.num_lookahead_tokens, "<u1", "num_lookahead_tokens")
+    if message.num_lookahead_slots:
+        return np.full(message.num_seqs, message.num_lookahead_slots, dtype=np.int64)
+    return None
 
 
 def _new_request(message: worker_pb2.NewRequest) -> NewRequest:
@@ -152,6 +175,8 @@ def model_runner_output_to_proto(
     )
     if output.num_sampled_tokens is not None:
         message.num_sampled_tokens = _bytes(output.num_sampled_tokens, "<u1")
+    if output.num_draft_tokens is not None:
+        message.num_draft_tokens = _bytes(output.num_draft_tokens, "<u1")
     if output.logprobs is not None:
         message.logprobs.CopyFrom(_logprobs(output.logprobs))
     for chunk in output.prompt_logprobs:

@@ -6,8 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pagoda_common.errors import Code
+from pagoda_common.speculative_config import takes_drafts
 from pagoda_worker.batch import BadSlot, ExecuteModelInput, IntArray, NewRequest, TokenArray
 from pagoda_worker.columns import grown
+from pagoda_worker.drafter import Drafter
 from pagoda_worker.sampling_columns import SamplingColumns
 
 FIRST_TOKENS = 1024
@@ -23,9 +25,11 @@ class StepInputs:
     slots: IntArray
     """[num_rows]."""
     num_scheduled_tokens: IntArray
-    """[num_rows] query tokens of each."""
+    """[num_rows] query tokens of each, those of its draft included."""
+    num_draft_tokens: IntArray
+    """[num_rows] the last ones of these: guesses, which stand in the log behind the known tokens."""
     seq_lens: IntArray
-    """[num_rows] tokens whose KV is there after the step."""
+    """[num_rows] tokens whose KV is there after the step, those of drafts included."""
     block_table: npt.NDArray[np.int32]
     """[num_rows, max_blocks]; only a sequence's own blocks are meaningful."""
     input_ids: IntArray
@@ -43,8 +47,16 @@ class InputBatch:
     """Token logs, block tables and sampling parameters of all slots."""
 
     def __init__(
-        self, *, max_num_seqs: int, max_model_len: int, block_size: int, num_blocks: int, vocab_size: int
+        self,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        num_blocks: int,
+        vocab_size: int,
+        drafter: Drafter | None = None,
     ) -> None:
+        """`drafter`: guesses tokens where a step allows it."""
         self._max_num_seqs = max_num_seqs
         self._max_tokens = max_model_len + 1  # the token sampled at the very end is logged as well
         self._block_size = block_size
@@ -60,6 +72,10 @@ class InputBatch:
         self.num_computed_tokens = np.zeros(rows, dtype=np.int64)
         self.num_blocks_of = np.zeros(rows, dtype=np.int64)
         self.is_in_use = np.zeros(rows, dtype=np.bool_)
+        self.takes_drafts = np.zeros(rows, dtype=np.bool_)
+        self.drafter = drafter
+        self._max_num_tokens = np.zeros(rows, dtype=np.int64)
+        """[slots] prompt and output at the end at the latest."""
         self.sampling = SamplingColumns(max_num_seqs=rows, vocab_size=vocab_size)
         self._failed: dict[int, BadSlot] = {}
         self._last_slots: IntArray = np.zeros(0, dtype=np.int64)
@@ -92,6 +108,8 @@ class InputBatch:
         self.is_in_use[slot] = False
         self.num_tokens[slot] = self.num_computed_tokens[slot] = self.num_blocks_of[slot] = 0
         self.sampling.clear(slot)
+        if self.drafter is not None:
+            self.drafter.forget(slot)
 
     def _add(self, request: NewRequest) -> None:
         slot = request.slot
@@ -110,6 +128,10 @@ class InputBatch:
         self.num_prompt_tokens[slot] = prompt.size
         self.num_tokens[slot] = num_tokens
         self.num_computed_tokens[slot] = request.num_computed_tokens
+        params = request.sampling_params
+        limit = self._max_tokens - 1
+        self._max_num_tokens[slot] = limit if params.max_tokens is None else min(prompt.size + params.max_tokens, limit)
+        self.takes_drafts[slot] = takes_drafts(params) and not request.is_beam
         self.is_in_use[slot] = True
         self.sampling.set(slot, request.sampling_params, request.eos_token_ids)
         self._append_blocks(np.full(request.block_ids.size, slot), request.block_ids)
@@ -170,6 +192,17 @@ class InputBatch:
             bad_slots = [self._why(int(slots[row]), int(num_scheduled[row])) for row in np.flatnonzero(~is_good)]
             batch_rows, slots, num_scheduled = batch_rows[is_good], slots[is_good], num_scheduled[is_good]
             seq_lens, num_tokens = seq_lens[is_good], num_tokens[is_good]
+        num_draft = np.zeros_like(slots)
+        if self.drafter is not None and step.num_lookahead_tokens is not None:
+            if step.num_lookahead_tokens.size != step.num_seqs:
+                size = step.num_lookahead_tokens.size
+                raise ValueError(f"num_lookahead_tokens has {size} entries for {step.num_seqs} slots")
+            capacity = self.num_blocks_of[slots] * self._block_size
+            room = np.minimum(capacity, self._max_num_tokens[slots] - 1) - seq_lens
+            most = np.minimum(step.num_lookahead_tokens[batch_rows], room).clip(min=0)
+            most[~self.takes_drafts[slots] | (seq_lens != num_tokens)] = 0
+            num_draft = self._draft(self.drafter, slots, num_tokens, most)
+            num_scheduled, seq_lens = num_scheduled + num_draft, seq_lens + num_draft
         starts = seq_lens - num_scheduled
         if num_scheduled.size and int(num_scheduled.max()) == 1:
             token_slots, positions = slots, starts
@@ -183,14 +216,25 @@ class InputBatch:
             batch_rows=batch_rows,
             slots=slots,
             num_scheduled_tokens=num_scheduled,
+            num_draft_tokens=num_draft,
             seq_lens=seq_lens,
             block_table=self.block_table[slots, :max_blocks],
             input_ids=self.tokens[token_slots, positions].astype(np.int64),
             positions=positions,
             slot_mapping=block_ids * self._block_size + positions % self._block_size,
-            is_sampled=seq_lens == num_tokens,
+            is_sampled=seq_lens - num_draft == num_tokens,
             bad_slots=bad_slots,
         )
+
+    def _draft(self, drafter: Drafter, slots: IntArray, num_tokens: IntArray, most: IntArray) -> IntArray:
+        """Write a draft of at most `most` tokens behind each log; [num_rows] tokens of each."""
+        lengths, drafts = drafter.propose(slots, self.tokens, num_tokens, most)
+        row, ahead = np.nonzero(np.arange(drafts.shape[1]) < lengths[:, None])
+        if row.size:
+            places = num_tokens[row] + ahead
+            self.tokens = grown(self.tokens, (1, int(places.max()) + 2))
+            self.tokens[slots[row], places] = drafts[row, ahead]
+        return lengths
 
     def _why(self, slot: int, num_scheduled: int) -> BadSlot:
         if slot in self._failed:
@@ -206,14 +250,22 @@ class InputBatch:
         return BadSlot(slot=slot, code=Code.INTERNAL, message=message)
 
     def advance(self, inputs: StepInputs) -> None:
-        """The step's tokens are in the KV cache now."""
-        self.num_computed_tokens[inputs.slots] = inputs.seq_lens
+        """The step's tokens are in the KV cache now. Those of drafts do not count before they are known to be right."""
+        self.num_computed_tokens[inputs.slots] = inputs.seq_lens - inputs.num_draft_tokens
 
-    def append_tokens(self, slots: IntArray, token_ids: IntArray) -> None:
-        """Log one sampled token for each slot."""
+    def append_tokens(self, slots: IntArray, token_ids: IntArray, ahead: IntArray) -> None:
+        """Log sampled tokens.
+
+        Args:
+            slots: [n] a slot's rows stand together.
+            token_ids: [n].
+            ahead: [n] place of each among its slot's new tokens, from 0 on. Of those but the last, the keys and values
+                are in the cache: they were draft tokens.
+        """
         if not slots.size:
             return
-        places = self.num_tokens[slots]
+        places = self.num_tokens[slots] + ahead
         self.tokens = grown(self.tokens, (1, int(places.max()) + 1))
         self.tokens[slots, places] = token_ids
-        self.num_tokens[slots] += 1
+        self.num_tokens[slots] = places + 1  # of several places of a slot the last one is written last
+        self.num_computed_tokens[slots] += ahead

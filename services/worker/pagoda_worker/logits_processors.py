@@ -105,6 +105,10 @@ class LogitsProcessors:
                 return f"vllm_xargs: {error!r}"
         return None
 
+    def has(self, slot: int) -> bool:
+        """Whether some processor is needed in a slot."""
+        return slot < self._is_needed.shape[1] and bool(self._is_needed[:, slot].any())
+
     def apply(self, logits: Tensor, batch: LogitsBatch) -> Tensor:
         """Logits after all processors; those given are not changed.
 

@@ -35,7 +35,8 @@ class WorkerMetrics:
         self._stages["forward"].observe(timings.forward_ns / 1e9)
         self._stages["sample"].observe(timings.sample_ns / 1e9)
         counts = step.num_scheduled_tokens
-        self._tokens.inc(step.num_seqs if counts is None else int(counts.sum()))
+        num_draft = 0 if output.num_draft_tokens is None else int(output.num_draft_tokens.sum())
+        self._tokens.inc(num_draft + (step.num_seqs if counts is None else int(counts.sum())))
         self._sequences.inc(step.num_seqs)
 
 

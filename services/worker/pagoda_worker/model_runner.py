@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pagoda_common.config import LogprobsMode
 from pagoda_common.errors import Code
+from pagoda_common.speculative_config import SpeculativeConfig
 from pagoda_kernels.attention_plan import AttentionPlan
 from pagoda_worker.batch import (
     BadSlot,
@@ -20,13 +21,14 @@ from pagoda_worker.batch import (
     PromptLogprobs,
     StepTimings,
 )
+from pagoda_worker.drafter import Drafter
 from pagoda_worker.grammars import Grammars, no_compiler
 from pagoda_worker.input_batch import InputBatch, StepInputs
 from pagoda_worker.kv_cache import KVCache
 from pagoda_worker.logits_processors import LogitsProcessors
-from pagoda_worker.logits_state import LogitsBatch
 from pagoda_worker.logprobs import logprob_columns
 from pagoda_worker.models.decoder import Decoder, ForwardContext
+from pagoda_worker.sampled_rows import SampledRows
 from pagoda_worker.sampler import Sampler
 from pagoda_worker.sampling_columns import NO_LOGPROBS
 from pagoda_worker.structured import Constraints, TokenMask
@@ -55,18 +57,23 @@ class ModelRunner:
         grammars: Grammars | None = None,
         eos_token_ids: tuple[int, ...] = (),
         parallel: TensorParallel = ALONE,
+        speculative: SpeculativeConfig | None = None,
     ) -> None:
         self._model = model
         self._parallel = parallel
         self._kv_cache = kv_cache
         self._dtype = dtype
         self._device = device
+        drafter = None
+        if speculative is not None and speculative.is_on:
+            drafter = Drafter(config=speculative, max_num_seqs=max_num_seqs)
         self.input_batch = InputBatch(
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             block_size=kv_cache.block_size,
             num_blocks=kv_cache.num_blocks,
             vocab_size=model.spec.vocab_size,
+            drafter=drafter,
         )
         self._processors = logits_processors or LogitsProcessors()
         self._sampler = Sampler(columns=self.input_batch.sampling, processors=self._processors)
@@ -110,23 +117,23 @@ class ModelRunner:
                 bad_slots=inputs.bad_slots,
                 timings=StepTimings(prepare_ns=clock.lap()),
             )
-        token_mask = self._constraints.begin(inputs.slots[inputs.is_sampled])
+        rows = SampledRows.of(inputs, batch)
+        token_mask = self._constraints.begin(rows.batch.slots)
         token_ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
         context = self._context(inputs, positions)
         prepare_ns = clock.lap()
         hidden = self._model(token_ids, positions, context)
-        last_rows = np.cumsum(inputs.num_scheduled_tokens) - 1
-        sampled_rows = np.flatnonzero(inputs.is_sampled)
-        logits = self._logits(hidden, last_rows[sampled_rows])
+        logits = self._logits(hidden, rows.logit_rows)
         forward_ns = clock.lap()
         prompt_logprobs = self._prompt_logprobs(hidden, inputs)
         batch.advance(inputs)
         if self._parallel.is_leader:
-            output = self._sample(step, inputs, sampled_rows, logits, token_mask)
+            output = self._sample(step, inputs, rows, logits, token_mask)
         else:
-            output = self._take_from_leader(step, inputs, sampled_rows)
+            output = self._take_from_leader(step, inputs, rows)
         return ModelRunnerOutput(
             num_sampled_tokens=output.num_sampled_tokens,
+            num_draft_tokens=output.num_draft_tokens,
             token_ids=output.token_ids,
             logprobs=output.logprobs,
             prompt_logprobs=prompt_logprobs,
@@ -144,6 +151,8 @@ class ModelRunner:
             problem = self._processors.add(request.slot, request.sampling_params)
             if problem is not None:
                 self.input_batch.fail(request.slot, Code.INVALID_ARGUMENT, problem, field="vllm_xargs")
+            if self._processors.has(request.slot):
+                self.input_batch.takes_drafts[request.slot] = False
 
     def _to_device(self, array: IntArray) -> Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
@@ -174,13 +183,12 @@ class ModelRunner:
         self,
         step: ExecuteModelInput,
         inputs: StepInputs,
-        sampled_rows: IntArray,
+        rows: SampledRows,
         logits: Tensor,
         token_mask: Future[TokenMask] | None,
     ) -> ModelRunnerOutput:
-        """Sample the rows whose last known token was computed, and log what they got."""
-        batch = self.input_batch
-        slots = inputs.slots[sampled_rows]
+        """Sample the rows, and log what counts: of several rows of a sequence, those up to its first wrong guess."""
+        batch, slots = self.input_batch, rows.batch.slots
         bad_slots = list(inputs.bad_slots)
         if not slots.size:
             return ModelRunnerOutput(num_sampled_tokens=np.zeros(step.num_seqs, dtype=np.int64), bad_slots=bad_slots)
@@ -188,12 +196,7 @@ class ModelRunner:
         mask = None if token_mask is None else token_mask.result()
         output = self._sampler.sample(
             logits,
-            LogitsBatch(
-                slots=slots,
-                tokens=batch.tokens,
-                num_prompt_tokens=batch.num_prompt_tokens[slots],
-                num_tokens=batch.num_tokens[slots],
-            ),
+            rows.batch,
             token_mask=mask,
             keep_processed=self._gives_processed and bool((asked != NO_LOGPROBS).any()),
         )
@@ -201,20 +204,23 @@ class ModelRunner:
             told = np.where(output.is_bad, BAD_TOKEN, output.token_ids).astype(np.int64)
             self._parallel.broadcast(torch.from_numpy(told))
         judged = logits if output.processed is None else output.processed
-        token_ids, batch_rows = output.token_ids, inputs.batch_rows[sampled_rows]
-        if output.is_bad.any():
-            bad_slots += [self._reject(int(slots[row]), logits[row]) for row in np.flatnonzero(output.is_bad)]
-            is_good = ~output.is_bad
-            slots, token_ids, batch_rows = slots[is_good], token_ids[is_good], batch_rows[is_good]
-            judged = judged[torch.from_numpy(is_good).to(logits.device)]
-        batch.append_tokens(slots, token_ids)
+        num_new = rows.num_new(output.token_ids, output.is_bad)
+        failed = np.flatnonzero(num_new == 0)
+        bad_slots += [self._reject(int(rows.slots[place]), logits[int(rows.starts[place])]) for place in failed]
+        kept = np.flatnonzero(rows.ahead < num_new[rows.owners])
+        token_ids = output.token_ids
+        if kept.size != slots.size:
+            slots, token_ids = slots[kept], token_ids[kept]
+            judged = judged[torch.from_numpy(kept).to(logits.device)]
+        batch.append_tokens(slots, token_ids, rows.ahead[kept])
         self._constraints.advance(slots, token_ids)
         num_sampled = None
-        if slots.size != step.num_seqs:
+        if rows.sequences.size != step.num_seqs or kept.size != step.num_seqs or bad_slots:
             num_sampled = np.zeros(step.num_seqs, dtype=np.int64)
-            num_sampled[batch_rows] = 1
+            num_sampled[inputs.batch_rows[rows.sequences]] = num_new
         return ModelRunnerOutput(
             num_sampled_tokens=num_sampled,
+            num_draft_tokens=self._judge_drafts(step, inputs, rows, num_new),
             token_ids=token_ids,
             logprobs=logprob_columns(
                 judged,
@@ -222,32 +228,46 @@ class ModelRunner:
                 batch.sampling.logprobs[slots],
                 chosen=batch.sampling.logprob_token_ids_of(slots),
                 is_normalised=self._gives_logprobs,
-                token_mask=None if mask is None else mask.of_beams(np.flatnonzero(~output.is_bad)),
+                token_mask=None if mask is None else mask.of_beams(kept),
             ),
             bad_slots=bad_slots,
         )
 
-    def _take_from_leader(
-        self, step: ExecuteModelInput, inputs: StepInputs, sampled_rows: IntArray
-    ) -> ModelRunnerOutput:
+    def _take_from_leader(self, step: ExecuteModelInput, inputs: StepInputs, rows: SampledRows) -> ModelRunnerOutput:
         """Log what rank 0 has sampled. Nobody wants to hear it from this rank as well.
 
         Sampled by all, tokens would be the same only where all ranks compute alike to the last bit, which different
         processors do not.
         """
-        batch, slots = self.input_batch, inputs.slots[sampled_rows]
+        batch, slots = self.input_batch, rows.batch.slots
         if slots.size:
             token_ids = self._parallel.broadcast(torch.empty(slots.size, dtype=torch.int64)).numpy()
-            is_bad = token_ids == BAD_TOKEN
-            for slot in slots[is_bad].tolist():
+            num_new = rows.num_new(token_ids, token_ids == BAD_TOKEN)
+            for slot in rows.slots[num_new == 0].tolist():
                 self._sanitize(slot)
                 batch.fail(slot, Code.INTERNAL, "rank 0 could not sample it")
-            batch.append_tokens(slots[~is_bad], token_ids[~is_bad])
+            kept = np.flatnonzero(rows.ahead < num_new[rows.owners])
+            batch.append_tokens(slots[kept], token_ids[kept], rows.ahead[kept])
+            self._judge_drafts(step, inputs, rows, num_new)  # as rank 0 does, so that the next drafts are the same
         return ModelRunnerOutput(num_sampled_tokens=np.zeros(step.num_seqs, dtype=np.int64))
 
     def _sanitize(self, slot: int) -> None:
         batch = self.input_batch
         self._kv_cache.sanitize(batch.block_table[slot, : batch.num_blocks_of[slot]].astype(np.int64))
+
+    def _judge_drafts(
+        self, step: ExecuteModelInput, inputs: StepInputs, rows: SampledRows, num_new: IntArray
+    ) -> IntArray | None:
+        """[num_seqs] tokens of each draft; None when there was none. The drafter hears how they did."""
+        tried = np.flatnonzero(rows.num_draft_tokens)
+        if not tried.size:
+            return None
+        batch, slots, num_draft = self.input_batch, rows.slots[tried], rows.num_draft_tokens[tried]
+        assert batch.drafter is not None, "a draft has a drafter"
+        batch.drafter.judge(slots, num_draft, np.maximum(num_new[tried] - 1, 0), batch.num_tokens[slots])
+        result = np.zeros(step.num_seqs, dtype=np.int64)
+        result[inputs.batch_rows] = inputs.num_draft_tokens
+        return result
 
     def _reject(self, slot: int, logits: Tensor) -> BadSlot:
         """End a sequence whose logits are unusable, and leave no NaN in its blocks for their next owner."""

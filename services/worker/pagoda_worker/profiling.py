@@ -25,7 +25,8 @@ def peak_activation_bytes(
     are all sampled with filters. All ranks of a group measure together."""
     num_tokens, num_seqs = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
     longest = max(1, min(max_model_len - 1, num_tokens))
-    many = min(num_seqs, num_tokens)
+    num_sampled = num_seqs * (1 + config.speculative.num_speculative_tokens)
+    many = min(num_sampled, num_tokens)
     shapes = ((1, longest), (many, max(1, min(longest, num_tokens // many))))
     return max(
         _measure(model, count, length, config.cache.block_size, max_model_len, dtype, device, parallel)

@@ -11,9 +11,12 @@ import grpc.aio
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
 from pagoda_common.channels import Connection
 from pagoda_common.security_config import SecurityConfig
+from pagoda_common.speculative_config import CAPABILITY
 
 logger = logging.getLogger(__name__)
 
+CAPABILITIES = ("swap", CAPABILITY)
+"""What this worker can do besides."""
 HEARTBEAT_PERIOD_S = 1.0
 RETRY_S = 0.1
 """First pause before the next attempt; doubles up to MAX_RETRY_S."""

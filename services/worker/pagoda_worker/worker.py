@@ -356,6 +356,7 @@ class Worker:
             grammars=self._grammars,
             eos_token_ids=facts.eos_token_ids,
             parallel=self.parallel,
+            speculative=config.speculative,
         )
         self._failure = None
         self.num_blocks = num_blocks

@@ -10,8 +10,8 @@ from pagoda.v1 import scheduler_pb2, types_pb2
 from pagoda_common.config import CacheConfig, EngineConfig, SchedulerConfig
 from pagoda_common.convert import token_ids_to_bytes
 from pagoda_scheduler import heartbeats
+from pagoda_scheduler.in_flight import InFlight
 from pagoda_scheduler.request import Request
-from pagoda_scheduler.scheduler import Scheduler
 from pagoda_scheduler.step import StepResult
 from tests.fakes.fake_worker import FakeWorker
 from tests.harness.scheduler import RunningScheduler, running_scheduler
@@ -131,14 +131,14 @@ async def test_a_worker_lost_again_and_again_for_other_reasons_fails_nobody(
 async def test_a_bug_that_one_request_meets_fails_it_alone(
     scheduler: RunningScheduler, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Scheduler._append
+    original = InFlight._append
 
-    def append(self: Scheduler, request: Request, token_id: int, result: StepResult) -> None:
+    def append(self: InFlight, request: Request, token_id: int, result: StepResult) -> None:
         if request.request_id == "cursed":
             raise ZeroDivisionError("a bug")
         original(self, request, token_id, result)
 
-    monkeypatch.setattr(Scheduler, "_append", append)
+    monkeypatch.setattr(InFlight, "_append", append)
     worker.delay_s = 0.002
     sound = asyncio.create_task(generate(scheduler, "sound", [100], 60))
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -1,5 +1,7 @@
 """A scheduler, and a pretend worker that computes tokens from token logs alone: what every story needs."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from pagoda_common.config import CacheConfig, SchedulerConfig
@@ -18,13 +20,19 @@ def make_scheduler(
     max_model_len: int = 200,
     enable_prefix_caching: bool = True,
     num_host_blocks: int = 0,
+    num_speculative_tokens: int = 0,
     **scheduler: object,
 ) -> Scheduler:
     """A scheduler over pretend blocks."""
     config = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 64, **scheduler})  # type: ignore[arg-type]
     cache = CacheConfig(block_size=block_size, enable_prefix_caching=enable_prefix_caching)
     return Scheduler(
-        config=config, cache=cache, num_blocks=num_blocks, max_model_len=max_model_len, num_host_blocks=num_host_blocks
+        config=config,
+        cache=cache,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        num_host_blocks=num_host_blocks,
+        num_speculative_tokens=num_speculative_tokens,
     )
 
 
@@ -44,9 +52,15 @@ def make_request(name: str, prompt: list[int] | int, *, max_tokens: int = 4, **m
 
 
 class PretendWorker:
-    """Keeps slots as a real worker does, checks every step against the contract, and samples the log's checksum."""
+    """Keeps slots as a real worker does, checks every step against the contract, and samples the log's checksum.
 
-    def __init__(self, *, block_size: int = 4) -> None:
+    Of the draft tokens that a step allows, it tries and gets right as many as `guess` says.
+    """
+
+    def __init__(self, *, block_size: int = 4, guess: Callable[[int], tuple[int, int]] | None = None) -> None:
+        """`guess`: draft tokens tried and right, given the most that may be tried; without it, all wrong."""
+        self._guess = guess or (lambda most: (most, 0))
+        self.num_tried = 0
         self.logs: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
         self.blocks: dict[int, list[int]] = {}
@@ -82,11 +96,16 @@ class PretendWorker:
             self.logprobs[new.slot] = new.sampling_params.logprobs or 0
         for slot, block_id in zip(output.appended_slots, output.appended_block_ids, strict=True):
             self.blocks[slot].append(block_id)
-        self._store(output)
+        drafts = self._draft(output)
+        self._store(output, drafts)
         counts, tokens, bad = [], [], []
         rows: list[int] = []
         top: list[tuple[list[int], list[float]]] = []
         for slot, count in zip(output.slots, output.num_scheduled_tokens, strict=True):
+            if self._is_behind_end(slot, count):
+                bad.append(BadSlot(slot, 13, "no block"))
+                counts.append(0)
+                continue
             self.computed[slot] += count
             log = self.logs[slot]
             self._check_context(slot)
@@ -101,17 +120,50 @@ class PretendWorker:
                 else:
                     tokens.append(self.next_token(log))
                 log.append(tokens[-1])
-                counts.append(1)
+                num_right = drafts[slot][1]
+                for _ in range(num_right):
+                    tokens.append(self.next_token(log))
+                    log.append(tokens[-1])
+                self.computed[slot] += num_right
+                counts.append(1 + num_right)
             else:
                 assert self.computed[slot] < len(log), "scheduled beyond the known tokens"
                 counts.append(0)
-        return ModelRunnerOutput(output.step, counts, tokens, logprobs=_columns(rows, top), bad_slots=bad)
+        return ModelRunnerOutput(
+            output.step,
+            counts,
+            tokens,
+            logprobs=_columns(rows, top),
+            bad_slots=bad,
+            num_draft_tokens=[drafts[slot][0] for slot in output.slots] if output.num_lookahead_tokens else None,
+        )
 
-    def _store(self, output: SchedulerOutput) -> None:
-        """Write every token of the batch into its block before anyone reads."""
+    def _draft(self, output: SchedulerOutput) -> dict[int, tuple[int, int]]:
+        """Draft tokens that each slot tries and gets right."""
+        drafts = dict.fromkeys(output.slots, (0, 0))
+        columns = (output.slots, output.num_scheduled_tokens, output.num_lookahead_tokens or [])
+        for slot, count, most in zip(*columns, strict=False):
+            if most:
+                capacity = len(self.blocks[slot]) * self.block_size
+                assert self.computed[slot] + count == len(self.logs[slot]), "drafts before the last known token"
+                drafts[slot] = self._guess(max(0, min(most, capacity - len(self.logs[slot]))))
+                self.num_tried += drafts[slot][0]
+        return drafts
+
+    def _is_behind_end(self, slot: int, count: int) -> bool:
+        """Whether a sequence has outgrown its blocks, by draft tokens behind an end that the scheduler will see."""
+        return self.computed[slot] + count > len(self.blocks[slot]) * self.block_size
+
+    def _store(self, output: SchedulerOutput, drafts: dict[int, tuple[int, int]]) -> None:
+        """Write every token of the batch into its block before anyone reads, draft tokens right or wrong too."""
         for slot, count in zip(output.slots, output.num_scheduled_tokens, strict=True):
-            log, start = self.logs[slot], self.computed[slot]
-            for position in range(start, start + count):
+            log, start = list(self.logs[slot]), self.computed[slot]
+            if self._is_behind_end(slot, count):
+                continue
+            num_tried, num_right = drafts[slot]
+            for place in range(num_tried):
+                log.append(self.next_token(log) if place < num_right else -1)
+            for position in range(start, start + count + num_tried):
                 block = self.blocks[slot][position // self.block_size]
                 self.content[block] = tuple(log[: position + 1])
 

@@ -1,5 +1,7 @@
 """Whatever is submitted and aborted when: no token is lost, repeated or foreign, and every block comes back."""
 
+import random
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +31,11 @@ def check(scheduler: Scheduler) -> None:
         for block_id in request.block_ids:
             references[block_id] = references.get(block_id, 0) + 1
     assert references == {b: c for b, c in enumerate(scheduler.kv.pool._ref_counts) if c > 0}
+    for request in scheduler.running:  # no more blocks than steps in flight and the next one could fill
+        most = request.num_computed_tokens + request.num_lookahead + scheduler.speculation.num_speculative_tokens + 1
+        assert len(request.block_ids) <= max(
+            scheduler.kv.blocks_for(most), scheduler.kv.blocks_for(request.num_prompt_tokens)
+        )
     slots = [request.slot for request in scheduler.running]
     assert len(set(slots)) == len(slots)
 
@@ -43,6 +50,8 @@ def check(scheduler: Scheduler) -> None:
     threshold=st.sampled_from([0, 3]),
     budget=st.sampled_from([5, 17, 64]),
     num_host_blocks=st.sampled_from([0, 3, 20]),
+    num_ahead=st.sampled_from([0, 1, 4, 7]),
+    seed=st.integers(0, 1000),
 )
 def test_random_mixes_lose_and_leak_nothing(
     actions: list[tuple],  # type: ignore[type-arg]
@@ -53,6 +62,8 @@ def test_random_mixes_lose_and_leak_nothing(
     threshold: int,
     budget: int,
     num_host_blocks: int,
+    num_ahead: int,
+    seed: int,
 ) -> None:
     scheduler = make_scheduler(
         num_blocks=num_blocks,
@@ -63,8 +74,15 @@ def test_random_mixes_lose_and_leak_nothing(
         max_num_batched_tokens=budget,
         max_num_seqs=4,
         num_host_blocks=num_host_blocks,
+        num_speculative_tokens=num_ahead,
     )
-    worker = PretendWorker()
+    guesses = random.Random(seed)
+
+    def guess(most: int) -> tuple[int, int]:
+        num_tried = guesses.randint(0, most)
+        return num_tried, guesses.randint(0, num_tried)
+
+    worker = PretendWorker(guess=guess)
     requests: list[Request] = []
     aborted: set[Request] = set()
     in_flight: list[SchedulerOutput] = []
@@ -74,13 +92,16 @@ def test_random_mixes_lose_and_leak_nothing(
 
     for action in actions:
         match action:
-            case ("add", prompt, max_tokens, priority):
-                request = make_request(
-                    f"r{len(requests)}", prompt, max_tokens=max_tokens, priority=priority, tenant=str(priority)
-                )
-                request.arrival_ns = len(requests)
-                requests.append(request)
-                scheduler.add(request)
+            case ("add", prompt, max_tokens, priority, n):
+                name, leader = f"r{len(requests)}", None
+                for index in range(n):
+                    request = make_request(
+                        name, prompt, index=index, max_tokens=max_tokens, priority=priority, tenant=str(priority)
+                    )
+                    request.arrival_ns = len(requests)
+                    request.leader, leader = leader, leader or request
+                    requests.append(request)
+                    scheduler.add(request)
             case ("abort", number) if requests:
                 request = requests[number % len(requests)]
                 if not request.is_finished:
@@ -102,6 +123,9 @@ def test_random_mixes_lose_and_leak_nothing(
         check(scheduler)
     assert not scheduler.has_unfinished_requests
     assert scheduler.kv.pool.num_used_blocks == 0
+    counters = scheduler.speculation.counters
+    assert counters.num_draft_tokens == worker.num_tried
+    assert counters.num_accepted_tokens == sum(counters.num_accepted_tokens_per_pos)
     for request in requests:
         expected = expected_output(request.prompt_token_ids, request.max_num_tokens - request.num_prompt_tokens)
         if request in aborted:

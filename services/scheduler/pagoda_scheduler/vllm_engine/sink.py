@@ -58,7 +58,7 @@ class VllmEngineSink:
                 self._add(logprobs, *row)
                 self._output_logprobs.setdefault(request.index, vllm_engine_pb2.OutputLogProbs()).MergeFrom(logprobs)
             if self._streams:
-                self.outbox.put(self._chunk(request, result.token_ids[position], logprobs))
+                self.outbox.put(self._chunk(request, result.token_ids[position], result.offsets[position], logprobs))
         failed: PagodaError | None = None
         for request in result.finished:
             self.outbox.put(self._complete(request))
@@ -68,12 +68,12 @@ class VllmEngineSink:
             self.outbox.close(failed)
 
     def _chunk(
-        self, request: Request, token_id: int, logprobs: vllm_engine_pb2.OutputLogProbs
+        self, request: Request, token_id: int, offset: int, logprobs: vllm_engine_pb2.OutputLogProbs
     ) -> vllm_engine_pb2.GenerateResponse:
         chunk = vllm_engine_pb2.GenerateStreamChunk(
             token_ids=[token_id],
             prompt_tokens=request.num_prompt_tokens,
-            completion_tokens=len(request.output_token_ids),
+            completion_tokens=offset + 1,
             cached_tokens=request.first_cached_tokens,
             index=request.index,
         )

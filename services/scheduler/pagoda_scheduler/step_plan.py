@@ -1,0 +1,68 @@
+"""StepPlan: the next step while it is being decided. Knows requests and block ids; no policy."""
+
+from dataclasses import dataclass, field
+
+from pagoda_scheduler.kv_cache_manager import Transfers
+from pagoda_scheduler.request import Request
+from pagoda_scheduler.step import NewRequestData, SchedulerOutput
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """Who computes how many tokens, on which new blocks."""
+
+    budget: int
+    """Tokens that the step still has room for."""
+    scheduled: dict[Request, int] = field(default_factory=dict)
+    """Tokens by sequence, in batch order."""
+    ahead: dict[Request, int] = field(default_factory=dict)
+    """Draft tokens that a sequence may try besides; nothing where that is 0."""
+    appended: dict[Request, list[int]] = field(default_factory=dict)
+    """New blocks of running sequences."""
+    admitted: list[tuple[Request, int]] = field(default_factory=list)
+    """Sequences that enter a slot, and their tokens found in the cache."""
+
+    def add(self, request: Request, num_tokens: int, *, num_ahead: int = 0, blocks: list[int] | None = None) -> None:
+        """Put a sequence into the step."""
+        self.scheduled[request] = num_tokens
+        self.budget -= num_tokens + num_ahead
+        if num_ahead:
+            self.ahead[request] = num_ahead
+        if blocks:
+            self.appended[request] = blocks
+
+    def drop(self, request: Request) -> None:
+        """Take a sequence out again, if it is in the step."""
+        self.budget += self.scheduled.pop(request, 0) + self.ahead.pop(request, 0)
+        self.appended.pop(request, None)
+
+    def output(self, *, step: int, freed_slots: list[int], transfers: Transfers) -> SchedulerOutput:
+        """The step as the worker gets it."""
+        ahead = self.ahead
+        return SchedulerOutput(
+            step=step,
+            new_requests=[_new_request_data(request, computed) for request, computed in self.admitted],
+            freed_slots=freed_slots,
+            slots=[request.slot for request in self.scheduled],
+            num_scheduled_tokens=list(self.scheduled.values()),
+            appended_slots=[request.slot for request, blocks in self.appended.items() for _ in blocks],
+            appended_block_ids=[block_id for blocks in self.appended.values() for block_id in blocks],
+            blocks_to_swap_out=transfers.swap_out,
+            blocks_to_swap_in=transfers.swap_in,
+            blocks_to_copy=transfers.copy,
+            num_lookahead_tokens=[ahead.get(request, 0) for request in self.scheduled] if ahead else None,
+        )
+
+
+def _new_request_data(request: Request, num_cached: int) -> NewRequestData:
+    return NewRequestData(
+        slot=request.slot,
+        request_id=f"{request.request_id}/{request.index}",
+        prompt_token_ids=request.prompt_token_ids,
+        output_token_ids=list(request.output_token_ids),
+        sampling_params=request.sampling_params,
+        eos_token_ids=request.eos_token_ids,
+        block_ids=list(request.block_ids),
+        num_computed_tokens=num_cached,
+        is_beam=request.is_beam,
+    )
