@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pagoda_kernels.native.library import native
+from pagoda_kernels.selection import triton_kernel
 from pagoda_kernels.token_exponentials import token_exponentials, token_exponentials_reference
 
 CANDIDATES = (128, 2048)
@@ -19,6 +20,7 @@ def sample_tokens(
     logits: Tensor,
     keys: Tensor,
     *,
+    temperature: Tensor | None = None,
     top_k: Tensor | None = None,
     top_p: Tensor | None = None,
     min_p: Tensor | None = None,
@@ -28,8 +30,9 @@ def sample_tokens(
     A row's result depends on that row alone. Probabilities are float32, their sums float64.
 
     Args:
-        logits: [n, vocab_size] float32, temperature applied, each row with a finite maximum.
+        logits: [n, vocab_size] float32, each row with a finite maximum.
         keys: [n] int64 random bits.
+        temperature: [n] float32 greater than 0, what logits are divided by; None: nothing.
         top_k: [n] int64, keep the k likeliest tokens (ties: lower token id); 0 keeps all.
         top_p: [n] float32, then keep the smallest set of likeliest tokens with at least this share of the mass.
         min_p: [n] float32, before both keep tokens at least this many times as likely as the likeliest.
@@ -41,6 +44,12 @@ def sample_tokens(
     """
     if keys.shape[0] != logits.shape[0]:
         raise ValueError(f"{keys.shape[0]} keys for {logits.shape[0]} rows")
+    kernel = triton_kernel("sample_tokens", logits)
+    if kernel is not None and logits.dtype == torch.float32 and logits.stride(1) == 1:
+        tokens: Tensor = kernel(logits, keys, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        return tokens
+    if temperature is not None:
+        logits = logits / temperature[:, None]
     probs = logits.softmax(dim=-1)
     if min_p is not None:
         floor = probs.amax(dim=-1) * min_p

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pagoda_kernels.top_logprobs import top_logprobs
 from pagoda_worker.batch import IntArray, LogprobColumns
 from pagoda_worker.sampler import masked
 from pagoda_worker.sampling_columns import NO_LOGPROBS
@@ -40,17 +41,20 @@ def logprob_columns(
     if rows.size != logits.shape[0]:
         logits = logits[torch.from_numpy(rows).to(device)]
     own = torch.from_numpy(token_ids[rows]).to(device)[:, None]
+    width = int(num_entries.max())
+    has_chosen = chosen is not None and bool(chosen[1][rows].any())
+    if is_normalised and token_mask is None and not has_chosen:
+        own_values, ranks, top_values, top_ids = top_logprobs(logits, own.squeeze(1), width)
+        ids, entries = torch.cat((own, top_ids), dim=1), torch.cat((own_values[:, None], top_values), dim=1)
+        return _columns(rows, num_entries, ids, entries, ranks)
     values = logits.log_softmax(dim=-1) if is_normalised else logits
     if token_mask is not None:
         values = masked(values, replace(token_mask, rows=np.searchsorted(rows, token_mask.rows)))
     own_values = values.gather(1, own)
     ranks = (values > own_values).sum(dim=-1) + 1
-    ids, entries = own, own_values
-    width = int(num_entries.max())
-    if width:
-        top_values, top_ids = values.topk(width, dim=-1)
-        ids, entries = torch.cat((own, top_ids), dim=1), torch.cat((own_values, top_values), dim=1)
-    if chosen is not None and chosen[1][rows].any():
+    top_values, top_ids = values.topk(width, dim=-1)
+    ids, entries = torch.cat((own, top_ids), dim=1), torch.cat((own_values, top_values), dim=1)
+    if chosen is not None and has_chosen:
         num_chosen = chosen[1][rows]
         most = int(num_chosen.max())
         wider = most + 1 - ids.shape[1]
@@ -63,6 +67,11 @@ def logprob_columns(
         ids[place, columns] = picked_ids
         entries[place, columns] = values[place].gather(1, picked_ids)
         num_entries = np.where(num_chosen > 0, num_chosen, num_entries)
+    return _columns(rows, num_entries, ids, entries, ranks)
+
+
+def _columns(rows: IntArray, num_entries: IntArray, ids: Tensor, entries: Tensor, ranks: Tensor) -> LogprobColumns:
+    """`ids`, `entries`: [n, 1 + most entries], the row's own token first; what a row did not ask for is left out."""
     is_asked = np.arange(ids.shape[1]) <= num_entries[:, None]
     return LogprobColumns(
         rows=rows,

@@ -80,18 +80,17 @@ class Sampler:
         else:
             whole = random_rows.size == slots.size
             place = torch.from_numpy(random_rows).to(logits.device)
-            scaled = self._scaled(logits if whole else logits[place], slots[random_rows])
+            some = logits if whole else logits[place]
+            temperature = torch.from_numpy(columns.temperature[slots[random_rows]]).to(logits.device)
             filters = self._filters(slots[random_rows], logits.device)
-            drawn = self._draw(scaled, batch.rows(random_rows), filters)
+            drawn = self._draw(some, batch.rows(random_rows), temperature, filters)
             sampled = drawn if whole else likeliest.index_copy(0, place, drawn)
             if keep_processed:
+                scaled = some / temperature[:, None]
                 processed = logits.index_copy(0, place, filter_logits(scaled, **filters))
         is_bad = ~is_good.cpu().numpy()
         token_ids: IntArray = sampled.cpu().numpy()
         return SamplerOutput(token_ids=np.where(is_bad, 0, token_ids), is_bad=is_bad, processed=processed)
-
-    def _scaled(self, logits: Tensor, slots: IntArray) -> Tensor:
-        return logits / torch.from_numpy(self._columns.temperature[slots]).to(logits.device)[:, None]
 
     def _filters(self, slots: IntArray, device: torch.device) -> dict[str, Tensor]:
         """The filters that some row has on."""
@@ -100,10 +99,10 @@ class Sampler:
         found = {"top_k": (top_k, top_k > 0), "top_p": (top_p, top_p < 1), "min_p": (min_p, min_p > 0)}
         return {name: torch.from_numpy(values).to(device) for name, (values, is_on) in found.items() if is_on.any()}
 
-    def _draw(self, logits: Tensor, batch: LogitsBatch, filters: dict[str, Tensor]) -> Tensor:
+    def _draw(self, logits: Tensor, batch: LogitsBatch, temperature: Tensor, filters: dict[str, Tensor]) -> Tensor:
         offsets = (batch.num_tokens - batch.num_prompt_tokens).astype(np.uint64)
         keys = torch.from_numpy(philox_keys(self._columns.seed[batch.slots], offsets)).to(logits.device)
-        return sample_tokens(logits, keys, **filters)
+        return sample_tokens(logits, keys, temperature=temperature, **filters)
 
 
 def masked(logits: Tensor, mask: TokenMask) -> Tensor:

@@ -1,0 +1,227 @@
+"""Every Triton kernel against its reference, once: on a GPU, in the interpreter, or only through the compiler."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagoda_kernels.act_and_mul import ACTIVATIONS, act_and_mul, act_and_mul_reference
+from pagoda_kernels.add_rms_norm import add_rms_norm, add_rms_norm_reference
+from pagoda_kernels.apply_penalties import apply_token_penalties, apply_token_penalties_reference
+from pagoda_kernels.apply_token_bitmask import apply_token_bitmask, apply_token_bitmask_reference
+from pagoda_kernels.attention_plan import AttentionPlan
+from pagoda_kernels.copy_blocks import copy_blocks, copy_blocks_reference
+from pagoda_kernels.paged_attention import paged_attention, paged_attention_reference
+from pagoda_kernels.rms_norm import rms_norm, rms_norm_reference
+from pagoda_kernels.rope_store import HeadNorms, rope_store, rope_store_reference
+from pagoda_kernels.sample_tokens import sample_tokens, sample_tokens_reference
+from pagoda_kernels.selection import triton_kernel
+from pagoda_kernels.store_kv_cache import store_kv_cache, store_kv_cache_reference
+from pagoda_kernels.top_logprobs import top_logprobs, top_logprobs_reference
+
+BLOCK_SIZE = 16
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What a kernel gave, and what it should have given."""
+
+    actual: Tensor
+    expected: Tensor
+    tolerance: float
+
+    @property
+    def error(self) -> float:
+        """The greatest difference, in tolerances (absolute and relative); at most 1 is right. NaN must meet NaN."""
+        actual, expected = self.actual.double(), self.expected.double()
+        if actual.shape != expected.shape or not torch.equal(actual.isnan(), expected.isnan()):
+            return float("inf")
+        if not actual.numel():
+            return 0.0
+        differs = (actual != expected) & ~expected.isnan()
+        gap = torch.where(differs, (actual - expected).abs() / (1 + expected.abs()), 0.0)
+        return float(gap.amax()) / self.tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One call of one operation."""
+
+    operation: str
+    case: str
+    run: Callable[[], list[Pair]]
+
+
+def checks(device: torch.device, *, is_small: bool) -> Iterator[Check]:
+    """All of them. `is_small`: shapes for an interpreter."""
+    sizes = (1, 17) if is_small else (1, 15, 16, 17, 300, 1000)
+    dtypes = (torch.float32, torch.bfloat16) if is_small else tuple(TOLERANCE)
+    head_dims = (128, 80) if is_small else (64, 80, 96, 128, 256)
+    groups = (4,) if is_small else (1, 4, 7, 8)
+    for dtype in dtypes:
+        for head_dim in head_dims:
+            for group in groups:
+                yield from _attention(device, dtype, head_dim, group, is_small)
+            yield from _cache_writes(device, dtype, head_dim)
+        for num_tokens in sizes:
+            yield from _rows(device, dtype, num_tokens, 128 if is_small else 4096)
+    for vocab_size in (300,) if is_small else (300, 32000, 151936):
+        yield from _logits(device, vocab_size, 3 if is_small else 33)
+    yield Check("copy_blocks", "within one tensor", lambda: _copies(device))
+
+
+def is_chosen(operation: str, device: torch.device) -> bool:
+    """Whether a Triton kernel computes this operation there."""
+    return triton_kernel(operation, torch.empty(0, device=device)) is not None
+
+
+def attention_case(
+    query_lens: list[int], seq_lens: list[int], num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Tensor, Tensor, Tensor, AttentionPlan]:  # fmt: skip
+    """A query, caches with random blocks, NaN where no sequence has one, and the plan."""
+    num_blocks = [-(-length // BLOCK_SIZE) for length in seq_lens]
+    total = sum(num_blocks) + 2
+    ids = torch.randperm(total).int().numpy()
+    table = np.zeros((len(seq_lens), max(num_blocks)), dtype=np.int32)
+    used = 0
+    for row, count in enumerate(num_blocks):
+        table[row, :count] = ids[used : used + count]
+        used += count
+    caches = [torch.randn(total, BLOCK_SIZE, num_kv_heads, head_dim, device=device, dtype=dtype) for _ in range(2)]
+    for cache in caches:
+        cache[torch.from_numpy(ids[used:]).long().to(device)] = torch.nan
+    query = torch.randn(sum(query_lens), num_heads, head_dim, device=device, dtype=dtype)
+    plan = AttentionPlan(np.array(query_lens), np.array(seq_lens), table, BLOCK_SIZE, dtype, device)
+    return query, *caches, plan
+
+
+def _attention(device: torch.device, dtype: torch.dtype, head_dim: int, group: int, is_small: bool) -> Iterator[Check]:
+    lens = ([1, 20], [40, 33]) if is_small else ([1, 1, 17, 64, 1, 16], [3000, 17, 300, 64, 1, 1000])
+    slopes = torch.rand(2 * group, device=device)
+    options: dict[str, dict[str, object]] = {
+        "plain": {},
+        "window": {"window": 20},
+        "softcap": {"softcap": 0.5, "window": 50},
+        "biases": {"alibi_slopes": slopes},
+    }
+    for name, option in options.items():
+
+        def run(option: dict[str, object] = option) -> list[Pair]:
+            case = attention_case(*lens, 2 * group, 2, head_dim, dtype, device)
+            actual = paged_attention(*case, scale=head_dim**-0.5, **option)  # type: ignore[arg-type]  # by name
+            expected = paged_attention_reference(*case, scale=head_dim**-0.5, **option)  # type: ignore[arg-type]
+            return [Pair(actual, expected, TOLERANCE[dtype])]
+
+        yield Check("paged_attention", f"{name} {dtype} head_dim {head_dim} group {group}", run)
+
+
+def _cache_writes(device: torch.device, dtype: torch.dtype, head_dim: int) -> Iterator[Check]:
+    def inputs() -> tuple[Tensor, list[Tensor], list[Tensor], Tensor]:
+        qkv = torch.randn(17, 8 * head_dim, device=device, dtype=dtype)
+        caches = [torch.full((3, BLOCK_SIZE, 2, head_dim), torch.nan, device=device, dtype=dtype) for _ in range(4)]
+        slots = torch.randperm(40)[:17]
+        slots[::5] = -1
+        return qkv, caches[:2], caches[2:], slots.to(device)
+
+    def store() -> list[Pair]:
+        qkv, actual, expected, slots = inputs()
+        heads = qkv.view(17, 8, head_dim)
+        store_kv_cache(heads[:, 4:6], heads[:, 6:], *actual, slots)
+        store_kv_cache_reference(heads[:, 4:6], heads[:, 6:], *expected, slots)
+        return [Pair(one, other, TOLERANCE[dtype]) for one, other in zip(actual, expected, strict=True)]
+
+    def rotate() -> list[Pair]:
+        qkv, actual, expected, slots = inputs()
+        angles = torch.randn(17, 1, head_dim // 2, device=device)
+        weights = torch.randn(2, head_dim, device=device, dtype=dtype)
+        norms, rotary = HeadNorms(weights[0], weights[1], 1e-6), (angles.cos(), angles.sin())
+        query = rope_store(qkv, *actual, slots, rotary=rotary, norms=norms)
+        turned = rope_store_reference(qkv, *expected, slots, rotary=rotary, norms=norms)
+        pairs = zip((query, *actual), (turned, *expected), strict=True)
+        return [Pair(one, other, TOLERANCE[dtype]) for one, other in pairs]
+
+    yield Check("store_kv_cache", f"{dtype} head_dim {head_dim}", store)
+    yield Check("rope_store", f"{dtype} head_dim {head_dim}", rotate)
+
+
+def _rows(device: torch.device, dtype: torch.dtype, num_tokens: int, dim: int) -> Iterator[Check]:
+    def norm() -> list[Pair]:
+        x, weight = torch.randn(num_tokens, dim, device=device, dtype=dtype), torch.randn(dim, device=device)
+        weight = weight.to(dtype)
+        return [Pair(rms_norm(x, weight, 1e-6), rms_norm_reference(x, weight, 1e-6), TOLERANCE[dtype])]
+
+    def add() -> list[Pair]:
+        x, residual = torch.randn(2, num_tokens, dim, device=device, dtype=dtype)
+        weight = torch.randn(dim, device=device, dtype=dtype)
+        pairs = zip(
+            add_rms_norm(x, residual, weight, 1e-6), add_rms_norm_reference(x, residual, weight, 1e-6), strict=True
+        )
+        return [Pair(one, other, TOLERANCE[dtype]) for one, other in pairs]
+
+    def gates() -> list[Pair]:
+        x = torch.randn(num_tokens, 2 * dim, device=device, dtype=dtype)
+        return [
+            Pair(act_and_mul(x, name), act_and_mul_reference(x.double(), name).to(dtype), TOLERANCE[dtype])
+            for name in ACTIVATIONS
+        ]
+
+    for operation, run in (("rms_norm", norm), ("add_rms_norm", add), ("act_and_mul", gates)):
+        yield Check(operation, f"{dtype} {num_tokens} x {dim}", run)
+
+
+def _logits(device: torch.device, vocab_size: int, n: int) -> Iterator[Check]:
+    def logits() -> Tensor:
+        values = torch.randn(n, vocab_size, device=device) * 3
+        values[:, ::7] = values[:, :1]  # ties
+        return values
+
+    def penalties() -> list[Pair]:
+        counts = torch.randint(0, 3, (n, vocab_size), device=device).float()
+        amounts = {name: torch.rand(n, device=device) + 0.5 for name in ("presence", "frequency", "repetition")}
+        case = (logits(), counts > 1, counts)
+        pair = apply_token_penalties(*case, **amounts), apply_token_penalties_reference(*case, **amounts)
+        return [Pair(*pair, 1e-5)]
+
+    def mask() -> list[Pair]:
+        bits = torch.randint(0, 256, (n, -(-vocab_size // 8)), dtype=torch.uint8, device=device)
+        values = logits()
+        return [Pair(apply_token_bitmask(values, bits), apply_token_bitmask_reference(values, bits), 1e-9)]
+
+    def logprobs() -> list[Pair]:
+        values, token_ids = (
+            torch.randn(n, vocab_size, device=device) * 3,
+            torch.zeros(n, dtype=torch.int64, device=device),
+        )
+        pairs = zip(top_logprobs(values, token_ids, 5), top_logprobs_reference(values, token_ids, 5), strict=True)
+        return [Pair(one, other, 1e-5) for one, other in pairs]
+
+    def draws(names: str) -> list[Pair]:
+        values, keys = logits(), torch.randint(-(2**63), 2**63 - 1, (n,)).to(device)
+        options = {
+            "top_k": torch.randint(0, 50, (n,)).to(device),
+            "top_p": torch.rand(n).to(device) * 0.99 + 0.01,
+            "min_p": torch.rand(n).to(device) * 0.1,
+        }
+        chosen = {name: options[name] for name in names.split()}
+        temperature = torch.rand(n).to(device) + 0.5
+        actual = sample_tokens(values, keys, temperature=temperature, **chosen)
+        return [Pair(actual, sample_tokens_reference(values / temperature[:, None], keys, **chosen), 1e-9)]
+
+    yield Check("apply_token_penalties", f"{n} x {vocab_size}", penalties)
+    yield Check("apply_token_bitmask", f"{n} x {vocab_size}", mask)
+    yield Check("top_logprobs", f"{n} x {vocab_size}", logprobs)
+    for names in ("", "top_k", "top_p", "min_p", "top_k top_p", "top_k top_p min_p"):
+        yield Check("sample_tokens", f"{n} x {vocab_size} {names}", lambda names=names: draws(names))  # type: ignore[misc]
+
+
+def _copies(device: torch.device) -> list[Pair]:
+    blocks = torch.randn(9, 16, 8, 64, device=device)
+    copied, expected = blocks.clone(), blocks.clone()
+    ids = torch.tensor([8, 0, 3]), torch.tensor([1, 6, 2])
+    copy_blocks(copied, copied, *ids)
+    copy_blocks_reference(expected, expected, *ids)
+    return [Pair(copied, expected, 1e-9)]
