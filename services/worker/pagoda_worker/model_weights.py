@@ -18,6 +18,8 @@ from pagoda_worker.device import available_memory_bytes
 from pagoda_worker.loader.checkpoint import Checkpoint, open_checkpoint
 from pagoda_worker.loader.weights import Progress, fill_dummy_weights, load_weights
 from pagoda_worker.models.decoder import Decoder
+from pagoda_worker.models.layers import Matrix
+from pagoda_worker.models.linear_method import PLAIN, choose_linear_method
 from pagoda_worker.models.registry import family_of
 from pagoda_worker.models.sharding import Sharding
 from pagoda_worker.models.spec import DecoderSpec
@@ -33,11 +35,12 @@ class ModelWeights:
         self, *, model: Decoder, config: ModelConfig, dtype: torch.dtype, device: torch.device, sharding: Sharding
     ) -> None:
         """`model`: this rank's part, on the meta device; `reload` gives it its first weights."""
-        self._model = model
         self._sharding = sharding
         self._config = config
         self._dtype = dtype
         self._device = device
+        self._model = model
+        self._set_methods(model)
         self._in_host: dict[str, Tensor] = {}
         """Parameters that wait in host memory, by name."""
         self._prepared: tuple[WeightsSource, Decoder] | None = None
@@ -62,7 +65,7 @@ class ModelWeights:
     @property
     def num_bytes(self) -> int:
         """Bytes of the weights, wherever they are."""
-        return sum(parameter.numel() for parameter in self._model.parameters()) * self._dtype.itemsize
+        return sum(parameter.numel() * parameter.element_size() for parameter in self._model.parameters())
 
     def leave_device(self, *, level: int) -> int:
         """Free the device's memory: to host memory with level 1, unless that is the device's own; else for good.
@@ -113,6 +116,7 @@ class ModelWeights:
             )
         with torch.device("meta"):
             model = Decoder(spec=self._model.spec, parallel=self._sharding.parallel)
+        self._set_methods(model)
         self._read(source, model, HOST, progress)
         self._prepared = source, model
 
@@ -148,12 +152,22 @@ class ModelWeights:
         del model
         release_memory(self._device)
 
+    def _set_methods(self, model: Decoder) -> None:
+        """Have the matrices of a model on the meta device held as the device's kernels want them."""
+        model.to(self._dtype)
+        method = choose_linear_method(dtype=self._dtype, device=self._device)
+        for layer in _matrices(model):
+            layer.method = method if layer.is_multiplied else PLAIN
+            layer.finish_loading()
+
     def _fill(self, source: WeightsSource, progress: Progress) -> None:
         """Read weights to the device, all or none."""
         try:
             self._read(source, self._model, self._device, progress)
         except BaseException:
             self.leave_device(level=2)
+            for layer in _matrices(self._model):
+                layer.finish_loading()
             raise
 
     def _put(self, tensors: dict[str, Tensor]) -> None:
@@ -172,6 +186,14 @@ class ModelWeights:
             raise OutOfMemory(f"the device has no room for the weights: {error}") from error
 
     def _read(self, source: WeightsSource, model: Decoder, device: torch.device, progress: Progress) -> None:
+        """Fill a model on the meta device. If that fails, some matrices are not as they are used."""
+        for layer in _matrices(model):
+            layer.begin_loading(self._dtype)
+        self._read_parameters(source, model, device, progress)
+        for layer in _matrices(model):
+            layer.finish_loading()
+
+    def _read_parameters(self, source: WeightsSource, model: Decoder, device: torch.device, progress: Progress) -> None:
         config = self._config
         if source != self._base:
             config = replace(config, model=source.model, revision=source.revision, load_format="auto")
@@ -218,6 +240,10 @@ def _check_same(spec: DecoderSpec, served: DecoderSpec, checkpoint: Checkpoint) 
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 200 else text[:200] + "…"
+
+
+def _matrices(model: Decoder) -> Iterator[Matrix]:
+    return (module for module in model.modules() if isinstance(module, Matrix))
 
 
 def _parameters(model: Decoder) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:

@@ -189,7 +189,7 @@ class Worker:
             eos_token_ids=tuple(checkpoint.eos_token_ids),
             generation_config_json=checkpoint.generation_config_json,
             num_parameters=num_parameters,
-            weight_bytes=num_parameters * self._dtype.itemsize,
+            weight_bytes=weights.num_bytes,
         )
         logger.info(
             "%s: %s, %.1f M parameters, %s, %d tokens of context, loaded in %.1f s",

@@ -54,9 +54,12 @@ class Caller:
         self.epoch = epoch
         self.incarnation = 0
         self.step = 0
+        self.options: dict[str, Any] = {}
+        """Of every InitDevice."""
 
     async def init_device(self, **changes: Any) -> worker_pb2.InitDeviceResponse:
-        request = worker_pb2.InitDeviceRequest(session_epoch=self.epoch, config=worker_config(**changes))
+        config = worker_config(**self.options | changes)
+        request = worker_pb2.InitDeviceRequest(session_epoch=self.epoch, config=config)
         response = await self.stub.InitDevice(request, timeout=30)
         self.incarnation = response.worker_incarnation
         return response

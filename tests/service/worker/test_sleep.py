@@ -16,6 +16,15 @@ from tests.weights import cut_short, other_weights, same_weights, with_config, w
 REFUSED = grpc.StatusCode.FAILED_PRECONDITION
 
 
+@pytest.fixture(params=["float32", "bfloat16"])
+async def caller(request: pytest.FixtureRequest, channel: grpc.aio.Channel) -> Caller:
+    """A scheduler whose worker serves; with bfloat16, weights are packed where the CPU can multiply them."""
+    made = Caller(channel)
+    made.options = {"dtype": request.param}
+    await made.bring_up()
+    return made
+
+
 async def sleep(caller: Caller, level: int) -> int:
     request = worker_pb2.WorkerSleepRequest(
         session_epoch=caller.epoch, worker_incarnation=caller.incarnation, level=level
@@ -162,7 +171,7 @@ async def test_a_fresh_worker_loads_what_it_is_told_to_hold(
     served.worker._release()
     request = worker_pb2.InitDeviceRequest(session_epoch=1)
     request.weights.CopyFrom(types_pb2.WeightsSource(model=str(other_weights(tmp_path / "other")), version=1))
-    request.config.CopyFrom(worker_config())
+    request.config.CopyFrom(worker_config(**caller.options))
     await caller.stub.InitDevice(request)
     await caller.load_model()
     assert await first_token(caller) != before

@@ -9,6 +9,7 @@ import torch
 from pagoda_common.models import resolve_model
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_worker.batch import ExecuteModelInput, NewRequest
+from pagoda_worker.models.layers import Linear
 from tests.unit.worker.driver import Driver
 
 PROMPT = list(range(10, 43))  # 33 tokens: two full blocks and one token
@@ -85,9 +86,9 @@ def test_a_nan_ends_its_own_sequence_only_and_leaves_its_blocks_clean() -> None:
     with torch.no_grad():
         model.embed_tokens.weight[poisoned] = torch.nan
     # Tied weights: the poisoned row would make every logit row bad; the head gets a copy of its own.
-    head = torch.nn.Linear(1, 1)
-    head.weight = torch.nn.Parameter(model.embed_tokens.weight.nan_to_num(), requires_grad=False)
-    model.lm_head = head  # type: ignore[assignment]
+    table = model.embed_tokens
+    model.lm_head = Linear(in_features=table.columns, out_features=table.rows, bias=False)
+    model.lm_head.weight = torch.nn.Parameter(table.weight.nan_to_num(), requires_grad=False)
     sequences = driver.generate([healthy, [poisoned] * 20, [*healthy, 14]], max_tokens=20, slots=[0, 1, 2])
     assert sequences[1].bad is not None
     assert "no finite logits" in sequences[1].bad.message

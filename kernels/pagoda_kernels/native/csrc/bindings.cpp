@@ -40,6 +40,19 @@ void argmax(const Tensor& x, const Tensor& values, const Tensor& indices) {
                  at::get_num_threads());
 }
 
+#if defined(__AVX512BF16__)
+void packed_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                   const std::optional<Tensor>& residual, const Tensor& out) {
+  using pagoda::bf16;
+  by_dtype(out, [&](auto zero) {
+    using Out = decltype(zero);
+    pagoda::packed_linear<Out>(data<bf16>(x), x.stride(0), data<bf16>(weight), bias ? data<bf16>(*bias) : nullptr,
+                               residual ? data<bf16>(*residual) : nullptr, residual ? residual->stride(0) : 0, data<Out>(out),
+                               x.size(0), out.size(1), x.size(1), at::get_num_threads());
+  });
+}
+#endif
+
 void race(const Tensor& probs, const Tensor& keys, const Tensor& winners) {
   pagoda::race(data<float>(probs), probs.stride(0), data<int64_t>(keys), data<int64_t>(winners), probs.size(0),
                probs.size(1), at::get_num_threads());
@@ -141,6 +154,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   using Unlocked = pybind11::call_guard<pybind11::gil_scoped_release>;
   module.def("act_and_mul", &act_and_mul, Unlocked());
   module.def("argmax", &argmax, Unlocked());
+#if defined(__AVX512BF16__)
+  module.def("packed_linear", &packed_linear, Unlocked());
+#endif
   module.def("paged_attention", &paged_attention, Unlocked());
   module.def("race", &race, Unlocked());
   module.def("quantized_linear", &quantized_linear, Unlocked());

@@ -18,6 +18,15 @@ void act_and_mul(const T* x, int64_t x_stride, T* out, int64_t num_rows, int64_t
 void argmax(const float* x, int64_t x_stride, float* values, int64_t* indices, int64_t num_rows, int64_t size,
             int num_threads);
 
+#if defined(__AVX512BF16__)
+// out = residual + x weight^T + bias, summed in float32; bias and residual may be null; out contiguous. num_inputs is even.
+// weight: [ceil(num_outputs / 32), num_inputs / 2, 32, 2], zeros behind the last output.
+template <typename Out>
+void packed_linear(const bf16* x, int64_t x_stride, const bf16* weight, const bf16* bias, const bf16* residual,
+                   int64_t residual_stride, Out* out, int64_t num_rows, int64_t num_outputs, int64_t num_inputs,
+                   int num_threads);
+#endif
+
 // A ragged batch of queries over the paged KV cache; AttentionPlan's fields.
 struct AttentionBatch {
   int64_t num_seqs;

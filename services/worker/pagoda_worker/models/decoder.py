@@ -69,8 +69,9 @@ class Attention(nn.Module):
             self.q_norm = Norm(spec=spec, shape=q_shape, prefix=f"{prefix}.q_norm")
             self.k_norm = Norm(spec=spec, shape=k_shape, prefix=f"{prefix}.k_norm")
 
-    def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
-        """[num_tokens, hidden_size] to the same; writes the tokens' keys and values into the cache first."""
+    def forward(self, x: Tensor, context: ForwardContext, residual: Tensor | None = None) -> Tensor:
+        """[num_tokens, hidden_size] to the same, added to `residual`; writes the tokens' keys and values into the cache
+        first."""
         qkv = self.qkv_proj(x)
         norms: HeadNorms | None = None
         if self.q_norm is not None and self.k_norm is not None:
@@ -101,7 +102,7 @@ class Attention(nn.Module):
             softcap=self._softcap,
             alibi_slopes=self.alibi_slopes,
         )
-        return self._parallel.all_reduce(self.o_proj(attended))
+        return self._parallel.all_reduce(self.o_proj(attended, residual))
 
     def _head_norms(self, q_norm: Norm, k_norm: Norm) -> HeadNorms | None:
         """The norms, if they may run with the rotation."""
@@ -132,6 +133,11 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self._is_parallel = spec.is_parallel
         self._multiplier = spec.residual_multiplier
+        # The last projection of a part adds what it computed to the residual, where nothing comes in between.
+        has_output_norm = "attention_output_norm" in spec.block_norms
+        self._adds_residual = not (
+            spec.is_parallel or has_output_norm or spec.residual_multiplier != 1 or parallel.world_size > 1
+        )
 
         def norm(name: str) -> nn.Module:
             if name not in spec.block_norms:
@@ -155,6 +161,10 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         """[num_tokens, hidden_size] to the same."""
+        if self._adds_residual:
+            x = self.attention_sum_norm(self.attention(self.attention_norm(x), context, residual=x))
+            # torch: Module calls are Any
+            return self.mlp_sum_norm(self.mlp(self.mlp_norm(x), residual=x))  # type: ignore[no-any-return]
         normed = self.attention_norm(x)
         attended = self.attention_output_norm(self.attention(normed, context))
         if self._is_parallel:
@@ -179,7 +189,12 @@ class Decoder(nn.Module):
         self._head_rows = parallel.part(spec.vocab_size)
         self.spec = spec
         dim = spec.embedding_dim or spec.hidden_size
-        self.embed_tokens = Embedding(num_rows=spec.vocab_size, dim=dim, prefix=f"{prefix}embed_tokens")
+        self.embed_tokens = Embedding(
+            num_rows=spec.vocab_size,
+            dim=dim,
+            is_head=spec.tie_word_embeddings and parallel.world_size == 1,
+            prefix=f"{prefix}embed_tokens",
+        )
         self.embed_positions: Embedding | None = None
         self.embedding_norm: Norm | None = None
         if spec.has_embedding_norm:
@@ -254,12 +269,15 @@ class Decoder(nn.Module):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden] rows of `forward` to [n, vocab_size] float32 on rank 0; the other ranks' mean nothing."""
-        if self.lm_head is None:
-            head = self.embed_tokens.weight[self._head_rows.start : self._head_rows.stop]
-        else:
-            head = self.lm_head.weight
-        logits = F.linear(hidden, head, self.lm_head_bias)
-        logits = self._parallel.gather_columns(logits, self.spec.vocab_size).float()
+        if self.lm_head is not None:
+            logits = self.lm_head.method.apply(self.lm_head, hidden, bias=self.lm_head_bias, out_dtype=torch.float32)
+        elif self.embed_tokens.is_multiplied:
+            table = self.embed_tokens
+            logits = table.method.apply(table, hidden, bias=self.lm_head_bias, out_dtype=torch.float32)
+        else:  # every rank has all rows, for its embeddings, and multiplies with some
+            rows = self.embed_tokens.weight[self._head_rows.start : self._head_rows.stop]
+            logits = F.linear(hidden, rows, self.lm_head_bias).float()
+        logits = self._parallel.gather_columns(logits, self.spec.vocab_size)
         if self.spec.logit_multiplier != 1.0:
             logits = logits * self.spec.logit_multiplier
         if self.spec.logit_softcap is not None:

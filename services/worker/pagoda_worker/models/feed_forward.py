@@ -33,11 +33,11 @@ class FeedForward(nn.Module):
             prefix=f"{prefix}.down_proj",
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[num_tokens, hidden_size] to the same."""
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """[num_tokens, hidden_size] to the same, added to `residual`."""
         x = self.up_proj(x)
         x = act_and_mul(x, self._activation) if self._is_gated else ACTIVATIONS[self._activation](x)
-        return self._parallel.all_reduce(self.down_proj(x))
+        return self._parallel.all_reduce(self.down_proj(x, residual))
 
 
 class MixtureOfExperts(nn.Module):
@@ -66,8 +66,8 @@ class MixtureOfExperts(nn.Module):
             )
             self.shared_gate = Linear(in_features=hidden, out_features=1, bias=False, prefix=f"{prefix}.shared_gate")
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[num_tokens, hidden_size] to the same."""
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """[num_tokens, hidden_size] to the same, added to `residual`."""
         probabilities = self.router(x).float().softmax(dim=-1)
         weights, chosen = probabilities.topk(self._top_k, dim=-1)  # [num_tokens, top_k]
         if self._is_normalized:
@@ -80,4 +80,5 @@ class MixtureOfExperts(nn.Module):
                 output.index_add_(0, tokens, expert(x[tokens]) * weights[tokens, ranks, None])
         if self.shared_expert is not None and self.shared_gate is not None:
             output += torch.sigmoid(self.shared_gate(x)) * self.shared_expert(x)
-        return self._parallel.all_reduce(output)
+        output = self._parallel.all_reduce(output)
+        return output if residual is None else residual + output

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from pagoda_common.errors import ModelLoadError
 from pagoda_kernels.add_rms_norm import add_rms_norm
 from pagoda_kernels.rms_norm import rms_norm
+from pagoda_worker.models.linear_method import PLAIN, LinearMethod
 from pagoda_worker.models.spec import DecoderSpec
 
 ACTIVATION_NAMES = {
@@ -34,31 +35,56 @@ def activation_name(name: str) -> str:
     return ACTIVATION_NAMES[name]
 
 
-class Linear(nn.Module):
+class Matrix(nn.Module):
+    """A layer around one matrix, which is held as its method wants it."""
+
+    weight: nn.Parameter
+
+    def __init__(self, *, rows: int, columns: int, is_multiplied: bool, prefix: str) -> None:
+        """`is_multiplied`: vectors are multiplied with the matrix; else only its rows are looked up."""
+        super().__init__()
+        self.prefix = prefix
+        self.rows = rows
+        self.columns = columns
+        self.is_multiplied = is_multiplied
+        self.method: LinearMethod = PLAIN
+        self._is_loading = False
+        self.begin_loading(torch.get_default_dtype())
+
+    def begin_loading(self, dtype: torch.dtype) -> None:
+        """Have parameters as a checkpoint fills them, on the meta device. `dtype`: of what is not quantized."""
+        self.method.create_weights(self, dtype)
+        self._is_loading = True
+
+    def finish_loading(self) -> None:
+        """Have parameters as they are used, filled or still on the meta device; nothing if that is so already."""
+        if self._is_loading:
+            self.method.process_weights_after_loading(self)
+            self._is_loading = False
+
+
+class Linear(Matrix):
     """x W^T + b; one matrix may hold several projections, one behind the other in its rows."""
 
     def __init__(self, *, in_features: int, out_features: int, bias: bool, prefix: str = "") -> None:
-        super().__init__()
-        self.prefix = prefix
-        self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
+        super().__init__(rows=out_features, columns=in_features, is_multiplied=True, prefix=prefix)
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[num_tokens, in_features] to [num_tokens, out_features]."""
-        return F.linear(x, self.weight, self.bias)
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """[num_tokens, in_features] to [num_tokens, out_features], with `residual` of that shape added."""
+        return self.method.apply(self, x, bias=self.bias, residual=residual)
 
 
-class Embedding(nn.Module):
+class Embedding(Matrix):
     """A table of rows."""
 
-    def __init__(self, *, num_rows: int, dim: int, prefix: str = "") -> None:
-        super().__init__()
-        self.prefix = prefix
-        self.weight = nn.Parameter(torch.empty(num_rows, dim), requires_grad=False)
+    def __init__(self, *, num_rows: int, dim: int, is_head: bool = False, prefix: str = "") -> None:
+        """`is_head`: it is also the matrix of the language model head."""
+        super().__init__(rows=num_rows, columns=dim, is_multiplied=is_head, prefix=prefix)
 
     def forward(self, ids: Tensor) -> Tensor:
         """[num_tokens] int64 to [num_tokens, dim]."""
-        return F.embedding(ids, self.weight)
+        return self.method.embedding(self, ids)
 
 
 class Norm(nn.Module):

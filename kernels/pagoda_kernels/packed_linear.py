@@ -1,0 +1,117 @@
+"""Linear layers on a CPU, with bfloat16 weights that were packed once for its dot-product instructions."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pagoda_kernels.native.library import native
+
+PANEL = 32
+"""Rows of a weight that lie side by side in memory."""
+
+
+def pack_weight(weight: Tensor) -> Tensor:
+    """The layout of `packed_linear`: pairs of columns of 32 rows side by side, so that both stream through registers.
+
+    Args:
+        weight: [out_features, in_features]; on the meta device too.
+
+    Returns:
+        [ceil(out_features / 32), ceil(in_features / 2), 32, 2], a copy; what is behind the last row and column is zero.
+    """
+    rows, columns = weight.shape
+    padded = F.pad(weight, (0, columns % 2, 0, -rows % PANEL))
+    return padded.view(-1, PANEL, padded.shape[1] // 2, 2).transpose(1, 2).contiguous()
+
+
+def unpack_weight(packed: Tensor, out_features: int, in_features: int) -> Tensor:
+    """The end of `pack_weight`: [out_features, in_features], a copy."""
+    plain = packed.transpose(1, 2).reshape(packed.shape[0] * PANEL, -1)
+    return plain[:out_features, :in_features].contiguous()
+
+
+def packed_linear(
+    x: Tensor,
+    packed: Tensor,
+    out_features: int,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """residual + x W^T + bias, summed in float32 and rounded once.
+
+    A row of the result depends on that row of x alone, to the bit: however many rows there are, each sum takes its
+    pairs of columns in the same order, so that a token is the same whoever else is in the batch.
+
+    Args:
+        x: [num_tokens, in_features] bfloat16.
+        packed: W [out_features, in_features] bfloat16, as `pack_weight` gives it.
+        bias: [out_features] bfloat16.
+        residual: [num_tokens, out_features] bfloat16.
+        out_dtype: bfloat16 or float32; None is bfloat16.
+
+    Returns:
+        [num_tokens, out_features] of out_dtype.
+    """
+    _check(x, packed, out_features, bias, residual)
+    kernel = native("packed_linear") if x.is_cpu else None
+    if kernel is None or x.dtype != torch.bfloat16:
+        return packed_linear_reference(x, packed, out_features, bias=bias, residual=residual, out_dtype=out_dtype)
+    if x.shape[1] % 2:
+        x = F.pad(x, (0, 1))  # models do not have odd sizes
+    out = torch.empty(x.shape[0], out_features, dtype=out_dtype or x.dtype)
+    kernel(_rows(x), packed, bias, None if residual is None else _rows(residual), out)
+    return out
+
+
+def packed_linear_reference(
+    x: Tensor,
+    packed: Tensor,
+    out_features: int,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The specification of `packed_linear`."""
+    out = x.float() @ unpack_weight(packed, out_features, x.shape[1]).float().t()
+    if bias is not None:
+        out += bias.float()
+    if residual is not None:
+        out += residual.float()
+    return out.to(out_dtype or x.dtype)
+
+
+def packed_embedding(ids: Tensor, packed: Tensor, in_features: int) -> Tensor:
+    """Rows of a packed weight, so that one that is also an embedding is held once.
+
+    Args:
+        ids: [num_tokens] int64, below out_features.
+        packed: as `pack_weight` gives it.
+
+    Returns:
+        [num_tokens, in_features].
+    """
+    return packed[ids // PANEL, :, ids % PANEL].flatten(1)[:, :in_features]
+
+
+def _rows(x: Tensor) -> Tensor:
+    """With neighbours in a row side by side in memory."""
+    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
+
+
+def _check(x: Tensor, packed: Tensor, out_features: int, bias: Tensor | None, residual: Tensor | None) -> None:
+    panels, pairs = -(-out_features // PANEL), (x.shape[-1] + 1) // 2
+    if x.dim() != 2 or tuple(packed.shape) != (panels, pairs, PANEL, 2):
+        raise ValueError(
+            f"x has shape {tuple(x.shape)}, packed {tuple(packed.shape)}: must be [num_tokens, in_features] and, for "
+            f"{out_features} out_features, {(panels, pairs, PANEL, 2)}"
+        )
+    if bias is not None and bias.shape != (out_features,):
+        raise ValueError(f"bias has shape {tuple(bias.shape)}, must be {(out_features,)}")
+    for name, tensor in (("bias", bias), ("residual", residual), ("packed", packed)):
+        if tensor is not None and (tensor.dtype != x.dtype or tensor.device != x.device):
+            raise ValueError(f"{name} is {tensor.dtype} on {tensor.device}, must be {x.dtype} on {x.device} as x")
+    if residual is not None and residual.shape != (x.shape[0], out_features):
+        raise ValueError(f"residual has shape {tuple(residual.shape)}, must be {(x.shape[0], out_features)}")

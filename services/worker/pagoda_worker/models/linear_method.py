@@ -1,0 +1,118 @@
+"""How a layer's matrix is held in memory and multiplied with: as it was loaded, or packed for the kernels of the CPU.
+Knows tensors and layers; no checkpoints."""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pagoda_kernels.native.library import native
+from pagoda_kernels.packed_linear import pack_weight, packed_embedding, packed_linear
+
+
+class MatrixLayer(Protocol):
+    """What a method knows of its layer, which is an nn.Module."""
+
+    rows: int
+    columns: int
+    weight: nn.Parameter
+
+
+class LinearMethod(Protocol):
+    """One way to hold a matrix [rows, columns]. It has no state of its own: one object may serve many layers.
+
+    A layer's parameters are as `process_weights_after_loading` leaves them at all times, but while they are filled:
+    weights move by name (to host memory, from other weights that were prepared) in that form.
+    """
+
+    def create_weights(self, layer: MatrixLayer, dtype: torch.dtype) -> None:
+        """Give the layer the parameters that a checkpoint fills, on the meta device."""
+
+    def process_weights_after_loading(self, layer: MatrixLayer) -> None:
+        """Replace what a checkpoint has filled by what `apply` wants. On the meta device too: shapes only, then."""
+
+    def apply(
+        self,
+        layer: MatrixLayer,
+        x: Tensor,
+        *,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """residual + x W^T + bias.
+
+        Args:
+            x: [num_tokens, columns].
+            bias: [rows].
+            residual: [num_tokens, rows], of the result's data type.
+            out_dtype: of the result, [num_tokens, rows]; None is that of x.
+        """
+
+    def embedding(self, layer: MatrixLayer, ids: Tensor) -> Tensor:
+        """Rows of the matrix: [num_tokens] int64 to [num_tokens, columns]."""
+
+
+class PlainLinearMethod:
+    """A matrix as it was loaded: `weight` [rows, columns]."""
+
+    def create_weights(self, layer: MatrixLayer, dtype: torch.dtype) -> None:
+        """As in LinearMethod."""
+        weight = torch.empty(layer.rows, layer.columns, dtype=dtype, device="meta")
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+
+    def process_weights_after_loading(self, layer: MatrixLayer) -> None:
+        """As in LinearMethod."""
+
+    def apply(
+        self,
+        layer: MatrixLayer,
+        x: Tensor,
+        *,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """As in LinearMethod."""
+        out = F.linear(x, layer.weight, bias).to(out_dtype or x.dtype)
+        return out if residual is None else residual + out
+
+    def embedding(self, layer: MatrixLayer, ids: Tensor) -> Tensor:
+        """As in LinearMethod."""
+        return F.embedding(ids, layer.weight)
+
+
+class PackedLinearMethod(PlainLinearMethod):
+    """A bfloat16 matrix as `packed_linear` reads it: `weight` [rows / 32, columns / 2, 32, 2], rounded up."""
+
+    def process_weights_after_loading(self, layer: MatrixLayer) -> None:
+        """As in LinearMethod; the layer holds its matrix twice meanwhile."""
+        layer.weight = nn.Parameter(pack_weight(layer.weight), requires_grad=False)
+
+    def apply(
+        self,
+        layer: MatrixLayer,
+        x: Tensor,
+        *,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """As in LinearMethod."""
+        return packed_linear(x, layer.weight, layer.rows, bias=bias, residual=residual, out_dtype=out_dtype)
+
+    def embedding(self, layer: MatrixLayer, ids: Tensor) -> Tensor:
+        """As in LinearMethod."""
+        return packed_embedding(ids, layer.weight, layer.columns)
+
+
+PLAIN = PlainLinearMethod()
+PACKED = PackedLinearMethod()
+
+
+def choose_linear_method(*, dtype: torch.dtype, device: torch.device) -> LinearMethod:
+    """For the matrices that a model multiplies with: packed where there is a kernel for it."""
+    if device.type == "cpu" and dtype == torch.bfloat16 and native("packed_linear") is not None:
+        return PACKED
+    return PLAIN
