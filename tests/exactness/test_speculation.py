@@ -1,7 +1,6 @@
 """With drafts the tokens are the same: greedy, seeded, in any batch, and whatever happens on the way."""
 
 import asyncio
-import itertools
 from typing import Any
 
 import pytest
@@ -14,9 +13,16 @@ from tests.exactness.test_greedy import FEW_BLOCKS, GREEDY
 from tests.harness.engine import RunningEngine, running_engine
 
 DRAFTS = SpeculativeConfig(num_speculative_tokens=4, prompt_lookup_max=3, prompt_lookup_min=1)
-COMBINATIONS = list(itertools.product([True, False], [True, False], [24, 2048], ["recompute", "swap"]))
+COMBINATIONS = [
+    (True, True, 24, "swap"),
+    (True, True, 2048, "recompute"),
+    (True, False, 24, "recompute"),
+    (True, False, 2048, "swap"),
+    (False, True, 2048, "swap"),
+    (False, False, 24, "swap"),
+]
 """async_scheduling, enable_prefix_caching, max_num_batched_tokens, preemption_mode."""
-SOME = ("MistralForCausalLM", "Gemma2ForCausalLM", "Qwen2ForCausalLM", "GPT2LMHeadModel")
+SOME = ("Gemma2ForCausalLM", "Qwen2ForCausalLM", "GPT2LMHeadModel")
 
 
 def make_config(
@@ -125,7 +131,7 @@ async def answers(config: EngineConfig) -> list[dict[int, list[int]]]:
 
 async def test_a_mixed_batch_gets_the_same_tokens_with_and_without_drafts() -> None:
     expected = await answers(make_config("pagoda-tiny", speculative=SpeculativeConfig()))
-    for scheduler in ({}, {"async_scheduling": False}, {"max_num_batched_tokens": 48}):
+    for scheduler in ({}, {"async_scheduling": False, "max_num_batched_tokens": 48}):
         assert await answers(make_config("pagoda-tiny", scheduler=scheduler)) == expected
     few = {"num_blocks_override": 70, "cpu_kv_cache_memory_bytes": 16 * 2**20}
     assert await answers(make_config("pagoda-tiny", cache=few)) == expected

@@ -207,6 +207,8 @@ class ModelRunner:
         num_new = rows.num_new(output.token_ids, output.is_bad)
         failed = np.flatnonzero(num_new == 0)
         bad_slots += [self._reject(int(rows.slots[place]), logits[int(rows.starts[place])]) for place in failed]
+        for slot in np.unique(slots[output.is_bad & (rows.ahead > 0)]).tolist():
+            self._sanitize(slot)  # a guess has left NaN behind the sequence's end
         kept = np.flatnonzero(rows.ahead < num_new[rows.owners])
         token_ids = output.token_ids
         if kept.size != slots.size:
@@ -242,9 +244,11 @@ class ModelRunner:
         batch, slots = self.input_batch, rows.batch.slots
         if slots.size:
             token_ids = self._parallel.broadcast(torch.empty(slots.size, dtype=torch.int64)).numpy()
-            num_new = rows.num_new(token_ids, token_ids == BAD_TOKEN)
-            for slot in rows.slots[num_new == 0].tolist():
+            is_bad = token_ids == BAD_TOKEN
+            num_new = rows.num_new(token_ids, is_bad)
+            for slot in np.unique(slots[is_bad]).tolist():
                 self._sanitize(slot)
+            for slot in rows.slots[num_new == 0].tolist():
                 batch.fail(slot, Code.INTERNAL, "rank 0 could not sample it")
             kept = np.flatnonzero(rows.ahead < num_new[rows.owners])
             batch.append_tokens(slots[kept], token_ids[kept], rows.ahead[kept])

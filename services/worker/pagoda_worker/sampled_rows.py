@@ -40,10 +40,27 @@ class SampledRows:
         """The rows of a step."""
         sequences = np.flatnonzero(inputs.is_sampled)
         slots, num_draft = inputs.slots[sequences], inputs.num_draft_tokens[sequences]
+        last = np.cumsum(inputs.num_scheduled_tokens)[sequences] - 1
+        if not num_draft.any():
+            each = np.arange(sequences.size)
+            return cls(
+                sequences=sequences,
+                slots=slots,
+                num_draft_tokens=num_draft,
+                starts=each,
+                owners=each,
+                ahead=num_draft,
+                logit_rows=last,
+                batch=LogitsBatch(
+                    slots=slots,
+                    tokens=batch.tokens,
+                    num_prompt_tokens=batch.num_prompt_tokens[slots],
+                    num_tokens=batch.num_tokens[slots],
+                ),
+            )
         owners = np.repeat(np.arange(sequences.size), 1 + num_draft)
         starts = np.cumsum(1 + num_draft) - 1 - num_draft
         ahead = np.arange(owners.size) - starts[owners]
-        last = np.cumsum(inputs.num_scheduled_tokens)[sequences] - 1
         return cls(
             sequences=sequences,
             slots=slots,

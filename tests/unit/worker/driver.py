@@ -10,6 +10,7 @@ import torch
 
 from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.speculative_config import SpeculativeConfig
 from pagoda_worker.batch import BadSlot, ExecuteModelInput, ModelRunnerOutput, NewRequest, PromptLogprobs
 from pagoda_worker.worker import Worker
 from tests.unit.worker.ranks import Ranks
@@ -47,6 +48,7 @@ class Driver:
         block_size: int = 16,
         max_num_seqs: int = 64,
         dtype: Any = "float32",
+        speculative: SpeculativeConfig | None = None,
         world_size: int = 1,
         **model_options: Any,
     ) -> None:
@@ -54,12 +56,18 @@ class Driver:
             model=ModelConfig(model=str(model), dtype=dtype, device="cpu", **model_options),
             cache=CacheConfig(block_size=block_size, kv_cache_memory_bytes=1 << 30),
             scheduler=SchedulerConfig(max_num_seqs=max_num_seqs),
+            speculative=speculative or SpeculativeConfig(),
         )
         self.worker = Worker(num_threads=1) if world_size == 1 else Ranks(world_size)
         self.worker.init_device(config)
         self.facts = self.worker.load_model(lambda loaded, total: None)
         self.worker.initialize_cache(num_blocks=num_blocks, num_cpu_blocks=4)
         self.block_size = block_size
+        self.num_lookahead = config.speculative.num_speculative_tokens
+        """Draft tokens that every sequence may try in a decode; the driver's default is what the config allows."""
+        self.num_reserved = self.num_lookahead
+        """Tokens ahead that have blocks."""
+        self.num_draft_tokens = 0
         self._free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
         self._held: dict[int, list[int]] = {}
         self._to_free: list[int] = []
@@ -109,15 +117,15 @@ class Driver:
         return sequences
 
     def _step(self, sequences: list[Tracked], started: set[int], chunk: int, budget: int) -> None:
-        new, batch, counts, appended = [], [], [], []
+        new, batch, counts, appended, lookahead = [], [], [], [], []
         for sequence in sequences:
             known = len(sequence.prompt) + len(sequence.output)
             count = min(known - sequence.computed, chunk, budget - sum(counts))
             if sequence.is_done or count <= 0:
                 continue
-            blocks = self.take_blocks(
-                sequence.slot, -(-(sequence.computed + count) // self.block_size) - sequence.num_blocks
-            )
+            lookahead.append(self.num_lookahead if count == 1 else 0)
+            num_tokens = sequence.computed + count + (self.num_reserved if count == 1 else 0)
+            blocks = self.take_blocks(sequence.slot, max(0, -(-num_tokens // self.block_size) - sequence.num_blocks))
             sequence.num_blocks += len(blocks)
             if sequence.slot in started:
                 appended += [(sequence.slot, block) for block in blocks]
@@ -143,7 +151,10 @@ class Driver:
             num_seqs=len(batch),
             slots=np.array([sequence.slot for sequence in batch]),
             num_scheduled_tokens=np.array(counts),
+            num_lookahead_tokens=np.array(lookahead) if any(lookahead) else None,
         )
+        if output.num_draft_tokens is not None:
+            self.num_draft_tokens += int(output.num_draft_tokens.sum())
         self._update(batch, counts, output)
 
     @staticmethod
@@ -157,7 +168,8 @@ class Driver:
         tokens, row_owner = iter(output.token_ids.tolist()), []
         for sequence, count, num_sampled in zip(batch, counts, sampled.tolist(), strict=True):
             sequence.computed += count
-            if num_sampled:
+            sequence.computed += max(num_sampled - 1, 0)  # draft tokens that were right
+            for _ in range(num_sampled):
                 sequence.output.append(next(tokens))
                 row_owner.append(sequence)
         if output.logprobs is not None:
