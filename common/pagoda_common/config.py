@@ -10,6 +10,7 @@ from pagoda_common.errors import ConfigError
 from pagoda_common.generation_config import parse_object
 from pagoda_common.kv_events_config import kv_events_config
 from pagoda_common.observability_config import ObservabilityConfig
+from pagoda_common.quantization import parse_quantization
 from pagoda_common.security_config import SecurityConfig
 from pagoda_common.speculative_config import SpeculativeConfig
 
@@ -48,6 +49,9 @@ class ModelConfig:
     """Names clients use; empty takes the model's."""
     dtype: DType = "auto"
     """Data type of weights and KV cache; auto takes the checkpoint's (float32 checkpoints stay float32)."""
+    quantization: str | None = None
+    """How weights are held: int8, int4 and the other schemes of pagoda_common.quantization make small integers of
+    floats; a method such as gptq insists that the checkpoint is of it; None takes what the checkpoint says."""
     device: Device = "auto"
     """auto takes an accelerator if there is one."""
     max_model_len: int | None = None
@@ -72,6 +76,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _check(bool(self.model), "model", self.model, "a directory or hub id")
         _check_choice("dtype", self.dtype, get_args(DType))
+        parse_quantization(self.quantization)
         _check_choice("device", self.device, get_args(Device))
         _check_choice("load_format", self.load_format, get_args(LoadFormat))
         _check(self.max_model_len is None or self.max_model_len >= 1, "max_model_len", self.max_model_len, "at least 1")

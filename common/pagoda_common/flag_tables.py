@@ -77,6 +77,12 @@ IDENTITY_FLAGS = (
 MODEL_FLAGS = (
     *IDENTITY_FLAGS,
     Flag(field="dtype", help="data type of weights and KV cache; auto takes the checkpoint's"),
+    Flag(
+        field="quantization",
+        names=("--quantization", "-q"),
+        metavar="METHOD",
+        help="hold weights as int8 or int4 (int4-g32, int4-g64); a quantized checkpoint's method is found by itself",
+    ),
     Flag(field="device", help="auto takes an accelerator if there is one"),
     Flag(
         field="max_model_len",

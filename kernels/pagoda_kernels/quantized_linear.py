@@ -25,7 +25,7 @@ def quantized_linear(
     a few rows; for many it takes a tile at a time to bfloat16 in the nearest cache.
 
     Args:
-        x: [num_tokens, num_inputs] float32 or bfloat16 (others by PyTorch, which unpacks all the weights each time).
+        x: [num_tokens, num_inputs] float32, bfloat16 or float16, which is computed as float32.
         bias: [num_outputs], as x.
         residual: [num_tokens, num_outputs], as x.
         out_dtype: x's, unless it is given: float32.
@@ -35,6 +35,9 @@ def quantized_linear(
     if x.shape[-1] != weight.num_inputs:
         raise ValueError(f"x has {x.shape[-1]} columns, the weights have {weight.num_inputs} inputs")
     out_dtype = out_dtype or x.dtype
+    if x.dtype == torch.float16:
+        wide = (None if other is None else other.float() for other in (bias, residual))
+        return quantized_linear(x.float(), weight, *wide).to(out_dtype)
     kernel = native("quantized_linear") if x.is_cpu else None
     group_fits = weight.group_size <= _MAX_PART or weight.group_size % _MAX_PART == 0
     group_fits = group_fits or weight.group_size >= weight.num_inputs

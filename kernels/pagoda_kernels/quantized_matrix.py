@@ -1,12 +1,16 @@
 """Matrices of small integers with a scale for each group of inputs: from floats, packed for the kernels, and back."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 TILE = 64
 """Output features of a packed tile."""
+SHARES = (1.0, 0.93, 0.86)
+"""Of the largest value of a group, that the end of four bits may stand for: the one that errs least, squared, is taken.
+Cutting that value short makes the steps of all others smaller."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +37,7 @@ class QuantizedMatrix:
         return numbers * self.scales[:, groups]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackedMatrix:
+class PackedMatrix(NamedTuple):
     """The same in the order in which the kernels read it: tiles of 64 outputs, zeros behind the last output."""
 
     codes: Tensor
@@ -50,7 +53,7 @@ class PackedMatrix:
 
 
 def quantize(weight: Tensor, *, bits: int, group_size: int) -> QuantizedMatrix:
-    """The nearest integers, with scales that let a group's largest value reach the end of their range.
+    """The nearest integers, with scales that have the end of their range at a group's largest value, or just below.
 
     Args:
         weight: [num_outputs, num_inputs], any float type.
@@ -59,8 +62,8 @@ def quantize(weight: Tensor, *, bits: int, group_size: int) -> QuantizedMatrix:
     num_outputs, num_inputs = weight.shape
     group_size = min(group_size, num_inputs)
     num_groups = -(-num_inputs // group_size)
-    numbers = torch.empty(weight.shape, dtype=torch.int8)
-    scales = torch.empty(num_outputs, num_groups)
+    numbers = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scales = torch.empty(num_outputs, num_groups, device=weight.device)
     rows = max(1, (1 << 20) // num_inputs)
     for start in range(0, num_outputs, rows):  # so that what is in between stays small
         part = weight[start : start + rows].float()
@@ -79,7 +82,16 @@ def _scales(grouped: Tensor, bits: int) -> Tensor:
     least, most = grouped.amin(-1), grouped.amax(-1)
     # Of four bits, the negative end is one further from 0: it belongs to the largest value, whatever its sign.
     scale = torch.maximum(-least, most) / 127 if bits == 8 else torch.where(-least >= most, least, most) / -8
-    return torch.where(scale == 0, 1.0, scale)
+    scale = torch.where(scale == 0, 1.0, scale)
+    if bits == 8:
+        return scale
+    best, fewest = scale, torch.full_like(scale, torch.inf)
+    for share in SHARES:
+        tried = (scale * share).unsqueeze(-1)
+        errors = (grouped / tried).round_().clamp_(-8, 7).mul_(tried).sub_(grouped).square_().sum(-1)
+        is_better = errors < fewest
+        best, fewest = torch.where(is_better, tried.squeeze(-1), best), torch.where(is_better, errors, fewest)
+    return best
 
 
 def pack(matrix: QuantizedMatrix) -> PackedMatrix:
@@ -113,6 +125,47 @@ def pack(matrix: QuantizedMatrix) -> PackedMatrix:
     )
 
 
+def empty_packed(
+    num_outputs: int, num_inputs: int, *, bits: int, group_size: int, device: torch.device | str
+) -> PackedMatrix:
+    """Memory for a matrix without zeros."""
+    num_tiles, num_groups = -(-num_outputs // TILE), -(-num_inputs // group_size)
+    return PackedMatrix(
+        codes=torch.empty(num_tiles, num_inputs // 2, 16 * bits, dtype=torch.uint8, device=device),
+        scales=torch.empty(num_tiles, num_groups, TILE, device=device),
+        zeros=None,
+        bits=bits,
+        group_size=group_size,
+        num_outputs=num_outputs,
+        num_inputs=num_inputs,
+    )
+
+
+def unpack_rows(packed: PackedMatrix, ids: Tensor) -> Tensor:
+    """Rows of the matrix by number: [n] int64 to [n, num_inputs] float32."""
+    tiles, within = ids // TILE, ids % TILE
+    if packed.bits == 4:
+        block, lane = within // 16, within % 16
+        at = (4 * lane + block // 2)[:, None] + torch.tensor([0, 2], device=ids.device)  # [n, 2]
+        codes = packed.codes[tiles[:, None, None], torch.arange(packed.num_inputs // 2)[:, None], at[:, None]]
+        numbers = ((codes >> (4 * (block % 2))[:, None, None]) & 15).flatten(1).float() - 8
+    else:
+        start = 64 * (within // 32) + 8 * (within // 16 % 2) + 16 * (within % 16 // 4) + 2 * (within % 4)
+        at = start[:, None] + torch.tensor([0, 1], device=ids.device)
+        codes = packed.codes[tiles[:, None, None], torch.arange(packed.num_inputs // 2)[:, None], at[:, None]]
+        numbers = _numbers_of_codes(codes.flatten(1)).float()
+    groups = torch.arange(packed.num_inputs, device=ids.device) // packed.group_size
+    if packed.zeros is not None:
+        numbers = numbers - packed.zeros[tiles, :, within][:, groups]
+    return numbers * packed.scales[tiles, :, within][:, groups]
+
+
+def _numbers_of_codes(codes: Tensor) -> Tensor:
+    """Sign and magnitude, the sign alone for -128: uint8 to int8."""
+    magnitudes = (codes & 127).view(torch.int8)
+    return torch.where(codes == 128, -128, torch.where(codes > 128, -magnitudes, magnitudes)).to(torch.int8)
+
+
 def unpack(packed: PackedMatrix) -> QuantizedMatrix:
     """The inverse of `pack`."""
     codes, pairs = packed.codes, packed.num_inputs // 2
@@ -122,9 +175,8 @@ def unpack(packed: PackedMatrix) -> QuantizedMatrix:
         blocks = torch.stack((low & 15, low >> 4, high & 15, high >> 4), dim=1)  # [tiles, 4, pairs, 16, 2]
         numbers = blocks.permute(0, 1, 3, 2, 4).reshape(-1, packed.num_inputs).view(torch.int8) - 8
     else:
-        signed = codes.view(-1, pairs, 2, 4, 2, 4, 2).permute(0, 2, 4, 3, 5, 1, 6).reshape(-1, packed.num_inputs)
-        magnitudes = (signed & 127).view(torch.int8)
-        numbers = torch.where(signed == 128, -128, torch.where(signed > 128, -magnitudes, magnitudes)).to(torch.int8)
+        signed = codes.view(-1, pairs, 2, 4, 2, 4, 2).permute(0, 2, 4, 3, 5, 1, 6)
+        numbers = _numbers_of_codes(signed.reshape(-1, packed.num_inputs))
     return QuantizedMatrix(
         numbers=numbers[: packed.num_outputs],
         scales=_untiled(packed.scales, packed.num_outputs),

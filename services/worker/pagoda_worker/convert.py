@@ -41,6 +41,7 @@ def engine_config_from_proto(message: worker_pb2.WorkerConfig) -> EngineConfig:
             model=message.model,
             revision=message.revision or None,
             dtype=cast("DType", message.dtype or "auto"),
+            quantization=message.quantization or None,
             device=cast("Device", message.device or "auto"),
             max_model_len=message.max_model_len or None,
             load_format=cast("LoadFormat", message.load_format or "auto"),
@@ -88,6 +89,7 @@ def model_facts_to_proto(facts: ModelFacts) -> types_pb2.ModelInfo:
         generation_config_json=facts.generation_config_json,
         num_parameters=facts.num_parameters,
         weight_bytes=facts.weight_bytes,
+        quantization=facts.quantization,
     )
 
 

@@ -21,3 +21,5 @@ class ModelFacts:
     generation_config_json: str
     num_parameters: int
     weight_bytes: int
+    quantization: str = ""
+    """How its matrices are held: a scheme such as int4-g128, or the method of its checkpoint; empty: as floats."""

@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from pagoda_common.config import ModelConfig
 from pagoda_common.errors import ModelLoadError, OutOfMemory
 from pagoda_common.memory import trim_memory
+from pagoda_common.quantization import OnlineQuantization, parse_quantization
 from pagoda_common.weights_source import WeightsSource
 from pagoda_worker.device import available_memory_bytes
 from pagoda_worker.loader.checkpoint import Checkpoint, open_checkpoint
+from pagoda_worker.loader.quantized_tensors import StoredFormat, stored_format
 from pagoda_worker.loader.weights import Progress, fill_dummy_weights, load_weights
 from pagoda_worker.models.decoder import Decoder
 from pagoda_worker.models.layers import Matrix
-from pagoda_worker.models.linear_method import PLAIN, choose_linear_method
+from pagoda_worker.models.quantized_method import LinearMethods
 from pagoda_worker.models.registry import family_of
 from pagoda_worker.models.sharding import Sharding
 from pagoda_worker.models.spec import DecoderSpec
@@ -40,6 +42,9 @@ class ModelWeights:
         self._dtype = dtype
         self._device = device
         self._model = model
+        asked = parse_quantization(config.quantization)
+        online = asked if isinstance(asked, OnlineQuantization) else None
+        self._methods = LinearMethods(online=online, dtype=dtype, device=device)
         self._set_methods(model)
         self._in_host: dict[str, Tensor] = {}
         """Parameters that wait in host memory, by name."""
@@ -147,6 +152,8 @@ class ModelWeights:
         assert self._prepared is not None, "prepare() has read them"
         model, self._prepared = self._prepared[1], None
         self._in_host = {}
+        for layer, other in zip(_matrices(self._model), _matrices(model), strict=True):
+            layer.take_form(other)
         self._put(dict(model.named_parameters()))
         self._source = source
         del model
@@ -155,9 +162,9 @@ class ModelWeights:
     def _set_methods(self, model: Decoder) -> None:
         """Have the matrices of a model on the meta device held as the device's kernels want them."""
         model.to(self._dtype)
-        method = choose_linear_method(dtype=self._dtype, device=self._device)
         for layer in _matrices(model):
-            layer.method = method if layer.is_multiplied else PLAIN
+            layer.method = self._methods.of_floats(layer)
+            layer.begin_loading(self._dtype)
             layer.finish_loading()
 
     def _fill(self, source: WeightsSource, progress: Progress) -> None:
@@ -188,6 +195,7 @@ class ModelWeights:
     def _read(self, source: WeightsSource, model: Decoder, device: torch.device, progress: Progress) -> None:
         """Fill a model on the meta device. If that fails, some matrices are not as they are used."""
         for layer in _matrices(model):
+            layer.method = self._methods.of_floats(layer)
             layer.begin_loading(self._dtype)
         self._read_parameters(source, model, device, progress)
         for layer in _matrices(model):
@@ -204,6 +212,7 @@ class ModelWeights:
         family = family_of(checkpoint.config)
         spec = family.spec(checkpoint.config)
         _check_same(spec, self._sharding.spec, checkpoint)
+        found = stored_quantization(config, checkpoint)
         files = checkpoint.weight_files()
         try:
             load_weights(
@@ -214,11 +223,31 @@ class ModelWeights:
                 device=device,
                 progress=progress,
                 sharding=self._sharding,
+                methods=self._methods,
+                stored=None if found is None else found[1],
             )
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise OutOfMemory(f"no memory for the weights of {config.model}: {error}") from error
         except (OSError, SafetensorError) as error:  # halfway through a file
             raise ModelLoadError(f"cannot read the weights of {config.model}: {error}") from error
+
+
+def stored_quantization(config: ModelConfig, checkpoint: Checkpoint) -> tuple[str, StoredFormat] | None:
+    """The method of a checkpoint's quantized matrices and how they are stored; None: it has floats.
+
+    Raises:
+        ModelLoadError: a method that is not supported, or another one than --quantization says.
+    """
+    asked = parse_quantization(config.quantization)
+    found = stored_format(checkpoint.config)
+    method = None if found is None else found[0]
+    if (found is not None and isinstance(asked, OnlineQuantization)) or (isinstance(asked, str) and asked != method):
+        what = "floats" if method is None else f"quantized with {method} already"
+        raise ModelLoadError(
+            f"quantization is {config.quantization!r}, the weights of {checkpoint.directory} are {what}",
+            field="quantization",
+        )
+    return found
 
 
 def _check_same(spec: DecoderSpec, served: DecoderSpec, checkpoint: Checkpoint) -> None:

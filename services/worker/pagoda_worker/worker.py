@@ -12,6 +12,7 @@ from pagoda_common.bounded_grammar import BoundedCompiler
 from pagoda_common.config import EngineConfig
 from pagoda_common.errors import ConfigError, OutOfMemory, PagodaError, StaleEpoch
 from pagoda_common.grammar import GrammarCompiler
+from pagoda_common.quantization import OnlineQuantization, parse_quantization
 from pagoda_common.weights_source import WeightsSource
 from pagoda_kernels.native.library import load_native
 from pagoda_kernels.selection import use_references
@@ -24,7 +25,7 @@ from pagoda_worker.loader.weights import Progress
 from pagoda_worker.logits_processors import load_logits_processors
 from pagoda_worker.model_facts import ModelFacts
 from pagoda_worker.model_runner import ModelRunner
-from pagoda_worker.model_weights import ModelWeights, release_memory
+from pagoda_worker.model_weights import ModelWeights, release_memory, stored_quantization
 from pagoda_worker.models.decoder import Decoder
 from pagoda_worker.models.registry import family_of
 from pagoda_worker.models.sharding import Sharding
@@ -165,6 +166,8 @@ class Worker:
                 field="max_model_len",
             )
         sharding = Sharding(spec, self.parallel)
+        stored = stored_quantization(config.model, checkpoint)
+        online = parse_quantization(config.model.quantization)
         with torch.device("meta"):
             model = Decoder(spec=sharding.local_spec, parallel=self.parallel)
             whole = model if self.parallel.world_size == 1 else Decoder(spec=spec)
@@ -190,6 +193,7 @@ class Worker:
             generation_config_json=checkpoint.generation_config_json,
             num_parameters=num_parameters,
             weight_bytes=weights.num_bytes,
+            quantization=online.name if isinstance(online, OnlineQuantization) else stored[0] if stored else "",
         )
         logger.info(
             "%s: %s, %.1f M parameters, %s, %d tokens of context, loaded in %.1f s",

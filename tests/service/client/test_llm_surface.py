@@ -199,7 +199,7 @@ def test_options_are_taken_as_vllm_takes_them() -> None:
     ("options", "message"),
     [
         ({"max_modle_len": 5}, "unknown argument 'max_modle_len'; did you mean max_model_len"),
-        ({"quantization": "awq"}, "quantization=awq is not supported"),
+        ({"quantization": "fp8"}, "quantization is 'fp8', must be one of int8, "),
         ({"enable_lora": True}, "enable_lora is not supported"),
         ({"task": "embed"}, "task=embed is not supported: models generate, they do not pool"),
         ({"xyzzy": 1}, "unknown argument 'xyzzy'$"),

@@ -28,6 +28,7 @@ ENGINE = EngineConfig(
         tokenizer="other",
         served_model_name=("a", "b"),
         dtype="bfloat16",
+        quantization="int4-g32",
         device="cpu",
         max_model_len=300,
         load_format="dummy",

@@ -20,7 +20,7 @@ def check(*words: str) -> None:
     "words",
     [
         (),
-        ("-pp", "1", "--kv-cache-dtype", "auto", "--quantization", "none"),
+        ("-pp", "1", "--kv-cache-dtype", "auto"),
         ("--enforce-eager", "--swap-space", "4", "--disable-log-stats", "--compilation-config", '{"level": 3}'),
         ("-O3", "-cc", "{}", "--structured-outputs-config.backend", "auto", "--stream-interval", "1"),
         ("--distributed-executor-backend", "mp", "--runner", "generate", "--tokenizer-mode", "auto"),
@@ -37,7 +37,6 @@ def test_what_asks_for_nothing_is_accepted(words: tuple[str, ...]) -> None:
         (("--pipeline-parallel-size", "4"), "pipeline_parallel_size=4"),
         (("--trust-remote-code",), "trust_remote_code is not supported: no code of a checkpoint is run"),
         (("--enable-lora",), "enable_lora is not supported"),
-        (("-q", "awq"), "quantization=awq is not supported"),
         (("--runner", "pooling"), "runner=pooling is not supported: models generate, they do not pool"),
         (("--structured-outputs-config.backend", "outlines"), "llguidance constrains outputs"),
         (("--kv-cache-dtype", "fp8"), "kv_cache_dtype=fp8"),

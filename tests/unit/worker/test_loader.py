@@ -93,7 +93,7 @@ def test_a_config_without_a_needed_value_is_refused(checkpoint: Path) -> None:
         ({"hidden_act": "mish"}, "'mish' is not supported"),
         ({"num_key_value_heads": 3}, "cannot share 3 KV heads"),
         ({"num_hidden_layers": 0}, "num_layers is 0"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantized (awq)"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized with 'fp8', must be one of awq, gptq"),
     ],
 )
 def test_options_that_cannot_be_run_are_refused(checkpoint: Path, changes: dict[str, Any], fragment: str) -> None:

@@ -1,19 +1,28 @@
 """Fills a decoder that was built on the meta device: from safetensors, or with random weights by seed."""
 
-import math
-from collections.abc import Callable, Iterator
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from pagoda_common.errors import ModelLoadError
+from pagoda_kernels.quantized_matrix import QuantizedMatrix
+from pagoda_worker.loader.quantized_tensors import StoredFormat
+from pagoda_worker.loader.stored import Stored, StoredTensor, join_quantized
 from pagoda_worker.models.decoder import Decoder
+from pagoda_worker.models.layers import Matrix
+from pagoda_worker.models.quantized_method import LinearMethods
 from pagoda_worker.models.sharding import Sharding
 from pagoda_worker.models.weights import WeightNames, WeightSource
+
+logger = logging.getLogger(__name__)
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with bytes read and bytes to read."""
@@ -31,11 +40,15 @@ def load_weights(
     device: torch.device,
     progress: Progress,
     sharding: Sharding,
+    methods: LinearMethods,
+    stored: StoredFormat | None = None,
 ) -> None:
     """Read every tensor straight from the mapped files into the parameter (or its rows) that it fills.
 
     Args:
         model: this rank's part; only what it holds is read.
+        methods: how layers hold what is stored as integers.
+        stored: how that is; None: all is stored as floats.
 
     Raises:
         ModelLoadError: a file is damaged; tensors are missing, unexpected or of the wrong shape (they are named).
@@ -46,6 +59,8 @@ def load_weights(
         head = f"{names.lm_head}.weight"
         if model.lm_head is None and embedding not in found and head in found:
             found[embedding] = found[head]  # tied weights may be stored under either name
+        if stored is not None:
+            join_quantized(found, names.sources, stored)
         problems = _problems(names, found)
         if problems:
             raise ModelLoadError(f"{files[0].parent} does not fit {model.spec.architecture}; {'; '.join(problems)}")
@@ -53,15 +68,101 @@ def load_weights(
         _check_shapes(whole, names, found)
         total = sum(found[source.name].num_bytes for source in names.sources)
         loaded = 0
-        _allocate(model, dtype=dtype, device=device)
+        filler = _Filler(model, whole, names.sources, dtype=dtype, device=device, sharding=sharding, methods=methods)
         for source in names.sources:
             entry = found[source.name]
-            tensor = _in_order(entry.file.get_tensor(entry.stored_name), source)
-            parameter = model.get_parameter(source.parameter)
-            num_rows = whole.get_parameter(source.parameter).shape[0]
-            copy_part(tensor, source, parameter, sharding, num_rows=num_rows)
+            filler.fill(source, entry.read())
             loaded += entry.num_bytes
             progress(loaded, total)
+        if filler.num_dequantized:
+            logger.warning(
+                "%d quantized matrices are held as %s: no kernel of %s reads them as they are",
+                filler.num_dequantized,
+                str(dtype).removeprefix("torch."),
+                device.type,
+            )
+
+
+class _Filler:
+    """Gives one parameter after the other its memory and its values, and finishes it once all its parts are there: a
+    model that is to be packed or quantized is never in memory as it is stored."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        whole: Decoder,
+        sources: Sequence[WeightSource],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        sharding: Sharding,
+        methods: LinearMethods,
+    ) -> None:
+        self._model = model
+        self._dtype = dtype
+        self._device = device
+        self._sharding = sharding
+        self._methods = methods
+        self._num_missing = Counter(source.parameter for source in sources)
+        self._num_rows = {name: parameter.shape[0] for name, parameter in whole.named_parameters()}
+        self._integers: dict[str, list[tuple[WeightSource, QuantizedMatrix]]] = {}
+        """Parts that are there, of parameters that are all integers so far."""
+        self.num_dequantized = 0
+        """Parameters that are stored as integers and held as floats."""
+
+    def fill(self, source: WeightSource, value: Tensor | QuantizedMatrix) -> None:
+        """One part of a parameter."""
+        name = source.parameter
+        owner, _, leaf = name.rpartition(".")
+        layer = self._model.get_submodule(owner)
+        self._num_missing[name] -= 1
+        if isinstance(value, QuantizedMatrix):
+            self._integers.setdefault(name, []).append((source, value))
+        else:
+            self._copy(layer, leaf, source, _in_order(value, source))
+        if self._num_missing[name]:
+            return
+        parts = self._integers.pop(name, [])
+        if parts and isinstance(layer, Matrix) and not self._hold(layer, parts):
+            self.num_dequantized += 1
+            for part, matrix in parts:
+                self._copy(layer, leaf, part, _in_order(matrix.dequantize(), replace(part, is_transposed=False)))
+        if isinstance(layer, Matrix) and leaf == "weight":
+            layer.finish_loading()
+
+    def _copy(self, layer: nn.Module, leaf: str, source: WeightSource, tensor: Tensor) -> None:
+        _allocate(layer, leaf, dtype=self._dtype, device=self._device)
+        parameter = layer.get_parameter(leaf)
+        copy_part(tensor, source, parameter, self._sharding, num_rows=self._num_rows[source.parameter])
+
+    def _hold(self, layer: Matrix, parts: list[tuple[WeightSource, QuantizedMatrix]]) -> bool:
+        """Have a layer take integers, if all its parts are of one kind and a kernel reads them."""
+        kinds = {(matrix.bits, matrix.group_size, matrix.numbers.shape[1]) for _, matrix in parts}
+        method = self._methods.of_integers(parts[0][1])
+        bits, group_size, num_inputs = next(iter(kinds))
+        is_whole = layer.columns == num_inputs or layer.columns % group_size == 0
+        if method is None or len(kinds) > 1 or not is_whole or not layer.weight.is_meta:
+            return False
+        group_size = min(group_size, layer.columns)
+        groups, has_zeros = -(-layer.columns // group_size), any(matrix.zeros is not None for _, matrix in parts)
+        joined = QuantizedMatrix(
+            numbers=torch.empty(layer.rows, layer.columns, dtype=torch.int8),
+            scales=torch.empty(layer.rows, groups),
+            zeros=torch.zeros(layer.rows, groups) if has_zeros else None,
+            bits=bits,
+            group_size=group_size,
+        )
+        for source, matrix in parts:
+            kept, num_rows = replace(source, is_transposed=False), self._num_rows[source.parameter]
+            for tensor, target in (
+                (matrix.numbers, joined.numbers),
+                (matrix.scales, joined.scales),
+                (matrix.zeros, joined.zeros),
+            ):
+                if tensor is not None and target is not None:
+                    copy_part(_in_order(tensor, kept), kept, target, self._sharding, num_rows=num_rows)
+        layer.hold(joined, method)
+        return True
 
 
 def fill_dummy_weights(
@@ -70,8 +171,11 @@ def fill_dummy_weights(
     """Small normal matrices, norms of ones, biases of zeros; the same for a seed, on however many ranks."""
     generator = torch.Generator().manual_seed(seed)
     whole = _whole(model, sharding)
-    _allocate(model, dtype=dtype, device=device)
-    for name, parameter in model.named_parameters():
+    for name in [name for name, _ in model.named_parameters()]:
+        owner, _, leaf = name.rpartition(".")
+        layer = model.get_submodule(owner)
+        _allocate(layer, leaf, dtype=dtype, device=device)
+        parameter = layer.get_parameter(leaf)
         if name.endswith("bias"):
             parameter.data.zero_()
         elif "norm" in name:
@@ -81,6 +185,8 @@ def fill_dummy_weights(
             tensor = torch.empty(shape).normal_(std=0.02, generator=generator)
             source = WeightSource(name=name, parameter=name)
             copy_part(tensor, source, parameter, sharding, num_rows=shape[0])
+        if isinstance(layer, Matrix) and leaf == "weight":
+            layer.finish_loading()
 
 
 def _whole(model: Decoder, sharding: Sharding) -> Decoder:
@@ -91,38 +197,23 @@ def _whole(model: Decoder, sharding: Sharding) -> Decoder:
         return Decoder(spec=sharding.spec)
 
 
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4}
-
-
-class _Entry(NamedTuple):
-    """One tensor of an open file."""
-
-    file: Any
-    stored_name: str
-    shape: list[int]
-    item_bytes: int
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.item_bytes
-
-
-def _index(files: list[Path], names: WeightNames, stack: ExitStack) -> dict[str, _Entry]:
+def _index(files: list[Path], names: WeightNames, stack: ExitStack) -> dict[str, Stored]:
     """All tensors by their name without prefix."""
-    found: dict[str, _Entry] = {}
+    found: dict[str, Stored] = {}
     for path in files:
         try:
             file = stack.enter_context(safe_open(str(path), framework="pt", device="cpu"))
             for stored_name in file.keys():  # noqa: SIM118
                 view = file.get_slice(stored_name)
-                item_bytes = _ITEM_BYTES.get(view.get_dtype(), 1)
-                found[_strip(stored_name, names.prefixes)] = _Entry(file, stored_name, view.get_shape(), item_bytes)
+                found[_strip(stored_name, names.prefixes)] = StoredTensor(
+                    file, stored_name, view.get_shape(), view.get_dtype()
+                )
         except (SafetensorError, OSError) as error:
             raise ModelLoadError(f"cannot read {path}: {error}") from error
     return found
 
 
-def _problems(names: WeightNames, found: dict[str, _Entry]) -> list[str]:
+def _problems(names: WeightNames, found: dict[str, Stored]) -> list[str]:
     """What is missing and what is too much, with the names that transformers writes."""
     wanted = {source.name for source in names.sources}
     missing = [_stored_name(source.name, names) for source in names.sources if source.name not in found]
@@ -152,34 +243,28 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _check_shapes(model: Decoder, names: WeightNames, found: dict[str, _Entry]) -> None:
+def _check_shapes(model: Decoder, names: WeightNames, found: dict[str, Stored]) -> None:
     wrong = []
     for source in names.sources:
         expected = list(model.get_parameter(source.parameter).shape)
         if source.num_rows is not None:
             expected[0] = source.num_rows
-        if source.is_transposed:
+        entry = found[source.name]
+        if source.is_transposed and isinstance(entry, StoredTensor):
             expected.reverse()
         if source.is_row:
             del expected[0]
-        entry = found[source.name]
         if entry.shape != expected:
             wrong.append(f"{entry.stored_name} has shape {entry.shape}, must be {expected}")
     if wrong:
         raise ModelLoadError(f"tensors do not fit config.json: {_some(wrong)}")
 
 
-def _allocate(model: Decoder, *, dtype: torch.dtype, device: torch.device) -> None:
-    for module, name, parameter in _parameters(model):
-        if parameter.is_meta:
-            storage = torch.empty(parameter.shape, dtype=dtype, device=device)
-            setattr(module, name, nn.Parameter(storage, requires_grad=False))
-
-
-def _parameters(model: Decoder) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    for module in list(model.modules()):
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            yield module, name, parameter
+def _allocate(layer: nn.Module, leaf: str, *, dtype: torch.dtype, device: torch.device) -> None:
+    parameter = layer.get_parameter(leaf)
+    if parameter.is_meta:
+        storage = torch.empty(parameter.shape, dtype=dtype, device=device)
+        setattr(layer, leaf, nn.Parameter(storage, requires_grad=False))
 
 
 def _in_order(tensor: Tensor, source: WeightSource) -> Tensor:

@@ -240,7 +240,7 @@ class Decoder(nn.Module):
 
     @property
     def _dtype(self) -> torch.dtype:
-        return self.embed_tokens.weight.dtype
+        return self.embed_tokens.dtype
 
     def rotary(self, positions: Tensor) -> dict[RopeSpec, tuple[Tensor, Tensor]]:
         """Cosines and sines for ForwardContext; none with learned positions."""

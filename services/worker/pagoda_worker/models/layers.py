@@ -6,8 +6,10 @@ from torch import Tensor, nn
 
 from pagoda_common.errors import ModelLoadError
 from pagoda_kernels.add_rms_norm import add_rms_norm
+from pagoda_kernels.quantized_matrix import QuantizedMatrix
 from pagoda_kernels.rms_norm import rms_norm
 from pagoda_worker.models.linear_method import PLAIN, LinearMethod
+from pagoda_worker.models.quantized_method import QuantizedLinearMethod
 from pagoda_worker.models.spec import DecoderSpec
 
 ACTIVATION_NAMES = {
@@ -39,6 +41,11 @@ class Matrix(nn.Module):
     """A layer around one matrix, which is held as its method wants it."""
 
     weight: nn.Parameter
+    weight_scale: nn.Parameter | None
+    """Of a matrix of small integers; also weight_zero_point."""
+    weight_zero_point: nn.Parameter | None
+    dtype: torch.dtype
+    """Of its rows, and of what it is multiplied with."""
 
     def __init__(self, *, rows: int, columns: int, is_multiplied: bool, prefix: str) -> None:
         """`is_multiplied`: vectors are multiplied with the matrix; else only its rows are looked up."""
@@ -53,6 +60,8 @@ class Matrix(nn.Module):
 
     def begin_loading(self, dtype: torch.dtype) -> None:
         """Have parameters as a checkpoint fills them, on the meta device. `dtype`: of what is not quantized."""
+        self.dtype = dtype
+        self.weight_scale = self.weight_zero_point = None
         self.method.create_weights(self, dtype)
         self._is_loading = True
 
@@ -61,6 +70,23 @@ class Matrix(nn.Module):
         if self._is_loading:
             self.method.process_weights_after_loading(self)
             self._is_loading = False
+
+    def hold(self, matrix: QuantizedMatrix, method: QuantizedLinearMethod) -> None:
+        """Take integers, in place of what a checkpoint was to fill."""
+        self.method = method
+        method.hold(self, matrix)
+        self._is_loading = False
+
+    def take_form(self, other: "Matrix") -> None:
+        """Have parameters as another layer has, on the meta device; nothing if that is so already."""
+        if self.method is other.method:
+            return
+        self.method = other.method
+        for name in ("weight", "weight_scale", "weight_zero_point"):
+            parameter = getattr(other, name)
+            if parameter is not None:
+                parameter = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+            setattr(self, name, parameter)
 
 
 class Linear(Matrix):

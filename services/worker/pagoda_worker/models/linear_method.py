@@ -14,9 +14,14 @@ from pagoda_kernels.packed_linear import pack_weight, packed_embedding, packed_l
 class MatrixLayer(Protocol):
     """What a method knows of its layer, which is an nn.Module."""
 
+    prefix: str
     rows: int
     columns: int
+    is_multiplied: bool
+    dtype: torch.dtype
     weight: nn.Parameter
+    weight_scale: nn.Parameter | None
+    weight_zero_point: nn.Parameter | None
 
 
 class LinearMethod(Protocol):

@@ -128,12 +128,8 @@ def family_of(config: HfConfig) -> Family:
     """The family of a checkpoint.
 
     Raises:
-        ModelLoadError: none of its architectures is supported, or its weights are quantized.
+        ModelLoadError: none of its architectures is supported.
     """
-    quantization = config.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
-        raise ModelLoadError(f"the checkpoint is quantized ({method}); only float weights are supported")
     names = config.get("architectures") or []
     for name in names:
         if name in FAMILIES:

@@ -1,0 +1,143 @@
+"""How a layer holds its matrix as small integers. Knows tensors and layers; no checkpoints."""
+
+import torch
+from torch import Tensor, nn
+
+from pagoda_common.quantization import OnlineQuantization
+from pagoda_kernels.native.library import native
+from pagoda_kernels.quantized_linear import quantized_linear
+from pagoda_kernels.quantized_matrix import PackedMatrix, QuantizedMatrix, empty_packed, pack, quantize, unpack_rows
+from pagoda_worker.models.linear_method import PLAIN, LinearMethod, MatrixLayer, PlainLinearMethod, choose_linear_method
+
+HEAD_BITS = 8
+"""Of the language model's head, whatever the others have: its errors are those of the logits."""
+_HEADS = ("lm_head", "embed_tokens")
+_FLOAT_PREFIXES = (".router", ".shared_gate")
+"""Layers that decide which experts a token goes to: small, and wrong choices cost more than wrong sums."""
+
+
+class QuantizedLinearMethod(PlainLinearMethod):
+    """Integers as `quantized_linear` reads them: `weight` (codes), `weight_scale`, perhaps `weight_zero_point`."""
+
+    def __init__(self, *, bits: int, group_size: int) -> None:
+        """`group_size`: inputs that share a scale; 0 is all."""
+        self._bits = bits
+        self._group_size = group_size
+
+    def process_weights_after_loading(self, layer: MatrixLayer) -> None:
+        """As in LinearMethod; floats become integers."""
+        group_size = self._group_size or layer.columns
+        if layer.weight.is_meta:
+            empty = empty_packed(layer.rows, layer.columns, bits=self._bits, group_size=group_size, device="meta")
+            self._set(layer, empty)
+        else:
+            self.hold(layer, quantize(layer.weight, bits=self._bits, group_size=group_size))
+
+    def hold(self, layer: MatrixLayer, matrix: QuantizedMatrix) -> None:
+        """Take integers that are there already. They have this method's bits and groups."""
+        self._set(layer, pack(matrix))
+
+    @staticmethod
+    def _set(layer: MatrixLayer, packed: PackedMatrix) -> None:
+        layer.weight = nn.Parameter(packed.codes, requires_grad=False)
+        layer.weight_scale = nn.Parameter(packed.scales, requires_grad=False)
+        zeros = packed.zeros
+        layer.weight_zero_point = None if zeros is None else nn.Parameter(zeros, requires_grad=False)
+
+    def _packed(self, layer: MatrixLayer) -> PackedMatrix:
+        assert layer.weight_scale is not None, "they are set together"
+        return PackedMatrix(
+            layer.weight,
+            layer.weight_scale,
+            layer.weight_zero_point,
+            self._bits,
+            self._group_size or layer.columns,
+            layer.rows,
+            layer.columns,
+        )
+
+    def apply(
+        self,
+        layer: MatrixLayer,
+        x: Tensor,
+        *,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """As in LinearMethod."""
+        return quantized_linear(x, self._packed(layer), bias, residual, out_dtype=out_dtype)
+
+    def embedding(self, layer: MatrixLayer, ids: Tensor) -> Tensor:
+        """As in LinearMethod."""
+        return unpack_rows(self._packed(layer), ids).to(layer.dtype)
+
+
+class DequantizedLinearMethod(PlainLinearMethod):
+    """Floats that are as if they had been quantized, held as another method holds them: where there is no kernel."""
+
+    def __init__(self, *, bits: int, group_size: int, method: LinearMethod) -> None:
+        self._bits = bits
+        self._group_size = group_size
+        self._method = method
+
+    def process_weights_after_loading(self, layer: MatrixLayer) -> None:
+        """As in LinearMethod."""
+        if not layer.weight.is_meta:
+            group_size = self._group_size or layer.columns
+            layer.weight.data.copy_(quantize(layer.weight, bits=self._bits, group_size=group_size).dequantize())
+        self._method.process_weights_after_loading(layer)
+
+    def apply(
+        self,
+        layer: MatrixLayer,
+        x: Tensor,
+        *,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """As in LinearMethod."""
+        return self._method.apply(layer, x, bias=bias, residual=residual, out_dtype=out_dtype)
+
+    def embedding(self, layer: MatrixLayer, ids: Tensor) -> Tensor:
+        """As in LinearMethod."""
+        return self._method.embedding(layer, ids)
+
+
+class LinearMethods:
+    """Chooses the method of each layer of one model."""
+
+    def __init__(self, *, online: OnlineQuantization | None, dtype: torch.dtype, device: torch.device) -> None:
+        """`online`: what floats become."""
+        self._has_kernel = device.type == "cpu" and native("quantized_linear") is not None
+        self._floats = choose_linear_method(dtype=dtype, device=device)
+        self._online = online
+        self._quantized: dict[tuple[int, int], QuantizedLinearMethod] = {}
+
+    def of_floats(self, layer: MatrixLayer) -> LinearMethod:
+        """How a layer holds what a checkpoint has as floats."""
+        if not layer.is_multiplied:
+            return PLAIN
+        online = self._online
+        if online is None or layer.prefix.endswith(_FLOAT_PREFIXES):
+            return self._floats
+        bits, group_size = online.bits, online.group_size
+        if layer.prefix.endswith(_HEADS) and bits < HEAD_BITS:
+            bits, group_size = HEAD_BITS, 0
+        if self._has_kernel and layer.columns % 2 == 0:
+            return self._method(bits, group_size)
+        return DequantizedLinearMethod(bits=bits, group_size=group_size, method=self._floats)
+
+    def of_integers(self, matrix: QuantizedMatrix) -> QuantizedLinearMethod | None:
+        """How a layer holds what a checkpoint has as integers; None: as floats."""
+        num_inputs, group_size = matrix.numbers.shape[1], matrix.group_size
+        if not self._has_kernel or num_inputs % 2 or (group_size % 2 and group_size < num_inputs):
+            return None
+        return self._method(matrix.bits, group_size if group_size < num_inputs else 0)
+
+    def _method(self, bits: int, group_size: int) -> QuantizedLinearMethod:
+        key = bits, group_size
+        if key not in self._quantized:
+            self._quantized[key] = QuantizedLinearMethod(bits=bits, group_size=group_size)
+        return self._quantized[key]
