@@ -134,7 +134,7 @@ def measure(llm: LLM, *, temperature: float, num_streams: int, num_tokens: int, 
 
 
 def main(args: argparse.Namespace) -> None:
-    """Both engines take turns, so that neither has the better minutes."""
+    """Both engines take turns at going first, so that neither has the better minutes."""
     report = Report(args.json)
     config = {"method": "ngram", "num_speculative_tokens": args.tokens, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
     with tempfile.TemporaryDirectory() as name:
@@ -145,10 +145,12 @@ def main(args: argparse.Namespace) -> None:
             temperature = LOADS[load]
             for num_streams in args.streams:
                 shape = {"temperature": temperature, "num_streams": num_streams, "num_tokens": args.num_tokens}
-                rounds = [
-                    (measure(plain, **shape, seed=seed), measure(guessing, **shape, seed=seed))
-                    for seed in range(args.rounds + 1)
-                ][1:]
+                rounds: list[tuple[Round, Round]] = []
+                for seed in range(args.rounds + 1):  # the first one warms up
+                    order = (plain, guessing) if seed % 2 else (guessing, plain)
+                    measured = {llm: measure(llm, **shape, seed=seed) for llm in order}
+                    rounds.append((measured[plain], measured[guessing]))
+                del rounds[0]
                 without, with_drafts = (median([each[side].tokens_per_s for each in rounds]) for side in (0, 1))
                 tried = sum(guessed.num_draft_tokens for _, guessed in rounds)
                 right = sum(guessed.num_accepted_tokens for _, guessed in rounds)

@@ -259,6 +259,10 @@ class Engine:
         else:
             return
         self._past.take(core)
+        drafts = core.scheduler.speculation.counters
+        if drafts.num_drafts:
+            text = "speculation: %d of %d draft tokens were right, in %d drafts"
+            logger.info(text, drafts.num_accepted_tokens, drafts.num_draft_tokens, drafts.num_drafts)
         self._past.num_worker_losses += is_fault
         if not self.cores:
             self.not_ready_reason = reason

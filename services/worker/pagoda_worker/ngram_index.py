@@ -6,6 +6,9 @@ import numpy.typing as npt
 from pagoda_worker.batch import IntArray, TokenArray
 from pagoda_worker.columns import grown
 
+FEW_SLOTS = 4
+"""Logs that are rather searched as a whole: that is a handful of short operations each, which table look-ups are not
+before there are several logs to share them."""
 MAX_STEPPED = 8
 """New tokens of a slot up to which they are entered together with those of other slots; more go in slot by slot."""
 _MULTIPLIER = 0x9E3779B97F4A7C15
@@ -49,6 +52,9 @@ class NgramIndex:
             tokens: [slots, tokens] the logs.
             num_tokens: [n] tokens of each.
         """
+        if slots.size <= FEW_SLOTS:
+            logs = (tokens[slot, :count] for slot, count in zip(slots.tolist(), num_tokens.tolist(), strict=True))
+            return np.array([self._search(log) for log in logs], dtype=np.int64)
         self._reserve(tokens.shape)
         for slot in slots[self._num_entered[slots] >= num_tokens].tolist():
             self.forget(slot)  # the log is shorter than it was
@@ -70,6 +76,19 @@ class NgramIndex:
         longest = self._n.size - 1 - np.argmax(found[:, ::-1] > 0, axis=1)  # any where there is none
         result: IntArray = found[np.arange(slots.size), longest].astype(np.int64)
         return result
+
+    def _search(self, log: TokenArray) -> int:
+        """The same for one log, by comparing all of it."""
+        found, ends = 0, np.flatnonzero(log[:-1] == log[-1]) + 1
+        for n in range(1, int(self._n[-1]) + 1):
+            if n > 1:
+                ends = ends[ends >= n]
+                ends = ends[log[ends - n] == log[-n]] if n <= log.size else ends[:0]
+            if not ends.size:
+                break
+            if n >= self._n[0]:
+                found = int(ends[-1])
+        return found
 
     def _last_tokens(self, slots: IntArray, tokens: TokenArray, positions: IntArray) -> TokenArray:
         """[n, max_n] the tokens before `positions`, latest first; anything where there are none."""

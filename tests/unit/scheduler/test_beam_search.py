@@ -35,18 +35,21 @@ def make_group(name: str, prompt: list[int], *, n: int = 3, **options: object) -
 
 @pytest.mark.parametrize("early_stopping", ["heuristic", "first", "never"])
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0, -1.0])
-@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize(("window", "num_speculative_tokens"), [(1, 0), (2, 0), (2, 3)])
 def test_the_engine_finds_the_same_hypotheses(
-    early_stopping: EarlyStopping, length_penalty: float, window: int
+    early_stopping: EarlyStopping, length_penalty: float, window: int, num_speculative_tokens: int
 ) -> None:
     options = {"early_stopping": early_stopping, "length_penalty": length_penalty}
-    scheduler = make_scheduler(max_num_seqs=16)
+    scheduler = make_scheduler(max_num_seqs=16, num_speculative_tokens=num_speculative_tokens)
     prompts = [[11, 12, 13], [5] * 8, [9]]
     groups = [make_group(str(i), prompt, **options) for i, prompt in enumerate(prompts)]
     other = make_request("other", [1, 2, 3], max_tokens=9)
     for sequence in [*chain(*groups), other]:
         scheduler.add(sequence)
-    results = run(scheduler, PretendWorker(), window=window)
+    worker = PretendWorker(guess=lambda most: (most, most // 2))  # of the other one's tokens; beams do not guess
+    results = run(scheduler, worker, window=window)
+    assert other.output_token_ids == stories.expected_output([1, 2, 3], 9)
+    assert (worker.num_tried > 0) is (num_speculative_tokens > 0)
     for prompt, sequences in zip(prompts, groups, strict=True):
         expected = [list(hypothesis.token_ids) for hypothesis in searched(prompt, **options)]
         assert [sequence.output_token_ids for sequence in sequences] == expected

@@ -5,7 +5,7 @@ import pytest
 
 from pagoda_common.speculative_config import SpeculativeConfig
 from pagoda_worker.drafter import FIRST_PAUSE, Drafter
-from pagoda_worker.ngram_index import NgramIndex
+from pagoda_worker.ngram_index import FEW_SLOTS, NgramIndex
 
 
 def latest_occurrence(log: list[int], min_n: int, max_n: int) -> int:
@@ -20,7 +20,7 @@ def latest_occurrence(log: list[int], min_n: int, max_n: int) -> int:
 @pytest.mark.parametrize(("min_n", "max_n"), [(1, 1), (1, 4), (2, 4), (3, 3)])
 def test_the_index_finds_what_a_search_finds(min_n: int, max_n: int) -> None:
     random = np.random.default_rng(min_n * 10 + max_n)
-    index, num_slots = NgramIndex(min_n=min_n, max_n=max_n), 6
+    index, num_slots = NgramIndex(min_n=min_n, max_n=max_n), 2 * FEW_SLOTS
     tokens, num_tokens = np.zeros((num_slots, 64), dtype=np.int32), np.zeros(num_slots, dtype=np.int64)
     num_found = 0
     for _ in range(150):
