@@ -13,6 +13,7 @@ import yaml
 
 KUBERNETES = Path(__file__).parents[3] / "deploy" / "kubernetes"
 RENDERED = ("base", *sorted(f"overlays/{path.name}" for path in (KUBERNETES / "overlays").iterdir()))
+PROBES = ("startup", "readiness", "liveness")
 NOT_FLAGS = {"PAGODA_LOG_LEVEL"}
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
@@ -35,8 +36,14 @@ def flags_of(service: str) -> frozenset[str]:
 
 def pods_of(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Pod templates by the service that runs in them."""
-    workloads = [each for each in objects if each["kind"] in ("Deployment", "StatefulSet")]
-    return {each["metadata"]["name"].removeprefix("pagoda-"): each["spec"]["template"] for each in workloads}
+    pods = {}
+    for each in objects:
+        name = each["metadata"]["name"].removeprefix("pagoda-")
+        if each["kind"] in ("Deployment", "StatefulSet"):
+            pods[name] = each["spec"]["template"]
+        elif each["kind"] == "LeaderWorkerSet":
+            pods[name] = each["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    return pods
 
 
 @pytest.mark.parametrize("name", RENDERED)
@@ -46,13 +53,13 @@ def test_arguments_and_settings_are_flags_of_the_services(name: str) -> None:
     assert set(pods) == {"frontend", "scheduler", "worker"}
     every_flag: set[str] = set()
     for service, template in pods.items():
-        (container,) = template["spec"]["containers"]
         flags = flags_of(service)
         every_flag |= flags
-        for word in container["args"]:
-            assert word.partition("=")[0] in flags, f"{service} has no {word}"
-        own = {each["name"] for each in container["env"] if each["name"].startswith("PAGODA_")}
-        assert {_flag(variable) for variable in own} <= flags
+        for container in template["spec"]["containers"]:
+            for word in container["args"]:
+                assert word.partition("=")[0] in flags, f"{service} has no {word}"
+            own = {each["name"] for each in container["env"] if each["name"].startswith("PAGODA_")}
+            assert {_flag(variable) for variable in own} <= flags
     (settings,) = [each for each in objects if each["kind"] == "ConfigMap" and each["metadata"]["name"] == "pagoda"]
     assert {_flag(variable) for variable in set(settings["data"]) - NOT_FLAGS} <= every_flag
 
@@ -61,29 +68,60 @@ def test_arguments_and_settings_are_flags_of_the_services(name: str) -> None:
 def test_pods_are_restricted_and_end_after_their_drain(name: str) -> None:
     for service, template in pods_of(objects_of(name)).items():
         spec = template["spec"]
-        (container,) = spec["containers"]
         assert spec["securityContext"]["runAsNonRoot"], service
-        security = container["securityContext"]
-        assert security["readOnlyRootFilesystem"], service
-        assert not security["allowPrivilegeEscalation"], service
-        assert security["capabilities"] == {"drop": ["ALL"]}, service
-        drain = [float(word.partition("=")[2]) for word in container["args"] if word.startswith("--drain-timeout=")]
-        pause = float(container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [0])[-1])
-        assert spec["terminationGracePeriodSeconds"] > sum(drain) + pause, service
+        for container in spec["containers"]:
+            security = container["securityContext"]
+            assert security["readOnlyRootFilesystem"], service
+            assert not security["allowPrivilegeEscalation"], service
+            assert security["capabilities"] == {"drop": ["ALL"]}, service
+            words = [word.partition("=") for word in container["args"]]
+            drain = [float(value) for name, _, value in words if name == "--drain-timeout"]
+            pause = float(container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [0])[-1])
+            assert spec["terminationGracePeriodSeconds"] > sum(drain) + pause, service
         assert not spec["automountServiceAccountToken"], service
 
 
 @pytest.mark.parametrize("name", RENDERED)
-def test_only_the_scheduler_reaches_workers(name: str) -> None:
+def test_only_the_scheduler_and_other_ranks_reach_workers(name: str) -> None:
     policies = [each for each in objects_of(name) if each["kind"] == "NetworkPolicy"]
     reach: dict[str, list[Any]] = {}
     for policy in policies:
         component = policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
         reach.setdefault(component, []).extend(policy["spec"]["ingress"])
     assert set(reach) == {"frontend", "scheduler", "worker"}
-    (rule,) = reach["worker"]
-    (peer,) = rule["from"]
-    assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "scheduler"
+    rule, *others = reach["worker"]
+    assert _peers(rule) == ["scheduler"]
+    named = {
+        port["name"]
+        for container in pods_of(objects_of(name))["worker"]["spec"]["containers"]
+        for port in container["ports"]
+        if port["name"].startswith("grpc")
+    }
+    assert {port["port"] for port in rule["ports"]} == named, "every rank"
+    # Ranks of several pods choose their ports: all are open, to worker pods alone.
+    spans_pods = name.startswith("overlays/multi-node")
+    assert [(_peers(other), "ports" in other) for other in others] == [(["worker"], False)] * spans_pods
+
+
+@pytest.mark.parametrize("name", ["overlays/tensor-parallel", "overlays/tensor-parallel-gpu"])
+def test_the_containers_of_a_pod_are_all_ranks_of_one_group(name: str) -> None:
+    containers = pods_of(objects_of(name))["worker"]["spec"]["containers"]
+    flags = [dict(word.split("=", 1) for word in container["args"]) for container in containers]
+    assert [int(each["--rank"]) for each in flags] == list(range(len(flags)))
+    assert {each["--world-size"] for each in flags} == {str(len(flags))}
+    assert {each["--group"] for each in flags} == {"$(GROUP)"}
+    for container, each in zip(containers, flags, strict=True):
+        ports = {
+            container["ports"][0]["containerPort"],
+            *(container[f"{probe}Probe"]["grpc"]["port"] for probe in PROBES),
+        }
+        assert ports == {int(each["--port"])}
+        assert each["--advertise-address"] == f"$(POD_IP):{each['--port']}"
+        assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container["volumeMounts"]
+
+
+def _peers(rule: dict[str, Any]) -> list[str]:
+    return [peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in rule["from"]]
 
 
 def _flag(variable: str) -> str:
