@@ -50,12 +50,20 @@ def test_a_stream_survives_the_loss_of_a_rank(stack: Stack, undisturbed: str, ra
     assert "sequences will be recomputed" in stack.log
 
 
-def test_two_ranks_say_what_one_says() -> None:
-    prompts = ["Once upon a time", "The dog", "A"]
+def test_two_ranks_say_what_one_says_also_with_drafts_and_behind_a_sleep() -> None:
+    prompts = ["Once upon a time", "The dog and the dog and the dog and", "A"]
     params = SamplingParams(temperature=0, max_tokens=24)
-    texts = []
-    for size in (1, 2):
-        with LLM(tensor_parallel_size=size) as llm:
-            assert llm.get_world_size() == size
-            texts.append([output.outputs[0].text for output in llm.generate(prompts, params, use_tqdm=False)])
-    assert texts[0] == texts[1]
+
+    def texts(llm: LLM) -> list[str]:
+        return [output.outputs[0].text for output in llm.generate(prompts, params, use_tqdm=False)]
+
+    with LLM() as one:
+        assert one.get_world_size() == 1
+        expected = texts(one)
+    drafts = {"method": "ngram", "num_speculative_tokens": 3}
+    with LLM(tensor_parallel_size=2, speculative_config=drafts) as two:
+        assert two.get_world_size() == 2
+        assert texts(two) == expected
+        two.sleep(level=1)
+        two.wake_up()
+        assert texts(two) == expected

@@ -27,7 +27,7 @@ from pagoda_common.logging import configure_logging
 from pagoda_common.metrics_server import process_registry, serve_metrics
 from pagoda_common.observability_config import ObservabilityConfig
 from pagoda_common.process import die_with_parent
-from pagoda_common.security_config import SecurityConfig
+from pagoda_common.security_config import SecurityConfig, host_of, is_loopback
 from pagoda_common.settings import parse_service_args
 
 logger = logging.getLogger("pagoda_worker")
@@ -52,9 +52,7 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
     from pagoda_worker.worker import Worker
 
     server = RpcServer(services=(SERVICE,), security=security.server, enable_channelz=observability.enable_channelz)
-    own_host = _reachable_host(args.host)
-    reached_at = own_host if args.advertise_address is None else args.advertise_address.rpartition(":")[0].strip("[]")
-    parallel = TensorParallel(rank=args.rank, world_size=args.world_size, host=reached_at)
+    parallel = TensorParallel(rank=args.rank, world_size=args.world_size, host=_own_host(args))
     device_index = args.rank if args.device_index is None else args.device_index
     worker = Worker(num_threads=args.threads, parallel=parallel, device_index=device_index)
     registry = CollectorRegistry()
@@ -69,7 +67,7 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
             bound = serve_metrics(process_registry(registry), host=args.host, port=args.metrics_port)
             logger.info("metrics on http://%s:%d/metrics", args.host, bound)
         identity = scheduler_pb2.WorkerIdentity(
-            address=args.advertise_address or f"{own_host}:{port}",
+            address=args.advertise_address or f"{_reachable_host(args.host)}:{port}",
             group=args.group,
             rank=args.rank,
             world_size=args.world_size,
@@ -103,6 +101,28 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
 def _reachable_host(host: str) -> str:
     """Where a scheduler reaches what listens on `host`: for all interfaces, this machine's name."""
     return socket.gethostname() if host in ("0.0.0.0", "::", "") else host
+
+
+def _own_host(args: argparse.Namespace) -> str:
+    """Where other ranks reach this one: where the scheduler does."""
+    return _reachable_host(args.host) if args.advertise_address is None else host_of(args.advertise_address)
+
+
+def _check_ranks(args: argparse.Namespace, security: SecurityConfig) -> None:
+    """Raises ConfigError when the flags make no rank of a group, or one that may not send what it would send."""
+    if args.rank >= args.world_size:
+        raise ConfigError(f"rank is {args.rank}, must be below world_size, {args.world_size}", field="rank")
+    if args.world_size == 1:
+        return
+    if args.group is None:
+        message = f"group is not set, must be the same number for all {args.world_size} ranks"
+        raise ConfigError(message, field="group")
+    if not security.insecure and not is_loopback(_own_host(args)):
+        raise ConfigError(
+            f"advertise_address is {_own_host(args)!r}, must be on loopback for several ranks: what they send each "
+            "other is never encrypted; give --insecure where the network itself is trusted",
+            field="advertise_address",
+        )
 
 
 def _from_environment(name: str) -> int | None:
@@ -177,15 +197,10 @@ def main() -> None:
             value = getattr(args, name)
             if value is not None and value < low:
                 raise ConfigError(f"{name} is {value}, must be at least {low}", field=name)
-        if args.rank >= args.world_size:
-            raise ConfigError(f"rank is {args.rank}, must be below world_size, {args.world_size}", field="rank")
-        if args.world_size > 1 and args.group is None:
-            raise ConfigError(
-                f"group is not set, must be the same number for all {args.world_size} ranks", field="group"
-            )
         security, observability = security_config_from_args(args), observability_config_from_args(args)
         security.server.check_listen(args.host)
         security.check_dial(args.scheduler, name="scheduler")
+        _check_ranks(args, security)
         # Threads of OpenMP sleep between operations: spinning, they would take the core from the scheduler and
         # frontend, and whoever spins on a core that another process holds stalls for a time slice (8 ms, a whole step).
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
