@@ -1,6 +1,7 @@
 """TensorParallel: the ranks that hold one model together, and the sums and copies that go between them.
 
-Knows tensors and torch's process groups; no model, no messages. NCCL moves what is on a CUDA device, gloo the rest.
+Knows tensors and torch's process groups; no model, no messages. NCCL moves what is on a CUDA device, `peers` what is on
+the host, and gloo what is large there.
 """
 
 import logging
@@ -8,7 +9,7 @@ import socket
 import threading
 import time
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from pagoda_common.errors import ConfigError, NotReady, StaleEpoch
+from pagoda_worker.peers import Peers
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +29,10 @@ OPERATION_TIMEOUT_S = 300.0
 STORE_TIMEOUT_S = 5.0
 """For one question to the meeting place, which listens."""
 POLL_S = 0.01
+MAX_DIRECT_BYTES = 1024 * 1024
+"""A rank sends so much at most to add a host tensor up directly; above, gloo's ring moves fewer bytes."""
+
+Connection = TypeVar("Connection")
 
 
 class TensorParallel:
@@ -49,10 +55,10 @@ class TensorParallel:
         self._store: TCPStore | None = None
         self._address: tuple[str, int] | None = None
         """Meeting place of the ranks."""
-        self._on_host: Any = None
-        """Process group of gloo."""
-        self._on_device: Any = None
-        """Process group of NCCL; gloo's where there is no CUDA."""
+        self._peers: Peers | None = None
+        self._gloo: Any = None
+        self._nccl: Any = None
+        """Process group; None where there is no CUDA."""
         self._is_abandoned = threading.Event()
 
     @property
@@ -110,7 +116,7 @@ class TensorParallel:
             NotReady: one of them did not come, or `abandon` was called.
             StaleEpoch: there is no meeting place.
         """
-        if self.world_size == 1 or self._on_host is not None:
+        if self.world_size == 1 or self._gloo is not None:
             return
         if self._address is None:
             raise StaleEpoch("the ranks have no meeting place: call InitDevice first")
@@ -131,20 +137,26 @@ class TensorParallel:
                 self._store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
             else:
                 self._pause("rank 0", deadline)
-        self._store.set(f"rank-{self.rank}", "here")
-        while absent := [rank for rank in range(self.world_size) if not self._store.check([f"rank-{rank}"])]:
+        self._peers = Peers(
+            rank=self.rank,
+            world_size=self.world_size,
+            host=self._host,
+            store=self._store,
+            timeout_s=OPERATION_TIMEOUT_S,
+        )
+        while absent := self._peers.absent():
             self._pause(", ".join(f"rank {rank}" for rank in absent), deadline)
+        self._peers.connect(timeout_s=CONNECT_TIMEOUT_S)
         gloo: Any = dist.ProcessGroupGloo  # its stubs know no options
         options = gloo._Options()
         options._timeout = timedelta(seconds=OPERATION_TIMEOUT_S)
         options._devices = [gloo.create_device(hostname=self._host)]
-        self._on_host = gloo(PrefixStore("host", self._store), self.rank, self.world_size, options)
-        self._on_device = self._on_host
+        self._gloo = gloo(PrefixStore("host", self._store), self.rank, self.world_size, options)
         if device.type == "cuda":
             nccl: Any = dist.ProcessGroupNCCL
             options = nccl.Options()
             options._timeout = timedelta(seconds=OPERATION_TIMEOUT_S)
-            self._on_device = nccl(PrefixStore("device", self._store), self.rank, self.world_size, options)
+            self._nccl = nccl(PrefixStore("device", self._store), self.rank, self.world_size, options)
         logger.info("rank %d of %d is connected at %s:%d", self.rank, self.world_size, host, port)
 
     def _pause(self, absent: str, deadline: float) -> None:
@@ -153,19 +165,29 @@ class TensorParallel:
         time.sleep(POLL_S)
 
     def abandon(self) -> None:
-        """From any thread: let a `connect` that waits fail soon."""
+        """From any thread: let a `connect` or a sum that waits fail soon."""
         self._is_abandoned.set()
+        if self._peers is not None:
+            self._peers.close()
 
     def close(self) -> None:
         """Let go of the other ranks: what they wait for from this one fails."""
-        if self._on_device is not None and self._on_device is not self._on_host:
-            self._on_device.abort()
-        self._on_device = self._on_host = self._store = self._address = None
+        if self._nccl is not None:
+            self._nccl.abort()
+        if self._peers is not None:
+            self._peers.close()
+        self._nccl = self._gloo = self._peers = self._store = self._address = None
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over all ranks, in place; the same bits on each. `x` itself for one rank."""
-        if self.world_size > 1:
-            self._group(x).allreduce([x]).wait()
+        if self.world_size == 1:
+            return x
+        if x.is_cuda:
+            self._connected(self._nccl).allreduce([x]).wait()
+        elif x.nbytes * (self.world_size - 1) <= MAX_DIRECT_BYTES and x.is_contiguous():
+            self._connected(self._peers).all_reduce(x)
+        else:
+            self._connected(self._gloo).allreduce([x]).wait()
         return x
 
     def gather_columns(self, x: Tensor, total: int) -> Tensor:
@@ -174,25 +196,25 @@ class TensorParallel:
             return x
         width = -(-total // self.world_size)
         x = F.pad(x, (0, width - x.shape[1])).contiguous()
-        options = dist.GatherOptions()
-        options.rootRank = 0
-        parts = [torch.empty_like(x) for _ in range(self.world_size)] if self.is_leader else []
-        self._group(x).gather([parts] if parts else [], [x], options).wait()
+        if x.is_cuda:
+            options = dist.GatherOptions()
+            options.rootRank = 0
+            parts = [torch.empty_like(x) for _ in range(self.world_size)] if self.is_leader else []
+            self._connected(self._nccl).gather([parts] if parts else [], [x], options).wait()
+        else:
+            parts = self._connected(self._peers).gather(x)
         return torch.cat(parts, dim=1)[:, :total] if parts else x
 
     def broadcast(self, x: Tensor) -> Tensor:
         """The leader's host tensor on every rank, in place; shapes and dtypes must agree."""
         if self.world_size > 1:
-            options = dist.BroadcastOptions()
-            options.rootRank, options.rootTensor = 0, 0
-            self._group(x).broadcast([x], options).wait()
+            self._connected(self._peers).broadcast(x)
         return x
 
-    def _group(self, x: Tensor) -> Any:
-        group = self._on_device if x.is_cuda else self._on_host
-        if group is None:
+    def _connected(self, connection: Connection | None) -> Connection:
+        if connection is None:
             raise StaleEpoch("the ranks are not connected: call InitDevice and LoadModel first")
-        return group
+        return connection
 
 
 def _listens(host: str, port: int) -> bool:

@@ -1,12 +1,17 @@
 """Tensor parallelism: a model on two ranks samples what it samples on one, and what transformers does."""
 
+import socket
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 
 from pagoda_common.config import EMBEDDED_MODEL, EngineConfig, ModelConfig
 from pagoda_common.errors import ConfigError, NotReady, PagodaError
@@ -18,6 +23,7 @@ from pagoda_worker.models.registry import FAMILIES
 from pagoda_worker.models.sharding import Sharding
 from pagoda_worker.models.spec import DecoderSpec, MoeSpec
 from pagoda_worker.models.weights import WeightSource
+from pagoda_worker.peers import RANK_BYTES, TOKEN_BYTES, Peers
 from pagoda_worker.tensor_parallel import TensorParallel
 from tests.checkpoints import make_checkpoint
 from tests.unit.worker.driver import Driver
@@ -209,7 +215,82 @@ def test_a_sequence_that_cannot_be_sampled_is_forgotten_by_all_ranks() -> None:
     assert driver.generate([[5, 6, 7]], max_tokens=4)[0].output == alone
 
 
+# Sums.
+
+
+def on_all(num: int, operation: Callable[[TensorParallel], Any]) -> list[Any]:
+    """What every rank of a group gets."""
+    ranks = [TensorParallel(rank=rank, world_size=num) for rank in range(num)]
+    ranks[0].open()
+    for rank in ranks[1:]:
+        rank.invite(ranks[0].address)
+
+    def run(rank: TensorParallel) -> Any:
+        rank.connect(torch.device("cpu"))
+        return operation(rank)
+
+    with ThreadPoolExecutor(num) as threads:
+        results = list(threads.map(run, ranks, timeout=60))
+    for rank in ranks:
+        rank.close()
+    return results
+
+
+@pytest.mark.parametrize("num", [2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 7, 16 * 1024, 90_001, 700_000], ids=lambda size: f"{size}")
+def test_a_sum_is_the_same_on_all_ranks_small_or_large(num: int, dtype: torch.dtype, size: int) -> None:
+    parts = [torch.randn(size, generator=torch.Generator().manual_seed(rank)).to(dtype) for rank in range(num)]
+    sums = on_all(num, lambda rank: rank.all_reduce(parts[rank.rank].clone().view(1, -1)).view(-1))
+    for total in sums:
+        assert torch.equal(total, sums[0])
+    expected = torch.stack(parts).float().sum(0)
+    tolerance = 1e-6 if dtype == torch.float32 else 0.05
+    assert torch.allclose(sums[0].float(), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_columns_meet_at_rank_0_and_its_tokens_at_all() -> None:
+    whole = numbered(3, 11)
+
+    def operation(rank: TensorParallel) -> tuple[torch.Tensor, list[int]]:
+        part = rank.part(11)
+        gathered = rank.gather_columns(whole[:, part.start : part.stop], 11)
+        return gathered, rank.broadcast(torch.tensor([5, 6]) * (1 - rank.rank)).tolist()
+
+    results = on_all(2, operation)
+    assert torch.equal(results[0][0], whole)
+    assert [told for _, told in results] == [[5, 6], [5, 6]]
+
+
+def test_who_does_not_know_the_token_is_no_rank() -> None:
+    store = HashStore()
+    peers = [Peers(rank=rank, world_size=2, host="127.0.0.1", store=store, timeout_s=30.0) for rank in range(2)]
+    host, _, port = store.get("peer-0").decode().rpartition(":")
+    with socket.create_connection((host, int(port))) as stranger, ThreadPoolExecutor(2) as threads:
+        stranger.sendall(bytes(TOKEN_BYTES + RANK_BYTES))
+        list(threads.map(lambda each: each.connect(timeout_s=30.0), peers))
+        assert stranger.recv(1) == b""
+    x = [torch.ones(3), torch.ones(3)]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda each, part: each.all_reduce(part), peers, x))
+    assert [part.tolist() for part in x] == [[2, 2, 2]] * 2
+    for each in peers:
+        each.close()
+
+
 # Ranks come and go.
+
+
+def test_a_sum_that_waits_for_a_hanging_rank_can_be_given_up() -> None:
+    def operation(rank: TensorParallel) -> str:
+        if rank.rank:
+            return ""  # it hangs elsewhere
+        Timer(0.1, rank.abandon).start()
+        with pytest.raises(OSError, match="connection"):
+            rank.all_reduce(torch.ones(4))
+        return "given up"
+
+    assert on_all(2, operation) == ["given up", ""]
 
 
 def test_a_rank_that_is_lost_fails_the_others_step_and_the_group_meets_anew() -> None:
