@@ -127,7 +127,7 @@ class Peers:
 
 def _bytes(x: Tensor) -> memoryview:
     """The memory of a contiguous tensor."""
-    return memoryview(x.view(-1).view(torch.uint8).numpy())
+    return x.view(-1).view(torch.uint8).numpy().data
 
 
 def _receive(peer: socket.socket, target: memoryview) -> None:
