@@ -252,13 +252,14 @@ class Attention {
     const int64_t end = std::min((partition + 1) * kPartitionKeys, task.position + task.num_tokens);
     int64_t start = std::max(partition * kPartitionKeys, first_key(task.position) / kTileKeys * kTileKeys);
     int64_t *slots = scratch.slots[0], *next_slots = scratch.slots[1];
-    find_slots(task.seq, start, end, slots);
+    const int num_first = find_slots(task.seq, start, end, slots);
+    prefetch(task, slots, 0, num_first).step(num_first * task.num_heads * batch_.head_dim);
     for (; start < end; start += kTileKeys) {
       const int num_keys = static_cast<int>(std::min<int64_t>(kTileKeys, end - start));
       const int num_next = find_slots(task.seq, start + kTileKeys, end, next_slots);
       for (int64_t i = 0; i < task.num_heads; ++i) {
-        prefetch(task, next_slots, num_next * i / task.num_heads, num_next * (i + 1) / task.num_heads);
-        pack_tile(task.head + i, slots, num_keys, scratch);
+        const int64_t first = num_next * i / task.num_heads, last = num_next * (i + 1) / task.num_heads;
+        pack_tile(task.head + i, slots, num_keys, prefetch(task, next_slots, first, last), scratch);
         const Sums of_head{sums.values + i * rows * width_, sums.states + i * rows};
         add_tile(task, task.head + i, start, num_keys, query + i * rows * query_width_, of_head, scratch);
       }
@@ -279,22 +280,25 @@ class Attention {
     return count;
   }
 
-  void prefetch(const Task& task, const int64_t* slots, int64_t first, int64_t last) const {
-    const int64_t stride = batch_.num_kv_heads * batch_.head_dim, bytes = task.num_heads * batch_.head_dim * sizeof(S);
-    for (int64_t i = first; i < last; ++i) {
-      const char* key = reinterpret_cast<const char*>(cache_.keys + slots[i] * stride + task.head * batch_.head_dim);
-      const char* value = reinterpret_cast<const char*>(cache_.values + slots[i] * stride + task.head * batch_.head_dim);
-      for (int64_t at = 0; at < bytes; at += 64) {
-        _mm_prefetch(key + at, _MM_HINT_T0);
-        _mm_prefetch(value + at, _MM_HINT_T0);
-      }
-    }
+  // Of the task's heads in slots [first, last).
+  Prefetch prefetch(const Task& task, const int64_t* slots, int64_t first, int64_t last) const {
+    const int64_t column = task.head * batch_.head_dim, row = batch_.num_kv_heads * batch_.head_dim;
+    const int64_t bytes = task.num_heads * batch_.head_dim * sizeof(S);
+    const int64_t calls = kKeyVectors * divide_up(query_width_ / kStep<P>, kLanes) + kTileKeys / 8;
+    return {reinterpret_cast<const char*>(cache_.keys + column),
+            reinterpret_cast<const char*>(cache_.values + column),
+            static_cast<int64_t>(row * sizeof(S)),
+            bytes,
+            slots,
+            first,
+            last,
+            divide_up((last - first) * divide_up(bytes, 64), calls)};
   }
 
-  void pack_tile(int64_t head, const int64_t* slots, int num_keys, Scratch<P>& scratch) const {
+  void pack_tile(int64_t head, const int64_t* slots, int num_keys, Prefetch ahead, Scratch<P>& scratch) const {
     const int64_t stride = batch_.num_kv_heads * batch_.head_dim, column = head * batch_.head_dim;
-    pack_keys(cache_.keys + column, stride, slots, num_keys, batch_.head_dim, scratch.keys.get(0));
-    pack_values(cache_.values + column, stride, slots, num_keys, batch_.head_dim, width_, scratch.values.get(0));
+    pack_keys(cache_.keys + column, stride, slots, num_keys, batch_.head_dim, scratch.keys.get(0), ahead);
+    pack_values(cache_.values + column, stride, slots, num_keys, batch_.head_dim, width_, scratch.values.get(0), ahead);
     if constexpr (std::is_same_v<S, int8_t>) {
       for (int key = 0; key < kTileKeys; ++key) {
         const int64_t at = key < num_keys ? slots[key] * batch_.num_kv_heads + head : -1;

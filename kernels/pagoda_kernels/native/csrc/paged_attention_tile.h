@@ -115,10 +115,35 @@ inline void transpose(Vec* v) {
 
 // ---- packing
 
+// Cache lines of later keys and values, fetched a few at a time between the work on earlier ones: all at once, they would
+// only stand in each other's way.
+struct Prefetch {
+  const char *keys, *values;
+  int64_t stride, bytes;  // between slots; of one slot
+  const int64_t* slots;
+  int64_t first, last;  // slots to fetch
+  int64_t lines_a_step;
+  int64_t at = 0;
+
+  void step(int64_t lines) {
+    for (; lines > 0 && first < last; --lines) {
+      _mm_prefetch(keys + slots[first] * stride + at, _MM_HINT_T0);
+      _mm_prefetch(values + slots[first] * stride + at, _MM_HINT_T0);
+      at += 64;
+      if (at >= bytes) {
+        at = 0;
+        ++first;
+      }
+    }
+  }
+  void step() { step(lines_a_step); }
+};
+
 // Keys at base + slots[key] * stride to packed[step][key][kStep]; zeros behind the last key up to a whole vector. Nothing
 // but these keys is read.
 template <typename P, typename S>
-void pack_keys(const S* base, int64_t stride, const int64_t* slots, int num_keys, int64_t head_dim, P* packed) {
+void pack_keys(const S* base, int64_t stride, const int64_t* slots, int num_keys, int64_t head_dim, P* packed,
+               Prefetch& ahead) {
   constexpr int kWidth = kLanes * kStep<P>;
   const int num_steps = static_cast<int>(divide_up(head_dim, kStep<P>));
   for (int first = 0; first < num_keys; first += kLanes) {
@@ -129,6 +154,7 @@ void pack_keys(const S* base, int64_t stride, const int64_t* slots, int num_keys
       Vec square[kLanes];
       for (int i = 0; i < count; ++i) square[i] = load_packed(base + slots[first + i] * stride + column, rest, P{});
       transpose(square);
+      ahead.step();
       const int steps = std::min(kLanes, num_steps - step);
       for (int i = 0; i < steps; ++i) {
         store(reinterpret_cast<float*>(packed + (int64_t{step + i} * kTileKeys + first) * kStep<P>), square[i]);
@@ -140,8 +166,9 @@ void pack_keys(const S* base, int64_t stride, const int64_t* slots, int num_keys
 // Values to packed[key / kStep][column][kStep], rows of `padded_dim` columns; zeros behind the last key and column.
 template <typename S>
 void pack_values(const S* base, int64_t stride, const int64_t* slots, int num_keys, int64_t head_dim, int64_t padded_dim,
-                 float* packed) {
+                 float* packed, Prefetch& ahead) {
   for (int key = 0; key < num_keys; ++key) {
+    if (key % 8 == 0) ahead.step();
     const S* row = base + slots[key] * stride;
     for (int64_t column = 0; column < padded_dim; column += kLanes) {
       const int rest = head_dim - column >= kLanes ? -1 : static_cast<int>(head_dim - column);
@@ -152,7 +179,7 @@ void pack_values(const S* base, int64_t stride, const int64_t* slots, int num_ke
 #if defined(__AVX512BF16__)
 template <typename S>
 void pack_values(const S* base, int64_t stride, const int64_t* slots, int num_keys, int64_t head_dim, int64_t padded_dim,
-                 bf16* packed) {
+                 bf16* packed, Prefetch& ahead) {
   alignas(64) uint16_t order[64];
   for (int i = 0; i < 32; ++i) {
     order[2 * i] = static_cast<uint16_t>(i);
@@ -160,6 +187,7 @@ void pack_values(const S* base, int64_t stride, const int64_t* slots, int num_ke
   }
   const __m512i low = _mm512_load_si512(order), high = _mm512_load_si512(order + 32);
   for (int key = 0; key < num_keys; key += 2) {
+    if (key % 8 == 0) ahead.step();
     const S* even = base + slots[key] * stride;
     const bool is_pair = key + 1 < num_keys;
     const S* odd = is_pair ? base + slots[key + 1] * stride : even;
