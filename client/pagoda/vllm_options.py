@@ -66,7 +66,6 @@ OPTIONS = (
     VllmOption("node_rank", (0,), "workers of other machines register with the scheduler"),
     VllmOption("distributed_executor_backend", ("mp", "uni"), "workers are processes that register over gRPC"),
     VllmOption("trust_remote_code", (False,), "no code of a checkpoint is run", is_switch=True, in_help=True),
-    VllmOption("kv_cache_dtype", ("auto",), "the cache has the weights' data type", in_help=True),
     VllmOption("cpu_offload_gb", (0, 0.0), "weights stay on one device"),
     VllmOption("enable_lora", (False,), _LORA, is_switch=True),
     VllmOption("lora_modules", (), _LORA),

@@ -16,6 +16,7 @@ from pagoda_common.speculative_config import SpeculativeConfig
 
 DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
+KVCacheDType: TypeAlias = Literal["auto", "int8"]
 LoadFormat: TypeAlias = Literal["auto", "safetensors", "dummy"]
 SchedulingPolicy: TypeAlias = Literal["fcfs", "priority", "fair"]
 RoutingPolicy: TypeAlias = Literal["prefix", "round_robin"]
@@ -94,6 +95,8 @@ class CacheConfig:
 
     block_size: int = 16
     """Tokens in one KV-cache block."""
+    kv_cache_dtype: KVCacheDType = "auto"
+    """auto is the weights' data type; int8 (with a scale for each token and KV head) takes about half of bfloat16."""
     kv_cache_memory_bytes: int | None = None
     """Bytes for the KV cache; None lets the worker choose."""
     num_blocks_override: int | None = None
@@ -109,6 +112,9 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         kv_events_config(self.kv_events_config)
+        dtypes = get_args(KVCacheDType)
+        known = "one of " + ", ".join(dtypes) + " (there are no 8-bit floats)"
+        _check(self.kv_cache_dtype in dtypes, "kv_cache_dtype", self.kv_cache_dtype, known)
         _check(1 <= self.block_size <= 256, "block_size", self.block_size, "between 1 and 256 tokens")
         memory = self.kv_cache_memory_bytes
         _check(memory is None or memory > 0, "kv_cache_memory_bytes", memory, "more than 0 bytes")

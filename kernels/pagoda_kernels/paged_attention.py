@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pagoda_kernels.attention_plan import AttentionPlan, DecodeGroup, PrefillRow
 from pagoda_kernels.native.library import NATIVE_DTYPES, native
+from pagoda_kernels.quantized_cache import cache_width, dequantize_rows
 from pagoda_kernels.selection import TRITON_DTYPES, triton_kernel
 
 logger = logging.getLogger(__name__)
@@ -48,8 +49,8 @@ def paged_attention(
 
     Args:
         query: [num_tokens, num_heads, head_dim], the sequences of `plan` one behind the other.
-        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], same dtype as query; num_heads is a
-            multiple of num_kv_heads, and consecutive heads share a KV head.
+        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], same dtype as query, or rows of
+            `quantized_cache` in int8; num_heads is a multiple of num_kv_heads, and consecutive heads share a KV head.
         plan: lengths and block tables of the batch.
         window: keys that a query sees, its own included; None sees all.
         softcap: scores s become softcap * tanh(s / softcap) before the softmax; None leaves them.
@@ -67,7 +68,7 @@ def paged_attention(
     """
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = k_cache.shape[2]
-    if num_heads % num_kv_heads or head_dim != k_cache.shape[3]:
+    if num_heads % num_kv_heads or cache_width(head_dim, k_cache.dtype) != k_cache.shape[3]:
         raise ValueError(f"query {tuple(query.shape)} does not fit a cache of {tuple(k_cache.shape)}")
     if k_cache.shape[1] != plan.block_size:
         raise ValueError(f"the cache has blocks of {k_cache.shape[1]} tokens, the plan of {plan.block_size}")
@@ -87,10 +88,10 @@ def paged_attention(
             return attended
         _warn_of_head_dim(head_dim)
     kernel = native("paged_attention") if query.is_cpu else None
-    if kernel is not None and query.dtype == k_cache.dtype in NATIVE_DTYPES and _has_rows(query):
+    if kernel is not None and query.dtype in NATIVE_DTYPES and _is_native(query, k_cache, v_cache):
         output = query.new_empty(num_tokens, num_heads * head_dim)
         options = (scale, window or 0, softcap or 0.0, alibi_slopes)
-        kernel(query, k_cache, v_cache, None, None, *plan.columns(), *options, output)
+        kernel(query, k_cache, v_cache, *plan.columns(), *options, output)
         return output
     parts = plan.window(window)
     slopes = None if alibi_slopes is None else alibi_slopes.view(num_kv_heads, -1, 1)
@@ -116,16 +117,24 @@ def _warn_of_head_dim(head_dim: int) -> None:
     logger.warning("head_dim is %d, more than %d: attention runs as plain PyTorch", head_dim, MAX_TRITON_HEAD_DIM)
 
 
-def _has_rows(query: Tensor) -> bool:
-    """Whether each token's heads lie one behind the other."""
-    return query.stride(2) == 1 and query.stride(1) == query.shape[2]
+def _is_native(query: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
+    has_rows = query.stride(2) == 1 and query.stride(1) == query.shape[2]
+    is_dense = k_cache.is_contiguous() and v_cache.is_contiguous()
+    return has_rows and is_dense and k_cache.dtype == v_cache.dtype and k_cache.dtype in (query.dtype, torch.int8)
+
+
+def _blocks(cache: Tensor, block_ids: Tensor, query: Tensor) -> Tensor:
+    """[n, block_size, num_kv_heads, head_dim] of the query's data type."""
+    blocks = cache.index_select(0, block_ids)
+    return dequantize_rows(blocks, query.shape[-1], query.dtype) if cache.dtype == torch.int8 else blocks
 
 
 def _decode(query: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup, scoring: _Scoring) -> Tensor:
     """[n, num_kv_heads, group, head_dim] for n sequences with one query each."""
     n, num_kv_heads, _, head_dim = query.shape
-    key = k_cache.index_select(0, group.block_ids).view(n, -1, num_kv_heads, head_dim).transpose(1, 2)  # [n, Hkv, L, D]
-    value = v_cache.index_select(0, group.block_ids).view(n, -1, num_kv_heads, head_dim).transpose(1, 2)
+    shape = (n, -1, num_kv_heads, head_dim)
+    key = _blocks(k_cache, group.block_ids, query).view(shape).transpose(1, 2)  # [n, Hkv, L, D]
+    value = _blocks(v_cache, group.block_ids, query).view(shape).transpose(1, 2)
     # The heads of one KV head stand where the query tokens would: grouped queries without a copy of the keys.
     bias = None
     if scoring.slopes is not None:
@@ -138,8 +147,8 @@ def _prefill(query: Tensor, k_cache: Tensor, v_cache: Tensor, row: PrefillRow, s
     """[query_len, num_kv_heads, group, head_dim] for one sequence."""
     num_heads = query.shape[2]
     keys = slice(row.first, row.first + row.num_keys)
-    key = k_cache.index_select(0, row.block_ids).flatten(0, 1)[keys].transpose(0, 1)  # [Hkv, L, D]
-    value = v_cache.index_select(0, row.block_ids).flatten(0, 1)[keys].transpose(0, 1)
+    key = _blocks(k_cache, row.block_ids, query).flatten(0, 1)[keys].transpose(0, 1)  # [Hkv, L, D]
+    value = _blocks(v_cache, row.block_ids, query).flatten(0, 1)[keys].transpose(0, 1)
     bias = None
     if scoring.slopes is not None:
         # Distances to the last query: to all scores of another one they add the same, which the softmax forgets.
@@ -209,8 +218,11 @@ def paged_attention_reference(
             seen = torch.arange(first, position + 1)
             blocks = torch.from_numpy(plan.block_table[row])[seen // plan.block_size].long().to(query.device)
             offsets = (seen % plan.block_size).to(query.device)
-            key = k_cache[blocks, offsets].float().repeat_interleave(group, dim=1)  # [L, H, D]
-            value = v_cache[blocks, offsets].float().repeat_interleave(group, dim=1)
+            key, value = k_cache[blocks, offsets], v_cache[blocks, offsets]
+            if key.dtype == torch.int8:
+                key, value = (dequantize_rows(rows, query.shape[2], torch.float32) for rows in (key, value))
+            key = key.float().repeat_interleave(group, dim=1)  # [L, H, D]
+            value = value.float().repeat_interleave(group, dim=1)
             scores = torch.einsum("hd,lhd->hl", query[token].float(), key) * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)

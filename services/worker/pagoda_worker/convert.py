@@ -11,6 +11,7 @@ from pagoda_common.config import (
     Device,
     DType,
     EngineConfig,
+    KVCacheDType,
     LoadFormat,
     LogprobsMode,
     ModelConfig,
@@ -56,6 +57,7 @@ def engine_config_from_proto(message: worker_pb2.WorkerConfig) -> EngineConfig:
             kv_cache_memory_bytes=message.kv_cache_memory_bytes or None,
             gpu_memory_utilization=message.gpu_memory_utilization,
             cpu_kv_cache_memory_bytes=message.cpu_kv_cache_memory_bytes,
+            kv_cache_dtype=cast("KVCacheDType", message.kv_cache_dtype or "auto"),
         ),
         scheduler=SchedulerConfig(
             max_num_seqs=message.max_num_seqs, max_num_batched_tokens=message.max_num_batched_tokens

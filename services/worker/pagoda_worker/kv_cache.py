@@ -5,17 +5,19 @@ import torch
 from torch import Tensor
 
 from pagoda_kernels.copy_blocks import copy_blocks
+from pagoda_kernels.quantized_cache import cache_width, scales_of
 from pagoda_worker.batch import IntArray
 from pagoda_worker.models.spec import DecoderSpec
 
 
 def block_bytes(spec: DecoderSpec, *, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block's keys and values over all layers."""
-    return 2 * spec.num_layers * block_size * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+    """Bytes of one block's keys and values over all layers; int8 is a quantized cache with its scales."""
+    return 2 * spec.num_layers * block_size * spec.num_kv_heads * cache_width(spec.head_dim, dtype) * dtype.itemsize
 
 
 class KVCache:
-    """Key and value blocks of every layer, [num_blocks, block_size, num_kv_heads, head_dim] each."""
+    """Key and value blocks of every layer, [num_blocks, block_size, num_kv_heads, head_dim] each; in int8, rows of
+    `pagoda_kernels.quantized_cache` with a scale at their end."""
 
     def __init__(
         self,
@@ -30,7 +32,7 @@ class KVCache:
         self.num_blocks = num_blocks
         self.num_cpu_blocks = num_cpu_blocks
         self.block_size = block_size
-        shape = (block_size, spec.num_kv_heads, spec.head_dim)
+        shape = (block_size, spec.num_kv_heads, cache_width(spec.head_dim, dtype))
         layers = range(spec.num_layers)
         self.k_caches = [_zeros((num_blocks, *shape), dtype, device) for _ in layers]
         self.v_caches = [_zeros((num_blocks, *shape), dtype, device) for _ in layers]
@@ -63,7 +65,12 @@ class KVCache:
         zero times NaN is NaN)."""
         for cache in (*self.k_caches, *self.v_caches):
             ids = torch.from_numpy(block_ids).to(cache.device)
-            cache.index_copy_(0, ids, cache.index_select(0, ids).nan_to_num())
+            blocks = cache.index_select(0, ids)
+            if cache.dtype == torch.int8:
+                scales_of(blocks).nan_to_num_(0, posinf=0, neginf=0)
+            else:
+                blocks.nan_to_num_()
+            cache.index_copy_(0, ids, blocks)
 
     def _move(self, source: list[Tensor], target: list[Tensor], pairs: IntArray, bounds: tuple[int, int]) -> None:
         if not pairs.size:

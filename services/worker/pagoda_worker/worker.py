@@ -282,7 +282,7 @@ class Worker:
         config, device = self._claimed()
         model, facts = self._loaded()
         self._runner = None  # an earlier cache would count as memory in use
-        size = block_bytes(model.spec, block_size=config.cache.block_size, dtype=self._dtype)
+        size = block_bytes(model.spec, block_size=config.cache.block_size, dtype=self._cache_dtype(config))
         budget = config.cache.kv_cache_memory_bytes or self._free_bytes(config, device, model)
         per_request = -(-facts.max_model_len // config.cache.block_size)
         num_blocks = min(budget // size, config.scheduler.max_num_seqs * per_request)
@@ -300,6 +300,9 @@ class Worker:
             num_cpu_blocks=config.cache.cpu_kv_cache_memory_bytes // size,
             block_bytes=size,
         )
+
+    def _cache_dtype(self, config: EngineConfig) -> torch.dtype:
+        return torch.int8 if config.cache.kv_cache_dtype == "int8" else self._dtype
 
     def _free_bytes(self, config: EngineConfig, device: DeviceInfo, model: Decoder) -> int:
         if device.device.type == "cpu":
@@ -340,7 +343,7 @@ class Worker:
                 num_blocks=num_blocks,
                 num_cpu_blocks=num_cpu_blocks,
                 block_size=config.cache.block_size,
-                dtype=self._dtype,
+                dtype=self._cache_dtype(config),
                 device=device.device,
             )
         except (MemoryError, torch.OutOfMemoryError) as error:

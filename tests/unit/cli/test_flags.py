@@ -42,6 +42,7 @@ ENGINE = EngineConfig(
     ),
     cache=CacheConfig(
         block_size=8,
+        kv_cache_dtype="int8",
         kv_cache_memory_bytes=1 << 30,
         num_blocks_override=33,
         gpu_memory_utilization=0.5,
@@ -220,6 +221,7 @@ def test_max_model_len_may_be_left_to_the_checkpoint(text: str) -> None:
         (["--gpu-memory-utilization", "nan"], ["gpu_memory_utilization", "nan", "(0, 1]"]),
         (["--dtype", "int3"], ["--dtype", "int3", "float32"]),
         (["--block-size", "many"], ["--block-size", "many"]),
+        (["--kv-cache-dtype", "fp8"], ["--kv-cache-dtype", "fp8", "int8"]),
         (["--kv-cache-memory", "lots"], ["--kv-cache-memory", "lots", "512M"]),
         (["--no-enable-chunked-prefill", "--max-model-len=4k"], ["max_num_batched_tokens", "2048", "4000"]),
     ],

@@ -20,7 +20,7 @@ def check(*words: str) -> None:
     "words",
     [
         (),
-        ("-pp", "1", "--kv-cache-dtype", "auto"),
+        ("-pp", "1"),
         ("--enforce-eager", "--swap-space", "4", "--disable-log-stats", "--compilation-config", '{"level": 3}'),
         ("-O3", "-cc", "{}", "--structured-outputs-config.backend", "auto", "--stream-interval", "1"),
         ("--distributed-executor-backend", "mp", "--runner", "generate", "--tokenizer-mode", "auto"),
@@ -39,7 +39,6 @@ def test_what_asks_for_nothing_is_accepted(words: tuple[str, ...]) -> None:
         (("--enable-lora",), "enable_lora is not supported"),
         (("--runner", "pooling"), "runner=pooling is not supported: models generate, they do not pool"),
         (("--structured-outputs-config.backend", "outlines"), "llguidance constrains outputs"),
-        (("--kv-cache-dtype", "fp8"), "kv_cache_dtype=fp8"),
     ],
 )
 def test_what_asks_for_something_is_refused_with_the_reason(words: tuple[str, ...], message: str) -> None:

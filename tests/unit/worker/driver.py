@@ -49,12 +49,13 @@ class Driver:
         max_num_seqs: int = 64,
         dtype: Any = "float32",
         speculative: SpeculativeConfig | None = None,
+        kv_cache_dtype: Any = "auto",
         world_size: int = 1,
         **model_options: Any,
     ) -> None:
         config = EngineConfig(
             model=ModelConfig(model=str(model), dtype=dtype, device="cpu", **model_options),
-            cache=CacheConfig(block_size=block_size, kv_cache_memory_bytes=1 << 30),
+            cache=CacheConfig(block_size=block_size, kv_cache_memory_bytes=1 << 30, kv_cache_dtype=kv_cache_dtype),
             scheduler=SchedulerConfig(max_num_seqs=max_num_seqs),
             speculative=speculative or SpeculativeConfig(),
         )

@@ -9,11 +9,9 @@ from tests.checkpoints import ARCHITECTURES
 from tests.unit.worker.driver import Driver, Tracked
 from tests.unit.worker.reference import NUM_TOKENS, Reference, make_prompts, open_reference
 
-CLOSE = {"abs": 1e-4, "rel": 2e-5}
-"""Between log probabilities: sums in another order move the unlikely ones, at -15, by a little more than 1e-4."""
-
-LOGPROB_TOLERANCE = 5e-4
-"""In float32, transformers is up to 5.5e-4 away from its own float64 for these checkpoints, and we up to 2.5e-4."""
+CLOSE = {"abs": 5e-4}
+"""Between log probabilities: in float32, transformers is up to 5.5e-4 away from its own float64 for these checkpoints,
+and we up to 2.5e-4."""
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)

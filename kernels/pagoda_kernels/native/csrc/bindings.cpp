@@ -60,15 +60,13 @@ void race(const Tensor& probs, const Tensor& keys, const Tensor& winners) {
 
 template <typename T, typename S>
 void attend(const pagoda::AttentionBatch& batch, const Tensor& query, const Tensor& k_cache, const Tensor& v_cache,
-            const std::optional<Tensor>& k_scales, const std::optional<Tensor>& v_scales, const Tensor& out) {
-  const pagoda::AttentionCache<S> cache{data<S>(k_cache), data<S>(v_cache), k_scales ? data<float>(*k_scales) : nullptr,
-                                        v_scales ? data<float>(*v_scales) : nullptr};
+            const Tensor& out) {
+  const pagoda::AttentionCache<S> cache{data<S>(k_cache), data<S>(v_cache), k_cache.size(3)};
   pagoda::paged_attention<T, S>(batch, cache, data<T>(query), data<T>(out), at::get_num_threads());
 }
 
-void paged_attention(const Tensor& query, const Tensor& k_cache, const Tensor& v_cache, const std::optional<Tensor>& k_scales,
-                     const std::optional<Tensor>& v_scales, const Tensor& query_lens, const Tensor& seq_lens,
-                     const Tensor& block_table, double scale, int64_t window, double softcap,
+void paged_attention(const Tensor& query, const Tensor& k_cache, const Tensor& v_cache, const Tensor& query_lens,
+                     const Tensor& seq_lens, const Tensor& block_table, double scale, int64_t window, double softcap,
                      const std::optional<Tensor>& alibi_slopes, const Tensor& out) {
   const pagoda::AttentionBatch batch{
       .num_seqs = query_lens.size(0),
@@ -88,10 +86,10 @@ void paged_attention(const Tensor& query, const Tensor& k_cache, const Tensor& v
   };
   by_dtype(query, [&](auto zero) {
     using T = decltype(zero);
-    if (k_scales) {
-      attend<T, int8_t>(batch, query, k_cache, v_cache, k_scales, v_scales, out);
+    if (k_cache.scalar_type() == at::kChar) {
+      attend<T, int8_t>(batch, query, k_cache, v_cache, out);
     } else {
-      attend<T, T>(batch, query, k_cache, v_cache, k_scales, v_scales, out);
+      attend<T, T>(batch, query, k_cache, v_cache, out);
     }
   });
 }
@@ -148,6 +146,17 @@ void rope_store(const Tensor& qkv, const Tensor& k_cache, const Tensor& v_cache,
   });
 }
 
+void store_int8(const Tensor& key, const Tensor& value, const Tensor& slot_mapping, const Tensor& k_cache,
+                const Tensor& v_cache) {
+  const pagoda::Int8Rows rows{key.size(0),   key.size(1),     key.size(2),
+                              key.stride(0), value.stride(0), k_cache.size(3)};
+  by_dtype(key, [&](auto zero) {
+    using T = decltype(zero);
+    pagoda::store_int8<T>(data<T>(key), data<T>(value), data<int64_t>(slot_mapping), data<int8_t>(k_cache),
+                          data<int8_t>(v_cache), rows, at::get_num_threads());
+  });
+}
+
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
@@ -162,4 +171,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("quantized_linear", &quantized_linear, Unlocked());
   module.def("rms_norm", &rms_norm, Unlocked());
   module.def("rope_store", &rope_store, Unlocked());
+  module.def("store_int8", &store_int8, Unlocked());
 }

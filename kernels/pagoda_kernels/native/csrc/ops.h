@@ -41,12 +41,12 @@ struct AttentionBatch {
   const float* slopes;   // of linear biases, one a head, or null
 };
 
-// [num_blocks, block_size, num_kv_heads, head_dim] of S = T or int8_t; the latter times scales [num_blocks, block_size,
-// num_kv_heads], which are null otherwise.
+// [num_blocks, block_size, num_kv_heads, width] of S = T or int8_t; T's width is head_dim, a row of int8_t ends with its
+// float32 scale.
 template <typename S>
 struct AttentionCache {
   const S *keys, *values;
-  const float *k_scales, *v_scales;
+  int64_t width;
 };
 
 // out [num_tokens, num_heads, head_dim] = softmax(query keys^T * scale) values, each token over the keys up to itself. What
@@ -97,5 +97,17 @@ void rope_store(T* qkv, int64_t qkv_stride, const T* q_weight, const T* k_weight
                 const float* cos, const float* sin, int half, bool is_interleaved, const int64_t* slot_mapping,
                 T* k_cache, T* v_cache, const CacheLayout& layout, int64_t num_tokens, int num_heads, int num_kv_heads,
                 int head_dim, int num_threads);
+
+// Keys and values, a token's heads one behind the other, and rows of `width` bytes in the cache for them.
+struct Int8Rows {
+  int64_t num_tokens, num_kv_heads, head_dim;
+  int64_t key_stride, value_stride;  // between tokens
+  int64_t width;
+};
+
+// Quantizes into the slots of [num_slots, num_kv_heads, width] caches; -1 skips a token.
+template <typename T>
+void store_int8(const T* key, const T* value, const int64_t* slot_mapping, int8_t* k_cache, int8_t* v_cache,
+                const Int8Rows& rows, int num_threads);
 
 }  // namespace pagoda

@@ -253,7 +253,7 @@ class Attention {
     int64_t start = std::max(partition * kPartitionKeys, first_key(task.position) / kTileKeys * kTileKeys);
     int64_t *slots = scratch.slots[0], *next_slots = scratch.slots[1];
     const int num_first = find_slots(task.seq, start, end, slots);
-    prefetch(task, slots, 0, num_first).step(num_first * task.num_heads * batch_.head_dim);
+    prefetch(task, slots, 0, num_first).step(num_first * task.num_heads * cache_.width);
     for (; start < end; start += kTileKeys) {
       const int num_keys = static_cast<int>(std::min<int64_t>(kTileKeys, end - start));
       const int num_next = find_slots(task.seq, start + kTileKeys, end, next_slots);
@@ -282,8 +282,8 @@ class Attention {
 
   // Of the task's heads in slots [first, last).
   Prefetch prefetch(const Task& task, const int64_t* slots, int64_t first, int64_t last) const {
-    const int64_t column = task.head * batch_.head_dim, row = batch_.num_kv_heads * batch_.head_dim;
-    const int64_t bytes = task.num_heads * batch_.head_dim * sizeof(S);
+    const int64_t column = task.head * cache_.width, row = batch_.num_kv_heads * cache_.width;
+    const int64_t bytes = task.num_heads * cache_.width * sizeof(S);
     const int64_t calls = kKeyVectors * divide_up(query_width_ / kStep<P>, kLanes) + kTileKeys / 8;
     return {reinterpret_cast<const char*>(cache_.keys + column),
             reinterpret_cast<const char*>(cache_.values + column),
@@ -296,15 +296,17 @@ class Attention {
   }
 
   void pack_tile(int64_t head, const int64_t* slots, int num_keys, Prefetch ahead, Scratch<P>& scratch) const {
-    const int64_t stride = batch_.num_kv_heads * batch_.head_dim, column = head * batch_.head_dim;
+    const int64_t stride = batch_.num_kv_heads * cache_.width, column = head * cache_.width;
     pack_keys(cache_.keys + column, stride, slots, num_keys, batch_.head_dim, scratch.keys.get(0), ahead);
     pack_values(cache_.values + column, stride, slots, num_keys, batch_.head_dim, width_, scratch.values.get(0), ahead);
     if constexpr (std::is_same_v<S, int8_t>) {
-      for (int key = 0; key < kTileKeys; ++key) {
-        const int64_t at = key < num_keys ? slots[key] * batch_.num_kv_heads + head : -1;
-        scratch.k_scales[key] = at < 0 ? 0.0f : cache_.k_scales[at];
-        scratch.v_scales[key] = at < 0 ? 0.0f : cache_.v_scales[at];
+      const int64_t scale = column + cache_.width - static_cast<int64_t>(sizeof(float));
+      for (int key = 0; key < num_keys; ++key) {
+        std::memcpy(&scratch.k_scales[key], cache_.keys + slots[key] * stride + scale, sizeof(float));
+        std::memcpy(&scratch.v_scales[key], cache_.values + slots[key] * stride + scale, sizeof(float));
       }
+      // A weight of 0 times what an earlier tile has left there could be NaN.
+      std::fill(scratch.v_scales + num_keys, scratch.v_scales + kTileKeys, 0.0f);
     }
   }
 

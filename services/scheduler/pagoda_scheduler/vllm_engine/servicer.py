@@ -117,7 +117,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
             uptime_seconds=time.monotonic() - self._started_at,
             server_type="vllm-grpc",
             data_parallel_size=1,  # groups are routed here, not by the caller
-            kv_cache_dtype="auto",
+            kv_cache_dtype=config.cache.kv_cache_dtype,
             block_size=config.cache.block_size,
             model_dtype=model.dtype if model is not None else "",
             max_num_seqs=config.scheduler.max_num_seqs,

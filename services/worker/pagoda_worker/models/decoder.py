@@ -1,5 +1,6 @@
 """The decoder core: embedding, layers of paged attention and feed-forward, logits. Knows tensors; no requests."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from pagoda_kernels.attention_plan import AttentionPlan
 from pagoda_kernels.paged_attention import paged_attention
 from pagoda_kernels.rope_store import HeadNorms, rope_store
+from pagoda_kernels.rope_store_int8 import rope_store_int8
 from pagoda_worker.models.feed_forward import FeedForward, MixtureOfExperts
 from pagoda_worker.models.layers import Embedding, Linear, Norm
 from pagoda_worker.models.rope import RotaryTable
@@ -25,7 +27,7 @@ class ForwardContext:
     slot_mapping: Tensor
     """[num_tokens] int64, no -1."""
     k_caches: Sequence[Tensor]
-    """One a layer, [num_blocks, block_size, num_kv_heads, head_dim]."""
+    """One a layer, [num_blocks, block_size, num_kv_heads, head_dim]; or int8 rows, as `quantized_cache` makes them."""
     v_caches: Sequence[Tensor]
     rotary: Mapping[RopeSpec, tuple[Tensor, Tensor]]
     """Cosines and sines of the tokens' positions, for each rotation of the model."""
@@ -82,7 +84,9 @@ class Attention(nn.Module):
             qkv.clamp_(-self._clip, self._clip)
         # Before any query is answered: a sequence may read blocks that another one of the batch is just filling.
         k_cache, v_cache = context.k_caches[self._layer], context.v_caches[self._layer]
-        query = rope_store(
+        is_quantized = k_cache.dtype == torch.int8
+        store = functools.partial(rope_store_int8, head_dim=self._head_dim) if is_quantized else rope_store
+        query = store(
             qkv,
             k_cache,
             v_cache,
