@@ -61,6 +61,16 @@ class GroupClient:
             rank.open_stream()
         return BroughtUp(info, num_blocks, num_host_blocks, max(swap_block_ns))
 
+    @property
+    def num_bytes_sent(self) -> int:
+        """Counter: bytes of steps, to all ranks."""
+        return sum(rank.num_bytes_sent for rank in self._ranks)
+
+    @property
+    def num_bytes_received(self) -> int:
+        """Counter: bytes of results, of all ranks."""
+        return sum(rank.num_bytes_received for rank in self._ranks)
+
     def send(self, output: SchedulerOutput) -> None:
         """Send a step to every rank; returns at once."""
         for rank in self._ranks:
