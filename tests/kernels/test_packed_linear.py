@@ -1,7 +1,7 @@
 """Linear layers with packed weights against float64, on ragged sizes."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -20,16 +20,28 @@ from pagoda_kernels.selection import use_references
 BF16 = torch.bfloat16
 
 
-@pytest.fixture(autouse=True, params=["native", "reference"])
-def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
     torch.manual_seed(0)
     load_native()
-    if request.param == "reference":
-        use_references(["packed_linear"])
-    elif native("packed_linear") is None:
-        pytest.skip("this CPU has no AVX512-BF16, or this machine no compiler")
-    yield request.param
+    yield
     use_references(())
+
+
+@pytest.fixture
+def kernel() -> Callable[..., None]:
+    """The C++ function."""
+    found: Callable[..., None] | None = native("packed_linear")
+    if found is None:
+        pytest.skip("this CPU has no AVX512-BF16, or this machine no compiler")
+    return found
+
+
+@pytest.fixture(params=["native", "reference"])
+def each_path(request: pytest.FixtureRequest) -> None:
+    """Once with what this machine has, once without."""
+    if request.param == "reference":
+        use_references(["pack_weight", "packed_embedding", "packed_linear"])
 
 
 def drawn(*shape: int) -> Tensor:
@@ -38,10 +50,12 @@ def drawn(*shape: int) -> Tensor:
 
 @pytest.mark.parametrize("rows", [1, 15, 33, 300])
 @pytest.mark.parametrize("columns", [1, 2, 15, 33, 300])
+@pytest.mark.usefixtures("each_path")
 def test_packing_and_back(rows: int, columns: int) -> None:
     weight = drawn(rows, columns)
     packed = pack_weight(weight)
     assert packed.shape == (-(-rows // 32), -(-columns // 2), 32, 2)
+    assert int(packed.count_nonzero()) <= weight.numel(), "padding is zero"
     assert torch.equal(unpack_weight(packed, rows, columns), weight)
     ids = torch.randint(rows, (40,))
     assert torch.equal(packed_embedding(ids, packed, columns), weight[ids])
@@ -51,31 +65,39 @@ def test_packing_and_back(rows: int, columns: int) -> None:
 @pytest.mark.parametrize("num_tokens", [0, 1, 15, 17, 33, 300, 1000])
 @pytest.mark.parametrize("in_features", [1, 15, 17, 33, 300, 1000])
 def test_packed_linear(num_tokens: int, in_features: int) -> None:
-    for out_features in (1, 33, 300) if in_features != 300 else (15, 17, 1000):
-        x, weight = drawn(num_tokens, in_features), drawn(out_features, in_features)
-        bias, residual = drawn(out_features), drawn(num_tokens, out_features)
-        packed, product = pack_weight(weight), x.double() @ weight.double().t()
-        magnitude = x.double().abs() @ weight.double().abs().t() + 4
-        for b, r in itertools.product((None, bias), (None, residual)):
-            expected = product + (0 if b is None else b.double()) + (0 if r is None else r.double())
-            actual = packed_linear(x, packed, out_features, bias=b, residual=r, out_dtype=torch.float32)
-            # Sums of float32 in some order: an error of 2^-24 of what was added up, for each step.
-            assert actual.shape == expected.shape
-            assert not actual.isnan().any()
-            assert ((actual - expected).abs() <= 1e-6 * magnitude).all()
-            rounded = packed_linear(x, packed, out_features, bias=b, residual=r)
-            assert rounded.dtype == BF16
-            assert torch.equal(rounded, actual.to(BF16)), "rounded once"
+    for out_features in (1, 33, 300) if in_features != 33 else (15, 17, 1000):
+        compare(num_tokens, in_features, out_features)
 
 
-def test_nothing_else_is_written(kernel: str) -> None:
-    """The C++ function itself, into the middle of a larger tensor."""
-    if kernel == "reference":
-        pytest.skip("allocates what it returns")
+def test_the_reference() -> None:
+    use_references(["packed_linear"])
+    compare(17, 33, 65)
+
+
+def compare(num_tokens: int, in_features: int, out_features: int) -> None:
+    """With and without bias and residual, against float64."""
+    x, weight = drawn(num_tokens, in_features), drawn(out_features, in_features)
+    bias, residual = drawn(out_features), drawn(num_tokens, out_features)
+    packed, product = pack_weight(weight), x.double() @ weight.double().t()
+    magnitude = x.double().abs() @ weight.double().abs().t() + 4
+    for b, r in itertools.product((None, bias), (None, residual)):
+        expected = product + (0 if b is None else b.double()) + (0 if r is None else r.double())
+        actual = packed_linear(x, packed, out_features, bias=b, residual=r, out_dtype=torch.float32)
+        # Sums of float32 in some order: an error of 2^-24 of what was added up, for each step.
+        assert actual.shape == expected.shape
+        assert not actual.isnan().any()
+        assert ((actual - expected).abs() <= 1e-6 * magnitude).all()
+        rounded = packed_linear(x, packed, out_features, bias=b, residual=r)
+        assert rounded.dtype == BF16
+        assert torch.equal(rounded, actual.to(BF16)), "rounded once"
+
+
+def test_nothing_else_is_written(kernel: Callable[..., None]) -> None:
+    """Into the middle of a larger tensor."""
     for num_tokens, out_features in itertools.product((1, 3, 14, 15, 40), (1, 31, 32, 33, 65)):
         x, weight = drawn(num_tokens, 34), drawn(out_features, 34)
         room = torch.full((num_tokens + 2, out_features), torch.nan, dtype=BF16)
-        native("packed_linear")(x, pack_weight(weight), None, None, room[1:-1])
+        kernel(x, pack_weight(weight), None, None, room[1:-1])
         assert room[0].isnan().all()
         assert room[-1].isnan().all()
         assert not room[1:-1].isnan().any()
@@ -91,9 +113,8 @@ def test_rows_may_be_strided() -> None:
 
 
 @pytest.mark.parametrize("in_features", [34, 768, 2048])
-def test_a_row_does_not_depend_on_the_others(in_features: int, kernel: str) -> None:
-    if kernel == "reference":
-        pytest.skip("torch promises no such thing")
+@pytest.mark.usefixtures("kernel")
+def test_a_row_does_not_depend_on_the_others(in_features: int) -> None:
     out_features = 100
     x, packed = drawn(300, in_features), pack_weight(drawn(out_features, in_features))
     bias, residual = drawn(out_features), drawn(300, out_features)
@@ -110,9 +131,8 @@ def test_a_row_does_not_depend_on_the_others(in_features: int, kernel: str) -> N
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_a_result_does_not_depend_on_the_threads(num_threads: int, kernel: str) -> None:
-    if kernel == "reference":
-        pytest.skip("torch promises no such thing")
+@pytest.mark.usefixtures("kernel")
+def test_a_result_does_not_depend_on_the_threads(num_threads: int) -> None:
     x, packed = drawn(50, 512), pack_weight(drawn(1000, 512))
     expected = packed_linear(x, packed, 1000, out_dtype=torch.float32)
     before = torch.get_num_threads()
@@ -138,6 +158,14 @@ def test_other_data_types_take_the_reference() -> None:
     half = packed_linear(x.half(), pack_weight(weight.half()), 7)
     assert half.dtype == torch.float16
     assert torch.equal(half, packed_linear_reference(x.half(), pack_weight(weight.half()), 7))
+
+
+@pytest.mark.usefixtures("each_path")
+def test_rows_that_are_not_there_are_refused() -> None:
+    packed = pack_weight(drawn(40, 20))
+    for wrong in (-1, 64):
+        with pytest.raises(IndexError, match="must be from 0 to 63"):
+            packed_embedding(torch.tensor([3, wrong]), packed, 20)
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

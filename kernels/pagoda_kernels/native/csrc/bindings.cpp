@@ -41,6 +41,17 @@ void argmax(const Tensor& x, const Tensor& values, const Tensor& indices) {
 }
 
 #if defined(__AVX512BF16__)
+void pack_weight(const Tensor& weight, const Tensor& out) {
+  using pagoda::bf16;
+  pagoda::pack_weight(data<bf16>(weight), data<bf16>(out), weight.size(0), weight.size(1), at::get_num_threads());
+}
+
+void packed_embedding(const Tensor& ids, const Tensor& weight, const Tensor& out) {
+  using pagoda::bf16;
+  pagoda::packed_embedding(data<int64_t>(ids), data<bf16>(weight), data<bf16>(out), ids.numel(), out.size(1),
+                           at::get_num_threads());
+}
+
 void packed_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                    const std::optional<Tensor>& residual, const Tensor& out) {
   using pagoda::bf16;
@@ -164,6 +175,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("act_and_mul", &act_and_mul, Unlocked());
   module.def("argmax", &argmax, Unlocked());
 #if defined(__AVX512BF16__)
+  module.def("pack_weight", &pack_weight, Unlocked());
+  module.def("packed_embedding", &packed_embedding, Unlocked());
   module.def("packed_linear", &packed_linear, Unlocked());
 #endif
   module.def("paged_attention", &paged_attention, Unlocked());

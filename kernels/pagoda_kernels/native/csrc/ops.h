@@ -19,6 +19,13 @@ void argmax(const float* x, int64_t x_stride, float* values, int64_t* indices, i
             int num_threads);
 
 #if defined(__AVX512BF16__)
+// The layout of packed_linear of a contiguous weight [num_outputs, num_inputs].
+void pack_weight(const bf16* weight, bf16* out, int64_t num_outputs, int64_t num_inputs, int num_threads);
+
+// out[i] = row ids[i] of a packed weight.
+void packed_embedding(const int64_t* ids, const bf16* weight, bf16* out, int64_t num_ids, int64_t num_inputs,
+                      int num_threads);
+
 // out = residual + x weight^T + bias, summed in float32; bias and residual may be null; out contiguous. num_inputs is even.
 // weight: [ceil(num_outputs / 32), num_inputs / 2, 32, 2], zeros behind the last output.
 template <typename Out>

@@ -70,14 +70,14 @@ struct Tiles {
   int rows(int64_t tile) const { return static_cast<int>(height + (tile < num_higher)); }
 };
 
-// x [rows, pairs] to [pairs, rows], rows <= 16, in squares of 16 pairs by 16 rows.
-void pack_rows(const bf16* x, int64_t stride, int rows, int64_t pairs, uint32_t* to) {
-  const __mmask16 mask = first_lanes(rows);
+// x [rows, pairs] to [pairs, width], rows <= width <= 16, in squares of 16 by 16; what is behind the last row is zero.
+void pack_rows(const bf16* x, int64_t stride, int rows, int64_t pairs, uint32_t* to, int64_t to_stride, int width) {
+  const __mmask16 mask = first_lanes(width);
   for (int64_t k = 0; k < pairs; k += 16) {
-    const int width = static_cast<int>(std::min<int64_t>(16, pairs - k));
+    const int count = static_cast<int>(std::min<int64_t>(16, pairs - k));
     __m512i a[16], b[16];
     for (int r = 0; r < 16; ++r) {
-      a[r] = r < rows ? _mm512_maskz_loadu_epi32(first_lanes(width), x + r * stride + 2 * k) : _mm512_setzero_si512();
+      a[r] = r < rows ? _mm512_maskz_loadu_epi32(first_lanes(count), x + r * stride + 2 * k) : _mm512_setzero_si512();
     }
     // Transposed within pairs of rows, then of pairs, then of the four 128-bit lanes.
     for (int r = 0; r < 16; r += 2) {
@@ -100,7 +100,7 @@ void pack_rows(const bf16* x, int64_t stride, int rows, int64_t pairs, uint32_t*
       b[4 + i] = _mm512_shuffle_i32x4(high, high2, 0x88);
       b[12 + i] = _mm512_shuffle_i32x4(high, high2, 0xdd);
     }
-    for (int i = 0; i < width; ++i) _mm512_mask_storeu_epi32(to + (k + i) * rows, mask, b[i]);
+    for (int i = 0; i < count; ++i) _mm512_mask_storeu_epi32(to + (k + i) * to_stride, mask, b[i]);
   }
 }
 
@@ -138,6 +138,29 @@ void finish(const float* sums, int rows, int size, const bf16* bias, const bf16*
 
 }  // namespace
 
+void pack_weight(const bf16* weight, bf16* out, int64_t num_outputs, int64_t num_inputs, int num_threads) {
+  const int64_t pairs = num_inputs / 2, panels = (num_outputs + kPanel - 1) / kPanel;
+  parallel_for(panels, 4, num_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t half = 2 * begin; half < 2 * end; ++half) {
+      const int64_t row = half * kLanes;
+      const int rows = static_cast<int>(std::clamp<int64_t>(num_outputs - row, 0, kLanes));
+      uint32_t* to = reinterpret_cast<uint32_t*>(out + half / 2 * pairs * 2 * kPanel) + half % 2 * kLanes;
+      pack_rows(weight + row * num_inputs, num_inputs, rows, pairs, to, kPanel, kLanes);
+    }
+  });
+}
+
+void packed_embedding(const int64_t* ids, const bf16* weight, bf16* out, int64_t num_ids, int64_t num_inputs,
+                      int num_threads) {
+  const int64_t pairs = num_inputs / 2;
+  parallel_for(num_ids, 8, num_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const bf16* from = weight + ids[i] / kPanel * pairs * 2 * kPanel + ids[i] % kPanel * 2;
+      for (int64_t k = 0; k < pairs; ++k) std::memcpy(out + i * num_inputs + 2 * k, from + k * 2 * kPanel, 4);
+    }
+  });
+}
+
 template <typename Out>
 void packed_linear(const bf16* x, int64_t x_stride, const bf16* weight, const bf16* bias, const bf16* residual,
                    int64_t residual_stride, Out* out, int64_t num_rows, int64_t num_outputs, int64_t num_inputs,
@@ -164,7 +187,8 @@ void packed_linear(const bf16* x, int64_t x_stride, const bf16* weight, const bf
           const int64_t last_tile = std::min(tiles.count, first_tile + block);
           const int64_t count = last_tile - first_tile;
           const bf16* w = weight + panel * panel_size;
-          const char* ahead = reinterpret_cast<const char*>(weight + (panel + 1 < panels ? panel + 1 : 0) * panel_size);
+          // While all tiles pass over one stretch of weights, the next one comes into L2, of the next panel at the end.
+          const char* ahead = reinterpret_cast<const char*>(w + kPairsInL1 * 2 * kPanel);
           const int64_t depth = count == 1 ? pairs : kPairsInL1, step = 128 / count;
           for (int64_t k = 0; k < pairs; k += depth) {
             const int64_t size = std::min(depth, pairs - k);
@@ -191,7 +215,9 @@ void packed_linear(const bf16* x, int64_t x_stride, const bf16* weight, const bf
       if (is_packed) {
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < tiles.count; ++t) {
-          pack_rows(from + tiles.begin(t) * x_stride, x_stride, tiles.rows(t), pairs, packed + tiles.begin(t) * pairs);
+          const int height = tiles.rows(t);
+          uint32_t* to = packed + tiles.begin(t) * pairs;
+          pack_rows(from + tiles.begin(t) * x_stride, x_stride, height, pairs, to, height, height);
         }
       }
       work();
