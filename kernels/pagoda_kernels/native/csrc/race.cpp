@@ -10,6 +10,8 @@ namespace {
 constexpr int64_t kPart = 1024;
 // Scores are off by less than half of this, relatively; the exact ones by some units in the last place.
 constexpr float kDoubt = 1e-5f;
+// The bits of the greatest float below 1.
+constexpr int32_t kBelowOne = 0x3f7fffff;
 
 // The finalizer of SplitMix64 (Steele, Lea and Flood 2014) over key and token; its 24 upper bits.
 inline int32_t random_bits(uint64_t key, uint64_t token) {
@@ -19,16 +21,12 @@ inline int32_t random_bits(uint64_t key, uint64_t token) {
   return static_cast<int32_t>((bits ^ (bits >> 31)) >> 40);
 }
 
-// ln(x) for normal x > 0, relatively right near 1 as well. Cephes' polynomial.
-inline float log_of(float x) {
-  int32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
+// ln of the normal float > 0 of these bits, relatively right near 1 as well. Cephes' polynomial.
+inline float log_of(int32_t bits) {
   // The mantissa within [sqrt(1/2), sqrt(2)).
   const int32_t shifted = bits - 0x3f3504f3;
   const float exponent = static_cast<float>(shifted >> 23);
-  const int32_t mantissa_bits = (shifted & 0x7fffff) + 0x3f3504f3;
-  float mantissa;
-  std::memcpy(&mantissa, &mantissa_bits, sizeof(mantissa));
+  const float mantissa = __builtin_bit_cast(float, (shifted & 0x7fffff) + 0x3f3504f3);
   const float f = mantissa - 1.0f, square = f * f;
   float p = 7.0376836292e-2f;
   p = p * f - 1.1514610310e-1f;
@@ -46,7 +44,7 @@ inline float log_of(float x) {
 inline float highest_of(const float* x, int count) {
   float highest = 0.0f;
 #pragma omp simd reduction(max : highest)
-  for (int i = 0; i < count; ++i) highest = std::max(highest, x[i]);
+  for (int i = 0; i < count; ++i) highest = highest > x[i] ? highest : x[i];
   return highest;
 }
 
@@ -66,10 +64,12 @@ void race(const float* probs, int64_t stride, const int64_t* keys, int64_t* winn
       const int count = static_cast<int>(std::min(kPart, size - first));
       const float* from = probs + row * stride + first;
       const uint64_t key = static_cast<uint64_t>(keys[row]);
+#pragma omp simd
       for (int j = 0; j < count; ++j) bits[j] = random_bits(key, static_cast<uint64_t>(first + j));
+#pragma omp simd
       for (int j = 0; j < count; ++j) {
-        const float uniform = std::min((static_cast<float>(bits[j]) + 0.5f) * 0x1p-24f, 1.0f - 0x1p-24f);
-        scores[j] = from[j] / -log_of(uniform);
+        const int32_t uniform = __builtin_bit_cast(int32_t, (static_cast<float>(bits[j]) + 0.5f) * 0x1p-24f);
+        scores[j] = from[j] / -log_of(uniform < kBelowOne ? uniform : kBelowOne);
       }
       const float highest = highest_of(scores, count);
       int winner = 0;
