@@ -135,7 +135,12 @@ def rope_store_reference(
     """The specification of `rope_store`: in float32, rounded once; `qkv` is left as it was."""
     head_dim, num_kv_heads = k_cache.shape[3], k_cache.shape[2]
     wide = qkv.float().view(qkv.shape[0], qkv.shape[1] // head_dim, head_dim)
-    query, key, value = wide.split((wide.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1)
+    num_rotated = wide.shape[1] - num_kv_heads
+    query, key, value = (
+        wide[:, : num_rotated - num_kv_heads],
+        wide[:, num_rotated - num_kv_heads : num_rotated],
+        wide[:, num_rotated:],
+    )
     if norms is not None:
         scale = [x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norms.eps) for x in (query, key)]
         query = scale[0] * (norms.q_weight.float() + norms.weight_offset)

@@ -5,12 +5,14 @@ import asyncio
 import collections
 import sys
 import time
+from collections.abc import Callable
 
 from pagoda.commands.serve import EXAMPLE_QUESTION, plan, stop_on_signals
 from pagoda.commands.serve import add_arguments as add_serve_arguments
 from pagoda.load_fault import find_load_fault
 from pagoda.local_stack import LocalStack
 from pagoda.openai_http import OpenAIServer
+from pagoda.startup_table import StartupTable
 from pagoda.supervisor import Supervisor
 from pagoda_common.errors import PagodaError
 
@@ -29,13 +31,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """0 when an answer came and all services ended well."""
-    return asyncio.run(demo(plan(args, parser).for_this_process(), prompt=args.prompt, max_tokens=args.max_tokens))
+    table = StartupTable() if args.verbose else None
+    stack = plan(args, parser).for_this_process()
+    return asyncio.run(demo(stack, prompt=args.prompt, max_tokens=args.max_tokens, table=table))
 
 
-async def demo(stack: LocalStack, *, prompt: str, max_tokens: int) -> int:
+async def demo(stack: LocalStack, *, prompt: str, max_tokens: int, table: StartupTable | None = None) -> int:
     """Run the stack for one answer. The services' logs are shown only when something went wrong."""
     lines: collections.deque[str] = collections.deque(maxlen=LOG_LINES_SHOWN)
-    supervisor = Supervisor(services=stack.services(), output=lambda name, line: lines.append(f"{name:<9} | {line}"))
+    services = stack.services()
+    output = _keeper(lines)
+    if table is not None:
+        services, output = table.marking(services), table.output(output)
+    supervisor = Supervisor(services=services, output=output)
     print("Starting frontend, scheduler and worker …", flush=True)
     started = time.monotonic()
     has_text = False
@@ -46,6 +54,8 @@ async def demo(stack: LocalStack, *, prompt: str, max_tokens: int) -> int:
         await asyncio.wait([running, ready, fault], timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             print(f"Ready in {time.monotonic() - started:.1f} s: {stack.url}\n", flush=True)
+            if table is not None:
+                print(table.text(), flush=True)
             has_text = await asyncio.to_thread(_talk, stack, prompt, max_tokens)
         ready.cancel()
         fault.cancel()
@@ -55,6 +65,11 @@ async def demo(stack: LocalStack, *, prompt: str, max_tokens: int) -> int:
         return 0
     print("The services' last lines:", *lines, "No answer came." if not has_text else "", sep="\n", file=sys.stderr)
     return code or 1
+
+
+def _keeper(lines: collections.deque[str]) -> Callable[[str, str], None]:
+    """Keeps a service's output in `lines`."""
+    return lambda name, line: lines.append(f"{name:<9} | {line}")
 
 
 def print_reason(reason: str) -> None:

@@ -9,12 +9,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pagoda.load_fault import find_load_fault
 from pagoda.local_stack import LocalStack
 from pagoda.output import drop_unwritable, show
+from pagoda.startup_table import StartupTable
 from pagoda.supervisor import EXIT_CONFIG, Supervisor
 from pagoda.vllm_options import add_vllm_flags, check_vllm_args
 from pagoda_common.config import EMBEDDED_MODEL
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help="serve the first worker's Prometheus metrics there, on loopback, those of the others on the ports behind",
     )
+    group.add_argument("--verbose", action="store_true", help="print where the time of the start went, once ready")
     add_vllm_flags(parser)
 
 
@@ -53,7 +55,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Serve until a signal or a failure; see `serve` for the exit code."""
     configure_logging("pagoda", os.environ.get("PAGODA_LOG_LEVEL", "info"), args.log_format)
     try:
-        return asyncio.run(serve(plan(args, parser)))
+        return asyncio.run(serve(plan(args, parser), StartupTable() if args.verbose else None))
     finally:
         drop_unwritable()
 
@@ -71,15 +73,22 @@ def plan(args: argparse.Namespace, parser: argparse.ArgumentParser) -> LocalStac
         )
 
 
-async def serve(stack: LocalStack) -> int:
+async def serve(stack: LocalStack, table: StartupTable | None = None) -> int:
     """Run the stack and announce when it is ready.
+
+    Args:
+        table: filled and printed then.
 
     Returns:
         0 after Ctrl-C or SIGTERM (130 or 143 when a second one forced the end), 2 when a service refused its
         configuration or the model cannot be loaded, 1 when a service could not be kept running.
     """
     has_json_logs = stack.engine.observability.log_format == "json"
-    supervisor = Supervisor(services=stack.services(), output=print_json_line if has_json_logs else print_line)
+    services = stack.services()
+    output: Callable[[str, str], None] = print_json_line if has_json_logs else print_line
+    if table is not None:
+        services, output = table.marking(services), table.output(output)
+    supervisor = Supervisor(services=services, output=output)
     started = time.monotonic()
     with stop_on_signals(supervisor):
         running = asyncio.create_task(supervisor.run())
@@ -88,6 +97,8 @@ async def serve(stack: LocalStack) -> int:
         await asyncio.wait([running, ready, fault], return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
             show(announcement(stack, seconds=time.monotonic() - started), sys.stdout)
+            if table is not None:
+                show(table.text(), sys.stdout)
         elif fault.done():
             logger.error("cannot serve %s: %s", stack.engine.model.model, fault.result())
             supervisor.stop()

@@ -6,6 +6,8 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch.utils import cpp_extension
@@ -30,7 +32,7 @@ def build(level: str, directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     # ninja may be installed beside this interpreter only.
     os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+    with tempfile.TemporaryDirectory(dir=directory) as scratch, _importing_nothing():
         cpp_extension.load(
             name=NAME,
             sources=[str(path) for path in sorted(SOURCES.glob("*.cpp"))],
@@ -40,6 +42,18 @@ def build(level: str, directory: Path) -> Path:
         target.parent.mkdir(exist_ok=True)
         os.replace(Path(scratch) / f"{NAME}.so", target)
     return target
+
+
+@contextmanager
+def _importing_nothing() -> Iterator[None]:
+    """Within: `cpp_extension.load` leaves out its last step, the import. The library may be for a CPU with more
+    instructions than this one, and what compiles it does not run it."""
+    importing = cpp_extension._import_module_from_library
+    cpp_extension._import_module_from_library = lambda *_: None
+    try:
+        yield
+    finally:
+        cpp_extension._import_module_from_library = importing
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from pagoda_common.logging import configure_logging
 from pagoda_common.process import die_with_parent, raise_file_limit
 from pagoda_common.rpc import stop_signals
 from pagoda_common.settings import parse_service_args
+from pagoda_common.startup_marks import enable_marks, mark
 from pagoda_frontend.server import FrontendServer
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,8 @@ def main() -> int:
     if args.die_with_parent is not None:
         die_with_parent(args.die_with_parent)
     raise_file_limit()
+    enable_marks(os.environ)
+    mark("imports")
     configure_logging("frontend", os.environ.get("PAGODA_LOG_LEVEL", "info"), args.log_format)
     with config_errors(parser):
         config = frontend_config_from_args(args)

@@ -20,6 +20,7 @@ from pagoda_common.errors import ConfigError
 from pagoda_common.frontend_config import FrontendConfig
 from pagoda_common.idle_memory import release_memory_when_idle
 from pagoda_common.rpc import RpcServer
+from pagoda_common.startup_marks import mark
 from pagoda_frontend.access import require_api_key_rpc
 from pagoda_frontend.app import make_app
 from pagoda_frontend.http_protocol import bounded
@@ -120,6 +121,7 @@ class FrontendServer:
         gc.freeze()  # what lives from here to the end need not be searched by every collection
         scheme = "http" if config.ssl_certfile is None else "https"
         logger.info("frontend listening on %s://%s:%d", scheme, _bracketed(config.host), self.port)
+        mark("tokenizer, listening")
         logger.info("frontend gRPC listening on %s:%d", _bracketed(self._grpc_host), self.grpc_port)
 
     async def wait_failed(self) -> None:

@@ -28,6 +28,7 @@ from pagoda_common.metrics_server import process_registry, serve_metrics
 from pagoda_common.process import die_with_parent
 from pagoda_common.rpc import RpcServer, stop_signals
 from pagoda_common.settings import parse_service_args
+from pagoda_common.startup_marks import enable_marks, mark
 from pagoda_common.tracing import make_tracer
 from pagoda_scheduler.engine import Engine
 from pagoda_scheduler.kv_events_zmq import start_kv_events
@@ -81,6 +82,7 @@ async def serve(
     with stop_signals() as stopped:
         bound = await server.start(host=host, port=port)
         logger.info("scheduler listening on %s:%d", host, bound)
+        mark("listening")
         if metrics_port is not None:
             whole = process_registry(registry)  # a frontend, which shows `registry` beside its own, has the rest itself
             whole.register(EngineCollector(load=state.load, model_name=model_name))
@@ -132,6 +134,8 @@ def main() -> None:
     args = parse_service_args(parser)
     if args.die_with_parent is not None:
         die_with_parent(args.die_with_parent)
+    enable_marks(os.environ)
+    mark("imports")
     configure_logging("scheduler", os.environ.get("PAGODA_LOG_LEVEL", "info"), args.log_format)
     with config_errors(parser):
         config = engine_config_from_args(args)

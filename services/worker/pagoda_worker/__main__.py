@@ -29,6 +29,8 @@ from pagoda_common.observability_config import ObservabilityConfig
 from pagoda_common.process import die_with_parent
 from pagoda_common.security_config import SecurityConfig, host_of, is_loopback
 from pagoda_common.settings import parse_service_args
+from pagoda_common.startup_marks import enable_marks, mark
+from pagoda_worker.threads import set_wait_policy
 
 logger = logging.getLogger("pagoda_worker")
 
@@ -41,7 +43,8 @@ _BOUNDS = (("threads", 1), ("group", 0), ("rank", 0), ("world_size", 1), ("devic
 
 async def serve(args: argparse.Namespace, security: SecurityConfig, observability: ObservabilityConfig) -> None:
     """Serve until SIGTERM or SIGINT, then let what runs here end, and go."""
-    # Torch is imported after the flags are read, and after OMP_WAIT_POLICY is set.
+    # Torch is imported after the flags are read, and after OpenMP's threads are told how to wait.
+    mark("start of Python")
     from pagoda.v1 import scheduler_pb2, worker_pb2_grpc
     from pagoda_common.rpc import RpcServer, stop_signals
     from pagoda_worker.device import claim_device
@@ -51,6 +54,7 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
     from pagoda_worker.tensor_parallel import TensorParallel
     from pagoda_worker.worker import Worker
 
+    mark("imports")
     server = RpcServer(services=(SERVICE,), security=security.server, enable_channelz=observability.enable_channelz)
     parallel = TensorParallel(rank=args.rank, world_size=args.world_size, host=_own_host(args))
     device_index = args.rank if args.device_index is None else args.device_index
@@ -62,6 +66,7 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
     with stop_signals() as stopped:
         port = await server.start(host=args.host, port=args.port)
         logger.info("worker listening on %s:%d", args.host, port)
+        mark("listening")
         if args.metrics_port is not None:
             registry.register(WorkerCollector(worker=worker))
             bound = serve_metrics(process_registry(registry), host=args.host, port=args.metrics_port)
@@ -173,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
         "--threads",
         type=int,
         metavar="N",
-        help="threads of torch on a CPU (default: all cores, but one for models below 50 M parameters)",
+        help="threads of torch on a CPU (default: all physical cores, but one for models below 50 M parameters)",
     )
     group.add_argument(
         "--drain-timeout",
@@ -191,6 +196,7 @@ def main() -> None:
     args = parse_service_args(parser)
     if args.die_with_parent is not None:
         die_with_parent(args.die_with_parent)
+    enable_marks(os.environ)
     configure_logging("worker", os.environ.get("PAGODA_LOG_LEVEL", "info"), args.log_format)
     with config_errors(parser):
         for name, low in _BOUNDS:
@@ -201,9 +207,7 @@ def main() -> None:
         security.server.check_listen(args.host)
         security.check_dial(args.scheduler, name="scheduler")
         _check_ranks(args, security)
-        # Threads of OpenMP sleep between operations: spinning, they would take the core from the scheduler and
-        # frontend, and whoever spins on a core that another process holds stalls for a time slice (8 ms, a whole step).
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        set_wait_policy(os.environ)
         uvloop.run(serve(args, security, observability))
 
 

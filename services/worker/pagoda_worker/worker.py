@@ -1,7 +1,6 @@
 """Worker: device, weights, KV cache and model runner of one process. Blocking; knows no gRPC and no messages."""
 
 import logging
-import os
 import time
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from pagoda_common.config import EngineConfig
 from pagoda_common.errors import ConfigError, OutOfMemory, PagodaError, StaleEpoch
 from pagoda_common.grammar import GrammarCompiler
 from pagoda_common.quantization import OnlineQuantization, parse_quantization
+from pagoda_common.startup_marks import mark
 from pagoda_common.weights_source import WeightsSource
 from pagoda_kernels.native.library import load_native
 from pagoda_kernels.selection import use_references
@@ -31,15 +31,13 @@ from pagoda_worker.models.registry import family_of
 from pagoda_worker.models.sharding import Sharding
 from pagoda_worker.profiling import peak_activation_bytes
 from pagoda_worker.tensor_parallel import ALONE, TensorParallel
+from pagoda_worker.threads import default_num_threads, num_usable_cores
 
 logger = logging.getLogger(__name__)
 
 MAX_CPU_CACHE_BYTES = 4 * 1024**3
 CPU_CACHE_SHARE = 0.4
 """KV cache on a CPU unless its size is given: this share of the memory that is left, up to MAX_CPU_CACHE_BYTES."""
-SINGLE_THREAD_PARAMETERS = 50_000_000
-"""Models below this size compute on one thread unless a number is given: their operations are too short to share, and
-waiting for a second thread stalls a step whenever another process holds that core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +123,7 @@ class Worker:
         if self._weights is not None:
             self._weights.forget_prepared()  # by another scheduler, or for a swap that did not come
         self._asked_weights = weights
+        mark("connect, device")
         if self.parallel.world_size > 1 and self.parallel.is_leader:
             self.parallel.open()
         elif rendezvous:
@@ -156,6 +155,7 @@ class Worker:
         started = time.monotonic()
         if device.device.type == "cpu" and "all" not in config.model.reference_kernels:
             load_native()
+            mark("load kernels")
         checkpoint = open_checkpoint(config.model)
         family = family_of(checkpoint.config)
         spec = family.spec(checkpoint.config)
@@ -179,6 +179,7 @@ class Worker:
             model=model, config=config.model, dtype=self._dtype, device=device.device, sharding=sharding
         )
         weights.reload(self._asked_weights, progress)
+        mark("load weights")
         model.prepare(max_model_len=max_model_len, device=device.device)
         self._set_threads(num_parameters)
         self._model, self._weights = model, weights
@@ -270,8 +271,9 @@ class Worker:
             self.sleep_level = 0
 
     def _set_threads(self, num_parameters: int) -> None:
-        default = 1 if num_parameters < SINGLE_THREAD_PARAMETERS else len(os.sched_getaffinity(0))
-        torch.set_num_threads(self._num_threads or default)
+        num_threads = self._num_threads or default_num_threads(num_parameters)
+        torch.set_num_threads(num_threads)
+        logger.info("%d of %d cores compute", num_threads, num_usable_cores())
 
     def determine_num_available_blocks(self) -> AvailableBlocks:
         """Blocks that fit into the memory budget, and no more than every sequence could ever fill.
@@ -367,6 +369,7 @@ class Worker:
         )
         self._failure = None
         self.num_blocks = num_blocks
+        mark("KV cache")
         return swap_block_ns
 
     def execute_model(self, step: ExecuteModelInput) -> ModelRunnerOutput:

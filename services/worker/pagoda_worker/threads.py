@@ -1,0 +1,59 @@
+"""Threads that compute on a CPU: how many, and how they wait for each other. Reads the machine; knows no torch."""
+
+import os
+from collections.abc import MutableMapping
+from pathlib import Path
+
+SINGLE_THREAD_PARAMETERS = 50_000_000
+"""Models below this size compute on one thread unless a number is given: their operations are too short to share, and
+waiting for a second thread stalls a step whenever another process holds that core."""
+SPIN_COUNT = 3000
+"""Turns that a thread of GNU's OpenMP looks for work before it sleeps: some 100 us. Between two operations of a step,
+mostly below 30 us apart, it stays awake; between two steps it sleeps."""
+
+
+def set_wait_policy(environment: MutableMapping[str, str]) -> None:
+    """Have OpenMP's threads spin shortly, then sleep, unless the environment says something of it already.
+
+    Has to happen before torch is imported. A thread that sleeps is 50 us late at every operation, hundreds of which
+    make a step. One that spins for long takes the core from scheduler and frontend, and whoever spins on a core that
+    another process holds stalls for a time slice (8 ms): with more threads than cores nobody spins.
+    """
+    if "OMP_WAIT_POLICY" in environment:
+        return
+    environment["OMP_WAIT_POLICY"] = "PASSIVE"  # other runtimes than GNU's sleep at once
+    environment.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))
+
+
+def default_num_threads(num_parameters: int) -> int:
+    """Threads for a model of this size: the cores that this process may use, one for a small model."""
+    return 1 if num_parameters < SINGLE_THREAD_PARAMETERS else num_usable_cores()
+
+
+def num_usable_cores(root: Path = Path("/sys")) -> int:
+    """Physical cores among the CPUs of this process, no more than its control group's share of time; at least 1.
+
+    Two threads on the two halves of one core are no faster than one: both wait for its vector units.
+
+    Args:
+        root: of the kernel's files.
+    """
+    cpus = os.sched_getaffinity(0)
+    siblings = {_read(root / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus}
+    limit = _cpu_limit(root)
+    return max(1, len(siblings) if limit is None else min(len(siblings), int(limit)))
+
+
+def _cpu_limit(root: Path) -> float | None:
+    """CPUs that the control group may keep busy; None is no limit."""
+    quota, _, period = _read(root / "fs/cgroup/cpu.max").partition(" ")
+    if not quota:
+        quota, period = (_read(root / f"fs/cgroup/cpu/cpu.cfs_{name}_us") for name in ("quota", "period"))
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
