@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.cpu.results import Results
-from benchmarks.cpu.shapes import Roofline, Shape
+from benchmarks.cpu.shapes import BF16, Roofline, Shape, WeightBytes
 from benchmarks.cpu.workloads import Workload
 
 OURS = "pagoda"
@@ -64,7 +64,7 @@ def goals(
 
 
 def read_fraction(
-    shape: Shape, workload: Workload, roofline: Roofline, gap_s: float, weight_bytes: float = 2.0
+    shape: Shape, workload: Workload, roofline: Roofline, gap_s: float, weight_bytes: WeightBytes = BF16
 ) -> float:
     """Bytes that a decode step of W1 must read, by what the machine reads in the median gap."""
     num_cached = workload.prompt_lens[0] + workload.num_outputs // 2

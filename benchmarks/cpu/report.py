@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from benchmarks.cpu.goals import OURS, Goal, read_fraction
 from benchmarks.cpu.results import Results
-from benchmarks.cpu.shapes import Roofline, Shape
+from benchmarks.cpu.shapes import BF16, Roofline, Shape, WeightBytes
 from benchmarks.cpu.workloads import Workload
 
 
@@ -23,7 +23,7 @@ def report(
     workloads: Mapping[str, Workload],
     roofline: Roofline,
     goals: Sequence[Goal],
-    weight_bytes: Mapping[str, float],
+    weight_bytes: Mapping[str, WeightBytes],
 ) -> str:
     """Everything about one shape: times, ratios, fractions of the roofline, goals, and what could not be measured."""
     parts = [f"## {shape.name}: {shape.architecture}, {shape.num_params / 1e6:.0f} M weights in bf16"]
@@ -80,7 +80,7 @@ def fractions(
     shape: Shape,
     workloads: Mapping[str, Workload],
     roofline: Roofline,
-    weight_bytes: Mapping[str, float],
+    weight_bytes: Mapping[str, WeightBytes],
 ) -> str:
     """One row an engine: how near it comes to the least time."""
 
@@ -88,7 +88,7 @@ def fractions(
         seconds, gap = results.median(workload, engine), results.median(workload, engine, "gap_s")
         if seconds is None:
             return "-"
-        size = weight_bytes.get(engine, 2.0)
+        size = weight_bytes.get(engine, BF16)
         text = f"{roofline.workload_s(shape, workloads[workload], weight_bytes=size) / seconds:.2f}"
         if gap:
             text += f", read {read_fraction(shape, workloads[workload], roofline, gap, size):.2f}"

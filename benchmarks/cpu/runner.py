@@ -77,9 +77,9 @@ class Runner:
             session = self._session(engine, key)
             with awake(session.process, can_stop=engine.can_stop):
                 if workload.name not in session.warmed:
-                    self._run(session, warm_up(workload), seed="warm-up")
+                    self._run(session, warm_up(workload), seed="warm-up", max_len=workload.max_len)
                     session.warmed.add(workload.name)
-                return self._run(session, workload, seed=str(place))
+                return self._run(session, workload, seed=str(place), max_len=workload.max_len)
         except EngineGone as error:
             self._gone[key] = str(error)
             if key in self._sessions:
@@ -121,7 +121,7 @@ class Runner:
             raise EngineGone(f"{error} (see {log}): {last_line(log)}") from None
         return Session(process, stack, url=url, model=str(model))
 
-    def _run(self, session: Session, workload: Workload, *, seed: str) -> dict[str, float]:
+    def _run(self, session: Session, workload: Workload, *, seed: str, max_len: int) -> dict[str, float]:
         prompts = workload.prompts(vocab_size=self._shape.vocab_size, seed=seed)
         if session.driver is not None:
             return session.driver.run(
@@ -129,6 +129,7 @@ class Runner:
                 num_outputs=workload.num_outputs,
                 concurrency=workload.concurrency,
                 is_stream=len(prompts) == 1,
+                max_len=max_len,
                 timeout_s=self._timeout_s,
             )
         started = time.perf_counter()

@@ -80,9 +80,19 @@ class Driver:
         return self._reply(timeout_s)
 
     def run(
-        self, prompts: list[list[int]], *, num_outputs: int, concurrency: int, is_stream: bool, timeout_s: float
+        self,
+        prompts: list[list[int]],
+        *,
+        num_outputs: int,
+        concurrency: int,
+        is_stream: bool,
+        max_len: int,
+        timeout_s: float,
     ) -> dict[str, float]:
         """One measurement; its figures in seconds.
+
+        Args:
+            max_len: tokens of the longest sequence that the engine gets ready for.
 
         Raises:
             EngineFailure: it failed, ended, took longer, or gave another number of tokens.
@@ -92,6 +102,7 @@ class Driver:
             "num_outputs": num_outputs,
             "concurrency": concurrency,
             "is_stream": is_stream,
+            "max_len": max_len,
         }
         assert self._process.stdin is not None
         try:

@@ -10,6 +10,18 @@ KV_BYTES = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WeightBytes:
+    """Bytes of one weight, scales included."""
+
+    linear: float = 2.0
+    head: float = 2.0
+    """Of the output layer, which keeps 8 bits where the others have 4."""
+
+
+BF16 = WeightBytes()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
     """A dense decoder."""
 
@@ -47,9 +59,10 @@ class Shape:
         """Bytes that a token has in the KV cache."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * KV_BYTES
 
-    def step_bytes(self, *, num_cached: int, weight_bytes: float = 2.0) -> float:
+    def step_bytes(self, *, num_cached: int, weight_bytes: WeightBytes = BF16) -> float:
         """Bytes that one decode step reads at least: every weight once, and `num_cached` tokens of KV cache."""
-        return (self.linear_params + self.head_params) * weight_bytes + num_cached * self.kv_bytes_per_token
+        weights = self.linear_params * weight_bytes.linear + self.head_params * weight_bytes.head
+        return weights + num_cached * self.kv_bytes_per_token
 
     def flop(self, *, num_tokens: int, num_pairs: int, num_sampled: int) -> float:
         """Floating-point operations for `num_tokens`, `num_pairs` of query and key, `num_sampled` rows of logits."""
@@ -111,14 +124,14 @@ class Roofline:
     read_bytes_per_s: float
     flop_per_s: float
 
-    def step_s(self, shape: Shape, *, cached_lens: Sequence[int], weight_bytes: float = 2.0) -> float:
+    def step_s(self, shape: Shape, *, cached_lens: Sequence[int], weight_bytes: WeightBytes = BF16) -> float:
         """Least seconds of a decode step of sequences with these many cached tokens."""
         num_cached = sum(cached_lens)
         flop = shape.flop(num_tokens=len(cached_lens), num_pairs=num_cached, num_sampled=len(cached_lens))
         read = shape.step_bytes(num_cached=num_cached, weight_bytes=weight_bytes)
         return max(read / self.read_bytes_per_s, flop / self.flop_per_s)
 
-    def workload_s(self, shape: Shape, workload: Workload, *, weight_bytes: float = 2.0) -> float:
+    def workload_s(self, shape: Shape, workload: Workload, *, weight_bytes: WeightBytes = BF16) -> float:
         """Least seconds of a workload: every prompt computed once (a shared prefix once in all), then full steps."""
         lens, prefix = workload.prompt_lens, workload.prefix_len
         num_tokens = prefix + sum(length - prefix for length in lens)

@@ -36,6 +36,11 @@ class Workload:
         return sum(self.prompt_lens)
 
     @property
+    def max_len(self) -> int:
+        """Tokens of the longest sequence at its end."""
+        return max(self.prompt_lens) + self.num_outputs
+
+    @property
     def num_output_tokens(self) -> int:
         """Tokens generated for all prompts together."""
         return len(self.prompt_lens) * self.num_outputs

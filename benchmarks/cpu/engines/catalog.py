@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.cpu.checkpoints import make_checkpoint
 from benchmarks.cpu.engines.llama_cpp_engine import server_command
 from benchmarks.cpu.session import ROOT, EngineFailure
-from benchmarks.cpu.shapes import Shape
+from benchmarks.cpu.shapes import BF16, Shape, WeightBytes
 from benchmarks.cpu.workloads import MAX_MODEL_LEN
 
 PAGODA = "pagoda"
@@ -54,8 +54,7 @@ class Engine:
     """Where the server answers 200 once it can generate."""
     model: Callable[[Setup, Shape], Path] = Setup.checkpoint
     """The files it reads."""
-    weight_bytes: float = 2.0
-    """Bytes of a weight."""
+    weight_bytes: WeightBytes = BF16
     preload: str = ""
     """A library of its folder that is loaded first (a glob), with tcmalloc where that is installed."""
     can_stop: bool = True
@@ -161,7 +160,7 @@ def _serve_llama_cpp(engine: Engine, setup: Setup, model: Path, port: int) -> li
     return server_command(server, str(model), threads=setup.threads, num_parallel=16, max_len=256, port=port)
 
 
-def _pagoda(name: str, weight_bytes: float, **options: Any) -> Engine:
+def _pagoda(name: str, weight_bytes: WeightBytes, **options: Any) -> Engine:
     flags = []
     for option, value in options.items():
         flags += [f"--{option.replace('_', '-')}", value if isinstance(value, str) else json.dumps(value)]
@@ -180,9 +179,9 @@ def _pagoda(name: str, weight_bytes: float, **options: Any) -> Engine:
 VARIANTS = {
     engine.name: engine
     for engine in (
-        _pagoda("pagoda-int8", 1.0 + 2 / 128, quantization="int8"),
-        _pagoda("pagoda-int4", 0.5 + 4 / 128, quantization="int4"),
-        _pagoda("pagoda-ngram", 2.0, speculative_config={"method": "ngram", "num_speculative_tokens": 4}),
+        _pagoda("pagoda-int8", WeightBytes(linear=1.0, head=1.0), quantization="int8"),
+        _pagoda("pagoda-int4", WeightBytes(linear=0.5 + 4 / 128, head=1.0), quantization="int4"),
+        _pagoda("pagoda-ngram", BF16, speculative_config={"method": "ngram", "num_speculative_tokens": 4}),
     )
 }
 """Pagoda with fewer bytes or with speculation (`--pagoda-variants`)."""
@@ -226,4 +225,4 @@ PEERS = {
     )
 }
 
-OURS = _pagoda(PAGODA, 2.0)
+OURS = _pagoda(PAGODA, BF16)

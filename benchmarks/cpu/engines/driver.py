@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
@@ -76,20 +77,26 @@ def _answer(engine: Engine, command: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
+def gaps(times: list[float]) -> list[float]:
+    """Seconds between tokens that came at `times`; tokens that came together share the time since those before."""
+    found: list[float] = []
+    counts = Counter(times)
+    for before, after in pairwise(sorted(counts)):
+        found += [(after - before) / counts[after]] * counts[after]
+    return found or [0.0]
+
+
 def _measure(
-    engine: Engine, *, prompts: list[list[int]], num_outputs: int, concurrency: int, is_stream: bool
+    engine: Engine, *, prompts: list[list[int]], num_outputs: int, concurrency: int, is_stream: bool, max_len: int
 ) -> dict[str, Any]:
-    engine.prepare(
-        num_parallel=concurrency or len(prompts), max_len=max(len(prompt) for prompt in prompts) + num_outputs
-    )
+    engine.prepare(num_parallel=concurrency or len(prompts), max_len=max_len)
     started = time.perf_counter()
     if is_stream:
         times = engine.stream(prompts[0], num_outputs)
         seconds = time.perf_counter() - started
         reply: dict[str, Any] = {"seconds": seconds, "num_tokens": len(times)}
         if len(times) > 1:
-            gaps = [after - before for before, after in pairwise(times)]
-            reply |= {"gap_s": statistics.median(gaps), "ttft_s": times[0] - started}
+            reply |= {"gap_s": statistics.median(gaps(times)), "ttft_s": times[0] - started}
         return reply
     num_tokens = engine.generate(prompts, num_outputs, concurrency)
     return {"seconds": time.perf_counter() - started, "num_tokens": num_tokens}

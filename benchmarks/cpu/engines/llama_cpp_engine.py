@@ -61,6 +61,7 @@ class LlamaCppEngine:
         health = f"http://127.0.0.1:{port}/health"
         asyncio.run(wait_until_served(health, timeout_s=LOAD_TIMEOUT_S, is_alive=lambda: server.poll() is None))
         self._slots = slots
+        self.generate([[place % 64 + 32] * 32 for place in range(num_parallel)], 2, 0)  # its first passes are slower
 
     def stream(self, prompt: list[int], num_outputs: int) -> list[float]:
         """When each token came."""

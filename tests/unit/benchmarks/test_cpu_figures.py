@@ -12,7 +12,7 @@ from benchmarks.cpu.goals import OURS, goals, prefix_bound_s, read_fraction
 from benchmarks.cpu.plot import svg
 from benchmarks.cpu.report import report, table
 from benchmarks.cpu.results import Results
-from benchmarks.cpu.shapes import SHAPES, Roofline
+from benchmarks.cpu.shapes import SHAPES, Roofline, WeightBytes
 from benchmarks.cpu.workloads import MAX_MODEL_LEN, WORKLOADS, Workload, warm_up
 
 ROOFLINE = Roofline(read_bytes_per_s=26e9, flop_per_s=500e9)
@@ -36,7 +36,7 @@ def test_workloads_are_those_of_the_comparison() -> None:
     assert lens == {"W1": (128, 128), "W2": (4608, 2048), "W3": (8192, 4096), "W4": (33792, 512), "W5": (2048, 1)}
     assert min(WORKLOADS["W2"].prompt_lens) == 32
     assert max(WORKLOADS["W2"].prompt_lens) == 256
-    assert all(max(one.prompt_lens) + one.num_outputs <= MAX_MODEL_LEN for one in WORKLOADS.values())
+    assert all(one.max_len <= MAX_MODEL_LEN for one in WORKLOADS.values())
 
 
 def test_prompts_are_the_same_for_a_seed_and_share_only_their_prefix() -> None:
@@ -69,7 +69,8 @@ def test_shapes_have_the_weights_that_they_are_named_after() -> None:
 def test_one_row_is_bound_by_bytes_and_a_prompt_by_operations() -> None:
     shape = SHAPES["125m"]
     assert ROOFLINE.step_s(shape, cached_lens=[0]) == shape.step_bytes(num_cached=0) / 26e9
-    assert ROOFLINE.step_s(shape, cached_lens=[0], weight_bytes=1.0) == shape.step_bytes(num_cached=0) / 2 / 26e9
+    half = WeightBytes(linear=1.0, head=1.0)
+    assert ROOFLINE.step_s(shape, cached_lens=[0], weight_bytes=half) == shape.step_bytes(num_cached=0) / 2 / 26e9
     many = ROOFLINE.step_s(shape, cached_lens=[0] * 64)
     assert many == shape.flop(num_tokens=64, num_pairs=0, num_sampled=64) / 500e9
     one = Workload(name="x", title="", prompt_lens=(2,), num_outputs=1)

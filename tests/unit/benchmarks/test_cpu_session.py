@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.cpu.engines.driver import gaps
 from benchmarks.cpu.runner import awake
 from benchmarks.cpu.session import Driver, EngineFailure, EngineGone, child
 
@@ -53,7 +54,9 @@ def driver(log: Path, model: str = "m") -> Iterator[tuple[Driver, subprocess.Pop
 def run(one: Driver, num_outputs: int, *, is_stream: bool = False, timeout_s: float = 30.0) -> dict[str, float]:
     """Two prompts, or one as a stream."""
     prompts = [[1, 2, 3]] if is_stream else [[1, 2, 3], [4]]
-    return one.run(prompts, num_outputs=num_outputs, concurrency=0, is_stream=is_stream, timeout_s=timeout_s)
+    return one.run(
+        prompts, num_outputs=num_outputs, concurrency=0, is_stream=is_stream, max_len=16, timeout_s=timeout_s
+    )
 
 
 def test_a_driver_says_its_versions_and_measures(tmp_path: Path) -> None:
@@ -69,6 +72,11 @@ def test_a_driver_says_its_versions_and_measures(tmp_path: Path) -> None:
         assert set(run(one, 4)) == {"seconds"}  # a failed measurement leaves the engine as it was
     assert process.returncode is not None
     assert "noise" in (tmp_path / "log").read_text()
+
+
+def test_tokens_that_came_together_share_the_gap() -> None:
+    assert gaps([1.0, 1.5, 1.5, 2.5]) == [0.25, 0.25, 1.0]
+    assert gaps([1.0, 1.0]) == [0.0]
 
 
 def test_an_engine_that_ends_or_hangs_is_gone(tmp_path: Path) -> None:
