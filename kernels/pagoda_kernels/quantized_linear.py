@@ -34,27 +34,29 @@ def quantized_linear(
     """
     if x.shape[-1] != weight.num_inputs:
         raise ValueError(f"x has {x.shape[-1]} columns, the weights have {weight.num_inputs} inputs")
+    for name, other in (("bias", bias), ("residual", residual)):
+        if other is not None and other.dtype != x.dtype:
+            raise ValueError(f"{name} is {other.dtype}, must be {x.dtype} as x")
     out_dtype = out_dtype or x.dtype
+    if out_dtype not in (x.dtype, torch.float32):
+        raise ValueError(f"out_dtype is {out_dtype}, must be {x.dtype} or torch.float32")
     if x.dtype == torch.float16:
         wide = (None if other is None else other.float() for other in (bias, residual))
         return quantized_linear(x.float(), weight, *wide).to(out_dtype)
     kernel = native("quantized_linear") if x.is_cpu else None
-    group_fits = weight.group_size <= _MAX_PART or weight.group_size % _MAX_PART == 0
-    group_fits = group_fits or weight.group_size >= weight.num_inputs
-    if (
-        kernel is not None
-        and group_fits
-        and x.dtype in NATIVE_DTYPES
-        and out_dtype in (x.dtype, torch.float32)
-        and all(other is None or (other.dtype == x.dtype and other.stride(-1) == 1) for other in (bias, residual))
-    ):
-        rows = x.reshape(-1, x.shape[-1])
-        rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-        out = torch.empty(*x.shape[:-1], weight.num_outputs, dtype=out_dtype)
-        added = None if residual is None else residual.reshape(-1, weight.num_outputs)
-        kernel(rows, weight.codes, weight.scales, weight.zeros, weight.group_size, bias, added, out)
-        return out
-    return quantized_linear_reference(x, weight, bias, residual, out_dtype=out_dtype)
+    if kernel is None or x.dtype not in NATIVE_DTYPES or not _fits(weight.group_size, weight.num_inputs):
+        return quantized_linear_reference(x, weight, bias, residual, out_dtype=out_dtype)
+    rows = x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, x.shape[-1]).contiguous()
+    added = residual
+    if residual is not None and (residual.dim() != 2 or residual.stride(1) != 1):
+        added = residual.reshape(-1, weight.num_outputs).contiguous()
+    out = torch.empty(*x.shape[:-1], weight.num_outputs, dtype=out_dtype)
+    kernel(rows, weight.codes, weight.scales, weight.zeros, weight.group_size, bias, added, out)
+    return out
+
+
+def _fits(group_size: int, num_inputs: int) -> bool:
+    return group_size <= _MAX_PART or group_size % _MAX_PART == 0 or group_size >= num_inputs
 
 
 def quantized_linear_reference(

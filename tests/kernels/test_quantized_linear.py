@@ -151,5 +151,7 @@ def test_what_does_not_fit_is_named() -> None:
     matrix = random_matrix(4, 6, bits=8, group_size=6, has_zeros=False)
     with pytest.raises(ValueError, match="x has 5 columns, the weights have 6 inputs"):
         quantized_linear(torch.randn(1, 5), pack(matrix))
+    with pytest.raises(ValueError, match=r"bias is torch\.bfloat16, must be torch\.float32 as x"):
+        quantized_linear(torch.randn(1, 6), pack(matrix), torch.zeros(4).bfloat16())
     with pytest.raises(ValueError, match="6 inputs in groups of 3: both must be even"):
         pack(dataclasses.replace(matrix, group_size=3))
