@@ -4,6 +4,8 @@ Decodes are measured in GB/s of keys and values read, prompts in GFLOP/s (two pr
 takes another layer's cache, until the layers do not fit into the processor's caches together.
 
     python benchmarks/cpu/attention.py --json benchmarks/results/cpu_attention.jsonl
+    python benchmarks/cpu/attention.py --paths native --kv-cache-dtype int8
+    python benchmarks/cpu/attention.py --paths native --heads 16/8x128
 """
 
 import sys
@@ -26,6 +28,7 @@ from benchmarks.figures import Report, median, parser
 from pagoda_kernels.attention_plan import AttentionPlan
 from pagoda_kernels.native.library import load_native
 from pagoda_kernels.paged_attention import paged_attention
+from pagoda_kernels.quantized_cache import cache_width, quantize_rows
 from pagoda_kernels.selection import use_references
 
 BLOCK_SIZE = 16
@@ -42,6 +45,12 @@ class Shape:
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    cache_dtype: torch.dtype
+
+    @property
+    def key_bytes(self) -> int:
+        """Of one token in one layer, its value included."""
+        return 2 * self.num_kv_heads * cache_width(self.head_dim, self.cache_dtype) * self.cache_dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +79,10 @@ def make_case(shape: Shape, query_lens: list[int], seq_lens: list[int]) -> Case:
     for row, (count, end) in enumerate(zip(counts, np.cumsum(counts), strict=True)):
         table[row, :count] = order[end - count : end]
     size = (sum(counts), BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
-    layer_bytes = 2 * int(np.prod(size)) * shape.dtype.itemsize
-    first = tuple(torch.randn(size, generator=generator).to(shape.dtype) for _ in range(2))
+    layer_bytes = sum(counts) * BLOCK_SIZE * shape.key_bytes
+    first = [torch.randn(size, generator=generator).to(shape.dtype) for _ in range(2)]
+    if shape.cache_dtype == torch.int8:
+        first = [quantize_rows(cache) for cache in first]
     layers = [
         (first[0].clone(), first[1].clone()) for _ in range(min(MAX_LAYERS, max(1, -(-COLD_BYTES // layer_bytes))))
     ]
@@ -123,6 +134,7 @@ def main() -> None:
     flags = parser(str(__doc__).splitlines()[0])
     flags.add_argument("--heads", default="12/12x64", metavar="Q/KVxD", help="heads, KV heads and head_dim")
     flags.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    flags.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "int8"))
     flags.add_argument("--paths", nargs="+", default=["native", "torch"], choices=("native", "torch"))
     flags.add_argument("--decode", nargs="*", default=["1x128", "1x2048", "16x512", "32x128", "32x512", "32x2048"])
     flags.add_argument("--prefill", nargs="*", type=int, default=[128, 512, 2048])
@@ -132,13 +144,15 @@ def main() -> None:
         raise SystemExit("there are no C++ kernels on this machine")
     heads, head_dim = args.heads.split("x")
     num_heads, num_kv_heads = map(int, heads.split("/"))
-    shape = Shape(num_heads, num_kv_heads, int(head_dim), getattr(torch, args.dtype))
+    dtype = getattr(torch, args.dtype)
+    cache_dtype = torch.int8 if args.kv_cache_dtype == "int8" else dtype
+    shape = Shape(num_heads, num_kv_heads, int(head_dim), dtype, cache_dtype)
     report = Report(args.json)
-    prefix = f"attention.{args.heads}.{args.dtype}"
+    prefix = f"attention.{args.heads}.{args.dtype}.kv-{args.kv_cache_dtype}"
     for name in args.decode:
         count, context = map(int, name.split("x"))
         case = make_case(shape, [1] * count, [context] * count)
-        amount = 2 * count * context * num_kv_heads * shape.head_dim * shape.dtype.itemsize
+        amount = count * context * shape.key_bytes
         both(report, f"{prefix}.decode.{name}", "GB/s", amount, case, args)
     for length in args.prefill:
         case = make_case(shape, [length], [length])
