@@ -58,6 +58,7 @@ def triton_on_cpu() -> Iterator[None]:
         _takes_cpu_tensors = before
 
 
+@cache
 def _load(operation: str) -> Any:
     """Triton is imported with the first kernel that is used: a worker on a CPU never pays for it."""
     return getattr(importlib.import_module(f"pagoda_kernels.triton.{operation}"), operation)

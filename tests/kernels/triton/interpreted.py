@@ -37,6 +37,7 @@ def _swap(modules: dict[str, ModuleType]) -> dict[str, ModuleType]:
 def interpreted_kernels() -> Iterator[None]:
     """Within: `import triton` finds the interpreting copy, and CPU tensors go to our Triton kernels."""
     others = _swap(_copies)
+    selection._load.cache_clear()
     before = os.environ.get("TRITON_INTERPRET")
     os.environ["TRITON_INTERPRET"] = "1"
     try:
@@ -50,3 +51,4 @@ def interpreted_kernels() -> Iterator[None]:
         else:
             os.environ["TRITON_INTERPRET"] = before
         _copies.update(_swap(others))
+        selection._load.cache_clear()

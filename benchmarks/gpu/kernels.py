@@ -1,0 +1,106 @@
+"""What the device can do at best (copies, matrix products), and the kernels at Llama-3.1-8B's shapes beside it."""
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.gpu.checks import attention_case
+from benchmarks.gpu.timing import Figures
+from pagoda_kernels.act_and_mul import act_and_mul
+from pagoda_kernels.add_rms_norm import add_rms_norm
+from pagoda_kernels.paged_attention import paged_attention
+from pagoda_kernels.rope_store import rope_store
+from pagoda_kernels.sample_tokens import sample_tokens
+from pagoda_kernels.top_logprobs import top_logprobs
+
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE, VOCAB = 32, 8, 128, 4096, 14336, 128256
+DTYPE = torch.bfloat16
+
+
+def measure_device(figures: Figures, *, is_small: bool) -> None:
+    """Copy bandwidth and the rate of bf16 matrix products."""
+    source = torch.zeros(1 << 20 if is_small else 1 << 31, dtype=torch.uint8, device=figures.device)
+    target = torch.empty_like(source)
+    seconds = figures.time(lambda: target.copy_(source))
+    figures.copy_gb_per_s = 2 * source.numel() / seconds / 1e9
+    figures.add("device", f"copy of {source.numel() >> 20} MiB", seconds, num_bytes=2 * source.numel())
+    size = 128 if is_small else 8192
+    a, b = torch.randn(2, size, size, dtype=DTYPE, device=figures.device)
+    seconds = figures.time(lambda: a @ b)
+    figures.matmul_tflops = 2 * size**3 / seconds / 1e12
+    figures.add("device", f"bf16 matmul {size}", seconds, num_flops=2 * size**3)
+
+
+def measure_decode_attention(figures: Figures, *, is_small: bool) -> None:
+    """One query token a sequence; torch's SDPA on keys that lie in a row beside it."""
+    for batch, length in ((2, 40),) if is_small else ((1, 2048), (1, 32768), (64, 1024), (256, 1024)):
+        case = attention_case(
+            [1] * batch, [length] * batch, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, DTYPE, figures.device
+        )  # fmt: skip
+        num_bytes = 2 * batch * length * NUM_KV_HEADS * HEAD_DIM * DTYPE.itemsize
+        rounds = 2 if is_small else 20
+        seconds = figures.time(lambda case=case: paged_attention(*case, scale=HEAD_DIM**-0.5), rounds=rounds)  # type: ignore[misc]
+        figures.add("decode attention", f"batch {batch}, {length} keys", seconds, num_bytes=num_bytes)
+        query = case[0][:, :, None]
+        key, value = torch.randn(2, batch, NUM_KV_HEADS, length, HEAD_DIM, dtype=DTYPE, device=figures.device)
+
+        def sdpa(query: torch.Tensor = query, key: torch.Tensor = key, value: torch.Tensor = value) -> torch.Tensor:
+            return F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+
+        figures.add(
+            "decode SDPA", f"batch {batch}, {length} keys", figures.time(sdpa, rounds=rounds), num_bytes=num_bytes
+        )
+
+
+def measure_prefill_attention(figures: Figures, *, is_small: bool) -> None:
+    """One prompt; torch's SDPA beside it."""
+    for length in (40,) if is_small else (2048, 8192):
+        case = attention_case([length], [length], NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, DTYPE, figures.device)
+        num_flops = 2 * length * length * HEAD_DIM * NUM_HEADS  # causal: half of the products
+        rounds = 1 if is_small else 20
+        seconds = figures.time(lambda case=case: paged_attention(*case, scale=HEAD_DIM**-0.5), rounds=rounds)  # type: ignore[misc]
+        figures.add("prefill attention", f"{length} tokens", seconds, num_flops=num_flops)
+        query = case[0].transpose(0, 1)[None].contiguous()
+        key, value = torch.randn(2, 1, NUM_KV_HEADS, length, HEAD_DIM, dtype=DTYPE, device=figures.device)
+
+        def sdpa(query: torch.Tensor = query, key: torch.Tensor = key, value: torch.Tensor = value) -> torch.Tensor:
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+
+        figures.add("prefill SDPA", f"{length} tokens", figures.time(sdpa, rounds=rounds), num_flops=num_flops)
+
+
+def measure_rows(figures: Figures, *, is_small: bool) -> None:
+    """Norms, gates, cache writes and sampling."""
+    device, shrink = figures.device, 64 if is_small else 1
+    size = DTYPE.itemsize
+    for n in (2,) if is_small else (1, 256, 8192):
+        x, residual = torch.randn(2, n, HIDDEN // shrink, dtype=DTYPE, device=device)
+        weight = torch.ones(HIDDEN // shrink, dtype=DTYPE, device=device)
+        case = (x, residual, weight, 1e-5)
+        seconds = figures.time(lambda case=case: add_rms_norm(*case))  # type: ignore[misc]
+        figures.add("add_rms_norm", f"{n} tokens", seconds, num_bytes=4 * x.numel() * size)
+        gate = torch.randn(n, 2 * INTERMEDIATE // shrink, dtype=DTYPE, device=device)
+        seconds = figures.time(lambda gate=gate: act_and_mul(gate, "silu"))  # type: ignore[misc]
+        figures.add("act_and_mul", f"{n} tokens", seconds, num_bytes=1.5 * gate.numel() * size)
+        qkv = torch.randn(n, (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM, dtype=DTYPE, device=device)
+        caches = torch.zeros(2, n, 16, NUM_KV_HEADS, HEAD_DIM, dtype=DTYPE, device=device)
+        slots = torch.arange(n, device=device)
+        angles = torch.randn(n, 1, HEAD_DIM // 2, device=device)
+        rotary = (angles.cos(), angles.sin())
+        seconds = figures.time(
+            lambda q=qkv, c=caches, s=slots, r=rotary: rope_store(q, c[0], c[1], s, rotary=r, has_skips=False)  # type: ignore[misc]
+        )
+        figures.add("rope_store", f"{n} tokens", seconds, num_bytes=2 * qkv.numel() * size)
+    for n in (2,) if is_small else (1, 64, 256):
+        logits = torch.randn(n, VOCAB // shrink, device=device) * 3
+        keys = torch.arange(n, device=device)
+        options = {
+            "temperature": torch.full((n,), 0.7, device=device),
+            "top_k": torch.full((n,), 20, device=device),
+            "top_p": torch.full((n,), 0.95, device=device),
+        }
+        for names in (["temperature"], ["temperature", "top_p"], ["temperature", "top_k", "top_p"]):
+            chosen = {name: options[name] for name in names}
+            seconds = figures.time(lambda lo=logits, k=keys, c=chosen: sample_tokens(lo, k, **c), rounds=5)  # type: ignore[misc]
+            figures.add("sample_tokens", f"{n} rows, {' '.join(names)}", seconds, num_bytes=logits.numel() * 4)
+        seconds = figures.time(lambda lo=logits, k=keys: top_logprobs(lo, k, 5), rounds=5)  # type: ignore[misc]
+        figures.add("top_logprobs", f"{n} rows, 5 each", seconds, num_bytes=logits.numel() * 4)
