@@ -3,6 +3,7 @@
 import argparse
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -66,10 +67,15 @@ def main() -> None:
     levels = args.level or ([] if own is None else [own])
     if not levels:
         print("this CPU has no AVX2: nothing to compile", file=sys.stderr)
+    into = args.into or default_cache_directory()
+    if len(levels) > 1:  # one process each: within one, torch gives the second library another name
+        command = [sys.executable, "-m", "pagoda_kernels.native.build", "--into", str(into), "--level"]
+        codes = [subprocess.run([*command, level], check=False).returncode for level in levels]
+        sys.exit(max(abs(code) for code in codes))
     for level in levels:
         started = time.monotonic()
         try:
-            path = build(level, args.into or default_cache_directory())
+            path = build(level, into)
         except (OSError, RuntimeError) as error:
             sys.exit(f"cannot compile the CPU kernels: {error}")
         print(f"CPU kernels for {level}: {path}, {time.monotonic() - started:.0f} s")
