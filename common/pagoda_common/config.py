@@ -66,7 +66,8 @@ class ModelConfig:
     logits_processors: tuple[str, ...] = ()
     """Logits processors (module:Class) to load besides the installed ones."""
     reference_kernels: tuple[str, ...] = ()
-    """Kernels whose operations run as plain PyTorch instead, such as rms_norm; "all" is every one."""
+    """Kernels whose operations run as plain PyTorch instead, such as rms_norm; "all" is every one, "none" no one. Empty
+    leaves it to the worker: none, but those that round otherwise than PyTorch in float32."""
     generation_config: str = "auto"
     """Where defaults of sampling come from: auto is the checkpoint, vllm is nowhere, else a directory."""
     override_generation_config: str = ""

@@ -13,6 +13,9 @@ from pagoda_common.errors import ConfigError, ModelLoadError
 SMALL_MODEL_BYTES = 2 * 1024**3
 """Float32 weights up to this size stay float32 on a CPU when the data type is auto."""
 
+ROUND_OTHERWISE = ("act_and_mul", "paged_attention", "rms_norm", "rope_store")
+"""Kernels whose float32 results are as exact as PyTorch's, and not the same to the last bit."""
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -65,6 +68,17 @@ def choose_dtype(asked: DType, stored: str | None, *, device: torch.device, num_
     if device.type == "cpu" and num_parameters * 4 <= SMALL_MODEL_BYTES:
         return torch.float32
     return DTYPES[stored]
+
+
+def reference_kernels(asked: tuple[str, ...], dtype: torch.dtype) -> tuple[str, ...]:
+    """The kernels to replace by plain PyTorch, with --reference-kernels `asked`; none asks for every kernel.
+
+    In float32 a model computes with PyTorch's operations unless something is asked. Who chooses float32 compares with
+    transformers, whose own rounding moves log probabilities by up to 5e-4; only the same operations stay within 1e-4.
+    """
+    if not asked:
+        return ROUND_OTHERWISE if dtype == torch.float32 else ()
+    return tuple(name for name in asked if name != "none")
 
 
 def available_memory_bytes() -> int:

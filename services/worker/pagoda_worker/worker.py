@@ -17,7 +17,7 @@ from pagoda_common.weights_source import WeightsSource
 from pagoda_kernels.native.library import load_native
 from pagoda_kernels.selection import use_references
 from pagoda_worker.batch import ExecuteModelInput, ModelRunnerOutput
-from pagoda_worker.device import DeviceInfo, available_memory_bytes, choose_dtype, claim_device
+from pagoda_worker.device import DeviceInfo, available_memory_bytes, choose_dtype, claim_device, reference_kernels
 from pagoda_worker.grammars import Grammars, load_tokenizer
 from pagoda_worker.kv_cache import KVCache, block_bytes
 from pagoda_worker.loader.checkpoint import open_checkpoint
@@ -119,7 +119,6 @@ class Worker:
             self._release()
             self._device = claim_device(config.model.device, self._device_index)
             self._config = config
-            use_references(config.model.reference_kernels)
         if self._weights is not None:
             self._weights.forget_prepared()  # by another scheduler, or for a swap that did not come
         self._asked_weights = weights
@@ -175,6 +174,7 @@ class Worker:
         self._dtype = choose_dtype(
             config.model.dtype, checkpoint.dtype_name, device=device.device, num_parameters=num_parameters
         )
+        use_references(reference_kernels(config.model.reference_kernels, self._dtype))
         weights = ModelWeights(
             model=model, config=config.model, dtype=self._dtype, device=device.device, sharding=sharding
         )
