@@ -103,7 +103,7 @@ MODEL_FLAGS = (
     Flag(
         field="reference_kernels",
         metavar="NAME",
-        help="kernels to replace by plain PyTorch, such as rms_norm; all or none. In float32 those that round otherwise",
+        help="kernels to replace by plain PyTorch (rms_norm, …), all or none; in float32 those that round otherwise",
     ),
     Flag(field="seed", parse=int, metavar="N", help="seed of dummy weights"),
 )

@@ -89,7 +89,7 @@ async def test_log_probabilities_are_those_of_each_token(llama: Reference) -> No
         for number, parts in enumerate(outputs):
             rows = [row for part in parts for row in part.logprobs or []]
             assert [row.token_ids[0] for row in rows] == llama.outputs[number]
-            assert [row.logprobs[0] for row in rows] == pytest.approx(llama.logprobs[number], abs=1e-4)
+            assert [row.logprobs[0] for row in rows] == pytest.approx(llama.logprobs[number], abs=2e-4)
         check_drafts(engine)
 
 
