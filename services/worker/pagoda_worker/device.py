@@ -70,14 +70,15 @@ def choose_dtype(asked: DType, stored: str | None, *, device: torch.device, num_
     return DTYPES[stored]
 
 
-def reference_kernels(asked: tuple[str, ...], dtype: torch.dtype) -> tuple[str, ...]:
+def reference_kernels(asked: tuple[str, ...], dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
     """The kernels to replace by plain PyTorch, with --reference-kernels `asked`; none asks for every kernel.
 
-    In float32 a model computes with PyTorch's operations unless something is asked. Who chooses float32 compares with
-    transformers, whose own rounding moves log probabilities by up to 5e-4; only the same operations stay within 1e-4.
+    On a CPU in float32 a model computes with PyTorch's operations unless something is asked. Who chooses float32
+    compares with transformers, whose own rounding moves log probabilities by up to 5e-4; only the same operations stay
+    within 1e-4.
     """
     if not asked:
-        return ROUND_OTHERWISE if dtype == torch.float32 else ()
+        return ROUND_OTHERWISE if dtype == torch.float32 and device.type == "cpu" else ()
     return tuple(name for name in asked if name != "none")
 
 

@@ -174,7 +174,7 @@ class Worker:
         self._dtype = choose_dtype(
             config.model.dtype, checkpoint.dtype_name, device=device.device, num_parameters=num_parameters
         )
-        use_references(reference_kernels(config.model.reference_kernels, self._dtype))
+        use_references(reference_kernels(config.model.reference_kernels, self._dtype, device.device))
         weights = ModelWeights(
             model=model, config=config.model, dtype=self._dtype, device=device.device, sharding=sharding
         )
