@@ -36,7 +36,7 @@ def child(
             stdin=subprocess.PIPE,
             stdout=file if stdout_to_log else subprocess.PIPE,
             stderr=file,
-            env=env,
+            env={**env, "PYTHONUNBUFFERED": "1"},  # what it said last stands last in the log
             start_new_session=True,
             cwd=ROOT,
         )
