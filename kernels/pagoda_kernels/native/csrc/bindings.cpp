@@ -27,7 +27,22 @@ void by_dtype(const Tensor& tensor, const Body& body) {
   }
 }
 
+constexpr int64_t kBriefRows = 32;
+
+// Lets other Python threads run meanwhile, unless there are so few rows that a kernel is done before one of them would be:
+// who gives the interpreter away has to wait until it comes back.
+class Unlocked {
+ public:
+  explicit Unlocked(int64_t rows) {
+    if (rows > kBriefRows) release_.emplace();
+  }
+
+ private:
+  std::optional<pybind11::gil_scoped_release> release_;
+};
+
 void act_and_mul(const Tensor& x, const Tensor& out, int64_t activation) {
+  const Unlocked unlocked(x.size(0));
   by_dtype(x, [&](auto zero) {
     using T = decltype(zero);
     pagoda::act_and_mul<T>(data<T>(x), x.stride(0), data<T>(out), out.size(0), out.size(1),
@@ -132,6 +147,7 @@ void quantized_linear(const Tensor& x, const Tensor& codes, const Tensor& scales
 }
 
 void rms_norm(const Tensor& x, const Tensor& weight, const Tensor& out, double eps, double weight_offset) {
+  const Unlocked unlocked(x.size(0));
   by_dtype(x, [&](auto zero) {
     using T = decltype(zero);
     pagoda::rms_norm<T>(data<T>(x), x.stride(0), data<T>(weight), data<T>(out), x.size(0), x.size(1), eps, weight_offset,
@@ -143,6 +159,7 @@ void rope_store(const Tensor& qkv, const Tensor& k_cache, const Tensor& v_cache,
                 int64_t num_heads, const std::optional<Tensor>& cos, const std::optional<Tensor>& sin,
                 bool is_interleaved, const std::optional<Tensor>& q_weight, const std::optional<Tensor>& k_weight,
                 double eps, double weight_offset) {
+  const Unlocked unlocked(qkv.size(0));
   const int half = cos ? static_cast<int>(cos->size(-1)) : 0;
   const pagoda::CacheLayout layout{k_cache.size(1),
                                    {k_cache.stride(0), k_cache.stride(1), k_cache.stride(2)},
@@ -171,18 +188,18 @@ void store_int8(const Tensor& key, const Tensor& value, const Tensor& slot_mappi
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
-  using Unlocked = pybind11::call_guard<pybind11::gil_scoped_release>;
-  module.def("act_and_mul", &act_and_mul, Unlocked());
-  module.def("argmax", &argmax, Unlocked());
+  using AllUnlocked = pybind11::call_guard<pybind11::gil_scoped_release>;
+  module.def("act_and_mul", &act_and_mul);
+  module.def("argmax", &argmax, AllUnlocked());
 #if defined(__AVX512BF16__)
-  module.def("pack_weight", &pack_weight, Unlocked());
-  module.def("packed_embedding", &packed_embedding, Unlocked());
-  module.def("packed_linear", &packed_linear, Unlocked());
+  module.def("pack_weight", &pack_weight, AllUnlocked());
+  module.def("packed_embedding", &packed_embedding, AllUnlocked());
+  module.def("packed_linear", &packed_linear, AllUnlocked());
 #endif
-  module.def("paged_attention", &paged_attention, Unlocked());
-  module.def("race", &race, Unlocked());
-  module.def("quantized_linear", &quantized_linear, Unlocked());
-  module.def("rms_norm", &rms_norm, Unlocked());
-  module.def("rope_store", &rope_store, Unlocked());
-  module.def("store_int8", &store_int8, Unlocked());
+  module.def("paged_attention", &paged_attention, AllUnlocked());
+  module.def("race", &race, AllUnlocked());
+  module.def("quantized_linear", &quantized_linear, AllUnlocked());
+  module.def("rms_norm", &rms_norm);
+  module.def("rope_store", &rope_store);
+  module.def("store_int8", &store_int8, AllUnlocked());
 }
