@@ -12,6 +12,7 @@ sys.path.append(str(Path(__file__).parents[2]))  # so that it also runs as a pla
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ def layers(kind: str, weight: Tensor) -> tuple[list[Layer], int]:
         num_bytes = packed.numel() * 2
         copies = [packed.clone() for _ in range(-(-COLD_BYTES // num_bytes))]
         rows = weight.shape[0]
-        return [lambda x, held=held: packed_linear(x, held, rows) for held in copies], num_bytes  # type: ignore[misc]
+        return [partial(packed_linear, packed=held, out_features=rows) for held in copies], num_bytes
     bits, group_size = (8, weight.shape[1]) if kind == "int8" else (4, int(kind.removeprefix("int4-g")))
     matrix = pack(quantize(weight, bits=bits, group_size=group_size))
     num_bytes = matrix.codes.numel() + 4 * matrix.scales.numel()
@@ -47,7 +48,7 @@ def layers(kind: str, weight: Tensor) -> tuple[list[Layer], int]:
         matrix._replace(codes=matrix.codes.clone(), scales=matrix.scales.clone())
         for _ in range(-(-COLD_BYTES // num_bytes))
     ]
-    return [lambda x, held=held: quantized_linear(x, held) for held in held_all], num_bytes  # type: ignore[misc]
+    return [partial(quantized_linear, weight=held) for held in held_all], num_bytes
 
 
 def seconds(copies: Sequence[Layer], x: Tensor) -> float:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -104,7 +106,7 @@ def attention_case(
 def _attention(device: torch.device, dtype: torch.dtype, head_dim: int, group: int, is_small: bool) -> Iterator[Check]:
     lens = ([1, 20], [40, 33]) if is_small else ([1, 1, 17, 64, 1, 16], [3000, 17, 300, 64, 1, 1000])
     slopes = torch.rand(2 * group, device=device)
-    options: dict[str, dict[str, object]] = {
+    options: dict[str, dict[str, Any]] = {
         "plain": {},
         "window": {"window": 20},
         "softcap": {"softcap": 0.5, "window": 50},
@@ -112,10 +114,10 @@ def _attention(device: torch.device, dtype: torch.dtype, head_dim: int, group: i
     }
     for name, option in options.items():
 
-        def run(option: dict[str, object] = option) -> list[Pair]:
+        def run(option: dict[str, Any] = option) -> list[Pair]:
             case = attention_case(*lens, 2 * group, 2, head_dim, dtype, device)
-            actual = paged_attention(*case, scale=head_dim**-0.5, **option)  # type: ignore[arg-type]  # by name
-            expected = paged_attention_reference(*case, scale=head_dim**-0.5, **option)  # type: ignore[arg-type]
+            actual = paged_attention(*case, scale=head_dim**-0.5, **option)
+            expected = paged_attention_reference(*case, scale=head_dim**-0.5, **option)
             return [Pair(actual, expected, TOLERANCE[dtype])]
 
         yield Check("paged_attention", f"{name} {dtype} head_dim {head_dim} group {group}", run)
@@ -223,7 +225,7 @@ def _logits(device: torch.device, vocab_size: int, n: int) -> Iterator[Check]:
     yield Check("apply_token_bitmask", f"{n} x {vocab_size}", mask)
     yield Check("top_logprobs", f"{n} x {vocab_size}", logprobs)
     for names in ("", "top_k", "top_p", "min_p", "top_k top_p", "top_k top_p min_p"):
-        yield Check("sample_tokens", f"{n} x {vocab_size} {names}", lambda names=names: draws(names))  # type: ignore[misc]
+        yield Check("sample_tokens", f"{n} x {vocab_size} {names}", partial(draws, names))
 
 
 def _copies(device: torch.device) -> list[Pair]:

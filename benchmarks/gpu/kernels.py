@@ -1,5 +1,7 @@
 """What the device can do at best (copies, matrix products), and the kernels at Llama-3.1-8B's shapes beside it."""
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
@@ -38,7 +40,7 @@ def measure_decode_attention(figures: Figures, *, is_small: bool) -> None:
         )  # fmt: skip
         num_bytes = 2 * batch * length * NUM_KV_HEADS * HEAD_DIM * DTYPE.itemsize
         rounds = 2 if is_small else 20
-        seconds = figures.time(lambda case=case: paged_attention(*case, scale=HEAD_DIM**-0.5), rounds=rounds)  # type: ignore[misc]
+        seconds = figures.time(partial(paged_attention, *case, scale=HEAD_DIM**-0.5), rounds=rounds)
         figures.add("decode attention", f"batch {batch}, {length} keys", seconds, num_bytes=num_bytes)
         query = case[0][:, :, None]
         key, value = torch.randn(2, batch, NUM_KV_HEADS, length, HEAD_DIM, dtype=DTYPE, device=figures.device)
@@ -57,7 +59,7 @@ def measure_prefill_attention(figures: Figures, *, is_small: bool) -> None:
         case = attention_case([length], [length], NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, DTYPE, figures.device)
         num_flops = 2 * length * length * HEAD_DIM * NUM_HEADS  # causal: half of the products
         rounds = 1 if is_small else 20
-        seconds = figures.time(lambda case=case: paged_attention(*case, scale=HEAD_DIM**-0.5), rounds=rounds)  # type: ignore[misc]
+        seconds = figures.time(partial(paged_attention, *case, scale=HEAD_DIM**-0.5), rounds=rounds)
         figures.add("prefill attention", f"{length} tokens", seconds, num_flops=num_flops)
         query = case[0].transpose(0, 1)[None].contiguous()
         key, value = torch.randn(2, 1, NUM_KV_HEADS, length, HEAD_DIM, dtype=DTYPE, device=figures.device)
@@ -75,20 +77,17 @@ def measure_rows(figures: Figures, *, is_small: bool) -> None:
     for n in (2,) if is_small else (1, 256, 8192):
         x, residual = torch.randn(2, n, HIDDEN // shrink, dtype=DTYPE, device=device)
         weight = torch.ones(HIDDEN // shrink, dtype=DTYPE, device=device)
-        case = (x, residual, weight, 1e-5)
-        seconds = figures.time(lambda case=case: add_rms_norm(*case))  # type: ignore[misc]
+        seconds = figures.time(partial(add_rms_norm, x, residual, weight, 1e-5))
         figures.add("add_rms_norm", f"{n} tokens", seconds, num_bytes=4 * x.numel() * size)
         gate = torch.randn(n, 2 * INTERMEDIATE // shrink, dtype=DTYPE, device=device)
-        seconds = figures.time(lambda gate=gate: act_and_mul(gate, "silu"))  # type: ignore[misc]
+        seconds = figures.time(partial(act_and_mul, gate, "silu"))
         figures.add("act_and_mul", f"{n} tokens", seconds, num_bytes=1.5 * gate.numel() * size)
         qkv = torch.randn(n, (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM, dtype=DTYPE, device=device)
         caches = torch.zeros(2, n, 16, NUM_KV_HEADS, HEAD_DIM, dtype=DTYPE, device=device)
         slots = torch.arange(n, device=device)
         angles = torch.randn(n, 1, HEAD_DIM // 2, device=device)
         rotary = (angles.cos(), angles.sin())
-        seconds = figures.time(
-            lambda q=qkv, c=caches, s=slots, r=rotary: rope_store(q, c[0], c[1], s, rotary=r, has_skips=False)  # type: ignore[misc]
-        )
+        seconds = figures.time(partial(rope_store, qkv, *caches, slots, rotary=rotary, has_skips=False))
         figures.add("rope_store", f"{n} tokens", seconds, num_bytes=2 * qkv.numel() * size)
     for n in (2,) if is_small else (1, 64, 256):
         logits = torch.randn(n, VOCAB // shrink, device=device) * 3
@@ -100,7 +99,7 @@ def measure_rows(figures: Figures, *, is_small: bool) -> None:
         }
         for names in (["temperature"], ["temperature", "top_p"], ["temperature", "top_k", "top_p"]):
             chosen = {name: options[name] for name in names}
-            seconds = figures.time(lambda lo=logits, k=keys, c=chosen: sample_tokens(lo, k, **c), rounds=5)  # type: ignore[misc]
+            seconds = figures.time(partial(sample_tokens, logits, keys, **chosen), rounds=5)
             figures.add("sample_tokens", f"{n} rows, {' '.join(names)}", seconds, num_bytes=logits.numel() * 4)
-        seconds = figures.time(lambda lo=logits, k=keys: top_logprobs(lo, k, 5), rounds=5)  # type: ignore[misc]
+        seconds = figures.time(partial(top_logprobs, logits, keys, 5), rounds=5)
         figures.add("top_logprobs", f"{n} rows, 5 each", seconds, num_bytes=logits.numel() * 4)

@@ -1,6 +1,7 @@
 """The C++ kernels beside linear layers and attention against their references, on ragged sizes."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,9 +113,9 @@ def test_rope_store_with_norms(head_dim: int, dtype: torch.dtype) -> None:
         equal_to_the_reference(qkv, 2, head_dim, rotary_dim=head_dim, norms=norms)
     angles = torch.randn(33, 1, head_dim // 2)
     expected, actual = caches(2, head_dim, dtype), caches(2, head_dim, dtype)
-    options = {"rotary": (angles.cos(), angles.sin()), "norms": norms}
-    query = rope_store_reference(qkv, *expected, torch.arange(33), **options)  # type: ignore[arg-type]  # of the names
-    torch.testing.assert_close(rope_store(qkv, *actual, torch.arange(33), **options), query)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"rotary": (angles.cos(), angles.sin()), "norms": norms}
+    query = rope_store_reference(qkv, *expected, torch.arange(33), **options)
+    torch.testing.assert_close(rope_store(qkv, *actual, torch.arange(33), **options), query)
     torch.testing.assert_close(actual[0], expected[0], equal_nan=True)
 
 

@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import time
+from typing import Any
 
 from benchmarks.cpu.engines.driver import main
 
@@ -41,7 +42,7 @@ class VllmEngine:
         outputs = self._llm.generate(given, self._params(num_outputs), use_tqdm=False)
         return sum(len(output.outputs[0].token_ids) for output in outputs)
 
-    def _params(self, num_outputs: int):  # type: ignore[no-untyped-def]  # vLLM is not there when types are checked
+    def _params(self, num_outputs: int) -> Any:
         from vllm import SamplingParams
 
         return SamplingParams(temperature=0.0, max_tokens=num_outputs, ignore_eos=True)

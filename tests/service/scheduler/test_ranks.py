@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -167,7 +168,7 @@ async def test_all_ranks_change_over_to_new_weights_or_none(scheduler: RunningSc
 
 
 async def refusal(scheduler: RunningScheduler, **identity: int) -> str:
-    async def messages():  # type: ignore[no-untyped-def]
+    async def messages() -> AsyncIterator[scheduler_pb2.WorkerRegistration]:
         yield scheduler_pb2.WorkerRegistration(
             identity=scheduler_pb2.WorkerIdentity(address="127.0.0.1:1", incarnation=5, **identity)
         )

@@ -1,5 +1,7 @@
 """Stories about sequences that run ahead of what is known of them."""
 
+from typing import Any
+
 import pytest
 
 from pagoda_common.errors import PagodaError
@@ -150,11 +152,11 @@ def test_a_sequence_that_is_preempted_in_flight_keeps_what_was_right() -> None:
     "params",
     [{"min_tokens": 3}, {"presence_penalty": 0.5}, {"logit_bias": {3: 1.0}}, {"extra_args": {"my": 1}}],
 )
-def test_sequences_whose_tokens_need_state_do_not_guess(params: dict[str, object]) -> None:
+def test_sequences_whose_tokens_need_state_do_not_guess(params: dict[str, Any]) -> None:
     request = Request(
         request_id="a",
         prompt_token_ids=[1, 2],
-        sampling_params=SamplingParams(seed=0, max_tokens=20, **params),  # type: ignore[arg-type]
+        sampling_params=SamplingParams(seed=0, max_tokens=20, **params),
         max_model_len=200,
     )
     scheduler = make_scheduler(num_speculative_tokens=3)

@@ -30,14 +30,17 @@ class Ranks:
             worker.init_device(config, rendezvous=leader.parallel.address)
 
     def load_model(self, progress: Callable[[int, int], None]) -> ModelFacts:
-        return self._all("load_model", progress)[0]  # type: ignore[no-any-return]
+        facts: ModelFacts = self._all("load_model", progress)[0]
+        return facts
 
     def initialize_cache(self, **blocks: int) -> int:
-        return self._all("initialize_cache", **blocks)[0]  # type: ignore[no-any-return]
+        swap_block_ns: int = self._all("initialize_cache", **blocks)[0]
+        return swap_block_ns
 
     def execute_model(self, step: ExecuteModelInput) -> ModelRunnerOutput:
-        output, *self.acknowledged = self._all("execute_model", step)
-        return output  # type: ignore[no-any-return]
+        outputs: list[ModelRunnerOutput] = self._all("execute_model", step)
+        self.acknowledged = outputs[1:]
+        return outputs[0]
 
     def _all(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         futures = [

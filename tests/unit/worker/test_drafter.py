@@ -1,5 +1,7 @@
 """Drafts: what followed the last tokens before, found exactly, and fewer of them where they fail."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -42,8 +44,8 @@ def test_the_index_finds_what_a_search_finds(min_n: int, max_n: int) -> None:
 
 
 def make_drafter(**config: int) -> Drafter:
-    fields = {"num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 2, **config}
-    return Drafter(config=SpeculativeConfig(**fields), max_num_seqs=4)  # type: ignore[arg-type]
+    fields: dict[str, Any] = {"num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 2, **config}
+    return Drafter(config=SpeculativeConfig(**fields), max_num_seqs=4)
 
 
 def propose(drafter: Drafter, *logs: list[int], most: int = 9) -> list[list[int]]:

@@ -63,12 +63,11 @@ def test_tokens_are_those_without_drafts(plain: Driver, guessing: Driver, params
     assert guessing.num_draft_tokens > before
 
 
-def test_right_guesses_save_steps(guessing: Driver) -> None:
+def test_right_guesses_save_steps(guessing: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[int] = []
     execute = guessing.worker.execute_model
-    guessing.worker.execute_model = lambda step: (steps.append(1), execute(step))[1]  # type: ignore[method-assign,assignment]
+    monkeypatch.setattr(guessing.worker, "execute_model", lambda step: (steps.append(1), execute(step))[1])
     outputs = outputs_of(guessing)
-    guessing.worker.execute_model = execute  # type: ignore[method-assign]
     assert {len(output) for output in outputs} == {40}
     assert len(steps) < 40
 
@@ -122,7 +121,9 @@ def test_a_draft_ends_where_the_blocks_do(plain: Driver) -> None:
     assert driver.num_draft_tokens > 0
 
 
-def test_a_guess_that_is_not_a_number_harms_nobody(guessing: Driver, plain: Driver) -> None:
+def test_a_guess_that_is_not_a_number_harms_nobody(
+    guessing: Driver, plain: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worker = guessing.worker
     assert isinstance(worker, Worker)
     assert worker._runner is not None
@@ -137,9 +138,6 @@ def test_a_guess_that_is_not_a_number_harms_nobody(guessing: Driver, plain: Driv
         num_bad += int((ahead > 1).sum())
         return sample(logits.masked_fill(torch.from_numpy(ahead > 1)[:, None], torch.nan), batch, **options)
 
-    sampler.sample = spoil  # type: ignore[method-assign,assignment]
-    try:
-        assert outputs_of(guessing) == outputs_of(plain)
-    finally:
-        sampler.sample = sample  # type: ignore[method-assign]
+    monkeypatch.setattr(sampler, "sample", spoil)
+    assert outputs_of(guessing) == outputs_of(plain)
     assert num_bad > 0
