@@ -52,7 +52,7 @@ def _same(value: Any, neutral: Any) -> bool:
 
 _MULTIMODAL = "models take text only"
 _ONE_RANK = "--tensor-parallel-size N divides every layer among N workers; --data-parallel-size N runs N copies"
-_NO_PLAN = "the worker runs the model eagerly"
+_NO_PLAN = "nothing is compiled, and the worker chooses its CUDA graphs; --enforce-eager has none"
 _LORA = "adapters are not supported"
 _DRAFT = "drafts come from the text itself: --speculative-config says how many tokens"
 _GRAMMAR = "llguidance constrains outputs"
@@ -136,7 +136,6 @@ OPTIONS = (
     VllmOption("profiler_config", ({}, "{}"), "--scheduler-metrics-port shows where time goes"),
     VllmOption("no_enable_log_requests", None, "requests are not logged unless --enable-log-requests", is_switch=True),
     VllmOption("enable_log_outputs", (False,), "outputs are not logged", is_switch=True),
-    VllmOption("enforce_eager", None, _NO_PLAN, is_switch=True, in_help=True),
     VllmOption("compilation_config", None, _NO_PLAN, short="-cc"),
     VllmOption("optimization_level", None, _NO_PLAN, short="-O"),
     VllmOption("cuda_graph_sizes", None, _NO_PLAN),

@@ -68,6 +68,8 @@ class ModelConfig:
     reference_kernels: tuple[str, ...] = ()
     """Kernels whose operations run as plain PyTorch instead, such as rms_norm; "all" is every one, "none" no one. Empty
     leaves it to the worker: none, but those that round otherwise than PyTorch in float32."""
+    enforce_eager: bool = False
+    """Launch every kernel of every step, without CUDA graphs; on a CPU there are none."""
     generation_config: str = "auto"
     """Where defaults of sampling come from: auto is the checkpoint, vllm is nowhere, else a directory."""
     override_generation_config: str = ""
@@ -103,7 +105,8 @@ class CacheConfig:
     num_blocks_override: int | None = None
     """Exactly this many blocks, whatever the memory says (for tests); None measures."""
     gpu_memory_utilization: float = 0.92
-    """Share of an accelerator's memory for weights, activations and KV cache."""
+    """Share of an accelerator's memory for weights, activations, CUDA graphs and KV cache; what other processes have of
+    it counts as well."""
     enable_prefix_caching: bool = True
     """Share the KV of equal prompt prefixes."""
     cpu_kv_cache_memory_bytes: int = 0

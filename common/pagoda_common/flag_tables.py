@@ -105,6 +105,7 @@ MODEL_FLAGS = (
         metavar="NAME",
         help="kernels to replace by plain PyTorch (rms_norm, …), all or none; in float32 those that round otherwise",
     ),
+    Flag(field="enforce_eager", help="launch every kernel of every step on a GPU, without CUDA graphs"),
     Flag(field="seed", parse=int, metavar="N", help="seed of dummy weights"),
 )
 CACHE_FLAGS = (
@@ -128,7 +129,7 @@ CACHE_FLAGS = (
         field="gpu_memory_utilization",
         parse=float,
         metavar="SHARE",
-        help="share of an accelerator's memory for weights, activations and KV cache",
+        help="share of an accelerator's memory for weights, activations, CUDA graphs and KV cache",
     ),
     Flag(field="enable_prefix_caching", help="share the KV cache of equal prompt prefixes"),
     Flag(

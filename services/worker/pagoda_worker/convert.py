@@ -50,6 +50,7 @@ def engine_config_from_proto(message: worker_pb2.WorkerConfig) -> EngineConfig:
             logprobs_mode=cast("LogprobsMode", message.logprobs_mode or "raw_logprobs"),
             logits_processors=tuple(message.logits_processors),
             reference_kernels=tuple(message.reference_kernels),
+            enforce_eager=message.enforce_eager,
             seed=message.seed,
         ),
         cache=CacheConfig(

@@ -36,6 +36,7 @@ ENGINE = EngineConfig(
         logprobs_mode="processed_logits",
         logits_processors=("some.module:One", "other:Two"),
         reference_kernels=("rms_norm", "all"),
+        enforce_eager=True,
         generation_config="vllm",
         override_generation_config='{"temperature": 0.5}',
         seed=7,

@@ -38,6 +38,7 @@ def test_vllms_arguments_become_the_config() -> None:
     )
     assert (config.model.model, config.model.max_model_len) == ("m", 100)
     assert (config.scheduler.policy, config.cache.num_blocks_override) == ("priority", 7)
+    assert config.model.enforce_eager
     assert engine_config_from_options(max_num_seqs=None).scheduler.max_num_seqs == 256
 
 

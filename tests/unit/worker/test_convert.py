@@ -120,6 +120,9 @@ def test_the_config_is_validated() -> None:
     config = engine_config_from_proto(message)
     assert (config.cache.block_size, config.cache.kv_cache_memory_bytes, config.model.max_model_len) == (32, None, None)
     assert (config.model.dtype, config.model.device) == ("auto", "auto")
+    assert not config.model.enforce_eager
+    message.enforce_eager = True
+    assert engine_config_from_proto(message).model.enforce_eager
     message.block_size = 0
     with pytest.raises(ConfigError, match="block_size is 0"):
         engine_config_from_proto(message)
