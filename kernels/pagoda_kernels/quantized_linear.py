@@ -44,7 +44,7 @@ def quantized_linear(
         wide = (None if other is None else other.float() for other in (bias, residual))
         return quantized_linear(x.float(), weight, *wide).to(out_dtype)
     kernel = native("quantized_linear") if x.is_cpu else None
-    if kernel is None or x.dtype not in NATIVE_DTYPES or not _fits(weight.group_size, weight.num_inputs):
+    if kernel is None or x.dtype not in NATIVE_DTYPES or not has_kernel_for(weight):
         return quantized_linear_reference(x, weight, bias, residual, out_dtype=out_dtype)
     rows = x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, x.shape[-1]).contiguous()
     added = residual
@@ -55,8 +55,10 @@ def quantized_linear(
     return out
 
 
-def _fits(group_size: int, num_inputs: int) -> bool:
-    return group_size <= _MAX_PART or group_size % _MAX_PART == 0 or group_size >= num_inputs
+def has_kernel_for(weight: PackedMatrix) -> bool:
+    """Whether the C++ kernel takes groups like these."""
+    group_size = weight.group_size
+    return group_size <= _MAX_PART or group_size % _MAX_PART == 0 or group_size >= weight.num_inputs
 
 
 def quantized_linear_reference(

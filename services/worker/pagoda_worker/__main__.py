@@ -24,6 +24,7 @@ from pagoda_common.flags import (
 from pagoda_common.heartbeat import beat
 from pagoda_common.idle_memory import release_memory_when_idle
 from pagoda_common.logging import configure_logging
+from pagoda_common.memory import keep_freed_memory
 from pagoda_common.metrics_server import process_registry, serve_metrics
 from pagoda_common.observability_config import ObservabilityConfig
 from pagoda_common.process import die_with_parent
@@ -208,6 +209,7 @@ def main() -> None:
         security.check_dial(args.scheduler, name="scheduler")
         _check_ranks(args, security)
         set_wait_policy(os.environ)
+        keep_freed_memory()
         uvloop.run(serve(args, security, observability))
 
 

@@ -62,6 +62,7 @@ class ModelRunner:
         self._model = model
         self._parallel = parallel
         self._kv_cache = kv_cache
+        self._fused = model.fuse_layers(k_caches=kv_cache.k_caches, v_caches=kv_cache.v_caches)
         self._dtype = dtype
         self._device = device
         drafter = None
@@ -172,6 +173,7 @@ class ModelRunner:
             k_caches=self._kv_cache.k_caches,
             v_caches=self._kv_cache.v_caches,
             rotary=self._model.rotary(positions),
+            fused=self._fused,
         )
 
     def _logits(self, hidden: Tensor, rows: IntArray) -> Tensor:

@@ -1,10 +1,13 @@
 // From tensors to pointers. The only file that knows torch, and so the only one that is slow to compile. The callers in
 // pagoda_kernels/*.py have checked shapes, types and devices.
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <optional>
+#include <vector>
 
+#include "decoder_layers.h"
 #include "ops.h"
 
 namespace {
@@ -146,6 +149,97 @@ void quantized_linear(const Tensor& x, const Tensor& codes, const Tensor& scales
   });
 }
 
+#if defined(__AVX512BF16__)
+const pagoda::bf16* pointer(const std::optional<Tensor>& tensor) {
+  return tensor ? data<const pagoda::bf16>(*tensor) : nullptr;
+}
+
+// A matrix of one layer: packed, or codes with scales. Whoever has it keeps its tensors alive.
+pagoda::LinearWeights linear_weights(const Tensor& weight, const std::optional<Tensor>& scales,
+                                     const std::optional<Tensor>& zeros, int64_t group_size,
+                                     const std::optional<Tensor>& bias, int64_t num_outputs, int64_t num_inputs) {
+  pagoda::LinearWeights result{nullptr, {}, pointer(bias), num_outputs, num_inputs};
+  if (scales) {
+    result.quantized = {data<uint8_t>(weight), data<float>(*scales), zeros ? data<float>(*zeros) : nullptr, num_outputs,
+                        num_inputs,            scales->size(1),      group_size, static_cast<int>(weight.size(2) / 16)};
+  } else {
+    result.packed = data<const pagoda::bf16>(weight);
+  }
+  return result;
+}
+
+// One caller at a time: the scratch memory is kept from call to call.
+class DecoderLayers {
+ public:
+  DecoderLayers(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim)
+      : num_heads_(num_heads), num_kv_heads_(num_kv_heads), head_dim_(head_dim) {}
+
+  void add(const Tensor& attention_norm, const Tensor& mlp_norm, double eps, double weight_offset,
+           const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm, double head_eps,
+           double head_weight_offset, const std::vector<pagoda::LinearWeights>& linears, int64_t activation, int rotation,
+           bool is_interleaved, double scale, double softcap, int64_t window, const Tensor& k_cache, const Tensor& v_cache) {
+    using pagoda::bf16;
+    TORCH_CHECK(linears.size() == 4, "a layer has 4 matrices, got ", linears.size());
+    layers_.push_back({
+        .attention_norm = data<const bf16>(attention_norm),
+        .mlp_norm = data<const bf16>(mlp_norm),
+        .eps = static_cast<float>(eps),
+        .weight_offset = static_cast<float>(weight_offset),
+        .q_norm = pointer(q_norm),
+        .k_norm = pointer(k_norm),
+        .head_eps = static_cast<float>(head_eps),
+        .head_weight_offset = static_cast<float>(head_weight_offset),
+        .qkv = linears[0],
+        .output = linears[1],
+        .gate_up = linears[2],
+        .down = linears[3],
+        .activation = static_cast<pagoda::Activation>(activation),
+        .rotation = rotation,
+        .is_interleaved = is_interleaved,
+        .scale = static_cast<float>(scale),
+        .softcap = static_cast<float>(softcap),
+        .window = window,
+        .k_cache = data<bf16>(k_cache),
+        .v_cache = data<bf16>(v_cache),
+    });
+    block_size_ = k_cache.size(1);
+  }
+
+  void forward(const Tensor& x, const Tensor& query_lens, const Tensor& seq_lens, const Tensor& block_table,
+               const Tensor& slot_mapping, const std::vector<std::pair<Tensor, Tensor>>& rotary) {
+    using pagoda::bf16;
+    pagoda::DecoderBatch batch{};
+    batch.num_tokens = x.size(0);
+    batch.slot_mapping = data<int64_t>(slot_mapping);
+    batch.attention.num_seqs = query_lens.size(0);
+    batch.attention.query_lens = data<int64_t>(query_lens);
+    batch.attention.seq_lens = data<int64_t>(seq_lens);
+    batch.attention.block_table = data<int32_t>(block_table);
+    batch.attention.table_stride = block_table.stride(0);
+    batch.attention.block_size = block_size_;
+    batch.attention.num_heads = num_heads_;
+    batch.attention.num_kv_heads = num_kv_heads_;
+    batch.attention.head_dim = head_dim_;
+    const int64_t token = num_kv_heads_ * head_dim_;
+    batch.cache = {block_size_, {block_size_ * token, token, head_dim_}, {block_size_ * token, token, head_dim_}};
+    for (const auto& [cos, sin] : rotary) {
+      batch.rotations.push_back({data<float>(cos), data<float>(sin), static_cast<int>(cos.size(-1))});
+    }
+    const int64_t size = pagoda::decoder_scratch_size(layers_, batch);
+    if (!scratch_.defined() || scratch_.numel() < size) {
+      scratch_ = Tensor();  // before there is another
+      scratch_ = at::empty({size}, x.options());
+    }
+    pagoda::decoder_layers(layers_, batch, data<bf16>(x), data<bf16>(scratch_), at::get_num_threads());
+  }
+
+ private:
+  int64_t num_heads_, num_kv_heads_, head_dim_, block_size_ = 0;
+  std::vector<pagoda::DecoderLayer> layers_;
+  Tensor scratch_;
+};
+#endif
+
 void rms_norm(const Tensor& x, const Tensor& weight, const Tensor& out, double eps, double weight_offset) {
   const Unlocked unlocked(x.size(0));
   by_dtype(x, [&](auto zero) {
@@ -195,6 +289,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("pack_weight", &pack_weight, AllUnlocked());
   module.def("packed_embedding", &packed_embedding, AllUnlocked());
   module.def("packed_linear", &packed_linear, AllUnlocked());
+  module.def("linear_weights", &linear_weights);
+  pybind11::class_<pagoda::LinearWeights>(module, "LinearWeights");
+  pybind11::class_<DecoderLayers>(module, "decoder_layers")
+      .def(pybind11::init<int64_t, int64_t, int64_t>())
+      .def("add", &DecoderLayers::add)
+      .def("forward", &DecoderLayers::forward, AllUnlocked());
 #endif
   module.def("paged_attention", &paged_attention, AllUnlocked());
   module.def("race", &race, AllUnlocked());

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pagoda_kernels.attention_plan import AttentionPlan
+from pagoda_kernels.decoder_layers import AttentionWeights, DecoderLayers, LayerWeights, has_decoder_layers
 from pagoda_kernels.paged_attention import paged_attention
 from pagoda_kernels.rope_store import HeadNorms, rope_store
 from pagoda_kernels.rope_store_int8 import rope_store_int8
@@ -31,6 +32,8 @@ class ForwardContext:
     v_caches: Sequence[Tensor]
     rotary: Mapping[RopeSpec, tuple[Tensor, Tensor]]
     """Cosines and sines of the tokens' positions, for each rotation of the model."""
+    fused: DecoderLayers | None = None
+    """All layers of the model in one call, over the same caches."""
 
 
 class Attention(nn.Module):
@@ -44,6 +47,7 @@ class Attention(nn.Module):
         self._scale = spec.scale(layer)
         self._softcap = spec.attention_softcap
         self._clip = spec.clip_qkv
+        self._ropes = spec.ropes
         self._rope = spec.layer_rope(layer)
         self._is_interleaved = self._rope is not None and self._rope.is_interleaved
         self.alibi_slopes: Tensor | None = None
@@ -114,6 +118,24 @@ class Attention(nn.Module):
             return None
         return HeadNorms(q_norm.weight, k_norm.weight, q_norm.eps, q_norm.offset)
 
+    def fused_weights(self) -> AttentionWeights | None:
+        """For layers in one call; None: it does something that they do not."""
+        qkv, output = self.qkv_proj.fused_weights(), self.o_proj.fused_weights()
+        norms = None if self.q_norm is None or self.k_norm is None else self._head_norms(self.q_norm, self.k_norm)
+        is_plain = self._clip is None and self.alibi_slopes is None and (norms is not None or self.q_norm is None)
+        if qkv is None or output is None or not is_plain or self._parallel.world_size > 1:
+            return None
+        return AttentionWeights(
+            qkv=qkv,
+            output=output,
+            head_norms=norms,
+            rotation=None if self._rope is None else self._ropes.index(self._rope),
+            is_interleaved=self._is_interleaved,
+            scale=self._scale,
+            softcap=self._softcap,
+            window=self._window,
+        )
+
     def _norm_in_place(self, qkv: Tensor, q_norm: Norm, k_norm: Norm) -> None:
         q_width, k_width = self._num_heads * self._head_dim, self._num_kv_heads * self._head_dim
         for norm, part in ((q_norm, qkv[:, :q_width]), (k_norm, qkv[:, q_width : q_width + k_width])):
@@ -137,6 +159,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self._is_parallel = spec.is_parallel
         self._multiplier = spec.residual_multiplier
+        self._has_two_norms = set(spec.block_norms) == {"attention_norm", "mlp_norm"} and spec.residual_multiplier == 1
         # The last projection of a part adds what it computed to the residual, where nothing comes in between.
         has_output_norm = "attention_output_norm" in spec.block_norms
         self._adds_residual = not (
@@ -181,6 +204,24 @@ class DecoderLayer(nn.Module):
         transformed = self.mlp_output_norm(self.mlp(normed))
         # torch: Module calls are Any
         return self.mlp_sum_norm(torch.add(x, transformed, alpha=self._multiplier))  # type: ignore[no-any-return]
+
+    def fused_weights(self) -> LayerWeights | None:
+        """For layers in one call; None: it does something that they do not."""
+        first, second = self.attention_norm, self.mlp_norm
+        if not self._has_two_norms or not isinstance(first, Norm) or not isinstance(second, Norm):
+            return None
+        attention = self.attention.fused_weights()
+        mlp = self.mlp.fused_weights() if isinstance(self.mlp, FeedForward) else None
+        if attention is None or mlp is None or first.rms_weight is None or second.rms_weight is None:
+            return None
+        return LayerWeights(
+            attention_norm=first.rms_weight,
+            mlp_norm=second.rms_weight,
+            eps=first.eps,
+            weight_offset=first.offset,
+            attention=attention,
+            mlp=mlp,
+        )
 
 
 class Decoder(nn.Module):
@@ -247,7 +288,7 @@ class Decoder(nn.Module):
         return self.embed_tokens.dtype
 
     def rotary(self, positions: Tensor) -> dict[RopeSpec, tuple[Tensor, Tensor]]:
-        """Cosines and sines for ForwardContext; none with learned positions."""
+        """Cosines and sines for ForwardContext, in the order of the spec's ropes; none with learned positions."""
         return {rope: table(positions) for rope, table in self._rotary.items()}
 
     def forward(self, input_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
@@ -265,11 +306,27 @@ class Decoder(nn.Module):
             x = self.embedding_norm(x)
         if self.embed_positions is not None:
             x = x + self.embed_positions(positions + self.spec.position_offset)
-        for layer in self.layers:
-            x = layer(x, context)
+        if context.fused is not None:
+            x = context.fused(x, context.plan, context.slot_mapping, tuple(context.rotary.values()))
+        else:
+            for layer in self.layers:
+                x = layer(x, context)
         if self.norm is not None:
             x = self.norm(x)
         return x if self.project_out is None else self.project_out(x)
+
+    def fuse_layers(self, *, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor]) -> DecoderLayers | None:
+        """The layers, over these caches, as one call; None: some operation of theirs has no kernel, or none in use.
+
+        It is right for as long as weights and caches stay where they are.
+        """
+        if not k_caches or not k_caches[0].is_cpu or not has_decoder_layers(k_caches[0].dtype):
+            return None
+        layers = [layer.fused_weights() for layer in self.layers if isinstance(layer, DecoderLayer)]
+        fused = [layer for layer in layers if layer is not None]
+        if len(fused) < len(self.layers):
+            return None
+        return DecoderLayers(fused, k_caches=k_caches, v_caches=v_caches, num_heads=self.spec.num_heads)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden] rows of `forward` to [n, vocab_size] float32 on rank 0; the other ranks' mean nothing."""

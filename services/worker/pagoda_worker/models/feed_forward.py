@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from pagoda_kernels.act_and_mul import ACTIVATIONS, act_and_mul
+from pagoda_kernels.decoder_layers import FeedForwardWeights
 from pagoda_worker.models.layers import Linear, activation_name
 from pagoda_worker.models.spec import DecoderSpec, MoeSpec
 from pagoda_worker.tensor_parallel import ALONE, TensorParallel
@@ -38,6 +39,13 @@ class FeedForward(nn.Module):
         x = self.up_proj(x)
         x = act_and_mul(x, self._activation) if self._is_gated else ACTIVATIONS[self._activation](x)
         return self._parallel.all_reduce(self.down_proj(x, residual))
+
+    def fused_weights(self) -> FeedForwardWeights | None:
+        """For layers in one call; None: it does something that they do not."""
+        gate_up, down = self.up_proj.fused_weights(), self.down_proj.fused_weights()
+        if gate_up is None or down is None or not self._is_gated or self._parallel.world_size > 1:
+            return None
+        return FeedForwardWeights(gate_up=gate_up, down=down, activation=self._activation)
 
 
 class MixtureOfExperts(nn.Module):

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from pagoda_common.errors import ModelLoadError
 from pagoda_kernels.add_rms_norm import add_rms_norm
+from pagoda_kernels.decoder_layers import LinearWeights
 from pagoda_kernels.quantized_matrix import QuantizedMatrix
 from pagoda_kernels.rms_norm import rms_norm
 from pagoda_worker.models.linear_method import PLAIN, LinearMethod
@@ -100,6 +101,10 @@ class Linear(Matrix):
         """[num_tokens, in_features] to [num_tokens, out_features], with `residual` of that shape added."""
         return self.method.apply(self, x, bias=self.bias, residual=residual)
 
+    def fused_weights(self) -> LinearWeights | None:
+        """For layers in one call; None: there is no kernel for how the matrix is held."""
+        return self.method.fused_weights(self, self.bias)
+
 
 class Embedding(Matrix):
     """A table of rows."""
@@ -130,6 +135,11 @@ class Norm(nn.Module):
         has_bias = has_weights and not self._is_rms and spec.norm_has_bias and len(shape) == 1
         self.bias = nn.Parameter(torch.empty(shape), requires_grad=False) if has_bias else None
 
+    @property
+    def rms_weight(self) -> Tensor | None:
+        """The weight, of a root-mean-square norm over all of the last dimension."""
+        return self.weight if self._is_rms and self.weight is not None and self.weight.dim() == 1 else None
+
     def forward(self, x: Tensor) -> Tensor:
         """The same shape: [..., dim], or [num_tokens, num_heads, head_dim]."""
         if self.weight is not None and self.weight.dim() > 1:
@@ -144,7 +154,7 @@ class Norm(nn.Module):
 
     def add(self, residual: Tensor, x: Tensor, *, alpha: float) -> tuple[Tensor, Tensor]:
         """residual + alpha * x, all [num_tokens, dim], and its norm."""
-        if self._is_rms and self.weight is not None and self.weight.dim() == 1:
-            return add_rms_norm(x, residual, self.weight, self.eps, alpha=alpha, weight_offset=self.offset)
+        if self.rms_weight is not None:
+            return add_rms_norm(x, residual, self.rms_weight, self.eps, alpha=alpha, weight_offset=self.offset)
         total = torch.add(residual, x, alpha=alpha)
         return total, self.forward(total)

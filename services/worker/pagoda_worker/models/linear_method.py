@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pagoda_kernels.decoder_layers import LinearWeights
 from pagoda_kernels.native.library import native
 from pagoda_kernels.packed_linear import pack_weight, packed_embedding, packed_linear
 
@@ -58,6 +59,9 @@ class LinearMethod(Protocol):
     def embedding(self, layer: MatrixLayer, ids: Tensor) -> Tensor:
         """Rows of the matrix: [num_tokens] int64 to [num_tokens, columns]."""
 
+    def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
+        """What `apply` multiplies with, for a kernel that runs whole layers; None: there is none for this form."""
+
 
 class PlainLinearMethod:
     """A matrix as it was loaded: `weight` [rows, columns]."""
@@ -87,6 +91,10 @@ class PlainLinearMethod:
         """As in LinearMethod."""
         return F.embedding(ids, layer.weight)
 
+    def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
+        """As in LinearMethod."""
+        return None
+
 
 class PackedLinearMethod(PlainLinearMethod):
     """A bfloat16 matrix as `packed_linear` reads it: `weight` [rows / 32, columns / 2, 32, 2], rounded up."""
@@ -110,6 +118,12 @@ class PackedLinearMethod(PlainLinearMethod):
     def embedding(self, layer: MatrixLayer, ids: Tensor) -> Tensor:
         """As in LinearMethod."""
         return packed_embedding(ids, layer.weight, layer.columns)
+
+    def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
+        """As in LinearMethod."""
+        if layer.columns % 2:
+            return None
+        return LinearWeights(matrix=layer.weight, bias=bias, out_features=layer.rows, in_features=layer.columns)
 
 
 PLAIN = PlainLinearMethod()

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from pagoda_common.quantization import OnlineQuantization
+from pagoda_kernels.decoder_layers import LinearWeights
 from pagoda_kernels.native.library import native
-from pagoda_kernels.quantized_linear import quantized_linear
+from pagoda_kernels.quantized_linear import has_kernel_for, quantized_linear
 from pagoda_kernels.quantized_matrix import PackedMatrix, QuantizedMatrix, empty_packed, pack, quantize, unpack_rows
 from pagoda_worker.models.linear_method import PLAIN, LinearMethod, MatrixLayer, PlainLinearMethod, choose_linear_method
 
@@ -72,6 +73,13 @@ class QuantizedLinearMethod(PlainLinearMethod):
         """As in LinearMethod."""
         return unpack_rows(self._packed(layer), ids).to(layer.dtype)
 
+    def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
+        """As in LinearMethod."""
+        packed = self._packed(layer)
+        if not has_kernel_for(packed):
+            return None
+        return LinearWeights(matrix=packed, bias=bias, out_features=layer.rows, in_features=layer.columns)
+
 
 class DequantizedLinearMethod(PlainLinearMethod):
     """Floats that are as if they had been quantized, held as another method holds them: where there is no kernel."""
@@ -103,6 +111,10 @@ class DequantizedLinearMethod(PlainLinearMethod):
     def embedding(self, layer: MatrixLayer, ids: Tensor) -> Tensor:
         """As in LinearMethod."""
         return self._method.embedding(layer, ids)
+
+    def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
+        """As in LinearMethod."""
+        return self._method.fused_weights(layer, bias)
 
 
 class LinearMethods:

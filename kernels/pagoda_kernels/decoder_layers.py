@@ -1,0 +1,144 @@
+"""The layers of a decoder in one call, where all of their operations have a C++ kernel: no Python between them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagoda_kernels.act_and_mul import ACTIVATIONS
+from pagoda_kernels.attention_plan import AttentionPlan
+from pagoda_kernels.native.library import native
+from pagoda_kernels.quantized_matrix import PackedMatrix
+from pagoda_kernels.rope_store import HeadNorms
+
+OPERATIONS = ("act_and_mul", "packed_linear", "paged_attention", "quantized_linear", "rms_norm", "rope_store")
+"""What one call takes the place of: it computes as the kernels of these would, to the bit."""
+_NAMES = tuple(ACTIVATIONS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinearWeights:
+    """One matrix of a layer."""
+
+    matrix: Tensor | PackedMatrix
+    """bfloat16 as `pack_weight` gives it, or integers."""
+    bias: Tensor | None
+    """[out_features] bfloat16."""
+    out_features: int
+    in_features: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionWeights:
+    """Grouped-query attention with rotated queries and keys."""
+
+    qkv: LinearWeights
+    output: LinearWeights
+    head_norms: HeadNorms | None
+    rotation: int | None
+    """Which of a call's; None rotates nothing."""
+    is_interleaved: bool
+    scale: float
+    softcap: float | None
+    window: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeedForwardWeights:
+    """down(activation(gate(x)) * up(x))."""
+
+    gate_up: LinearWeights
+    down: LinearWeights
+    activation: str
+    """A name in ACTIVATIONS."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerWeights:
+    """x += attention(norm(x)), then x += mlp(norm(x)); all tensors bfloat16."""
+
+    attention_norm: Tensor
+    """[hidden_size], of a root-mean-square norm; so is mlp_norm."""
+    mlp_norm: Tensor
+    eps: float
+    weight_offset: float
+    """Added to the weights of both norms."""
+    attention: AttentionWeights
+    mlp: FeedForwardWeights
+
+
+class DecoderLayers:
+    """Layers with their weights and their part of the KV cache. One caller at a time."""
+
+    def __init__(
+        self,
+        layers: Sequence[LayerWeights],
+        *,
+        k_caches: Sequence[Tensor],
+        v_caches: Sequence[Tensor],
+        num_heads: int,
+    ) -> None:
+        """Weights and caches are used where they are, and are not to be replaced while this is in use.
+
+        Args:
+            k_caches, v_caches: one a layer, [num_blocks, block_size, num_kv_heads, head_dim] bfloat16.
+
+        Raises:
+            RuntimeError: there is no kernel for it (see `has_decoder_layers`).
+        """
+        kernel = native("decoder_layers")
+        if kernel is None:
+            raise RuntimeError("this library of C++ kernels has no decoder_layers")
+        self._kept = layers, tuple(k_caches), tuple(v_caches)
+        """The kernel has no more than pointers."""
+        num_kv_heads, head_dim = k_caches[0].shape[2:]
+        self._kernel = kernel(num_heads, num_kv_heads, head_dim)
+        for layer, k_cache, v_cache in zip(layers, k_caches, v_caches, strict=True):
+            attention, mlp = layer.attention, layer.mlp
+            self._kernel.add(
+                layer.attention_norm,
+                layer.mlp_norm,
+                layer.eps,
+                layer.weight_offset,
+                *(attention.head_norms or (None, None, 0.0, 0.0)),
+                [_native(linear) for linear in (attention.qkv, attention.output, mlp.gate_up, mlp.down)],
+                _NAMES.index(mlp.activation),
+                -1 if attention.rotation is None else attention.rotation,
+                attention.is_interleaved,
+                attention.scale,
+                attention.softcap or 0.0,
+                attention.window or 0,
+                k_cache,
+                v_cache,
+            )
+
+    def __call__(
+        self, x: Tensor, plan: AttentionPlan, slot_mapping: Tensor, rotations: Sequence[tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        """All layers over a batch, whose keys and values go into the cache.
+
+        Args:
+            x: [num_tokens, hidden_size] bfloat16, contiguous; changed.
+            slot_mapping: [num_tokens] int64, no -1.
+            rotations: cosines and sines of each, [num_tokens, angles] float32.
+
+        Returns:
+            x.
+        """
+        self._kernel.forward(x, *plan.columns(), slot_mapping, rotations)
+        return x
+
+
+def has_decoder_layers(dtype: torch.dtype) -> bool:
+    """Whether layers of this data type on the CPU can run in one call: no kernel of theirs is missing or set aside."""
+    return dtype == torch.bfloat16 and native("decoder_layers") is not None and all(map(native, OPERATIONS))
+
+
+def _native(linear: LinearWeights) -> object:
+    matrix, bias = linear.matrix, linear.bias
+    make = native("linear_weights")
+    if isinstance(matrix, PackedMatrix):
+        sizes = matrix.num_outputs, matrix.num_inputs
+        return make(matrix.codes, matrix.scales, matrix.zeros, matrix.group_size, bias, *sizes)
+    return make(matrix, None, None, 0, bias, linear.out_features, linear.in_features)

@@ -1,0 +1,74 @@
+#include "decoder_layers.h"
+
+#include <algorithm>
+
+namespace pagoda {
+
+#if defined(__AVX512BF16__)
+
+namespace {
+
+// Widest rows of each buffer over all layers.
+struct Widths {
+  int64_t hidden = 0, qkv = 0, attended = 0, wide = 0, gated = 0;
+
+  explicit Widths(const std::vector<DecoderLayer>& layers) {
+    for (const DecoderLayer& layer : layers) {
+      hidden = std::max(hidden, layer.qkv.num_inputs);
+      qkv = std::max(qkv, layer.qkv.num_outputs);
+      attended = std::max(attended, layer.output.num_inputs);
+      wide = std::max(wide, layer.gate_up.num_outputs);
+      gated = std::max(gated, layer.down.num_inputs);
+    }
+  }
+  // Attention is done with its buffers before the feed-forward part needs its own.
+  int64_t sum() const { return hidden + std::max(qkv + attended, wide + gated); }
+};
+
+void linear(const LinearWeights& weights, const bf16* x, const bf16* residual, bf16* out, int64_t num_rows, int num_threads) {
+  const int64_t inputs = weights.num_inputs, outputs = weights.num_outputs;
+  if (weights.packed) {
+    packed_linear<bf16>(x, inputs, weights.packed, weights.bias, residual, outputs, out, num_rows, outputs, inputs, num_threads);
+  } else {
+    quantized_linear<bf16, bf16>(x, inputs, weights.quantized, weights.bias, residual, outputs, out, num_rows, num_threads);
+  }
+}
+
+}  // namespace
+
+int64_t decoder_scratch_size(const std::vector<DecoderLayer>& layers, const DecoderBatch& batch) {
+  return batch.num_tokens * Widths(layers).sum();
+}
+
+void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch, bf16* x, bf16* scratch, int num_threads) {
+  const Widths widths(layers);
+  const int64_t rows = batch.num_tokens;
+  AttentionBatch& attention = batch.attention;
+  bf16 *normed = scratch, *qkv = normed + rows * widths.hidden, *attended = qkv + rows * widths.qkv;
+  bf16 *wide = qkv, *gated = wide + rows * widths.wide;
+  for (const DecoderLayer& layer : layers) {
+    const int64_t hidden = layer.qkv.num_inputs;
+    rms_norm<bf16>(x, hidden, layer.attention_norm, normed, rows, hidden, layer.eps, layer.weight_offset, num_threads);
+    linear(layer.qkv, normed, nullptr, qkv, rows, num_threads);
+    const Rotation rotation = layer.rotation < 0 ? Rotation{nullptr, nullptr, 0} : batch.rotations[layer.rotation];
+    rope_store<bf16>(qkv, layer.qkv.num_outputs, layer.q_norm, layer.k_norm, layer.head_eps, layer.head_weight_offset,
+                     rotation.cos, rotation.sin, rotation.half, layer.is_interleaved, batch.slot_mapping, layer.k_cache,
+                     layer.v_cache, batch.cache, rows, static_cast<int>(attention.num_heads),
+                     static_cast<int>(attention.num_kv_heads), static_cast<int>(attention.head_dim), num_threads);
+    attention.query_stride = layer.qkv.num_outputs;
+    attention.window = layer.window;
+    attention.scale = layer.scale;
+    attention.softcap = layer.softcap;
+    const AttentionCache<bf16> cache{layer.k_cache, layer.v_cache, attention.head_dim};
+    paged_attention<bf16, bf16>(attention, cache, qkv, attended, num_threads);
+    linear(layer.output, attended, x, x, rows, num_threads);
+    rms_norm<bf16>(x, hidden, layer.mlp_norm, normed, rows, hidden, layer.eps, layer.weight_offset, num_threads);
+    linear(layer.gate_up, normed, nullptr, wide, rows, num_threads);
+    act_and_mul<bf16>(wide, layer.gate_up.num_outputs, gated, rows, layer.down.num_inputs, layer.activation, num_threads);
+    linear(layer.down, gated, x, x, rows, num_threads);
+  }
+}
+
+#endif
+
+}  // namespace pagoda

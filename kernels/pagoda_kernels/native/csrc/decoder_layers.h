@@ -1,0 +1,53 @@
+// The layers of a decoder one behind the other, from the kernels of ops.h: what they compute, they compute alike.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ops.h"
+
+namespace pagoda {
+
+// y = x W^T + bias, of a packed bfloat16 matrix, or of integers where `packed` is null.
+struct LinearWeights {
+  const bf16* packed;
+  QuantizedMatrix quantized;
+  const bf16* bias;  // or null
+  int64_t num_outputs, num_inputs;
+};
+
+// x += attention(norm(x)); x += down(activation(gate(norm(x))) * up(norm(x))).
+struct DecoderLayer {
+  const bf16 *attention_norm, *mlp_norm;
+  float eps, weight_offset;
+  const bf16 *q_norm, *k_norm;  // of each head, or null
+  float head_eps, head_weight_offset;
+  LinearWeights qkv, output, gate_up, down;
+  Activation activation;
+  int rotation;  // index into DecoderBatch::rotations; -1: none
+  bool is_interleaved;
+  float scale, softcap;  // of attention; softcap 0: none
+  int64_t window;        // 0: all
+  bf16 *k_cache, *v_cache;
+};
+
+struct Rotation {
+  const float *cos, *sin;  // [num_tokens, half]
+  int half;
+};
+
+struct DecoderBatch {
+  int64_t num_tokens;
+  const int64_t* slot_mapping;
+  AttentionBatch attention;  // all but what a layer says itself
+  CacheLayout cache;
+  std::vector<Rotation> rotations;
+};
+
+// Numbers of bfloat16 that `decoder_layers` needs for a batch beside x.
+int64_t decoder_scratch_size(const std::vector<DecoderLayer>& layers, const DecoderBatch& batch);
+
+// x: [num_tokens, hidden_size], in place.
+void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch, bf16* x, bf16* scratch, int num_threads);
+
+}  // namespace pagoda

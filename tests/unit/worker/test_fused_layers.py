@@ -1,0 +1,118 @@
+"""All layers of a model in one call: which models have that, and that it computes what they compute, to the bit."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pagoda_common.sampling_params import SamplingParams
+from pagoda_kernels.decoder_layers import DecoderLayers
+from pagoda_kernels.native.library import load_native, native
+from tests.checkpoints import make_checkpoint
+from tests.unit.worker.driver import Driver, Tracked
+from tests.unit.worker.reference import make_prompts
+
+load_native()
+pytestmark = pytest.mark.skipif(native("decoder_layers") is None, reason="this CPU has no AVX512-BF16, or no compiler")
+
+LENGTHS = (1, 15, 16, 17, 70, 33)
+PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+FUSED = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",  # a sliding window
+    "Qwen2ForCausalLM",  # biases
+    "Qwen3ForCausalLM",  # norms of heads
+    "GemmaForCausalLM",  # weights of norms less one, GELU
+    "Phi3ForCausalLM",  # rotates a part of each head
+    "SmolLM3ForCausalLM",  # a layer without rotation
+    "Ernie4_5ForCausalLM",  # rotates neighbours
+)
+NOT_FUSED = (
+    "GPT2LMHeadModel",
+    "Gemma2ForCausalLM",
+    "Olmo2ForCausalLM",
+    "GraniteForCausalLM",
+    "CohereForCausalLM",
+    "MixtralForCausalLM",
+    "ArceeForCausalLM",
+)
+
+
+def fused_of(driver: Driver) -> DecoderLayers | None:
+    runner = driver.worker._runner
+    assert runner is not None
+    return runner._fused
+
+
+def one_by_one(directory: Path, **options: Any) -> Driver:
+    """A driver whose model runs its layers one after the other."""
+    driver = Driver(directory, **options)
+    runner = driver.worker._runner
+    assert runner is not None
+    runner._fused = None
+    return driver
+
+
+def described(sequences: list[Tracked]) -> list[Any]:
+    """All that was said about sequences."""
+    prompts = [np.concatenate([chunk.logprobs.logprobs for chunk in one.prompt_logprobs] or [[]]) for one in sequences]
+    return [(one.output, one.logprobs, prompt.tolist()) for one, prompt in zip(sequences, prompts, strict=True)]
+
+
+def assert_alike(directory: Path, **options: Any) -> None:
+    """The same tokens, log probabilities and cache, with prompts in chunks beside decodes."""
+    fused = Driver(directory, dtype="bfloat16", **options)
+    plain = one_by_one(directory, dtype="bfloat16", **options)
+    assert fused_of(fused) is not None
+    said = [described(driver.generate(make_prompts(LENGTHS), PARAMS, chunk=20)) for driver in (fused, plain)]
+    assert said[0] == said[1]
+    caches = [driver.worker._runner._kv_cache for driver in (fused, plain) if driver.worker._runner is not None]
+    for name in ("k_caches", "v_caches"):
+        for ours, theirs in zip(*(getattr(cache, name) for cache in caches), strict=True):
+            assert ours.any()
+            assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("architecture", FUSED)
+def test_fused_layers_compute_as_the_layers_do(architecture: str, tmp_path: Path) -> None:
+    assert_alike(make_checkpoint(architecture, tmp_path))
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_fused_layers_take_integers(quantization: str, tmp_path: Path) -> None:
+    assert_alike(make_checkpoint("Qwen2ForCausalLM", tmp_path), quantization=quantization)
+
+
+@pytest.mark.parametrize("architecture", NOT_FUSED)
+def test_other_models_run_their_layers_one_by_one(architecture: str, tmp_path: Path) -> None:
+    driver = Driver(make_checkpoint(architecture, tmp_path), dtype="bfloat16")
+    assert fused_of(driver) is None
+    assert all(len(one.output) == 4 for one in driver.generate(make_prompts((3, 18)), max_tokens=4))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "float32"},
+        {"kv_cache_dtype": "int8"},
+        {"reference_kernels": ("rms_norm",)},
+        {"reference_kernels": ("decoder_layers",)},
+        {"reference_kernels": ("all",)},
+    ],
+)
+def test_what_has_no_kernel_for_every_operation_is_not_fused(options: dict[str, Any], tmp_path: Path) -> None:
+    directory = make_checkpoint("LlamaForCausalLM", tmp_path)
+    assert fused_of(Driver(directory, **{"dtype": "bfloat16", **options})) is None
+
+
+def test_new_weights_are_seen(tmp_path: Path) -> None:
+    first = make_checkpoint("LlamaForCausalLM", tmp_path / "first")
+    driver = Driver(first, dtype="bfloat16")
+    before = described(driver.generate(make_prompts((5, 40)), PARAMS))
+    driver.worker.sleep(2)
+    driver.worker.wake_up()
+    driver.worker.initialize_cache(num_blocks=600, num_cpu_blocks=0)
+    assert fused_of(driver) is not None
+    assert described(driver.generate(make_prompts((5, 40)), PARAMS)) == before
