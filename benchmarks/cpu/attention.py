@@ -1,7 +1,8 @@
 """Paged attention on the CPU: the C++ kernel, and what PyTorch's operators make of the same batch.
 
-Decodes are measured in GB/s of keys and values read, prompts in GFLOP/s (two products over the visible keys). Each call
-takes another layer's cache, until the layers do not fit into the processor's caches together.
+Decodes are measured in GB/s of keys and values read, prompts in GFLOP/s (two products over the visible keys). Where
+decodes share their first tokens' blocks, these count once a sequence, however often they are read. Each call takes
+another layer's cache, until the layers do not fit into the processor's caches together.
 
     python benchmarks/cpu/attention.py --json benchmarks/results/cpu_attention.jsonl
     python benchmarks/cpu/attention.py --paths native --kv-cache-dtype int8
@@ -70,14 +71,15 @@ class Case:
         return AttentionPlan(query_lens, seq_lens, self.block_table, BLOCK_SIZE, self.dtype, torch.device("cpu"))
 
 
-def make_case(shape: Shape, query_lens: list[int], seq_lens: list[int]) -> Case:
-    """Random numbers in blocks in random order."""
+def make_case(shape: Shape, query_lens: list[int], seq_lens: list[int], num_shared: int = 0) -> Case:
+    """Random numbers in blocks in random order; the first `num_shared` tokens, in whole blocks, are shared."""
     generator = torch.Generator().manual_seed(0)
     counts = [-(-length // BLOCK_SIZE) for length in seq_lens]
     order = torch.randperm(sum(counts), generator=generator).to(torch.int32).numpy()
     table = np.zeros((len(seq_lens), max(counts)), dtype=np.int32)
     for row, (count, end) in enumerate(zip(counts, np.cumsum(counts), strict=True)):
         table[row, :count] = order[end - count : end]
+        table[row, : num_shared // BLOCK_SIZE] = table[0, : num_shared // BLOCK_SIZE]
     size = (sum(counts), BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
     layer_bytes = sum(counts) * BLOCK_SIZE * shape.key_bytes
     first = [torch.randn(size, generator=generator).to(shape.dtype) for _ in range(2)]
@@ -137,6 +139,13 @@ def main() -> None:
     flags.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "int8"))
     flags.add_argument("--paths", nargs="+", default=["native", "torch"], choices=("native", "torch"))
     flags.add_argument("--decode", nargs="*", default=["1x128", "1x2048", "16x512", "32x128", "32x512", "32x2048"])
+    flags.add_argument(
+        "--shared",
+        nargs="*",
+        default=["8x256+200", "32x1024+60"],
+        metavar="NxSHARED+OWN",
+        help="decodes with one prefix",
+    )
     flags.add_argument("--prefill", nargs="*", type=int, default=[128, 512, 2048])
     flags.add_argument("--budget", type=float, default=0.2, metavar="SECONDS", help="of each measurement")
     args = flags.parse_args()
@@ -154,6 +163,11 @@ def main() -> None:
         case = make_case(shape, [1] * count, [context] * count)
         amount = count * context * shape.key_bytes
         both(report, f"{prefix}.decode.{name}", "GB/s", amount, case, args)
+    for name in args.shared:
+        count, num_shared, num_own = map(int, name.replace("+", "x").split("x"))
+        case = make_case(shape, [1] * count, [num_shared + num_own] * count, num_shared)
+        amount = count * (num_shared + num_own) * shape.key_bytes
+        both(report, f"{prefix}.shared.{name}", "GB/s", amount, case, args)
     for length in args.prefill:
         case = make_case(shape, [length], [length])
         amount = 4 * num_heads * shape.head_dim * length * (length + 1) / 2

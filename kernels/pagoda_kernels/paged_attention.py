@@ -62,6 +62,9 @@ def paged_attention(
     On the CPU, float32 and bfloat16 go to csrc/paged_attention.cpp. There, an output is a function of its own
     sequence's tokens alone, bit for bit: neither the rest of the batch, nor the number of threads, nor how a prompt was
     cut into chunks changes it. In bfloat16, softmax weights are rounded to bfloat16 before the values are summed up.
+    Sequences of few query tokens whose block tables begin alike have the keys that they share packed once for all of
+    them (csrc/shared_prefixes.cpp), unless a window hides some: 32 decodes that share 1,024 tokens and have 60 of their
+    own (12 heads of 64, bfloat16) take a third of the processor time, 2.0 ms of one thread instead of 5.8.
 
     Measured on 2 cores with AVX512-bf16 that read 26 GB/s (benchmarks/cpu/attention.py, bfloat16), against PyTorch in
     the same run: 12 heads of 64, 32 decodes at 512 tokens 26.9 GB/s of keys and values against 2.1, one at 2,048 tokens
@@ -69,7 +72,8 @@ def paged_attention(
     23.3 GB/s and 499 GFLOP/s. An int8 cache of the first shape: 14.8 GB/s and 13.0 GB/s of nearly half the bytes.
 
     Source: paged attention, Kwon et al. 2023 (arXiv 2309.06180); grouped queries, Ainslie et al. 2023
-    (arXiv 2305.13245); linear biases, Press et al. 2021 (arXiv 2108.12409).
+    (arXiv 2305.13245); linear biases, Press et al. 2021 (arXiv 2108.12409); queries over a shared prefix together,
+    Juravsky et al. 2024 (arXiv 2402.05099).
     """
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = k_cache.shape[2]

@@ -4,38 +4,16 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
-#include <vector>
+#include <thread>
 
 #include "ops.h"
+#include "paged_attention_plan.h"
 #include "paged_attention_tile.h"
 
 namespace pagoda {
 namespace {
 
 using namespace attention;
-
-constexpr int64_t kPartitionKeys = 1024;  // keys whose sums may be made apart, counted from position 0
-constexpr int64_t kStreamRows = 16;       // up to so many rows of a KV head, reading the cache is what takes the time
-constexpr int64_t kPrefillRows = 192;     // rows of one task otherwise: packing a tile of keys costs like some 5 rows
-constexpr int64_t kTasksPerThread = 4;
-constexpr int64_t kPackingRows = 8;        // what packing a key costs, in rows
-constexpr int64_t kSingleThreadWork = 4096;  // keys times rows (packing included) that are not worth waking a thread
-
-// Some query tokens of a sequence, some KV heads, some partitions of its keys.
-struct Task {
-  int64_t seq, token, num_tokens;  // token: the first one in the batch
-  int64_t position;                // of the first token in its sequence
-  int64_t head, num_heads;         // KV heads
-  int64_t partition, num_partitions;
-  int64_t partial;  // index of where its sums go, if others compute the rest of the keys; else -1
-  int64_t cost;
-};
-
-// A decode whose partitions were computed by several tasks.
-struct Merge {
-  int64_t token, num_tokens;
-  int64_t partial, num_partitions;
-};
 
 // Memory that grows and is kept by its thread.
 template <typename T>
@@ -116,123 +94,78 @@ class Attention {
  public:
   using P = Packed<T>;
 
-  Attention(const AttentionBatch& batch, const AttentionCache<S>& cache, const T* query, T* out)
+  Attention(const AttentionBatch& batch, const AttentionCache<S>& cache, const T* query, T* out, int num_threads)
       : batch_(batch),
         cache_(cache),
         query_(query),
         out_(out),
+        num_threads_(num_threads),
         group_(batch.num_heads / batch.num_kv_heads),
         query_width_(round_up(batch.head_dim, kStep<P>)),
-        width_(round_up(batch.head_dim, kLanes)) {}
+        width_(round_up(batch.head_dim, kLanes)),
+        plan_(batch, num_threads) {}
 
-  void run(int num_threads) {
-    const int64_t cost = plan(num_threads);
-    if (cost <= kSingleThreadWork) num_threads = 1;
+  void run() const {
     static thread_local Buffer<float> partial_values;
     static thread_local Buffer<RowState> partial_states;
-    const int64_t rows = num_partials_ * batch_.num_heads;
+    const int64_t rows = plan_.num_partials * batch_.num_heads;
     const Sums partials{partial_values.get(rows * width_), partial_states.get(rows)};
+    const int num_threads = plan_.cost <= kSingleThreadWork ? 1 : num_threads_;
     std::atomic<size_t> next{0};
+    std::atomic<int64_t> shared_left{plan_.num_shared};
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
       static thread_local Scratch<P> scratch;
-      for (size_t i = next++; i < tasks_.size(); i = next++) compute(tasks_[i], partials, scratch);
+      for (size_t i = next++; i < plan_.tasks.size(); i = next++) {
+        const Task& task = plan_.tasks[i];
+        // Tasks are begun in order: whatever this one has to wait for is under way.
+        while (task.order == Task::Order::kAfterShared && shared_left.load() > 0) std::this_thread::yield();
+        compute(task, partials, scratch);
+        if (task.order == Task::Order::kShared) --shared_left;
+      }
 #pragma omp barrier
 #pragma omp for schedule(static)
-      for (size_t i = 0; i < merges_.size(); ++i) merge(merges_[i], partials);
+      for (size_t i = 0; i < plan_.merges.size(); ++i) merge(plan_.merges[i], partials);
     }
   }
 
  private:
-  // Tasks of like cost, the most expensive first; returns their whole cost.
-  int64_t plan(int num_threads) {
-    const int64_t heads = batch_.num_kv_heads;
-    int64_t whole = 0;
-    for (int64_t seq = 0; seq < batch_.num_seqs; ++seq) {
-      whole += cost_of(batch_.seq_lens[seq] - batch_.query_lens[seq], batch_.query_lens[seq]) * heads;
-    }
-    const int64_t target = num_threads == 1 ? whole : whole / (num_threads * kTasksPerThread);
-    int64_t token = 0;
-    for (int64_t seq = 0; seq < batch_.num_seqs; ++seq) {
-      const int64_t tokens = batch_.query_lens[seq], position = batch_.seq_lens[seq] - tokens;
-      if (tokens * group_ <= kStreamRows) {
-        plan_stream(seq, token, tokens, position, target);
-      } else {
-        int64_t size = std::max<int64_t>(1, kPrefillRows / group_);
-        while (size * group_ > 2 * kRows && divide_up(tokens, size) * heads < num_threads * kTasksPerThread) size = (size + 1) / 2;
-        for (int64_t first = 0; first < tokens; first += size) {
-          const int64_t count = std::min(size, tokens - first), at = position + first;
-          const int64_t from = first_key(at) / kPartitionKeys, to = (at + count - 1) / kPartitionKeys;
-          for (int64_t head = 0; head < heads; ++head) {
-            tasks_.push_back({seq, token + first, count, at, head, 1, from, to - from + 1, -1, cost_of(at, count)});
-          }
-        }
-      }
-      token += tokens;
-    }
-    std::stable_sort(tasks_.begin(), tasks_.end(), [](const Task& a, const Task& b) { return a.cost > b.cost; });
-    return whole;
-  }
-
-  // Few rows: all heads of a key at once read the cache as it lies, so heads are parted only if partitions do not suffice.
-  void plan_stream(int64_t seq, int64_t token, int64_t tokens, int64_t position, int64_t target) {
-    const int64_t cost = cost_of(position, tokens) * batch_.num_kv_heads;
-    const int64_t from = first_key(position) / kPartitionKeys, to = (position + tokens - 1) / kPartitionKeys;
-    const int64_t partitions = to - from + 1, pieces = std::max<int64_t>(1, divide_up(cost, std::max<int64_t>(target, 1)));
-    const bool is_split = pieces > 1 && partitions > 1;
-    const int64_t parts = is_split ? partitions : 1;
-    const int64_t ranges = std::min(batch_.num_kv_heads, divide_up(pieces, parts));
-    if (is_split) {
-      merges_.push_back({token, tokens, num_partials_, partitions});
-    }
-    for (int64_t part = 0; part < parts; ++part) {
-      for (int64_t range = 0; range < ranges; ++range) {
-        const int64_t head = batch_.num_kv_heads * range / ranges, end = batch_.num_kv_heads * (range + 1) / ranges;
-        tasks_.push_back({seq, token, tokens, position, head, end - head, from + part, is_split ? 1 : partitions,
-                          is_split ? num_partials_ + part * tokens : -1, cost / (parts * ranges)});
-      }
-    }
-    if (is_split) num_partials_ += partitions * tokens;
-  }
-
-  int64_t first_key(int64_t position) const {
-    return batch_.window ? std::max<int64_t>(0, position - batch_.window + 1) : 0;
-  }
-
-  // Of one KV head: keys times rows, about.
-  int64_t cost_of(int64_t position, int64_t tokens) const {
-    return (position + tokens / 2 + 1 - first_key(position)) * (tokens * group_ + kPackingRows);
-  }
-
   void compute(const Task& task, const Sums& partials, Scratch<P>& scratch) const {
-    const int64_t rows = task.num_tokens * group_, all_rows = rows * task.num_heads;
+    const int64_t all_rows = task.num_queries * group_ * task.num_heads;
     P* query = scratch.query.get(all_rows * query_width_);
     pack_query(task, query);
     scratch.keys.get(kTileKeys * query_width_);
     scratch.values.get(kTileKeys * width_);
     const Sums sums{scratch.sums.get(all_rows * width_), scratch.states.get(all_rows)};
-    sums.clear(all_rows, width_);
-    if (task.num_partitions == 1) {
-      add_partition(task, task.partition, query, sums, scratch);
-      finish(task, sums, partials);
-      return;
+    const int64_t first = task.begin / kPartitionKeys, last = (task.end - 1) / kPartitionKeys;
+    const bool is_added_up = !task.is_apart && first < last;
+    Sums total{};
+    if (is_added_up) {
+      total = {scratch.total_sums.get(all_rows * width_), scratch.total_states.get(all_rows)};
+      total.clear(all_rows, width_);
     }
-    const Sums total{scratch.total_sums.get(all_rows * width_), scratch.total_states.get(all_rows)};
-    total.clear(all_rows, width_);
-    for (int64_t partition = task.partition; partition < task.partition + task.num_partitions; ++partition) {
-      if (partition > task.partition) sums.clear(all_rows, width_);
+    for (int64_t partition = first; partition <= last; ++partition) {
+      if (partition == first && task.is_resumed()) {
+        resume(task, partition, partials, sums);
+      } else {
+        sums.clear(all_rows, width_);
+      }
       add_partition(task, partition, query, sums, scratch);
-      add_sums(total, sums, all_rows, width_);
+      if (task.is_apart) {
+        put_aside(task, partition, sums, partials);
+      } else if (is_added_up) {
+        add_sums(total, sums, all_rows, width_);
+      }
     }
-    finish(task, total, partials);
+    if (!task.is_apart) finish(task, is_added_up ? total : sums);
   }
 
   // [head][token][head of the group][query_width_].
   void pack_query(const Task& task, P* packed) const {
     for (int64_t head = task.head; head < task.head + task.num_heads; ++head) {
-      for (int64_t token = task.token; token < task.token + task.num_tokens; ++token) {
+      for (int64_t query = task.query; query < task.query + task.num_queries; ++query) {
         for (int64_t i = 0; i < group_; ++i, packed += query_width_) {
-          const T* row = query_ + token * batch_.query_stride + (head * group_ + i) * batch_.head_dim;
+          const T* row = query_ + plan_.queries[query].token * batch_.query_stride + (head * group_ + i) * batch_.head_dim;
           for (int64_t column = 0; column < query_width_; ++column) {
             if (column >= batch_.head_dim) {
               packed[column] = P{};
@@ -248,9 +181,9 @@ class Attention {
   }
 
   void add_partition(const Task& task, int64_t partition, const P* query, const Sums& sums, Scratch<P>& scratch) const {
-    const int64_t rows = task.num_tokens * group_;
-    const int64_t end = std::min((partition + 1) * kPartitionKeys, task.position + task.num_tokens);
-    int64_t start = std::max(partition * kPartitionKeys, first_key(task.position) / kTileKeys * kTileKeys);
+    const int64_t rows = task.num_queries * group_;
+    const int64_t end = std::min((partition + 1) * kPartitionKeys, task.end);
+    int64_t start = std::max(partition * kPartitionKeys, task.begin);
     int64_t *slots = scratch.slots[0], *next_slots = scratch.slots[1];
     const int num_first = find_slots(task.seq, start, end, slots);
     prefetch(task, slots, 0, num_first).step(num_first * task.num_heads * cache_.width);
@@ -313,23 +246,23 @@ class Attention {
   // The rows of one KV head over the packed tile of keys [start, start + num_keys).
   void add_tile(const Task& task, int64_t head, int64_t start, int num_keys, const P* query, const Sums& sums,
                 Scratch<P>& scratch) const {
-    const int64_t rows = task.num_tokens * group_;
+    const int64_t rows = task.num_queries * group_;
     const int query_steps = static_cast<int>(query_width_ / kStep<P>);
     const Scoring scoring{batch_.scale, batch_.softcap};
     const bool is_quantized = std::is_same_v<S, int8_t>;
     const float *k_scales = is_quantized ? scratch.k_scales : nullptr, *v_scales = is_quantized ? scratch.v_scales : nullptr;
     for (int64_t row = 0; row < rows; row += kRows) {
       const int count = static_cast<int>(std::min<int64_t>(kRows, rows - row));
-      const int64_t last = task.position + (row + count - 1) / group_;
+      const int64_t last = position_of(task, row + count - 1);
       const int end = static_cast<int>(std::min<int64_t>(num_keys, last + 1 - start));
-      if (end <= 0 || first_key(task.position + row / group_) >= start + end) continue;
+      if (end <= 0 || plan_.first_key(position_of(task, row)) >= start + end) continue;
       const P* rows_query = query + row * query_width_;
       multiply_all(count, (end + kLanes - 1) / kLanes, rows_query, query_width_, scratch.keys.get(0),
                    int64_t{kTileKeys} * kStep<P>, query_steps, scratch.products, kTileKeys, nullptr);
       float factors[kRows];
       for (int i = 0; i < count; ++i) {
-        const int64_t position = task.position + (row + i) / group_;
-        const int row_begin = static_cast<int>(std::clamp<int64_t>(first_key(position) - start, 0, kTileKeys));
+        const int64_t position = position_of(task, row + i);
+        const int row_begin = static_cast<int>(std::clamp<int64_t>(plan_.first_key(position) - start, 0, kTileKeys));
         const int row_end = static_cast<int>(std::clamp<int64_t>(position + 1 - start, 0, num_keys));
         const float slope = batch_.slopes == nullptr ? 0.0f : batch_.slopes[head * group_ + (row + i) % group_];
         factors[i] = softmax_row(scratch.products + i * kTileKeys, scratch.weights + i * kTileKeys, row_begin, row_end, scoring,
@@ -340,19 +273,39 @@ class Attention {
     }
   }
 
-  void finish(const Task& task, const Sums& sums, const Sums& partials) const {
-    const int64_t rows = task.num_tokens * group_;
+  int64_t position_of(const Task& task, int64_t row) const { return plan_.queries[task.query + row / group_].position; }
+
+  // Index of a task's row in the partials of a partition; rows are [head][query][head of the group].
+  int64_t partial_row(const Task& task, int64_t partition, int64_t row) const {
+    const int64_t rows = task.num_queries * group_;
+    const Query& query = plan_.queries[task.query + row % rows / group_];
+    const int64_t head = (task.head + row / rows) * group_ + row % group_;
+    return (query.partial + partition * query.partial_stride) * batch_.num_heads + head;
+  }
+
+  void put_aside(const Task& task, int64_t partition, const Sums& sums, const Sums& partials) const {
+    for (int64_t i = 0; i < task.num_heads * task.num_queries * group_; ++i) {
+      const int64_t row = partial_row(task, partition, i);
+      std::copy_n(sums.values + i * width_, width_, partials.values + row * width_);
+      partials.states[row] = sums.states[i];
+    }
+  }
+
+  void resume(const Task& task, int64_t partition, const Sums& partials, const Sums& sums) const {
+    for (int64_t i = 0; i < task.num_heads * task.num_queries * group_; ++i) {
+      const int64_t row = partial_row(task, partition, i);
+      std::copy_n(partials.values + row * width_, width_, sums.values + i * width_);
+      sums.states[i] = partials.states[row];
+    }
+  }
+
+  void finish(const Task& task, const Sums& sums) const {
+    const int64_t rows = task.num_queries * group_;
     for (int64_t i = 0; i < task.num_heads * rows; ++i) {
-      const int64_t token = i % rows / group_, head = (task.head + i / rows) * group_ + i % group_;
-      const float* values = sums.values + i * width_;
-      if (task.partial >= 0) {
-        const int64_t row = (task.partial + token) * batch_.num_heads + head;
-        std::copy(values, values + width_, partials.values + row * width_);
-        partials.states[row] = sums.states[i];
-      } else {
-        T* out = out_ + ((task.token + token) * batch_.num_heads + head) * batch_.head_dim;
-        store_row(values, sums.states[i].sum, batch_.head_dim, out);
-      }
+      const int64_t token = plan_.queries[task.query + i % rows / group_].token;
+      const int64_t head = (task.head + i / rows) * group_ + i % group_;
+      T* out = out_ + (token * batch_.num_heads + head) * batch_.head_dim;
+      store_row(sums.values + i * width_, sums.states[i].sum, batch_.head_dim, out);
     }
   }
 
@@ -372,17 +325,16 @@ class Attention {
   const AttentionCache<S>& cache_;
   const T* query_;
   T* out_;
+  int num_threads_;
   int64_t group_, query_width_, width_;
-  int64_t num_partials_ = 0;
-  std::vector<Task> tasks_;
-  std::vector<Merge> merges_;
+  Plan plan_;
 };
 
 }  // namespace
 
 template <typename T, typename S>
 void paged_attention(const AttentionBatch& batch, const AttentionCache<S>& cache, const T* query, T* out, int num_threads) {
-  Attention<T, S>(batch, cache, query, out).run(num_threads);
+  Attention<T, S>(batch, cache, query, out, num_threads).run();
 }
 
 template void paged_attention(const AttentionBatch&, const AttentionCache<float>&, const float*, float*, int);
