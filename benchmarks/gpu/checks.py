@@ -1,7 +1,6 @@
 """Every Triton kernel against its reference, once: on a GPU, in the interpreter, or only through the compiler."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -9,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.check import TOLERANCE, Check, Pair
+from benchmarks.gpu.quantized import quantized_checks
 from pagoda_kernels.act_and_mul import ACTIVATIONS, act_and_mul, act_and_mul_reference
 from pagoda_kernels.add_rms_norm import add_rms_norm, add_rms_norm_reference
 from pagoda_kernels.apply_penalties import apply_token_penalties, apply_token_penalties_reference
@@ -24,37 +25,6 @@ from pagoda_kernels.store_kv_cache import store_kv_cache, store_kv_cache_referen
 from pagoda_kernels.top_logprobs import top_logprobs, top_logprobs_reference
 
 BLOCK_SIZE = 16
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """What a kernel gave, and what it should have given."""
-
-    actual: Tensor
-    expected: Tensor
-    tolerance: float
-
-    @property
-    def error(self) -> float:
-        """The greatest difference, in tolerances (absolute and relative); at most 1 is right. NaN must meet NaN."""
-        actual, expected = self.actual.double(), self.expected.double()
-        if actual.shape != expected.shape or not torch.equal(actual.isnan(), expected.isnan()):
-            return float("inf")
-        if not actual.numel():
-            return 0.0
-        differs = (actual != expected) & ~expected.isnan()
-        gap = torch.where(differs, (actual - expected).abs() / (1 + expected.abs()), 0.0)
-        return float(gap.amax()) / self.tolerance
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One call of one operation."""
-
-    operation: str
-    case: str
-    run: Callable[[], list[Pair]]
 
 
 def checks(device: torch.device, *, is_small: bool) -> Iterator[Check]:
@@ -74,6 +44,7 @@ def checks(device: torch.device, *, is_small: bool) -> Iterator[Check]:
             yield from _rows(device, dtype, num_tokens, 128 if is_small else 4096)
     for vocab_size in (300,) if is_small else (300, 32000, 151936):
         yield from _logits(device, vocab_size, 3 if is_small else 33)
+    yield from quantized_checks(device, is_small=is_small)
     yield Check("copy_blocks", "within one tensor", lambda: _copies(device))
 
 

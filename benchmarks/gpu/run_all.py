@@ -80,7 +80,7 @@ def run_checks(device: torch.device, index: int, count: int, *, is_small: bool) 
 
 def measure_all(device: torch.device, budget_s: float, directory: Path, *, is_small: bool) -> dict[str, Any]:
     """Every part, guarded."""
-    from benchmarks.gpu import kernels, steps
+    from benchmarks.gpu import kernels, quantized, steps
     from benchmarks.gpu.timing import Figures
 
     started = time.monotonic()
@@ -98,6 +98,7 @@ def measure_all(device: torch.device, budget_s: float, directory: Path, *, is_sm
         "checks": check,
         "decode attention": lambda: kernels.measure_decode_attention(figures, is_small=is_small),
         "prefill attention": lambda: kernels.measure_prefill_attention(figures, is_small=is_small),
+        "quantized linear": lambda: quantized.measure_quantized_linear(figures, is_small=is_small),
         "rows": lambda: kernels.measure_rows(figures, is_small=is_small),
         "steps 0.6B": lambda: steps.measure_steps(figures, "0.6B", is_small=is_small),
         "steps 8B": lambda: steps.measure_steps(figures, "8B", is_small=is_small),

@@ -6,6 +6,8 @@ from torch import Tensor
 
 from pagoda_kernels.native.library import NATIVE_DTYPES, native
 from pagoda_kernels.quantized_matrix import PackedMatrix, unpack
+from pagoda_kernels.quantized_rows import RowMatrix, fits_rows, unpack_row_matrix
+from pagoda_kernels.selection import TRITON_DTYPES, triton_kernel
 
 _MAX_PART = 128
 """Inputs that the C++ kernel sums up before it scales: groups that are larger must be multiples."""
@@ -13,7 +15,7 @@ _MAX_PART = 128
 
 def quantized_linear(
     x: Tensor,
-    weight: PackedMatrix,
+    weight: PackedMatrix | RowMatrix,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     *,
@@ -21,11 +23,16 @@ def quantized_linear(
 ) -> Tensor:
     """x W^T + bias + residual, rounded once; x is not quantized.
 
-    A row of the result does not depend on the other rows of x. The kernel reads packed weights at memory speed for
-    a few rows; for many it takes a tile at a time to bfloat16 in the nearest cache.
+    On a CPU a row of the result does not depend on the other rows of x. The C++ kernel reads packed weights at memory
+    speed for a few rows; for many it takes a tile at a time to bfloat16 in the nearest cache.
+
+    On a GPU the Triton kernel takes codes to x's data type in registers, sums in float32 and divides the inputs among
+    programs for a few rows, so sums depend on how many rows there are. Not measured: `benchmarks/gpu/run_all.py` does.
 
     Args:
-        x: [num_tokens, num_inputs] float32, bfloat16 or float16, which is computed as float32.
+        x: [num_tokens, num_inputs] float32, bfloat16 or float16, which the C++ kernel computes as float32.
+        weight: a PackedMatrix for the C++ kernel, a RowMatrix for the Triton kernel; 4 or 8 bits, with groups or one
+            scale an output, with or without zero points.
         bias: [num_outputs], as x.
         residual: [num_tokens, num_outputs], as x.
         out_dtype: x's, unless it is given: float32.
@@ -40,19 +47,36 @@ def quantized_linear(
     out_dtype = out_dtype or x.dtype
     if out_dtype not in (x.dtype, torch.float32):
         raise ValueError(f"out_dtype is {out_dtype}, must be {x.dtype} or torch.float32")
+    if isinstance(weight, RowMatrix):
+        return _on_rows(x, weight, bias, residual, out_dtype)
     if x.dtype == torch.float16:
         wide = (None if other is None else other.float() for other in (bias, residual))
         return quantized_linear(x.float(), weight, *wide).to(out_dtype)
     kernel = native("quantized_linear") if x.is_cpu else None
     if kernel is None or x.dtype not in NATIVE_DTYPES or not has_kernel_for(weight):
         return quantized_linear_reference(x, weight, bias, residual, out_dtype=out_dtype)
-    rows = x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, x.shape[-1]).contiguous()
-    added = residual
-    if residual is not None and (residual.dim() != 2 or residual.stride(1) != 1):
-        added = residual.reshape(-1, weight.num_outputs).contiguous()
+    rows = _rows(x, weight.num_inputs)
+    added = None if residual is None else _rows(residual, weight.num_outputs)
     out = torch.empty(*x.shape[:-1], weight.num_outputs, dtype=out_dtype)
     kernel(rows, weight.codes, weight.scales, weight.zeros, weight.group_size, bias, added, out)
     return out
+
+
+def _on_rows(
+    x: Tensor, weight: RowMatrix, bias: Tensor | None, residual: Tensor | None, out_dtype: torch.dtype
+) -> Tensor:
+    """`quantized_linear` with a weight for a GPU."""
+    kernel = triton_kernel("quantized_linear", x)
+    if kernel is None or x.dtype not in TRITON_DTYPES or not fits_rows(weight.num_inputs, weight.group_size):
+        return quantized_linear_reference(x, weight, bias, residual, out_dtype=out_dtype)
+    added = None if residual is None else _rows(residual, weight.num_outputs)
+    joined = None if bias is None else bias.contiguous()
+    out: Tensor = kernel(_rows(x, weight.num_inputs), weight, joined, added, out_dtype=out_dtype)
+    return out.view(*x.shape[:-1], weight.num_outputs)
+
+
+def _rows(x: Tensor, columns: int) -> Tensor:
+    return x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, columns).contiguous()
 
 
 def has_kernel_for(weight: PackedMatrix) -> bool:
@@ -63,14 +87,15 @@ def has_kernel_for(weight: PackedMatrix) -> bool:
 
 def quantized_linear_reference(
     x: Tensor,
-    weight: PackedMatrix,
+    weight: PackedMatrix | RowMatrix,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     *,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The specification of `quantized_linear`."""
-    out = F.linear(x.float(), unpack(weight).dequantize().to(x.device))
+    integers = unpack_row_matrix(weight) if isinstance(weight, RowMatrix) else unpack(weight)
+    out = F.linear(x.float(), integers.dequantize().to(x.device))
     for other in (bias, residual):
         if other is not None:
             out = out + other.float()

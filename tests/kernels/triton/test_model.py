@@ -35,17 +35,23 @@ PARAMS = [
 ]
 
 
-def generate(directory: Path) -> list[Tracked]:
-    driver = Driver(directory, load_format="dummy", reference_kernels=("none",))
+def generate(directory: Path, **options: Any) -> list[Tracked]:
+    driver = Driver(directory, load_format="dummy", reference_kernels=("none",), **options)
     prompts = [list(range(5, 6)), list(range(20, 57)), list(range(100, 117))]
     return driver.generate(prompts, PARAMS, max_tokens=4, chunk=20)
 
 
-def test_tokens_are_those_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+def used_kernels(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The names of the kernels that run from now on, as they come."""
     used: set[str] = set()
     load = selection._load
     monkeypatch.setattr(selection, "_load", lambda operation: (used.add(operation), load(operation))[1])
+    return used
+
+
+def test_tokens_are_those_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    used = used_kernels(monkeypatch)
     with torch.inference_mode():
         actual = generate(tmp_path)
         monkeypatch.setattr(selection, "_takes_cpu_tensors", False)
@@ -59,7 +65,26 @@ def test_tokens_are_those_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "sample_tokens",
         "top_logprobs",
     }
+    assert_same(actual, expected)
+
+
+def assert_same(actual: list[Tracked], expected: list[Tracked]) -> None:
+    """The same tokens, log probabilities within 1e-4."""
     for one, other in zip(actual, expected, strict=True):
         assert one.output == other.output
         for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
             assert mine == pytest.approx(theirs, abs=1e-4)
+
+
+@pytest.mark.parametrize(("options", "kernels"), [({"quantization": "int4-g32"}, {"quantized_linear"})])
+def test_quantized_tokens_are_those_of_the_cpu(
+    options: dict[str, Any], kernels: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    used = used_kernels(monkeypatch)
+    with torch.inference_mode():
+        actual = generate(tmp_path, **options)
+        assert used >= kernels
+        monkeypatch.setattr(selection, "_takes_cpu_tensors", False)
+        expected = generate(tmp_path, **options)
+    assert_same(actual, expected)

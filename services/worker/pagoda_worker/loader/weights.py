@@ -144,11 +144,12 @@ class _Filler:
         if method is None or len(kinds) > 1 or not is_whole or not layer.weight.is_meta:
             return False
         group_size = min(group_size, layer.columns)
+        device = self._device
         groups, has_zeros = -(-layer.columns // group_size), any(matrix.zeros is not None for _, matrix in parts)
         joined = QuantizedMatrix(
-            numbers=torch.empty(layer.rows, layer.columns, dtype=torch.int8),
-            scales=torch.empty(layer.rows, groups),
-            zeros=torch.zeros(layer.rows, groups) if has_zeros else None,
+            numbers=torch.empty(layer.rows, layer.columns, dtype=torch.int8, device=device),
+            scales=torch.empty(layer.rows, groups, device=device),
+            zeros=torch.zeros(layer.rows, groups, device=device) if has_zeros else None,
             bits=bits,
             group_size=group_size,
         )

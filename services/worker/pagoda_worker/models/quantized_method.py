@@ -8,6 +8,8 @@ from pagoda_kernels.decoder_layers import LinearWeights
 from pagoda_kernels.native.library import native
 from pagoda_kernels.quantized_linear import has_kernel_for, quantized_linear
 from pagoda_kernels.quantized_matrix import PackedMatrix, QuantizedMatrix, empty_packed, pack, quantize, unpack_rows
+from pagoda_kernels.quantized_rows import RowMatrix, empty_rows, fits_rows, look_up_rows, pack_rows
+from pagoda_kernels.selection import triton_kernel
 from pagoda_worker.models.linear_method import PLAIN, LinearMethod, MatrixLayer, PlainLinearMethod, choose_linear_method
 
 HEAD_BITS = 8
@@ -29,33 +31,37 @@ class QuantizedLinearMethod(PlainLinearMethod):
         """As in LinearMethod; floats become integers."""
         group_size = self._group_size or layer.columns
         if layer.weight.is_meta:
-            empty = empty_packed(layer.rows, layer.columns, bits=self._bits, group_size=group_size, device="meta")
-            self._set(layer, empty)
+            self._set(layer, self._empty(layer, group_size))
         else:
             self.hold(layer, quantize(layer.weight, bits=self._bits, group_size=group_size))
 
     def hold(self, layer: MatrixLayer, matrix: QuantizedMatrix) -> None:
         """Take integers that are there already. They have this method's bits and groups."""
-        self._set(layer, pack(matrix))
+        self._set(layer, self._pack(matrix))
+
+    def _pack(self, matrix: QuantizedMatrix) -> PackedMatrix | RowMatrix:
+        return pack(matrix)
+
+    def _empty(self, layer: MatrixLayer, group_size: int) -> PackedMatrix | RowMatrix:
+        """On the meta device."""
+        return empty_packed(layer.rows, layer.columns, bits=self._bits, group_size=group_size, device="meta")
 
     @staticmethod
-    def _set(layer: MatrixLayer, packed: PackedMatrix) -> None:
+    def _set(layer: MatrixLayer, packed: PackedMatrix | RowMatrix) -> None:
         layer.weight = nn.Parameter(packed.codes, requires_grad=False)
         layer.weight_scale = nn.Parameter(packed.scales, requires_grad=False)
         zeros = packed.zeros
         layer.weight_zero_point = None if zeros is None else nn.Parameter(zeros, requires_grad=False)
 
-    def _packed(self, layer: MatrixLayer) -> PackedMatrix:
+    def _fields(self, layer: MatrixLayer) -> tuple[Tensor, Tensor, Tensor | None, int, int, int, int]:
+        """Of a PackedMatrix or RowMatrix."""
         assert layer.weight_scale is not None, "they are set together"
-        return PackedMatrix(
-            layer.weight,
-            layer.weight_scale,
-            layer.weight_zero_point,
-            self._bits,
-            self._group_size or layer.columns,
-            layer.rows,
-            layer.columns,
-        )
+        group_size = self._group_size or layer.columns
+        parameters = layer.weight, layer.weight_scale, layer.weight_zero_point
+        return *parameters, self._bits, group_size, layer.rows, layer.columns
+
+    def _packed(self, layer: MatrixLayer) -> PackedMatrix | RowMatrix:
+        return PackedMatrix(*self._fields(layer))
 
     def apply(
         self,
@@ -71,14 +77,35 @@ class QuantizedLinearMethod(PlainLinearMethod):
 
     def embedding(self, layer: MatrixLayer, ids: Tensor) -> Tensor:
         """As in LinearMethod."""
-        return unpack_rows(self._packed(layer), ids).to(layer.dtype)
+        return unpack_rows(PackedMatrix(*self._fields(layer)), ids).to(layer.dtype)
 
     def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
         """As in LinearMethod."""
-        packed = self._packed(layer)
+        packed = PackedMatrix(*self._fields(layer))
         if not has_kernel_for(packed):
             return None
         return LinearWeights(matrix=packed, bias=bias, out_features=layer.rows, in_features=layer.columns)
+
+
+class QuantizedRowsMethod(QuantizedLinearMethod):
+    """The same in the order of the Triton kernel."""
+
+    def _pack(self, matrix: QuantizedMatrix) -> PackedMatrix | RowMatrix:
+        return pack_rows(matrix)
+
+    def _empty(self, layer: MatrixLayer, group_size: int) -> PackedMatrix | RowMatrix:
+        return empty_rows(layer.rows, layer.columns, bits=self._bits, group_size=group_size, device="meta")
+
+    def _packed(self, layer: MatrixLayer) -> PackedMatrix | RowMatrix:
+        return RowMatrix(*self._fields(layer))
+
+    def embedding(self, layer: MatrixLayer, ids: Tensor) -> Tensor:
+        """As in LinearMethod."""
+        return look_up_rows(RowMatrix(*self._fields(layer)), ids).to(layer.dtype)
+
+    def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
+        """As in LinearMethod."""
+        return None
 
 
 class DequantizedLinearMethod(PlainLinearMethod):
@@ -122,7 +149,8 @@ class LinearMethods:
 
     def __init__(self, *, online: OnlineQuantization | None, dtype: torch.dtype, device: torch.device) -> None:
         """`online`: what floats become."""
-        self._has_kernel = device.type == "cpu" and native("quantized_linear") is not None
+        self._has_rows = triton_kernel("quantized_linear", torch.empty(0, device=device)) is not None
+        self._has_tiles = device.type == "cpu" and native("quantized_linear") is not None
         self._floats = choose_linear_method(dtype=dtype, device=device)
         self._online = online
         self._quantized: dict[tuple[int, int], QuantizedLinearMethod] = {}
@@ -137,19 +165,26 @@ class LinearMethods:
         bits, group_size = online.bits, online.group_size
         if layer.prefix.endswith(_HEADS) and bits < HEAD_BITS:
             bits, group_size = HEAD_BITS, 0
-        if self._has_kernel and layer.columns % 2 == 0:
+        if self._has_kernel(layer.columns, group_size or layer.columns):
             return self._method(bits, group_size)
         return DequantizedLinearMethod(bits=bits, group_size=group_size, method=self._floats)
 
     def of_integers(self, matrix: QuantizedMatrix) -> QuantizedLinearMethod | None:
         """How a layer holds what a checkpoint has as integers; None: as floats."""
         num_inputs, group_size = matrix.numbers.shape[1], matrix.group_size
-        if not self._has_kernel or num_inputs % 2 or (group_size % 2 and group_size < num_inputs):
+        if not self._has_kernel(num_inputs, group_size):
             return None
         return self._method(matrix.bits, group_size if group_size < num_inputs else 0)
+
+    def _has_kernel(self, num_inputs: int, group_size: int) -> bool:
+        """Whether a kernel reads such groups."""
+        if self._has_rows:
+            return fits_rows(num_inputs, group_size)
+        return self._has_tiles and not num_inputs % 2 and not (group_size % 2 and group_size < num_inputs)
 
     def _method(self, bits: int, group_size: int) -> QuantizedLinearMethod:
         key = bits, group_size
         if key not in self._quantized:
-            self._quantized[key] = QuantizedLinearMethod(bits=bits, group_size=group_size)
+            kind = QuantizedRowsMethod if self._has_rows else QuantizedLinearMethod
+            self._quantized[key] = kind(bits=bits, group_size=group_size)
         return self._quantized[key]
