@@ -47,12 +47,18 @@ struct Sums {
   }
 };
 
+// Where a tile's keys and values are.
+struct Tile {
+  int64_t slots[kTileKeys];
+  int num_keys = 0;
+};
+
 template <typename P>
 struct Scratch {
   Buffer<P> query, keys, values;
   Buffer<float> sums, total_sums;
   Buffer<RowState> states, total_states;
-  int64_t slots[2][kTileKeys];
+  Tile tile, next_tile;
   alignas(64) float k_scales[kTileKeys], v_scales[kTileKeys];
   alignas(64) float products[kRows * kTileKeys];
   alignas(64) P weights[kRows * kTileKeys];
@@ -113,15 +119,21 @@ class Attention {
     const int num_threads = plan_.cost <= kSingleThreadWork ? 1 : num_threads_;
     std::atomic<size_t> next{0};
     std::atomic<int64_t> shared_left{plan_.num_shared};
+    const auto claim = [&] {
+      const size_t i = next++;
+      return i < plan_.tasks.size() ? &plan_.tasks[i] : nullptr;
+    };
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
       static thread_local Scratch<P> scratch;
-      for (size_t i = next++; i < plan_.tasks.size(); i = next++) {
-        const Task& task = plan_.tasks[i];
+      const Task* task = claim();
+      if (task != nullptr) fetch_first_tile(*task, scratch);
+      while (task != nullptr) {
         // Tasks are begun in order: whatever this one has to wait for is under way.
-        while (task.order == Task::Order::kAfterShared && shared_left.load() > 0) std::this_thread::yield();
-        compute(task, partials, scratch);
-        if (task.order == Task::Order::kShared) --shared_left;
+        while (task->order == Task::Order::kAfterShared && shared_left.load() > 0) std::this_thread::yield();
+        const Task* following = compute(*task, claim, partials, scratch);
+        if (task->order == Task::Order::kShared) --shared_left;
+        task = following;
       }
 #pragma omp barrier
 #pragma omp for schedule(static)
@@ -130,7 +142,10 @@ class Attention {
   }
 
  private:
-  void compute(const Task& task, const Sums& partials, Scratch<P>& scratch) const {
+  // Returns the task that the thread goes on with: it claims that when its last tile begins, to fetch the next one's first
+  // keys meanwhile.
+  template <typename Claim>
+  const Task* compute(const Task& task, const Claim& claim, const Sums& partials, Scratch<P>& scratch) const {
     const int64_t all_rows = task.num_queries * group_ * task.num_heads;
     P* query = scratch.query.get(all_rows * query_width_);
     pack_query(task, query);
@@ -139,6 +154,7 @@ class Attention {
     const Sums sums{scratch.sums.get(all_rows * width_), scratch.states.get(all_rows)};
     const int64_t first = task.begin / kPartitionKeys, last = (task.end - 1) / kPartitionKeys;
     const bool is_added_up = !task.is_apart && first < last;
+    const Task* following = nullptr;
     Sums total{};
     if (is_added_up) {
       total = {scratch.total_sums.get(all_rows * width_), scratch.total_states.get(all_rows)};
@@ -150,7 +166,12 @@ class Attention {
       } else {
         sums.clear(all_rows, width_);
       }
-      add_partition(task, partition, query, sums, scratch);
+      const int64_t end = std::min((partition + 1) * kPartitionKeys, task.end);
+      for (int64_t start = std::max(partition * kPartitionKeys, task.begin); start < end; start += kTileKeys) {
+        const bool is_last = start + kTileKeys >= task.end;
+        if (is_last) following = claim();
+        add_tile_of_heads(task, start, is_last ? following : &task, query, sums, scratch);
+      }
       if (task.is_apart) {
         put_aside(task, partition, sums, partials);
       } else if (is_added_up) {
@@ -158,6 +179,7 @@ class Attention {
       }
     }
     if (!task.is_apart) finish(task, is_added_up ? total : sums);
+    return following;
   }
 
   // [head][token][head of the group][query_width_].
@@ -180,41 +202,40 @@ class Attention {
     }
   }
 
-  void add_partition(const Task& task, int64_t partition, const P* query, const Sums& sums, Scratch<P>& scratch) const {
-    const int64_t rows = task.num_queries * group_;
-    const int64_t end = std::min((partition + 1) * kPartitionKeys, task.end);
-    int64_t start = std::max(partition * kPartitionKeys, task.begin);
-    int64_t *slots = scratch.slots[0], *next_slots = scratch.slots[1];
-    const int num_first = find_slots(task.seq, start, end, slots);
-    prefetch(task, slots, 0, num_first).step(num_first * task.num_heads * cache_.width);
-    for (; start < end; start += kTileKeys) {
-      const int num_keys = static_cast<int>(std::min<int64_t>(kTileKeys, end - start));
-      const int num_next = find_slots(task.seq, start + kTileKeys, end, next_slots);
-      for (int64_t i = 0; i < task.num_heads; ++i) {
-        const int64_t first = num_next * i / task.num_heads, last = num_next * (i + 1) / task.num_heads;
-        pack_tile(task.head + i, slots, num_keys, prefetch(task, next_slots, first, last), scratch);
-        const Sums of_head{sums.values + i * rows * width_, sums.states + i * rows};
-        add_tile(task, task.head + i, start, num_keys, query + i * rows * query_width_, of_head, scratch);
-      }
-      std::swap(slots, next_slots);
-    }
+  void fetch_first_tile(const Task& task, Scratch<P>& scratch) const {
+    find_keys(task, task.begin, scratch.tile);
+    prefetch(task, scratch.tile, 0, scratch.tile.num_keys).step(scratch.tile.num_keys * task.num_heads * cache_.width);
   }
 
-  // Slots of keys [start, start + kTileKeys), as far as they are below end; returns how many.
-  int find_slots(int64_t seq, int64_t start, int64_t end, int64_t* slots) const {
-    const int32_t* table = batch_.block_table + seq * batch_.table_stride;
-    const int64_t size = batch_.block_size;
-    int count = 0;
-    while (count < kTileKeys && start + count < end) {
-      const int64_t block = (start + count) / size, offset = start + count - block * size;
-      const int64_t stop = std::min({size - offset, int64_t{kTileKeys - count}, end - start - count});
-      for (int64_t i = 0; i < stop; ++i) slots[count++] = table[block] * size + offset + i;
+  // All heads of the task over the keys of scratch.tile, while the next tile is fetched: that of task `next`, if any.
+  void add_tile_of_heads(const Task& task, int64_t start, const Task* next, const P* query, const Sums& sums,
+                         Scratch<P>& scratch) const {
+    const int64_t rows = task.num_queries * group_;
+    Tile& coming = scratch.next_tile;
+    coming.num_keys = 0;
+    if (next != nullptr) find_keys(*next, next == &task ? start + kTileKeys : next->begin, coming);
+    for (int64_t i = 0; i < task.num_heads; ++i) {
+      const int64_t first = coming.num_keys * i / task.num_heads, last = coming.num_keys * (i + 1) / task.num_heads;
+      pack_tile(task.head + i, scratch.tile, prefetch(next == nullptr ? task : *next, coming, first, last), scratch);
+      const Sums of_head{sums.values + i * rows * width_, sums.states + i * rows};
+      add_tile(task, task.head + i, start, scratch.tile.num_keys, query + i * rows * query_width_, of_head, scratch);
     }
-    return count;
+    std::swap(scratch.tile, coming);
+  }
+
+  // Slots of the task's keys [start, start + kTileKeys).
+  void find_keys(const Task& task, int64_t start, Tile& tile) const {
+    const int32_t* table = batch_.block_table + task.seq * batch_.table_stride;
+    const int64_t size = batch_.block_size, end = std::min(task.end, start + kTileKeys);
+    tile.num_keys = 0;
+    for (int64_t key = start; key < end;) {
+      const int64_t block = key / size, stop = std::min((block + 1) * size, end);
+      for (; key < stop; ++key) tile.slots[tile.num_keys++] = table[block] * size + key - block * size;
+    }
   }
 
   // Of the task's heads in slots [first, last).
-  Prefetch prefetch(const Task& task, const int64_t* slots, int64_t first, int64_t last) const {
+  Prefetch prefetch(const Task& task, const Tile& tile, int64_t first, int64_t last) const {
     const int64_t column = task.head * cache_.width, row = batch_.num_kv_heads * cache_.width;
     const int64_t bytes = task.num_heads * cache_.width * sizeof(S);
     const int64_t calls = kKeyVectors * divide_up(query_width_ / kStep<P>, kLanes) + kTileKeys / 8;
@@ -222,14 +243,15 @@ class Attention {
             reinterpret_cast<const char*>(cache_.values + column),
             static_cast<int64_t>(row * sizeof(S)),
             bytes,
-            slots,
+            tile.slots,
             first,
             last,
             divide_up((last - first) * divide_up(bytes, 64), calls)};
   }
 
-  void pack_tile(int64_t head, const int64_t* slots, int num_keys, Prefetch ahead, Scratch<P>& scratch) const {
-    const int64_t stride = batch_.num_kv_heads * cache_.width, column = head * cache_.width;
+  void pack_tile(int64_t head, const Tile& tile, Prefetch ahead, Scratch<P>& scratch) const {
+    const int64_t stride = batch_.num_kv_heads * cache_.width, column = head * cache_.width, *slots = tile.slots;
+    const int num_keys = tile.num_keys;
     pack_keys(cache_.keys + column, stride, slots, num_keys, batch_.head_dim, scratch.keys.get(0), ahead);
     pack_values(cache_.values + column, stride, slots, num_keys, batch_.head_dim, width_, scratch.values.get(0), ahead);
     if constexpr (std::is_same_v<S, int8_t>) {
