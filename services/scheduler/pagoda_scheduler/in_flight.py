@@ -84,20 +84,33 @@ class InFlight:
 
     def _take_one_each(self, flight: _Flight, output: ModelRunnerOutput, result: StepResult) -> None:
         """A token for every sequence, as in most steps."""
-        tokens, finished = output.token_ids, RequestStatus.FINISHED
-        requests: list[Request] = []
+        tokens, finished, block_size = output.token_ids, RequestStatus.FINISHED, self._kv.block_size
+        is_plain = self._charge is None
         rows: list[int] = []
         try:
             for row, request in enumerate(flight.requests):
-                if request.status is not finished:
-                    if request.is_beam:
-                        self._beams.advance(request, tokens[row], row, result.logprobs, result)
-                    else:
-                        self._append(request, tokens[row], result)
-                        rows.append(row)
-                        requests.append(request)
+                if request.status is finished:
+                    continue
+                token_id = tokens[row]
+                if request.is_beam:
+                    self._beams.advance(request, token_id, row, result.logprobs, result)
+                    continue
+                num_known = request.num_tokens - request.num_pending
+                if (
+                    is_plain
+                    and request.is_announced
+                    and num_known % block_size
+                    and num_known + 1 < request.max_num_tokens
+                    and token_id not in request.end_token_ids
+                ):  # nothing comes of this token in _append
+                    request.output_token_ids.append(token_id)
+                    request.num_pending -= 1
+                    request.num_crashes = 0
+                else:
+                    self._append(request, token_id, result)
+                rows.append(row)
         finally:
-            result.add_last_tokens(requests, rows, tokens)
+            result.add_last_tokens(flight.requests, rows, tokens)
 
     def _take_mixed(self, flight: _Flight, output: ModelRunnerOutput, result: StepResult) -> None:
         """A step with parts of prompts, failures, or drafts: no token for some sequences, several for others."""

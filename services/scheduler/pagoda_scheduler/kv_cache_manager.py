@@ -76,7 +76,8 @@ class KVCacheManager:
         """Hashes of the blocks that could be found for the request. The last token is in none: it must run."""
         if not self._hashes_blocks or request.is_uncached:
             return []
-        return self._hashes(request, (request.num_known_tokens - 1) // self.block_size)
+        num_full = (request.num_known_tokens - 1) // self.block_size
+        return self._hashes(request, num_full)[:num_full]
 
     def find_prefix(self, request: Request) -> Prefix:
         """What of the request is in the cache; takes nothing."""
@@ -215,7 +216,7 @@ class KVCacheManager:
             self._transfers.swap_out.append((block_id, host_block))
 
     def _hashes(self, request: Request, count: int) -> list[BlockHash]:
-        """Hashes of the request's first `count` blocks, computed once."""
+        """Hashes of the request's first `count` blocks or more, computed once."""
         hashes, size = request.block_hashes, self.block_size
         while len(hashes) < count:
             start = len(hashes) * size
@@ -223,7 +224,7 @@ class KVCacheManager:
             parent = hashes[-1] if hashes else self._salt(request)
             tokens = array("I", request.known_tokens(start, start + size)).tobytes()
             hashes.append(blake2b(parent + tokens, digest_size=16).digest())
-        return hashes[:count]
+        return hashes
 
     def _salt(self, request: Request) -> bytes:
         own = "" if self.enable_prefix_caching else f"\0{request.request_id}/{request.index}/{request.attempt}"

@@ -160,10 +160,11 @@ class Scheduler:
         output = plan.output(step=self._step, freed_slots=freed_slots, transfers=transfers)
         samples = []
         for request, num_new in plan.scheduled.items():
-            if num_new == 1 and request.num_computed_tokens + 1 == request.num_tokens:  # a decode
-                request.num_computed_tokens += 1
+            num_tokens = request.num_tokens
+            if num_new == 1 and request.num_computed_tokens + 1 == num_tokens:  # a decode
+                request.num_computed_tokens = num_tokens
                 request.num_pending += 1
-                request.num_tokens += 1
+                request.num_tokens = num_tokens + 1
                 samples.append(True)
             else:
                 samples.append(self._advance(request, num_new))
@@ -279,15 +280,20 @@ class Scheduler:
         while index < len(self.running) and plan.budget > 0:
             request = self.running[index]
             index += 1
-            num_new, num_ahead = request.num_tokens - request.num_computed_tokens, 0
+            computed, num_ahead = request.num_computed_tokens, 0
+            num_new = request.num_tokens - computed
             if num_new == 0 or (request.num_pending and request.num_tokens >= request.max_num_tokens):
                 continue  # its last token is in flight already
-            computed = request.num_computed_tokens + request.num_lookahead  # at most, when the step runs
+            if num_new == 1 and not speculates and computed % block_size:  # a decode within its last block
+                scheduled[request] = 1
+                plan.budget -= 1
+                continue
+            computed += request.num_lookahead  # at most, when the step runs
             if num_new == 1:
                 if speculates and spare > 0:
                     num_ahead = num_ahead_of(request, min(spare, plan.budget - 1))
                     spare -= num_ahead
-                if computed + num_ahead < len(request.block_ids) * block_size:  # a decode within its last block
+                if computed + num_ahead < len(request.block_ids) * block_size:  # the same with its drafts
                     scheduled[request] = 1
                     plan.budget -= 1 + num_ahead
                     if num_ahead:

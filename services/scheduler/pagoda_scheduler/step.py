@@ -49,10 +49,11 @@ class SchedulerOutput:
     num_lookahead_tokens: list[int] | None = None
     """Most draft tokens for each sequence, aligned with `slots`; None: no drafts."""
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens in the batch."""
-        return sum(self.num_scheduled_tokens)
+    num_tokens: int = field(init=False)
+    """Tokens in the batch."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_tokens", sum(self.num_scheduled_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +149,10 @@ class StepResult:
         self.token_ids.append(token_id)
         self.rows.append(row)
 
-    def add_last_tokens(self, requests: list[Request], rows: list[int], token_ids: list[int]) -> None:
-        """`requests` got one token each, their last one: those at `rows` of the worker's `token_ids`."""
+    def add_last_tokens(self, batch: list[Request], rows: list[int], token_ids: list[int]) -> None:
+        """The sequences at `rows` of a batch got one token each, their last one: those at `rows` of `token_ids`."""
+        requests = batch if len(rows) == len(batch) else [batch[row] for row in rows]
         self.requests += requests
         self.offsets += [len(request.output_token_ids) - 1 for request in requests]
-        self.token_ids += [token_ids[row] for row in rows] if len(rows) != len(token_ids) else token_ids
+        self.token_ids += token_ids if len(rows) == len(token_ids) else [token_ids[row] for row in rows]
         self.rows += rows
