@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 INIT_TIMEOUT_S = 60.0
 CACHE_TIMEOUT_S = 300.0
-"""A profiling run and the allocation of the cache may take a while."""
+"""A profiling run, the allocation of the cache and the recording of CUDA graphs may take a while."""
 
 
 class WorkerClient:

@@ -20,6 +20,7 @@ from pagoda_common.sampling_params import SamplingParams
 from pagoda_worker.batch import IntArray
 from pagoda_worker.columns import grown
 from pagoda_worker.logits_state import LogitsBatch
+from pagoda_worker.transfers import to_device
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ class LogitsProcessors:
             rows = rows[self._is_needed[number, batch.slots[rows]]]
             if not rows.size:
                 continue
-            place = torch.from_numpy(rows).to(logits.device)
+            place = to_device(rows, logits.device)
             part = logits[place]
             try:
                 changed = processor.apply(part, batch.rows(rows))

@@ -8,6 +8,7 @@ from pagoda_kernels.apply_penalties import apply_token_penalties
 from pagoda_worker.batch import IntArray
 from pagoda_worker.logits_state import NEVER, BiasRows, LogitsBatch, TokenCounts, padded_ids
 from pagoda_worker.sampling_columns import ANY_TOKEN, SamplingColumns
+from pagoda_worker.transfers import to_device
 
 
 class LogitsRules:
@@ -36,7 +37,7 @@ class LogitsRules:
         rows = np.flatnonzero(is_short & (columns.end_token_ids.lengths_of(slots) > 0))
         if rows.size:
             ids = padded_ids(columns.end_token_ids, slots[rows])
-            never = torch.tensor(NEVER, dtype=logits.dtype, device=self._device)
+            never = torch.full((), NEVER, dtype=logits.dtype, device=self._device)
             logits = logits.index_put((self._on(rows)[:, None], self._on(ids)), never)
         rows = np.flatnonzero(columns.has_penalties[slots])
         if rows.size:
@@ -44,7 +45,7 @@ class LogitsRules:
         return logits
 
     def _on(self, array: IntArray) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return to_device(array, self._device)
 
     def _mask_bad_words(self, logits: Tensor, rows: IntArray, batch: LogitsBatch) -> Tensor:
         """Mask the last token of each word whose other tokens are the end of the output."""
@@ -59,7 +60,7 @@ class LogitsRules:
         row, word = np.nonzero(is_matched)
         if not row.size:
             return logits
-        never = torch.tensor(NEVER, dtype=logits.dtype, device=self._device)
+        never = torch.full((), NEVER, dtype=logits.dtype, device=self._device)
         return logits.index_put((self._on(rows[row]), self._on(words[row, word, -1])), never)
 
     def _penalise(self, logits: Tensor, rows: IntArray, batch: LogitsBatch) -> Tensor:
@@ -69,8 +70,8 @@ class LogitsRules:
             logits[place],
             in_prompt,
             counts,
-            presence=torch.from_numpy(columns.presence_penalty[slots]).to(self._device),
-            frequency=torch.from_numpy(columns.frequency_penalty[slots]).to(self._device),
-            repetition=torch.from_numpy(columns.repetition_penalty[slots]).to(self._device),
+            presence=to_device(columns.presence_penalty[slots], self._device),
+            frequency=to_device(columns.frequency_penalty[slots], self._device),
+            repetition=to_device(columns.repetition_penalty[slots], self._device),
         )
         return penalised if rows.size == logits.shape[0] else logits.index_copy(0, place, penalised)

@@ -11,6 +11,7 @@ from pagoda_worker.batch import IntArray, TokenArray
 from pagoda_worker.columns import RaggedColumn, grown
 from pagoda_worker.sampling_columns import SamplingColumns
 from pagoda_worker.slot_rows import SlotRows
+from pagoda_worker.transfers import to_device
 
 NEVER = float("-inf")
 """Logit of a token that may not be sampled."""
@@ -76,7 +77,7 @@ class TokenCounts:
         return self._in_prompt[chosen], self._counts[chosen]
 
     def _on(self, array: IntArray) -> Tensor:
-        return torch.from_numpy(array).to(self._counts.device)
+        return to_device(array, self._counts.device)
 
 
 class BiasRows:
@@ -92,9 +93,9 @@ class BiasRows:
         rows, is_new = self._rows.take(slots)
         self._biases = _grown(self._biases, self._rows.size)
         if is_new.any():
-            place = torch.from_numpy(rows[is_new]).to(self._biases.device)
+            place = to_device(rows[is_new], self._biases.device)
             self._biases[place] = self._made(slots[is_new])
-        return self._biases[torch.from_numpy(rows).to(self._biases.device)]
+        return self._biases[to_device(rows, self._biases.device)]
 
     def _made(self, slots: IntArray) -> Tensor:
         columns, device = self._columns, self._biases.device
@@ -102,14 +103,14 @@ class BiasRows:
         rows = np.flatnonzero(columns.allowed_token_ids.lengths_of(slots))
         if rows.size:
             masked = torch.full_like(result[: rows.size], NEVER)
-            ids = torch.from_numpy(padded_ids(columns.allowed_token_ids, slots[rows])).to(device)
-            result[torch.from_numpy(rows).to(device)] = masked.scatter_(1, ids, 0.0)
+            ids = to_device(padded_ids(columns.allowed_token_ids, slots[rows]), device)
+            result[to_device(rows, device)] = masked.scatter_(1, ids, 0.0)
         lengths = columns.bias_token_ids.lengths_of(slots)
         rows = np.flatnonzero(lengths)
         if rows.size:
-            width, place = int(lengths.max()), torch.from_numpy(rows).to(device)
-            ids = torch.from_numpy(columns.bias_token_ids.values[slots[rows], :width]).to(device)
-            values = torch.from_numpy(columns.biases.values[slots[rows], :width]).to(device)  # padded with 0
+            width, place = int(lengths.max()), to_device(rows, device)
+            ids = to_device(columns.bias_token_ids.values[slots[rows], :width], device)
+            values = to_device(columns.biases.values[slots[rows], :width], device)  # padded with 0
             result[place] = result[place].scatter_add_(1, ids, values)
         return result
 

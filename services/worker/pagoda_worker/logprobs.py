@@ -11,6 +11,7 @@ from pagoda_worker.batch import IntArray, LogprobColumns
 from pagoda_worker.sampler import masked
 from pagoda_worker.sampling_columns import NO_LOGPROBS
 from pagoda_worker.structured import TokenMask
+from pagoda_worker.transfers import to_device, to_host
 
 
 def logprob_columns(
@@ -39,8 +40,8 @@ def logprob_columns(
     device, vocab_size = logits.device, logits.shape[1]
     num_entries = np.where(num_top[rows] < 0, vocab_size, np.minimum(num_top[rows], vocab_size))
     if rows.size != logits.shape[0]:
-        logits = logits[torch.from_numpy(rows).to(device)]
-    own = torch.from_numpy(token_ids[rows]).to(device)[:, None]
+        logits = logits[to_device(rows, device)]
+    own = to_device(token_ids[rows], device)[:, None]
     width = int(num_entries.max())
     has_chosen = chosen is not None and bool(chosen[1][rows].any())
     if is_normalised and token_mask is None and not has_chosen:
@@ -61,8 +62,8 @@ def logprob_columns(
         if wider > 0:
             ids, entries = (torch.nn.functional.pad(part, (0, wider)) for part in (ids, entries))
         picked = np.flatnonzero(num_chosen)
-        place = torch.from_numpy(picked).to(device)
-        picked_ids = torch.from_numpy(chosen[0][rows[picked], :most]).to(device)
+        place = to_device(picked, device)
+        picked_ids = to_device(chosen[0][rows[picked], :most], device)
         columns = slice(1, 1 + most)
         ids[place, columns] = picked_ids
         entries[place, columns] = values[place].gather(1, picked_ids)
@@ -73,10 +74,11 @@ def logprob_columns(
 def _columns(rows: IntArray, num_entries: IntArray, ids: Tensor, entries: Tensor, ranks: Tensor) -> LogprobColumns:
     """`ids`, `entries`: [n, 1 + most entries], the row's own token first; what a row did not ask for is left out."""
     is_asked = np.arange(ids.shape[1]) <= num_entries[:, None]
+    all_ids, all_entries, all_ranks = to_host(ids, entries, ranks)
     return LogprobColumns(
         rows=rows,
         counts=num_entries + 1,
-        token_ids=ids.cpu().numpy()[is_asked],
-        logprobs=entries.cpu().numpy()[is_asked],
-        sampled_ranks=ranks.cpu().numpy(),
+        token_ids=all_ids[is_asked],
+        logprobs=all_entries[is_asked],
+        sampled_ranks=all_ranks,
     )

@@ -21,6 +21,7 @@ from pagoda_worker.batch import (
     PromptLogprobs,
     StepTimings,
 )
+from pagoda_worker.decode_graphs import DecodeGraphs
 from pagoda_worker.drafter import Drafter
 from pagoda_worker.grammars import Grammars, no_compiler
 from pagoda_worker.input_batch import InputBatch, StepInputs
@@ -29,15 +30,14 @@ from pagoda_worker.logits_processors import LogitsProcessors
 from pagoda_worker.logprobs import logprob_columns
 from pagoda_worker.models.decoder import Decoder, ForwardContext
 from pagoda_worker.sampled_rows import SampledRows
-from pagoda_worker.sampler import Sampler
+from pagoda_worker.sampler import BAD_TOKEN, Sampler
 from pagoda_worker.sampling_columns import NO_LOGPROBS
 from pagoda_worker.structured import Constraints, TokenMask
 from pagoda_worker.tensor_parallel import ALONE, TensorParallel
+from pagoda_worker.transfers import to_device
 
 MAX_PROMPT_LOGPROB_ROWS = 256
 """Prompt positions whose logits are held at once."""
-BAD_TOKEN = -1
-"""What rank 0 tells the other ranks of a sequence that it could not sample."""
 
 
 class ModelRunner:
@@ -58,8 +58,11 @@ class ModelRunner:
         eos_token_ids: tuple[int, ...] = (),
         parallel: TensorParallel = ALONE,
         speculative: SpeculativeConfig | None = None,
+        decode_graphs: DecodeGraphs | None = None,
     ) -> None:
+        """`decode_graphs`: recorded ones, over the same model and cache; None launches every step kernel by kernel."""
         self._model = model
+        self._decode_graphs = decode_graphs
         self._parallel = parallel
         self._kv_cache = kv_cache
         self._fused = model.fuse_layers(k_caches=kv_cache.k_caches, v_caches=kv_cache.v_caches)
@@ -77,7 +80,9 @@ class ModelRunner:
             drafter=drafter,
         )
         self._processors = logits_processors or LogitsProcessors()
-        self._sampler = Sampler(columns=self.input_batch.sampling, processors=self._processors)
+        self._sampler = Sampler(
+            columns=self.input_batch.sampling, processors=self._processors, never_waits=device.type == "cuda"
+        )
         self._constraints = Constraints(
             grammars=grammars or Grammars(no_compiler),
             max_num_seqs=max_num_seqs,
@@ -120,13 +125,22 @@ class ModelRunner:
             )
         rows = SampledRows.of(inputs, batch)
         token_mask = self._constraints.begin(rows.batch.slots)
-        token_ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
-        context = self._context(inputs, positions)
-        prepare_ns = clock.lap()
-        hidden = self._model(token_ids, positions, context)
-        logits = self._logits(hidden, rows.logit_rows)
-        forward_ns = clock.lap()
-        prompt_logprobs = self._prompt_logprobs(hidden, inputs)
+        graphs = self._decode_graphs
+        size = 0 if graphs is None else graphs.size_for(inputs, rows.logit_rows.size)
+        prompt_logprobs: list[PromptLogprobs] = []
+        if graphs is not None and size:
+            graphs.load(inputs, size)
+            prepare_ns = clock.lap()
+            logits = graphs.replay(size, inputs.slots.size)
+            forward_ns = clock.lap()
+        else:
+            token_ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
+            context = self._context(inputs, positions)
+            prepare_ns = clock.lap()
+            hidden = self._model(token_ids, positions, context)
+            logits = self._logits(hidden, rows.logit_rows)
+            forward_ns = clock.lap()
+            prompt_logprobs = self._prompt_logprobs(hidden, inputs)
         batch.advance(inputs)
         if self._parallel.is_leader:
             output = self._sample(step, inputs, rows, logits, token_mask)
@@ -156,7 +170,7 @@ class ModelRunner:
                 self.input_batch.takes_drafts[request.slot] = False
 
     def _to_device(self, array: IntArray) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        return to_device(array, self._device)
 
     def _context(self, inputs: StepInputs, positions: Tensor) -> ForwardContext:
         plan = AttentionPlan(
@@ -215,7 +229,7 @@ class ModelRunner:
         token_ids = output.token_ids
         if kept.size != slots.size:
             slots, token_ids = slots[kept], token_ids[kept]
-            judged = judged[torch.from_numpy(kept).to(logits.device)]
+            judged = judged[self._to_device(kept)]
         batch.append_tokens(slots, token_ids, rows.ahead[kept])
         self._constraints.advance(slots, token_ids)
         num_sampled = None

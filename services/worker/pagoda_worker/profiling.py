@@ -1,66 +1,127 @@
-"""Measures what a forward pass takes besides weights and KV cache, on an accelerator."""
+"""Measures what steps take on an accelerator besides weights and KV cache, and what is left for the cache."""
+
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from pagoda_common.config import EngineConfig
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_worker.batch import ExecuteModelInput, NewRequest
-from pagoda_worker.kv_cache import KVCache
+from pagoda_worker.cuda_graphs import CudaGraphRecorder, make_decode_graphs, why_eager
+from pagoda_worker.decode_graphs import DecodeGraphs, graph_sizes
+from pagoda_worker.loaded_model import LoadedModel
 from pagoda_worker.model_runner import ModelRunner
-from pagoda_worker.models.decoder import Decoder
-from pagoda_worker.tensor_parallel import ALONE, TensorParallel
+
+logger = logging.getLogger(__name__)
 
 
-def peak_activation_bytes(
-    model: Decoder,
-    *,
-    config: EngineConfig,
-    max_model_len: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    parallel: TensorParallel = ALONE,
-) -> int:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryBudget:
+    """Who gets what of an accelerator's memory, bytes."""
+
+    total_bytes: int
+    utilization: float
+    """Share of the total that may be in use."""
+    free_bytes: int
+    """Now, with the weights and everything else there that is neither of the following."""
+    activation_bytes: int
+    """Of the largest step."""
+    graph_bytes: int = 0
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """What is left for the KV cache, so that all of it together is total * utilization."""
+        reserve = int(self.total_bytes * (1 - self.utilization))
+        return max(self.free_bytes - reserve - self.activation_bytes - self.graph_bytes, 0)
+
+
+def measured_budget(loaded: LoadedModel) -> MemoryBudget:
+    """Run the largest step and record the largest graphs, on a CUDA device; all ranks of a group together."""
+    device = loaded.device
+    activations = peak_activation_bytes(loaded)
+    graphs = 0 if why_eager(loaded) is not None else _graph_bytes(loaded)
+    budget = MemoryBudget(
+        total_bytes=torch.cuda.mem_get_info(device)[1],
+        utilization=loaded.config.cache.gpu_memory_utilization,
+        # What the measurements took and gave back counts as free; what libraries and kernels took, they keep.
+        free_bytes=_free_bytes(device),
+        activation_bytes=activations,
+        graph_bytes=graphs,
+    )
+    logger.info(
+        "%.2f GiB for the KV cache: %.2f GiB of %.2f are free, the largest step takes %.2f and CUDA graphs %.2f",
+        *(size / 2**30 for size in (budget.kv_cache_bytes, budget.free_bytes, budget.total_bytes, activations, graphs)),
+    )
+    return budget
+
+
+def bytes_of_graphs(sizes: Sequence[int], record: Callable[[int], None], free_bytes: Callable[[], int]) -> int:
+    """Bytes that graphs of all sizes take, told by the two largest: the first one brings the memory that all share, the
+    second one what each has to itself.
+
+    Args:
+        sizes: rising.
+        record: makes and keeps the graph of a size; the first call also makes what the graphs read and write.
+        free_bytes: of the device.
+    """
+    free = [free_bytes()]
+    for size in sizes[:-3:-1]:
+        record(size)
+        free.append(free_bytes())
+    costs = [max(before - after, 0) for before, after in itertools.pairwise(free)]
+    return costs[0] + sum(costs[1:]) * (len(sizes) - 1)
+
+
+def _graph_bytes(loaded: LoadedModel) -> int:
+    """0 where recording fails: when it is tried in earnest, that fails as well, and says so."""
+    kv_cache = loaded.make_cache(num_blocks=1)
+    graphs: list[DecodeGraphs] = []
+
+    def record(size: int) -> None:
+        if not graphs:
+            graphs.append(make_decode_graphs(loaded, kv_cache, CudaGraphRecorder(loaded.device)))
+        graphs[0].record(size)
+
+    try:
+        return bytes_of_graphs(
+            graph_sizes(loaded.config.scheduler.max_num_seqs), record, lambda: _free_bytes(loaded.device)
+        )
+    except Exception:
+        logger.debug("CUDA graphs could not be measured", exc_info=True)
+        return 0
+
+
+def _free_bytes(device: torch.device) -> int:
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
+def peak_activation_bytes(loaded: LoadedModel) -> int:
     """Bytes that the largest step takes: max_num_batched_tokens as one long prompt, or as max_num_seqs short ones that
-    are all sampled with filters. All ranks of a group measure together."""
+    are all sampled with filters."""
+    config = loaded.config
     num_tokens, num_seqs = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
-    longest = max(1, min(max_model_len - 1, num_tokens))
+    longest = max(1, min(loaded.max_model_len - 1, num_tokens))
     num_sampled = num_seqs * (1 + config.speculative.num_speculative_tokens)
     many = min(num_sampled, num_tokens)
-    shapes = ((1, longest), (many, max(1, min(longest, num_tokens // many))))
-    return max(
-        _measure(model, count, length, config.cache.block_size, max_model_len, dtype, device, parallel)
-        for count, length in shapes
-    )
+    shapes = ((num_tokens // longest, longest), (many, max(1, min(longest, num_tokens // many))))
+    return max(_measure(loaded, count, length) for count, length in shapes)
 
 
-def _measure(
-    model: Decoder,
-    count: int,
-    length: int,
-    block_size: int,
-    max_model_len: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    parallel: TensorParallel,
-) -> int:
-    blocks_each = -(-length // block_size)
-    kv_cache = KVCache(
-        spec=model.spec,
-        num_blocks=blocks_each * count,
-        num_cpu_blocks=0,
-        block_size=block_size,
-        dtype=dtype,
-        device=device,
-    )
+def _measure(loaded: LoadedModel, count: int, length: int) -> int:
+    blocks_each = -(-length // loaded.config.cache.block_size)
     runner = ModelRunner(
-        model=model,
-        kv_cache=kv_cache,
+        model=loaded.model,
+        kv_cache=loaded.make_cache(num_blocks=blocks_each * count),
         max_num_seqs=count,
-        max_model_len=max_model_len,
-        dtype=dtype,
-        device=device,
-        parallel=parallel,
+        max_model_len=loaded.max_model_len,
+        dtype=loaded.dtype,
+        device=loaded.device,
+        parallel=loaded.parallel,
     )
     requests = [
         NewRequest(
@@ -75,8 +136,11 @@ def _measure(
     step = ExecuteModelInput(
         new_requests=requests, num_seqs=count, slots=np.arange(count), num_scheduled_tokens=np.full(count, length)
     )
+    device = loaded.device
+    # Reserved, not allocated: what the allocator cannot use for gaps is gone for others as well.
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
+    before = torch.cuda.memory_reserved(device)
     runner.execute(step)
     torch.cuda.synchronize(device)
-    return int(torch.cuda.max_memory_allocated(device)) - before
+    return int(torch.cuda.max_memory_reserved(device)) - before

@@ -22,6 +22,10 @@ from pagoda_worker.logits_rules import LogitsRules
 from pagoda_worker.logits_state import LogitsBatch
 from pagoda_worker.sampling_columns import SamplingColumns
 from pagoda_worker.structured import TokenMask
+from pagoda_worker.transfers import AnyArray, to_device, to_host
+
+BAD_TOKEN = -1
+"""What is told of a row that has sampled nothing: by a device to its host, and by rank 0 to the other ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,9 +43,14 @@ class SamplerOutput:
 class Sampler:
     """Samples for the rows of a batch. Holds the columns it reads, and on the device what rules derive from them."""
 
-    def __init__(self, *, columns: SamplingColumns, processors: LogitsProcessors | None = None) -> None:
+    def __init__(
+        self, *, columns: SamplingColumns, processors: LogitsProcessors | None = None, never_waits: bool = False
+    ) -> None:
+        """`never_waits`: decide nothing by what the logits are, so that an accelerator is waited for once, at the end.
+        The tokens are the same."""
         self._columns = columns
         self._processors = processors
+        self._never_waits = never_waits
         self._rules: LogitsRules | None = None
 
     def sample(
@@ -71,44 +80,51 @@ class Sampler:
             logits = self._rules.apply(logits, batch)
         top, likeliest = argmax(logits)  # NaN where some logit is
         is_good = torch.isfinite(top)
-        if not bool(is_good.all()):
+        random_rows = np.flatnonzero(columns.temperature[slots] > 0)
+        has_use = random_rows.size > 0 or keep_processed
+        if has_use if self._never_waits else not bool(is_good.all()):
             logits = logits.masked_fill(~is_good[:, None], 0.0)
         processed = logits if keep_processed else None
-        random_rows = np.flatnonzero(columns.temperature[slots] > 0)
         if not random_rows.size:
             sampled = likeliest
         else:
             whole = random_rows.size == slots.size
-            place = torch.from_numpy(random_rows).to(logits.device)
+            place = to_device(random_rows, logits.device)
             some = logits if whole else logits[place]
-            temperature = torch.from_numpy(columns.temperature[slots[random_rows]]).to(logits.device)
+            temperature = to_device(columns.temperature[slots[random_rows]], logits.device)
             filters = self._filters(slots[random_rows], logits.device)
             drawn = self._draw(some, batch.rows(random_rows), temperature, filters)
             sampled = drawn if whole else likeliest.index_copy(0, place, drawn)
             if keep_processed:
                 scaled = some / temperature[:, None]
                 processed = logits.index_copy(0, place, filter_logits(scaled, **filters))
-        is_bad = ~is_good.cpu().numpy()
-        token_ids: IntArray = sampled.cpu().numpy()
+        token_ids: IntArray
+        if self._never_waits:
+            (token_ids,) = to_host(sampled.masked_fill(~is_good, BAD_TOKEN))
+            is_bad = token_ids < 0
+        else:
+            is_bad = ~is_good.cpu().numpy()
+            token_ids = sampled.cpu().numpy()
         return SamplerOutput(token_ids=np.where(is_bad, 0, token_ids), is_bad=is_bad, processed=processed)
 
     def _filters(self, slots: IntArray, device: torch.device) -> dict[str, Tensor]:
         """The filters that some row has on."""
         columns = self._columns
         top_k, top_p, min_p = columns.top_k[slots], columns.top_p[slots], columns.min_p[slots]
+        found: dict[str, tuple[AnyArray, npt.NDArray[np.bool_]]]
         found = {"top_k": (top_k, top_k > 0), "top_p": (top_p, top_p < 1), "min_p": (min_p, min_p > 0)}
-        return {name: torch.from_numpy(values).to(device) for name, (values, is_on) in found.items() if is_on.any()}
+        return {name: to_device(values, device) for name, (values, is_on) in found.items() if is_on.any()}
 
     def _draw(self, logits: Tensor, batch: LogitsBatch, temperature: Tensor, filters: dict[str, Tensor]) -> Tensor:
         offsets = (batch.num_tokens - batch.num_prompt_tokens).astype(np.uint64)
-        keys = torch.from_numpy(philox_keys(self._columns.seed[batch.slots], offsets)).to(logits.device)
+        keys = to_device(philox_keys(self._columns.seed[batch.slots], offsets), logits.device)
         return sample_tokens(logits, keys, temperature=temperature, **filters)
 
 
 def masked(logits: Tensor, mask: TokenMask) -> Tensor:
     """`logits` [n, vocab_size] with -inf where the mask forbids a token."""
-    bits = torch.from_numpy(mask.bits).to(logits.device)
+    bits = to_device(mask.bits, logits.device)
     if mask.rows.size == logits.shape[0]:
         return apply_token_bitmask(logits, bits)
-    rows = torch.from_numpy(mask.rows).to(logits.device)
+    rows = to_device(mask.rows, logits.device)
     return logits.index_copy(0, rows, apply_token_bitmask(logits[rows], bits))

@@ -17,9 +17,11 @@ from pagoda_common.weights_source import WeightsSource
 from pagoda_kernels.native.library import load_native
 from pagoda_kernels.selection import use_references
 from pagoda_worker.batch import ExecuteModelInput, ModelRunnerOutput
+from pagoda_worker.cuda_graphs import recorded_graphs
 from pagoda_worker.device import DeviceInfo, available_memory_bytes, choose_dtype, claim_device, reference_kernels
 from pagoda_worker.grammars import Grammars, load_tokenizer
 from pagoda_worker.kv_cache import KVCache, block_bytes
+from pagoda_worker.loaded_model import LoadedModel
 from pagoda_worker.loader.checkpoint import open_checkpoint
 from pagoda_worker.loader.weights import Progress
 from pagoda_worker.logits_processors import load_logits_processors
@@ -29,7 +31,7 @@ from pagoda_worker.model_weights import ModelWeights, release_memory, stored_qua
 from pagoda_worker.models.decoder import Decoder
 from pagoda_worker.models.registry import family_of
 from pagoda_worker.models.sharding import Sharding
-from pagoda_worker.profiling import peak_activation_bytes
+from pagoda_worker.profiling import measured_budget
 from pagoda_worker.tensor_parallel import ALONE, TensorParallel
 from pagoda_worker.threads import default_num_threads, num_usable_cores
 
@@ -285,7 +287,7 @@ class Worker:
         model, facts = self._loaded()
         self._runner = None  # an earlier cache would count as memory in use
         size = block_bytes(model.spec, block_size=config.cache.block_size, dtype=self._cache_dtype(config))
-        budget = config.cache.kv_cache_memory_bytes or self._free_bytes(config, device, model)
+        budget = config.cache.kv_cache_memory_bytes or self._free_bytes(device)
         per_request = -(-facts.max_model_len // config.cache.block_size)
         num_blocks = min(budget // size, config.scheduler.max_num_seqs * per_request)
         if num_blocks < per_request:
@@ -303,26 +305,26 @@ class Worker:
             block_bytes=size,
         )
 
-    def _cache_dtype(self, config: EngineConfig) -> torch.dtype:
-        return torch.int8 if config.cache.kv_cache_dtype == "int8" else self._dtype
-
-    def _free_bytes(self, config: EngineConfig, device: DeviceInfo, model: Decoder) -> int:
-        if device.device.type == "cpu":
-            return min(MAX_CPU_CACHE_BYTES, int(CPU_CACHE_SHARE * available_memory_bytes()))
-        torch.cuda.empty_cache()
-        assert self.facts is not None
-        activations = peak_activation_bytes(
-            model,
+    def _loaded_model(self) -> LoadedModel:
+        config, device = self._claimed()
+        model, facts = self._loaded()
+        return LoadedModel(
+            model=model,
             config=config,
-            max_model_len=self.facts.max_model_len,
+            max_model_len=facts.max_model_len,
             dtype=self._dtype,
+            cache_dtype=self._cache_dtype(config),
             device=device.device,
             parallel=self.parallel,
         )
-        torch.cuda.empty_cache()  # what the measurement took and gave back counts as free
-        free, total = torch.cuda.mem_get_info(device.device)
-        reserve = int(total * (1 - config.cache.gpu_memory_utilization))
-        return max(free - reserve - activations, 0)
+
+    def _cache_dtype(self, config: EngineConfig) -> torch.dtype:
+        return torch.int8 if config.cache.kv_cache_dtype == "int8" else self._dtype
+
+    def _free_bytes(self, device: DeviceInfo) -> int:
+        if device.device.type == "cpu":
+            return min(MAX_CPU_CACHE_BYTES, int(CPU_CACHE_SHARE * available_memory_bytes()))
+        return measured_budget(self._loaded_model()).kv_cache_bytes
 
     def initialize_cache(self, *, num_blocks: int, num_cpu_blocks: int) -> int:
         """Allocate the KV cache and forget every sequence.
@@ -339,15 +341,9 @@ class Worker:
         if num_blocks < 1:
             raise ConfigError(f"num_blocks is {num_blocks}, must be at least 1", field="num_blocks")
         self._runner = None
+        loaded = self._loaded_model()
         try:
-            kv_cache = KVCache(
-                spec=model.spec,
-                num_blocks=num_blocks,
-                num_cpu_blocks=num_cpu_blocks,
-                block_size=config.cache.block_size,
-                dtype=self._cache_dtype(config),
-                device=device.device,
-            )
+            kv_cache = loaded.make_cache(num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks)
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise OutOfMemory(f"cannot allocate {num_blocks} KV-cache blocks: lower --kv-cache-memory") from error
         swap_block_ns = _time_swap(kv_cache) if num_cpu_blocks else 0
@@ -366,6 +362,7 @@ class Worker:
             eos_token_ids=facts.eos_token_ids,
             parallel=self.parallel,
             speculative=config.speculative,
+            decode_graphs=recorded_graphs(loaded, kv_cache) if device.device.type == "cuda" else None,
         )
         self._failure = None
         self.num_blocks = num_blocks

@@ -22,6 +22,8 @@ class Rows:
     def __init__(self, num_slots: int = 8) -> None:
         self.columns = SamplingColumns(max_num_seqs=num_slots, vocab_size=VOCAB_SIZE)
         self.sampler = Sampler(columns=self.columns)
+        self.accelerated = Sampler(columns=self.columns, never_waits=True)
+        """As on an accelerator."""
         self.tokens = np.zeros((num_slots, 64), dtype=np.int32)
         self.num_prompt = np.zeros(num_slots, dtype=np.int64)
         self.num_tokens = np.zeros(num_slots, dtype=np.int64)
@@ -53,6 +55,8 @@ class Rows:
     def sample(self, logits: torch.Tensor, slots: list[int]) -> SamplerOutput:
         before = logits.clone()
         output = self.sampler.sample(logits, self.batch(slots))
+        other = self.accelerated.sample(logits, self.batch(slots))
+        assert (other.token_ids.tolist(), other.is_bad.tolist()) == (output.token_ids.tolist(), output.is_bad.tolist())
         assert torch.equal(logits.nan_to_num(), before.nan_to_num()), "logprobs are taken from these logits afterwards"
         return output
 

@@ -26,7 +26,7 @@ class ForwardContext:
 
     plan: AttentionPlan
     slot_mapping: Tensor
-    """[num_tokens] int64, no -1."""
+    """[num_tokens] int64; -1, which writes nothing, only with `has_skips`."""
     k_caches: Sequence[Tensor]
     """One a layer, [num_blocks, block_size, num_kv_heads, head_dim]; or int8 rows, as `quantized_cache` makes them."""
     v_caches: Sequence[Tensor]
@@ -34,6 +34,8 @@ class ForwardContext:
     """Cosines and sines of the tokens' positions, for each rotation of the model."""
     fused: DecoderLayers | None = None
     """All layers of the model in one call, over the same caches."""
+    has_skips: bool = False
+    """Some tokens are padding, whose keys and values go nowhere."""
 
 
 class Attention(nn.Module):
@@ -98,7 +100,7 @@ class Attention(nn.Module):
             rotary=None if self._rope is None else context.rotary[self._rope],
             is_interleaved=self._is_interleaved,
             norms=norms,
-            has_skips=False,
+            has_skips=context.has_skips,
         )
         attended = paged_attention(
             query,

@@ -1,0 +1,37 @@
+"""LoadedModel: a model on its device, and how it is to be run: what caches, graphs and measurements are made for."""
+
+from dataclasses import dataclass
+
+import torch
+
+from pagoda_common.config import EngineConfig
+from pagoda_worker.kv_cache import KVCache
+from pagoda_worker.models.decoder import Decoder
+from pagoda_worker.tensor_parallel import ALONE, TensorParallel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedModel:
+    """One rank's."""
+
+    model: Decoder
+    config: EngineConfig
+    max_model_len: int
+    """Tokens; config.model.max_model_len, or the checkpoint's."""
+    dtype: torch.dtype
+    """Of weights and activations."""
+    cache_dtype: torch.dtype
+    """Of the KV cache; int8 is a quantized one."""
+    device: torch.device
+    parallel: TensorParallel = ALONE
+
+    def make_cache(self, *, num_blocks: int, num_cpu_blocks: int = 0) -> KVCache:
+        """A new cache."""
+        return KVCache(
+            spec=self.model.spec,
+            num_blocks=num_blocks,
+            num_cpu_blocks=num_cpu_blocks,
+            block_size=self.config.cache.block_size,
+            dtype=self.cache_dtype,
+            device=self.device,
+        )

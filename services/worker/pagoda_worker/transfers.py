@@ -1,0 +1,113 @@
+"""Copies between host and device. To and from a CUDA device they go through pinned memory: what launches does not wait.
+
+On a CPU nothing is copied.
+"""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+AnyArray: TypeAlias = npt.NDArray[Any]
+
+
+def to_device(array: AnyArray, device: torch.device) -> Tensor:
+    """The array on a device, for what the current stream does from now on."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cpu":
+        return tensor
+    # torch keeps the pinned memory until the copy is done, and then for the next one.
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(*tensors: Tensor) -> tuple[AnyArray, ...]:
+    """Tensors of one device on the host. All copies are on their way before the one wait for them.
+
+    The wait is for an event, which torch.cuda.set_sync_debug_mode lets pass: nothing else on a step's path waits.
+    """
+    device = tensors[0].device
+    if device.type == "cpu":
+        return tuple(tensor.numpy() for tensor in tensors)
+    copies = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+    for copied, tensor in zip(copies, tensors, strict=True):
+        copied.copy_(tensor, non_blocking=True)
+    done = new_event()
+    done.record(torch.cuda.current_stream(device))
+    done.synchronize()
+    return tuple(copied.numpy() for copied in copies)
+
+
+class Upload:
+    """Words that the host writes, and the device gets in one copy.
+
+    One caller at a time: `begin`, write, `send`, let the current stream read, `release`.
+
+    On CUDA the copy has a stream of its own. It begins when `release` says that the words before are not read any more,
+    and what the current stream does after `send` waits for it there; the host waits for nothing but its own last copy.
+    """
+
+    def __init__(self, *, num_words: int, device: torch.device) -> None:
+        """`num_words`: of 64 bits, at most."""
+        is_cuda = device.type == "cuda"
+        self._host = torch.zeros(num_words, dtype=torch.int64, pin_memory=is_cuda)
+        self._target = torch.zeros(num_words, dtype=torch.int64, device=device) if is_cuda else self._host
+        self._stream = _CopyStream(device) if is_cuda else None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the device."""
+        return 0 if self._stream is None else self._target.nbytes
+
+    def begin(self) -> npt.NDArray[np.int64]:
+        """[num_words] to write into, with what was there before."""
+        if self._stream is not None:
+            self._stream.wait_for_copy()
+        words: npt.NDArray[np.int64] = self._host.numpy()
+        return words
+
+    def send(self, num_words: int) -> Tensor:
+        """[num_words] int64, the first words on the device, for what the current stream does next."""
+        if self._stream is not None:
+            self._stream.copy(self._target[:num_words], self._host[:num_words])
+        return self._target[:num_words]
+
+    def release(self) -> None:
+        """The current stream has been given everything that reads the words."""
+        if self._stream is not None:
+            self._stream.release()
+
+
+def new_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream beside the current one."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch: its constructor has no types
+
+
+def new_event() -> torch.cuda.Event:
+    """An event of the current device, not recorded yet: nobody waits for it."""
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch: its constructor has no types
+
+
+class _CopyStream:
+    """A side stream, and the events between it and the stream that computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = new_stream(device)
+        self._copied = new_event()
+        self._released = new_event()
+        self.release()  # the target was just filled with zeros by the current stream
+
+    def wait_for_copy(self) -> None:
+        self._copied.synchronize()
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        self._stream.wait_event(self._released)
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+        self._copied.record(self._stream)
+        torch.cuda.current_stream(self._device).wait_event(self._copied)
+
+    def release(self) -> None:
+        self._released.record(torch.cuda.current_stream(self._device))

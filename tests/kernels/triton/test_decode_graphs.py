@@ -1,0 +1,149 @@
+"""Padded decode steps on Triton kernels: the same logits and tokens, and nobody's cache is touched."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from pagoda_common.sampling_params import SamplingParams
+from pagoda_kernels.selection import use_references
+from pagoda_worker.cuda_graphs import make_decode_graphs, why_eager
+from pagoda_worker.decode_graphs import DecodeGraphs, Graph
+from pagoda_worker.input_batch import StepInputs
+from pagoda_worker.model_runner import ModelRunner
+from tests.kernels.triton.test_model import CONFIG
+from tests.unit.worker.driver import Driver, Tracked
+
+PROMPTS = [list(range(5, 6)), list(range(20, 57)), list(range(100, 117))]
+PARAMS = [
+    SamplingParams(temperature=0.0, seed=1, logprobs=3),
+    SamplingParams(temperature=1.0, seed=2, top_p=0.9, top_k=40),
+    SamplingParams(temperature=0.7, seed=3, presence_penalty=0.5, repetition_penalty=1.2, prompt_logprobs=1),
+]
+
+
+class Called(NamedTuple):
+    """A graph that computes anew what it should have recorded."""
+
+    run: Callable[[], None]
+    replays: list[str]
+
+    def replay(self) -> None:
+        self.replays.append("replayed")
+        self.run()
+
+
+class CallingRecorder:
+    """Makes such graphs; `replays` has an entry for each time that one ran."""
+
+    def __init__(self) -> None:
+        self.replays: list[str] = []
+
+    def record(self, run: Callable[[], None]) -> Graph:
+        run()
+        return Called(run, self.replays)
+
+
+def make_driver(directory: Path, **options: object) -> Driver:
+    (directory / "config.json").write_text(json.dumps(CONFIG | options))
+    driver = Driver(directory, load_format="dummy", max_num_seqs=8, num_blocks=40)
+    use_references(())
+    return driver
+
+
+def add_graphs(driver: Driver, *, max_num_seqs: int = 8) -> tuple[DecodeGraphs, CallingRecorder]:
+    """A new runner in the driver's worker, whose cache holds NaN wherever nothing was written."""
+    loaded, recorder = driver.worker._loaded_model(), CallingRecorder()
+    scheduler = dataclasses.replace(loaded.config.scheduler, max_num_seqs=max_num_seqs)
+    loaded = dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, scheduler=scheduler))
+    assert why_eager(loaded) is None
+    cache = loaded.make_cache(num_blocks=40)
+    graphs = make_decode_graphs(loaded, cache, recorder)
+    for one in (*cache.k_caches, *cache.v_caches):
+        one.fill_(torch.nan)
+    graphs.record_all()
+    assert all(bool(one.isnan().all()) for one in (*cache.k_caches, *cache.v_caches)), "recording writes nothing"
+    driver.worker._runner = ModelRunner(
+        model=loaded.model,
+        kv_cache=cache,
+        max_num_seqs=max_num_seqs,
+        max_model_len=loaded.max_model_len,
+        dtype=loaded.dtype,
+        device=loaded.device,
+        decode_graphs=graphs,
+    )
+    return graphs, recorder
+
+
+def assert_alike(actual: list[Tracked], expected: list[Tracked]) -> None:
+    for one, other in zip(actual, expected, strict=True):
+        assert one.output == other.output
+        assert len(one.prompt_logprobs) == len(other.prompt_logprobs)
+        for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-4)
+
+
+def test_tokens_are_those_of_steps_that_are_not_padded(tmp_path: Path) -> None:
+    driver = make_driver(tmp_path)
+    expected = driver.generate(PROMPTS, PARAMS, max_tokens=4, chunk=20)
+    driver = make_driver(tmp_path)
+    _, recorder = add_graphs(driver, max_num_seqs=4)
+    actual = driver.generate(PROMPTS, PARAMS, max_tokens=4, chunk=20)
+    assert_alike(actual, expected)
+    # The second prompt has two chunks, and samples its first token with the others' second: two steps of all follow, and
+    # one of the second sequence alone.
+    assert len(recorder.replays) == 3
+
+
+def test_padding_changes_no_logits_and_no_cache(tmp_path: Path) -> None:
+    driver = make_driver(tmp_path)
+    graphs, _ = add_graphs(driver)
+    runner = driver.worker._runner
+    assert runner is not None
+    cache = runner._kv_cache
+    generator = torch.Generator().manual_seed(3)
+    table = np.array([[3, 9, 0], [30, 1, 2]], dtype=np.int32)
+    owned = torch.tensor([3, 9, 30, 1, 2])
+    for one in (*cache.k_caches, *cache.v_caches):
+        one[owned] = torch.randn(one[owned].shape, generator=generator)
+    before = [one.clone() for one in (*cache.k_caches, *cache.v_caches)]
+    positions = np.array([19, 40])
+    inputs = StepInputs(
+        batch_rows=np.arange(2),
+        slots=np.arange(2),
+        num_scheduled_tokens=np.ones(2, dtype=np.int64),
+        num_draft_tokens=np.zeros(2, dtype=np.int64),
+        seq_lens=positions + 1,
+        block_table=table,
+        input_ids=np.array([17, 250]),
+        positions=positions,
+        slot_mapping=table[[0, 1], positions // 16].astype(np.int64) * 16 + positions % 16,
+        is_sampled=np.ones(2, dtype=np.bool_),
+    )
+    logits = {}
+    with torch.inference_mode():
+        for size in graphs.sizes[1:]:
+            graphs.load(inputs, size)
+            logits[size] = graphs.replay(size, 2).clone()
+    assert sorted(logits) == [2, 4, 8]
+    assert all(torch.isfinite(padded).all() for padded in logits.values())
+    for padded in logits.values():
+        torch.testing.assert_close(padded, logits[2], atol=1e-6, rtol=1e-5)
+    for now, then in zip((*cache.k_caches, *cache.v_caches), before, strict=True):
+        is_changed = ~torch.isclose(now, then, equal_nan=True, atol=0, rtol=0).flatten(2).all(dim=2)
+        assert is_changed.nonzero().tolist() == [[2, 40 % 16], [9, 19 % 16]], "the slots of the two tokens"
+
+
+def test_a_model_with_experts_or_without_a_kernel_is_not_recorded(tmp_path: Path) -> None:
+    loaded = make_driver(tmp_path).worker._loaded_model()
+    use_references(["rope_store"])
+    assert why_eager(loaded) == "rope_store runs as plain PyTorch"
+    use_references(())
+    experts = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 2, "num_experts_per_tok": 1}
+    loaded = make_driver(tmp_path, **experts).worker._loaded_model()
+    assert why_eager(loaded) == "the host has to hear which tokens an expert gets"
