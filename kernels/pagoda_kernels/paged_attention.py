@@ -64,7 +64,7 @@ def paged_attention(
     cut into chunks changes it. In bfloat16, softmax weights are rounded to bfloat16 before the values are summed up.
     Sequences of few query tokens whose block tables begin alike have the keys that they share packed once for all of
     them (csrc/shared_prefixes.cpp), unless a window hides some: 32 decodes that share 1,024 tokens and have 60 of their
-    own (12 heads of 64, bfloat16) take a third of the processor time, 2.0 ms of one thread instead of 5.8.
+    own (12 heads of 64, bfloat16) take a quarter of the processor time, 1.4 ms of one thread instead of 5.8.
 
     Measured on 2 cores with AVX512-bf16 that read 26 GB/s (benchmarks/cpu/attention.py, bfloat16), against PyTorch in
     the same run: 12 heads of 64, 32 decodes at 512 tokens 26.9 GB/s of keys and values against 2.1, one at 2,048 tokens

@@ -9,6 +9,7 @@
 #include "ops.h"
 #include "paged_attention_plan.h"
 #include "paged_attention_tile.h"
+#include "paged_attention_unpacked.h"
 
 namespace pagoda {
 namespace {
@@ -204,7 +205,8 @@ class Attention {
 
   void fetch_first_tile(const Task& task, Scratch<P>& scratch) const {
     find_keys(task, task.begin, scratch.tile);
-    prefetch(task, scratch.tile, 0, scratch.tile.num_keys).step(scratch.tile.num_keys * task.num_heads * cache_.width);
+    const int num_keys = scratch.tile.num_keys;
+    prefetch(task, scratch.tile, 0, num_keys, num_keys).step(num_keys * task.num_heads * cache_.width);
   }
 
   // All heads of the task over the keys of scratch.tile, while the next tile is fetched: that of task `next`, if any.
@@ -216,9 +218,10 @@ class Attention {
     if (next != nullptr) find_keys(*next, next == &task ? start + kTileKeys : next->begin, coming);
     for (int64_t i = 0; i < task.num_heads; ++i) {
       const int64_t first = coming.num_keys * i / task.num_heads, last = coming.num_keys * (i + 1) / task.num_heads;
-      pack_tile(task.head + i, scratch.tile, prefetch(next == nullptr ? task : *next, coming, first, last), scratch);
+      Prefetch ahead = prefetch(next == nullptr ? task : *next, coming, first, last, scratch.tile.num_keys);
+      pack_tile(task.head + i, !can_stay_unpacked<P>(rows, batch_.head_dim), ahead, scratch);
       const Sums of_head{sums.values + i * rows * width_, sums.states + i * rows};
-      add_tile(task, task.head + i, start, scratch.tile.num_keys, query + i * rows * query_width_, of_head, scratch);
+      add_tile(task, task.head + i, start, query + i * rows * query_width_, of_head, ahead, scratch);
     }
     std::swap(scratch.tile, coming);
   }
@@ -234,11 +237,11 @@ class Attention {
     }
   }
 
-  // Of the task's heads in slots [first, last).
-  Prefetch prefetch(const Task& task, const Tile& tile, int64_t first, int64_t last) const {
+  // Of the task's heads in slots [first, last), while one head's keys and values are packed, num_keys each.
+  Prefetch prefetch(const Task& task, const Tile& tile, int64_t first, int64_t last, int num_keys) const {
     const int64_t column = task.head * cache_.width, row = batch_.num_kv_heads * cache_.width;
     const int64_t bytes = task.num_heads * cache_.width * sizeof(S);
-    const int64_t calls = kKeyVectors * divide_up(query_width_ / kStep<P>, kLanes) + kTileKeys / 8;
+    const int64_t calls = divide_up(num_keys, kLanes) * divide_up(query_width_ / kStep<P>, kLanes) + divide_up(num_keys, 8);
     return {reinterpret_cast<const char*>(cache_.keys + column),
             reinterpret_cast<const char*>(cache_.values + column),
             static_cast<int64_t>(row * sizeof(S)),
@@ -249,11 +252,13 @@ class Attention {
             divide_up((last - first) * divide_up(bytes, 64), calls)};
   }
 
-  void pack_tile(int64_t head, const Tile& tile, Prefetch ahead, Scratch<P>& scratch) const {
-    const int64_t stride = batch_.num_kv_heads * cache_.width, column = head * cache_.width, *slots = tile.slots;
-    const int num_keys = tile.num_keys;
+  void pack_tile(int64_t head, bool has_packed_values, Prefetch& ahead, Scratch<P>& scratch) const {
+    const int64_t stride = batch_.num_kv_heads * cache_.width, column = head * cache_.width, *slots = scratch.tile.slots;
+    const int num_keys = scratch.tile.num_keys;
     pack_keys(cache_.keys + column, stride, slots, num_keys, batch_.head_dim, scratch.keys.get(0), ahead);
-    pack_values(cache_.values + column, stride, slots, num_keys, batch_.head_dim, width_, scratch.values.get(0), ahead);
+    if (has_packed_values) {
+      pack_values(cache_.values + column, stride, slots, num_keys, batch_.head_dim, width_, scratch.values.get(0), ahead);
+    }
     if constexpr (std::is_same_v<S, int8_t>) {
       const int64_t scale = column + cache_.width - static_cast<int64_t>(sizeof(float));
       for (int key = 0; key < num_keys; ++key) {
@@ -265,10 +270,11 @@ class Attention {
     }
   }
 
-  // The rows of one KV head over the packed tile of keys [start, start + num_keys).
-  void add_tile(const Task& task, int64_t head, int64_t start, int num_keys, const P* query, const Sums& sums,
+  // The rows of one KV head over the packed tile, the keys from `start` on.
+  void add_tile(const Task& task, int64_t head, int64_t start, const P* query, const Sums& sums, Prefetch& ahead,
                 Scratch<P>& scratch) const {
     const int64_t rows = task.num_queries * group_;
+    const int num_keys = scratch.tile.num_keys;
     const int query_steps = static_cast<int>(query_width_ / kStep<P>);
     const Scoring scoring{batch_.scale, batch_.softcap};
     const bool is_quantized = std::is_same_v<S, int8_t>;
@@ -290,8 +296,14 @@ class Attention {
         factors[i] = softmax_row(scratch.products + i * kTileKeys, scratch.weights + i * kTileKeys, row_begin, row_end, scoring,
                                  slope, static_cast<float>(start - position), k_scales, v_scales, sums.states + row + i);
       }
-      multiply_all(count, static_cast<int>(width_ / kLanes), scratch.weights, kTileKeys, scratch.values.get(0),
-                   width_ * kStep<P>, (end + kStep<P> - 1) / kStep<P>, sums.values + row * width_, width_, factors);
+      if (can_stay_unpacked<P>(rows, batch_.head_dim)) {
+        const int64_t stride = batch_.num_kv_heads * cache_.width;
+        const Values<S> values{cache_.values + head * cache_.width, stride, scratch.tile.slots, num_keys};
+        multiply_values(count, scratch.weights, values, end, batch_.head_dim, sums.values, factors, ahead);
+      } else {
+        multiply_all(count, static_cast<int>(width_ / kLanes), scratch.weights, kTileKeys, scratch.values.get(0),
+                     width_ * kStep<P>, (end + kStep<P> - 1) / kStep<P>, sums.values + row * width_, width_, factors);
+      }
     }
   }
 

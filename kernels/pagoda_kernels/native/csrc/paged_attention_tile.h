@@ -139,69 +139,81 @@ struct Prefetch {
   void step() { step(lines_a_step); }
 };
 
-// Keys at base + slots[key] * stride to packed[step][key][kStep]; zeros behind the last key up to a whole vector. Nothing
-// but these keys is read.
+// A transposed square of up to kLanes keys, the first columns of each: a vector holds one step of every key. Zeros behind
+// the last key and column; nothing but these keys is read.
+template <typename P, typename S>
+inline void load_square(const S* base, int64_t stride, const int64_t* slots, int64_t num_keys, int64_t num_columns,
+                        Vec* square) {
+  if (num_keys >= kLanes && num_columns >= kLanes * kStep<P>) {
+    for (int i = 0; i < kLanes; ++i) square[i] = load_packed(base + slots[i] * stride, -1, P{});
+  } else {
+    const int rest = num_columns >= kLanes * kStep<P> ? -1 : static_cast<int>(num_columns);
+    for (int i = 0; i < kLanes; ++i) square[i] = i < num_keys ? load_packed(base + slots[i] * stride, rest, P{}) : Vec();
+  }
+  transpose(square);
+}
+
+// Keys at base + slots[key] * stride to packed[step][key][kStep]; zeros behind the last key up to a whole vector.
 template <typename P, typename S>
 void pack_keys(const S* base, int64_t stride, const int64_t* slots, int num_keys, int64_t head_dim, P* packed,
                Prefetch& ahead) {
-  constexpr int kWidth = kLanes * kStep<P>;
   const int num_steps = static_cast<int>(divide_up(head_dim, kStep<P>));
   for (int first = 0; first < num_keys; first += kLanes) {
-    const int count = std::min(kLanes, num_keys - first);
     for (int step = 0; step < num_steps; step += kLanes) {
       const int64_t column = int64_t{step} * kStep<P>;
-      const int rest = head_dim - column >= kWidth ? -1 : static_cast<int>(head_dim - column);
       Vec square[kLanes];
-      for (int i = 0; i < count; ++i) square[i] = load_packed(base + slots[first + i] * stride + column, rest, P{});
-      transpose(square);
+      load_square<P>(base + column, stride, slots + first, num_keys - first, head_dim - column, square);
       ahead.step();
-      const int steps = std::min(kLanes, num_steps - step);
-      for (int i = 0; i < steps; ++i) {
-        store(reinterpret_cast<float*>(packed + (int64_t{step + i} * kTileKeys + first) * kStep<P>), square[i]);
+      auto* to = reinterpret_cast<float*>(packed + (int64_t{step} * kTileKeys + first) * kStep<P>);
+      if (num_steps - step >= kLanes) {
+        for (int i = 0; i < kLanes; ++i) store(to + i * kTileKeys, square[i]);
+      } else {
+        for (int i = 0; i < num_steps - step; ++i) store(to + i * kTileKeys, square[i]);
       }
     }
   }
 }
 
-// Values to packed[key / kStep][column][kStep], rows of `padded_dim` columns; zeros behind the last key and column.
-template <typename S>
-void pack_values(const S* base, int64_t stride, const int64_t* slots, int num_keys, int64_t head_dim, int64_t padded_dim,
-                 float* packed, Prefetch& ahead) {
-  for (int key = 0; key < num_keys; ++key) {
-    if (key % 8 == 0) ahead.step();
-    const S* row = base + slots[key] * stride;
-    for (int64_t column = 0; column < padded_dim; column += kLanes) {
-      const int rest = head_dim - column >= kLanes ? -1 : static_cast<int>(head_dim - column);
-      store(packed + key * padded_dim + column, load_packed(row + column, rest, 0.0f));
-    }
-  }
-}
+// kLanes * kStep columns of values of kStep keys, a vector each, to packed columns.
+inline void pair_values(Vec*, float) {}
 #if defined(__AVX512BF16__)
-template <typename S>
-void pack_values(const S* base, int64_t stride, const int64_t* slots, int num_keys, int64_t head_dim, int64_t padded_dim,
-                 bf16* packed, Prefetch& ahead) {
-  alignas(64) uint16_t order[64];
-  for (int i = 0; i < 32; ++i) {
-    order[2 * i] = static_cast<uint16_t>(i);
+alignas(64) inline constexpr std::array<uint16_t, 64> kPairs = [] {
+  std::array<uint16_t, 64> order{};
+  for (uint16_t i = 0; i < 32; ++i) {
+    order[2 * i] = i;
     order[2 * i + 1] = static_cast<uint16_t>(32 + i);
   }
-  const __m512i low = _mm512_load_si512(order), high = _mm512_load_si512(order + 32);
-  for (int key = 0; key < num_keys; key += 2) {
+  return order;
+}();
+inline void pair_values(Vec* keys, bf16) {
+  const __m512i low = _mm512_load_si512(kPairs.data()), high = _mm512_load_si512(kPairs.data() + 32);
+  const __m512i even = _mm512_castps_si512(keys[0].v), odd = _mm512_castps_si512(keys[1].v);
+  keys[0] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(even, low, odd));
+  keys[1] = _mm512_castsi512_ps(_mm512_permutex2var_epi16(even, high, odd));
+}
+#endif
+
+// Values to packed[key / kStep][column][kStep], rows of `padded_dim` columns; zeros behind the last key and column.
+template <typename P, typename S>
+void pack_values(const S* base, int64_t stride, const int64_t* slots, int num_keys, int64_t head_dim, int64_t padded_dim,
+                 P* packed, Prefetch& ahead) {
+  constexpr int kWidth = kLanes * kStep<P>;
+  for (int key = 0; key < num_keys; key += kStep<P>) {
     if (key % 8 == 0) ahead.step();
-    const S* even = base + slots[key] * stride;
-    const bool is_pair = key + 1 < num_keys;
-    const S* odd = is_pair ? base + slots[key + 1] * stride : even;
-    bf16* to = packed + key * padded_dim;
-    for (int64_t column = 0; column < padded_dim; column += 32) {
-      const int rest = head_dim - column >= 32 ? -1 : static_cast<int>(head_dim - column);
-      const __m512i a = _mm512_castps_si512(load_packed(even + column, rest, bf16{}).v);
-      const __m512i b = is_pair ? _mm512_castps_si512(load_packed(odd + column, rest, bf16{}).v) : _mm512_setzero_si512();
-      _mm512_storeu_si512(to + column * 2, _mm512_permutex2var_epi16(a, low, b));
-      if (column + 16 < padded_dim) _mm512_storeu_si512(to + column * 2 + 32, _mm512_permutex2var_epi16(a, high, b));
+    for (int64_t column = 0; column < padded_dim; column += kWidth) {
+      const int rest = head_dim - column >= kWidth ? -1 : static_cast<int>(head_dim - column);
+      Vec columns[kStep<P>];
+      for (int i = 0; i < kStep<P>; ++i) {
+        if (key + i < num_keys) columns[i] = load_packed(base + slots[key + i] * stride + column, rest, P{});
+      }
+      pair_values(columns, P{});
+      auto* to = reinterpret_cast<float*>(packed + key * padded_dim + column * kStep<P>);
+      for (int i = 0; i < kStep<P>; ++i) {
+        if (column + i * kLanes < padded_dim) store(to + i * kLanes, columns[i]);
+      }
     }
   }
 }
-#endif
 
 // ---- products
 
