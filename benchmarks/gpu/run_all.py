@@ -80,7 +80,7 @@ def run_checks(device: torch.device, index: int, count: int, *, is_small: bool) 
 
 def measure_all(device: torch.device, budget_s: float, directory: Path, *, is_small: bool) -> dict[str, Any]:
     """Every part, guarded."""
-    from benchmarks.gpu import kernels, quantized, steps
+    from benchmarks.gpu import kernels, quantized, steps, tokens
     from benchmarks.gpu.timing import Figures
 
     started = time.monotonic()
@@ -91,11 +91,15 @@ def measure_all(device: torch.device, budget_s: float, directory: Path, *, is_sm
         return budget_s - (time.monotonic() - started)
 
     def check() -> None:
-        report["checks"] = gather_checks(directory, 1 if is_small else NUM_CHECKERS, left())
+        report["checks"] += gather_checks(directory, 1 if is_small else NUM_CHECKERS, left())
+
+    def compare_tokens() -> None:
+        report["checks"] += tokens.compare_tokens(device, is_small=is_small)
 
     parts: dict[str, Callable[[], None]] = {
         "device": lambda: kernels.measure_device(figures, is_small=is_small),
         "checks": check,
+        "tokens": compare_tokens,
         "decode attention": lambda: kernels.measure_decode_attention(figures, is_small=is_small),
         "prefill attention": lambda: kernels.measure_prefill_attention(figures, is_small=is_small),
         "quantized linear": lambda: quantized.measure_quantized_linear(figures, is_small=is_small),

@@ -54,8 +54,8 @@ TINY |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 300}
 
 
 def measure_steps(figures: Figures, name: str, *, is_small: bool) -> None:
-    """Decodes of one sequence and of many, and a prompt; against the time that their bytes take to read, or their
-    products to compute."""
+    """Decodes of one sequence and of many, as CUDA graphs and without, and a prompt; against the time that
+    their bytes take to read, or their products to compute."""
     config = SHAPES[name] | (TINY if is_small else {})
     decodes = ((2, 20),) if is_small else ((1, 2048), (64, 1024), (256, 1024))
     prompt = 30 if is_small else 8192
@@ -68,10 +68,16 @@ def measure_steps(figures: Figures, name: str, *, is_small: bool) -> None:
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     token_bytes = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim * 2
     steps = 3 if is_small else 30
-    for batch, length in decodes:
-        seconds = statistics.median(_decode(worker, batch, length, steps))
-        num_bytes = facts.weight_bytes + batch * length * token_bytes
-        figures.add(f"{name} decode step", f"batch {batch}, {length} tokens", seconds, num_bytes=num_bytes)
+    runner = worker._runner
+    assert runner is not None, "the cache is there"
+    for is_eager in (False, True):
+        if is_eager:
+            runner.decode_graphs = None
+        for batch, length in decodes:
+            seconds = statistics.median(_decode(worker, batch, length, steps))
+            num_bytes = facts.weight_bytes + batch * length * token_bytes
+            case = f"batch {batch}, {length} tokens{', no graphs' * is_eager}"
+            figures.add(f"{name} decode step", case, seconds, num_bytes=num_bytes)
     seconds = statistics.median([_prompt(worker, prompt) for _ in range(2 if is_small else 5)][1:])
     attention = 2 * prompt * prompt * head_dim * config["num_attention_heads"] * config["num_hidden_layers"]
     num_flops = 2 * prompt * facts.num_parameters + attention

@@ -60,9 +60,10 @@ class ModelRunner:
         speculative: SpeculativeConfig | None = None,
         decode_graphs: DecodeGraphs | None = None,
     ) -> None:
-        """`decode_graphs`: recorded ones, over the same model and cache; None launches every step kernel by kernel."""
+        """`decode_graphs`: recorded ones, over the same model and cache."""
+        self.decode_graphs = decode_graphs
+        """None launches every step kernel by kernel."""
         self._model = model
-        self._decode_graphs = decode_graphs
         self._parallel = parallel
         self._kv_cache = kv_cache
         self._fused = model.fuse_layers(k_caches=kv_cache.k_caches, v_caches=kv_cache.v_caches)
@@ -125,7 +126,7 @@ class ModelRunner:
             )
         rows = SampledRows.of(inputs, batch)
         token_mask = self._constraints.begin(rows.batch.slots)
-        graphs = self._decode_graphs
+        graphs = self.decode_graphs
         size = 0 if graphs is None else graphs.size_for(inputs, rows.logit_rows.size)
         prompt_logprobs: list[PromptLogprobs] = []
         if graphs is not None and size:

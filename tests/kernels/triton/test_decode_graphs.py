@@ -95,8 +95,7 @@ def test_tokens_are_those_of_steps_that_are_not_padded(tmp_path: Path) -> None:
     _, recorder = add_graphs(driver, max_num_seqs=4)
     actual = driver.generate(PROMPTS, PARAMS, max_tokens=4, chunk=20)
     assert_alike(actual, expected)
-    # The second prompt has two chunks, and samples its first token with the others' second: two steps of all follow, and
-    # one of the second sequence alone.
+    # The second prompt has two chunks: its first token comes with the others' second, and its last one comes alone.
     assert len(recorder.replays) == 3
 
 

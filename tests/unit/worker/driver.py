@@ -51,10 +51,11 @@ class Driver:
         speculative: SpeculativeConfig | None = None,
         kv_cache_dtype: Any = "auto",
         world_size: int = 1,
+        device: Any = "cpu",
         **model_options: Any,
     ) -> None:
         config = EngineConfig(
-            model=ModelConfig(model=str(model), dtype=dtype, device="cpu", **model_options),
+            model=ModelConfig(model=str(model), dtype=dtype, device=device, **model_options),
             cache=CacheConfig(block_size=block_size, kv_cache_memory_bytes=1 << 30, kv_cache_dtype=kv_cache_dtype),
             scheduler=SchedulerConfig(max_num_seqs=max_num_seqs),
             speculative=speculative or SpeculativeConfig(),

@@ -2,15 +2,16 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from pagoda_worker import cuda_graphs
-from pagoda_worker.cuda_graphs import recorded_graphs, why_eager
+from pagoda_worker import cuda_graphs, transfers
+from pagoda_worker.cuda_graphs import CudaGraphRecorder, recorded_graphs, why_eager
 from pagoda_worker.decode_buffers import DecodeBuffers
 from pagoda_worker.decode_graphs import DecodeGraphs, Graph, graph_sizes
 from pagoda_worker.input_batch import StepInputs
@@ -176,3 +177,109 @@ def test_every_size_is_recorded_the_largest_first(monkeypatch: pytest.MonkeyPatc
     graphs = recorded_graphs(loaded, loaded.make_cache(num_blocks=2), BrokenRecorder)
     assert graphs is not None
     assert recorded == [6, 4, 2, 1]
+
+
+class FakeCuda:
+    """What CudaGraphRecorder and Upload call of torch.cuda, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.current = "main"
+        for name in ("graph_pool_handle", "current_stream", "stream", "set_stream", "CUDAGraph", "graph"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+
+    def graph_pool_handle(self) -> str:
+        return "pool"
+
+    def current_stream(self, device: torch.device) -> "FakeStream":
+        return FakeStream(self, self.current)
+
+    @contextmanager
+    def stream(self, stream: "FakeStream") -> Iterator[None]:
+        before, self.current = self.current, stream.name
+        yield
+        self.current = before
+
+    def set_stream(self, stream: "FakeStream") -> None:
+        self.current = stream.name
+
+    def CUDAGraph(self) -> BrokenRecorder:
+        return BrokenRecorder(CPU)
+
+    @contextmanager
+    def graph(self, graph: Graph, *, pool: str, stream: "FakeStream", capture_error_mode: str) -> Iterator[None]:
+        """As torch's: a body that fails leaves the stream behind."""
+        assert (pool, capture_error_mode) == ("pool", "thread_local")
+        self.calls.append("begin")
+        before, self.current = self.current, stream.name
+        yield
+        self.calls.append("end")
+        self.current = before
+
+
+class FakeStream:
+    """A stream, or an event, that only tells who waits for whom."""
+
+    def __init__(self, cuda: FakeCuda, name: str) -> None:
+        self.cuda, self.name = cuda, name
+
+    def wait_stream(self, other: "FakeStream") -> None:
+        self.cuda.calls.append(f"{self.name} waits for {other.name}")
+
+    wait_event = wait_stream
+
+    def record(self, stream: "FakeStream") -> None:
+        self.cuda.calls.append(f"{stream.name} records {self.name}")
+
+    def synchronize(self) -> None:
+        self.cuda.calls.append(f"host waits for {self.name}")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda(monkeypatch)
+    names = iter(("copied", "released"))
+    for module in (cuda_graphs, transfers):
+        monkeypatch.setattr(module, "new_stream", lambda device: FakeStream(fake, "side"))
+    monkeypatch.setattr(transfers, "new_event", lambda: FakeStream(fake, next(names)))
+    return fake
+
+
+def test_a_step_runs_before_it_is_recorded_on_the_stream_that_records(cuda: FakeCuda) -> None:
+    CudaGraphRecorder(CPU).record(lambda: cuda.calls.append(f"run on {cuda.current}"))
+    assert cuda.calls == [
+        "side waits for main",
+        "run on side",
+        "main waits for side",
+        "begin",
+        "run on side",
+        "end",
+    ]
+    assert cuda.current == "main"
+
+
+def test_a_recording_that_fails_gives_the_stream_back(cuda: FakeCuda) -> None:
+    def run() -> None:
+        if "begin" in cuda.calls:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        CudaGraphRecorder(CPU).record(run)
+    assert cuda.current == "main"
+
+
+def test_an_upload_overwrites_nothing_that_is_still_read_or_still_sent(cuda: FakeCuda) -> None:
+    stream = transfers._CopyStream(CPU)
+    stream.wait_for_copy()
+    stream.copy(torch.zeros(2), torch.ones(2))
+    cuda.calls.append("main reads")
+    stream.release()
+    assert cuda.calls == [
+        "main records released",
+        "host waits for copied",
+        "side waits for released",
+        "side records copied",
+        "main waits for copied",
+        "main reads",
+        "main records released",
+    ]

@@ -1,0 +1,115 @@
+"""Steps on a CUDA device: graphs give the same tokens, nothing waits in the middle, memory is what was asked for.
+
+No machine that these tests have run on so far had one.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagoda_common.sampling_params import SamplingParams
+from pagoda_worker.profiling import peak_activation_bytes
+from pagoda_worker.worker import Worker
+from tests.unit.worker.driver import Driver
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+PROMPTS = [list(range(start, start + 3 + 7 * start % 60)) for start in range(10, 21)]
+PARAMS = [
+    SamplingParams(temperature=0.0, seed=1, ignore_eos=True),
+    SamplingParams(temperature=1.0, seed=2, top_p=0.9, top_k=40, min_p=0.01, ignore_eos=True),
+    SamplingParams(
+        temperature=0.7,
+        seed=3,
+        presence_penalty=0.5,
+        repetition_penalty=1.2,
+        min_tokens=5,
+        logit_bias={7: 1.0},
+        bad_words_token_ids=[[9], [5, 6]],
+    ),
+    SamplingParams(temperature=0.0, seed=4, logprobs=3, ignore_eos=True),
+]
+EACH = [PARAMS[place % len(PARAMS)] for place in range(len(PROMPTS))]
+
+
+def make_driver(**options: Any) -> Driver:
+    return Driver("pagoda-tiny", device="cuda", **options)
+
+
+@contextmanager
+def no_wait_goes_unseen() -> Iterator[None]:
+    """Within: whatever makes the host wait for the device raises, but for waits for events."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_tokens_are_the_same_with_graphs_and_without() -> None:
+    driver = make_driver()
+    runner = driver.worker._runner
+    assert runner is not None
+    assert runner.decode_graphs is not None, "they were recorded"
+    with_graphs = [sequence.output for sequence in driver.generate(PROMPTS, EACH, max_tokens=30, chunk=20)]
+    eager = make_driver(enforce_eager=True)
+    assert eager.worker._runner is not None
+    assert eager.worker._runner.decode_graphs is None
+    assert with_graphs == [sequence.output for sequence in eager.generate(PROMPTS, EACH, max_tokens=30, chunk=20)]
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_nothing_waits_but_for_the_tokens_at_the_end(enforce_eager: bool) -> None:
+    driver = make_driver(enforce_eager=enforce_eager)
+    expected = driver.generate(PROMPTS, EACH, max_tokens=12, chunk=20)  # compiles
+    with no_wait_goes_unseen():
+        again = driver.generate(PROMPTS, EACH, max_tokens=12, chunk=20)
+    assert [sequence.output for sequence in again] == [sequence.output for sequence in expected]
+
+
+def test_the_debug_mode_sees_a_wait() -> None:
+    with no_wait_goes_unseen(), pytest.raises(RuntimeError, match="synchronizing"):
+        torch.ones(1, device="cuda").item()
+
+
+def test_the_share_of_memory_in_use_is_the_one_that_was_asked_for(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 1024,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 128,
+        "vocab_size": 50000,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    worker, share = Worker(), 0.6
+    worker.init_device(
+        EngineConfig(
+            model=ModelConfig(model=str(tmp_path), load_format="dummy", device="cuda"),
+            cache=CacheConfig(gpu_memory_utilization=share),
+            scheduler=SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=4096),
+        )
+    )
+    worker.load_model(lambda loaded, total: None)
+    available = worker.determine_num_available_blocks()
+    worker.initialize_cache(num_blocks=available.num_blocks, num_cpu_blocks=0)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    in_use = total - free
+    assert in_use < share * total
+    # What the largest step takes is not in use between steps.
+    assert in_use + peak_activation_bytes(worker._loaded_model()) == pytest.approx(share * total, rel=0.02)
