@@ -22,6 +22,7 @@ from pagoda_scheduler.step import ModelRunnerOutput, SchedulerOutput
 
 logger = logging.getLogger(__name__)
 
+EXECUTE = f"/{worker_pb2.DESCRIPTOR.services_by_name['Worker'].full_name}/Execute"
 INIT_TIMEOUT_S = 60.0
 CACHE_TIMEOUT_S = 300.0
 """A profiling run, the allocation of the cache and the recording of CUDA graphs may take a while."""
@@ -39,6 +40,10 @@ class WorkerClient:
         self._epoch = session_epoch
         self._channel = connect(address, security=security)
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
+        # Not the stub's: it would take ByteSize(), which makes the bytes once more, to count them.
+        self._execute = self._channel.stream_stream(
+            EXECUTE, request_serializer=self._to_bytes, response_deserializer=self._from_bytes
+        )
         self._encoder = StepEncoder(session_epoch=session_epoch, worker_incarnation=incarnation)
         self._outgoing: asyncio.Queue[SchedulerOutput] = asyncio.Queue()
         self._stream: grpc.aio.StreamStreamCall[worker_pb2.ExecuteModelRequest, worker_pb2.SamplerOutput] | None = None
@@ -108,7 +113,7 @@ class WorkerClient:
 
     def open_stream(self) -> None:
         """Open the Execute stream: `send` and `receive` may be called from now on."""
-        self._stream = self._stub.Execute()
+        self._stream = self._execute()
         self._writer = asyncio.create_task(self._write())
 
     def send(self, output: SchedulerOutput) -> None:
@@ -127,7 +132,6 @@ class WorkerClient:
         if not isinstance(message, worker_pb2.SamplerOutput):  # grpc.aio.EOF
             details = await self._stream.details()
             raise NotReady(f"worker at {self.address} ended the Execute stream: {details or 'without a reason'}")
-        self.num_bytes_received += message.ByteSize()
         encode_ns, sent_ns = self._sent.popleft()
         round_trip_ns = time.perf_counter_ns() - sent_ns
         return model_runner_output_from_proto(message, encode_ns=encode_ns, round_trip_ns=round_trip_ns)
@@ -139,12 +143,20 @@ class WorkerClient:
                 output = await self._outgoing.get()
                 started_ns = time.perf_counter_ns()
                 message = self._encoder.encode(output)
-                self.num_bytes_sent += message.ByteSize()
                 sent_ns = time.perf_counter_ns()
                 self._sent.append((sent_ns - started_ns, sent_ns))
                 await self._stream.write(message)
         except (grpc.RpcError, asyncio.InvalidStateError):
             pass  # receive() reports why the stream ended
+
+    def _to_bytes(self, message: worker_pb2.ExecuteModelRequest) -> bytes:
+        data = message.SerializeToString()
+        self.num_bytes_sent += len(data)
+        return data
+
+    def _from_bytes(self, data: bytes) -> worker_pb2.SamplerOutput:
+        self.num_bytes_received += len(data)
+        return worker_pb2.SamplerOutput.FromString(data)
 
     async def close(self) -> None:
         """Cancel the stream and close the channel."""
