@@ -188,12 +188,15 @@ def part_of(plan: AttentionPlan, row: int, query_len: int, seq_len: int) -> Atte
 
 @pytest.mark.parametrize("path", ["native"], indirect=True)
 @pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("head_dim", [40, 64, 96])
 @pytest.mark.parametrize("options", [{}, {"window": 900}, {"softcap": 30.0}], ids=str)
-def test_a_tokens_bits_depend_on_its_own_sequence_alone(dtype: torch.dtype, options: dict[str, Any]) -> None:
+def test_a_tokens_bits_depend_on_its_own_sequence_alone(
+    options: dict[str, Any], head_dim: int, dtype: torch.dtype
+) -> None:
     """Neither neighbours, nor threads, nor how a prompt is cut, nor whether it is one: the C++ kernel promises that."""
     assert native("paged_attention") is not None
     lens = [1, 300, 1200, 5, 1], [2500, 300, 2300, 1030, 40]
-    query, k_cache, v_cache, plan = make_case(*lens, num_heads=6, num_kv_heads=2, head_dim=40, dtype=dtype)
+    query, k_cache, v_cache, plan = make_case(*lens, num_heads=6, num_kv_heads=2, head_dim=head_dim, dtype=dtype)
     torch.set_num_threads(1)
     expected = paged_attention(query, k_cache, v_cache, plan, scale=0.3, **options)
     for count in (2, 3, 8):

@@ -370,7 +370,8 @@ template <typename P>
     scores[i] = x;
   }
   const float before = state->maximum, after = std::max(before, maximum(top));
-  const float factor = before == -kInfinity ? 0.0f : exp2_of_negative(before - after);
+  // Most tiles leave the maximum as it is, and 2^0 is exactly 1.
+  const float factor = before == -kInfinity ? 0.0f : before == after ? 1.0f : exp2_of_negative(before - after);
   Vec total;
   for (int i = 0; i < kKeyVectors; ++i) {
     Vec weight = exp2_of_negative(scores[i] - Vec(after));
