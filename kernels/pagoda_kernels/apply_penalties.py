@@ -21,7 +21,7 @@ def count_tokens(
     place = torch.arange(tokens.shape[1], device=tokens.device)
     is_prompt = place < num_prompt_tokens[:, None]
     is_output = (place < num_tokens[:, None]) & ~is_prompt
-    ids = tokens.where(is_prompt | is_output, 0)
+    ids = tokens.masked_fill(~(is_prompt | is_output), 0)
     shape = (tokens.shape[0], vocab_size)
     in_prompt = torch.zeros(shape, dtype=torch.float32, device=tokens.device)
     counts = torch.zeros(shape, dtype=torch.float32, device=tokens.device)

@@ -90,7 +90,7 @@ def filter_logits(
         probs = probs.masked_fill(~is_kept, 0.0)
     if top_k is not None or top_p is not None:
         k = torch.zeros(n, dtype=torch.int64, device=probs.device) if top_k is None else top_k
-        k = k.masked_fill((k <= 0) | (k > vocab_size), vocab_size)  # torch.where would wait for the number
+        k = k.masked_fill((k <= 0) | (k > vocab_size), vocab_size)
         p = torch.ones(n, dtype=torch.float64, device=probs.device) if top_p is None else top_p.double()
         ranked = probs.sort(dim=-1, descending=True).values
         is_filtered = (k < vocab_size) | (p < 1)

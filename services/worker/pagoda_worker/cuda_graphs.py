@@ -9,6 +9,7 @@ from pagoda_kernels.paged_attention import MAX_TRITON_HEAD_DIM
 from pagoda_kernels.selection import triton_kernel
 from pagoda_worker.decode_buffers import DecodeBuffers
 from pagoda_worker.decode_graphs import DecodeGraphs, Graph, GraphRecorder, graph_sizes
+from pagoda_worker.device import free_memory_bytes
 from pagoda_worker.kv_cache import KVCache
 from pagoda_worker.loaded_model import LoadedModel
 from pagoda_worker.transfers import new_stream
@@ -85,8 +86,11 @@ def recorded_graphs(
         logger.info("no CUDA graphs, every step launches its kernels: %s", reason)
         return None
     try:
+        before = free_memory_bytes(loaded.device)
         graphs = make_decode_graphs(loaded, kv_cache, make_recorder(loaded.device))
         graphs.record_all()
+        taken = before - free_memory_bytes(loaded.device)
+        logger.info("CUDA graphs and what they read and write take %.2f GiB", taken / 2**30)
     except Exception as error:  # whatever it was: eagerly, the model may run all the same
         reason = str(error).partition("\n")[0]
         logger.warning("no CUDA graphs, every step launches its kernels: %s: %s", type(error).__name__, reason)

@@ -96,6 +96,15 @@ def available_memory_bytes() -> int:
     return available
 
 
+def free_memory_bytes(device: torch.device) -> int:
+    """Bytes of a device that nobody has, once this process has given back what it does not use."""
+    if device.type == "cpu":
+        return available_memory_bytes()
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
 def _total_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

@@ -12,6 +12,7 @@ from pagoda_common.sampling_params import SamplingParams
 from pagoda_worker.batch import ExecuteModelInput, NewRequest
 from pagoda_worker.cuda_graphs import CudaGraphRecorder, make_decode_graphs, why_eager
 from pagoda_worker.decode_graphs import DecodeGraphs, graph_sizes
+from pagoda_worker.device import free_memory_bytes
 from pagoda_worker.loaded_model import LoadedModel
 from pagoda_worker.model_runner import ModelRunner
 
@@ -47,7 +48,7 @@ def measured_budget(loaded: LoadedModel) -> MemoryBudget:
         total_bytes=torch.cuda.mem_get_info(device)[1],
         utilization=loaded.config.cache.gpu_memory_utilization,
         # What the measurements took and gave back counts as free; what libraries and kernels took, they keep.
-        free_bytes=_free_bytes(device),
+        free_bytes=free_memory_bytes(device),
         activation_bytes=activations,
         graph_bytes=graphs,
     )
@@ -87,17 +88,11 @@ def _graph_bytes(loaded: LoadedModel) -> int:
 
     try:
         return bytes_of_graphs(
-            graph_sizes(loaded.config.scheduler.max_num_seqs), record, lambda: _free_bytes(loaded.device)
+            graph_sizes(loaded.config.scheduler.max_num_seqs), record, lambda: free_memory_bytes(loaded.device)
         )
     except Exception:
         logger.debug("CUDA graphs could not be measured", exc_info=True)
         return 0
-
-
-def _free_bytes(device: torch.device) -> int:
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    return int(torch.cuda.mem_get_info(device)[0])
 
 
 def peak_activation_bytes(loaded: LoadedModel) -> int:
