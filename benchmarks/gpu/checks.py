@@ -4,17 +4,17 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.attention_case import BLOCK_SIZE, attention_case
 from benchmarks.gpu.check import TOLERANCE, Check, Pair
 from benchmarks.gpu.quantized import quantized_checks
+from benchmarks.gpu.small_cache import small_cache_checks
 from pagoda_kernels.act_and_mul import ACTIVATIONS, act_and_mul, act_and_mul_reference
 from pagoda_kernels.add_rms_norm import add_rms_norm, add_rms_norm_reference
 from pagoda_kernels.apply_penalties import apply_token_penalties, apply_token_penalties_reference
 from pagoda_kernels.apply_token_bitmask import apply_token_bitmask, apply_token_bitmask_reference
-from pagoda_kernels.attention_plan import AttentionPlan
 from pagoda_kernels.copy_blocks import copy_blocks, copy_blocks_reference
 from pagoda_kernels.paged_attention import paged_attention, paged_attention_reference
 from pagoda_kernels.rms_norm import rms_norm, rms_norm_reference
@@ -23,8 +23,6 @@ from pagoda_kernels.sample_tokens import sample_tokens, sample_tokens_reference
 from pagoda_kernels.selection import triton_kernel, use_references
 from pagoda_kernels.store_kv_cache import store_kv_cache, store_kv_cache_reference
 from pagoda_kernels.top_logprobs import top_logprobs, top_logprobs_reference
-
-BLOCK_SIZE = 16
 
 
 def checks(device: torch.device, *, is_small: bool) -> Iterator[Check]:
@@ -39,6 +37,8 @@ def checks(device: torch.device, *, is_small: bool) -> Iterator[Check]:
     for dtype, head_dim, group in heads:
         yield from _attention(device, dtype, head_dim, group, is_small)
         yield from _cache_writes(device, dtype, head_dim)
+        if group == 4:
+            yield from small_cache_checks(device, dtype, head_dim, is_small=is_small)
     for dtype in (torch.float32, torch.bfloat16) if is_small else tuple(TOLERANCE):
         for num_tokens in sizes:
             yield from _rows(device, dtype, num_tokens, 128 if is_small else 4096)
@@ -51,27 +51,6 @@ def checks(device: torch.device, *, is_small: bool) -> Iterator[Check]:
 def is_chosen(operation: str, device: torch.device) -> bool:
     """Whether a Triton kernel computes this operation there."""
     return triton_kernel(operation, torch.empty(0, device=device)) is not None
-
-
-def attention_case(
-    query_lens: list[int], seq_lens: list[int], num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype,
-    device: torch.device,
-) -> tuple[Tensor, Tensor, Tensor, AttentionPlan]:  # fmt: skip
-    """A query, caches with random blocks, NaN where no sequence has one, and the plan."""
-    num_blocks = [-(-length // BLOCK_SIZE) for length in seq_lens]
-    total = sum(num_blocks) + 2
-    ids = torch.randperm(total).int().numpy()
-    table = np.zeros((len(seq_lens), max(num_blocks)), dtype=np.int32)
-    used = 0
-    for row, count in enumerate(num_blocks):
-        table[row, :count] = ids[used : used + count]
-        used += count
-    caches = [torch.randn(total, BLOCK_SIZE, num_kv_heads, head_dim, device=device, dtype=dtype) for _ in range(2)]
-    for cache in caches:
-        cache[torch.from_numpy(ids[used:]).long().to(device)] = torch.nan
-    query = torch.randn(sum(query_lens), num_heads, head_dim, device=device, dtype=dtype)
-    plan = AttentionPlan(np.array(query_lens), np.array(seq_lens), table, BLOCK_SIZE, dtype, device)
-    return query, *caches, plan
 
 
 def _attention(device: torch.device, dtype: torch.dtype, head_dim: int, group: int, is_small: bool) -> Iterator[Check]:

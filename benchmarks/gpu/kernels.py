@@ -5,7 +5,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from benchmarks.gpu.checks import attention_case
+from benchmarks.gpu.attention_case import attention_case
 from benchmarks.gpu.timing import Figures
 from pagoda_kernels.act_and_mul import act_and_mul
 from pagoda_kernels.add_rms_norm import add_rms_norm

@@ -80,7 +80,7 @@ def run_checks(device: torch.device, index: int, count: int, *, is_small: bool) 
 
 def measure_all(device: torch.device, budget_s: float, directory: Path, *, is_small: bool) -> dict[str, Any]:
     """Every part, guarded."""
-    from benchmarks.gpu import kernels, quantized, steps, tokens
+    from benchmarks.gpu import kernels, quantized, small_cache, steps, tokens
     from benchmarks.gpu.timing import Figures
 
     started = time.monotonic()
@@ -101,6 +101,7 @@ def measure_all(device: torch.device, budget_s: float, directory: Path, *, is_sm
         "checks": check,
         "tokens": compare_tokens,
         "decode attention": lambda: kernels.measure_decode_attention(figures, is_small=is_small),
+        "caches of 8 bits": lambda: small_cache.measure_small_caches(figures, is_small=is_small),
         "prefill attention": lambda: kernels.measure_prefill_attention(figures, is_small=is_small),
         "quantized linear": lambda: quantized.measure_quantized_linear(figures, is_small=is_small),
         "rows": lambda: kernels.measure_rows(figures, is_small=is_small),

@@ -1,7 +1,9 @@
 """Copy KV-cache blocks: within the device (copy on write) or between device and host (swapping)."""
 
+import torch
 from torch import Tensor
 
+from pagoda_kernels.quantized_cache import FP8
 from pagoda_kernels.selection import triton_kernel
 
 
@@ -18,6 +20,8 @@ def copy_blocks(source: Tensor, destination: Tensor, source_ids: Tensor, destina
         raise ValueError(f"blocks of {tuple(source.shape)} do not fit {tuple(destination.shape)}")
     if source_ids.shape != destination_ids.shape:
         raise ValueError(f"{source_ids.shape[0]} source blocks for {destination_ids.shape[0]} destinations")
+    if source.dtype == destination.dtype == FP8:
+        source, destination = source.view(torch.uint8), destination.view(torch.uint8)  # torch copies these by index
     kernel = triton_kernel("copy_blocks", source)
     is_alike = source.device == destination.device and source.dtype == destination.dtype
     if kernel is not None and is_alike and source.is_contiguous() and destination.is_contiguous():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pagoda_kernels.attention_plan import AttentionPlan, DecodeGroup, PrefillRow
 from pagoda_kernels.native.library import NATIVE_DTYPES, native
-from pagoda_kernels.quantized_cache import cache_width, dequantize_rows
+from pagoda_kernels.quantized_cache import FP8, cache_width, dequantize_rows, holds
 from pagoda_kernels.selection import TRITON_DTYPES, triton_kernel
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,8 @@ def paged_attention(
     Args:
         query: [num_tokens, num_heads, head_dim], the sequences of `plan` one behind the other.
         k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], same dtype as query, or rows of
-            `quantized_cache` in int8; num_heads is a multiple of num_kv_heads, and consecutive heads share a KV head.
+            `quantized_cache` in int8 or FP8; num_heads is a multiple of num_kv_heads, and consecutive heads share a KV
+            head.
         plan: lengths and block tables of the batch.
         window: keys that a query sees, its own included; None sees all.
         softcap: scores s become softcap * tanh(s / softcap) before the softmax; None leaves them.
@@ -82,7 +83,8 @@ def paged_attention(
     if k_cache.shape[1] != plan.block_size:
         raise ValueError(f"the cache has blocks of {k_cache.shape[1]} tokens, the plan of {plan.block_size}")
     kernel = triton_kernel("paged_attention", query)
-    if kernel is not None and query.dtype == k_cache.dtype == v_cache.dtype in TRITON_DTYPES:
+    is_known = query.dtype in TRITON_DTYPES and k_cache.dtype == v_cache.dtype and holds(k_cache, query.dtype)
+    if kernel is not None and is_known:
         if head_dim <= MAX_TRITON_HEAD_DIM:
             attended: Tensor = kernel(
                 query,
@@ -134,6 +136,8 @@ def _is_native(query: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
 
 def _blocks(cache: Tensor, block_ids: Tensor, query: Tensor) -> Tensor:
     """[n, block_size, num_kv_heads, head_dim] of the query's data type."""
+    if cache.dtype == FP8:  # which torch does not select from on every device
+        return cache.view(torch.uint8).index_select(0, block_ids).view(FP8).to(query.dtype)
     blocks = cache.index_select(0, block_ids)
     return dequantize_rows(blocks, query.shape[-1], query.dtype) if cache.dtype == torch.int8 else blocks
 
@@ -220,6 +224,8 @@ def paged_attention_reference(
     """
     group = query.shape[1] // k_cache.shape[2]
     output = torch.zeros_like(query)
+    if k_cache.dtype == FP8:
+        k_cache, v_cache = k_cache.float(), v_cache.float()
     token = 0
     for row, (query_len, seq_len) in enumerate(zip(plan.query_lens.tolist(), plan.seq_lens.tolist(), strict=True)):
         for position in range(seq_len - query_len, seq_len):

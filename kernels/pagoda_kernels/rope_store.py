@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pagoda_kernels.native.library import NATIVE_DTYPES, native
+from pagoda_kernels.quantized_cache import FP8
 from pagoda_kernels.rms_norm import rms_norm
 from pagoda_kernels.rotary_embedding import rotary_embedding
 from pagoda_kernels.selection import TRITON_DTYPES, triton_kernel
@@ -41,7 +42,7 @@ def rope_store(
 
     Args:
         qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], queries, keys, values; its queries may be changed.
-        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], same dtype as qkv.
+        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], same dtype as qkv or `quantized_cache.FP8`.
         slot_mapping: [num_tokens] int64; slot = block_id * block_size + offset; -1 skips the token.
         rotary: cosines and sines as `rotary_embedding` takes them; None rotates nothing.
         is_interleaved: as `rotary_embedding`.
@@ -61,7 +62,8 @@ def rope_store(
         raise ValueError(f"head_dim is {head_dim}, cos has {rotary[0].shape[-1]} angles")
     kernel = triton_kernel("rope_store", qkv)
     is_contiguous = qkv.stride(1) == k_cache.stride(3) == v_cache.stride(3) == 1
-    if kernel is not None and is_contiguous and qkv.dtype == k_cache.dtype == v_cache.dtype in TRITON_DTYPES:
+    is_known = qkv.dtype in TRITON_DTYPES and k_cache.dtype == v_cache.dtype and k_cache.dtype in (qkv.dtype, FP8)
+    if kernel is not None and is_contiguous and is_known:
         query: Tensor = kernel(
             qkv, k_cache, v_cache, slot_mapping, rotary=rotary, is_interleaved=is_interleaved, norms=norms
         )

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from pagoda_kernels.rope_store import HeadNorms, rope_store
+from pagoda_kernels.selection import TRITON_DTYPES, triton_kernel
 from pagoda_kernels.store_kv_cache import store_kv_cache
 
 
@@ -28,6 +29,23 @@ def rope_store_int8(
     Returns:
         Queries, [num_tokens, num_heads, head_dim].
     """
+    kernel = triton_kernel("rope_store", qkv)
+    if (
+        kernel is not None
+        and qkv.dtype in TRITON_DTYPES
+        and qkv.stride(1) == k_cache.stride(3) == v_cache.stride(3) == 1
+    ):
+        stored: Tensor = kernel(
+            qkv,
+            k_cache,
+            v_cache,
+            slot_mapping,
+            head_dim=head_dim,
+            rotary=rotary,
+            is_interleaved=is_interleaved,
+            norms=norms,
+        )
+        return stored
     num_tokens = qkv.shape[0]
     key, value = qkv.new_empty(2, num_tokens, 1, k_cache.shape[2], head_dim)
     query = rope_store(

@@ -1,7 +1,10 @@
 """Paged attention in Triton: prompts, chunks and decodes; long decodes are split along their keys.
 
 Queries that share a KV head stand in one tile, so its keys are read once for all of them. Softmax is online, in powers
-of two. Source: FlashAttention-2, Dao 2023 (arXiv 2307.08691); splitting of keys as in Flash-Decoding, Dao et al. 2023.
+of two. Keys and values of 8 bits are taken to the queries' data type in registers: FP8 as it is (devices convert it
+from compute capability 8.9 on), int8 values with their scales, int8 keys without: the scores take theirs.
+
+Source: FlashAttention-2, Dao 2023 (arXiv 2307.08691); splitting of keys as in Flash-Decoding, Dao et al. 2023.
 """
 
 import math
@@ -13,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pagoda_kernels.attention_tables import AttentionTables
+from pagoda_kernels.quantized_cache import scales_of
 from pagoda_kernels.triton.launch import is_interpreted, num_multiprocessors
 
 MAX_HEAD_DIM = 256
@@ -135,10 +139,13 @@ def _launch(
     block_d = max(16, triton.next_power_of_2(head_dim))
     is_wide = query.dtype == torch.float32 or block_d > 128
     interpreted = is_interpreted(_paged_attention_kernel)
+    has_scales = k_cache.dtype == torch.int8
     _paged_attention_kernel[grid](
         query,
         k_cache,
         v_cache,
+        scales_of(k_cache) if has_scales else None,
+        scales_of(v_cache) if has_scales else None,
         *outputs,
         tables.query_start_loc,
         tables.seq_lens,
@@ -173,6 +180,7 @@ def _launch(
         HAS_SOFTCAP=softcap is not None,
         HAS_SLOPES=alibi_slopes is not None,
         HAS_SINKS=sinks is not None,
+        HAS_SCALES=has_scales,
         IS_WIDENED=interpreted,
         num_warps=8 if block_m >= 128 else 4,
         num_stages=2 if is_wide else 3,
@@ -181,7 +189,7 @@ def _launch(
 
 @triton.jit
 def _paged_attention_kernel(
-    query_ptr, k_cache_ptr, v_cache_ptr, output_ptr, partial_ptr, weights_ptr,
+    query_ptr, k_cache_ptr, v_cache_ptr, k_scales_ptr, v_scales_ptr, output_ptr, partial_ptr, weights_ptr,
     query_start_loc_ptr, seq_lens_ptr, block_table_ptr, slopes_ptr, sinks_ptr,
     num_seqs, scale, softcap, window,
     query_token_stride, query_head_stride,
@@ -190,7 +198,7 @@ def _paged_attention_kernel(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     NUM_SPLITS: tl.constexpr, IS_SINGLE: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    HAS_SLOPES: tl.constexpr, HAS_SINKS: tl.constexpr, IS_WIDENED: tl.constexpr,
+    HAS_SLOPES: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr, IS_WIDENED: tl.constexpr,
 ):  # fmt: skip
     """Program (i, kv_head, split): rows are BLOCK_Q query tokens of one sequence times GROUP heads.
 
@@ -266,18 +274,25 @@ def _paged_attention_kernel(
     if not HAS_WINDOW:
         plain_end = begin + tl.maximum(tl.minimum(first + 1, end) - begin, 0) // BLOCK_N * BLOCK_N
     table_ptr = block_table_ptr + seq.to(tl.int64) * table_stride
-    k_ptr = k_cache_ptr + kv_head * k_head_stride
-    v_ptr = v_cache_ptr + kv_head * v_head_stride
+    k_head, v_head = kv_head * k_head_stride, kv_head * v_head_stride
+    if HAS_SCALES:
+        k_head, v_head = tl.multiple_of(k_head, 4), tl.multiple_of(v_head, 4)
+        k_scales_ptr += k_head // 4
+        v_scales_ptr += v_head // 4
+    k_ptr = k_cache_ptr + k_head
+    v_ptr = v_cache_ptr + v_head
     if not HAS_WINDOW:
         acc, top, total = _attend(
-            acc, top, total, q, k_ptr, v_ptr, table_ptr, begin, plain_end, positions, slopes, scale, softcap, window,
+            acc, top, total, q, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, table_ptr, begin, plain_end,
+            positions, slopes, scale, softcap, window,
             k_block_stride, k_slot_stride, v_block_stride, v_slot_stride,
-            HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, False, False, HAS_SOFTCAP, HAS_SLOPES, IS_WIDENED,
+            HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, False, False, HAS_SOFTCAP, HAS_SLOPES, HAS_SCALES,
         )  # fmt: skip
     acc, top, total = _attend(
-        acc, top, total, q, k_ptr, v_ptr, table_ptr, plain_end, end, positions, slopes, scale, softcap, window,
+        acc, top, total, q, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, table_ptr, plain_end, end,
+        positions, slopes, scale, softcap, window,
         k_block_stride, k_slot_stride, v_block_stride, v_slot_stride,
-        HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, True, HAS_WINDOW, HAS_SOFTCAP, HAS_SLOPES, IS_WIDENED,
+        HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_N, True, HAS_WINDOW, HAS_SOFTCAP, HAS_SLOPES, HAS_SCALES,
     )  # fmt: skip
 
     is_seen = total > 0.0
@@ -299,11 +314,12 @@ def _paged_attention_kernel(
 
 @triton.jit
 def _attend(
-    acc, top, total, q, k_ptr, v_ptr, table_ptr, begin, end, positions, slopes, scale, softcap, window,
+    acc, top, total, q, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, table_ptr, begin, end,
+    positions, slopes, scale, softcap, window,
     k_block_stride, k_slot_stride, v_block_stride, v_slot_stride,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     IS_MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
-    IS_WIDENED: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Fold the keys begin … end - 1 into the running output, maximum and sum. Not IS_MASKED: all rows see all keys."""
     dims = tl.arange(0, BLOCK_D)
@@ -316,16 +332,22 @@ def _attend(
         offsets = keys % BLOCK_SIZE
         k_rows = blocks * k_block_stride + offsets * k_slot_stride
         v_rows = blocks * v_block_stride + offsets * v_slot_stride
+        if HAS_SCALES:  # rows are aligned to their scales, if to no more
+            k_rows, v_rows = tl.multiple_of(k_rows, 4), tl.multiple_of(v_rows, 4)
         k = tl.load(
             k_ptr + k_rows[None, :] + dims[:, None], mask=is_key[None, :] & is_dim[:, None], other=0.0
         )  # [D, N]
         v = tl.load(
             v_ptr + v_rows[:, None] + dims[None, :], mask=is_key[:, None] & is_dim[None, :], other=0.0
         )  # [N, D]
-        if IS_WIDENED:
-            k = k.to(tl.float32)
-            v = v.to(tl.float32)
+        if HAS_SCALES:
+            v_scales = tl.load(v_scales_ptr + v_rows // 4, mask=is_key, other=0.0)
+            v = v.to(tl.float32) * v_scales[:, None]
+        k = k.to(q.dtype)
+        v = v.to(q.dtype)
         scores = tl.dot(q, k, input_precision="ieee") * scale  # [M, N]
+        if HAS_SCALES:
+            scores *= tl.load(k_scales_ptr + k_rows // 4, mask=is_key, other=0.0)[None, :]
         if HAS_SOFTCAP:
             scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * scores) + 1.0))
         if HAS_SLOPES:

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagoda_kernels.quantized_cache import FP8, aligned, scales_of
 from pagoda_kernels.rope_store import HeadNorms
 
 
@@ -14,12 +15,18 @@ def rope_store(
     v_cache: Tensor,
     slot_mapping: Tensor,
     *,
+    head_dim: int | None = None,
     rotary: tuple[Tensor, Tensor] | None = None,
     is_interleaved: bool = False,
     norms: HeadNorms | None = None,
 ) -> Tensor:
-    """`pagoda_kernels.rope_store.rope_store`; qkv's rows and the caches' heads contiguous. qkv stays as it was."""
-    num_kv_heads, head_dim = k_cache.shape[2:]
+    """`pagoda_kernels.rope_store.rope_store`; qkv's rows and the caches' heads contiguous. qkv stays as it was.
+
+    Args:
+        head_dim: None is the width of the caches' rows, which int8 rows are wider than.
+    """
+    num_kv_heads, width = k_cache.shape[2:]
+    head_dim = width if head_dim is None else head_dim
     heads = qkv.view(qkv.shape[0], qkv.shape[1] // head_dim, head_dim)
     num_heads = heads.shape[1] - 2 * num_kv_heads
     if rotary is None and norms is None:
@@ -52,7 +59,10 @@ def launch_store(
     is_interleaved: bool = False,
     norms: HeadNorms | None = None,
 ) -> Tensor | None:
-    """Write keys and values, and give the queries; all [num_tokens, heads, head_dim], contiguous in the last."""
+    """Write keys and values, and give the queries; all [num_tokens, heads, head_dim], contiguous in the last.
+
+    The caches are as key and value, or rows of `quantized_cache` in int8 or FP8.
+    """
     num_tokens, num_kv_heads, head_dim = key.shape
     num_heads = 0 if query is None else query.shape[1]
     rotated = None if query is None else torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -61,12 +71,18 @@ def launch_store(
     # Without queries, keys stand in for them: no program reads them there.
     queries, outputs = (key, key) if query is None or rotated is None else (query, rotated)
     cos, sin = (key, key) if rotary is None else (rotary[0].contiguous(), rotary[1].contiguous())
+    kind = {torch.int8: "int8", FP8: "fp8"}.get(k_cache.dtype, "float")
+    k_scales, v_scales = (scales_of(k_cache), scales_of(v_cache)) if kind == "int8" else (key, key)
+    if kind == "fp8":
+        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
     _store_kernel[(num_tokens, num_heads + num_kv_heads)](
         queries,
         key,
         value,
         k_cache,
         v_cache,
+        k_scales,
+        v_scales,
         outputs,
         slot_mapping,
         cos,
@@ -93,7 +109,9 @@ def launch_store(
         ROTARY_DIM=0 if rotary is None else 2 * cos.shape[-1],
         IS_INTERLEAVED=is_interleaved,
         HAS_NORMS=norms is not None,
-        BLOCK_D=triton.next_power_of_2(head_dim),
+        CACHE=kind,
+        ALIGNED=aligned(head_dim) if kind == "int8" else head_dim,
+        BLOCK_D=triton.next_power_of_2(aligned(head_dim)),
         num_warps=1,
     )
     return rotated
@@ -101,12 +119,12 @@ def launch_store(
 
 @triton.jit
 def _store_kernel(
-    query_ptr, key_ptr, value_ptr, k_cache_ptr, v_cache_ptr, output_ptr, slot_mapping_ptr, cos_ptr, sin_ptr,
-    q_weight_ptr, k_weight_ptr, eps, weight_offset, num_heads, block_size,
+    query_ptr, key_ptr, value_ptr, k_cache_ptr, v_cache_ptr, k_scales_ptr, v_scales_ptr, output_ptr,
+    slot_mapping_ptr, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr, eps, weight_offset, num_heads, block_size,
     query_token_stride, query_head_stride, key_token_stride, key_head_stride, value_token_stride, value_head_stride,
     k_block_stride, k_slot_stride, k_head_stride, v_block_stride, v_slot_stride, v_head_stride,
     HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, IS_INTERLEAVED: tl.constexpr, HAS_NORMS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    CACHE: tl.constexpr, ALIGNED: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Program (token, head): the first num_heads are queries, the others keys with their values."""
     token = tl.program_id(0).to(tl.int64)
@@ -132,11 +150,39 @@ def _store_kernel(
                 source, k_weight_ptr, cos_ptr, sin_ptr, token, eps, weight_offset,
                 HEAD_DIM, ROTARY_DIM, IS_INTERLEAVED, HAS_NORMS, BLOCK_D,
             )  # fmt: skip
-            target = k_cache_ptr + block * k_block_stride + offset * k_slot_stride + kv_head * k_head_stride
-            tl.store(target + dims, x.to(k_cache_ptr.dtype.element_ty), mask=is_dim)
+            # As it would be read from a cache of floats.
+            x = x.to(key_ptr.dtype.element_ty).to(tl.float32)
+            place = block * k_block_stride + offset * k_slot_stride + kv_head * k_head_stride
+            _store_row(x, k_cache_ptr + place, k_scales_ptr + place // 4, dims, ALIGNED, CACHE)
             source = value_ptr + token * value_token_stride + kv_head * value_head_stride
-            target = v_cache_ptr + block * v_block_stride + offset * v_slot_stride + kv_head * v_head_stride
-            tl.store(target + dims, tl.load(source + dims, mask=is_dim), mask=is_dim)
+            x = tl.load(source + dims, mask=is_dim, other=0.0).to(tl.float32)
+            place = block * v_block_stride + offset * v_slot_stride + kv_head * v_head_stride
+            _store_row(x, v_cache_ptr + place, v_scales_ptr + place // 4, dims, ALIGNED, CACHE)
+
+
+@triton.jit
+def _store_row(x, row_ptr, scale_ptr, dims, ALIGNED: tl.constexpr, CACHE: tl.constexpr):
+    """x: [BLOCK_D] float32, zero behind the head. In 8 bits as `quantized_cache` does, to the bit (NaNs may differ)."""
+    ROUND: tl.constexpr = 12582912.0  # 1.5 * 2^23: adding it leaves no place for fractions
+    if CACHE == "int8":
+        is_nan = tl.max((x != x).to(tl.int32), axis=0) > 0
+        scale = tl.where(is_nan, float("nan"), tl.div_rn(tl.max(tl.abs(x), axis=0), 127.0))
+        ratios = tl.div_rn(x, tl.zeros_like(x) + scale)
+        codes = tl.minimum(tl.maximum((ratios + ROUND) - ROUND, -127.0), 127.0)
+        codes = tl.where(ratios == ratios, codes, 0.0)
+        tl.store(row_ptr + dims, codes.to(tl.int8), mask=dims < ALIGNED)
+        tl.store(scale_ptr, scale)
+    elif CACHE == "fp8":
+        # By hand: older devices have no instruction for it, and the interpreter's has other roundings.
+        magnitudes = tl.minimum(tl.abs(x), 448.0)
+        bits = magnitudes.to(tl.int32, bitcast=True)
+        normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - 960  # the exponent's bias is 7 instead of 127
+        small = ((magnitudes * 512.0 + ROUND) - ROUND).to(tl.int32)
+        codes = tl.where(magnitudes < 0.015625, small, normal)
+        codes = tl.where(tl.abs(x) < float("inf"), codes, 127) | ((x.to(tl.int32, bitcast=True) >> 24) & 128)
+        tl.store(row_ptr + dims, codes.to(tl.uint8), mask=dims < ALIGNED)
+    else:
+        tl.store(row_ptr + dims, x.to(row_ptr.dtype.element_ty), mask=dims < ALIGNED)
 
 
 @triton.jit

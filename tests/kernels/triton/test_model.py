@@ -76,7 +76,13 @@ def assert_same(actual: list[Tracked], expected: list[Tracked]) -> None:
             assert mine == pytest.approx(theirs, abs=1e-4)
 
 
-@pytest.mark.parametrize(("options", "kernels"), [({"quantization": "int4-g32"}, {"quantized_linear"})])
+@pytest.mark.parametrize(
+    ("options", "kernels"),
+    [
+        ({"quantization": "int4-g32"}, {"quantized_linear"}),
+        ({"kv_cache_dtype": "int8"}, {"paged_attention", "rope_store"}),
+    ],
+)
 def test_quantized_tokens_are_those_of_the_cpu(
     options: dict[str, Any], kernels: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
