@@ -16,7 +16,7 @@ from pagoda_common.speculative_config import SpeculativeConfig
 
 DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
-KVCacheDType: TypeAlias = Literal["auto", "int8"]
+KVCacheDType: TypeAlias = Literal["auto", "int8", "fp8"]
 LoadFormat: TypeAlias = Literal["auto", "safetensors", "dummy"]
 SchedulingPolicy: TypeAlias = Literal["fcfs", "priority", "fair"]
 RoutingPolicy: TypeAlias = Literal["prefix", "round_robin"]
@@ -99,7 +99,8 @@ class CacheConfig:
     block_size: int = 16
     """Tokens in one KV-cache block."""
     kv_cache_dtype: KVCacheDType = "auto"
-    """auto is the weights' data type; int8 (with a scale for each token and KV head) takes about half of bfloat16."""
+    """auto is the weights' data type. int8 (with a scale for each token and KV head) and fp8 (e4m3, with a scale of 1,
+    for CUDA devices of compute capability 8.9 or newer) take about half of bfloat16."""
     kv_cache_memory_bytes: int | None = None
     """Bytes for the KV cache; None lets the worker choose."""
     num_blocks_override: int | None = None
@@ -116,9 +117,7 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         kv_events_config(self.kv_events_config)
-        dtypes = get_args(KVCacheDType)
-        known = "one of " + ", ".join(dtypes) + " (there are no 8-bit floats)"
-        _check(self.kv_cache_dtype in dtypes, "kv_cache_dtype", self.kv_cache_dtype, known)
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheDType))
         _check(1 <= self.block_size <= 256, "block_size", self.block_size, "between 1 and 256 tokens")
         memory = self.kv_cache_memory_bytes
         _check(memory is None or memory > 0, "kv_cache_memory_bytes", memory, "more than 0 bytes")
@@ -215,6 +214,8 @@ class EngineConfig:
     """Of logs and traces."""
 
     def __post_init__(self) -> None:
+        if self.model.device == "cpu":
+            _check(self.cache.kv_cache_dtype != "fp8", "kv_cache_dtype", "fp8", "auto or int8 on a CPU")
         if not self.scheduler.enable_chunked_prefill and self.model.max_model_len is not None:
             _check(
                 self.scheduler.max_num_batched_tokens >= self.model.max_model_len,

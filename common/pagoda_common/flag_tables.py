@@ -110,7 +110,10 @@ MODEL_FLAGS = (
 )
 CACHE_FLAGS = (
     Flag(field="block_size", parse=int, metavar="TOKENS", help="tokens in one KV-cache block"),
-    Flag(field="kv_cache_dtype", help="auto takes the weights' data type, int8 halves the memory of a bfloat16 cache"),
+    Flag(
+        field="kv_cache_dtype",
+        help="auto takes the weights' data type; int8, and fp8 on a GPU, halve the memory of a bfloat16 cache",
+    ),
     Flag(
         field="kv_cache_memory_bytes",
         names=("--kv-cache-memory", "--kv-cache-memory-bytes"),

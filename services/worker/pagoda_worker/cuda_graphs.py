@@ -51,8 +51,6 @@ def why_eager(loaded: LoadedModel) -> str | None:
         return "its ranks sum over NCCL"
     if spec.moe is not None:
         return "the host has to hear which tokens an expert gets"
-    if loaded.cache_dtype != loaded.dtype:
-        return "a quantized cache is read by PyTorch, with shapes of its own for each batch"
     if spec.head_dim > MAX_TRITON_HEAD_DIM:
         return f"attention with head_dim {spec.head_dim} runs as PyTorch, with shapes of its own for each batch"
     probe = torch.empty(0, dtype=loaded.dtype, device=loaded.device)

@@ -7,14 +7,18 @@ from pathlib import Path
 
 import torch
 
-from pagoda_common.config import Device, DType
+from pagoda_common.config import Device, DType, KVCacheDType
 from pagoda_common.errors import ConfigError, ModelLoadError
+from pagoda_kernels.quantized_cache import FP8
 
 SMALL_MODEL_BYTES = 2 * 1024**3
 """Float32 weights up to this size stay float32 on a CPU when the data type is auto."""
 
 ROUND_OTHERWISE = ("act_and_mul", "paged_attention", "rms_norm", "rope_store")
 """Kernels whose float32 results are as exact as PyTorch's, and not the same to the last bit."""
+
+MIN_FP8_CAPABILITY = (8, 9)
+"""CUDA compute capability from which devices convert 8-bit floats."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -68,6 +72,30 @@ def choose_dtype(asked: DType, stored: str | None, *, device: torch.device, num_
     if device.type == "cpu" and num_parameters * 4 <= SMALL_MODEL_BYTES:
         return torch.float32
     return DTYPES[stored]
+
+
+def cache_dtype(asked: KVCacheDType, dtype: torch.dtype) -> torch.dtype:
+    """The data type of the KV cache; auto takes that of the weights."""
+    return {"auto": dtype, "int8": torch.int8, "fp8": FP8}[asked]
+
+
+def check_cache_dtype(asked: KVCacheDType, device: torch.device) -> None:
+    """Whether this device has kernels for such a cache.
+
+    Raises:
+        ConfigError: it has none; the message says what it has.
+    """
+    if asked != "fp8":
+        return
+    if device.type != "cuda":
+        raise ConfigError("kv_cache_dtype is 'fp8', must be auto or int8 on a CPU", field="kv_cache_dtype")
+    capability = torch.cuda.get_device_capability(device)
+    if capability < MIN_FP8_CAPABILITY:
+        mine, needed = (".".join(map(str, pair)) for pair in (capability, MIN_FP8_CAPABILITY))
+        raise ConfigError(
+            f"kv_cache_dtype is 'fp8', must be auto or int8 on a device of compute capability {mine}, below {needed}",
+            field="kv_cache_dtype",
+        )
 
 
 def reference_kernels(asked: tuple[str, ...], dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from pagoda_kernels.copy_blocks import copy_blocks
-from pagoda_kernels.quantized_cache import cache_width, scales_of
+from pagoda_kernels.quantized_cache import FP8, cache_width, scales_of
 from pagoda_worker.batch import IntArray
 from pagoda_worker.models.spec import DecoderSpec
 
@@ -16,8 +16,8 @@ def block_bytes(spec: DecoderSpec, *, block_size: int, dtype: torch.dtype) -> in
 
 
 class KVCache:
-    """Key and value blocks of every layer, [num_blocks, block_size, num_kv_heads, head_dim] each; in int8, rows of
-    `pagoda_kernels.quantized_cache` with a scale at their end."""
+    """Key and value blocks of every layer, [num_blocks, block_size, num_kv_heads, head_dim] each; in int8 and FP8,
+    rows of `pagoda_kernels.quantized_cache`, of int8 with a scale at their end."""
 
     def __init__(
         self,
@@ -65,6 +65,11 @@ class KVCache:
         zero times NaN is NaN)."""
         for cache in (*self.k_caches, *self.v_caches):
             ids = torch.from_numpy(block_ids).to(cache.device)
+            if cache.dtype == FP8:
+                cache = cache.view(torch.uint8)
+                codes = cache.index_select(0, ids)
+                cache.index_copy_(0, ids, codes.masked_fill_(codes & 127 == 127, 0))
+                continue
             blocks = cache.index_select(0, ids)
             if cache.dtype == torch.int8:
                 scales_of(blocks).nan_to_num_(0, posinf=0, neginf=0)

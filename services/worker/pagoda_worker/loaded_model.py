@@ -21,7 +21,7 @@ class LoadedModel:
     dtype: torch.dtype
     """Of weights and activations."""
     cache_dtype: torch.dtype
-    """Of the KV cache; int8 is a quantized one."""
+    """Of the KV cache; int8 and FP8 are quantized ones."""
     device: torch.device
     parallel: TensorParallel = ALONE
 

@@ -18,7 +18,15 @@ from pagoda_kernels.native.library import load_native
 from pagoda_kernels.selection import use_references
 from pagoda_worker.batch import ExecuteModelInput, ModelRunnerOutput
 from pagoda_worker.cuda_graphs import recorded_graphs
-from pagoda_worker.device import DeviceInfo, available_memory_bytes, choose_dtype, claim_device, reference_kernels
+from pagoda_worker.device import (
+    DeviceInfo,
+    available_memory_bytes,
+    cache_dtype,
+    check_cache_dtype,
+    choose_dtype,
+    claim_device,
+    reference_kernels,
+)
 from pagoda_worker.grammars import Grammars, load_tokenizer
 from pagoda_worker.kv_cache import KVCache, block_bytes
 from pagoda_worker.loaded_model import LoadedModel
@@ -115,12 +123,13 @@ class Worker:
             rendezvous: rank 0's meeting place, for the other ranks; empty leaves their connections as they are.
 
         Raises:
-            ConfigError: the device is not there.
+            ConfigError: the device is not there, or has no kernels for such a KV cache.
         """
         if config != self._config or self._device is None:
             self._release()
-            self._device = claim_device(config.model.device, self._device_index)
-            self._config = config
+            device = claim_device(config.model.device, self._device_index)
+            check_cache_dtype(config.cache.kv_cache_dtype, device.device)
+            self._device, self._config = device, config
         if self._weights is not None:
             self._weights.forget_prepared()  # by another scheduler, or for a swap that did not come
         self._asked_weights = weights
@@ -319,7 +328,7 @@ class Worker:
         )
 
     def _cache_dtype(self, config: EngineConfig) -> torch.dtype:
-        return torch.int8 if config.cache.kv_cache_dtype == "int8" else self._dtype
+        return cache_dtype(config.cache.kv_cache_dtype, self._dtype)
 
     def _free_bytes(self, device: DeviceInfo) -> int:
         if device.device.type == "cpu":

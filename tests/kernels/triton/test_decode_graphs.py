@@ -2,15 +2,17 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
 from pagoda_common.sampling_params import SamplingParams
+from pagoda_kernels.quantized_cache import scales_of
 from pagoda_kernels.selection import use_references
 from pagoda_worker.cuda_graphs import make_decode_graphs, why_eager
 from pagoda_worker.decode_graphs import DecodeGraphs, Graph
@@ -49,11 +51,16 @@ class CallingRecorder:
         return Called(run, self.replays)
 
 
-def make_driver(directory: Path, **options: object) -> Driver:
+def make_driver(directory: Path, *, engine: Mapping[str, Any] = MappingProxyType({}), **options: object) -> Driver:
     (directory / "config.json").write_text(json.dumps(CONFIG | options))
-    driver = Driver(directory, load_format="dummy", max_num_seqs=8, num_blocks=40)
+    driver = Driver(directory, load_format="dummy", max_num_seqs=8, num_blocks=40, **engine)
     use_references(())
     return driver
+
+
+def numbers_of(cache: torch.Tensor) -> torch.Tensor:
+    """What may be NaN in a cache: all, or the scales of int8."""
+    return scales_of(cache) if cache.dtype == torch.int8 else cache
 
 
 def add_graphs(driver: Driver, *, max_num_seqs: int = 8) -> tuple[DecodeGraphs, CallingRecorder]:
@@ -65,9 +72,11 @@ def add_graphs(driver: Driver, *, max_num_seqs: int = 8) -> tuple[DecodeGraphs, 
     cache = loaded.make_cache(num_blocks=40)
     graphs = make_decode_graphs(loaded, cache, recorder)
     for one in (*cache.k_caches, *cache.v_caches):
-        one.fill_(torch.nan)
+        numbers_of(one).fill_(torch.nan)
     graphs.record_all()
-    assert all(bool(one.isnan().all()) for one in (*cache.k_caches, *cache.v_caches)), "recording writes nothing"
+    assert all(bool(numbers_of(one).isnan().all()) for one in (*cache.k_caches, *cache.v_caches)), (
+        "recording writes nothing"
+    )
     driver.worker._runner = ModelRunner(
         model=loaded.model,
         kv_cache=cache,
@@ -88,10 +97,13 @@ def assert_alike(actual: list[Tracked], expected: list[Tracked]) -> None:
             assert mine == pytest.approx(theirs, abs=1e-4)
 
 
-def test_tokens_are_those_of_steps_that_are_not_padded(tmp_path: Path) -> None:
-    driver = make_driver(tmp_path)
+@pytest.mark.parametrize(
+    "engine", [{}, {"quantization": "int4-g32", "kv_cache_dtype": "int8"}], ids=["floats", "small"]
+)
+def test_tokens_are_those_of_steps_that_are_not_padded(engine: dict[str, Any], tmp_path: Path) -> None:
+    driver = make_driver(tmp_path, engine=engine)
     expected = driver.generate(PROMPTS, PARAMS, max_tokens=4, chunk=20)
-    driver = make_driver(tmp_path)
+    driver = make_driver(tmp_path, engine=engine)
     _, recorder = add_graphs(driver, max_num_seqs=4)
     actual = driver.generate(PROMPTS, PARAMS, max_tokens=4, chunk=20)
     assert_alike(actual, expected)

@@ -145,9 +145,6 @@ def test_what_does_not_fit_is_refused(inputs: StepInputs, size: int) -> None:
 def test_models_that_cannot_be_recorded_say_why() -> None:
     loaded = loaded_tiny()
     assert why_eager(loaded) == "paged_attention runs as plain PyTorch"
-    assert why_eager(dataclasses.replace(loaded, cache_dtype=torch.int8)) == (
-        "a quantized cache is read by PyTorch, with shapes of its own for each batch"
-    )
     model = dataclasses.replace(loaded.config.model, enforce_eager=True)
     eager = dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, model=model))
     assert why_eager(eager) == "--enforce-eager"

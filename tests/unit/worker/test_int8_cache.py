@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from pagoda_common.config import EMBEDDED_MODEL, CacheConfig, EngineConfig, KVCacheDType
+from pagoda_common.config import EMBEDDED_MODEL, CacheConfig, EngineConfig, KVCacheDType, ModelConfig
 from pagoda_common.errors import ConfigError
 from pagoda_common.sampling_params import SamplingParams
-from pagoda_kernels.quantized_cache import cache_width, dequantize_rows, quantize_rows
+from pagoda_kernels.quantized_cache import FP8, cache_width, dequantize_rows, quantize_rows, to_fp8
 from pagoda_scheduler.convert import worker_config_to_proto
 from pagoda_worker.convert import engine_config_from_proto
 from pagoda_worker.kv_cache import KVCache, block_bytes
@@ -95,7 +95,31 @@ def test_the_data_type_crosses_the_wire() -> None:
         assert engine_config_from_proto(worker_config_to_proto(config)).cache.kv_cache_dtype == value
 
 
-@pytest.mark.parametrize("value", ["fp8", "fp8_e4m3", "bfloat16"])
+@pytest.mark.parametrize("value", ["fp8_e5m2", "bfloat16"])
 def test_other_data_types_are_refused(value: str) -> None:
-    with pytest.raises(ConfigError, match=f"kv_cache_dtype is '{value}', must be one of auto, int8"):
+    with pytest.raises(ConfigError, match=f"kv_cache_dtype is '{value}', must be one of auto, int8, fp8"):
         CacheConfig(kv_cache_dtype=value)
+
+
+def test_fp8_is_refused_on_a_cpu_with_what_it_has() -> None:
+    with pytest.raises(ConfigError, match="kv_cache_dtype is 'fp8', must be auto or int8 on a CPU"):
+        EngineConfig(model=ModelConfig(device="cpu"), cache=CacheConfig(kv_cache_dtype="fp8"))
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="kv_cache_dtype is 'fp8', must be auto or int8 on a CPU"):
+            Driver(EMBEDDED_MODEL, kv_cache_dtype="fp8")
+
+
+def test_blocks_of_fp8_move_and_lose_their_nans(drivers: tuple[Driver, Driver]) -> None:
+    spec = spec_of(drivers[1])
+    cache = KVCache(spec=spec, num_blocks=3, num_cpu_blocks=2, block_size=16, dtype=FP8, device=torch.device("cpu"))
+    assert cache.num_bytes == 3 * block_bytes(spec, block_size=16, dtype=torch.bfloat16) // 2
+    stored = to_fp8(torch.randn(16, spec.num_kv_heads, spec.head_dim))
+    cache.k_caches[0][1] = stored
+    cache.swap_out(np.array([[1, 0]]))
+    cache.swap_in(np.array([[0, 2]]))
+    cache.copy(np.array([[2, 0]]))
+    assert torch.equal(cache.k_caches[0][0].float(), stored.float())
+    cache.k_caches[0][2, 0, 0, 0] = torch.nan
+    cache.sanitize(np.array([2]))
+    assert cache.k_caches[0][2, 0, 0, 0] == 0
+    assert torch.equal(cache.k_caches[0][2, 1:].float(), stored[1:].float())
