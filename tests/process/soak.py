@@ -10,6 +10,7 @@ for `--settled` seconds. The frontend is never killed.
 
 import argparse
 import asyncio
+import importlib.util
 import json
 import logging
 import random
@@ -200,6 +201,8 @@ def main() -> None:
     parser.add_argument("--plot", metavar="PATH", help="draw them there")
     parser.add_argument("flags", nargs="*", help="flags of the scheduler, behind --")
     args = parser.parse_args()
+    if args.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib")  # now, not after the hour
     logging.getLogger("pagoda").setLevel(logging.CRITICAL)  # the supervisor reports what was done on purpose
     soak, duration_s = asyncio.run(run(args))
     growth = {name: sizes.growth(duration_s, settled_s=args.settled) for name, sizes in soak.sizes.items()}
