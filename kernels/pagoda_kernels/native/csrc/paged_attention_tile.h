@@ -310,6 +310,20 @@ inline float exp2_of_negative(float x) {
   return lanes[0];
 }
 
+// The weight of a key: 2^x for x <= 0, NaN for NaN. One that is rounded to bfloat16 is made to within 3e-6 of itself.
+inline Vec weight_of(Vec x, float) { return exp2_of_negative(x); }
+#if defined(__AVX512BF16__)
+inline Vec weight_of(Vec x, bf16) {
+  const Vec r(_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));  // x - floor(x)
+  Vec p(1.342668441e-2f);
+  p = fma(p, r, Vec(5.224247390e-2f));
+  p = fma(p, r, Vec(2.412802050e-1f));
+  p = fma(p, r, Vec(6.930448449e-1f));
+  p = fma(p, r, Vec(1.0f));
+  return _mm512_scalef_ps(p.v, x.v);  // p 2^floor(x)
+}
+#endif
+
 // To within some 1e-7: (1 - e) / (1 + e) with e = 2^(-2 |x| log2 e), a polynomial where that would cancel.
 inline Vec tanh(Vec x) {
   const Vec zero, magnitude = max(zero - x, x);
@@ -374,7 +388,7 @@ template <typename P>
   const float factor = before == -kInfinity ? 0.0f : before == after ? 1.0f : exp2_of_negative(before - after);
   Vec total;
   for (int i = 0; i < kKeyVectors; ++i) {
-    Vec weight = exp2_of_negative(scores[i] - Vec(after));
+    Vec weight = weight_of(scores[i] - Vec(after), P{});
     if (is_edge) weight = only_lanes(weight, begin - i * kLanes, end - i * kLanes, Vec());
     total = total + weight;
     if (v_scales != nullptr) weight = weight * load(v_scales + i * kLanes);
