@@ -34,7 +34,7 @@ from pagoda_common.sampling_params import SamplingParams
 from pagoda_scheduler.engine import Engine
 from pagoda_scheduler.engine_core import EngineCore
 from pagoda_scheduler.request import Request
-from pagoda_scheduler.step import ModelRunnerOutput, SchedulerOutput, StepResult
+from pagoda_scheduler.step import ModelRunnerOutput, SchedulerOutput, StepResult, StepTimings
 from pagoda_scheduler.timeline import Timeline
 from pagoda_worker import batch
 from pagoda_worker.worker import Worker
@@ -79,12 +79,14 @@ class Clock:
 
 
 class MeanTimeline(Timeline):
-    """Mean nanoseconds of every stage of the steps that decode a full batch."""
+    """Nanoseconds of every stage of the steps that decode a full batch. A step only notes what it has: what is added up
+    later does not count as the scheduler's CPU."""
 
     def __init__(self, num_seqs: int) -> None:
         self._num_seqs = num_seqs
         self._schedule_ns: dict[int, int] = {}
-        self.stages: dict[str, list[int]] = defaultdict(list)
+        self._steps: list[tuple[int, StepTimings, int]] = []
+        """What scheduling took, the timings of the result, what delivering took."""
 
     def scheduled(self, output: SchedulerOutput, schedule_ns: int) -> None:
         if output.num_tokens == len(output.slots) == self._num_seqs:
@@ -95,20 +97,28 @@ class MeanTimeline(Timeline):
         started_ns = time.perf_counter_ns()
         yield
         schedule_ns = self._schedule_ns.pop(output.step, None)
-        if schedule_ns is None or output.timings is None:
-            return
-        self.stages["schedule"].append(schedule_ns)
-        for name, duration_ns in asdict(output.timings).items():
-            self.stages[name.removesuffix("_ns")].append(duration_ns)
-        self.stages["deliver"].append(time.perf_counter_ns() - started_ns)
+        if schedule_ns is not None and output.timings is not None:
+            self._steps.append((schedule_ns, output.timings, time.perf_counter_ns() - started_ns))
+
+    @property
+    def stages(self) -> dict[str, list[int]]:
+        """By stage, in the order of a step's life; a value a step."""
+        stages: dict[str, list[int]] = defaultdict(list)
+        for schedule_ns, timings, deliver_ns in self._steps:
+            stages["schedule"].append(schedule_ns)
+            for name, duration_ns in asdict(timings).items():
+                stages[name.removesuffix("_ns")].append(duration_ns)
+            stages["deliver"].append(deliver_ns)
+        return stages
 
     @property
     def own_ms(self) -> float:
         """Median milliseconds of the scheduler's own work in a step; the wire and the worker are not in it."""
-        return sum(median(self.stages[stage]) for stage in ("schedule", "encode", "decode", "deliver")) / 1e6
+        stages = self.stages
+        return sum(median(stages[stage]) for stage in ("schedule", "encode", "decode", "deliver")) / 1e6
 
     def describe(self) -> str:
-        """Medians in milliseconds, in the order of a step's life."""
+        """Medians in milliseconds."""
         return ", ".join(f"{stage} {median(values) / 1e6:.3f}" for stage, values in self.stages.items())
 
 
