@@ -161,12 +161,12 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self._is_parallel = spec.is_parallel
         self._multiplier = spec.residual_multiplier
-        self._has_two_norms = set(spec.block_norms) == {"attention_norm", "mlp_norm"} and spec.residual_multiplier == 1
         # The last projection of a part adds what it computed to the residual, where nothing comes in between.
         has_output_norm = "attention_output_norm" in spec.block_norms
         self._adds_residual = not (
             spec.is_parallel or has_output_norm or spec.residual_multiplier != 1 or parallel.world_size > 1
         )
+        self._is_usual = self._adds_residual and set(spec.block_norms) == {"attention_norm", "mlp_norm"}
 
         def norm(name: str) -> nn.Module:
             if name not in spec.block_norms:
@@ -210,7 +210,7 @@ class DecoderLayer(nn.Module):
     def fused_weights(self) -> LayerWeights | None:
         """For layers in one call; None: it does something that they do not."""
         first, second = self.attention_norm, self.mlp_norm
-        if not self._has_two_norms or not isinstance(first, Norm) or not isinstance(second, Norm):
+        if not self._is_usual or not isinstance(first, Norm) or not isinstance(second, Norm):
             return None
         attention = self.attention.fused_weights()
         mlp = self.mlp.fused_weights() if isinstance(self.mlp, FeedForward) else None
