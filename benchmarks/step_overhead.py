@@ -3,7 +3,8 @@
     python benchmarks/step_overhead.py --json benchmarks/results/step_overhead.jsonl
 
 The engine (scheduler, step loop) is this process both times. In-process: the worker's core on a thread of its own, its
-plain data handed over as they are. gRPC: `python -m pagoda_worker`, registered over loopback. Both orders alternate.
+plain data handed over as they are. gRPC: `python -m pagoda_worker`, registered over loopback. Both are there all the
+time and take turns of a few seconds, so that a machine which is faster in one minute than in the next favours neither.
 """
 
 import sys
@@ -26,9 +27,12 @@ from typing import Any
 import numpy as np
 import uvloop
 
+from benchmarks.cpu import checkpoints
+from benchmarks.cpu.shapes import SHAPES
 from benchmarks.figures import Report, median, parser
 from pagoda_common.config import EMBEDDED_MODEL, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.idle_memory import exempt_what_exists
+from pagoda_common.memory import keep_freed_memory
 from pagoda_common.process import service_command, service_environment, spawn_service, stop_process
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_scheduler.engine import Engine
@@ -37,11 +41,14 @@ from pagoda_scheduler.request import Request
 from pagoda_scheduler.step import ModelRunnerOutput, SchedulerOutput, StepResult, StepTimings
 from pagoda_scheduler.timeline import Timeline
 from pagoda_worker import batch
+from pagoda_worker.threads import set_wait_policy
 from pagoda_worker.worker import Worker
 from tests.harness.scheduler import running_scheduler
 
 WARM_UP_STEPS = 20
 PROMPT_TOKENS = 16
+SMALL_BATCH = 16
+"""Its steps take milliseconds: more of them make a turn."""
 
 
 @dataclass(eq=False)
@@ -172,32 +179,19 @@ def _to_worker(output: SchedulerOutput) -> batch.ExecuteModelInput:
 
 
 def make_model(directory: Path) -> str:
-    """The config of a Llama whose forward pass takes at least 5 ms on two cores; its weights are random."""
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 512,
-        "intermediate_size": 1408,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "vocab_size": 8192,
-        "max_position_embeddings": 1024,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
-        "torch_dtype": "bfloat16",
-        "tie_word_embeddings": True,
-    }
-    (directory / "config.json").write_text(json.dumps(config))
+    """The config of the Llama that benchmarks/cpu/ compares engines with, 125 M parameters in bfloat16: its forward
+    pass takes at least 5 ms on both of two cores, so that the engine has none for itself. Its weights are random."""
+    (directory / "config.json").write_text(json.dumps(checkpoints.config(SHAPES["125m"])))
     return str(directory)
 
 
 def make_config(model: str, num_seqs: int, *, is_async: bool) -> EngineConfig:
-    load_format = "auto" if model == EMBEDDED_MODEL else "dummy"
+    if model == EMBEDDED_MODEL:
+        model_config = ModelConfig(model=model, device="cpu")
+    else:
+        model_config = ModelConfig(model=model, load_format="dummy", dtype="bfloat16", device="cpu")
     return EngineConfig(
-        # a Literal by construction
-        model=ModelConfig(model=model, load_format=load_format, device="cpu"),  # type: ignore[arg-type]
+        model=model_config,
         cache=CacheConfig(kv_cache_memory_bytes=2 * 2**30),
         scheduler=SchedulerConfig(
             max_num_seqs=num_seqs, max_num_batched_tokens=max(2048, 16 * num_seqs), async_scheduling=is_async
@@ -236,6 +230,7 @@ async def decode(engine: Engine, num_seqs: int, num_steps: int, vocab_size: int)
 
 @asynccontextmanager
 async def in_process(config: EngineConfig) -> AsyncIterator[Engine]:
+    keep_freed_memory()  # as the worker's own process does
     worker = Worker()
     worker.init_device(config)
     facts = worker.load_model(lambda loaded, total: None)
@@ -271,39 +266,40 @@ async def measure(report: Report, args: Any, model: str, name: str, batch_sizes:
     vocab_size = 3000
     for num_seqs in batch_sizes:
         config = make_config(model, num_seqs, is_async=not args.no_async_scheduling)
-        local: list[float] = []
-        remote: list[float] = []
+        num_steps = args.steps * (3 if num_seqs <= SMALL_BATCH else 1)
+        timeline = MeanTimeline(num_seqs)
+        seconds: dict[str, list[float]] = {"in_process": [], "grpc": []}
         cpu: list[float] = []
-        own: list[float] = []
         wire: list[float] = []
-        for _ in range(args.rounds):
-            async with in_process(config) as engine:
-                local.append(median((await decode(engine, num_seqs, args.steps, vocab_size))[0]))
-            timeline = MeanTimeline(num_seqs)
-            async with over_grpc(config, timeline) as engine:
-                times, per_step, num_bytes = await decode(engine, num_seqs, args.steps, vocab_size)
-                remote.append(median(times))
-                cpu.append(per_step)
-                own.append(timeline.own_ms)
-                wire.append(num_bytes)
+        async with in_process(config) as local, over_grpc(config, timeline) as remote:
+            for number in range(args.rounds):
+                turns = [("in_process", local), ("grpc", remote)]
+                for kind, engine in turns if number % 2 else reversed(turns):
+                    times, per_step, num_bytes = await decode(engine, num_seqs, num_steps, vocab_size)
+                    seconds[kind].append(median(times))
+                    if engine is remote:
+                        cpu.append(per_step)
+                        wire.append(num_bytes)
         print(f"{name} {num_seqs}, stages of a step over gRPC, ms: {timeline.describe()}")
-        n = args.rounds * args.steps
-        report.add(f"in_process_ms_{name}_{num_seqs}", 1e3 * median(local), "ms", n=n)
-        report.add(f"grpc_ms_{name}_{num_seqs}", 1e3 * median(remote), "ms", n=n)
-        ratios = [theirs / ours for theirs, ours in zip(remote, local, strict=True)]
+        n = args.rounds * num_steps
+        for kind, values in seconds.items():
+            report.add(f"{kind}_ms_{name}_{num_seqs}", 1e3 * median(values), "ms", n=n)
+        ratios = [grpc / ours for grpc, ours in zip(seconds["grpc"], seconds["in_process"], strict=True)]
         report.add(f"ratio_{name}_{num_seqs}", median(ratios), "gRPC / in-process", n=n)
         if num_seqs == 256 and name == "tiny":
             report.add("scheduler_ms_per_step_256", 1e3 * median(cpu), "ms CPU of the process, gRPC included", n=n)
-            report.add("scheduler_stages_ms_per_step_256", median(own), "ms: schedule, encode, decode, deliver", n=n)
+            own_ms = timeline.own_ms
+            report.add("scheduler_stages_ms_per_step_256", own_ms, "ms: schedule, encode, decode, deliver", n=n)
             report.add("bytes_per_step_256", median(wire), "bytes both ways, median step", n=n)
 
 
 async def main() -> None:
     flags = parser(__doc__ or "")
-    flags.add_argument("--steps", type=int, default=200, help="decode steps of each measurement")
+    flags.add_argument("--steps", type=int, default=60, help="decode steps of a turn; x 3 for small batches")
     flags.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 16, 64, 128, 256])
     flags.add_argument("--models", nargs="+", choices=["tiny", "forward5ms"], default=["tiny", "forward5ms"])
     flags.add_argument("--no-async-scheduling", action="store_true", help="wait for each step's result")
+    flags.set_defaults(rounds=7)
     args = flags.parse_args()
     report = Report(args.json)
     if "tiny" in args.models:
@@ -314,8 +310,10 @@ async def main() -> None:
 
 
 def run_as_a_scheduler() -> None:
-    """Start again with the environment that a scheduler gets (memory allocator, gRPC), unless it is there."""
+    """Start again with the environment that a scheduler gets (memory allocator, gRPC), unless it is there; with that of
+    a worker as well (how threads wait), as one computes in here."""
     environment = service_environment(service_command("pagoda_scheduler", []))
+    set_wait_policy(environment)
     if environment.items() > os.environ.items():
         os.execve(sys.executable, [sys.executable, *sys.argv], environment)
 

@@ -127,8 +127,10 @@ class WorkerClient:
             PagodaError: the stream ended.
         """
         assert self._stream is not None, "open_stream() comes first"
-        with _errors():
+        try:
             message = await self._stream.read()
+        except grpc.RpcError as error:
+            raise error_from_rpc(error) from error
         if not isinstance(message, worker_pb2.SamplerOutput):  # grpc.aio.EOF
             details = await self._stream.details()
             raise NotReady(f"worker at {self.address} ended the Execute stream: {details or 'without a reason'}")

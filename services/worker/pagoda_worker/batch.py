@@ -72,6 +72,8 @@ class ExecuteModelInput:
     """[num_seqs]; None is 1 each."""
     num_lookahead_tokens: IntArray | None = None
     """[num_seqs] most draft tokens that each sequence may try, which have blocks; None is 0 each."""
+    arrived_ns: int = 0
+    """time.perf_counter_ns() when it came to this process; 0 is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

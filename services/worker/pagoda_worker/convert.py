@@ -21,6 +21,8 @@ from pagoda_common.convert import sampling_params_from_proto
 from pagoda_common.errors import InvalidRequest, PagodaError
 from pagoda_common.speculative_config import SpeculativeConfig
 from pagoda_worker.batch import (
+    NO_INTS,
+    NO_PAIRS,
     BadSlot,
     ExecuteModelInput,
     IntArray,
@@ -96,7 +98,9 @@ def model_facts_to_proto(facts: ModelFacts) -> types_pb2.ModelInfo:
     )
 
 
-def execute_model_input_from_proto(message: worker_pb2.ExecuteModelRequest) -> ExecuteModelInput:
+def execute_model_input_from_proto(
+    message: worker_pb2.ExecuteModelRequest, *, arrived_ns: int = 0
+) -> ExecuteModelInput:
     """One step. A new request that cannot be read is rejected alone.
 
     Raises:
@@ -123,6 +127,7 @@ def execute_model_input_from_proto(message: worker_pb2.ExecuteModelRequest) -> E
         if message.num_scheduled_tokens
         else None,
         num_lookahead_tokens=_lookahead(message),
+        arrived_ns=arrived_ns,
     )
 
 
@@ -149,6 +154,8 @@ def _new_request(message: worker_pb2.NewRequest) -> NewRequest:
 
 
 def _column(column: bytes, dtype: str, field: str) -> IntArray:
+    if not column:  # most columns of most steps
+        return NO_INTS
     kind = np.dtype(dtype)
     if len(column) % kind.itemsize:
         raise InvalidRequest(f"{field} has {len(column)} bytes, must be a multiple of {kind.itemsize}", field=field)
@@ -156,6 +163,8 @@ def _column(column: bytes, dtype: str, field: str) -> IntArray:
 
 
 def _pairs(column: bytes, field: str) -> IntArray:
+    if not column:
+        return NO_PAIRS
     values = _column(column, "<u4", field)
     if values.size % 2:
         raise InvalidRequest(f"{field} has {values.size} entries, must be pairs", field=field)

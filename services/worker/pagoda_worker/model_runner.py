@@ -106,7 +106,7 @@ class ModelRunner:
             ValueError: the step contradicts itself or names slots or blocks that do not exist; nothing can be told
                 about the batch then.
         """
-        clock = _Clock(self._device)
+        clock = _Clock(step.arrived_ns)
         batch = self.input_batch
         self._kv_cache.swap_out(step.blocks_to_swap_out)
         self._kv_cache.swap_in(step.blocks_to_swap_in)
@@ -116,13 +116,13 @@ class ModelRunner:
         if self._parallel.is_leader:
             self._constraints.apply(step, batch.is_in_use)
         if step.num_seqs == 0:
-            return ModelRunnerOutput(timings=StepTimings(prepare_ns=clock.lap()))
+            return ModelRunnerOutput(timings=StepTimings(queue_ns=clock.queue_ns, prepare_ns=clock.lap()))
         inputs = batch.prepare(step)
         if not inputs.slots.size:
             return ModelRunnerOutput(
                 num_sampled_tokens=np.zeros(step.num_seqs, dtype=np.int64),
                 bad_slots=inputs.bad_slots,
-                timings=StepTimings(prepare_ns=clock.lap()),
+                timings=StepTimings(queue_ns=clock.queue_ns, prepare_ns=clock.lap()),
             )
         rows = SampledRows.of(inputs, batch)
         token_mask = self._constraints.begin(rows.batch.slots)
@@ -154,7 +154,9 @@ class ModelRunner:
             logprobs=output.logprobs,
             prompt_logprobs=prompt_logprobs,
             bad_slots=output.bad_slots,
-            timings=StepTimings(prepare_ns=prepare_ns, forward_ns=forward_ns, sample_ns=clock.lap()),
+            timings=StepTimings(
+                queue_ns=clock.queue_ns, prepare_ns=prepare_ns, forward_ns=forward_ns, sample_ns=clock.lap()
+            ),
         )
 
     def _update_processors(self, step: ExecuteModelInput) -> None:
@@ -345,9 +347,10 @@ def _joined(parts: list[LogprobColumns]) -> LogprobColumns:
 class _Clock:
     """Durations between laps, nanoseconds. Launches return early on an accelerator: its time shows in the last lap."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, arrived_ns: int) -> None:
         self._last = time.perf_counter_ns()
+        self.queue_ns = self._last - arrived_ns if arrived_ns else 0
+        """Waited before the step began."""
 
     def lap(self) -> int:
         """Nanoseconds since the last one."""

@@ -1,7 +1,6 @@
 """WorkerServicer: pagoda.v1.Worker over a Worker core that computes on a thread of its own."""
 
 import asyncio
-import dataclasses
 import logging
 import os
 import time
@@ -202,7 +201,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._replace_stream(stream, "a newer Execute stream took over")
         reader = asyncio.create_task(self._read(request_iterator, stream))
         try:
-            async for answer in stream.answers():
+            while (answer := await stream.next()) is not None:
                 yield answer
         finally:
             reader.cancel()
@@ -226,10 +225,13 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
     async def ExecuteModel(self, request: worker_pb2.ExecuteModelRequest, context: Any) -> worker_pb2.SamplerOutput:
         """One step, unary."""
-        return await asyncio.shield(self._take_on(request))
+        answer, waiting = self._take_on(request), asyncio.Event()
+        answer.when_there(waiting.set)
+        await waiting.wait()
+        return answer.result()
 
     def _take_on(self, request: worker_pb2.ExecuteModelRequest) -> StepAnswer:
-        """The answer of a step, once it is there.
+        """The answer of a step, which may not be there yet.
 
         Raises:
             StaleEpoch: the message is from another scheduler, for another process, or out of turn.
@@ -240,32 +242,46 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         answer = self._steps.repeated(request.step)
         if answer is None:
             # Handed over before anything is awaited: steps reach the model thread in the order they arrived.
-            step = execute_model_input_from_proto(request)
+            step = execute_model_input_from_proto(request, arrived_ns=time.perf_counter_ns())
             self._worker.expect(step)
-            running = asyncio.get_running_loop().run_in_executor(
-                self._thread, self._execute, step, time.perf_counter_ns()
-            )
-            answer = asyncio.create_task(self._answer(running, request))
-            answer.add_done_callback(_hear)
+            answer = StepAnswer()
+            self._thread.submit(self._execute, step, request, answer, asyncio.get_running_loop())
             self._steps.add(request.step, answer)
         return answer
 
-    async def _answer(
-        self, running: asyncio.Future[ModelRunnerOutput], request: worker_pb2.ExecuteModelRequest
-    ) -> worker_pb2.SamplerOutput:
-        return model_runner_output_to_proto(await running, request)
-
-    def _execute(self, step: ExecuteModelInput, arrived_ns: int) -> ModelRunnerOutput:
-        queue_ns = time.perf_counter_ns() - arrived_ns
+    def _execute(
+        self,
+        step: ExecuteModelInput,
+        request: worker_pb2.ExecuteModelRequest,
+        answer: StepAnswer,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         self._is_executing = True
         try:
             output = self._worker.execute_model(step)
+        except Exception as error:
+            loop.call_soon_threadsafe(answer.fail, error)
+        else:
+            loop.call_soon_threadsafe(self._tell, answer, step, request, output)
         finally:
             self._is_executing = False
-        output = dataclasses.replace(output, timings=dataclasses.replace(output.timings, queue_ns=queue_ns))
+
+    def _tell(
+        self,
+        answer: StepAnswer,
+        step: ExecuteModelInput,
+        request: worker_pb2.ExecuteModelRequest,
+        output: ModelRunnerOutput,
+    ) -> None:
+        """Not on the model thread: it runs the next step."""
+        try:
+            message = model_runner_output_to_proto(output, request)
+        except Exception as error:
+            answer.fail(error)
+            raise
+        answer.give(message)
         if self._metrics is not None:
             self._metrics.observe(step, output)
-        return output
 
     async def Sleep(self, request: worker_pb2.WorkerSleepRequest, context: Any) -> worker_pb2.WorkerSleepResponse:
         """Give memory away."""
