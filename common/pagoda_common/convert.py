@@ -14,6 +14,7 @@ from pagoda_common.beam_search import BeamSearchParams, EarlyStopping
 from pagoda_common.engine_stream import AdoptedRequest, AdoptedSequence
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.outputs import FinishReason
+from pagoda_common.pooling_params import PoolingParams
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_common.structured_outputs import StructuredOutputsParams
 from pagoda_common.weights_source import WeightsSource
@@ -206,6 +207,16 @@ def beam_search_params_from_proto(message: types_pb2.BeamSearchParams, *, n: int
         length_penalty=message.length_penalty if message.HasField("length_penalty") else 1.0,
         early_stopping=EARLY_STOPPING_NAMES.get(message.early_stopping, "heuristic"),
     )
+
+
+def pooling_params_to_proto(params: PoolingParams) -> types_pb2.PoolingParams:
+    """`params` as a message."""
+    return types_pb2.PoolingParams(normalize=params.normalize)
+
+
+def pooling_params_from_proto(message: types_pb2.PoolingParams) -> PoolingParams:
+    """The parameters in `message`."""
+    return PoolingParams(normalize=not message.HasField("normalize") or message.normalize)
 
 
 def error_to_proto(error: PagodaError) -> types_pb2.RequestError:

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagoda_common.errors import Code
+from pagoda_common.pooling_params import PoolingParams
 from pagoda_common.sampling_params import SamplingParams
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -46,6 +47,8 @@ class NewRequest:
     """Masked with the stop tokens until min_tokens are there."""
     is_beam: bool = False
     """Of a beam search: what its constraint forbids has no log probability."""
+    pooling: PoolingParams | None = None
+    """Its embedding is wanted, and no token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +104,16 @@ class PromptLogprobs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PooledColumns:
+    """Embeddings of sequences whose prompt is computed."""
+
+    slots: IntArray
+    """[n]."""
+    values: FloatArray
+    """[n, hidden_size]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepTimings:
     """Durations of one step, nanoseconds."""
 
@@ -122,5 +135,7 @@ class ModelRunnerOutput:
     logprobs: LogprobColumns | None = None
     """Rows index token_ids."""
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    pooled: PooledColumns | None = None
+    """Of the sequences that are pooled; they have 0 in num_sampled_tokens."""
     bad_slots: list[BadSlot] = field(default_factory=list)
     timings: StepTimings = field(default_factory=StepTimings)

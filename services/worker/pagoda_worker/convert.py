@@ -17,7 +17,7 @@ from pagoda_common.config import (
     ModelConfig,
     SchedulerConfig,
 )
-from pagoda_common.convert import sampling_params_from_proto
+from pagoda_common.convert import pooling_params_from_proto, sampling_params_from_proto
 from pagoda_common.errors import InvalidRequest, PagodaError
 from pagoda_common.speculative_config import SpeculativeConfig
 from pagoda_worker.batch import (
@@ -95,6 +95,7 @@ def model_facts_to_proto(facts: ModelFacts) -> types_pb2.ModelInfo:
         num_parameters=facts.num_parameters,
         weight_bytes=facts.weight_bytes,
         quantization=facts.quantization,
+        embedding_size=facts.embedding_size,
     )
 
 
@@ -150,6 +151,7 @@ def _new_request(message: worker_pb2.NewRequest) -> NewRequest:
         num_computed_tokens=message.num_computed_tokens,
         eos_token_ids=tuple(message.eos_token_ids),
         is_beam=message.is_beam,
+        pooling=pooling_params_from_proto(message.pooling) if message.HasField("pooling") else None,
     )
 
 
@@ -195,6 +197,9 @@ def model_runner_output_to_proto(
         message.logprobs.CopyFrom(_logprobs(output.logprobs))
     for chunk in output.prompt_logprobs:
         message.prompt_logprobs.add(slot=chunk.slot, start=chunk.start, logprobs=_logprobs(chunk.logprobs))
+    if output.pooled is not None:
+        message.pooled.slots = _bytes(output.pooled.slots, "<u2")
+        message.pooled.values = _bytes(output.pooled.values, "<f4")
     for bad in output.bad_slots:
         message.bad_slots.add(slot=bad.slot, code=int(bad.code), message=bad.message, field=bad.field)
     return message

@@ -6,8 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pagoda_common.errors import Code
+from pagoda_common.pooling_params import PoolingParams
 from pagoda_common.speculative_config import takes_drafts
-from pagoda_worker.batch import BadSlot, ExecuteModelInput, IntArray, NewRequest, TokenArray
+from pagoda_worker.batch import NO_INTS, BadSlot, ExecuteModelInput, IntArray, NewRequest, TokenArray
 from pagoda_worker.columns import grown
 from pagoda_worker.drafter import Drafter
 from pagoda_worker.sampling_columns import SamplingColumns
@@ -41,6 +42,8 @@ class StepInputs:
     is_sampled: npt.NDArray[np.bool_]
     """[num_rows] the step computes the sequence's last known token."""
     bad_slots: list[BadSlot] = field(default_factory=list)
+    pooled: IntArray = field(default_factory=lambda: NO_INTS)
+    """[num_pooled] rows that would sample, but for their embedding's sake do not: places in the columns above."""
 
 
 class InputBatch:
@@ -76,6 +79,8 @@ class InputBatch:
         self.drafter = drafter
         self._max_num_tokens = np.zeros(rows, dtype=np.int64)
         """[slots] prompt and output at the end at the latest."""
+        self.poolers: dict[int, PoolingParams] = {}
+        """By slot: sequences that are there for their embedding, and sample nothing."""
         self.sampling = SamplingColumns(max_num_seqs=rows, vocab_size=vocab_size)
         self._failed: dict[int, BadSlot] = {}
         self._last_slots: IntArray = np.zeros(0, dtype=np.int64)
@@ -107,6 +112,7 @@ class InputBatch:
         self._failed.pop(slot, None)
         self.is_in_use[slot] = False
         self.num_tokens[slot] = self.num_computed_tokens[slot] = self.num_blocks_of[slot] = 0
+        self.poolers.pop(slot, None)
         self.sampling.clear(slot)
         if self.drafter is not None:
             self.drafter.forget(slot)
@@ -131,7 +137,9 @@ class InputBatch:
         params = request.sampling_params
         limit = self._max_tokens - 1
         self._max_num_tokens[slot] = limit if params.max_tokens is None else min(prompt.size + params.max_tokens, limit)
-        self.takes_drafts[slot] = takes_drafts(params) and not request.is_beam
+        self.takes_drafts[slot] = takes_drafts(params) and not request.is_beam and request.pooling is None
+        if request.pooling is not None:
+            self.poolers[slot] = request.pooling
         self.is_in_use[slot] = True
         self.sampling.set(slot, request.sampling_params, request.eos_token_ids)
         self._append_blocks(np.full(request.block_ids.size, slot), request.block_ids)
@@ -210,6 +218,10 @@ class InputBatch:
             token_slots = np.repeat(slots, num_scheduled)
             begins = np.cumsum(num_scheduled) - num_scheduled
             positions = np.arange(token_slots.size) + np.repeat(starts - begins, num_scheduled)
+        is_sampled, pooled = seq_lens - num_draft == num_tokens, NO_INTS
+        if self.poolers:
+            is_pooled = is_sampled & np.isin(slots, list(self.poolers))
+            is_sampled, pooled = is_sampled & ~is_pooled, np.flatnonzero(is_pooled)
         block_ids = self.block_table[token_slots, positions // self._block_size].astype(np.int64)
         max_blocks = -(-int(seq_lens.max(initial=0)) // self._block_size)
         return StepInputs(
@@ -222,8 +234,9 @@ class InputBatch:
             input_ids=self.tokens[token_slots, positions].astype(np.int64),
             positions=positions,
             slot_mapping=block_ids * self._block_size + positions % self._block_size,
-            is_sampled=seq_lens - num_draft == num_tokens,
+            is_sampled=is_sampled,
             bad_slots=bad_slots,
+            pooled=pooled,
         )
 
     def _draft(self, drafter: Drafter, slots: IntArray, num_tokens: IntArray, most: IntArray) -> IntArray:

@@ -23,3 +23,5 @@ class ModelFacts:
     weight_bytes: int
     quantization: str = ""
     """How its matrices are held: a scheme such as int4-g128, or the method of its checkpoint; empty: as floats."""
+    embedding_size: int = 0
+    """Values of the final hidden state that logits are computed of."""

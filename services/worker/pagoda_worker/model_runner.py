@@ -18,6 +18,7 @@ from pagoda_worker.batch import (
     IntArray,
     LogprobColumns,
     ModelRunnerOutput,
+    PooledColumns,
     PromptLogprobs,
     StepTimings,
 )
@@ -29,6 +30,7 @@ from pagoda_worker.kv_cache import KVCache
 from pagoda_worker.logits_processors import LogitsProcessors
 from pagoda_worker.logprobs import logprob_columns
 from pagoda_worker.models.decoder import Decoder, ForwardContext
+from pagoda_worker.pooler import pool
 from pagoda_worker.sampled_rows import SampledRows
 from pagoda_worker.sampler import BAD_TOKEN, Sampler
 from pagoda_worker.sampling_columns import NO_LOGPROBS
@@ -129,6 +131,7 @@ class ModelRunner:
         graphs = self.decode_graphs
         size = 0 if graphs is None else graphs.size_for(inputs, rows.logit_rows.size)
         prompt_logprobs: list[PromptLogprobs] = []
+        pooled: PooledColumns | None = None
         if graphs is not None and size:
             graphs.load(inputs, size)
             prepare_ns = clock.lap()
@@ -142,6 +145,8 @@ class ModelRunner:
             logits = self._logits(hidden, rows.logit_rows)
             forward_ns = clock.lap()
             prompt_logprobs = self._prompt_logprobs(hidden, inputs)
+            if inputs.pooled.size:
+                pooled = self._pool(hidden, inputs)
         batch.advance(inputs)
         if self._parallel.is_leader:
             output = self._sample(step, inputs, rows, logits, token_mask)
@@ -153,6 +158,7 @@ class ModelRunner:
             token_ids=output.token_ids,
             logprobs=output.logprobs,
             prompt_logprobs=prompt_logprobs,
+            pooled=pooled,
             bad_slots=output.bad_slots,
             timings=StepTimings(
                 queue_ns=clock.queue_ns, prepare_ns=prepare_ns, forward_ns=forward_ns, sample_ns=clock.lap()
@@ -301,6 +307,15 @@ class ModelRunner:
         self._sanitize(slot)
         position = int(batch.num_tokens[slot])
         return batch.fail(slot, Code.INTERNAL, f"the model gave no finite logits for token {position}")
+
+    def _pool(self, hidden: Tensor, inputs: StepInputs) -> PooledColumns | None:
+        """The embeddings of the step. On every rank, which clean up alike; rank 0 tells them."""
+        pooled, bad = pool(hidden, inputs, self.input_batch.poolers)
+        for slot in bad.tolist():
+            self._sanitize(slot)
+            message = "the model gave no finite hidden state for the prompt's last token"
+            inputs.bad_slots.append(self.input_batch.fail(slot, Code.INTERNAL, message))
+        return pooled if self._parallel.is_leader else None
 
     def _prompt_logprobs(self, hidden: Tensor, inputs: StepInputs) -> list[PromptLogprobs]:
         """Log probabilities of the prompt tokens behind those of this step."""

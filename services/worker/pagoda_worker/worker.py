@@ -205,6 +205,7 @@ class Worker:
             generation_config_json=checkpoint.generation_config_json,
             num_parameters=num_parameters,
             weight_bytes=weights.num_bytes,
+            embedding_size=spec.embedding_dim or spec.hidden_size,
             quantization=online.name if isinstance(online, OnlineQuantization) else stored[0] if stored else "",
         )
         logger.info(
