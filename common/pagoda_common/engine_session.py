@@ -21,11 +21,12 @@ from pagoda_common.convert import (
     UINT32,
     beam_search_params_to_proto,
     error_from_proto,
+    pooling_params_to_proto,
     sampling_params_to_proto,
     token_ids_to_bytes,
 )
 from pagoda_common.engine_stream import EngineStream, SequenceLog
-from pagoda_common.errors import NotReady, RequestFailed
+from pagoda_common.errors import Code, NotReady, PagodaError, RequestFailed
 from pagoda_common.outputs import HypothesisLogprobs, TokenLogprobs
 
 HELLO_TIMEOUT_S = 10.0
@@ -33,6 +34,8 @@ ACK_EVERY = 64
 """Messages after which the scheduler is told that they were taken."""
 ACK_DELAY_S = 0.1
 """It is told of fewer after so long."""
+ENDS = (types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH)
+"""Of a sequence that has all it asked for."""
 MAX_BATCH_BYTES = 256 * 1024
 """A FrontendBatch is closed when it has grown beyond this: its reader holds all of it at once, taken apart."""
 
@@ -167,7 +170,9 @@ class EngineSession:
             frontend_note=request.note,
             traceparent=request.traceparent,
         )
-        if request.beam_search is not None:  # its tokens come all at once: there is nothing to go on from
+        if request.pooling is not None:
+            message.pooling.CopyFrom(pooling_params_to_proto(request.pooling))
+        elif request.beam_search is not None:  # its tokens come all at once: there is nothing to go on from
             message.beam_search.CopyFrom(beam_search_params_to_proto(request.beam_search))
         elif stream.attempt > 1:
             for sequence in stream.sequences:
@@ -330,6 +335,10 @@ class EngineSession:
         if finished.HasField("hypothesis"):
             found = finished.hypothesis
             sequence.hypothesis = HypothesisLogprobs(found.cumulative_logprob, list(found.logprobs), list(found.ranks))
+        if finished.embedding:
+            sequence.embedding = np.frombuffer(finished.embedding, "<f4")
+        elif stream.request.pooling is not None and finished.finish_reason in ENDS:
+            sequence.finish("error", error=PagodaError("the engine does not pool", code=Code.UNIMPLEMENTED))
         sequence.finish(
             FINISH_REASONS.get(finished.finish_reason, "error"),
             stop_token_id=finished.stop_token_id if finished.HasField("stop_token_id") else None,

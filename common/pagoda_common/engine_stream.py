@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from pagoda_common.beam_search import BeamSearchParams
 from pagoda_common.errors import Code, DeadlineExceeded, PagodaError, RequestFailed
-from pagoda_common.outputs import EngineOutput, FinishReason, HypothesisLogprobs, TokenLogprobs
+from pagoda_common.outputs import Embedding, EngineOutput, FinishReason, HypothesisLogprobs, TokenLogprobs
+from pagoda_common.pooling_params import PoolingParams
 from pagoda_common.sampling_params import SamplingParams
 
 MAX_RESUBMITS_WITHOUT_PROGRESS = 8
@@ -85,6 +86,8 @@ class EngineRequest:
     """With `adopted`: what the client has of each sequence."""
     beam_search: BeamSearchParams | None = None
     """Search instead of sampling: the sequences are the n best hypotheses."""
+    pooling: PoolingParams | None = None
+    """The prompt's embedding instead of tokens: the one sequence has it with its end."""
     traceparent: str = ""
     """W3C traceparent of the client's span; empty when it is not sampled."""
 
@@ -110,6 +113,8 @@ class SequenceLog:
     error: PagodaError | None = None
     hypothesis: HypothesisLogprobs | None = None
     """With the end of a beam search's result."""
+    embedding: Embedding | None = None
+    """With the end of a request with pooling."""
     is_waiting: bool = False
     """It has news that `get` has not given out."""
     is_closed: bool = False
@@ -164,6 +169,7 @@ class SequenceLog:
             queue_s=self.queue_s,
             error=self.error,
             hypothesis=self.hypothesis,
+            embedding=self.embedding,
         )
 
 

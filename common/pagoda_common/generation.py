@@ -50,6 +50,7 @@ class SequenceText:
             num_preemptions=output.num_preemptions,
             queue_s=output.queue_s,
             hypothesis=output.hypothesis,
+            embedding=output.embedding,
         )
         # The token that ended the sequence is one of its tokens, but not of its text.
         is_stopped = output.finish_reason == "stop" and not self._includes_stop_token

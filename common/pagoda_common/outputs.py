@@ -4,9 +4,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from pagoda_common.errors import PagodaError
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
+Embedding: TypeAlias = npt.NDArray[np.float32]
 
 
 @dataclass(slots=True)
@@ -59,6 +63,8 @@ class EngineOutput:
     """Set when finish_reason is error."""
     hypothesis: HypothesisLogprobs | None = None
     """With the end of a beam search's result."""
+    embedding: Embedding | None = None
+    """With the end of a request with pooling."""
 
 
 @dataclass(slots=True)
@@ -158,6 +164,8 @@ class SequenceDelta:
     """Of the request when asked for: one per prompt token, None for the first; whole before the first output token."""
     hypothesis: HypothesisLogprobs | None = None
     """With the end of a beam search's result."""
+    embedding: Embedding | None = None
+    """With the end of a request with pooling."""
 
     @property
     def is_empty(self) -> bool:

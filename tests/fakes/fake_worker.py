@@ -35,8 +35,11 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         rank: int = 0,
         world_size: int = 1,
         capabilities: tuple[str, ...] = (),
+        embedding_size: int = 2,
     ) -> None:
-        """`capabilities`: told to the scheduler; of the draft tokens that a step allows, `num_right` are right."""
+        """`capabilities`: told to the scheduler; of the draft tokens that a step allows, `num_right` are right. An
+        embedding is the number of tokens, the last one, and zeros."""
+        self.embedding_size = embedding_size
         self.rank = rank
         self.world_size = world_size
         self.capabilities = capabilities
@@ -144,6 +147,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self._last = np.zeros(max_num_seqs, dtype=np.uint32)
         self._num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self._computed = np.zeros(max_num_seqs, dtype=np.int64)
+        self._is_pooled = np.zeros(max_num_seqs, dtype=np.bool_)
         self._slots: npt.NDArray[Any] = np.zeros(0, dtype=np.uint16)
 
     # pagoda.v1.Worker.
@@ -174,6 +178,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             vocab_size=self.vocab_size,
             max_model_len=self.max_model_len,
             eos_token_ids=self.eos_token_ids,
+            embedding_size=self.embedding_size,
         )
         yield worker_pb2.LoadModelProgress(loaded_bytes=1, total_bytes=1, model_info=info)
 
@@ -272,6 +277,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             log = np.frombuffer(new.prompt_token_ids + new.output_token_ids, dtype="<u4")
             self._last[new.slot], self._num_tokens[new.slot] = log[-1], len(log)
             self._computed[new.slot] = new.num_computed_tokens
+            self._is_pooled[new.slot] = new.HasField("pooling") and self.embedding_size > 0
         if request.slots:
             self._slots = np.frombuffer(request.slots, dtype="<u2")
         slots = self._slots
@@ -280,6 +286,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         samples = self._computed[slots] == self._num_tokens[slots]
         bad = np.isin(self._last[slots], list(self.bad_tokens)) if self.bad_tokens else np.zeros_like(samples)
         samples &= ~bad
+        pooled = slots[samples & self._is_pooled[slots]]
+        samples &= ~self._is_pooled[slots]
         sampling = slots[samples]
         step = int(self.weights.model.removeprefix("plus-"))
         self._last[sampling] = (self._last[sampling] + step) % self.vocab_size
@@ -298,6 +306,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         if self.rank:
             output.ClearField("token_ids")
             output.num_sampled_tokens = bytes(len(slots))
+        elif pooled.size:
+            values = np.zeros((pooled.size, self.embedding_size), dtype="<f4")
+            values[:, 0], values[:, 1] = self._num_tokens[pooled], self._last[pooled]
+            output.pooled.slots, output.pooled.values = pooled.astype("<u2").tobytes(), values.tobytes()
         for slot in slots[bad]:
             output.bad_slots.add(slot=int(slot), code=13, message="logits are not finite")
         return output

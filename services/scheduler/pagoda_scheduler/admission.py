@@ -53,7 +53,11 @@ class Admission:
         """
         for request in requests:
             num_tokens, budget = request.num_prompt_tokens, self._config.max_num_batched_tokens
-            if num_tokens >= self._max_model_len:
+            if request.pooling is not None:
+                if num_tokens > self._max_model_len:
+                    text = f"prompt has {num_tokens} tokens, max_model_len is {self._max_model_len}"
+                    raise RequestTooLong(text, field="prompt_token_ids")
+            elif num_tokens >= self._max_model_len:
                 raise RequestTooLong(
                     f"prompt has {num_tokens} tokens, max_model_len is {self._max_model_len}"
                     " and at least 1 token must be left for the output",

@@ -24,7 +24,10 @@ def adopted_to_proto(open_request: OpenRequest) -> scheduler_pb2.AdoptedRequest:
     assert isinstance(submitted, scheduler_pb2.SubmitRequest)
     params = submitted.sampling_params
     is_kept = not (
-        params.HasField("logprobs") or params.HasField("prompt_logprobs") or submitted.HasField("beam_search")
+        params.HasField("logprobs")
+        or params.HasField("prompt_logprobs")
+        or submitted.HasField("beam_search")
+        or submitted.HasField("pooling")
     )
     sequences = [_sequence(sequence, is_kept=is_kept) for sequence in open_request.sequences]
     return scheduler_pb2.AdoptedRequest(submitted=submitted, sequences=sequences)

@@ -6,7 +6,13 @@ import numpy as np
 
 from pagoda.v1 import types_pb2, worker_pb2
 from pagoda_common.config import EngineConfig
-from pagoda_common.convert import column, sampling_params_to_proto, token_ids_to_bytes, weights_source_to_proto
+from pagoda_common.convert import (
+    column,
+    pooling_params_to_proto,
+    sampling_params_to_proto,
+    token_ids_to_bytes,
+    weights_source_to_proto,
+)
 from pagoda_common.weights_source import WeightsSource
 from pagoda_scheduler.step import (
     BadSlot,
@@ -128,6 +134,7 @@ def _new_request_to_proto(new: NewRequestData) -> worker_pb2.NewRequest:
         num_computed_tokens=new.num_computed_tokens,
         eos_token_ids=new.eos_token_ids,
         is_beam=new.is_beam,
+        pooling=pooling_params_to_proto(new.pooling) if new.pooling is not None else None,
     )
 
 
@@ -155,6 +162,7 @@ def model_runner_output_from_proto(
         ],
         bad_slots=[BadSlot(bad.slot, bad.code, bad.message, bad.field) for bad in message.bad_slots],
         num_draft_tokens=list(message.num_draft_tokens) or None,
+        pooled=_embeddings(message.pooled) if message.HasField("pooled") else None,
         timings=StepTimings(
             encode_ns=encode_ns,
             wire_ns=max(0, round_trip_ns - in_worker_ns),
@@ -165,6 +173,13 @@ def model_runner_output_from_proto(
             decode_ns=time.perf_counter_ns() - started_ns,
         ),
     )
+
+
+def _embeddings(message: worker_pb2.PooledColumns) -> dict[int, bytes]:
+    """By slot."""
+    slots = np.frombuffer(message.slots, dtype="<u2").tolist()
+    size = len(message.values) // max(1, len(slots))
+    return {slot: message.values[place * size : (place + 1) * size] for place, slot in enumerate(slots)}
 
 
 def logprob_rows_from_proto(message: types_pb2.LogprobColumns) -> LogprobRows:

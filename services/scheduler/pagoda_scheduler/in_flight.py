@@ -122,6 +122,9 @@ class InFlight:
                 pass  # aborted or ended while the step was in flight
             elif flight.slots[index] in bad:
                 self._fail(request, bad[flight.slots[index]], result)
+            elif request.pooling is not None:
+                if flight.samples[index]:
+                    self._take_embedding(request, (output.pooled or {}).get(flight.slots[index]), result)
             elif flight.samples[index]:
                 num_ahead = 0 if flight.lookahead is None else flight.lookahead[index]
                 if not 1 <= count <= 1 + num_ahead:
@@ -137,6 +140,20 @@ class InFlight:
                         if request.is_finished:
                             break  # what was sampled behind the end is nobody's
             row += count
+
+    def _take_embedding(self, request: Request, embedding: bytes | None, result: StepResult) -> None:
+        """End a sequence that is pooled: its whole prompt is computed."""
+        request.num_tokens -= request.num_pending
+        request.num_pending = 0
+        if embedding is None:
+            self._fail(request, BadSlot(request.slot, Code.INTERNAL, "the worker has given no embedding"), result)
+            return
+        if not request.is_announced:
+            request.is_announced = True
+            result.admitted.append(request)
+        request.embedding, request.finish_reason = embedding, "stop"
+        self._finish(request)
+        result.finished.append(request)
 
     def _take_prompt_logprobs(self, flight: _Flight, output: ModelRunnerOutput, result: StepResult) -> None:
         if output.prompt_logprobs:

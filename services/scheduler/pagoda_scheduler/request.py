@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pagoda_common.errors import PagodaError
 from pagoda_common.outputs import FinishReason
+from pagoda_common.pooling_params import PoolingParams
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_common.speculative_config import takes_drafts
 from pagoda_scheduler.sink import Sink
@@ -60,6 +61,7 @@ class Request(_HotFields):
         "beam_group",
         "block_hashes",
         "cache_salt",
+        "embedding",
         "eos_token_ids",
         "error",
         "finish_reason",
@@ -71,6 +73,7 @@ class Request(_HotFields):
         "num_cached_blocks",
         "num_preemptions",
         "num_prompt_tokens",
+        "pooling",
         "priority",
         "prompt_token_ids",
         "request_id",
@@ -100,9 +103,11 @@ class Request(_HotFields):
         tenant: str = "",
         sink: Sink | None = None,
         session_slot: int = 0,
+        pooling: PoolingParams | None = None,
     ) -> None:
         """`prompt_token_ids` as an array("I") is kept, not copied. `eos_token_ids` are ignored when the sampling
-        parameters say so; the seed must be set."""
+        parameters say so; the seed must be set. With `pooling` it ends with its embedding, and max_tokens must be 1:
+        the step that computes the last prompt token is its last one."""
         self.request_id = request_id
         self.index = index
         self.attempt = attempt
@@ -125,6 +130,9 @@ class Request(_HotFields):
         self.leader: Request | None = None
         """The first sequence of the same request, whose prompt is shared when it is computed."""
         self.session_slot = session_slot
+        self.pooling = pooling
+        self.embedding = b""
+        """With `pooling`, once it is there: little-endian float32."""
 
         self.num_prompt_tokens = len(self.prompt_token_ids)
         limit = max_model_len - self.num_prompt_tokens
@@ -133,7 +141,7 @@ class Request(_HotFields):
         self.num_pending = 0
         self.num_lookahead = 0
         """Draft tokens that steps in flight may try: as many more tokens than `num_tokens` the worker may have."""
-        self.takes_drafts = takes_drafts(sampling_params)
+        self.takes_drafts = pooling is None and takes_drafts(sampling_params)
         """Whether the worker may guess its next tokens."""
         self.num_tokens = self.num_prompt_tokens + len(self.output_token_ids)
         self.num_computed_tokens = 0

@@ -12,11 +12,14 @@ from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from pagoda_common.convert import (
     FINISH_REASONS,
     beam_search_params_from_proto,
+    pooling_params_from_proto,
     sampling_params_from_proto,
     token_array_from_bytes,
     token_ids_from_bytes,
 )
-from pagoda_common.errors import InvalidRequest, NotFound, NotReady, PagodaError
+from pagoda_common.errors import Code, InvalidRequest, NotFound, NotReady, PagodaError
+from pagoda_common.pooling_params import PoolingParams
+from pagoda_common.sampling_params import SamplingParams
 from pagoda_common.tracing import sampled_traceparent
 from pagoda_scheduler.adoption import adopted_to_proto, origin_of
 from pagoda_scheduler.beam_group import BeamGroup
@@ -33,6 +36,9 @@ logger = logging.getLogger(__name__)
 
 UNKNOWN_MODEL_LEN = 2**31
 """Context while no group has loaded the model; the real bound is applied when a group takes the request."""
+
+POOLED = SamplingParams(temperature=0, max_tokens=1)
+"""Of a sequence that is pooled."""
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
@@ -117,7 +123,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             request.request_id = f"generate-{secrets.token_hex(8)}"
         elif request.request_id in self._engine.requests:
             raise InvalidRequest(f"request_id {request.request_id!r} is in use", field="request_id")
-        sink = GenerateSink(num_sequences=max(1, request.sampling_params.n), on_room=self._engine.let_go)
+        num_sequences = 1 if request.HasField("pooling") else max(1, request.sampling_params.n)
+        sink = GenerateSink(num_sequences=num_sequences, on_room=self._engine.let_go)
         sequences = self.sequences(request, sink)
         remaining = context.time_remaining()
         self._engine.sinks.add(sink)
@@ -160,7 +167,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         Raises:
             InvalidRequest: a field is wrong.
         """
-        params = sampling_params_from_proto(message.sampling_params)
+        pooling = self._pooling(message)
+        # The one token that a sequence which is pooled seems to wait for is its embedding.
+        params = sampling_params_from_proto(message.sampling_params) if pooling is None else POOLED
         prompt = token_array_from_bytes(message.prompt_token_ids)
         info = self._groups.model_info
         if not message.request_id:
@@ -201,6 +210,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
                     tenant=message.tenant,
                     sink=sink,
                     session_slot=slot,
+                    pooling=pooling,
                 )
             )
         if message.HasField("beam_search"):
@@ -218,6 +228,16 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         if all(sequence.is_finished for sequence in sequences):
             raise InvalidRequest("resume has no unfinished sequence", field="resume")
         return sequences
+
+    def _pooling(self, message: scheduler_pb2.SubmitRequest) -> PoolingParams | None:
+        if not message.HasField("pooling"):
+            return None
+        if message.HasField("beam_search"):
+            raise InvalidRequest("a request with pooling cannot have beam_search", field="beam_search")
+        info = self._groups.model_info
+        if info is not None and not info.embedding_size:
+            raise PagodaError("the worker does not pool", code=Code.UNIMPLEMENTED)
+        return pooling_params_from_proto(message.pooling)
 
     def _beam_search(self, message: types_pb2.BeamSearchParams, sequences: list[Request]) -> BeamSearch:
         bound = self._engine.config.scheduler.max_num_seqs

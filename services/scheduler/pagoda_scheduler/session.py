@@ -136,6 +136,7 @@ class GenerateSink:
         for request in result.finished:
             output, finished = outputs[request], _finished_to_proto(request)
             output.finish_reason = finished.finish_reason
+            output.embedding = finished.embedding
             if finished.HasField("stop_token_id"):
                 output.stop_token_id = finished.stop_token_id
             if not output.token_ids:
@@ -190,6 +191,7 @@ def _finished_to_proto(request: Request) -> scheduler_pb2.FinishedSequence:
         finish_reason=FINISH_NUMBERS[request.finish_reason],
         num_output_tokens=len(request.output_token_ids),
         num_preemptions=request.num_preemptions,
+        embedding=request.embedding,
     )
     if request.stop_token_id is not None:
         finished.stop_token_id = request.stop_token_id

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from pagoda_common.pooling_params import PoolingParams
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_scheduler.request import Request
 
@@ -24,6 +25,8 @@ class NewRequestData:
     block_ids: list[int]
     num_computed_tokens: int
     is_beam: bool = False
+    pooling: PoolingParams | None = None
+    """Its embedding is wanted, and no token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,8 @@ class ModelRunnerOutput:
     bad_slots: list[BadSlot] = field(default_factory=list)
     num_draft_tokens: list[int] | None = None
     """Draft tokens tried for each sequence; None: no drafts."""
+    pooled: dict[int, bytes] | None = None
+    """Embeddings by slot, little-endian float32: of sequences that are pooled, with their last prompt token."""
     timings: StepTimings | None = None
     """Where the step's time went, as far as it is known."""
 

@@ -65,4 +65,5 @@ def _new_request_data(request: Request, num_cached: int) -> NewRequestData:
         block_ids=list(request.block_ids),
         num_computed_tokens=num_cached,
         is_beam=request.is_beam,
+        pooling=request.pooling,
     )

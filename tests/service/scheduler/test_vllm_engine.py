@@ -97,9 +97,45 @@ async def test_what_is_not_there_is_refused(stub: Any) -> None:
                 pass
         assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert fragment in (raised.value.details() or "")
+
+
+def embed_request(name: str, prompt: list[int]) -> vllm_engine_pb2.EmbedRequest:
+    return vllm_engine_pb2.EmbedRequest(request_id=name, tokenized=vllm_engine_pb2.TokenizedInput(input_ids=prompt))
+
+
+@pytest.mark.usefixtures("worker")
+async def test_a_prompt_is_embedded(scheduler: RunningScheduler, stub: Any) -> None:
+    answers = await asyncio.gather(*(stub.Embed(embed_request(str(n), PROMPT * n)) for n in (1, 2, 30)))
+    for n, answer in zip((1, 2, 30), answers, strict=True):
+        assert list(answer.embedding) == [10 * n, 109]  # what a fake worker embeds
+        assert (answer.prompt_tokens, answer.embedding_dim) == (10 * n, 2)
+    assert scheduler.engine.requests == {}
+    assert scheduler.engine.load().num_used_blocks == 0
+
+
+async def test_an_embedding_that_is_not_there(scheduler: RunningScheduler, worker: FakeWorker, stub: Any) -> None:
+    cases = (
+        (embed_request("a", []), "tokenized must have token ids"),
+        (embed_request("b", [1] * 4097), "prompt has 4097 tokens, max_model_len is 4096"),
+        (embed_request("c", [3072]), "prompt_token_ids has token 3072, the vocabulary has 3072"),
+    )
+    for request, fragment in cases:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await stub.Embed(request)
+        assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert fragment in (raised.value.details() or "")
+    assert (await stub.Embed(embed_request("whole", [7] * 4096))).prompt_tokens == 4096
+    worker.delay_s = 0.5
+    waiting = asyncio.ensure_future(stub.Embed(embed_request("long", PROMPT)))
+    await scheduler.until(lambda: "long" in scheduler.engine.requests)
+    await stub.Abort(vllm_engine_pb2.AbortRequest(request_ids=["long"]))
     with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await stub.Embed(vllm_engine_pb2.EmbedRequest(request_id="e"))
-    assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
+        await waiting
+    assert raised.value.code() == grpc.StatusCode.CANCELLED
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await stub.Embed(embed_request("late", PROMPT), timeout=0.1)
+    assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    await scheduler.until(lambda: not scheduler.engine.requests)
 
 
 async def test_abort_and_loads(scheduler: RunningScheduler, worker: FakeWorker, stub: Any) -> None:

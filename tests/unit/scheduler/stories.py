@@ -1,6 +1,6 @@
 """A scheduler, and a pretend worker that computes tokens from token logs alone: what every story needs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -71,11 +71,18 @@ class PretendWorker:
         self.bad: set[str] = set()
         self.names: dict[int, str] = {}
         self.logprobs: dict[int, int] = {}
+        self.pooled: set[int] = set()
+        """Slots whose embedding is wanted: what `embedding` says."""
 
     @staticmethod
     def next_token(log: list[int]) -> int:
         """The token after `log`: a function of the whole log, so that any loss or repetition shows."""
         return 10 + (sum(log) * 31 + len(log)) % 400
+
+    @staticmethod
+    def embedding(log: Sequence[int]) -> bytes:
+        """A function of the whole log."""
+        return np.array([len(log), sum(log)], dtype="<f4").tobytes()
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """Run a step."""
@@ -93,12 +100,16 @@ class PretendWorker:
             self.computed[new.slot] = new.num_computed_tokens
             self.blocks[new.slot] = list(new.block_ids)
             self.names[new.slot] = new.request_id
+            self.pooled.discard(new.slot)
+            if new.pooling is not None:
+                self.pooled.add(new.slot)
             self.logprobs[new.slot] = new.sampling_params.logprobs or 0
         for slot, block_id in zip(output.appended_slots, output.appended_block_ids, strict=True):
             self.blocks[slot].append(block_id)
         drafts = self._draft(output)
         self._store(output, drafts)
         counts, tokens, bad = [], [], []
+        embeddings: dict[int, bytes] = {}
         rows: list[int] = []
         top: list[tuple[list[int], list[float]]] = []
         for slot, count in zip(output.slots, output.num_scheduled_tokens, strict=True):
@@ -111,6 +122,9 @@ class PretendWorker:
             self._check_context(slot)
             if self.names[slot] in self.bad:
                 bad.append(BadSlot(slot, 13, "not a number"))
+                counts.append(0)
+            elif self.computed[slot] == len(log) and slot in self.pooled:
+                embeddings[slot] = self.embedding(log)
                 counts.append(0)
             elif self.computed[slot] == len(log):
                 if self.logprobs[slot]:
@@ -136,6 +150,7 @@ class PretendWorker:
             logprobs=_columns(rows, top),
             bad_slots=bad,
             num_draft_tokens=[drafts[slot][0] for slot in output.slots] if output.num_lookahead_tokens else None,
+            pooled=embeddings,
         )
 
     def _draft(self, output: SchedulerOutput) -> dict[int, tuple[int, int]]:

@@ -8,14 +8,17 @@ from importlib.metadata import version
 from typing import Any
 
 import grpc.aio
+import numpy as np
 from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 
-from pagoda.v1 import types_pb2
+from pagoda.v1 import scheduler_pb2, types_pb2
+from pagoda_common.convert import token_ids_to_bytes
 from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError
 from pagoda_common.models import resolve_model
 from pagoda_scheduler.engine import Engine
 from pagoda_scheduler.servicer import SchedulerServicer
+from pagoda_scheduler.session import GenerateSink
 from pagoda_scheduler.state import EngineState
 from pagoda_scheduler.vllm_engine.events import stream_events
 from pagoda_scheduler.vllm_engine.requests import submit_from_vllm
@@ -43,9 +46,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         self._last_receive = time.time()
         model = self._model()
         message = submit_from_vllm(request)
-        message.request_id = message.request_id or f"vllm-{secrets.token_hex(8)}"
-        if message.request_id in self._engine.requests:
-            raise InvalidRequest(f"request_id {message.request_id!r} is in use", field="request_id")
+        message.request_id = self._unused_id(message.request_id)
         params = message.sampling_params
         sink = VllmEngineSink(
             num_sequences=params.n,
@@ -65,8 +66,37 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
             self._engine.close_sink(sink)
 
     async def Embed(self, request: vllm_engine_pb2.EmbedRequest, context: Any) -> vllm_engine_pb2.EmbedResponse:
-        """Refused: the model generates."""
-        raise PagodaError("this model generates, it does not embed", code=Code.UNIMPLEMENTED)
+        """The prompt's embedding, as vLLM gives it for a decoder: of its last token, normalised."""
+        self._last_receive = time.time()
+        self._model()
+        if not request.tokenized.input_ids:
+            text = "tokenized must have token ids (input_ids), this service has no tokenizer"
+            raise InvalidRequest(text, field="tokenized")
+        submitted = scheduler_pb2.SubmitRequest(
+            request_id=self._unused_id(request.request_id),
+            prompt_token_ids=token_ids_to_bytes(request.tokenized.input_ids),
+        )
+        submitted.pooling.SetInParent()
+        sink = GenerateSink(num_sequences=1, on_room=self._engine.let_go)
+        sequences = self._scheduler.sequences(submitted, sink)
+        self._engine.sinks.add(sink)
+        try:
+            self._engine.submit(sequences, timeout_s=context.time_remaining() or 0.0)
+            async for output in sink.outbox:
+                embedding = np.frombuffer(output.embedding, dtype="<f4")
+        finally:
+            self._engine.close_sink(sink)
+        if not embedding.size:  # it has ended, and has not failed
+            raise PagodaError("the request was aborted", code=Code.CANCELLED)
+        return vllm_engine_pb2.EmbedResponse(
+            embedding=embedding, prompt_tokens=len(request.tokenized.input_ids), embedding_dim=embedding.size
+        )
+
+    def _unused_id(self, request_id: str) -> str:
+        request_id = request_id or f"vllm-{secrets.token_hex(8)}"
+        if request_id in self._engine.requests:
+            raise InvalidRequest(f"request_id {request_id!r} is in use", field="request_id")
+        return request_id
 
     async def HealthCheck(
         self, request: vllm_engine_pb2.HealthCheckRequest, context: Any
