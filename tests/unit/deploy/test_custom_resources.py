@@ -1,0 +1,68 @@
+"""Custom resources of the manifests fit the objects that they speak of. Their schemas are not known here."""
+
+import re
+import shutil
+from typing import Any
+
+import pytest
+
+from pagoda.v1 import types_pb2
+from pagoda_common.engine_metrics import EngineCollector
+from tests.unit.deploy.test_kubernetes import objects_of
+
+SCALED = {"overlays/hpa": "HorizontalPodAutoscaler", "overlays/keda": "ScaledObject"}
+
+pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+
+
+@pytest.mark.parametrize("name", sorted(SCALED))
+def test_an_autoscaler_has_the_number_of_workers_for_itself(name: str) -> None:
+    target = only(name, SCALED[name])["spec"]["scaleTargetRef"]
+    (workers,) = [
+        each for each in objects_of(name) if each["kind"] == "Deployment" and each["metadata"]["name"] == target["name"]
+    ]
+    assert target == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "pagoda-worker"}
+    # What the manifest says of it would be set back by every `kubectl apply`.
+    assert "replicas" not in workers["spec"]
+
+
+def test_autoscalers_are_of_one_mind() -> None:
+    plain = only("overlays/hpa", "HorizontalPodAutoscaler")["spec"]
+    keda = only("overlays/keda", "ScaledObject")["spec"]
+    (metric,), (trigger,) = plain["metrics"], keda["triggers"]
+    assert plain["behavior"] == keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert (plain["minReplicas"], plain["maxReplicas"]) == (keda["minReplicaCount"], keda["maxReplicaCount"])
+    assert metric["external"]["target"]["averageValue"] == trigger["metadata"]["threshold"]
+    # They count for targets that may go to 0, and only look as if they did here.
+    assert keda["minReplicaCount"] > 0
+    assert not {"cooldownPeriod", "pollingInterval"} & set(keda)
+
+
+def test_autoscalers_ask_for_a_metric_of_the_scheduler() -> None:
+    metric = only("overlays/hpa", "HorizontalPodAutoscaler")["spec"]["metrics"][0]["external"]["metric"]
+    trigger = only("overlays/keda", "ScaledObject")["spec"]["triggers"][0]["metadata"]
+    asked = re.fullmatch(r'sum\(([\w:]+)\{job="([\w-]+)"\}\)', trigger["query"])
+    assert asked
+    assert asked.groups() == (metric["name"], metric["selector"]["matchLabels"]["job"])
+    known = {each.name for each in EngineCollector(load=types_pb2.EngineLoad, model_name="").collect()}
+    assert metric["name"] in known
+    # KEDA brings along what names the job.
+    jobs = {monitor["metadata"]["name"]: job_of(monitor) for monitor in monitors_of("overlays/keda")}
+    assert jobs["pagoda-scheduler"] == asked[2]
+
+
+def only(name: str, kind: str) -> dict[str, Any]:
+    """The one object of a kind."""
+    (found,) = [each for each in objects_of(name) if each["kind"] == kind]
+    return found
+
+
+def monitors_of(name: str) -> list[dict[str, Any]]:
+    return [each for each in objects_of(name) if each["kind"] == "ServiceMonitor"]
+
+
+def job_of(monitor: dict[str, Any]) -> str:
+    (endpoint,) = monitor["spec"]["endpoints"]
+    (rule,) = endpoint["relabelings"]
+    assert rule == {"targetLabel": "job", "replacement": rule["replacement"]}
+    return str(rule["replacement"])
