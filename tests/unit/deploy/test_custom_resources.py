@@ -51,6 +51,31 @@ def test_autoscalers_ask_for_a_metric_of_the_scheduler() -> None:
     assert jobs["pagoda-scheduler"] == asked[2]
 
 
+@pytest.mark.parametrize("name", ["overlays/observability", "overlays/keda"])
+def test_monitors_find_one_service_and_are_let_in(name: str) -> None:
+    objects = objects_of(name)
+    for monitor in monitors_of(name):
+        (endpoint,) = monitor["spec"]["endpoints"]
+        labels = monitor["spec"]["selector"]["matchLabels"]
+        services = [each for each in objects if each["kind"] == "Service" and has(each, labels)]
+        # Services of the same pods without that port are passed over.
+        (service,) = [each for each in services if endpoint["port"] in {port["name"] for port in each["spec"]["ports"]}]
+        (target,) = [port["targetPort"] for port in service["spec"]["ports"] if port["name"] == endpoint["port"]]
+        rules = [
+            rule
+            for each in objects
+            if each["kind"] == "NetworkPolicy"
+            and service["spec"]["selector"].items() >= each["spec"]["podSelector"]["matchLabels"].items()
+            for rule in each["spec"]["ingress"]
+            if target in {port["port"] for port in rule["ports"]}
+        ]
+        assert any("from" not in rule or "namespaceSelector" in rule["from"][0] for rule in rules)
+
+
+def has(each: dict[str, Any], labels: dict[str, str]) -> bool:
+    return all(each["metadata"]["labels"].get(key) == value for key, value in labels.items())
+
+
 def only(name: str, kind: str) -> dict[str, Any]:
     """The one object of a kind."""
     (found,) = [each for each in objects_of(name) if each["kind"] == kind]
