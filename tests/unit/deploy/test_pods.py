@@ -143,6 +143,18 @@ def test_services_and_policies_name_ports_of_the_pods_that_they_select(name: str
 
 
 @pytest.mark.parametrize("name", RENDERED)
+def test_budgets_never_hold_a_node(name: str) -> None:
+    pods = pods_of(objects_of(name))
+    budgets = [each for each in objects_of(name) if each["kind"] == "PodDisruptionBudget"]
+    assert [selected(pods, labels_selected(each)) for each in budgets] == [["frontend"], ["worker"]]
+    for each in budgets:
+        # With one pod, the default is to wait until it is ready, though it be never.
+        assert each["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+        assert each["spec"]["maxUnavailable"] == 1
+        assert "minAvailable" not in each["spec"]
+
+
+@pytest.mark.parametrize("name", RENDERED)
 def test_pods_keep_to_the_restricted_standard(name: str) -> None:
     for template in pods_of(objects_of(name)).values():
         spec = template["spec"]
