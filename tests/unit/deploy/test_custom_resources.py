@@ -8,7 +8,7 @@ import pytest
 
 from pagoda.v1 import types_pb2
 from pagoda_common.engine_metrics import EngineCollector
-from tests.unit.deploy.test_kubernetes import objects_of
+from tests.unit.deploy.test_kubernetes import KUBERNETES, RENDERED, objects_of, pods_of
 
 SCALED = {"overlays/hpa": "HorizontalPodAutoscaler", "overlays/keda": "ScaledObject"}
 
@@ -70,6 +70,33 @@ def test_monitors_find_one_service_and_are_let_in(name: str) -> None:
             if target in {port["port"] for port in rule["ports"]}
         ]
         assert any("from" not in rule or "namespaceSelector" in rule["from"][0] for rule in rules)
+
+
+def test_the_route_leads_to_the_pool_and_the_pool_to_frontends() -> None:
+    route, pool = only("overlays/gateway", "HTTPRoute"), only("overlays/gateway", "InferencePool")
+    (rule,) = route["spec"]["rules"]
+    group = pool["apiVersion"].partition("/")[0]
+    assert rule["backendRefs"] == [{"group": group, "kind": "InferencePool", "name": pool["metadata"]["name"]}]
+    frontend = pods_of(objects_of("overlays/gateway"))["frontend"]
+    assert pool["spec"]["selector"]["matchLabels"].items() <= frontend["metadata"]["labels"].items()
+    ports = {port["name"]: port["containerPort"] for port in frontend["spec"]["containers"][0]["ports"]}
+    assert pool["spec"]["targetPorts"] == [{"number": ports["http"]}]
+    # The definition asks for a port where a Service is meant, which is what an unnamed kind means.
+    picker = pool["spec"]["endpointPickerRef"]
+    assert picker.get("kind", "Service") != "Service" or picker["port"]["number"]
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_the_page_says_of_each_kind_what_it_was_checked_against(name: str) -> None:
+    page = (KUBERNETES.parents[1] / "docs" / "kubernetes.md").read_text()
+    kinds = {(each["kind"], each["apiVersion"]) for each in objects_of(name) if is_custom(each)}
+    assert all(re.search(rf"\b{kind}\s+\(`{re.escape(version)}`\)", page) for kind, version in kinds)
+
+
+def is_custom(each: dict[str, Any]) -> bool:
+    """Whether its kind is none of those of Kubernetes that are in use here."""
+    group, slash, _ = each["apiVersion"].partition("/")
+    return bool(slash) and "." in group and group != "networking.k8s.io"
 
 
 def has(each: dict[str, Any], labels: dict[str, str]) -> bool:
