@@ -29,26 +29,23 @@ def test_an_autoscaler_has_the_number_of_workers_for_itself(name: str) -> None:
 def test_autoscalers_are_of_one_mind() -> None:
     plain = only("overlays/hpa", "HorizontalPodAutoscaler")["spec"]
     keda = only("overlays/keda", "ScaledObject")["spec"]
-    (metric,), (trigger,) = plain["metrics"], keda["triggers"]
     assert plain["behavior"] == keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     assert (plain["minReplicas"], plain["maxReplicas"]) == (keda["minReplicaCount"], keda["maxReplicaCount"])
-    assert metric["external"]["target"]["averageValue"] == trigger["metadata"]["threshold"]
     # They count for targets that may go to 0, and only look as if they did here.
     assert keda["minReplicaCount"] > 0
     assert not {"cooldownPeriod", "pollingInterval"} & set(keda)
+    assert {trigger["metadata"]["ignoreNullValues"] for trigger in keda["triggers"]} == {"false"}
+    assert targets_of_hpa() == targets_of_keda()
 
 
-def test_autoscalers_ask_for_a_metric_of_the_scheduler() -> None:
-    metric = only("overlays/hpa", "HorizontalPodAutoscaler")["spec"]["metrics"][0]["external"]["metric"]
-    trigger = only("overlays/keda", "ScaledObject")["spec"]["triggers"][0]["metadata"]
-    asked = re.fullmatch(r'sum\(([\w:]+)\{job="([\w-]+)"\}\)', trigger["query"])
-    assert asked
-    assert asked.groups() == (metric["name"], metric["selector"]["matchLabels"]["job"])
+def test_autoscalers_ask_for_metrics_of_the_scheduler() -> None:
     known = {each.name for each in EngineCollector(load=types_pb2.EngineLoad, model_name="").collect()}
-    assert metric["name"] in known
-    # KEDA brings along what names the job.
+    assert {metric for metric, _ in targets_of_keda()} == {"vllm:num_requests_waiting", "vllm:num_requests_running"}
+    assert {metric for metric, _ in targets_of_keda()} <= known
+    # KEDA brings along what names the job: frontends have the same metrics, for the same engine.
     jobs = {monitor["metadata"]["name"]: job_of(monitor) for monitor in monitors_of("overlays/keda")}
-    assert jobs["pagoda-scheduler"] == asked[2]
+    assert {job for _, job in targets_of_keda()} == {jobs["pagoda-scheduler"]}
+    assert jobs["pagoda-scheduler"] != jobs["pagoda-frontend"]
 
 
 @pytest.mark.parametrize("name", ["overlays/observability", "overlays/keda"])
@@ -106,6 +103,27 @@ def has(each: dict[str, Any], labels: dict[str, str]) -> bool:
 def only(name: str, kind: str) -> dict[str, Any]:
     """The one object of a kind."""
     (found,) = [each for each in objects_of(name) if each["kind"] == kind]
+    return found
+
+
+def targets_of_hpa() -> dict[tuple[str, str], str]:
+    """How much of a metric, of a job, a worker is to have."""
+    found = {}
+    for each in only("overlays/hpa", "HorizontalPodAutoscaler")["spec"]["metrics"]:
+        metric, target = each["external"]["metric"], each["external"]["target"]
+        assert target["type"] == "AverageValue"
+        found[metric["name"], metric["selector"]["matchLabels"]["job"]] = target["averageValue"]
+    return found
+
+
+def targets_of_keda() -> dict[tuple[str, str], str]:
+    """The same; KEDA's threshold is an average value unless metricType says otherwise."""
+    found = {}
+    for each in only("overlays/keda", "ScaledObject")["spec"]["triggers"]:
+        assert "metricType" not in each
+        asked = re.fullmatch(r'sum\(([\w:]+)\{job="([\w-]+)"\}\)', each["metadata"]["query"])
+        assert asked
+        found[asked[1], asked[2]] = each["metadata"]["threshold"]
     return found
 
 
