@@ -68,6 +68,20 @@ class LayerWeights:
     mlp: FeedForwardWeights
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndWeights:
+    """What comes before the layers, rows of a table, and behind them, linear(norm(x)): logits."""
+
+    embedding: Tensor
+    """[vocab_size, hidden_size] bfloat16, or as `pack_weight` gives it."""
+    is_packed: bool
+    norm: Tensor
+    """[hidden_size] bfloat16, of a root-mean-square norm."""
+    eps: float
+    weight_offset: float
+    linear: LinearWeights
+
+
 class DecoderLayers:
     """Layers with their weights and their part of the KV cache. One caller at a time."""
 
@@ -78,10 +92,14 @@ class DecoderLayers:
         k_caches: Sequence[Tensor],
         v_caches: Sequence[Tensor],
         num_heads: int,
+        rotations: Sequence[tuple[Tensor, Tensor]],
+        ends: EndWeights | None = None,
     ) -> None:
         """Weights and caches are used where they are, and are not to be replaced while this is in use.
 
         Args:
+            rotations: cosines and sines of every position for each, [max_positions, 1, angles] float32.
+            ends: for `logits`.
             k_caches, v_caches: one a layer, [num_blocks, block_size, num_kv_heads, head_dim] bfloat16.
 
         Raises:
@@ -90,7 +108,7 @@ class DecoderLayers:
         kernel = native("decoder_layers")
         if kernel is None:
             raise RuntimeError("this library of C++ kernels has no decoder_layers")
-        self._kept = layers, tuple(k_caches), tuple(v_caches)
+        self._kept = layers, tuple(k_caches), tuple(v_caches), ends
         """The kernel has no more than pointers."""
         num_kv_heads, head_dim = k_caches[0].shape[2:]
         self._kernel = kernel(num_heads, num_kv_heads, head_dim)
@@ -113,21 +131,47 @@ class DecoderLayers:
                 v_cache,
             )
 
-    def __call__(
-        self, x: Tensor, plan: AttentionPlan, slot_mapping: Tensor, rotations: Sequence[tuple[Tensor, Tensor]]
-    ) -> Tensor:
+        for cos, sin in rotations:
+            self._kernel.rotate(cos, sin)
+        self.has_ends = ends is not None
+        """`logits` may be called."""
+        self._vocab_size = 0
+        if ends is not None:
+            self._vocab_size = ends.linear.out_features
+            head = ends.norm, ends.eps, ends.weight_offset, _native(ends.linear)
+            self._kernel.ends(ends.embedding, ends.is_packed, *head)
+
+    def __call__(self, x: Tensor, plan: AttentionPlan, slot_mapping: Tensor, positions: Tensor) -> Tensor:
         """All layers over a batch, whose keys and values go into the cache.
 
         Args:
             x: [num_tokens, hidden_size] bfloat16, contiguous; changed.
             slot_mapping: [num_tokens] int64, no -1.
-            rotations: cosines and sines of each, [num_tokens, angles] float32.
+            positions: [num_tokens] int64.
 
         Returns:
             x.
         """
-        self._kernel.forward(x, *plan.columns(), slot_mapping, rotations)
+        self._kernel.forward(x, *plan.columns(), slot_mapping, positions)
         return x
+
+    def logits(
+        self, input_ids: Tensor, plan: AttentionPlan, slot_mapping: Tensor, positions: Tensor, rows: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The whole model, and logits for some of the tokens.
+
+        Args:
+            input_ids: [num_tokens] int64.
+            rows: [n] int64, places among the tokens.
+
+        Returns:
+            [n, vocab_size] float32; and what `argmax` gives of it.
+        """
+        logits = torch.empty(rows.shape[0], self._vocab_size)
+        values, indices = torch.empty(rows.shape[0]), torch.empty(rows.shape[0], dtype=torch.int64)
+        batch = *plan.columns(), slot_mapping, positions
+        self._kernel.forward_to_logits(input_ids, *batch, rows, logits, values, indices)
+        return logits, (values, indices)
 
 
 def has_decoder_layers(dtype: torch.dtype) -> bool:

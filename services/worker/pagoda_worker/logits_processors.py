@@ -77,6 +77,11 @@ class LogitsProcessors:
         self._is_needed = np.zeros((len(self._processors), 0), dtype=np.bool_)
         """[processors, slots]."""
 
+    @property
+    def is_empty(self) -> bool:
+        """No processor is loaded."""
+        return not self._processors
+
     def remove(self, slots: IntArray) -> None:
         """Sequences have left their slots; unknown slots are ignored."""
         slots = slots[slots < self._is_needed.shape[1]]
@@ -115,6 +120,8 @@ class LogitsProcessors:
 
         A processor that raises leaves NaN in the rows that asked for it, which ends their sequences and no others.
         """
+        if not self._processors:
+            return logits
         known = batch.slots < self._is_needed.shape[1]
         for number, processor in enumerate(self._processors):
             rows = np.flatnonzero(known)

@@ -132,6 +132,7 @@ class ModelRunner:
         size = 0 if graphs is None else graphs.size_for(inputs, rows.logit_rows.size)
         prompt_logprobs: list[PromptLogprobs] = []
         pooled: PooledColumns | None = None
+        likeliest: tuple[Tensor, Tensor] | None = None
         if graphs is not None and size:
             graphs.load(inputs, size)
             prepare_ns = clock.lap()
@@ -141,16 +142,25 @@ class ModelRunner:
             token_ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
             context = self._context(inputs, positions)
             prepare_ns = clock.lap()
-            hidden = self._model(token_ids, positions, context)
-            logits = self._logits(hidden, rows.logit_rows)
-            forward_ns = clock.lap()
-            prompt_logprobs = self._prompt_logprobs(hidden, inputs)
-            if inputs.pooled.size:
-                pooled = self._pool(hidden, inputs)
-        batch.advance(inputs)
-        if self._parallel.is_leader:
-            output = self._sample(step, inputs, rows, logits, token_mask)
+            if self._fused is not None and self._fused.has_ends and not self._needs_hidden(inputs):
+                logits, likeliest = self._fused.logits(
+                    token_ids, context.plan, context.slot_mapping, positions, self._to_device(rows.logit_rows)
+                )
+                forward_ns = clock.lap()
+            else:
+                hidden = self._model(token_ids, positions, context)
+                logits = self._logits(hidden, rows.logit_rows)
+                forward_ns = clock.lap()
+                prompt_logprobs = self._prompt_logprobs(hidden, inputs)
+                if inputs.pooled.size:
+                    pooled = self._pool(hidden, inputs)
+        if likeliest is not None and token_mask is None and self._log_likeliest(inputs, *likeliest):
+            output = ModelRunnerOutput(token_ids=likeliest[1].numpy())
+        elif self._parallel.is_leader:
+            batch.advance(inputs)
+            output = self._sample(step, inputs, rows, logits, likeliest, token_mask)
         else:
+            batch.advance(inputs)
             output = self._take_from_leader(step, inputs, rows)
         return ModelRunnerOutput(
             num_sampled_tokens=output.num_sampled_tokens,
@@ -195,7 +205,7 @@ class ModelRunner:
             slot_mapping=self._to_device(inputs.slot_mapping),
             k_caches=self._kv_cache.k_caches,
             v_caches=self._kv_cache.v_caches,
-            rotary=self._model.rotary(positions),
+            rotary={} if self._fused is not None else self._model.rotary(positions),
             fused=self._fused,
         )
 
@@ -204,12 +214,20 @@ class ModelRunner:
             hidden = hidden.index_select(0, self._to_device(rows))
         return self._model.compute_logits(hidden)
 
+    def _log_likeliest(self, inputs: StepInputs, highest: Tensor, token_ids: Tensor) -> bool:
+        """Take the tokens [num_rows] with the highest logits, if that is all there is to sampling here; whether so."""
+        if not inputs.is_greedy or not self._processors.is_empty or not np.isfinite(highest.numpy()).all():
+            return False
+        self.input_batch.append_plain(inputs, token_ids.numpy())
+        return True
+
     def _sample(
         self,
         step: ExecuteModelInput,
         inputs: StepInputs,
         rows: SampledRows,
         logits: Tensor,
+        likeliest: tuple[Tensor, Tensor] | None,
         token_mask: Future[TokenMask] | None,
     ) -> ModelRunnerOutput:
         """Sample the rows, and log what counts: of several rows of a sequence, those up to its first wrong guess."""
@@ -217,17 +235,22 @@ class ModelRunner:
         bad_slots = list(inputs.bad_slots)
         if not slots.size:
             return ModelRunnerOutput(num_sampled_tokens=np.zeros(step.num_seqs, dtype=np.int64), bad_slots=bad_slots)
-        asked = batch.sampling.logprobs[slots]
+        gives_logprobs = bool((batch.sampling.logprobs[slots] != NO_LOGPROBS).any())
         mask = None if token_mask is None else token_mask.result()
         output = self._sampler.sample(
             logits,
             rows.batch,
+            likeliest=likeliest,
             token_mask=mask,
-            keep_processed=self._gives_processed and bool((asked != NO_LOGPROBS).any()),
+            keep_processed=self._gives_processed and gives_logprobs,
         )
         if self._parallel.world_size > 1:
             told = np.where(output.is_bad, BAD_TOKEN, output.token_ids).astype(np.int64)
             self._parallel.broadcast(torch.from_numpy(told))
+        if inputs.is_plain and not gives_logprobs and not output.is_bad.any():
+            batch.append_plain(inputs, output.token_ids)
+            self._constraints.advance(slots, output.token_ids)
+            return ModelRunnerOutput(token_ids=output.token_ids)
         judged = logits if output.processed is None else output.processed
         num_new = rows.num_new(output.token_ids, output.is_bad)
         failed = np.flatnonzero(num_new == 0)
@@ -316,6 +339,11 @@ class ModelRunner:
             message = "the model gave no finite hidden state for the prompt's last token"
             inputs.bad_slots.append(self.input_batch.fail(slot, Code.INTERNAL, message))
         return pooled if self._parallel.is_leader else None
+
+    def _needs_hidden(self, inputs: StepInputs) -> bool:
+        """Whether more than the logits of the step may be wanted: those of prompt tokens, or embeddings."""
+        asked = self.input_batch.sampling.prompt_logprobs
+        return not inputs.is_plain and (inputs.pooled.size > 0 or bool((asked[inputs.slots] != NO_LOGPROBS).any()))
 
     def _prompt_logprobs(self, hidden: Tensor, inputs: StepInputs) -> list[PromptLogprobs]:
         """Log probabilities of the prompt tokens behind those of this step."""

@@ -38,6 +38,23 @@ class SampledRows:
     @classmethod
     def of(cls, inputs: StepInputs, batch: InputBatch) -> "SampledRows":
         """The rows of a step."""
+        if inputs.is_plain:
+            slots, each, none = inputs.slots, inputs.batch_rows, inputs.num_draft_tokens
+            return cls(
+                sequences=each,
+                slots=slots,
+                num_draft_tokens=none,
+                starts=each,
+                owners=each,
+                ahead=none,
+                logit_rows=each,
+                batch=LogitsBatch(
+                    slots=slots,
+                    tokens=batch.tokens,
+                    num_prompt_tokens=batch.num_prompt_tokens[slots],
+                    num_tokens=inputs.seq_lens,
+                ),
+            )
         sequences = np.flatnonzero(inputs.is_sampled)
         slots, num_draft = inputs.slots[sequences], inputs.num_draft_tokens[sequences]
         last = np.cumsum(inputs.num_scheduled_tokens)[sequences] - 1

@@ -58,6 +58,7 @@ class Sampler:
         logits: Tensor,
         batch: LogitsBatch,
         *,
+        likeliest: tuple[Tensor, Tensor] | None = None,
         token_mask: TokenMask | None = None,
         keep_processed: bool = False,
     ) -> SamplerOutput:
@@ -66,10 +67,12 @@ class Sampler:
         Args:
             logits: [n, vocab_size] float32; not changed.
             batch: the rows; a row's output tokens so far are the new token's offset.
+            likeliest: what `argmax` gives of `logits`, where it is known.
             token_mask: what constrained rows may sample.
             keep_processed: give the logits that were sampled from as well.
         """
         columns, slots = self._columns, batch.slots
+        given = logits
         if self._processors is not None:
             logits = self._processors.apply(logits, batch)
         if token_mask is not None:
@@ -78,15 +81,20 @@ class Sampler:
             if self._rules is None:
                 self._rules = LogitsRules(columns=columns, vocab_size=logits.shape[1], device=logits.device)
             logits = self._rules.apply(logits, batch)
-        top, likeliest = argmax(logits)  # NaN where some logit is
-        is_good = torch.isfinite(top)
+        # NaN where some logit is.
+        top, best = argmax(logits) if likeliest is None or logits is not given else likeliest
         random_rows = np.flatnonzero(columns.temperature[slots] > 0)
+        if not (random_rows.size or keep_processed or self._never_waits):
+            highest, token_ids = to_host(top, best)
+            is_bad = ~np.isfinite(highest)
+            return SamplerOutput(token_ids=np.where(is_bad, 0, token_ids), is_bad=is_bad)
+        is_good = torch.isfinite(top)
         has_use = random_rows.size > 0 or keep_processed
         if has_use if self._never_waits else not bool(is_good.all()):
             logits = logits.masked_fill(~is_good[:, None], 0.0)
         processed = logits if keep_processed else None
         if not random_rows.size:
-            sampled = likeliest
+            sampled = best
         else:
             whole = random_rows.size == slots.size
             place = to_device(random_rows, logits.device)
@@ -94,11 +102,10 @@ class Sampler:
             temperature = to_device(columns.temperature[slots[random_rows]], logits.device)
             filters = self._filters(slots[random_rows], logits.device)
             drawn = self._draw(some, batch.rows(random_rows), temperature, filters)
-            sampled = drawn if whole else likeliest.index_copy(0, place, drawn)
+            sampled = drawn if whole else best.index_copy(0, place, drawn)
             if keep_processed:
                 scaled = some / temperature[:, None]
                 processed = logits.index_copy(0, place, filter_logits(scaled, **filters))
-        token_ids: IntArray
         if self._never_waits:
             (token_ids,) = to_host(sampled.masked_fill(~is_good, BAD_TOKEN))
             is_bad = token_ids < 0

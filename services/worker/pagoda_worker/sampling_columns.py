@@ -44,6 +44,8 @@ class SamplingColumns:
         """Some of logit_bias and allowed_token_ids."""
         self.has_rules = np.zeros(n, dtype=np.bool_)
         """Anything that changes logits: biases, bad words, min_tokens, penalties."""
+        self.is_greedy = np.ones(n, dtype=np.bool_)
+        """The likeliest token is sampled, by the logits as they are, and no log probabilities are asked for."""
         self.logprob_token_ids = RaggedColumn(dtype=np.int64)
         """Log probabilities of these instead of the likeliest tokens."""
         self.generations = np.zeros(n, dtype=np.int64)
@@ -68,6 +70,7 @@ class SamplingColumns:
         self.prompt_logprobs[slot] = NO_LOGPROBS if params.prompt_logprobs is None else params.prompt_logprobs
         self.logprob_token_ids.set(slot, self._known(params.logprob_token_ids or ()))
         self._set_masks(slot, params, eos_token_ids)
+        self.is_greedy[slot] = params.temperature == 0 and params.logprobs is None and not self.has_rules[slot]
 
     def _set_masks(self, slot: int, params: SamplingParams, eos_token_ids: tuple[int, ...]) -> None:
         ends = self._known([*eos_token_ids, *(params.stop_token_ids or ())]) if params.min_tokens else self._known([])

@@ -130,6 +130,8 @@ class Constraints:
 
     def begin(self, slots: IntArray) -> Future[TokenMask] | None:
         """The mask of the rows of `slots` on its way, computed beside the forward pass; None when no row has one."""
+        if not self._sequences:
+            return None
         rows = np.flatnonzero(self._is_constrained[slots])
         if not rows.size:
             return None

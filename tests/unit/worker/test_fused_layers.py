@@ -19,6 +19,8 @@ pytestmark = pytest.mark.skipif(native("decoder_layers") is None, reason="this C
 
 LENGTHS = (1, 15, 16, 17, 70, 33)
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+RANDOM = SamplingParams(temperature=0.8, seed=3, max_tokens=8, ignore_eos=True)
 FUSED = (
     "LlamaForCausalLM",
     "MistralForCausalLM",  # a sliding window
@@ -66,8 +68,9 @@ def assert_alike(directory: Path, **options: Any) -> None:
     fused = Driver(directory, dtype="bfloat16", **options)
     plain = one_by_one(directory, dtype="bfloat16", **options)
     assert fused_of(fused) is not None
-    said = [described(driver.generate(make_prompts(LENGTHS), PARAMS, chunk=20)) for driver in (fused, plain)]
-    assert said[0] == said[1]
+    for params in (GREEDY, RANDOM, PARAMS):
+        said = [described(driver.generate(make_prompts(LENGTHS), params, chunk=20)) for driver in (fused, plain)]
+        assert said[0] == said[1]
     caches = [driver.worker._runner._kv_cache for driver in (fused, plain) if driver.worker._runner is not None]
     for name in ("k_caches", "v_caches"):
         for ours, theirs in zip(*(getattr(cache, name) for cache in caches), strict=True):
@@ -78,6 +81,36 @@ def assert_alike(directory: Path, **options: Any) -> None:
 @pytest.mark.parametrize("architecture", FUSED)
 def test_fused_layers_compute_as_the_layers_do(architecture: str, tmp_path: Path) -> None:
     assert_alike(make_checkpoint(architecture, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "has_ends"),
+    [
+        ("LlamaForCausalLM", True),
+        ("Qwen3ForCausalLM", True),
+        ("GemmaForCausalLM", False),  # multiplies what it has looked up
+    ],
+)
+def test_the_ends_of_usual_models_are_in_the_same_call(architecture: str, has_ends: bool, tmp_path: Path) -> None:
+    layers = fused_of(Driver(make_checkpoint(architecture, tmp_path), dtype="bfloat16"))
+    assert layers is not None
+    assert layers.has_ends == has_ends
+
+
+def test_a_sequence_without_a_number_ends_alone(tmp_path: Path) -> None:
+    driver = Driver(make_checkpoint("LlamaForCausalLM", tmp_path), dtype="bfloat16")
+    good, bad = make_prompts((9, 12))
+    expected = driver.generate([good], GREEDY)[0].output
+    model = driver.worker._model
+    assert model is not None
+    poisoned = next(token for token in bad if token not in good and token not in expected)
+    table = model.embed_tokens
+    rows = table.weight.data
+    (rows[poisoned // 32, :, poisoned % 32] if rows.ndim == 4 else rows[poisoned]).fill_(torch.nan)
+    ours, theirs = driver.generate([good, bad], GREEDY)
+    assert ours.output == expected
+    assert not theirs.output
+    assert theirs.bad is not None
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

@@ -2,11 +2,13 @@
 // pagoda_kernels/*.py have checked shapes, types and devices.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <pybind11/numpy.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <optional>
 #include <vector>
 
+#include "decode_rows.h"
 #include "decoder_layers.h"
 #include "ops.h"
 
@@ -18,6 +20,9 @@ template <typename T>
 T* data(const Tensor& tensor) {
   return static_cast<T*>(tensor.data_ptr());
 }
+
+template <typename T>
+using Array = pybind11::array_t<T, pybind11::array::c_style>;
 
 // Calls body with a value of the tensor's type, float or pagoda::bf16.
 template <typename Body>
@@ -205,8 +210,19 @@ class DecoderLayers {
     block_size_ = k_cache.size(1);
   }
 
+  // cos and sin: [max_positions, ..., angles] float32, one pair for each rotation.
+  void rotate(const Tensor& cos, const Tensor& sin) { tables_.push_back({cos, sin}); }
+
+  // embedding: [vocab_size, hidden_size] bfloat16, or packed as a weight.
+  void ends(const Tensor& embedding, bool is_packed, const Tensor& norm, double eps, double weight_offset,
+            const pagoda::LinearWeights& linear) {
+    embedding_ = embedding;
+    is_packed_ = is_packed;
+    head_ = {data<const pagoda::bf16>(norm), static_cast<float>(eps), static_cast<float>(weight_offset), linear};
+  }
+
   void forward(const Tensor& x, const Tensor& query_lens, const Tensor& seq_lens, const Tensor& block_table,
-               const Tensor& slot_mapping, const std::vector<std::pair<Tensor, Tensor>>& rotary) {
+               const Tensor& slot_mapping, const Tensor& positions) {
     using pagoda::bf16;
     pagoda::DecoderBatch batch{};
     batch.num_tokens = x.size(0);
@@ -222,20 +238,58 @@ class DecoderLayers {
     batch.attention.head_dim = head_dim_;
     const int64_t token = num_kv_heads_ * head_dim_;
     batch.cache = {block_size_, {block_size_ * token, token, head_dim_}, {block_size_ * token, token, head_dim_}};
-    for (const auto& [cos, sin] : rotary) {
-      batch.rotations.push_back({data<float>(cos), data<float>(sin), static_cast<int>(cos.size(-1))});
+    angles_.resize(2 * tables_.size());
+    for (size_t i = 0; i < tables_.size(); ++i) {
+      const int64_t half = tables_[i].first.size(-1);
+      float* angles[2];
+      for (int j = 0; j < 2; ++j) {
+        angles_[2 * i + j].resize(batch.num_tokens * half);
+        angles[j] = angles_[2 * i + j].data();
+        pagoda::gather(data<float>(j ? tables_[i].second : tables_[i].first), data<int64_t>(positions), batch.num_tokens,
+                       half, angles[j]);
+      }
+      batch.rotations.push_back({angles[0], angles[1], static_cast<int>(half)});
     }
-    const int64_t size = pagoda::decoder_scratch_size(layers_, batch);
+    bf16* scratch = scratch_of(x, pagoda::decoder_scratch_size(layers_, batch));
+    pagoda::decoder_layers(layers_, batch, data<bf16>(x), scratch, at::get_num_threads());
+  }
+
+  // `forward` of embedded tokens, and the logits of some rows with the argmax of each.
+  void forward_to_logits(const Tensor& input_ids, const Tensor& query_lens, const Tensor& seq_lens, const Tensor& block_table,
+                         const Tensor& slot_mapping, const Tensor& positions, const Tensor& rows, const Tensor& logits,
+                         const Tensor& values, const Tensor& indices) {
+    using pagoda::bf16;
+    TORCH_CHECK(head_, "forward_to_logits needs both ends of the model");
+    const int64_t num_tokens = input_ids.size(0), size = head_->linear.num_inputs;
+    const int64_t* ids = data<int64_t>(input_ids);
+    const Tensor x = at::empty({num_tokens, size}, embedding_.options());
+    if (is_packed_) {
+      pagoda::packed_embedding(ids, data<bf16>(embedding_), data<bf16>(x), num_tokens, size, at::get_num_threads());
+    } else {
+      pagoda::gather(data<bf16>(embedding_), ids, num_tokens, size, data<bf16>(x));
+    }
+    forward(x, query_lens, seq_lens, block_table, slot_mapping, positions);
+    pagoda::bf16* scratch = scratch_of(x, pagoda::head_scratch_size(*head_, rows.size(0)));
+    pagoda::decoder_logits(*head_, data<pagoda::bf16>(x), data<int64_t>(rows), rows.size(0), scratch, data<float>(logits),
+                           data<float>(values), data<int64_t>(indices), at::get_num_threads());
+  }
+
+ private:
+  pagoda::bf16* scratch_of(const Tensor& x, int64_t size) {
     if (!scratch_.defined() || scratch_.numel() < size) {
       scratch_ = Tensor();  // before there is another
       scratch_ = at::empty({size}, x.options());
     }
-    pagoda::decoder_layers(layers_, batch, data<bf16>(x), data<bf16>(scratch_), at::get_num_threads());
+    return data<pagoda::bf16>(scratch_);
   }
 
- private:
   int64_t num_heads_, num_kv_heads_, head_dim_, block_size_ = 0;
   std::vector<pagoda::DecoderLayer> layers_;
+  std::vector<std::pair<Tensor, Tensor>> tables_;
+  std::optional<pagoda::DecoderHead> head_;
+  Tensor embedding_;
+  bool is_packed_ = false;
+  std::vector<std::vector<float>> angles_;
   Tensor scratch_;
 };
 #endif
@@ -279,12 +333,47 @@ void store_int8(const Tensor& key, const Tensor& value, const Tensor& slot_mappi
   });
 }
 
+// The arguments of both are described in pagoda_kernels/decode_rows.py. The blocks of the longest sequence (-1: it is no
+// such step), and whether all are greedy.
+std::pair<int64_t, bool> decode_rows(const Array<int64_t>& slots, const Array<bool>& is_in_use, const Array<bool>& is_greedy,
+                                     const Array<int64_t>& num_tokens, const Array<int64_t>& num_computed,
+                                     const Array<int64_t>& num_blocks, const Array<int32_t>& tokens,
+                                     const Array<int32_t>& block_table, int64_t block_size, int64_t max_tokens,
+                                     Array<int64_t>& rows) {
+  const pagoda::SequenceColumns columns{
+      .num_slots = is_in_use.size(),
+      .is_in_use = is_in_use.data(),
+      .is_greedy = is_greedy.data(),
+      .num_tokens = num_tokens.data(),
+      .num_computed = num_computed.data(),
+      .num_blocks = num_blocks.data(),
+      .tokens = tokens.data(),
+      .tokens_stride = tokens.shape(1),
+      .block_table = block_table.data(),
+      .table_stride = block_table.shape(1),
+  };
+  bool all_greedy = true;
+  const int64_t most =
+      pagoda::decode_rows(columns, slots.data(), slots.size(), block_size, max_tokens, rows.mutable_data(), all_greedy);
+  return {most, all_greedy};
+}
+
+void append_rows(const Array<int64_t>& slots, const Array<int64_t>& token_ids, Array<int64_t>& num_tokens,
+                 Array<int64_t>& num_computed, Array<int32_t>& tokens) {
+  pagoda::append_rows(slots.data(), slots.size(), token_ids.data(), num_tokens.mutable_data(), num_computed.mutable_data(),
+                      tokens.mutable_data(), tokens.shape(1));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   using AllUnlocked = pybind11::call_guard<pybind11::gil_scoped_release>;
   module.def("act_and_mul", &act_and_mul);
   module.def("argmax", &argmax, AllUnlocked());
+  const pybind11::arg as_is = pybind11::arg().noconvert();  // an array of another type is refused, not copied
+  const pybind11::arg number;
+  module.def("decode_rows", &decode_rows, as_is, as_is, as_is, as_is, as_is, as_is, as_is, as_is, number, number, as_is);
+  module.def("append_rows", &append_rows, as_is, as_is, as_is, as_is, as_is);
 #if defined(__AVX512BF16__)
   module.def("pack_weight", &pack_weight, AllUnlocked());
   module.def("packed_embedding", &packed_embedding, AllUnlocked());
@@ -294,7 +383,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   pybind11::class_<DecoderLayers>(module, "decoder_layers")
       .def(pybind11::init<int64_t, int64_t, int64_t>())
       .def("add", &DecoderLayers::add)
-      .def("forward", &DecoderLayers::forward, AllUnlocked());
+      .def("rotate", &DecoderLayers::rotate)
+      .def("ends", &DecoderLayers::ends)
+      .def("forward", &DecoderLayers::forward, AllUnlocked())
+      .def("forward_to_logits", &DecoderLayers::forward_to_logits, AllUnlocked());
 #endif
   module.def("paged_attention", &paged_attention, AllUnlocked());
   module.def("race", &race, AllUnlocked());

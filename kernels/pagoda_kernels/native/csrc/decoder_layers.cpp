@@ -25,12 +25,13 @@ struct Widths {
   int64_t sum() const { return hidden + std::max(qkv + attended, wide + gated); }
 };
 
-void linear(const LinearWeights& weights, const bf16* x, const bf16* residual, bf16* out, int64_t num_rows, int num_threads) {
+template <typename Out>
+void linear(const LinearWeights& weights, const bf16* x, const bf16* residual, Out* out, int64_t num_rows, int num_threads) {
   const int64_t inputs = weights.num_inputs, outputs = weights.num_outputs;
   if (weights.packed) {
-    packed_linear<bf16>(x, inputs, weights.packed, weights.bias, residual, outputs, out, num_rows, outputs, inputs, num_threads);
+    packed_linear<Out>(x, inputs, weights.packed, weights.bias, residual, outputs, out, num_rows, outputs, inputs, num_threads);
   } else {
-    quantized_linear<bf16, bf16>(x, inputs, weights.quantized, weights.bias, residual, outputs, out, num_rows, num_threads);
+    quantized_linear<bf16, Out>(x, inputs, weights.quantized, weights.bias, residual, outputs, out, num_rows, num_threads);
   }
 }
 
@@ -67,6 +68,18 @@ void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch
     act_and_mul<bf16>(wide, layer.gate_up.num_outputs, gated, rows, layer.down.num_inputs, layer.activation, num_threads);
     linear(layer.down, gated, x, x, rows, num_threads);
   }
+}
+
+int64_t head_scratch_size(const DecoderHead& head, int64_t num_rows) { return 2 * num_rows * head.linear.num_inputs; }
+
+void decoder_logits(const DecoderHead& head, const bf16* x, const int64_t* rows, int64_t num_rows, bf16* scratch,
+                    float* logits, float* values, int64_t* indices, int num_threads) {
+  const int64_t size = head.linear.num_inputs;
+  bf16 *chosen = scratch, *normed = scratch + num_rows * size;
+  gather(x, rows, num_rows, size, chosen);
+  rms_norm<bf16>(chosen, size, head.norm, normed, num_rows, size, head.eps, head.weight_offset, num_threads);
+  linear<float>(head.linear, normed, nullptr, logits, num_rows, num_threads);
+  argmax(logits, head.linear.num_outputs, values, indices, num_rows, head.linear.num_outputs, num_threads);
 }
 
 #endif

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "ops.h"
@@ -36,6 +37,13 @@ struct Rotation {
   int half;
 };
 
+// Logits of the last hidden state: its norm, then a matrix.
+struct DecoderHead {
+  const bf16* norm;
+  float eps, weight_offset;
+  LinearWeights linear;
+};
+
 struct DecoderBatch {
   int64_t num_tokens;
   const int64_t* slot_mapping;
@@ -49,5 +57,18 @@ int64_t decoder_scratch_size(const std::vector<DecoderLayer>& layers, const Deco
 
 // x: [num_tokens, hidden_size], in place.
 void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch, bf16* x, bf16* scratch, int num_threads);
+
+// Numbers of bfloat16 that `decoder_logits` needs.
+int64_t head_scratch_size(const DecoderHead& head, int64_t num_rows);
+
+// logits [num_rows, num_outputs] of some rows of x [num_tokens, hidden_size]; values and indices [num_rows]: argmax.
+void decoder_logits(const DecoderHead& head, const bf16* x, const int64_t* rows, int64_t num_rows, bf16* scratch,
+                    float* logits, float* values, int64_t* indices, int num_threads);
+
+// out[i] = table[rows[i]], rows of `size`.
+template <typename T>
+void gather(const T* table, const int64_t* rows, int64_t num_rows, int64_t size, T* out) {
+  for (int64_t i = 0; i < num_rows; ++i) std::memcpy(out + i * size, table + rows[i] * size, size * sizeof(T));
+}
 
 }  // namespace pagoda

@@ -9,7 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pagoda_kernels.attention_plan import AttentionPlan
-from pagoda_kernels.decoder_layers import AttentionWeights, DecoderLayers, LayerWeights, has_decoder_layers
+from pagoda_kernels.decoder_layers import (
+    AttentionWeights,
+    DecoderLayers,
+    EndWeights,
+    LayerWeights,
+    has_decoder_layers,
+)
+from pagoda_kernels.native.library import native
 from pagoda_kernels.paged_attention import paged_attention
 from pagoda_kernels.rope_store import HeadNorms, rope_store
 from pagoda_kernels.rope_store_int8 import rope_store_int8
@@ -31,7 +38,7 @@ class ForwardContext:
     """One a layer, [num_blocks, block_size, num_kv_heads, head_dim]; or int8 rows, as `quantized_cache` makes them."""
     v_caches: Sequence[Tensor]
     rotary: Mapping[RopeSpec, tuple[Tensor, Tensor]]
-    """Cosines and sines of the tokens' positions, for each rotation of the model."""
+    """Cosines and sines of the tokens' positions, for each rotation of the model; empty where `fused` is not None."""
     fused: DecoderLayers | None = None
     """All layers of the model in one call, over the same caches."""
     has_skips: bool = False
@@ -309,7 +316,7 @@ class Decoder(nn.Module):
         if self.embed_positions is not None:
             x = x + self.embed_positions(positions + self.spec.position_offset)
         if context.fused is not None:
-            x = context.fused(x, context.plan, context.slot_mapping, tuple(context.rotary.values()))
+            x = context.fused(x, context.plan, context.slot_mapping, positions)
         else:
             for layer in self.layers:
                 x = layer(x, context)
@@ -328,7 +335,37 @@ class Decoder(nn.Module):
         fused = [layer for layer in layers if layer is not None]
         if len(fused) < len(self.layers):
             return None
-        return DecoderLayers(fused, k_caches=k_caches, v_caches=v_caches, num_heads=self.spec.num_heads)
+        return DecoderLayers(
+            fused,
+            k_caches=k_caches,
+            v_caches=v_caches,
+            num_heads=self.spec.num_heads,
+            rotations=[table.tables for table in self._rotary.values()],
+            ends=self._end_weights(),
+        )
+
+    def _end_weights(self) -> EndWeights | None:
+        """What comes before and behind the layers; None: it is more than a table, a norm and a matrix."""
+        spec, norm, table = self.spec, self.norm, self.embed_tokens
+        if norm is None or norm.rms_weight is None or native("argmax") is None or self._parallel.world_size > 1:
+            return None
+        is_usual = self.lm_head_bias is None and spec.logit_multiplier == 1.0 and spec.logit_softcap is None
+        is_usual = is_usual and self._embedding_multiplier == 1.0 and self.embedding_norm is None
+        if not is_usual or self.embed_positions is not None or self.project_in is not None:
+            return None
+        matrix = table if self.lm_head is None else self.lm_head
+        linear = matrix.method.fused_weights(matrix, None)
+        embedding = table.method.fused_embedding(table)
+        if linear is None or embedding is None:
+            return None
+        return EndWeights(
+            embedding=embedding[0],
+            is_packed=embedding[1],
+            norm=norm.rms_weight,
+            eps=norm.eps,
+            weight_offset=norm.offset,
+            linear=linear,
+        )
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden] rows of `forward` to [n, vocab_size] float32 on rank 0; the other ranks' mean nothing."""

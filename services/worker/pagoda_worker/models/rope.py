@@ -199,6 +199,11 @@ class RotaryTable:
         self._cos = (angles.cos() * factor).to(device)[:, None]  # [max_positions, 1, rotary_dim / 2]
         self._sin = (angles.sin() * factor).to(device)[:, None]
 
+    @property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of every position, [max_positions, 1, rotary_dim / 2]."""
+        return self._cos, self._sin
+
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines, [num_tokens, 1, rotary_dim / 2]."""
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
