@@ -31,7 +31,7 @@ def truncation_of(
 
     Args:
         truncate_prompt_tokens: tokens to keep; -1 is what `max_tokens` leaves of the context.
-        max_tokens: output tokens asked for; None leaves room for one.
+        max_tokens: output tokens asked for; None leaves room for one, 0 for none.
 
     Raises:
         InvalidRequest: a bound is broken; `field` names the field.
@@ -39,7 +39,7 @@ def truncation_of(
     name = "truncate_prompt_tokens"
     if truncate_prompt_tokens is None:
         return None
-    room = max_model_len - (max_tokens or 1)
+    room = max_model_len - (1 if max_tokens is None else max_tokens)
     if room < 1:
         message = f"max_tokens must be less than the model's maximum context length ({max_model_len}) with {name}"
         raise InvalidRequest(f"{message}, got {max_tokens}", field="max_tokens")

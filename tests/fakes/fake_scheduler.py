@@ -51,7 +51,8 @@ class FakeScheduler(FakeSleep, scheduler_pb2_grpc.SchedulerServicer):
     scripted.
 
     A sequence ends at max_tokens or the end of the context, at an end or stop token, or when its script is used up (an
-    end token is sent then). Every attribute may be changed while it serves.
+    end token is sent then); with pooling at once, with what `embedding` says. Every attribute may be changed while it
+    serves.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class FakeScheduler(FakeSleep, scheduler_pb2_grpc.SchedulerServicer):
             vocab_size=vocab_size,
             max_model_len=max_model_len,
             eos_token_ids=eos_token_ids,
+            embedding_size=4,
         )
         self.load = types_pb2.EngineLoad(is_ready=True, num_groups=1, num_total_blocks=100, block_size=16)
         self.epoch = 1
@@ -120,6 +122,13 @@ class FakeScheduler(FakeSleep, scheduler_pb2_grpc.SchedulerServicer):
     def tokens(self, prompt_token_ids: list[int], num_tokens: int, index: int = 0) -> list[int]:
         """The first `num_tokens` tokens of an unscripted sequence."""
         return [self.token(prompt_token_ids, offset, index) for offset in range(num_tokens)]
+
+    def embedding(self, prompt_token_ids: list[int], *, is_unit: bool = True) -> bytes:
+        """That of a prompt: its length, its last token, zeros; with -1 at the end where it need not be a unit."""
+        values = np.zeros(self.model_info.embedding_size, dtype="<f4")
+        values[:2] = len(prompt_token_ids), prompt_token_ids[-1]
+        values[-1] = 0 if is_unit else -1
+        return values.tobytes()
 
     @property
     def num_open_sequences(self) -> int:
@@ -309,6 +318,10 @@ class FakeScheduler(FakeSleep, scheduler_pb2_grpc.SchedulerServicer):
         end = {"slot": sequence.slot, "num_output_tokens": start}
         # A beam search has its whole output at once.
         num_tokens = params.max_tokens if sequence.request.HasField("beam_search") else self.tokens_per_step
+        if sequence.request.HasField("pooling") and sequence.request.request_id not in self.fail_at:
+            embedding = self.embedding(sequence.prompt_token_ids, is_unit=sequence.request.pooling.normalize)
+            message.finished.add(**end, finish_reason=types_pb2.FINISH_REASON_STOP, embedding=embedding)
+            return start, run
         for _ in range(num_tokens):
             if sequence.offset == self.fail_at.get(sequence.request.request_id, -1):
                 error = types_pb2.RequestError(code=13, message="the fake failed this request")

@@ -150,6 +150,27 @@ class CompletionAnswer(BaseModel):
     usage: UsageAnswer
 
 
+class EmbeddingObject(BaseModel):
+    """The embedding of one input."""
+
+    index: int
+    object: Literal["embedding"]
+    embedding: list[float] | str
+    """As text: base64 of little-endian float32."""
+
+
+class EmbeddingAnswer(BaseModel):
+    """POST /v1/embeddings."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[EmbeddingObject]
+    """In the order of the inputs."""
+    usage: UsageAnswer
+
+
 class AssistantMessage(BaseModel):
     """What the model says, thinks and calls."""
 

@@ -7,6 +7,7 @@ from pagoda_frontend import answers
 from pagoda_frontend.access import RequestIds, RequireApiKey, RootPath
 from pagoda_frontend.chat import ChatCompletions
 from pagoda_frontend.completions import Completions
+from pagoda_frontend.embeddings import Embeddings
 from pagoda_frontend.errors import install_error_handlers
 from pagoda_frontend.invocations import Invocations
 from pagoda_frontend.messages import Messages
@@ -18,6 +19,7 @@ from pagoda_frontend.protocol import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    EmbeddingBody,
     ReloadWeightsBody,
     TokenizeBody,
 )
@@ -29,6 +31,7 @@ from pagoda_frontend.status import add_status_page
 from pagoda_frontend.traces import TraceHttp
 
 READING_ERRORS = (400, 404, 413, 503)
+EMBEDDING_ERRORS = (*GENERATION_ERRORS, 501)
 PLAIN = {"text/plain": {"schema": {"type": "string"}}}
 SLEEP_ERRORS = (400, 404, 409, 503)
 GROUP = {"name": "group", "in": "query", "schema": {"type": "integer"}}
@@ -129,6 +132,14 @@ def _add_generation(paths: Paths, serving: Serving) -> None:
         paths.add("POST", path, handler, body=body, answer=answer, errors=GENERATION_ERRORS, media=EVENT_STREAM)
     invocations = Invocations(chat=chat, completions=completions, serving=serving)
     paths.add("POST", "/invocations", invocations.create, errors=GENERATION_ERRORS, media=EVENT_STREAM)
+    paths.add(
+        "POST",
+        "/v1/embeddings",
+        Embeddings(serving=serving).create,
+        body=EmbeddingBody,
+        answer=answers.EmbeddingAnswer,
+        errors=EMBEDDING_ERRORS,
+    )
     paths.add(
         "POST",
         "/v1/messages/count_tokens",

@@ -69,7 +69,7 @@ class RequestMetrics:
         def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
             return Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=registry).labels(*labels)
 
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests that got a token.")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests that got a token, or their embedding.")
         self.generation_tokens = counter("generation_tokens", "Tokens generated.")
         success = Counter("vllm:request_success", "Sequences ended.", (*LABELS, "finished_reason"), registry=registry)
         self.success = {reason: success.labels(*labels, reason) for reason in FINISHED_REASONS}
@@ -125,6 +125,9 @@ class RequestTimer:
         num_tokens = 0
         for delta in deltas:
             count = len(delta.token_ids)
+            if delta.embedding is not None:
+                metrics.prompt_tokens.inc(self._num_prompt_tokens)
+                metrics.prompt_tokens_cached.inc(delta.num_cached_tokens)
             if count:
                 num_tokens += count
                 last_s = self._last_s.get(delta.index)

@@ -21,6 +21,7 @@ ERRORS = {
     409: "The worker cannot: the weights are not there, damaged, or of another model.",
     413: "The body is too large.",
     500: "The server failed.",
+    501: "The workers are of an earlier version, which does not do this.",
     503: "The server is not ready, or has too much to do.",
     504: "The request's own time limit is over.",
 }

@@ -1,7 +1,7 @@
 """From a request body to SamplingParams: the model's defaults, the bounds of vocabulary and context, what is off."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +9,7 @@ import orjson
 
 from pagoda_common.errors import InvalidRequest, RequestTooLong
 from pagoda_common.sampling_params import SamplingParams
-from pagoda_frontend.protocol import GenerationBody
+from pagoda_frontend.protocol import GenerationBody, RequestBody
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for completions. Conversations get what is left of the context."""
@@ -84,15 +84,20 @@ def check_supported(body: GenerationBody) -> None:
     Raises:
         InvalidRequest: a field asks for what is not supported yet; `field` names it.
     """
-    extra = body.model_extra or {}
-    for name in UNSUPPORTED.keys() & extra.keys():
-        if extra[name] is not None and extra[name] not in UNSUPPORTED[name]:
-            raise InvalidRequest(f"{name} is not supported yet", field=name)
+    check_unsupported(body, UNSUPPORTED)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream=true", field="stream_options")
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequest("prompt_logprobs is not available with stream=true", field="prompt_logprobs")
     check_cache_salt(body.cache_salt)
+
+
+def check_unsupported(body: RequestBody, unsupported: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises InvalidRequest when a field that `body` does not define has a value besides those in `unsupported`."""
+    extra = body.model_extra or {}
+    for name in unsupported.keys() & extra.keys():
+        if extra[name] is not None and extra[name] not in unsupported[name]:
+            raise InvalidRequest(f"{name} is not supported yet", field=name)
 
 
 def check_cache_salt(salt: str | None) -> None:

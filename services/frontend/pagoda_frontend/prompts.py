@@ -63,6 +63,34 @@ class Prompts:
         check_token_ids(token_ids, vocab_size=self._vocab_size, field=field)
         return list(token_ids)
 
+    async def for_embedding(
+        self,
+        given: str | list[int],
+        *,
+        add_special_tokens: bool,
+        field: str,
+        truncation: Truncation | None = None,
+    ) -> list[int]:
+        """Token ids of a text, or those given: as above, but they may fill the whole context.
+
+        Raises:
+            InvalidRequest: an id is not in the vocabulary, or the text has no token.
+            RequestTooLong: there are more than the context holds.
+        """
+        if isinstance(given, str):
+            token_ids = await self.from_text(
+                given, add_special_tokens=add_special_tokens, field=field, truncation=truncation
+            )
+        else:
+            check_token_ids(given, vocab_size=self._vocab_size, field=field)
+            token_ids = given if truncation is None else truncation.apply(given)
+        if not token_ids:
+            raise InvalidRequest(f"{field} is empty: it must have at least one token", field=field)
+        if len(token_ids) > self._max_model_len:
+            bound = f"This model's maximum context length is {self._max_model_len} tokens"
+            raise RequestTooLong(f"{bound}, but the {field} has {len(token_ids)} tokens.", field=field)
+        return token_ids
+
     async def from_messages(
         self,
         messages: Sequence[ChatMessage],

@@ -100,6 +100,37 @@ class CompletionBody(GenerationBody):
     best_of: Integer | None = None
 
 
+class EmbeddingBody(RequestBody):
+    """POST /v1/embeddings."""
+
+    model: Text | None = None
+    input: (
+        Text
+        | Annotated[list[Text], Field(fail_fast=True)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(fail_fast=True)]
+    )
+    encoding_format: Literal["float", "base64"] | None = None
+    """How each embedding is written; base64 is of little-endian float32."""
+    dimensions: Integer | None = None
+    """Values of an embedding: nothing else than the model has."""
+    use_activation: Bool | None = None
+    """False: embeddings are not normalised."""
+    normalize: Bool | None = None
+    """Older name of use_activation."""
+    add_special_tokens: Bool | None = None
+    truncate_prompt_tokens: Integer | None = None
+    """Keep this many tokens of each input; -1 is as many as the context has."""
+    truncation_side: Literal["left", "right"] | None = None
+    """Where tokens are dropped; None is left."""
+    priority: Integer | None = None
+    timeout: Number | None = None
+    """Seconds after which the request fails with 504 (Pagoda's own)."""
+    cache_salt: Text | None = Field(None, max_length=128)
+    request_id: Text | None = None
+    user: Text | None = None
+
+
 class ContentPart(RequestBody):
     """One part of a message's content; only text is understood."""
 

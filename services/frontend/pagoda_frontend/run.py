@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from pagoda_common.beam_search import BeamSearchParams
 from pagoda_common.engine_client import EngineRequest
-from pagoda_common.outputs import FinishReason, HypothesisLogprobs, SequenceDelta, TokenLogprobs
+from pagoda_common.outputs import Embedding, FinishReason, HypothesisLogprobs, SequenceDelta, TokenLogprobs
+from pagoda_common.pooling_params import PoolingParams
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_frontend.resume import MAX_SEQUENCES, EventIds, Resumption
 from pagoda_frontend.serving import Serving
@@ -34,6 +35,8 @@ class CollectedSequence:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     hypothesis: HypothesisLogprobs | None = None
     """Of a beam search's result."""
+    embedding: Embedding | None = None
+    """With pooling."""
 
     @property
     def text(self) -> str:
@@ -51,6 +54,7 @@ class CollectedSequence:
         self.num_output_tokens = delta.num_output_tokens
         self.prompt_logprobs = delta.prompt_logprobs
         self.hypothesis = delta.hypothesis
+        self.embedding = delta.embedding
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
 
 
@@ -67,6 +71,7 @@ class Run:
         terms: Terms,
         cache_salt: str = "",
         beam_search: BeamSearchParams | None = None,
+        pooling: PoolingParams | None = None,
         is_scoring: bool = False,
         note: bytes = b"",
         resumption: Resumption | None = None,
@@ -74,6 +79,7 @@ class Run:
         """
         Args:
             sampling_params: one per prompt, all with the same n.
+            pooling: each prompt's embedding instead of its continuation; n is 1 then.
             is_scoring: what is generated is not given out.
             note: for a frontend that goes on with this run's stream when this one is gone; empty: none may, nor may any
                 where there are more than MAX_SEQUENCES.
@@ -104,6 +110,7 @@ class Run:
                 timeout_s=terms.timeout_s,
                 tenant=terms.tenant,
                 beam_search=beam_search,
+                pooling=pooling,
             )
             for number, (prompt, params) in enumerate(zip(prompts, sampling_params, strict=True))
         ]

@@ -51,6 +51,8 @@ class ServedModel:
     grammars: GrammarChecks
     max_model_len: int
     vocab_size: int
+    embedding_size: int
+    """Values of an embedding; 0: the worker makes none."""
     defaults: SamplingDefaults
     fingerprint: str
     """system_fingerprint of responses: changes with the version and the model."""
@@ -184,7 +186,9 @@ class Serving:
         if self.config.enable_log_requests:
             self._log(request, model)
         timer = self.metrics.timer(
-            num_prompt_tokens=len(request.prompt_token_ids), n=params.n, max_tokens=params.max_tokens
+            num_prompt_tokens=len(request.prompt_token_ids),
+            n=params.n,
+            max_tokens=params.max_tokens if request.pooling is None else None,
         )
         outcome, fault, is_whole = "abort", "", False
         span = None
@@ -279,6 +283,7 @@ class Serving:
             ),
             max_model_len=info.max_model_len,
             vocab_size=info.vocab_size,
+            embedding_size=info.embedding_size,
             defaults=sampling_defaults(
                 resolve_generation_config(
                     info.generation_config_json,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pagoda_common.errors import InvalidRequest
-from pagoda_frontend.protocol import GenerationBody
+from pagoda_frontend.protocol import EmbeddingBody, GenerationBody
 
 INT64 = range(-(2**63), 2**63)
 MAX_TENANT_CHARS = 128
@@ -29,7 +29,7 @@ class Terms:
     """Seconds after which the call has failed; 0 is never."""
 
 
-def terms_of(headers: Mapping[str, str], body: GenerationBody, *, has_api_keys: bool) -> Terms:
+def terms_of(headers: Mapping[str, str], body: GenerationBody | EmbeddingBody, *, has_api_keys: bool) -> Terms:
     """The terms of a call over HTTP. A header goes before the field of the body.
 
     Raises:

@@ -1,0 +1,126 @@
+"""POST /v1/embeddings."""
+
+import base64
+import time
+from typing import Any
+
+import numpy as np
+import orjson
+from fastapi import Request, Response
+
+from pagoda_common.errors import Code, InvalidRequest, PagodaError
+from pagoda_common.outputs import Embedding
+from pagoda_common.pooling_params import PoolingParams
+from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.truncation import truncation_of
+from pagoda_frontend.body import read_body
+from pagoda_frontend.calls import usage_of
+from pagoda_frontend.params import check_cache_salt, check_unsupported
+from pagoda_frontend.protocol import EmbeddingBody
+from pagoda_frontend.run import CollectedSequence, Run
+from pagoda_frontend.serving import ServedModel, Serving, unique_id
+from pagoda_frontend.sse import unless_disconnected
+from pagoda_frontend.terms import terms_of
+
+MAX_INPUTS = 2048
+"""As OpenAI has it."""
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {"embed_dtype": ("float32",), "endianness": ("native", "little")}
+"""Fields of vLLM's, and the values that say what is done anyway."""
+POOLED = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
+
+
+class Embeddings:
+    """The endpoint."""
+
+    def __init__(self, *, serving: Serving) -> None:
+        self._serving = serving
+
+    async def create(self, request: Request) -> Response:
+        """Answer one request.
+
+        Raises:
+            PagodaError: the request is wrong, was refused, or failed.
+        """
+        body = await read_body(request, EmbeddingBody, max_bytes=self._serving.config.max_request_body_bytes)
+        return await unless_disconnected(request, self._answer(request, body))
+
+    async def _answer(self, request: Request, body: EmbeddingBody) -> Response:
+        serving = self._serving
+        created = int(time.time())
+        model = serving.model_named(body.model)
+        terms = terms_of(request.headers, body, has_api_keys=bool(serving.config.api_key))
+        check_unsupported(body, UNSUPPORTED)
+        check_cache_salt(body.cache_salt)
+        _check_dimensions(body, model)
+        prompts = await _prompts(body, model)
+        run = Run(
+            serving=serving,
+            request_id=unique_id("embd-", request.headers.get("x-request-id") or body.request_id),
+            prompts=prompts,
+            sampling_params=[POOLED] * len(prompts),
+            terms=terms,
+            cache_salt=body.cache_salt or "",
+            pooling=_pooling_of(body),
+        )
+        sequences = await run.collect()
+        answer = {
+            "id": run.request_id,
+            "object": "list",
+            "created": created,
+            "model": body.model or model.names[0],
+            "data": [_shown(sequence, body) for sequence in sequences],
+            "usage": usage_of(run, serving),
+        }
+        text = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
+        return Response(text, media_type="application/json", headers={"X-Request-Id": run.request_id})
+
+
+def _pooling_of(body: EmbeddingBody) -> PoolingParams:
+    given = body.use_activation if body.use_activation is not None else body.normalize
+    return PoolingParams(normalize=given is not False)
+
+
+def _check_dimensions(body: EmbeddingBody, model: ServedModel) -> None:
+    size = model.embedding_size
+    if body.dimensions is not None and body.dimensions != size and size:
+        text = f"dimensions must be {size}, the model's embeddings cannot be shortened, got {body.dimensions}"
+        raise InvalidRequest(text, field="dimensions")
+
+
+async def _prompts(body: EmbeddingBody, model: ServedModel) -> list[list[int]]:
+    """Token ids of each input.
+
+    Raises:
+        InvalidRequest, RequestTooLong: one is empty or does not fit the context, or they are too many.
+    """
+    given: list[Any] = body.input if isinstance(body.input, list) else [body.input]
+    if isinstance(body.input, list) and given and isinstance(given[0], int):
+        given = [given]
+    if not given:
+        raise InvalidRequest("input is empty: there must be at least one", field="input")
+    if len(given) > MAX_INPUTS:
+        raise InvalidRequest(f"there may be at most {MAX_INPUTS} inputs, got {len(given)}", field="input")
+    truncation = truncation_of(
+        body.truncate_prompt_tokens, body.truncation_side, max_tokens=0, max_model_len=model.max_model_len
+    )
+    prompts = []
+    for place, one in enumerate(given):
+        if not one:
+            name = "input" if len(given) == 1 else f"input.{place}"
+            raise InvalidRequest(f"{name} is empty: it must have at least one token", field="input")
+        prompts.append(
+            await model.prompts.for_embedding(
+                one, add_special_tokens=body.add_special_tokens is not False, field="input", truncation=truncation
+            )
+        )
+    return prompts
+
+
+def _shown(sequence: CollectedSequence, body: EmbeddingBody) -> dict[str, Any]:
+    embedding = sequence.embedding
+    if embedding is None:  # aborted by an operator
+        raise PagodaError("the request was aborted", code=Code.CANCELLED)
+    values: Embedding | str = embedding
+    if body.encoding_format == "base64":
+        values = base64.b64encode(np.ascontiguousarray(embedding, dtype="<f4").tobytes()).decode("ascii")
+    return {"index": sequence.index, "object": "embedding", "embedding": values}

@@ -1,0 +1,179 @@
+"""/v1/embeddings in front of a fake engine: forms of input, forms of answer, and what is refused."""
+
+import asyncio
+import base64
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from pagoda_common.errors import QueueFull
+from pagoda_common.text.tokenizer import Tokenizer
+from tests.service.frontend.harness import MODEL, Running, running_frontend
+
+PATH = "/v1/embeddings"
+LONGEST = 512
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load("pagoda-tiny")
+
+
+async def embed(frontend: Running, given: Any, **fields: Any) -> dict[str, Any]:
+    response = await frontend.post(PATH, {"model": MODEL, "input": given, **fields})
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+async def refused(frontend: Running, body: dict[str, Any], status: int = 400) -> dict[str, Any]:
+    response = await frontend.post(PATH, {"model": MODEL, **body})
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
+    return error
+
+
+def expected(token_ids: list[int]) -> list[float]:
+    """What the fake says."""
+    return [float(len(token_ids)), float(token_ids[-1]), 0.0, 0.0]
+
+
+async def test_every_form_of_input(frontend: Running, tokenizer: Tokenizer) -> None:
+    text, other = "Once upon a time", "The dog"
+    ids, other_ids = tokenizer.encode(text), tokenizer.encode(other)
+    for given, prompts in (
+        (text, [ids]),
+        ([text], [ids]),
+        ([text, other], [ids, other_ids]),
+        (ids, [ids]),
+        ([ids, other_ids, [7]], [ids, other_ids, [7]]),
+    ):
+        answer = await embed(frontend, given)
+        assert [one["embedding"] for one in answer["data"]] == [expected(prompt) for prompt in prompts]
+        assert [one["index"] for one in answer["data"]] == list(range(len(prompts)))
+        assert {one["object"] for one in answer["data"]} == {"embedding"}
+        num_tokens = sum(map(len, prompts))
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens, "completion_tokens": 0}
+        assert {name: answer["usage"][name] for name in usage} == usage
+        assert (answer["object"], answer["model"], answer["id"][:5]) == ("list", MODEL, "embd-")
+    assert {submit.sampling_params.n for submit in frontend.fake.submits} == {1}
+    assert all(submit.HasField("pooling") for submit in frontend.fake.submits)
+
+
+async def test_base64_is_of_float32(frontend: Running) -> None:
+    answer = await embed(frontend, [[5, 6, 7], [8]], encoding_format="base64", dimensions=4)
+    decoded = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4").tolist() for one in answer["data"]]
+    assert decoded == [expected([5, 6, 7]), expected([8])]
+
+
+async def test_the_openai_package_reads_both_formats(frontend: Running) -> None:
+    for options in ({}, {"encoding_format": "float"}, {"encoding_format": "base64"}):
+        answer = await frontend.openai.embeddings.create(model=MODEL, input=[[5, 6], [7, 8, 9]], **options)  # type: ignore[arg-type]
+        if options.get("encoding_format") != "base64":  # which it asks for by itself, and decodes then alone
+            assert [one.embedding for one in answer.data] == [expected([5, 6]), expected([7, 8, 9])]
+        assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (5, 5)
+    with pytest.raises(openai.BadRequestError, match="input is empty"):
+        await frontend.openai.embeddings.create(model=MODEL, input=[])
+
+
+@pytest.mark.parametrize(
+    ("fields", "last"),
+    [({}, 0), ({"use_activation": False}, -1), ({"normalize": False}, -1), ({"normalize": True}, 0)],
+)
+async def test_normalisation_may_be_left_out(frontend: Running, fields: dict[str, bool], last: int) -> None:
+    answer = await embed(frontend, [5], **fields)
+    assert answer["data"][0]["embedding"][-1] == last
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({}, "input", "required"),
+        ({"input": []}, "input", "input is empty: there must be at least one"),
+        ({"input": ""}, "input", "input is empty: it must have at least one token"),
+        ({"input": ["a", ""]}, "input", "input.1 is empty"),
+        ({"input": [[1], []]}, "input", "input.1 is empty"),
+        ({"input": [[]]}, "input", "input is empty"),
+        ({"input": [1, "a"]}, "input", "input"),
+        ({"input": None}, "input", "input"),
+        ({"input": {"text": "a"}}, "input", "input"),
+        ({"input": [3072]}, "input", "token id 3072 is not in the vocabulary"),
+        ({"input": [-1]}, "input", "token id -1 is not in the vocabulary"),
+        ({"input": [5] * (LONGEST + 1)}, "input", f"maximum context length is {LONGEST} tokens, but the input has 513"),
+        ({"input": "word " * 600}, "input", f"maximum context length is {LONGEST} tokens"),
+        ({"input": [[1]] * 2049}, "input", "there may be at most 2048 inputs, got 2049"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "'float' or 'base64'"),
+        ({"input": "a", "dimensions": 2}, "dimensions", "dimensions must be 4"),
+        ({"input": "a", "dimensions": 0}, "dimensions", "dimensions must be 4"),
+        ({"input": "a", "dimensions": "4"}, "dimensions", "integer"),
+        ({"input": "a", "embed_dtype": "float16"}, "embed_dtype", "embed_dtype is not supported yet"),
+        ({"input": "a", "truncate_prompt_tokens": 513}, "truncate_prompt_tokens", "must be at most 512"),
+        ({"input": "a", "cache_salt": ""}, "cache_salt", "cache_salt must not be empty"),
+        ({"input": "a", "timeout": 0}, "timeout", "timeout must be greater than 0"),
+    ],
+)
+async def test_what_is_wrong_is_named(frontend: Running, body: dict[str, Any], param: str, message: str) -> None:
+    error = await refused(frontend, body)
+    assert (error["param"].split(".")[0], error["code"]) == (param, 400)
+    assert message in error["message"]
+    assert frontend.fake.submits == []
+
+
+async def test_an_unknown_model_is_404(frontend: Running) -> None:
+    assert (await refused(frontend, {"model": "other", "input": "a"}, 404))["param"] == "model"
+
+
+async def test_an_input_may_fill_the_context_and_be_cut_to_it(frontend: Running) -> None:
+    whole = [*range(5, 5 + LONGEST)]
+    assert (await embed(frontend, whole))["data"][0]["embedding"] == expected(whole)
+    long = [9, *whole]
+    left = await embed(frontend, long, truncate_prompt_tokens=-1)
+    assert left["data"][0]["embedding"] == expected(whole)
+    right = await embed(frontend, long, truncate_prompt_tokens=3, truncation_side="right")
+    assert right["data"][0]["embedding"] == expected([9, 5, 6])
+    assert right["usage"]["prompt_tokens"] == 3
+
+
+async def test_a_refused_or_failed_input_fails_the_call(frontend: Running) -> None:
+    frontend.fake.reject["*"] = QueueFull("7 sequences are waiting, max_num_queued_reqs is 7", retry_after_s=1)
+    error = await refused(frontend, {"input": ["a", "b"]}, 503)
+    assert "max_num_queued_reqs" in error["message"]
+    frontend.fake.reject.clear()
+    frontend.fake.is_paused = True
+    error = await refused(frontend, {"input": ["a", "b"], "timeout": 0.2}, 504)
+    assert "0.2 s" in error["message"]
+    async with asyncio.timeout(5):
+        while frontend.fake.num_open_sequences:  # noqa: ASYNC110 (the abort is on its way)
+            await asyncio.sleep(0.01)
+    assert len(frontend.fake.aborted) == 2
+
+
+async def test_a_lost_scheduler_is_a_pause(frontend: Running) -> None:
+    frontend.fake.is_paused = True
+    waiting = asyncio.create_task(embed(frontend, [[5, 6], [7]]))
+    async with asyncio.timeout(5):
+        while frontend.fake.num_open_sequences < 2:  # noqa: ASYNC110 (the request is on its way)
+            await asyncio.sleep(0.01)
+    frontend.fake.restart()
+    frontend.fake.is_paused = False
+    answer = await waiting
+    assert [one["embedding"] for one in answer["data"]] == [expected([5, 6]), expected([7])]
+    assert frontend.fake.errors == []
+
+
+async def test_an_engine_that_does_not_pool_is_501() -> None:
+    async with running_frontend() as frontend:
+        frontend.fake.model_info.embedding_size = 0
+        frontend.fake.embedding = lambda prompt_token_ids, *, is_unit=True: b""  # type: ignore[method-assign]
+        error = await refused(frontend, {"input": "a"}, 501)
+        assert error["message"] == "the engine does not pool"
+
+
+async def test_it_is_counted(frontend: Running) -> None:
+    await embed(frontend, [[5, 6, 7], [8]])
+    text = (await frontend.http.get("/metrics")).text
+    assert f'vllm:prompt_tokens_total{{engine="0",model_name="{MODEL}"}} 4.0' in text
+    assert f'vllm:request_success_total{{engine="0",finished_reason="stop",model_name="{MODEL}"}} 2.0' in text
+    assert f'vllm:generation_tokens_total{{engine="0",model_name="{MODEL}"}} 0.0' in text
