@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import grpc.aio
 
+from pagoda.embedding import EmbeddingRequestOutput, check_pooling_params, embed_prompt, read_for_embedding
 from pagoda.engine_process import PrivateEngine
 from pagoda.hub_tokenizer import HubTokenizer
 from pagoda.llm_options import engine_config_from_options
@@ -35,6 +36,7 @@ from pagoda_common.generation import TextStream
 from pagoda_common.generation_config import resolve_generation_config
 from pagoda_common.grammar import GrammarCompiler
 from pagoda_common.outputs import RequestOutput
+from pagoda_common.pooling_params import PoolingParams
 from pagoda_common.rpc import error_from_rpc
 from pagoda_common.sampling_params import RequestOutputKind, SamplingParams
 from pagoda_common.text.bad_words import bad_words_token_ids
@@ -206,6 +208,27 @@ class AsyncLLM(RefusedCalls):
                     yield builder.build()
         if params.output_kind is RequestOutputKind.FINAL_ONLY:
             yield builder.build()
+
+    async def embed(
+        self,
+        prompt: PromptInput,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        **extras: Any,
+    ) -> EmbeddingRequestOutput:
+        """The prompt's embedding, as of LLM.embed; a cancelled call aborts its request.
+
+        Raises:
+            PagodaError: the prompt or a parameter is wrong, or the engine refused or failed it.
+        """
+        check_pooling_params(pooling_params, extras)
+        await self.start()
+        read = await asyncio.to_thread(read_for_embedding, self, prompt)
+        if len(read) != 1:
+            raise InvalidRequest(f"embed takes one prompt, got {len(read)}", field="prompt")
+        return await embed_prompt(self, read[0], pooling_params, request_id=request_id, priority=priority)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End a request or several; their generators give what there is, with finish_reason "abort"."""

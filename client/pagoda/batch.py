@@ -12,8 +12,8 @@ from typing import Any
 from pagoda.http_client import AsyncHttpClient, error_message
 from pagoda_common.errors import NotReady
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-POOLING_URLS = ("/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/rerank", "/classify", "/pooling")
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+POOLING_URLS = ("/v1/score", "/score", "/v1/rerank", "/rerank", "/classify", "/pooling")
 NUM_TRIES = 6
 """For a line that meets no server or a full queue."""
 FIRST_RETRY_S = 0.5
@@ -66,7 +66,7 @@ def parse_line(text: bytes) -> BatchLine:
     if method not in (None, "POST"):
         raise LineError("invalid_method", f"method must be POST, got {method!r}", custom_id=custom_id)
     if url in POOLING_URLS:
-        raise LineError("invalid_url", f"{url}: this model generates, it does not pool", custom_id=custom_id)
+        raise LineError("invalid_url", f"{url}: models generate and embed, they do not score", custom_id=custom_id)
     if url not in URLS:
         raise LineError("invalid_url", f"url must be one of {', '.join(URLS)}, got {url!r}", custom_id=custom_id)
     if not isinstance(body, dict):

@@ -21,9 +21,9 @@ from tqdm import tqdm
 from pagoda.async_llm import AsyncLLM
 from pagoda.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from pagoda.conversation import Message, render
+from pagoda.embedding import EmbedCalls
 from pagoda.hub_tokenizer import HubTokenizer
 from pagoda.loop_thread import LoopThread
-from pagoda.memory_calls import MemoryCalls
 from pagoda.metrics import GenerationCounts, Metric, snapshot
 from pagoda.prompts import PromptInput, as_prompt_list, read_prompts
 from pagoda.refusals import RefusedCalls, refuse_extras
@@ -44,7 +44,7 @@ TOKENIZATION = ("add_special_tokens", "truncate_prompt_tokens")
 UseTqdm: TypeAlias = bool | Callable[..., Any]
 
 
-class LLM(MemoryCalls, RefusedCalls):
+class LLM(EmbedCalls, RefusedCalls):
     """A language model for programs without asyncio.
 
     Starts a private engine, scheduler and worker as child processes that end with this one, or uses a running

@@ -63,11 +63,13 @@ def read_prompts(
     model_info: types_pb2.ModelInfo,
     add_special_tokens: bool = True,
     params: SamplingParams | Sequence[SamplingParams] | None = None,
+    num_output_tokens: int = 1,
 ) -> list[Prompt]:
     """Check, encode and truncate `prompts`.
 
     Args:
         params: one for all, or one per prompt; they say how prompts are truncated.
+        num_output_tokens: there must be room for so many.
         add_special_tokens: False for rendered conversations, whose template wrote them.
 
     Raises:
@@ -87,7 +89,7 @@ def read_prompts(
         own = params[place] if isinstance(params, Sequence) and place < len(params) else params
         if isinstance(own, SamplingParams) and own.truncate_prompt_tokens is not None:
             ids_of[place] = _truncated(ids_of[place], own, model_info)
-        _check_token_ids(ids_of[place], model_info, f"prompts[{place}]")
+        _check_token_ids(ids_of[place], model_info, f"prompts[{place}]", num_output_tokens)
     return [
         Prompt(text=text, token_ids=ids_of[place], cache_salt=salt)
         for place, (text, salt) in enumerate(zip(texts, salts, strict=True))
@@ -127,7 +129,7 @@ def _plain_int(token_id: Any) -> Any:
     return token_id if isinstance(token_id, bool) or not hasattr(token_id, "__index__") else token_id.__index__()
 
 
-def _check_token_ids(token_ids: list[Any], model_info: types_pb2.ModelInfo, field: str) -> None:
+def _check_token_ids(token_ids: list[Any], model_info: types_pb2.ModelInfo, field: str, num_output_tokens: int) -> None:
     if not token_ids:
         raise InvalidRequest("prompt is empty, must have at least one token", field=field)
     for token_id in token_ids:
@@ -137,7 +139,7 @@ def _check_token_ids(token_ids: list[Any], model_info: types_pb2.ModelInfo, fiel
     num_tokens, bound_tokens = len(token_ids), model_info.max_model_len
     if num_tokens > bound_tokens:
         raise RequestTooLong(f"prompt has {num_tokens} tokens, max_model_len is {bound_tokens}", field=field)
-    if num_tokens == bound_tokens:
+    if num_tokens + num_output_tokens > bound_tokens:
         message = f"prompt has {num_tokens} tokens, max_model_len is {bound_tokens}: no room for an output token"
         raise RequestTooLong(message, field=field)
 

@@ -17,7 +17,7 @@ EXTRAS = {
 
 
 def _does_not_pool(call: str) -> NoReturn:
-    raise InvalidRequest(f"this model generates, it does not pool: LLM.{call} needs an embedding or scoring model")
+    raise InvalidRequest(f"LLM.{call} is not there: models generate, and LLM.embed gives embeddings")
 
 
 def _is_missing(call: str, reason: str) -> NoReturn:
@@ -44,10 +44,6 @@ class RefusedCalls:
     def encode(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Pooling."""
         _does_not_pool("encode")
-
-    def embed(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Pooling."""
-        _does_not_pool("embed")
 
     def classify(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Pooling."""

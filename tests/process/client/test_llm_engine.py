@@ -172,3 +172,12 @@ def test_the_quickstart_program_runs_and_ends_cleanly() -> None:
     assert result.stdout.count("Output:") == 4
     assert "Traceback" not in result.stderr
     assert "WARNING" not in result.stderr
+
+
+def test_embeddings_are_there_beside_generation_and_after_a_lost_worker(llm: LLM) -> None:
+    once = [output.outputs.embedding for output in llm.embed(PROMPTS, use_tqdm=False)]
+    assert all(sum(value * value for value in embedding) == pytest.approx(1.0, abs=1e-4) for embedding in once)
+    child("pagoda_worker").kill()
+    again = [output.outputs.embedding for output in llm.embed(PROMPTS, use_tqdm=False)]
+    for one, other in zip(once, again, strict=True):
+        assert one == pytest.approx(other, abs=1e-4)

@@ -130,9 +130,9 @@ def test_an_output_says_when_what_happened(llm: LLM, fake: FakeScheduler) -> Non
     assert metrics.first_token_latency == pytest.approx(metrics.first_token_ts - metrics.queued_ts)
 
 
-@pytest.mark.parametrize("call", ["encode", "embed", "classify", "score", "reward"])
-def test_pooling_is_refused(llm: LLM, call: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"this model generates, it does not pool: LLM.{call}"):
+@pytest.mark.parametrize("call", ["encode", "classify", "score", "reward"])
+def test_other_pooling_is_refused(llm: LLM, call: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"LLM.{call} is not there: models generate, and LLM.embed gives"):
         getattr(llm, call)("text", "other")
 
 
@@ -201,7 +201,7 @@ def test_options_are_taken_as_vllm_takes_them() -> None:
         ({"max_modle_len": 5}, "unknown argument 'max_modle_len'; did you mean max_model_len"),
         ({"quantization": "fp8"}, "quantization is 'fp8', must be one of int8, "),
         ({"enable_lora": True}, "enable_lora is not supported"),
-        ({"task": "embed"}, "task=embed is not supported: models generate, they do not pool"),
+        ({"task": "classify"}, "task=classify is not supported: models generate and embed"),
         ({"xyzzy": 1}, "unknown argument 'xyzzy'$"),
     ],
 )
@@ -228,7 +228,7 @@ async def test_async_outputs_may_be_new_parts_or_the_end_alone(
         assert final.finished
         with pytest.raises(InvalidRequest, match="trace_headers is not supported"):
             await anext(llm.generate("Hello", trace_headers={"a": "b"}))
-        with pytest.raises(InvalidRequest, match="does not pool"):
+        with pytest.raises(InvalidRequest, match=r"LLM\.encode is not there"):
             llm.encode("Hello")
     with pytest.raises(NotReady):
         await llm.check_health()

@@ -37,7 +37,10 @@ def test_what_asks_for_nothing_is_accepted(words: tuple[str, ...]) -> None:
         (("--pipeline-parallel-size", "4"), "pipeline_parallel_size=4"),
         (("--trust-remote-code",), "trust_remote_code is not supported: no code of a checkpoint is run"),
         (("--enable-lora",), "enable_lora is not supported"),
-        (("--runner", "pooling"), "runner=pooling is not supported: models generate, they do not pool"),
+        (
+            ("--convert", "classify"),
+            "convert=classify is not supported: models generate and embed",
+        ),
         (("--structured-outputs-config.backend", "outlines"), "llguidance constrains outputs"),
     ],
 )
