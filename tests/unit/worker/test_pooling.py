@@ -121,6 +121,27 @@ def test_generation_beside_it_is_undisturbed() -> None:
     assert tokens == alone
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_step_that_looks_like_decodes_may_have_the_last_token_of_a_prompt(dtype: str) -> None:
+    alone = Driver("pagoda-tiny", dtype=dtype).generate([prompts()[3]], max_tokens=6)[0].output
+    driver = Driver("pagoda-tiny", dtype=dtype)
+    tokens = step(driver, {0: 16}, [request(0, prompts()[3], None)]).token_ids.tolist()
+    for number, prompt in enumerate(([7], [8, 9])):  # one new in the step, one that has a token before it
+        new = [request(1, prompt, PoolingParams())]
+        for count in range(1, len(prompt) + 1):
+            output = driver.execute(new_requests=new, num_seqs=2, slots=np.array([0, 1]))
+            new = []
+            assert set(embeddings(output)) == ({1} if count == len(prompt) else set())
+            tokens += output.token_ids.tolist()
+        assert float(embeddings(output)[1] @ reference(prompt)) > (0.99 if dtype == "bfloat16" else 1 - 1e-5)
+        assert len(tokens) == 2 + 2 * number
+    for freed in ([1], [], []):
+        driver._to_free = freed
+        output = driver.execute(num_seqs=1, slots=np.array([0]))
+        tokens += output.token_ids.tolist()
+    assert tokens[:6] == alone
+
+
 def test_behind_a_cached_prefix_only_the_rest_is_computed() -> None:
     driver = Driver("pagoda-tiny")
     prompt = prompts()[6]
