@@ -2,6 +2,7 @@
 
 import base64
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.outputs import Embedding
 from pagoda_common.pooling_params import PoolingParams
 from pagoda_common.sampling_params import SamplingParams
-from pagoda_common.truncation import truncation_of
+from pagoda_common.truncation import Truncation, truncation_of
 from pagoda_frontend.body import read_body
 from pagoda_frontend.calls import usage_of
 from pagoda_frontend.params import check_cache_salt, check_unsupported
@@ -27,6 +28,7 @@ MAX_INPUTS = 2048
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {"embed_dtype": ("float32",), "endianness": ("native", "little")}
 """Fields of vLLM's, and the values that say what is done anyway."""
 POOLED = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
+"""Of an engine request for an embedding."""
 
 
 class Embeddings:
@@ -88,39 +90,61 @@ def _check_dimensions(body: EmbeddingBody, model: ServedModel) -> None:
 
 
 async def _prompts(body: EmbeddingBody, model: ServedModel) -> list[list[int]]:
-    """Token ids of each input.
-
-    Raises:
-        InvalidRequest, RequestTooLong: one is empty or does not fit the context, or they are too many.
-    """
     given: list[Any] = body.input if isinstance(body.input, list) else [body.input]
     if isinstance(body.input, list) and given and isinstance(given[0], int):
         given = [given]
-    if not given:
-        raise InvalidRequest("input is empty: there must be at least one", field="input")
-    if len(given) > MAX_INPUTS:
-        raise InvalidRequest(f"there may be at most {MAX_INPUTS} inputs, got {len(given)}", field="input")
     truncation = truncation_of(
         body.truncate_prompt_tokens, body.truncation_side, max_tokens=0, max_model_len=model.max_model_len
     )
+    add_special_tokens = body.add_special_tokens is not False
+    return await embedding_prompts(
+        given, model=model, field="input", add_special_tokens=add_special_tokens, truncation=truncation
+    )
+
+
+async def embedding_prompts(
+    given: Sequence[str | list[int]],
+    *,
+    model: ServedModel,
+    field: str,
+    add_special_tokens: bool = True,
+    truncation: Truncation | None = None,
+) -> list[list[int]]:
+    """Token ids of each input.
+
+    Raises:
+        InvalidRequest, RequestTooLong: one is empty or does not fit the context, or they are too many or none.
+    """
+    if not given:
+        raise InvalidRequest(f"{field} is empty: there must be at least one", field=field)
+    if len(given) > MAX_INPUTS:
+        raise InvalidRequest(f"there may be at most {MAX_INPUTS} inputs, got {len(given)}", field=field)
     prompts = []
     for place, one in enumerate(given):
         if not one:
-            name = "input" if len(given) == 1 else f"input.{place}"
-            raise InvalidRequest(f"{name} is empty: it must have at least one token", field="input")
+            name = field if len(given) == 1 else f"{field}.{place}"
+            raise InvalidRequest(f"{name} is empty: it must have at least one token", field=field)
         prompts.append(
             await model.prompts.for_embedding(
-                one, add_special_tokens=body.add_special_tokens is not False, field="input", truncation=truncation
+                one, add_special_tokens=add_special_tokens, field=field, truncation=truncation
             )
         )
     return prompts
 
 
-def _shown(sequence: CollectedSequence, body: EmbeddingBody) -> dict[str, Any]:
-    embedding = sequence.embedding
-    if embedding is None:  # aborted by an operator
+def embedding_of(sequence: CollectedSequence) -> Embedding:
+    """What the engine has made of an input.
+
+    Raises:
+        PagodaError: CANCELLED, somebody has aborted it.
+    """
+    if sequence.embedding is None:
         raise PagodaError("the request was aborted", code=Code.CANCELLED)
-    values: Embedding | str = embedding
+    return sequence.embedding
+
+
+def _shown(sequence: CollectedSequence, body: EmbeddingBody) -> dict[str, Any]:
+    values: Embedding | str = embedding_of(sequence)
     if body.encoding_format == "base64":
-        values = base64.b64encode(np.ascontiguousarray(embedding, dtype="<f4").tobytes()).decode("ascii")
+        values = base64.b64encode(np.ascontiguousarray(values, dtype="<f4").tobytes()).decode("ascii")
     return {"index": sequence.index, "object": "embedding", "embedding": values}

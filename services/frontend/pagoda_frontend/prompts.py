@@ -88,7 +88,7 @@ class Prompts:
             raise InvalidRequest(f"{field} is empty: it must have at least one token", field=field)
         if len(token_ids) > self._max_model_len:
             bound = f"This model's maximum context length is {self._max_model_len} tokens"
-            raise RequestTooLong(f"{bound}, but the {field} has {len(token_ids)} tokens.", field=field)
+            raise RequestTooLong(f"{bound}, but an input has {len(token_ids)} tokens.", field=field)
         return token_ids
 
     async def from_messages(

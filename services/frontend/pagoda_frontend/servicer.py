@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from pagoda.v1 import inference_pb2, inference_pb2_grpc
-from pagoda_common.convert import beam_search_params_from_proto
+from pagoda_common.convert import beam_search_params_from_proto, pooling_params_from_proto
 from pagoda_common.engine_stream import Known
 from pagoda_common.errors import InvalidRequest, NotFound, PagodaError
 from pagoda_frontend.access import MAX_REQUEST_ID_CHARS
@@ -24,6 +24,7 @@ from pagoda_frontend.convert_chat import (
     prompt_of,
     tokenize_body_from_proto,
 )
+from pagoda_frontend.embeddings import POOLED, embedding_of, embedding_prompts
 from pagoda_frontend.errors import renamed
 from pagoda_frontend.operations import token_ids_of
 from pagoda_frontend.params import check_cache_salt, check_prompt_logprobs, check_token_ids, fit_to_context
@@ -103,6 +104,25 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             for message in await conversation.collect()
         ]
         return inference_pb2.ChatUnaryResponse(request_id=run.request_id, messages=messages)
+
+    async def Embed(self, request: inference_pb2.EmbedRequest, context: Any) -> inference_pb2.EmbedResponse:
+        model = self._serving.model_named(request.model)
+        check_cache_salt(request.cache_salt or None)
+        given = [one.text if one.HasField("text") else list(one.token_ids.ids) for one in request.inputs]
+        prompts = await embedding_prompts(given, model=model, field="inputs")
+        run = Run(
+            serving=self._serving,
+            request_id=self._request_id(request.request_id, "embd-", context, None),
+            prompts=prompts,
+            sampling_params=[POOLED] * len(prompts),
+            terms=self._terms(context, request.priority),
+            cache_salt=request.cache_salt,
+            pooling=pooling_params_from_proto(request.pooling),
+        )
+        embeddings = [
+            inference_pb2.Embedding(values=embedding_of(sequence).tolist()) for sequence in await run.collect()
+        ]
+        return inference_pb2.EmbedResponse(request_id=run.request_id, embeddings=embeddings, usage=_usage(run, 0))
 
     async def Abort(
         self, request: inference_pb2.AbortGenerationRequest, context: Any

@@ -1,16 +1,18 @@
-"""/v1/embeddings in front of a fake engine: forms of input, forms of answer, and what is refused."""
+"""/v1/embeddings, and Embed over gRPC, in front of a fake engine: inputs, answers, and what is refused."""
 
 import asyncio
 import base64
 from typing import Any
 
+import grpc
 import numpy as np
 import openai
 import pytest
 
+from pagoda.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from pagoda_common.errors import QueueFull
 from pagoda_common.text.tokenizer import Tokenizer
-from tests.service.frontend.harness import MODEL, Running, running_frontend
+from tests.service.frontend.harness import MODEL, Running, running_frontend, until
 
 PATH = "/v1/embeddings"
 LONGEST = 512
@@ -101,7 +103,7 @@ async def test_normalisation_may_be_left_out(frontend: Running, fields: dict[str
         ({"input": {"text": "a"}}, "input", "input"),
         ({"input": [3072]}, "input", "token id 3072 is not in the vocabulary"),
         ({"input": [-1]}, "input", "token id -1 is not in the vocabulary"),
-        ({"input": [5] * (LONGEST + 1)}, "input", f"maximum context length is {LONGEST} tokens, but the input has 513"),
+        ({"input": [5] * (LONGEST + 1)}, "input", f"maximum context length is {LONGEST} tokens, but an input has 513"),
         ({"input": "word " * 600}, "input", f"maximum context length is {LONGEST} tokens"),
         ({"input": [[1]] * 2049}, "input", "there may be at most 2048 inputs, got 2049"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "'float' or 'base64'"),
@@ -144,18 +146,14 @@ async def test_a_refused_or_failed_input_fails_the_call(frontend: Running) -> No
     frontend.fake.is_paused = True
     error = await refused(frontend, {"input": ["a", "b"], "timeout": 0.2}, 504)
     assert "0.2 s" in error["message"]
-    async with asyncio.timeout(5):
-        while frontend.fake.num_open_sequences:  # noqa: ASYNC110 (the abort is on its way)
-            await asyncio.sleep(0.01)
-    assert len(frontend.fake.aborted) == 2
+    await until(lambda: frontend.fake.num_open_sequences == 0)
+    assert set(frontend.fake.aborted[-2:]) == {submit.request_id for submit in frontend.fake.submits[-2:]}
 
 
 async def test_a_lost_scheduler_is_a_pause(frontend: Running) -> None:
     frontend.fake.is_paused = True
     waiting = asyncio.create_task(embed(frontend, [[5, 6], [7]]))
-    async with asyncio.timeout(5):
-        while frontend.fake.num_open_sequences < 2:  # noqa: ASYNC110 (the request is on its way)
-            await asyncio.sleep(0.01)
+    await until(lambda: frontend.fake.num_open_sequences == 2)
     frontend.fake.restart()
     frontend.fake.is_paused = False
     answer = await waiting
@@ -177,3 +175,61 @@ async def test_it_is_counted(frontend: Running) -> None:
     assert f'vllm:prompt_tokens_total{{engine="0",model_name="{MODEL}"}} 4.0' in text
     assert f'vllm:request_success_total{{engine="0",finished_reason="stop",model_name="{MODEL}"}} 2.0' in text
     assert f'vllm:generation_tokens_total{{engine="0",model_name="{MODEL}"}} 0.0' in text
+
+
+def input_of(given: str | list[int]) -> inference_pb2.EmbedInput:
+    if isinstance(given, str):
+        return inference_pb2.EmbedInput(text=given)
+    return inference_pb2.EmbedInput(token_ids=types_pb2.TokenIds(ids=given))
+
+
+async def test_grpc_gives_the_same(frontend: Running, tokenizer: Tokenizer) -> None:
+    stub: Any = inference_pb2_grpc.InferenceStub(frontend.channel)
+    inputs: list[str | list[int]] = ["Once upon a time", [5, 6, 7], [9] * LONGEST]
+    request = inference_pb2.EmbedRequest(inputs=map(input_of, inputs), request_id="mine")
+    answer = await stub.Embed(request)
+    prompts = [tokenizer.encode("Once upon a time"), *inputs[1:]]
+    assert [list(one.values) for one in answer.embeddings] == [expected(list(prompt)) for prompt in prompts]  # type: ignore[arg-type]
+    assert (answer.request_id, answer.usage.num_output_tokens) == ("mine", 0)
+    assert answer.usage.num_prompt_tokens == sum(map(len, prompts))
+    request.pooling.normalize = False
+    assert {one.values[-1] for one in (await stub.Embed(request)).embeddings} == {-1.0}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([], "inputs is empty: there must be at least one"),
+        ([""], "inputs is empty: it must have at least one token"),
+        ([[5], []], "inputs.1 is empty"),
+        ([[3072]], "token id 3072 is not in the vocabulary"),
+        ([[5] * (LONGEST + 1)], "but an input has 513 tokens"),
+    ],
+)
+async def test_grpc_names_what_is_wrong(frontend: Running, inputs: list[Any], message: str) -> None:
+    stub: Any = inference_pb2_grpc.InferenceStub(frontend.channel)
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await stub.Embed(inference_pb2.EmbedRequest(inputs=map(input_of, inputs)))
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert message in (raised.value.details() or "")
+    assert frontend.fake.submits == []
+
+
+async def test_grpc_calls_end_as_others_do(frontend: Running) -> None:
+    stub: Any = inference_pb2_grpc.InferenceStub(frontend.channel)
+    frontend.fake.is_paused = True
+    request = inference_pb2.EmbedRequest(inputs=[input_of([5]), input_of([6])], request_id="mine")
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await stub.Embed(request, timeout=0.2)
+    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await until(lambda: frontend.fake.num_open_sequences == 0)
+    waiting = asyncio.ensure_future(stub.Embed(request))
+    await until(lambda: frontend.fake.num_open_sequences == 2)
+    await stub.Abort(inference_pb2.AbortGenerationRequest(request_ids=["mine"]))
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await waiting
+    assert raised.value.code() is grpc.StatusCode.CANCELLED
+    request.model = "other"
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await stub.Embed(request)
+    assert raised.value.code() is grpc.StatusCode.NOT_FOUND

@@ -249,7 +249,7 @@ async def test_events_are_published_on_zmq_and_repeated() -> None:
 
 
 @pytest.mark.skipif(find_spec("smg") is None, reason="the smg gateway is not installed")
-async def test_the_smg_gateway_serves_chat_and_completions(scheduler: RunningScheduler, worker: FakeWorker) -> None:
+async def test_the_smg_gateway_serves_what_it_serves_of_vllm(scheduler: RunningScheduler, worker: FakeWorker) -> None:
     port = free_port()
     words = ("launch", "--host", "127.0.0.1", "--port", str(port), "--policy", "cache_aware")
     gateway = await asyncio.create_subprocess_exec(
@@ -284,6 +284,9 @@ async def test_the_smg_gateway_serves_chat_and_completions(scheduler: RunningSch
         text = await asyncio.to_thread(post, "/v1/completions", body | {"prompt": "Hello", "stream": True})
         assert text.rstrip().endswith("data: [DONE]")
         assert text.count("data: {") >= 6
+        vector = {"model": "pagoda-tiny", "input": "Once upon a time"}
+        answer = json.loads(await asyncio.to_thread(post, "/v1/embeddings", vector))
+        assert answer["data"][0]["embedding"][0] == answer["usage"]["prompt_tokens"] > 1  # what a fake worker embeds
         await scheduler.until(lambda: not scheduler.engine.requests)
     finally:
         gateway.terminate()
