@@ -11,8 +11,7 @@ from pagoda.memory_calls import MemoryCalls
 from pagoda.prompts import PromptInput, as_prompt_list, read_prompts
 from pagoda.refusals import refuse_extras
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
-from pagoda_common.pooling_params import PoolingParams
-from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.pooling_params import POOLED, PoolingParams
 
 if TYPE_CHECKING:
     from pagoda.async_llm import AsyncLLM
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 MAX_OPEN_REQUESTS = 2048
 """Prompts submitted at a time; the others wait here rather than in the engine's queue."""
-POOLED = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
 
 
 @dataclass(slots=True)

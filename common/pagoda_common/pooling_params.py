@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from pagoda_common.sampling_params import SamplingParams
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolingParams:
@@ -9,3 +11,7 @@ class PoolingParams:
 
     normalize: bool = True
     """Divide it by its Euclidean length, so that a dot product of two is their cosine."""
+
+
+POOLED = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
+"""Of a request with pooling, whose sampling parameters mean nothing: its embedding takes the place of one token."""

@@ -11,8 +11,7 @@ from fastapi import Request, Response
 
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.outputs import Embedding
-from pagoda_common.pooling_params import PoolingParams
-from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.pooling_params import POOLED, PoolingParams
 from pagoda_common.truncation import Truncation, truncation_of
 from pagoda_frontend.body import read_body
 from pagoda_frontend.calls import usage_of
@@ -27,8 +26,6 @@ MAX_INPUTS = 2048
 """As OpenAI has it."""
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {"embed_dtype": ("float32",), "endianness": ("native", "little")}
 """Fields of vLLM's, and the values that say what is done anyway."""
-POOLED = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
-"""Of an engine request for an embedding."""
 
 
 class Embeddings:

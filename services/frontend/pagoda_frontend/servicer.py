@@ -12,6 +12,7 @@ from pagoda.v1 import inference_pb2, inference_pb2_grpc
 from pagoda_common.convert import beam_search_params_from_proto, pooling_params_from_proto
 from pagoda_common.engine_stream import Known
 from pagoda_common.errors import InvalidRequest, NotFound, PagodaError
+from pagoda_common.pooling_params import POOLED
 from pagoda_frontend.access import MAX_REQUEST_ID_CHARS
 from pagoda_frontend.choices import check_searchable
 from pagoda_frontend.conversation import Conversation, start_conversation
@@ -24,7 +25,7 @@ from pagoda_frontend.convert_chat import (
     prompt_of,
     tokenize_body_from_proto,
 )
-from pagoda_frontend.embeddings import POOLED, embedding_of, embedding_prompts
+from pagoda_frontend.embeddings import embedding_of, embedding_prompts
 from pagoda_frontend.errors import renamed
 from pagoda_frontend.operations import token_ids_of
 from pagoda_frontend.params import check_cache_salt, check_prompt_logprobs, check_token_ids, fit_to_context

@@ -18,8 +18,7 @@ from pagoda_common.convert import (
     token_ids_from_bytes,
 )
 from pagoda_common.errors import Code, InvalidRequest, NotFound, NotReady, PagodaError
-from pagoda_common.pooling_params import PoolingParams
-from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.pooling_params import POOLED, PoolingParams
 from pagoda_common.tracing import sampled_traceparent
 from pagoda_scheduler.adoption import adopted_to_proto, origin_of
 from pagoda_scheduler.beam_group import BeamGroup
@@ -36,9 +35,6 @@ logger = logging.getLogger(__name__)
 
 UNKNOWN_MODEL_LEN = 2**31
 """Context while no group has loaded the model; the real bound is applied when a group takes the request."""
-
-POOLED = SamplingParams(temperature=0, max_tokens=1)
-"""Of a sequence that is pooled."""
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):

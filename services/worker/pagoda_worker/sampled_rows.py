@@ -39,27 +39,14 @@ class SampledRows:
     def of(cls, inputs: StepInputs, batch: InputBatch) -> "SampledRows":
         """The rows of a step."""
         if inputs.is_plain:
-            slots, each, none = inputs.slots, inputs.batch_rows, inputs.num_draft_tokens
-            return cls(
-                sequences=each,
-                slots=slots,
-                num_draft_tokens=none,
-                starts=each,
-                owners=each,
-                ahead=none,
-                logit_rows=each,
-                batch=LogitsBatch(
-                    slots=slots,
-                    tokens=batch.tokens,
-                    num_prompt_tokens=batch.num_prompt_tokens[slots],
-                    num_tokens=inputs.seq_lens,
-                ),
-            )
-        sequences = np.flatnonzero(inputs.is_sampled)
-        slots, num_draft = inputs.slots[sequences], inputs.num_draft_tokens[sequences]
-        last = np.cumsum(inputs.num_scheduled_tokens)[sequences] - 1
-        if not num_draft.any():
-            each = np.arange(sequences.size)
+            sequences = last = inputs.batch_rows
+            slots, num_draft = inputs.slots, inputs.num_draft_tokens
+        else:
+            sequences = np.flatnonzero(inputs.is_sampled)
+            slots, num_draft = inputs.slots[sequences], inputs.num_draft_tokens[sequences]
+            last = np.cumsum(inputs.num_scheduled_tokens)[sequences] - 1
+        if inputs.is_plain or not num_draft.any():
+            each = sequences if inputs.is_plain else np.arange(sequences.size)
             return cls(
                 sequences=sequences,
                 slots=slots,

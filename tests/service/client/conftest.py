@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from pagoda import LLM
 from tests.fakes.fake_scheduler import FakeScheduler, serve_fake_scheduler
 
 
@@ -42,3 +43,10 @@ def scheduler_thread() -> Iterator[FakeSchedulerThread]:
     thread.fake.model_info.generation_config_json = '{"temperature": 0.7, "top_p": 0.9, "max_new_tokens": 7}'
     yield thread
     thread.close()
+
+
+@pytest.fixture(scope="module")
+def llm(scheduler_thread: FakeSchedulerThread) -> Iterator[LLM]:
+    """In front of the module's fake."""
+    with LLM(address=scheduler_thread.address) as llm:
+        yield llm

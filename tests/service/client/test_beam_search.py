@@ -1,7 +1,5 @@
 """LLM.beam_search against a fake scheduler: what is submitted, and vLLM's shape of the hypotheses."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from pagoda import LLM, BeamSearchParams
@@ -10,12 +8,6 @@ from pagoda_common.errors import InvalidRequest
 from pagoda_common.text.tokenizer import Tokenizer
 from tests.fakes.fake_scheduler import SAMPLED_LOGPROB
 from tests.service.client.conftest import FakeSchedulerThread
-
-
-@pytest.fixture(scope="module")
-def llm(scheduler_thread: FakeSchedulerThread) -> Iterator[LLM]:
-    with LLM(address=scheduler_thread.address) as llm:
-        yield llm
 
 
 def test_hypotheses_have_prompt_and_output_best_first(llm: LLM, scheduler_thread: FakeSchedulerThread) -> None:

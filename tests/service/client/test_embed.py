@@ -1,7 +1,6 @@
 """LLM.embed and AsyncLLM.embed in front of a fake scheduler."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,12 +11,6 @@ from tests.fakes.fake_scheduler import FakeScheduler
 from tests.service.client.conftest import FakeSchedulerThread
 
 LONGEST = 512
-
-
-@pytest.fixture(scope="module")
-def llm(scheduler_thread: FakeSchedulerThread) -> Iterator[LLM]:
-    with LLM(address=scheduler_thread.address) as llm:
-        yield llm
 
 
 @pytest.fixture
@@ -85,7 +78,7 @@ async def test_async_embeddings(scheduler_thread: FakeSchedulerThread, fake: Fak
         outputs = await asyncio.gather(*(llm.embed([9] * length) for length in range(1, 20)))
         assert [output.outputs.embedding[0] for output in outputs] == list(range(1, 20))
         with pytest.raises(InvalidRequest, match="embed takes one prompt, got 2"):
-            await llm.embed(["a", "b"])  # type: ignore[arg-type]  # on purpose
+            await llm.embed(["a", "b"])  # type: ignore[arg-type]  # what the types forbid is refused
         fake.is_paused = True
         fake.aborted.clear()
         try:

@@ -5,7 +5,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 
@@ -25,12 +25,6 @@ from tests.fakes.fake_scheduler import FakeScheduler
 from tests.service.client.conftest import FakeSchedulerThread
 
 PARAMS = SamplingParams(max_tokens=5)
-
-
-@pytest.fixture(scope="module")
-def llm(scheduler_thread: FakeSchedulerThread) -> Iterator[LLM]:
-    with LLM(address=scheduler_thread.address) as llm:
-        yield llm
 
 
 @pytest.fixture

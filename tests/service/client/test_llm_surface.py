@@ -1,6 +1,5 @@
 """What vLLM's LLM has besides generate: conversations, queues, figures, refusals, options. A fake scheduler answers."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,6 @@ from tests.service.client.conftest import FakeSchedulerThread
 
 PARAMS = SamplingParams(max_tokens=3)
 QUESTION = {"role": "user", "content": "Hi"}
-
-
-@pytest.fixture(scope="module")
-def llm(scheduler_thread: FakeSchedulerThread) -> Iterator[LLM]:
-    with LLM(address=scheduler_thread.address) as llm:
-        yield llm
 
 
 @pytest.fixture

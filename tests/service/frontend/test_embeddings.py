@@ -71,8 +71,9 @@ async def test_base64_is_of_float32(frontend: Running) -> None:
 
 
 async def test_the_openai_package_reads_both_formats(frontend: Running) -> None:
-    for options in ({}, {"encoding_format": "float"}, {"encoding_format": "base64"}):
-        answer = await frontend.openai.embeddings.create(model=MODEL, input=[[5, 6], [7, 8, 9]], **options)  # type: ignore[arg-type]
+    formats: tuple[dict[str, Any], ...] = ({}, {"encoding_format": "float"}, {"encoding_format": "base64"})
+    for options in formats:
+        answer = await frontend.openai.embeddings.create(model=MODEL, input=[[5, 6], [7, 8, 9]], **options)
         if options.get("encoding_format") != "base64":  # which it asks for by itself, and decodes then alone
             assert [one.embedding for one in answer.data] == [expected([5, 6]), expected([7, 8, 9])]
         assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (5, 5)
@@ -161,10 +162,10 @@ async def test_a_lost_scheduler_is_a_pause(frontend: Running) -> None:
     assert frontend.fake.errors == []
 
 
-async def test_an_engine_that_does_not_pool_is_501() -> None:
+async def test_an_engine_that_does_not_pool_is_501(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running_frontend() as frontend:
         frontend.fake.model_info.embedding_size = 0
-        frontend.fake.embedding = lambda prompt_token_ids, *, is_unit=True: b""  # type: ignore[method-assign]
+        monkeypatch.setattr(frontend.fake, "embedding", lambda prompt_token_ids, *, is_unit=True: b"")
         error = await refused(frontend, {"input": "a"}, 501)
         assert error["message"] == "the engine does not pool"
 
@@ -188,8 +189,8 @@ async def test_grpc_gives_the_same(frontend: Running, tokenizer: Tokenizer) -> N
     inputs: list[str | list[int]] = ["Once upon a time", [5, 6, 7], [9] * LONGEST]
     request = inference_pb2.EmbedRequest(inputs=map(input_of, inputs), request_id="mine")
     answer = await stub.Embed(request)
-    prompts = [tokenizer.encode("Once upon a time"), *inputs[1:]]
-    assert [list(one.values) for one in answer.embeddings] == [expected(list(prompt)) for prompt in prompts]  # type: ignore[arg-type]
+    prompts: list[Any] = [tokenizer.encode("Once upon a time"), *inputs[1:]]
+    assert [list(one.values) for one in answer.embeddings] == [expected(prompt) for prompt in prompts]
     assert (answer.request_id, answer.usage.num_output_tokens) == ("mine", 0)
     assert answer.usage.num_prompt_tokens == sum(map(len, prompts))
     request.pooling.normalize = False
