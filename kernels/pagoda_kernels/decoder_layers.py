@@ -14,7 +14,8 @@ from pagoda_kernels.rope_store import HeadNorms
 
 OPERATIONS = ("act_and_mul", "packed_linear", "paged_attention", "quantized_linear", "rms_norm", "rope_store")
 """What one call takes the place of: it computes as the kernels of these would, to the bit."""
-_NAMES = tuple(ACTIVATIONS)
+ACTIVATION_NAMES = tuple(ACTIVATIONS)
+"""Their places are the numbers that the kernels know them by."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,11 +23,12 @@ class LinearWeights:
     """One matrix of a layer."""
 
     matrix: Tensor | PackedMatrix
-    """bfloat16 as `pack_weight` gives it, or integers."""
+    """bfloat16 as `pack_weight` gives it, or integers; with `is_plain` [out_features, in_features] of any type."""
     bias: Tensor | None
-    """[out_features] bfloat16."""
+    """[out_features]."""
     out_features: int
     in_features: int
+    is_plain: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +58,7 @@ class FeedForwardWeights:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerWeights:
-    """x += attention(norm(x)), then x += mlp(norm(x)); all tensors bfloat16."""
+    """x += attention(norm(x)), then x += mlp(norm(x)); all tensors of one data type."""
 
     attention_norm: Tensor
     """[hidden_size], of a root-mean-square norm; so is mlp_norm."""
@@ -67,16 +69,21 @@ class LayerWeights:
     attention: AttentionWeights
     mlp: FeedForwardWeights
 
+    @property
+    def linears(self) -> tuple[LinearWeights, LinearWeights, LinearWeights, LinearWeights]:
+        """Its matrices in the order in which they are used."""
+        return self.attention.qkv, self.attention.output, self.mlp.gate_up, self.mlp.down
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndWeights:
     """What comes before the layers, rows of a table, and behind them, linear(norm(x)): logits."""
 
     embedding: Tensor
-    """[vocab_size, hidden_size] bfloat16, or as `pack_weight` gives it."""
+    """[vocab_size, hidden_size], or as `pack_weight` gives it."""
     is_packed: bool
     norm: Tensor
-    """[hidden_size] bfloat16, of a root-mean-square norm."""
+    """[hidden_size], of a root-mean-square norm."""
     eps: float
     weight_offset: float
     linear: LinearWeights
@@ -120,8 +127,8 @@ class DecoderLayers:
                 layer.eps,
                 layer.weight_offset,
                 *(attention.head_norms or (None, None, 0.0, 0.0)),
-                [_native(linear) for linear in (attention.qkv, attention.output, mlp.gate_up, mlp.down)],
-                _NAMES.index(mlp.activation),
+                [_native(linear) for linear in layer.linears],
+                ACTIVATION_NAMES.index(mlp.activation),
                 -1 if attention.rotation is None else attention.rotation,
                 attention.is_interleaved,
                 attention.scale,
@@ -174,9 +181,15 @@ class DecoderLayers:
         return logits, (values, indices)
 
 
-def has_decoder_layers(dtype: torch.dtype) -> bool:
-    """Whether layers of this data type on the CPU can run in one call: no kernel of theirs is missing or set aside."""
-    return dtype == torch.bfloat16 and native("decoder_layers") is not None and all(map(native, OPERATIONS))
+def has_decoder_layers(layers: Sequence[LayerWeights], dtype: torch.dtype) -> bool:
+    """Whether these layers on the CPU can be a DecoderLayers: no kernel of theirs is missing or set aside.
+
+    Args:
+        dtype: of weights and cache.
+    """
+    if dtype != torch.bfloat16 or native("decoder_layers") is None or not all(map(native, OPERATIONS)):
+        return False
+    return not any(linear.is_plain for layer in layers for linear in layer.linears)
 
 
 def _native(linear: LinearWeights) -> object:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pagoda_common.sampling_params import SamplingParams
+from pagoda_kernels.composed_layers import ComposedLayers
 from pagoda_kernels.decoder_layers import DecoderLayers
 from pagoda_kernels.native.library import load_native, native
 from tests.checkpoints import make_checkpoint
@@ -15,7 +16,8 @@ from tests.unit.worker.driver import Driver, Tracked
 from tests.unit.worker.reference import make_prompts
 
 load_native()
-pytestmark = pytest.mark.skipif(native("decoder_layers") is None, reason="this CPU has no AVX512-BF16, or no compiler")
+pytestmark = pytest.mark.skipif(native("composed_layers") is None, reason="this CPU has no AVX2, or no compiler")
+needs_bf16 = pytest.mark.skipif(native("decoder_layers") is None, reason="this CPU has no AVX512-BF16")
 
 LENGTHS = (1, 15, 16, 17, 70, 33)
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2, prompt_logprobs=1)
@@ -42,7 +44,7 @@ NOT_FUSED = (
 )
 
 
-def fused_of(driver: Driver) -> DecoderLayers | None:
+def fused_of(driver: Driver) -> DecoderLayers | ComposedLayers | None:
     runner = driver.worker._runner
     assert runner is not None
     return runner._fused
@@ -63,11 +65,11 @@ def described(sequences: list[Tracked]) -> list[Any]:
     return [(one.output, one.logprobs, prompt.tolist()) for one, prompt in zip(sequences, prompts, strict=True)]
 
 
-def assert_alike(directory: Path, **options: Any) -> None:
+def assert_alike(directory: Path, kind: type = DecoderLayers, **options: Any) -> None:
     """The same tokens, log probabilities and cache, with prompts in chunks beside decodes."""
-    fused = Driver(directory, dtype="bfloat16", **options)
-    plain = one_by_one(directory, dtype="bfloat16", **options)
-    assert fused_of(fused) is not None
+    fused = Driver(directory, **options)
+    plain = one_by_one(directory, **options)
+    assert isinstance(fused_of(fused), kind)
     for params in (GREEDY, RANDOM, PARAMS):
         said = [described(driver.generate(make_prompts(LENGTHS), params, chunk=20)) for driver in (fused, plain)]
         assert said[0] == said[1]
@@ -78,11 +80,18 @@ def assert_alike(directory: Path, **options: Any) -> None:
             assert torch.equal(ours, theirs)
 
 
+@needs_bf16
 @pytest.mark.parametrize("architecture", FUSED)
 def test_fused_layers_compute_as_the_layers_do(architecture: str, tmp_path: Path) -> None:
-    assert_alike(make_checkpoint(architecture, tmp_path))
+    assert_alike(make_checkpoint(architecture, tmp_path), dtype="bfloat16")
 
 
+@pytest.mark.parametrize("architecture", FUSED)
+def test_composed_layers_compute_as_the_layers_do(architecture: str, tmp_path: Path) -> None:
+    assert_alike(make_checkpoint(architecture, tmp_path), ComposedLayers, dtype="float32")
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=needs_bf16)])
 @pytest.mark.parametrize(
     ("architecture", "has_ends"),
     [
@@ -91,14 +100,18 @@ def test_fused_layers_compute_as_the_layers_do(architecture: str, tmp_path: Path
         ("GemmaForCausalLM", False),  # multiplies what it has looked up
     ],
 )
-def test_the_ends_of_usual_models_are_in_the_same_call(architecture: str, has_ends: bool, tmp_path: Path) -> None:
-    layers = fused_of(Driver(make_checkpoint(architecture, tmp_path), dtype="bfloat16"))
+def test_the_ends_of_usual_models_are_in_the_same_call(
+    architecture: str, has_ends: bool, dtype: str, tmp_path: Path
+) -> None:
+    layers = fused_of(Driver(make_checkpoint(architecture, tmp_path), dtype=dtype))
     assert layers is not None
     assert layers.has_ends == has_ends
 
 
-def test_a_sequence_without_a_number_ends_alone(tmp_path: Path) -> None:
-    driver = Driver(make_checkpoint("LlamaForCausalLM", tmp_path), dtype="bfloat16")
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=needs_bf16)])
+def test_a_sequence_without_a_number_ends_alone(dtype: str, tmp_path: Path) -> None:
+    driver = Driver(make_checkpoint("LlamaForCausalLM", tmp_path), dtype=dtype)
+    assert fused_of(driver) is not None
     good, bad = make_prompts((9, 12))
     expected = driver.generate([good], GREEDY)[0].output
     model = driver.worker._model
@@ -113,14 +126,16 @@ def test_a_sequence_without_a_number_ends_alone(tmp_path: Path) -> None:
     assert theirs.bad is not None
 
 
+@needs_bf16
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_fused_layers_take_integers(quantization: str, tmp_path: Path) -> None:
-    assert_alike(make_checkpoint("Qwen2ForCausalLM", tmp_path), quantization=quantization)
+    assert_alike(make_checkpoint("Qwen2ForCausalLM", tmp_path), dtype="bfloat16", quantization=quantization)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("architecture", NOT_FUSED)
-def test_other_models_run_their_layers_one_by_one(architecture: str, tmp_path: Path) -> None:
-    driver = Driver(make_checkpoint(architecture, tmp_path), dtype="bfloat16")
+def test_other_models_run_their_layers_one_by_one(architecture: str, dtype: str, tmp_path: Path) -> None:
+    driver = Driver(make_checkpoint(architecture, tmp_path), dtype=dtype)
     assert fused_of(driver) is None
     assert all(len(one.output) == 4 for one in driver.generate(make_prompts((3, 18)), max_tokens=4))
 
@@ -128,7 +143,11 @@ def test_other_models_run_their_layers_one_by_one(architecture: str, tmp_path: P
 @pytest.mark.parametrize(
     "options",
     [
-        {"dtype": "float32"},
+        {"dtype": "float32", "reference_kernels": ("none",)},
+        {"dtype": "float32", "reference_kernels": ("all",)},
+        {"dtype": "float32", "reference_kernels": ("act_and_mul", "paged_attention", "rms_norm")},
+        {"dtype": "float32", "kv_cache_dtype": "int8"},
+        {"dtype": "float32", "quantization": "int8"},
         {"kv_cache_dtype": "int8"},
         {"reference_kernels": ("rms_norm",)},
         {"reference_kernels": ("decoder_layers",)},
@@ -140,9 +159,10 @@ def test_what_has_no_kernel_for_every_operation_is_not_fused(options: dict[str, 
     assert fused_of(Driver(directory, **{"dtype": "bfloat16", **options})) is None
 
 
-def test_new_weights_are_seen(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=needs_bf16)])
+def test_new_weights_are_seen(dtype: str, tmp_path: Path) -> None:
     first = make_checkpoint("LlamaForCausalLM", tmp_path / "first")
-    driver = Driver(first, dtype="bfloat16")
+    driver = Driver(first, dtype=dtype)
     before = described(driver.generate(make_prompts((5, 40)), PARAMS))
     driver.worker.sleep(2)
     driver.worker.wake_up()

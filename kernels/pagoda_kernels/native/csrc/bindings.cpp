@@ -1,5 +1,5 @@
-// From tensors to pointers. The only file that knows torch, and so the only one that is slow to compile. The callers in
-// pagoda_kernels/*.py have checked shapes, types and devices.
+// From tensors to pointers. Few files know torch, since those are slow to compile. The callers in pagoda_kernels/*.py have
+// checked shapes, types and devices.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <pybind11/numpy.h>
@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "bindings.h"
 #include "decode_rows.h"
 #include "decoder_layers.h"
 #include "ops.h"
@@ -394,4 +395,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("rms_norm", &rms_norm);
   module.def("rope_store", &rope_store);
   module.def("store_int8", &store_int8, AllUnlocked());
+  bind_composed_layers(module);
 }

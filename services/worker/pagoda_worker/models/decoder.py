@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pagoda_kernels.attention_plan import AttentionPlan
+from pagoda_kernels.composed_layers import ComposedLayers, has_composed_layers
 from pagoda_kernels.decoder_layers import (
     AttentionWeights,
     DecoderLayers,
@@ -39,7 +40,7 @@ class ForwardContext:
     v_caches: Sequence[Tensor]
     rotary: Mapping[RopeSpec, tuple[Tensor, Tensor]]
     """Cosines and sines of the tokens' positions, for each rotation of the model; empty where `fused` is not None."""
-    fused: DecoderLayers | None = None
+    fused: DecoderLayers | ComposedLayers | None = None
     """All layers of the model in one call, over the same caches."""
     has_skips: bool = False
     """Some tokens are padding, whose keys and values go nowhere."""
@@ -324,28 +325,40 @@ class Decoder(nn.Module):
             x = self.norm(x)
         return x if self.project_out is None else self.project_out(x)
 
-    def fuse_layers(self, *, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor]) -> DecoderLayers | None:
-        """The layers, over these caches, as one call; None: some operation of theirs has no kernel, or none in use.
+    def fuse_layers(
+        self, *, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor]
+    ) -> DecoderLayers | ComposedLayers | None:
+        """The layers, over these caches, as one call; None: there is none for some operation of theirs.
 
         It is right for as long as weights and caches stay where they are.
         """
-        if not k_caches or not k_caches[0].is_cpu or not has_decoder_layers(k_caches[0].dtype):
+        if not k_caches or not k_caches[0].is_cpu or k_caches[0].dtype != self._dtype:
             return None
-        layers = [layer.fused_weights() for layer in self.layers if isinstance(layer, DecoderLayer)]
-        fused = [layer for layer in layers if layer is not None]
-        if len(fused) < len(self.layers):
+        asked = [layer.fused_weights() for layer in self.layers if isinstance(layer, DecoderLayer)]
+        layers = [layer for layer in asked if layer is not None]
+        if len(layers) < len(self.layers):
             return None
-        return DecoderLayers(
-            fused,
-            k_caches=k_caches,
-            v_caches=v_caches,
-            num_heads=self.spec.num_heads,
-            rotations=[table.tables for table in self._rotary.values()],
-            ends=self._end_weights(),
-        )
+        rotations = [table.tables for table in self._rotary.values()]
+        if has_decoder_layers(layers, self._dtype):
+            return DecoderLayers(
+                layers,
+                k_caches=k_caches,
+                v_caches=v_caches,
+                num_heads=self.spec.num_heads,
+                rotations=rotations,
+                ends=self._end_weights(is_plain=False),
+            )
+        if has_composed_layers(layers):
+            ends = self._end_weights(is_plain=True)
+            return ComposedLayers(layers, k_caches=k_caches, v_caches=v_caches, rotations=rotations, ends=ends)
+        return None
 
-    def _end_weights(self) -> EndWeights | None:
-        """What comes before and behind the layers; None: it is more than a table, a norm and a matrix."""
+    def _end_weights(self, *, is_plain: bool) -> EndWeights | None:
+        """What comes before and behind the layers; None: it is more than a table, a norm and a matrix.
+
+        Args:
+            is_plain: in which form matrices must be.
+        """
         spec, norm, table = self.spec, self.norm, self.embed_tokens
         if norm is None or norm.rms_weight is None or native("argmax") is None or self._parallel.world_size > 1:
             return None
@@ -356,7 +369,7 @@ class Decoder(nn.Module):
         matrix = table if self.lm_head is None else self.lm_head
         linear = matrix.method.fused_weights(matrix, None)
         embedding = table.method.fused_embedding(table)
-        if linear is None or embedding is None:
+        if linear is None or embedding is None or linear.is_plain != is_plain or (is_plain and embedding[1]):
             return None
         return EndWeights(
             embedding=embedding[0],

@@ -101,7 +101,8 @@ class PlainLinearMethod:
 
     def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
         """As in LinearMethod."""
-        return None
+        sizes = {"out_features": layer.rows, "in_features": layer.columns}
+        return LinearWeights(matrix=layer.weight, bias=bias, **sizes, is_plain=True)
 
 
 class PackedLinearMethod(PlainLinearMethod):
