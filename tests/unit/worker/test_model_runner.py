@@ -89,6 +89,7 @@ def test_a_nan_ends_its_own_sequence_only_and_leaves_its_blocks_clean() -> None:
     table = model.embed_tokens
     model.lm_head = Linear(in_features=table.columns, out_features=table.rows, bias=False)
     model.lm_head.weight = torch.nn.Parameter(table.weight.nan_to_num(), requires_grad=False)
+    driver.worker.initialize_cache(num_blocks=6, num_cpu_blocks=0)  # with a runner that knows it
     sequences = driver.generate([healthy, [poisoned] * 20, [*healthy, 14]], max_tokens=20, slots=[0, 1, 2])
     assert sequences[1].bad is not None
     assert "no finite logits" in sequences[1].bad.message
