@@ -25,6 +25,7 @@ from benchmarks import frontend
 from benchmarks.fake_engine import fake_engine
 from benchmarks.figures import Report, median, parser
 from pagoda_common.engine_client import EngineRequest, EngineStream
+from pagoda_common.idle_memory import exempt_what_exists
 from pagoda_common.sampling_params import SamplingParams
 
 PROMPT_TOKENS = 16
@@ -50,6 +51,7 @@ async def measure(num_seqs: int, num_tokens: int) -> dict[str, float]:
     flags = [f"--max-num-seqs={num_seqs}", f"--max-num-batched-tokens={max(8192, 16 * num_seqs)}"]
     async with fake_engine(flags) as engine:
         client, scheduler, (worker,) = engine.client, engine.scheduler, engine.workers
+        exempt_what_exists()  # as the frontend's own process does when it has started
         params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
         before = (time.perf_counter(), cpu_s(scheduler), cpu_s(worker), time.process_time())
         streams = [
@@ -75,22 +77,27 @@ async def measure(num_seqs: int, num_tokens: int) -> dict[str, float]:
 
 
 async def run(report: Report, args: Namespace) -> None:
+    smallest: dict[str, float] = {}
     for num_seqs in args.batch_sizes:
-        num_tokens = max(64, min(args.tokens, args.tokens * 512 // num_seqs))
-        rounds = [await measure(num_seqs, num_tokens) for _ in range(args.rounds)]
-        n = args.rounds * num_seqs * num_tokens
+        # As many tokens of each sequence whatever their number: what a request costs once is in all figures alike.
+        rounds = [await measure(num_seqs, args.tokens) for _ in range(args.rounds)]
+        n = args.rounds * num_seqs * args.tokens
         values = {name: median([result[name] for result in rounds]) for name in rounds[0]}
+        smallest = smallest or values
         report.add(f"wall_tokens_per_s_{num_seqs}", values["tokens_per_s"], "tokens/s, 3 processes together", n=n)
         for name in ("scheduler", "session", "fake_worker"):
             report.add(f"{name}_tokens_per_cpu_s_{num_seqs}", values[name], "tokens/s of its core", n=n)
         slowest = min(values["scheduler"], values["session"])
         report.add(f"core_tokens_per_s_{num_seqs}", slowest, "tokens/s, one core each", n=n)
+        unit = f"CPU of a token / that at {args.batch_sizes[0]} sequences"
+        for name in ("scheduler", "session"):
+            report.add(f"{name}_growth_{num_seqs}", smallest[name] / values[name], unit, n=n)
 
 
 async def main() -> None:
     flags = parser(__doc__ or "")
-    flags.add_argument("--batch-sizes", type=int, nargs="+", default=[512, 4096])
-    flags.add_argument("--tokens", type=int, default=500, help="output tokens of each sequence at 512 sequences")
+    flags.add_argument("--batch-sizes", type=int, nargs="+", default=[512, 1024, 2048, 4096])
+    flags.add_argument("--tokens", type=int, default=250, help="output tokens of each sequence")
     flags.add_argument("--frontend-clients", type=int, default=256, help="streams of one frontend; 0 leaves them out")
     flags.add_argument("--profile", action="store_true", help="print where the session's time goes")
     args = flags.parse_args()

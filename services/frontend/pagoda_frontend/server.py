@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import logging
 import socket
 import ssl
@@ -18,7 +17,7 @@ from pagoda_common.bearer import read_keys
 from pagoda_common.engine_client import EngineClient
 from pagoda_common.errors import ConfigError
 from pagoda_common.frontend_config import FrontendConfig
-from pagoda_common.idle_memory import release_memory_when_idle
+from pagoda_common.idle_memory import exempt_what_exists, release_memory_when_idle
 from pagoda_common.rpc import RpcServer
 from pagoda_common.startup_marks import mark
 from pagoda_frontend.access import require_api_key_rpc
@@ -117,8 +116,7 @@ class FrontendServer:
                 await self._tasks[0]
                 raise OSError("the HTTP server did not start")
             await asyncio.sleep(POLL_S)
-        gc.collect()
-        gc.freeze()  # what lives from here to the end need not be searched by every collection
+        exempt_what_exists()
         scheme = "http" if config.ssl_certfile is None else "https"
         logger.info("frontend listening on %s://%s:%d", scheme, _bracketed(config.host), self.port)
         mark("tokenizer, listening")
