@@ -17,6 +17,10 @@ MAX_ANSWER_BYTES = 1024 * 1024 * 1024
 RETIRE_S = 10.0
 """Time that calls on a channel get to end after it was replaced."""
 
+WINDOW_OPTIONS = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024 * 1024))
+"""Bytes that may be on their way on one stream: a fixed number. Measuring it takes pings of each side, up to ten times a
+second, which wake four threads beside a step."""
+
 CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -24,6 +28,7 @@ CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    *WINDOW_OPTIONS,
     # Retries are ours: every message has an address (epoch, step, offset) and is repeated knowingly.
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),

@@ -16,7 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from pagoda_common.channels import MAX_ANSWER_BYTES, MAX_MESSAGE_BYTES
+from pagoda_common.channels import MAX_ANSWER_BYTES, MAX_MESSAGE_BYTES, WINDOW_OPTIONS
 from pagoda_common.channels import connect as connect
 from pagoda_common.credentials import server_credentials, token_guard
 from pagoda_common.errors import Code, ConfigError, InvalidRequest, PagodaError
@@ -44,6 +44,7 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     # Clients such as Envoy and smg ping every 30 s also when idle; never answer that with GOAWAY.
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    *WINDOW_OPTIONS,
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
