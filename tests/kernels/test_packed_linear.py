@@ -130,11 +130,12 @@ def test_a_row_does_not_depend_on_the_others(in_features: int) -> None:
         assert torch.equal(rows(300 - num_tokens, 300), alone[300 - num_tokens :]), num_tokens
 
 
+@pytest.mark.parametrize("num_tokens", [50, 700], ids=["one block", "blocks of their own"])
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 @pytest.mark.usefixtures("kernel")
-def test_a_result_does_not_depend_on_the_threads(num_threads: int) -> None:
-    x, packed = drawn(50, 512), pack_weight(drawn(1000, 512))
-    expected = packed_linear(x, packed, 1000, out_dtype=torch.float32)
+def test_a_result_does_not_depend_on_the_threads(num_threads: int, num_tokens: int) -> None:
+    x, packed = drawn(num_tokens, 512), pack_weight(drawn(1000, 512))
+    expected = torch.cat([packed_linear(row, packed, 1000, out_dtype=torch.float32) for row in x.split(1)])
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(num_threads)

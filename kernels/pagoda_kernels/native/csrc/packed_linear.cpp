@@ -1,7 +1,9 @@
 #include <atomic>
 #include <cstdlib>
 #include <memory>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "ops.h"
 #include "parallel.h"
@@ -18,7 +20,7 @@ constexpr int kTileRows = 14;               // rows of x in registers: 28 accumu
 constexpr int64_t kPairsInL1 = 128;         // pairs of inputs whose weights (16 KiB a panel) stay in L1 for all tiles
 constexpr int64_t kBlockBytes = 384 << 10;  // packed rows of x that stay in L2 while weights pass by
 constexpr int64_t kMaxTiles = 32;           // of one block
-constexpr int64_t kSliceBytes = 4 << 20;    // packed rows of x at a time: the scratch of a call is no larger
+constexpr int64_t kOwnTiles = 8;            // threads that find so many each do not share blocks
 
 // One tile: sums[r, :] += x[r, begin..end) W^T, a pair of inputs after the other, whatever the number of rows.
 // x: [pairs, R] pairs; w: [pairs, 32] pairs; both at `begin`. Meanwhile the lines from `ahead` come nearer.
@@ -119,22 +121,161 @@ uint32_t* scratch(int64_t size) {
   return static_cast<uint32_t*>(memory.get());
 }
 
-// out[row, begin .. begin + size) = sums + bias + residual
+// The lines that `finish` writes lie far apart: they come while their sums are made.
+template <typename Out>
+void fetch_lines(const Out* out, int rows, int64_t out_stride) {
+  for (int r = 0; r < rows; ++r) __builtin_prefetch(out + r * out_stride, 1);
+}
+
+// out[row, 0 .. size) = sums + bias + residual, a row after the other: the lines of `out` lie far apart.
 template <typename Out>
 void finish(const float* sums, int rows, int size, const bf16* bias, const bf16* residual, int64_t residual_stride, Out* out,
             int64_t out_stride) {
-  for (int half = 0; half < 2; ++half) {
-    const int n = std::min(kLanes, size - half * kLanes), at = half * kLanes;
-    if (n <= 0) return;
-    const Vec offset = bias ? load(bias + at, n) : Vec();
-    for (int r = 0; r < rows; ++r) {
-      Vec sum(_mm512_load_ps(sums + r * kPanel + at));
-      if (bias) sum = sum + offset;
-      if (residual) sum = sum + load(residual + r * residual_stride + at, n);
-      store(out + r * out_stride + at, sum, n);
+  const int low = std::min(kLanes, size), high = size - low;
+  const Vec low_offset = bias ? load(bias, low) : Vec(), high_offset = bias ? load(bias + low, high) : Vec();
+  for (int r = 0; r < rows; ++r, sums += kPanel, out += out_stride) {
+    Vec a(_mm512_load_ps(sums)), b(_mm512_load_ps(sums + kLanes));
+    if (bias) {
+      a = a + low_offset;
+      b = b + high_offset;
     }
+    if (residual) {
+      a = a + load(residual, low);
+      b = b + load(residual + low, high);
+      residual += residual_stride;
+    }
+    store(out, a, low);
+    store(out + low, b, high);
   }
 }
+
+struct Input {
+  const bf16* rows;
+  int64_t stride, pairs;
+};
+
+// Some tiles of rows, and which panels are yet to be multiplied with them.
+struct Block {
+  int64_t first_tile, last_tile;
+  const uint32_t* packed = nullptr;  // tiles one behind the other, [pairs, height] each
+  std::atomic<bool> is_packed{false};
+  std::atomic<int64_t> next_panel{0};
+};
+
+// out = residual + x weight^T + bias.
+template <typename Out>
+struct Product {
+  Input x;
+  const bf16 *weight, *bias, *residual;
+  int64_t residual_stride;
+  Out* out;
+  int64_t num_outputs;
+  Tiles tiles;
+  int64_t panels = (num_outputs + kPanel - 1) / kPanel;
+
+  void run(int num_threads) const {
+    const int64_t most = std::clamp<int64_t>(kBlockBytes / (4 * x.pairs * kTileRows), 1, kMaxTiles);
+    const bool is_shared = tiles.count < std::max<int64_t>(2, std::min(most, kOwnTiles) * num_threads);
+    int64_t count = (tiles.count + most - 1) / most;
+    if (!is_shared) count = (count + num_threads - 1) / num_threads * num_threads;
+    std::vector<Block> blocks(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) {
+      blocks[i].first_tile = tiles.count * i / count;
+      blocks[i].last_tile = tiles.count * (i + 1) / count;
+    }
+    if (is_shared) {
+      share(blocks, num_threads);
+    } else {
+      take_turns(blocks, num_threads);
+    }
+  }
+
+ private:
+  // Few rows: all threads pack them, and divide the panels.
+  void share(std::vector<Block>& blocks, int num_threads) const {
+    const int64_t rows = tiles.begin(tiles.count);
+    const int64_t grain = std::max<int64_t>(1, std::min<int64_t>(panels / (4 * num_threads), 512 / rows));
+    const int64_t claims = (panels + grain - 1) / grain * static_cast<int64_t>(blocks.size());
+    const int threads = static_cast<int>(std::min<int64_t>(num_threads, claims));
+    uint32_t* packed = rows > 1 ? scratch(rows * x.pairs) : nullptr;
+    for (Block& block : blocks) block.packed = packed + tiles.begin(block.first_tile) * x.pairs;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+      if (packed) {
+#pragma omp for schedule(static)
+        for (int64_t t = 0; t < tiles.count; ++t) pack_tile(t, packed + tiles.begin(t) * x.pairs);
+      }
+      for (Block& block : blocks) multiply(block, grain);
+    }
+  }
+
+  // Many rows: each thread packs blocks of its own, which stay in its L2 while all panels pass by. One that finds no block
+  // left takes panels of the others'.
+  void take_turns(std::vector<Block>& blocks, int num_threads) const {
+    std::atomic<size_t> next{0};
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+    {
+      for (size_t i = next++; i < blocks.size(); i = next++) {
+        Block& block = blocks[i];
+        const int64_t first = tiles.begin(block.first_tile);
+        uint32_t* packed = scratch((tiles.begin(block.last_tile) - first) * x.pairs);
+        for (int64_t t = block.first_tile; t < block.last_tile; ++t) {
+          pack_tile(t, packed + (tiles.begin(t) - first) * x.pairs);
+        }
+        block.packed = packed;
+        block.is_packed.store(true, std::memory_order_release);
+        multiply(block, 1);
+      }
+      for (Block& block : blocks) {
+        while (!block.is_packed.load(std::memory_order_acquire)) std::this_thread::yield();
+        multiply(block, 1);
+      }
+    }
+  }
+
+  void pack_tile(int64_t t, uint32_t* to) const {
+    const int height = tiles.rows(t);
+    pack_rows(x.rows + tiles.begin(t) * x.stride, x.stride, height, x.pairs, to, height, height);
+  }
+
+  // The panels that nobody has claimed.
+  void multiply(Block& block, int64_t grain) const {
+    alignas(64) float sums[kMaxTiles * kTileRows * kPanel];
+    for (;;) {
+      const int64_t begin = block.next_panel.fetch_add(grain), end = std::min(panels, begin + grain);
+      if (begin >= panels) return;
+      for (int64_t panel = begin; panel < end; ++panel) multiply(block, panel, sums);
+    }
+  }
+
+  void multiply(const Block& block, int64_t panel, float* sums) const {
+    const int64_t pairs = x.pairs, column = panel * kPanel, first = tiles.begin(block.first_tile);
+    const int64_t count = block.last_tile - block.first_tile;
+    const int width = static_cast<int>(std::min<int64_t>(kPanel, num_outputs - column));
+    const bf16* w = weight + panel * pairs * 2 * kPanel;
+    // While all tiles pass over one stretch of weights, the next one comes into L2, of the next panel at the end.
+    const char* ahead = reinterpret_cast<const char*>(w + kPairsInL1 * 2 * kPanel);
+    const int64_t depth = count == 1 ? pairs : kPairsInL1, step = 128 / count;
+    for (int64_t k = 0; k < pairs; k += depth) {
+      const int64_t size = std::min(depth, pairs - k);
+      const bool is_last = k + size == pairs;
+      for (int64_t t = block.first_tile; t < block.last_tile; ++t) {
+        const int height = tiles.rows(t);
+        const int64_t row = tiles.begin(t), place = row - first;
+        Out* to = out + row * num_outputs + column;
+        if (is_last) fetch_lines(to, height, num_outputs);
+        const uint32_t* a = block.packed ? block.packed + place * pairs + k * height
+                                         : reinterpret_cast<const uint32_t*>(x.rows) + k;
+        tile_of(height)(a, w + k * 2 * kPanel, size, sums + place * kPanel, k == 0, ahead, step);
+        ahead += size * step;
+        if (is_last) {
+          finish(sums + place * kPanel, height, width, bias ? bias + column : nullptr,
+                 residual ? residual + row * residual_stride + column : nullptr, residual_stride, to, num_outputs);
+        }
+      }
+    }
+  }
+};
 
 }  // namespace
 
@@ -165,64 +306,9 @@ template <typename Out>
 void packed_linear(const bf16* x, int64_t x_stride, const bf16* weight, const bf16* bias, const bf16* residual,
                    int64_t residual_stride, Out* out, int64_t num_rows, int64_t num_outputs, int64_t num_inputs,
                    int num_threads) {
-  const int64_t pairs = num_inputs / 2, panels = (num_outputs + kPanel - 1) / kPanel, panel_size = pairs * 2 * kPanel;
-  const int64_t slice_rows = std::max<int64_t>(kTileRows, kSliceBytes / (4 * pairs) / kTileRows * kTileRows);
-  for (int64_t first = 0; first < num_rows; first += slice_rows) {
-    const int64_t rows = std::min(slice_rows, num_rows - first);
-    const bf16* from = x + first * x_stride;
-    const Tiles tiles(rows);
-    const int64_t block = std::clamp<int64_t>(kBlockBytes / (4 * pairs * kTileRows), 1, kMaxTiles);
-    const int64_t blocks = (tiles.count + block - 1) / block, items = blocks * panels;
-    const bool is_packed = rows > 1;
-    uint32_t* packed = is_packed ? scratch(rows * pairs) : nullptr;
-    std::atomic<int64_t> next{0};
-    const int64_t grain = std::max<int64_t>(1, std::min<int64_t>(panels / (4 * num_threads), 512 / rows));
-    auto work = [&] {
-      alignas(64) float sums[kMaxTiles * kTileRows * kPanel];
-      for (;;) {
-        const int64_t begin = next.fetch_add(grain), end = std::min(items, begin + grain);
-        if (begin >= items) return;
-        for (int64_t item = begin; item < end; ++item) {
-          const int64_t panel = item % panels, first_tile = item / panels * block;
-          const int64_t last_tile = std::min(tiles.count, first_tile + block);
-          const int64_t count = last_tile - first_tile;
-          const bf16* w = weight + panel * panel_size;
-          // While all tiles pass over one stretch of weights, the next one comes into L2, of the next panel at the end.
-          const char* ahead = reinterpret_cast<const char*>(w + kPairsInL1 * 2 * kPanel);
-          const int64_t depth = count == 1 ? pairs : kPairsInL1, step = 128 / count;
-          for (int64_t k = 0; k < pairs; k += depth) {
-            const int64_t size = std::min(depth, pairs - k);
-            for (int64_t t = first_tile; t < last_tile; ++t) {
-              const int height = tiles.rows(t);
-              const uint32_t* a = is_packed ? packed + tiles.begin(t) * pairs + k * height
-                                            : reinterpret_cast<const uint32_t*>(from) + k;
-              tile_of(height)(a, w + k * 2 * kPanel, size, sums + (tiles.begin(t) - tiles.begin(first_tile)) * kPanel,
-                              k == 0, ahead, step);
-              ahead += size * step;
-            }
-          }
-          const int64_t row = first + tiles.begin(first_tile), column = panel * kPanel;
-          const int height = static_cast<int>(tiles.begin(last_tile - 1) + tiles.rows(last_tile - 1) - tiles.begin(first_tile));
-          finish(sums, height, static_cast<int>(std::min<int64_t>(kPanel, num_outputs - column)),
-                 bias ? bias + column : nullptr, residual ? residual + row * residual_stride + column : nullptr,
-                 residual_stride, out + row * num_outputs + column, num_outputs);
-        }
-      }
-    };
-    const int threads = static_cast<int>(std::min<int64_t>(num_threads, (items + grain - 1) / grain));
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-      if (is_packed) {
-#pragma omp for schedule(static)
-        for (int64_t t = 0; t < tiles.count; ++t) {
-          const int height = tiles.rows(t);
-          uint32_t* to = packed + tiles.begin(t) * pairs;
-          pack_rows(from + tiles.begin(t) * x_stride, x_stride, height, pairs, to, height, height);
-        }
-      }
-      work();
-    }
-  }
+  if (num_rows == 0) return;
+  const Input input{x, x_stride, num_inputs / 2};
+  Product<Out>{input, weight, bias, residual, residual_stride, out, num_outputs, Tiles(num_rows)}.run(num_threads);
 }
 
 template void packed_linear(const bf16*, int64_t, const bf16*, const bf16*, const bf16*, int64_t, float*, int64_t, int64_t,
