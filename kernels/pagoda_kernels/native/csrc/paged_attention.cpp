@@ -1,5 +1,6 @@
 #include <omp.h>
 
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <memory>
@@ -8,6 +9,7 @@
 
 #include "ops.h"
 #include "paged_attention_plan.h"
+#include "paged_attention_softmax.h"
 #include "paged_attention_tile.h"
 #include "paged_attention_unpacked.h"
 
@@ -59,6 +61,7 @@ struct Scratch {
   Buffer<P> query, keys, values;
   Buffer<float> sums, total_sums;
   Buffer<RowState> states, total_states;
+  Buffer<int64_t> positions;  // of the rows of one KV head
   Tile tile, next_tile;
   alignas(64) float k_scales[kTileKeys], v_scales[kTileKeys];
   alignas(64) float products[kRows * kTileKeys];
@@ -150,6 +153,10 @@ class Attention {
     const int64_t all_rows = task.num_queries * group_ * task.num_heads;
     P* query = scratch.query.get(all_rows * query_width_);
     pack_query(task, query);
+    int64_t* positions = scratch.positions.get(task.num_queries * group_);
+    for (int64_t i = 0; i < task.num_queries; ++i) {
+      std::fill_n(positions + i * group_, group_, plan_.queries[task.query + i].position);
+    }
     scratch.keys.get(kTileKeys * query_width_);
     scratch.values.get(kTileKeys * width_);
     const Sums sums{scratch.sums.get(all_rows * width_), scratch.states.get(all_rows)};
@@ -189,15 +196,12 @@ class Attention {
       for (int64_t query = task.query; query < task.query + task.num_queries; ++query) {
         for (int64_t i = 0; i < group_; ++i, packed += query_width_) {
           const T* row = query_ + plan_.queries[query].token * batch_.query_stride + (head * group_ + i) * batch_.head_dim;
-          for (int64_t column = 0; column < query_width_; ++column) {
-            if (column >= batch_.head_dim) {
-              packed[column] = P{};
-            } else if constexpr (std::is_same_v<P, T>) {
-              packed[column] = row[column];
-            } else {
-              packed[column] = to_float(row[column]);
-            }
+          if constexpr (std::is_same_v<P, T>) {
+            std::copy_n(row, batch_.head_dim, packed);
+          } else {
+            for (int64_t column = 0; column < batch_.head_dim; ++column) packed[column] = to_float(row[column]);
           }
+          std::fill(packed + batch_.head_dim, packed + query_width_, P{});
         }
       }
     }
@@ -278,23 +282,33 @@ class Attention {
     const int query_steps = static_cast<int>(query_width_ / kStep<P>);
     const Scoring scoring{batch_.scale, batch_.softcap};
     const bool is_quantized = std::is_same_v<S, int8_t>;
+    const bool is_plain = kCanBatchSoftmax && !is_quantized && batch_.softcap == 0.0f && batch_.slopes == nullptr;
     const float *k_scales = is_quantized ? scratch.k_scales : nullptr, *v_scales = is_quantized ? scratch.v_scales : nullptr;
+    const int64_t* positions = scratch.positions.get(0);
     for (int64_t row = 0; row < rows; row += kRows) {
       const int count = static_cast<int>(std::min<int64_t>(kRows, rows - row));
-      const int64_t last = position_of(task, row + count - 1);
-      const int end = static_cast<int>(std::min<int64_t>(num_keys, last + 1 - start));
-      if (end <= 0 || plan_.first_key(position_of(task, row)) >= start + end) continue;
+      const int end = static_cast<int>(std::min<int64_t>(num_keys, positions[row + count - 1] + 1 - start));
+      if (end <= 0 || plan_.first_key(positions[row]) >= start + end) continue;
       const P* rows_query = query + row * query_width_;
       multiply_all(count, (end + kLanes - 1) / kLanes, rows_query, query_width_, scratch.keys.get(0),
                    int64_t{kTileKeys} * kStep<P>, query_steps, scratch.products, kTileKeys, nullptr);
       float factors[kRows];
+      std::array<int, kRows> begins, ends;  // of what each row sees of the tile
       for (int i = 0; i < count; ++i) {
-        const int64_t position = position_of(task, row + i);
-        const int row_begin = static_cast<int>(std::clamp<int64_t>(plan_.first_key(position) - start, 0, kTileKeys));
-        const int row_end = static_cast<int>(std::clamp<int64_t>(position + 1 - start, 0, num_keys));
-        const float slope = batch_.slopes == nullptr ? 0.0f : batch_.slopes[head * group_ + (row + i) % group_];
-        factors[i] = softmax_row(scratch.products + i * kTileKeys, scratch.weights + i * kTileKeys, row_begin, row_end, scoring,
-                                 slope, static_cast<float>(start - position), k_scales, v_scales, sums.states + row + i);
+        const int64_t position = positions[row + i];
+        begins[i] = static_cast<int>(std::clamp<int64_t>(plan_.first_key(position) - start, 0, kTileKeys));
+        ends[i] = static_cast<int>(std::clamp<int64_t>(position + 1 - start, 0, num_keys));
+      }
+      if (is_plain && count > 1) {
+        softmax_rows(count, scratch.products, scratch.weights, begins.data(), ends.data(), batch_.scale, sums.states + row,
+                     factors);
+      } else {
+        for (int i = 0; i < count; ++i) {
+          const float slope = batch_.slopes == nullptr ? 0.0f : batch_.slopes[head * group_ + (row + i) % group_];
+          const auto distance = static_cast<float>(start - positions[row + i]);
+          factors[i] = softmax_row(scratch.products + i * kTileKeys, scratch.weights + i * kTileKeys, begins[i], ends[i],
+                                   scoring, slope, distance, k_scales, v_scales, sums.states + row + i);
+        }
       }
       if (can_stay_unpacked<P>(rows, batch_.head_dim)) {
         const int64_t stride = batch_.num_kv_heads * cache_.width;
@@ -306,8 +320,6 @@ class Attention {
       }
     }
   }
-
-  int64_t position_of(const Task& task, int64_t row) const { return plan_.queries[task.query + row / group_].position; }
 
   // Index of a task's row in the partials of a partition; rows are [head][query][head of the group].
   int64_t partial_row(const Task& task, int64_t partition, int64_t row) const {
