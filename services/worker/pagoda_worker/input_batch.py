@@ -69,6 +69,8 @@ class InputBatch:
         self._max_tokens = max_model_len + 1  # the token sampled at the very end is logged as well
         self._block_size = block_size
         self._num_blocks = num_blocks
+        self.num_blocks_used = 0
+        """One more than the highest block that any sequence had."""
         self._vocab_size = vocab_size
         rows = max_num_seqs
         self.tokens: TokenArray = np.zeros((min(rows, 64), min(self._max_tokens, FIRST_TOKENS)), dtype=np.int32)
@@ -172,8 +174,10 @@ class InputBatch:
         unique, first, counts = np.unique(slots, return_index=True, return_counts=True)
         if int(unique[-1]) >= self._max_num_seqs:
             raise ValueError(f"slot {int(unique[-1])} is not below max_num_seqs ({self._max_num_seqs})")
-        if int(block_ids.max()) >= self._num_blocks:
-            raise ValueError(f"block {int(block_ids.max())} is not below num_blocks ({self._num_blocks})")
+        highest = int(block_ids.max())
+        if highest >= self._num_blocks:
+            raise ValueError(f"block {highest} is not below num_blocks ({self._num_blocks})")
+        self.num_blocks_used = max(self.num_blocks_used, highest + 1)
         place = self.num_blocks_of[slots] + np.arange(slots.size) - np.repeat(first, counts)
         self.block_table = grown(self.block_table, (int(unique[-1]) + 1, int(place.max()) + 1))
         self.block_table[slots, place] = block_ids

@@ -7,6 +7,7 @@ from torch import Tensor
 from pagoda_kernels.copy_blocks import copy_blocks
 from pagoda_kernels.quantized_cache import FP8, cache_width, scales_of
 from pagoda_worker.batch import IntArray
+from pagoda_worker.memory_ahead import MemoryAhead
 from pagoda_worker.models.spec import DecoderSpec
 
 
@@ -36,6 +37,7 @@ class KVCache:
         layers = range(spec.num_layers)
         self.k_caches = [_zeros((num_blocks, *shape), dtype, device) for _ in layers]
         self.v_caches = [_zeros((num_blocks, *shape), dtype, device) for _ in layers]
+        self.memory_ahead = MemoryAhead([*self.k_caches, *self.v_caches])
         host = torch.device("cpu")
         self._host_k = [_zeros((num_cpu_blocks, *shape), dtype, host) for _ in layers]
         self._host_v = [_zeros((num_cpu_blocks, *shape), dtype, host) for _ in layers]
@@ -91,6 +93,6 @@ class KVCache:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
-    # calloc: memory is taken when a block is first written, not now.
+    # calloc: memory is taken when a block is first written (or by `MemoryAhead`), not now.
     count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).view(shape)

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,6 +89,8 @@ class Worker:
         self._runner: ModelRunner | None = None
         self._grammars = Grammars(self._load_compiler)
         self._failure: str | None = None
+        self._rests_since: float | None = None
+        """time.monotonic() at the end of the latest step; None while one runs, and before the first."""
         self.facts: ModelFacts | None = None
         """Set once loaded."""
         self.num_blocks = 0
@@ -390,6 +393,7 @@ class Worker:
             raise StaleEpoch("the cache is not initialized: call InitializeCache first")
         if self._failure is not None:
             raise StaleEpoch(f"an earlier step failed ({self._failure}): call InitializeCache first")
+        self._rests_since = None
         try:
             return self._runner.execute(step)
         except Exception as error:
@@ -397,6 +401,19 @@ class Worker:
             self.parallel.close()  # the other ranks may wait for this one in the middle of the step
             logger.exception("the step failed")
             raise PagodaError(f"the step failed: {self._failure}") from error
+        finally:
+            self._rests_since = time.monotonic()
+
+    def has_rested(self, seconds: float) -> bool:
+        """Whether there was a step, and none ran for so long. For any thread to call, as `touch_ahead`."""
+        since = self._rests_since
+        return since is not None and self._runner is not None and time.monotonic() - since >= seconds
+
+    def touch_ahead(self, may_go_on: Callable[[], bool]) -> None:
+        """Have memory for blocks that come next, while it may go on."""
+        runner = self._runner
+        if runner is not None:
+            runner.touch_ahead(may_go_on)
 
     def expect(self, step: ExecuteModelInput) -> None:
         """Begin to compile the constraints of a step that will run soon. Returns at once, for any thread to call."""

@@ -1,0 +1,113 @@
+"""Memory of the cache is there before it is written, a part of the cache ahead of what is in use, and only at rest."""
+
+import asyncio
+import ctypes
+import mmap
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pagoda_worker import memory_ahead
+from pagoda_worker.memory_ahead import MemoryAhead, touch_memory_at_rest
+
+NUM_BLOCKS, BLOCK_BYTES = 64, 1 << 20
+AHEAD = int(NUM_BLOCKS * memory_ahead.SHARE_AHEAD)
+
+
+@pytest.fixture
+def cache() -> Tensor:
+    """[64 blocks, 1 MiB], of which no page is there, and none comes with its neighbours."""
+    region = mmap.mmap(-1, NUM_BLOCKS * BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    region.madvise(mmap.MADV_NOHUGEPAGE)
+    cache = torch.frombuffer(region, dtype=torch.uint8).view(NUM_BLOCKS, BLOCK_BYTES)
+    if not memory_ahead._populate(cache.data_ptr(), 1):
+        pytest.skip("madvise has no MADV_POPULATE_WRITE here: Linux before 5.14, or another system")
+    region.madvise(mmap.MADV_DONTNEED)
+    return cache
+
+
+def blocks_there(cache: Tensor) -> list[int]:
+    """Blocks all of whose pages are in memory; there is none with some of them only."""
+    resident = np.zeros(cache.numel() // mmap.PAGESIZE, dtype=np.uint8)
+    libc = ctypes.CDLL(None, use_errno=True)
+    size, there = ctypes.c_size_t(cache.numel()), ctypes.c_void_p(resident.ctypes.data)
+    assert libc.mincore(ctypes.c_void_p(cache.data_ptr()), size, there) == 0
+    by_block = (resident & 1).reshape(NUM_BLOCKS, -1)
+    assert set(by_block.mean(axis=1)) <= {0.0, 1.0}
+    return [int(block) for block in np.flatnonzero(by_block.all(axis=1))]
+
+
+def test_a_part_of_the_cache_behind_what_is_used(cache: Tensor) -> None:
+    ahead = MemoryAhead([cache])
+    assert blocks_there(cache) == []
+    ahead.touch(10, lambda: True)
+    assert blocks_there(cache) == list(range(10, 10 + AHEAD))
+    ahead.touch(12, lambda: True)
+    assert blocks_there(cache) == list(range(10, 12 + AHEAD))
+    ahead.touch(NUM_BLOCKS - 1, lambda: True)
+    assert blocks_there(cache)[-1] == NUM_BLOCKS - 1
+
+
+def test_what_blocks_hold_stays(cache: Tensor) -> None:
+    cache[2] = 7
+    MemoryAhead([cache]).touch(0, lambda: True)
+    assert bool((cache[2] == 7).all())
+    assert int(cache[:AHEAD].count_nonzero()) == BLOCK_BYTES
+
+
+def test_a_step_interrupts_it(cache: Tensor) -> None:
+    ahead, answers = MemoryAhead([cache]), iter([True, False])
+    ahead.touch(0, lambda: next(answers))
+    assert blocks_there(cache) == [0, 1], "one piece"
+    ahead.touch(0, lambda: True)
+    assert blocks_there(cache) == list(range(AHEAD))
+
+
+def test_a_kernel_that_cannot_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def populate(address: int, num_bytes: int) -> bool:
+        asked.append(num_bytes)
+        return False
+
+    monkeypatch.setattr(memory_ahead, "_populate", populate)
+    ahead = MemoryAhead([torch.zeros(NUM_BLOCKS, 10)])
+    ahead.touch(0, lambda: True)
+    ahead.touch(20, lambda: True)
+    assert asked == [AHEAD * 40]
+
+
+def test_a_cache_of_an_accelerator_is_left_alone() -> None:
+    MemoryAhead([torch.zeros(NUM_BLOCKS, 10, device="meta")]).touch(0, lambda: True)
+
+
+class FakeWorker:
+    """Rests from its third look on."""
+
+    def __init__(self) -> None:
+        self.num_looks = 0
+        self.touched = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def has_rested(self, seconds: float) -> bool:
+        self.num_looks += 1
+        return self.num_looks >= 3
+
+    def touch_ahead(self, may_go_on: Callable[[], bool]) -> None:
+        assert self.num_looks >= 3
+        assert may_go_on()
+        self._loop.call_soon_threadsafe(self.touched.set)
+
+
+async def test_only_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_ahead, "PERIOD_S", 0)
+    worker = FakeWorker()
+    task = asyncio.create_task(touch_memory_at_rest(worker))
+    async with asyncio.timeout(20):
+        await worker.touched.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
