@@ -18,7 +18,7 @@ RETIRE_S = 10.0
 """Time that calls on a channel get to end after it was replaced."""
 
 WINDOW_OPTIONS = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024 * 1024))
-"""Bytes that may be on their way on one stream: a fixed number. Measuring it takes pings of each side, up to ten times a
+"""Bytes that may be on their way on one stream: a fixed number. Measuring it takes pings of each side, up to ten a
 second, which wake four threads beside a step."""
 
 CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
