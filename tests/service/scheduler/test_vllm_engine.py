@@ -1,6 +1,7 @@
 """VllmEngine on a real scheduler: as a stub sees it, as the smg gateway uses it, and its events on ZMQ."""
 
 import asyncio
+import contextlib
 import hashlib
 import io
 import json
@@ -252,6 +253,7 @@ async def test_events_are_published_on_zmq_and_repeated() -> None:
 async def test_the_smg_gateway_serves_what_it_serves_of_vllm(scheduler: RunningScheduler, worker: FakeWorker) -> None:
     port = free_port()
     words = ("launch", "--host", "127.0.0.1", "--port", str(port), "--policy", "cache_aware")
+    words = (*words, "--prometheus-port", str(free_port()))  # it ends at once where its own default is taken
     gateway = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "smg", *words, "--worker-urls", f"grpc://{scheduler.address}"),
         stdout=asyncio.subprocess.DEVNULL,
@@ -265,16 +267,18 @@ async def test_the_smg_gateway_serves_what_it_serves_of_vllm(scheduler: RunningS
         with urllib.request.urlopen(request, timeout=60) as response:
             return str(response.read().decode())
 
-    def models() -> str:
+    def is_ready() -> bool:
+        """It lists the model a little before it routes to it."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=10) as response:
-                return str(response.read())
+            post("/v1/completions", {"model": "pagoda-tiny", "max_tokens": 1, "prompt": "Hello"})
         except OSError:
-            return ""
+            return False
+        return True
 
     try:
         async with asyncio.timeout(120):
-            while "pagoda-tiny" not in await asyncio.to_thread(models):  # noqa: ASYNC110 (another process)
+            while not await asyncio.to_thread(is_ready):
+                assert gateway.returncode is None, "the gateway has ended"
                 await asyncio.sleep(0.2)
         body = {"model": "pagoda-tiny", "max_tokens": 6, "temperature": 0}
         chat = body | {"messages": [{"role": "user", "content": "Hello"}]}
@@ -289,6 +293,7 @@ async def test_the_smg_gateway_serves_what_it_serves_of_vllm(scheduler: RunningS
         assert answer["data"][0]["embedding"][0] == answer["usage"]["prompt_tokens"] > 1  # what a fake worker embeds
         await scheduler.until(lambda: not scheduler.engine.requests)
     finally:
-        gateway.terminate()
+        with contextlib.suppress(ProcessLookupError):
+            gateway.terminate()
         await gateway.wait()
     assert worker.num_loads == 1
