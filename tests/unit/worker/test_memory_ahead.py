@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import mmap
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ AHEAD = int(NUM_BLOCKS * memory_ahead.SHARE_AHEAD)
 def cache() -> Tensor:
     """[64 blocks, 1 MiB], of which no page is there, and none comes with its neighbours."""
     region = mmap.mmap(-1, NUM_BLOCKS * BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    region.madvise(mmap.MADV_NOHUGEPAGE)
+    with suppress(OSError):  # a kernel without huge pages
+        region.madvise(mmap.MADV_NOHUGEPAGE)
     cache = torch.frombuffer(region, dtype=torch.uint8).view(NUM_BLOCKS, BLOCK_BYTES)
     if not memory_ahead._populate(cache.data_ptr(), 1):
         pytest.skip("madvise has no MADV_POPULATE_WRITE here: Linux before 5.14, or another system")
