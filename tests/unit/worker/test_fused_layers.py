@@ -65,13 +65,20 @@ def described(sequences: list[Tracked]) -> list[Any]:
     return [(one.output, one.logprobs, prompt.tolist()) for one, prompt in zip(sequences, prompts, strict=True)]
 
 
-def assert_alike(directory: Path, kind: type = DecoderLayers, **options: Any) -> None:
+def assert_alike(
+    directory: Path,
+    kind: type = DecoderLayers,
+    *,
+    lengths: tuple[int, ...] = LENGTHS,
+    chunk: int = 20,
+    **options: Any,
+) -> None:
     """The same tokens, log probabilities and cache, with prompts in chunks beside decodes."""
     fused = Driver(directory, **options)
     plain = one_by_one(directory, **options)
     assert isinstance(fused_of(fused), kind)
     for params in (GREEDY, RANDOM, PARAMS):
-        said = [described(driver.generate(make_prompts(LENGTHS), params, chunk=20)) for driver in (fused, plain)]
+        said = [described(driver.generate(make_prompts(lengths), params, chunk=chunk)) for driver in (fused, plain)]
         assert said[0] == said[1]
     caches = [driver.worker._runner._kv_cache for driver in (fused, plain) if driver.worker._runner is not None]
     for name in ("k_caches", "v_caches"):
@@ -84,6 +91,14 @@ def assert_alike(directory: Path, kind: type = DecoderLayers, **options: Any) ->
 @pytest.mark.parametrize("architecture", FUSED)
 def test_fused_layers_compute_as_the_layers_do(architecture: str, tmp_path: Path) -> None:
     assert_alike(make_checkpoint(architecture, tmp_path), dtype="bfloat16")
+
+
+@needs_bf16
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2"])
+def test_many_tokens_are_gated_in_the_same_go(activation: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"hidden_act": activation, "intermediate_size": 96, "mlp_bias": activation == "gelu"}
+    directory = make_checkpoint("LlamaForCausalLM", tmp_path, **options)
+    assert_alike(directory, lengths=(50, 60, 70), chunk=100, dtype="bfloat16")
 
 
 @pytest.mark.parametrize("architecture", FUSED)

@@ -64,8 +64,13 @@ void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch
     paged_attention<bf16, bf16>(attention, cache, qkv, attended, num_threads);
     linear(layer.output, attended, x, x, rows, num_threads);
     rms_norm<bf16>(x, hidden, layer.mlp_norm, normed, rows, hidden, layer.eps, layer.weight_offset, num_threads);
-    linear(layer.gate_up, normed, nullptr, wide, rows, num_threads);
-    act_and_mul<bf16>(wide, layer.gate_up.num_outputs, gated, rows, layer.down.num_inputs, layer.activation, num_threads);
+    if (layer.gate_up.packed && should_gate(rows, layer.down.num_inputs)) {
+      packed_gated_linear(normed, hidden, layer.gate_up.packed, layer.gate_up.bias, layer.activation, gated, rows,
+                          layer.down.num_inputs, hidden, num_threads);
+    } else {
+      linear(layer.gate_up, normed, nullptr, wide, rows, num_threads);
+      act_and_mul<bf16>(wide, layer.gate_up.num_outputs, gated, rows, layer.down.num_inputs, layer.activation, num_threads);
+    }
     linear(layer.down, gated, x, x, rows, num_threads);
   }
 }

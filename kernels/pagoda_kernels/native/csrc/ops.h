@@ -32,6 +32,12 @@ template <typename Out>
 void packed_linear(const bf16* x, int64_t x_stride, const bf16* weight, const bf16* bias, const bf16* residual,
                    int64_t residual_stride, Out* out, int64_t num_rows, int64_t num_outputs, int64_t num_inputs,
                    int num_threads);
+
+// act_and_mul of packed_linear of 2 * `size` outputs, to the bit, in one go. `size` is a multiple of 32.
+void packed_gated_linear(const bf16* x, int64_t x_stride, const bf16* weight, const bf16* bias, Activation activation,
+                         bf16* out, int64_t num_rows, int64_t size, int64_t num_inputs, int num_threads);
+// Whether that is possible, and faster.
+bool should_gate(int64_t num_rows, int64_t size);
 #endif
 
 // A ragged batch of queries over the paged KV cache; AttentionPlan's fields.

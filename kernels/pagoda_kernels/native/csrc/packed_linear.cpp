@@ -1,3 +1,4 @@
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <memory>
@@ -5,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "activations.h"
 #include "ops.h"
 #include "parallel.h"
 #include "vec.h"
@@ -21,6 +23,7 @@ constexpr int64_t kPairsInL1 = 128;         // pairs of inputs whose weights (16
 constexpr int64_t kBlockBytes = 384 << 10;  // packed rows of x that stay in L2 while weights pass by
 constexpr int64_t kMaxTiles = 32;           // of one block
 constexpr int64_t kOwnTiles = 8;            // threads that find so many each do not share blocks
+constexpr int64_t kGatedRows = 128;         // fewer wait for weights, which come fastest one panel behind the other
 
 // One tile: sums[r, :] += x[r, begin..end) W^T, a pair of inputs after the other, whatever the number of rows.
 // x: [pairs, R] pairs; w: [pairs, 32] pairs; both at `begin`. Meanwhile the lines from `ahead` come nearer.
@@ -121,57 +124,96 @@ uint32_t* scratch(int64_t size) {
   return static_cast<uint32_t*>(memory.get());
 }
 
-// The lines that `finish` writes lie far apart: they come while their sums are made.
+// What becomes of a tile's sums: out = sums + bias + residual. Lines of `out` and `residual` lie far apart: they come while
+// sums are made (`fetch`), and are written once.
 template <typename Out>
-void fetch_lines(const Out* out, int rows, int64_t out_stride) {
-  for (int r = 0; r < rows; ++r) __builtin_prefetch(out + r * out_stride, 1);
-}
+struct Linear {
+  static constexpr int kPanels = 1;  // that an item takes
+  const bf16 *bias, *residual;
+  int64_t residual_stride;
+  Out* out;
+  int64_t num_outputs;
 
-// out[row, 0 .. size) = sums + bias + residual, a row after the other: the lines of `out` lie far apart.
-template <typename Out>
-void finish(const float* sums, int rows, int size, const bf16* bias, const bf16* residual, int64_t residual_stride, Out* out,
-            int64_t out_stride) {
-  const int low = std::min(kLanes, size), high = size - low;
-  const Vec low_offset = bias ? load(bias, low) : Vec(), high_offset = bias ? load(bias + low, high) : Vec();
-  for (int r = 0; r < rows; ++r, sums += kPanel, out += out_stride) {
-    Vec a(_mm512_load_ps(sums)), b(_mm512_load_ps(sums + kLanes));
-    if (bias) {
-      a = a + low_offset;
-      b = b + high_offset;
-    }
-    if (residual) {
-      a = a + load(residual, low);
-      b = b + load(residual + low, high);
-      residual += residual_stride;
-    }
-    store(out, a, low);
-    store(out + low, b, high);
+  int64_t items() const { return (num_outputs + kPanel - 1) / kPanel; }
+  int64_t panel(int64_t item, int) const { return item; }
+  void fetch(int64_t row, int rows, int64_t item) const {
+    const Out* to = out + row * num_outputs + item * kPanel;
+    for (int r = 0; r < rows; ++r) __builtin_prefetch(to + r * num_outputs, 1);
   }
-}
+  void finish(int64_t row, int rows, int64_t item, const std::array<const float*, kPanels>& sums) const {
+    const int64_t column = item * kPanel;
+    const int size = static_cast<int>(std::min<int64_t>(kPanel, num_outputs - column));
+    const int low = std::min(kLanes, size), high = size - low;
+    const Vec low_offset = bias ? load(bias + column, low) : Vec();
+    const Vec high_offset = bias ? load(bias + column + low, high) : Vec();
+    for (int r = 0; r < rows; ++r) {
+      Vec a(_mm512_load_ps(sums[0] + r * kPanel)), b(_mm512_load_ps(sums[0] + r * kPanel + kLanes));
+      if (bias) {
+        a = a + low_offset;
+        b = b + high_offset;
+      }
+      if (residual) {
+        const bf16* more = residual + (row + r) * residual_stride + column;
+        a = a + load(more, low);
+        b = b + load(more + low, high);
+      }
+      Out* to = out + (row + r) * num_outputs + column;
+      store(to, a, low);
+      store(to + low, b, high);
+    }
+  }
+};
+
+// out = activation(gate) * up of two halves of the outputs, each rounded to bfloat16 as Linear would have written it.
+template <typename Act>
+struct Gated {
+  static constexpr int kPanels = 2;
+  const bf16* bias;
+  bf16* out;
+  int64_t size;  // a multiple of kPanel
+  Act act;
+
+  int64_t items() const { return size / kPanel; }
+  int64_t panel(int64_t item, int half) const { return item + half * items(); }
+  void fetch(int64_t row, int rows, int64_t item) const {
+    for (int r = 0; r < rows; ++r) __builtin_prefetch(out + (row + r) * size + item * kPanel, 1);
+  }
+  void finish(int64_t row, int rows, int64_t item, const std::array<const float*, kPanels>& sums) const {
+    for (int lanes = 0; lanes < kPanel; lanes += kLanes) {
+      const int64_t column = item * kPanel + lanes;
+      const auto value = [&](int half, int r) {
+        Vec sum(_mm512_load_ps(sums[half] + r * kPanel + lanes));
+        if (bias) sum = sum + load(bias + half * size + column);
+        bf16 rounded[kLanes];
+        store(rounded, sum);
+        return load(rounded);
+      };
+      for (int r = 0; r < rows; ++r) store(out + (row + r) * size + column, act(value(0, r)) * value(1, r));
+    }
+  }
+};
 
 struct Input {
   const bf16* rows;
   int64_t stride, pairs;
 };
 
-// Some tiles of rows, and which panels are yet to be multiplied with them.
+// Some tiles of rows, and which items (panels of the weight that are multiplied together) are still to come.
 struct Block {
   int64_t first_tile, last_tile;
   const uint32_t* packed = nullptr;  // tiles one behind the other, [pairs, height] each
   std::atomic<bool> is_packed{false};
-  std::atomic<int64_t> next_panel{0};
+  std::atomic<int64_t> next_item{0};
 };
 
-// out = residual + x weight^T + bias.
-template <typename Out>
+// x weight^T, of which an epilogue makes the output.
+template <typename Epilogue>
 struct Product {
   Input x;
-  const bf16 *weight, *bias, *residual;
-  int64_t residual_stride;
-  Out* out;
-  int64_t num_outputs;
+  const bf16* weight;
+  Epilogue epilogue;
   Tiles tiles;
-  int64_t panels = (num_outputs + kPanel - 1) / kPanel;
+  int64_t items = epilogue.items();
 
   void run(int num_threads) const {
     const int64_t most = std::clamp<int64_t>(kBlockBytes / (4 * x.pairs * kTileRows), 1, kMaxTiles);
@@ -191,11 +233,11 @@ struct Product {
   }
 
  private:
-  // Few rows: all threads pack them, and divide the panels.
+  // Few rows: all threads pack them, and divide the items.
   void share(std::vector<Block>& blocks, int num_threads) const {
     const int64_t rows = tiles.begin(tiles.count);
-    const int64_t grain = std::max<int64_t>(1, std::min<int64_t>(panels / (4 * num_threads), 512 / rows));
-    const int64_t claims = (panels + grain - 1) / grain * static_cast<int64_t>(blocks.size());
+    const int64_t grain = std::max<int64_t>(1, std::min<int64_t>(items / (4 * num_threads), 512 / rows));
+    const int64_t claims = (items + grain - 1) / grain * static_cast<int64_t>(blocks.size());
     const int threads = static_cast<int>(std::min<int64_t>(num_threads, claims));
     uint32_t* packed = rows > 1 ? scratch(rows * x.pairs) : nullptr;
     for (Block& block : blocks) block.packed = packed + tiles.begin(block.first_tile) * x.pairs;
@@ -209,8 +251,8 @@ struct Product {
     }
   }
 
-  // Many rows: each thread packs blocks of its own, which stay in its L2 while all panels pass by. One that finds no block
-  // left takes panels of the others'.
+  // Many rows: each thread packs blocks of its own, which stay in its L2 while all items pass by. One that finds no block
+  // left takes items of the others'.
   void take_turns(std::vector<Block>& blocks, int num_threads) const {
     std::atomic<size_t> next{0};
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
@@ -238,39 +280,42 @@ struct Product {
     pack_rows(x.rows + tiles.begin(t) * x.stride, x.stride, height, x.pairs, to, height, height);
   }
 
-  // The panels that nobody has claimed.
+  // The items that nobody has claimed.
   void multiply(Block& block, int64_t grain) const {
-    alignas(64) float sums[kMaxTiles * kTileRows * kPanel];
+    alignas(64) float sums[Epilogue::kPanels * kMaxTiles * kTileRows * kPanel];
     for (;;) {
-      const int64_t begin = block.next_panel.fetch_add(grain), end = std::min(panels, begin + grain);
-      if (begin >= panels) return;
-      for (int64_t panel = begin; panel < end; ++panel) multiply(block, panel, sums);
+      const int64_t begin = block.next_item.fetch_add(grain), end = std::min(items, begin + grain);
+      if (begin >= items) return;
+      for (int64_t item = begin; item < end; ++item) {
+        for (int i = 0; i < Epilogue::kPanels; ++i) multiply(block, item, i, sums);
+      }
     }
   }
 
-  void multiply(const Block& block, int64_t panel, float* sums) const {
-    const int64_t pairs = x.pairs, column = panel * kPanel, first = tiles.begin(block.first_tile);
-    const int64_t count = block.last_tile - block.first_tile;
-    const int width = static_cast<int>(std::min<int64_t>(kPanel, num_outputs - column));
-    const bf16* w = weight + panel * pairs * 2 * kPanel;
+  // Panel i of an item; behind the last one, the item's output.
+  void multiply(const Block& block, int64_t item, int i, float* all_sums) const {
+    constexpr int64_t kSize = kMaxTiles * kTileRows * kPanel;
+    float* sums = all_sums + i * kSize;
+    const int64_t pairs = x.pairs, first = tiles.begin(block.first_tile), count = block.last_tile - block.first_tile;
+    const bf16* w = weight + epilogue.panel(item, i) * pairs * 2 * kPanel;
     // While all tiles pass over one stretch of weights, the next one comes into L2, of the next panel at the end.
     const char* ahead = reinterpret_cast<const char*>(w + kPairsInL1 * 2 * kPanel);
     const int64_t depth = count == 1 ? pairs : kPairsInL1, step = 128 / count;
     for (int64_t k = 0; k < pairs; k += depth) {
       const int64_t size = std::min(depth, pairs - k);
-      const bool is_last = k + size == pairs;
+      const bool is_last = i + 1 == Epilogue::kPanels && k + size == pairs;
       for (int64_t t = block.first_tile; t < block.last_tile; ++t) {
         const int height = tiles.rows(t);
         const int64_t row = tiles.begin(t), place = row - first;
-        Out* to = out + row * num_outputs + column;
-        if (is_last) fetch_lines(to, height, num_outputs);
+        if (is_last) epilogue.fetch(row, height, item);
         const uint32_t* a = block.packed ? block.packed + place * pairs + k * height
                                          : reinterpret_cast<const uint32_t*>(x.rows) + k;
         tile_of(height)(a, w + k * 2 * kPanel, size, sums + place * kPanel, k == 0, ahead, step);
         ahead += size * step;
         if (is_last) {
-          finish(sums + place * kPanel, height, width, bias ? bias + column : nullptr,
-                 residual ? residual + row * residual_stride + column : nullptr, residual_stride, to, num_outputs);
+          std::array<const float*, Epilogue::kPanels> of_tile;
+          for (int j = 0; j < Epilogue::kPanels; ++j) of_tile[j] = all_sums + j * kSize + place * kPanel;
+          epilogue.finish(row, height, item, of_tile);
         }
       }
     }
@@ -307,8 +352,19 @@ void packed_linear(const bf16* x, int64_t x_stride, const bf16* weight, const bf
                    int64_t residual_stride, Out* out, int64_t num_rows, int64_t num_outputs, int64_t num_inputs,
                    int num_threads) {
   if (num_rows == 0) return;
-  const Input input{x, x_stride, num_inputs / 2};
-  Product<Out>{input, weight, bias, residual, residual_stride, out, num_outputs, Tiles(num_rows)}.run(num_threads);
+  const Linear<Out> linear{bias, residual, residual_stride, out, num_outputs};
+  Product<Linear<Out>>{{x, x_stride, num_inputs / 2}, weight, linear, Tiles(num_rows)}.run(num_threads);
+}
+
+bool should_gate(int64_t num_rows, int64_t size) { return num_rows >= kGatedRows && size % kPanel == 0; }
+
+void packed_gated_linear(const bf16* x, int64_t x_stride, const bf16* weight, const bf16* bias, Activation activation,
+                         bf16* out, int64_t num_rows, int64_t size, int64_t num_inputs, int num_threads) {
+  if (num_rows == 0) return;
+  with_activation(activation, [&](const auto& act) {
+    const Gated<std::decay_t<decltype(act)>> gated{bias, out, size, act};
+    Product<decltype(gated)>{{x, x_stride, num_inputs / 2}, weight, gated, Tiles(num_rows)}.run(num_threads);
+  });
 }
 
 template void packed_linear(const bf16*, int64_t, const bf16*, const bf16*, const bf16*, int64_t, float*, int64_t, int64_t,
