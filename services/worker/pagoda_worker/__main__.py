@@ -60,7 +60,12 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
     server = RpcServer(services=(SERVICE,), security=security.server, enable_channelz=observability.enable_channelz)
     parallel = TensorParallel(rank=args.rank, world_size=args.world_size, host=_own_host(args))
     device_index = args.rank if args.device_index is None else args.device_index
-    worker = Worker(num_threads=args.threads, parallel=parallel, device_index=device_index)
+    worker = Worker(
+        num_threads=args.threads,
+        shares_machine=is_loopback(host_of(args.scheduler)),
+        parallel=parallel,
+        device_index=device_index,
+    )
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry=registry) if args.metrics_port is not None else None
     servicer = WorkerServicer(worker=worker, set_serving=server.set_serving, metrics=metrics)
@@ -182,7 +187,8 @@ def _parser() -> argparse.ArgumentParser:
         "--threads",
         type=int,
         metavar="N",
-        help="threads of torch on a CPU (default: all physical cores, but one for models below 50 M parameters)",
+        help="threads of torch on a CPU, in every step (default: all physical cores, one for models below 50 M "
+        "parameters, one less in steps of few tokens beside the other services)",
     )
     group.add_argument(
         "--drain-timeout",

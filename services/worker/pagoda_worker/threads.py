@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 
 SINGLE_THREAD_PARAMETERS = 50_000_000
@@ -10,6 +11,21 @@ waiting for a second thread stalls a step whenever another process holds that co
 SPIN_COUNT = 3000
 """Turns that a thread of GNU's OpenMP looks for work before it sleeps: some 100 us. Between two operations of a step,
 mostly below 30 us apart, it stays awake; between two steps it sleeps."""
+FEW_ROWS = 4
+"""Tokens up to which a step mostly waits for weights from memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadCounts:
+    """Threads of a step by the number of its tokens."""
+
+    most: int
+    few_rows: int
+    """For FEW_ROWS at most."""
+
+    def of(self, num_rows: int) -> int:
+        """For a step of so many tokens."""
+        return self.few_rows if num_rows <= FEW_ROWS else self.most
 
 
 def set_wait_policy(environment: MutableMapping[str, str]) -> None:
@@ -25,9 +41,16 @@ def set_wait_policy(environment: MutableMapping[str, str]) -> None:
     environment.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))
 
 
-def default_num_threads(num_parameters: int) -> int:
-    """Threads for a model of this size: the cores that this process may use, one for a small model."""
-    return 1 if num_parameters < SINGLE_THREAD_PARAMETERS else num_usable_cores()
+def thread_counts(num_parameters: int, *, leaves_core: bool) -> ThreadCounts:
+    """Threads for a model of this size: the cores that this process may use, one for a small model.
+
+    Args:
+        leaves_core: steps of few tokens leave one core to the other services of this machine. Memory gives most of its
+            speed to one core less, and a thread that shares its core with another process is late at every operation,
+            where the others wait for it.
+    """
+    most = 1 if num_parameters < SINGLE_THREAD_PARAMETERS else num_usable_cores()
+    return ThreadCounts(most, max(1, most - 1) if leaves_core else most)
 
 
 def num_usable_cores(root: Path = Path("/sys")) -> int:

@@ -42,7 +42,7 @@ from pagoda_worker.models.registry import family_of
 from pagoda_worker.models.sharding import Sharding
 from pagoda_worker.profiling import measured_budget
 from pagoda_worker.tensor_parallel import ALONE, TensorParallel
-from pagoda_worker.threads import default_num_threads, num_usable_cores
+from pagoda_worker.threads import ThreadCounts, num_usable_cores, thread_counts
 
 logger = logging.getLogger(__name__)
 
@@ -68,15 +68,23 @@ class Worker:
     """
 
     def __init__(
-        self, *, num_threads: int | None = None, parallel: TensorParallel = ALONE, device_index: int = 0
+        self,
+        *,
+        num_threads: int | None = None,
+        shares_machine: bool = False,
+        parallel: TensorParallel = ALONE,
+        device_index: int = 0,
     ) -> None:
         """
         Args:
-            num_threads: of torch on a CPU; None decides by the size of the model.
+            num_threads: of torch on a CPU; None decides by the sizes of the model and of each step.
+            shares_machine: the other services run on this machine, too.
             parallel: the ranks that hold the model together with this worker.
             device_index: which accelerator, where there are several.
         """
         self._num_threads = num_threads
+        self._shares_machine = shares_machine
+        self._threads = ThreadCounts(1, 1)
         self._device_index = device_index
         self.parallel = parallel
         self._config: EngineConfig | None = None
@@ -195,7 +203,7 @@ class Worker:
         weights.reload(self._asked_weights, progress)
         mark("load weights")
         model.prepare(max_model_len=max_model_len, device=device.device)
-        self._set_threads(num_parameters)
+        self._choose_threads(num_parameters)
         self._model, self._weights = model, weights
         self.facts = ModelFacts(
             model=config.model.model,
@@ -285,10 +293,20 @@ class Worker:
         if not weights_only:
             self.sleep_level = 0
 
-    def _set_threads(self, num_parameters: int) -> None:
-        num_threads = self._num_threads or default_num_threads(num_parameters)
-        torch.set_num_threads(num_threads)
-        logger.info("%d of %d cores compute", num_threads, num_usable_cores())
+    def _choose_threads(self, num_parameters: int) -> None:
+        if self._num_threads is not None:
+            self._threads = ThreadCounts(self._num_threads, self._num_threads)
+        else:  # in float32, PyTorch's operations would round otherwise on another number of threads
+            leaves_core = self._shares_machine and self._dtype == torch.bfloat16
+            self._threads = thread_counts(num_parameters, leaves_core=leaves_core)
+        torch.set_num_threads(self._threads.most)
+        logger.info("%d of %d cores compute", self._threads.most, num_usable_cores())
+
+    def _set_threads(self, step: ExecuteModelInput) -> None:
+        scheduled = step.num_scheduled_tokens
+        num_threads = self._threads.of(step.num_seqs if scheduled is None else int(scheduled.sum()))
+        if num_threads != torch.get_num_threads():
+            torch.set_num_threads(num_threads)
 
     def determine_num_available_blocks(self) -> AvailableBlocks:
         """Blocks that fit into the memory budget, and no more than every sequence could ever fill.
@@ -394,6 +412,7 @@ class Worker:
         if self._failure is not None:
             raise StaleEpoch(f"an earlier step failed ({self._failure}): call InitializeCache first")
         self._rests_since = None
+        self._set_threads(step)
         try:
             return self._runner.execute(step)
         except Exception as error:

@@ -52,6 +52,7 @@ class Driver:
         kv_cache_dtype: Any = "auto",
         world_size: int = 1,
         device: Any = "cpu",
+        worker: Worker | None = None,
         **model_options: Any,
     ) -> None:
         config = EngineConfig(
@@ -60,7 +61,7 @@ class Driver:
             scheduler=SchedulerConfig(max_num_seqs=max_num_seqs),
             speculative=speculative or SpeculativeConfig(),
         )
-        self.worker = Worker(num_threads=1) if world_size == 1 else Ranks(world_size)
+        self.worker = worker or (Worker(num_threads=1) if world_size == 1 else Ranks(world_size))
         self.worker.init_device(config)
         self.facts = self.worker.load_model(lambda loaded, total: None)
         self.worker.initialize_cache(num_blocks=num_blocks, num_cpu_blocks=4)

@@ -2,10 +2,24 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from pagoda_worker.threads import SINGLE_THREAD_PARAMETERS, default_num_threads, num_usable_cores, set_wait_policy
+from pagoda_worker.models.decoder import Decoder
+from pagoda_worker.threads import (
+    FEW_ROWS,
+    SINGLE_THREAD_PARAMETERS,
+    ThreadCounts,
+    num_usable_cores,
+    set_wait_policy,
+    thread_counts,
+)
+from pagoda_worker.worker import Worker
+from tests.checkpoints import make_checkpoint
+from tests.unit.worker.driver import Driver
 
 
 @pytest.fixture
@@ -43,8 +57,19 @@ def test_without_the_files_every_cpu_is_a_core(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_small_model_computes_on_one_thread() -> None:
-    assert default_num_threads(SINGLE_THREAD_PARAMETERS - 1) == 1
-    assert default_num_threads(SINGLE_THREAD_PARAMETERS) == num_usable_cores()
+    assert thread_counts(SINGLE_THREAD_PARAMETERS - 1, leaves_core=False) == ThreadCounts(1, 1)
+    cores = num_usable_cores()
+    assert thread_counts(SINGLE_THREAD_PARAMETERS, leaves_core=False) == ThreadCounts(cores, cores)
+
+
+@pytest.mark.parametrize(("cores", "few_rows"), [(1, 1), (2, 1), (4, 3)])
+def test_steps_of_few_tokens_leave_a_core_to_the_other_services(
+    cores: int, few_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagoda_worker.threads.num_usable_cores", lambda: cores)
+    counts = thread_counts(SINGLE_THREAD_PARAMETERS, leaves_core=True)
+    assert counts.of(1) == counts.of(FEW_ROWS) == few_rows
+    assert counts.of(FEW_ROWS + 1) == cores
 
 
 def test_threads_spin_shortly_unless_the_environment_says_otherwise() -> None:
@@ -58,3 +83,31 @@ def test_threads_spin_shortly_unless_the_environment_says_otherwise() -> None:
     own = {"GOMP_SPINCOUNT": "7"}
     set_wait_policy(own)
     assert own["GOMP_SPINCOUNT"] == "7"
+
+
+@pytest.mark.parametrize(("dtype", "few_rows"), [("bfloat16", 2), ("float32", 3)])
+def test_each_step_has_the_threads_of_its_tokens(
+    dtype: str, few_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagoda_worker.threads.num_usable_cores", lambda: 3)
+    monkeypatch.setattr("pagoda_worker.threads.SINGLE_THREAD_PARAMETERS", 0)
+    seen: list[tuple[int, int]] = []
+
+    def forward(model: Decoder, input_ids: Tensor, *args: Any) -> Tensor:
+        seen.append((input_ids.shape[0], torch.get_num_threads()))
+        return whole(model, input_ids, *args)
+
+    whole = Decoder.forward
+    monkeypatch.setattr(Decoder, "forward", forward)
+    before = torch.get_num_threads()
+    try:
+        driver = Driver(
+            make_checkpoint("LlamaForCausalLM", tmp_path),
+            dtype=dtype,
+            reference_kernels=("decoder_layers", "composed_layers"),
+            worker=Worker(shares_machine=True),
+        )
+        driver.generate([[5] * 9], max_tokens=3)
+    finally:
+        torch.set_num_threads(before)
+    assert seen[-3:] == [(9, 3), (1, few_rows), (1, few_rows)]
