@@ -43,7 +43,7 @@ CHANNEL_OPTIONS: list[tuple[str, int | str]] = [
 
 
 def connect(address: str, *, security: SecurityConfig | None = None) -> grpc.aio.Channel:
-    """A channel to ``host:port``; made once and kept. It connects lazily and reconnects by itself.
+    """A channel to ``host:port`` or an abstract socket; made once and kept. It connects lazily, and again by itself.
 
     Raises:
         ConfigError: a file of `security` cannot be used, or the address is not on loopback and nothing protects it.
@@ -65,7 +65,7 @@ def connect_blocking(address: str, *, security: SecurityConfig) -> grpc.Channel:
 
 
 class Connection:
-    """A channel to ``host:port`` for a whole life: `renew` takes up certificates that have changed since."""
+    """A channel to an address for a whole life: `renew` takes up certificates that have changed since."""
 
     def __init__(self, address: str, *, security: SecurityConfig | None = None) -> None:
         """Raises ConfigError as `connect` does."""

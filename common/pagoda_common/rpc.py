@@ -213,27 +213,39 @@ class RpcServer:
             names = (*names, _add_channelz(self.grpc_server))
         reflection.enable_server_reflection(names, self.grpc_server)
 
-    async def start(self, *, host: str, port: int) -> int:
+    async def start(self, *, host: str, port: int, local_address: str | None = None) -> int:
         """Listen and return the bound port (`port` 0 takes a free one).
+
+        Args:
+            local_address: of an abstract socket (local_socket.py), to listen there as well.
 
         Raises:
             OSError: the address cannot be bound.
-            ConfigError: others would reach it in plaintext.
+            ConfigError: others would reach it in plaintext, or there is an abstract socket beside TLS.
         """
         self._security.check_listen(host)
+        if local_address is not None and self._credentials is not None:
+            message = f"local_address is {local_address!r}, must not be given with TLS, which it is without"
+            raise ConfigError(message, field="local_address")
         await self.set_serving(False)
         await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
-        try:
-            if self._credentials is None:
-                bound = self.grpc_server.add_insecure_port(f"{host}:{port}")
-            else:
-                bound = self.grpc_server.add_secure_port(f"{host}:{port}", self._credentials)
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {host}:{port}") from error
-        if bound == 0:
-            raise OSError(f"cannot listen on {host}:{port}")
+        bound = self._listen(f"{host}:{port}")
+        if local_address is not None:
+            self._listen(local_address)
         await self.grpc_server.start()
         return bound
+
+    def _listen(self, address: str) -> int:
+        try:
+            if self._credentials is None:
+                bound = self.grpc_server.add_insecure_port(address)
+            else:
+                bound = self.grpc_server.add_secure_port(address, self._credentials)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {address}") from error
+        if bound == 0:
+            raise OSError(f"cannot listen on {address}")
+        return int(bound)
 
     async def set_serving(self, is_serving: bool) -> None:
         """Set what grpc.health.v1 answers, for the server as a whole and each service."""

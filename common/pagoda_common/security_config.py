@@ -4,6 +4,7 @@ import ipaddress
 from dataclasses import dataclass, field
 
 from pagoda_common.errors import ConfigError
+from pagoda_common.local_socket import is_local_socket
 
 TOKEN_VARIABLE = "PAGODA_SERVICE_TOKEN"
 """Environment variable of the services' token; --service-token-file goes before it."""
@@ -83,8 +84,11 @@ class SecurityConfig:
         )
 
     def check_dial(self, address: str, *, name: str) -> None:
-        """Raises ConfigError when `address` (host:port, of field `name`) would be called in plaintext over a net."""
-        if self.tls_ca is None and not self.insecure and not is_loopback(host_of(address)):
+        """Raises ConfigError when `address` (of field `name`) would be called in plaintext over a net.
+
+        What stays on this machine may be: host:port on loopback, and an abstract socket.
+        """
+        if self.tls_ca is None and not self.insecure and not is_local(address):
             message = f"{name} is {address!r}, must be on loopback without TLS: {PLAINTEXT_ADVICE}"
             raise ConfigError(message, field=name)
 
@@ -92,6 +96,11 @@ class SecurityConfig:
 def host_of(address: str) -> str:
     """The host of ``host:port``, without the brackets of IPv6."""
     return address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+
+
+def is_local(address: str) -> bool:
+    """Whether only this machine reaches `address`, which is host:port or an abstract socket's."""
+    return is_local_socket(address) or is_loopback(host_of(address))
 
 
 def is_loopback(host: str) -> bool:

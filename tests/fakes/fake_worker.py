@@ -71,6 +71,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.rendezvous: list[str] = []
         """Meeting places that InitDevice named."""
         self.address = ""
+        self.local_address = ""
+        self.callers: set[str] = set()
+        """Schemes of the addresses that InitDevice came from, such as ipv4."""
         self._server = RpcServer(services=("pagoda.v1.Worker",))
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server.grpc_server)
         self._registration: asyncio.Task[None] | None = None
@@ -78,9 +81,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self._leaving: float | None = None
         self._forget(1)
 
-    async def start(self, scheduler_address: str, *, group: int | None = None) -> None:
-        """Listen, and register with the scheduler."""
-        port = await self._server.start(host="127.0.0.1", port=0)
+    async def start(
+        self, scheduler_address: str, *, group: int | None = None, local_address: str | None = None
+    ) -> None:
+        """Listen, at an abstract socket as well if one is given, and register with the scheduler."""
+        port = await self._server.start(host="127.0.0.1", port=0, local_address=local_address)
+        self.local_address = local_address or self.local_address
         self.address = f"127.0.0.1:{port}"
         self._registration = asyncio.create_task(self._register(scheduler_address, group))
 
@@ -110,6 +116,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                 world_size=self.world_size,
                 device="fake",
                 incarnation=self.incarnation,
+                local_address=self.local_address,
             )
             identity.sleep_level = self.sleep_level
             identity.capabilities.extend(self.capabilities)
@@ -153,6 +160,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     # pagoda.v1.Worker.
 
     async def InitDevice(self, request: worker_pb2.InitDeviceRequest, context: Any) -> worker_pb2.InitDeviceResponse:
+        self.callers.add(context.peer().partition(":")[0])
         if request.session_epoch < self.epoch:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"session epoch must be at least {self.epoch}")
         self.epoch = request.session_epoch

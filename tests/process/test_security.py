@@ -200,6 +200,7 @@ def test_no_secret_in_logs_and_answers(stack: Stack) -> None:
         ("pagoda_scheduler", ["--host=0.0.0.0"], "host"),
         ("pagoda_worker", ["--host=0.0.0.0"], "host"),
         ("pagoda_worker", ["--scheduler=10.0.0.1:50052"], "scheduler"),
+        ("pagoda_worker", ["--scheduler=unix:/tmp/scheduler"], "scheduler"),
     ],
 )
 def test_plaintext_over_a_network_is_refused_at_the_start(module: str, argv: list[str], field: str) -> None:

@@ -3,9 +3,11 @@
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from typing import Self
 
 from pagoda.v1 import scheduler_pb2
 from pagoda_common.errors import PagodaError
+from pagoda_common.local_socket import has_listener
 from pagoda_scheduler.engine_core import EngineCore
 from pagoda_scheduler.hold import Hold
 
@@ -17,11 +19,20 @@ class Rank:
     """One registered worker of a group."""
 
     identity: scheduler_pb2.WorkerIdentity
+    address: str
+    """Where it is called."""
     stream: object = None
     """The registration that it has now."""
     grace: asyncio.TimerHandle | None = None
     """Until its registration, which was cut off, must be back."""
     is_leaving: bool = False
+
+    @classmethod
+    def of(cls, identity: scheduler_pb2.WorkerIdentity) -> Self:
+        """One that has just registered. It is called at its abstract socket where that is within reach: not over a
+        tunnel to another machine's loopback, and not from another container."""
+        is_near = has_listener(identity.local_address)
+        return cls(identity, address=identity.local_address if is_near else identity.address)
 
     @property
     def number(self) -> int:

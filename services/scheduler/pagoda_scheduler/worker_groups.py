@@ -122,12 +122,14 @@ class WorkerGroups:
                     logger.info("%s: worker at %s is registered again", group.name_of(rank), identity.address)
                     rank.come_back()
                     return group, rank
-        rank = Rank(identity)
+        rank = Rank.of(identity)
         group = self._group_for(identity, world_size)
         group.put(rank)
         self._learn(group, identity)
         name, device = group.name_of(rank), identity.device
         logger.info("%s: worker at %s (%s) has registered", name, identity.address, device)
+        if rank.address != identity.address:
+            logger.info("%s: its worker is called at %s", name, rank.address)
         if group.task is None:
             group.task = asyncio.create_task(self._drive(group))
             group.task.add_done_callback(lambda _: self._remove(group))
@@ -167,7 +169,7 @@ class WorkerGroups:
                 WorkerControl(
                     config=self._config,
                     weights=self.orders.weights(group.number),
-                    address=rank.identity.address,
+                    address=rank.address,
                     incarnation=rank.identity.incarnation,
                     session_epoch=self._epoch,
                     security=self._config.security,
@@ -249,7 +251,7 @@ class WorkerGroups:
         client = GroupClient(
             [
                 WorkerClient(
-                    address=rank.identity.address,
+                    address=rank.address,
                     incarnation=rank.identity.incarnation,
                     session_epoch=self._epoch,
                     security=self._config.security,

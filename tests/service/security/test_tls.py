@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from pagoda import AsyncLLM
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
 from pagoda_common.channels import Connection, connect, connect_blocking
 from pagoda_common.errors import ConfigError
+from pagoda_common.local_socket import new_local_address
 from pagoda_common.rpc import MAX_METADATA_BYTES, RpcServer
 from pagoda_common.security_config import SecurityConfig, ServerSecurity
 from tests.harness.certificates import Certificates, make_certificates
@@ -60,11 +62,11 @@ class EchoScheduler(scheduler_pb2_grpc.SchedulerServicer):
 
 
 @asynccontextmanager
-async def running_server(security: ServerSecurity) -> AsyncIterator[str]:
-    """Its address."""
+async def running_server(security: ServerSecurity, *, local_address: str | None = None) -> AsyncIterator[str]:
+    """Its address on loopback."""
     server = RpcServer(services=("pagoda.v1.Scheduler",), security=security)
     scheduler_pb2_grpc.add_SchedulerServicer_to_server(EchoScheduler(), server.grpc_server)
-    port = await server.start(host="127.0.0.1", port=0)
+    port = await server.start(host="127.0.0.1", port=0, local_address=local_address)
     await server.set_serving(True)
     yield f"127.0.0.1:{port}"
     await server.stop(grace_s=0)
@@ -191,6 +193,33 @@ async def test_a_service_token_opens_every_call(tmp_path: Path, shown: str, is_s
             with pytest.raises(grpc.aio.AioRpcError):
                 await session.read()
             assert await session.code() is CODES.UNAUTHENTICATED
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract sockets")
+async def test_an_abstract_socket_asks_for_the_same_token() -> None:
+    guarded, address = SecurityConfig(service_token=TOKEN), new_local_address("scheduler")
+    assert address is not None
+    async with running_server(guarded.server, local_address=address) as tcp_address:
+        for where in (address, tcp_address):
+            async with connect(where, security=guarded) as channel:
+                assert await call(channel) == "nobody"
+            async with connect(where) as channel:
+                assert (await call(channel)).startswith("UNAUTHENTICATED: the call shows no service")
+
+
+async def test_there_is_no_abstract_socket_beside_tls(certificates: Certificates) -> None:
+    with pytest.raises(ConfigError, match="must not be given with TLS"):
+        async with running_server(certificates.config("scheduler").server, local_address="unix-abstract:a"):
+            pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract sockets")
+async def test_an_abstract_socket_has_one_server() -> None:
+    address = new_local_address("scheduler")
+    async with running_server(ServerSecurity(), local_address=address):
+        with pytest.raises(OSError, match=f"cannot listen on {address}"):
+            async with running_server(ServerSecurity(), local_address=address):
+                pass
 
 
 async def test_health_needs_no_token_and_reflection_does() -> None:
