@@ -63,8 +63,8 @@ def packed_linear(
 
     Measured with `python benchmarks/cpu/linear.py --rounds 1 --budget 0.08 --shapes llama125m.qkv llama125m.down` on 2
     cores of Zen 5, F.linear in brackets: 36-38 GB/s of weights at 1 row (18; the read limit of that hour was 38), 35 at
-    16 (14-17), 21-24 at 32 (11-13); GFLOP/s: 780-840 at 128 rows (650-700), 800-810 at 512 (800-810), 770-780 at 2,048
-    (826).
+    16 (14-17), 21-24 at 32 (11-13); GFLOP/s, in another hour: 740-770 at 128 rows (620-670), 780-810 at 512 (740-770),
+    800-810 at 2,048 (770-790). In registers, the two cores multiply at 890.
     """
     _check(x, packed, out_features, bias, residual)
     kernel = native("packed_linear") if x.is_cpu else None
