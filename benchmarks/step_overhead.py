@@ -231,7 +231,7 @@ async def decode(engine: Engine, num_seqs: int, num_steps: int, vocab_size: int)
 @asynccontextmanager
 async def in_process(config: EngineConfig) -> AsyncIterator[Engine]:
     keep_freed_memory()  # as the worker's own process does
-    worker = Worker()
+    worker = Worker(shares_machine=True)  # as the other one's process has it
     worker.init_device(config)
     facts = worker.load_model(lambda loaded, total: None)
     num_blocks = worker.determine_num_available_blocks().num_blocks
