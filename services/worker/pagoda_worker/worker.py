@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,11 +16,11 @@ from pagoda_common.startup_marks import mark
 from pagoda_common.weights_source import WeightsSource
 from pagoda_kernels.native.library import load_native
 from pagoda_kernels.selection import use_references
+from pagoda_worker.available_blocks import AvailableBlocks, available_blocks
 from pagoda_worker.batch import ExecuteModelInput, ModelRunnerOutput
 from pagoda_worker.cuda_graphs import recorded_graphs
 from pagoda_worker.device import (
     DeviceInfo,
-    available_memory_bytes,
     cache_dtype,
     check_cache_dtype,
     choose_dtype,
@@ -29,7 +28,7 @@ from pagoda_worker.device import (
     reference_kernels,
 )
 from pagoda_worker.grammars import Grammars, load_tokenizer
-from pagoda_worker.kv_cache import KVCache, block_bytes
+from pagoda_worker.kv_cache import KVCache
 from pagoda_worker.loaded_model import LoadedModel
 from pagoda_worker.loader.checkpoint import open_checkpoint
 from pagoda_worker.loader.weights import Progress
@@ -40,24 +39,10 @@ from pagoda_worker.model_weights import ModelWeights, release_memory, stored_qua
 from pagoda_worker.models.decoder import Decoder
 from pagoda_worker.models.registry import family_of
 from pagoda_worker.models.sharding import Sharding
-from pagoda_worker.profiling import measured_budget
+from pagoda_worker.step_threads import StepThreads
 from pagoda_worker.tensor_parallel import ALONE, TensorParallel
-from pagoda_worker.threads import ThreadCounts, num_usable_cores, thread_counts
 
 logger = logging.getLogger(__name__)
-
-MAX_CPU_CACHE_BYTES = 4 * 1024**3
-CPU_CACHE_SHARE = 0.4
-"""KV cache on a CPU unless its size is given: this share of the memory that is left, up to MAX_CPU_CACHE_BYTES."""
-
-
-@dataclass(frozen=True, slots=True)
-class AvailableBlocks:
-    """Blocks that fit into the memory budgets."""
-
-    num_blocks: int
-    num_cpu_blocks: int
-    block_bytes: int
 
 
 class Worker:
@@ -82,9 +67,7 @@ class Worker:
             parallel: the ranks that hold the model together with this worker.
             device_index: which accelerator, where there are several.
         """
-        self._num_threads = num_threads
-        self._shares_machine = shares_machine
-        self._threads = ThreadCounts(1, 1)
+        self._threads = StepThreads(num_threads, shares_machine=shares_machine)
         self._device_index = device_index
         self.parallel = parallel
         self._config: EngineConfig | None = None
@@ -203,7 +186,7 @@ class Worker:
         weights.reload(self._asked_weights, progress)
         mark("load weights")
         model.prepare(max_model_len=max_model_len, device=device.device)
-        self._choose_threads(num_parameters)
+        self._threads.choose(num_parameters, self._dtype)
         self._model, self._weights = model, weights
         self.facts = ModelFacts(
             model=config.model.model,
@@ -293,48 +276,14 @@ class Worker:
         if not weights_only:
             self.sleep_level = 0
 
-    def _choose_threads(self, num_parameters: int) -> None:
-        if self._num_threads is not None:
-            self._threads = ThreadCounts(self._num_threads, self._num_threads)
-        else:  # in float32, PyTorch's operations would round otherwise on another number of threads
-            leaves_core = self._shares_machine and self._dtype == torch.bfloat16
-            self._threads = thread_counts(num_parameters, leaves_core=leaves_core)
-        torch.set_num_threads(self._threads.most)
-        logger.info("%d of %d cores compute", self._threads.most, num_usable_cores())
-
-    def _set_threads(self, step: ExecuteModelInput) -> None:
-        scheduled = step.num_scheduled_tokens
-        num_threads = self._threads.of(step.num_seqs if scheduled is None else int(scheduled.sum()))
-        if num_threads != torch.get_num_threads():
-            torch.set_num_threads(num_threads)
-
     def determine_num_available_blocks(self) -> AvailableBlocks:
         """Blocks that fit into the memory budget, and no more than every sequence could ever fill.
 
         Raises:
             OutOfMemory: not even one request of max_model_len would fit; the message names the flags.
         """
-        config, device = self._claimed()
-        model, facts = self._loaded()
         self._runner = None  # an earlier cache would count as memory in use
-        size = block_bytes(model.spec, block_size=config.cache.block_size, dtype=self._cache_dtype(config))
-        budget = config.cache.kv_cache_memory_bytes or self._free_bytes(device)
-        per_request = -(-facts.max_model_len // config.cache.block_size)
-        num_blocks = min(budget // size, config.scheduler.max_num_seqs * per_request)
-        if num_blocks < per_request:
-            flag = (
-                "--kv-cache-memory" if device.device.type == "cpu" else "--kv-cache-memory or --gpu-memory-utilization"
-            )
-            raise OutOfMemory(
-                f"the KV cache has room for {budget // size * config.cache.block_size} tokens ({budget / 2**20:.1f} "
-                f"MiB), one request of max_model_len {facts.max_model_len} needs {per_request * size / 2**20:.1f} MiB: "
-                f"raise {flag}, or lower --max-model-len"
-            )
-        return AvailableBlocks(
-            num_blocks=num_blocks,
-            num_cpu_blocks=config.cache.cpu_kv_cache_memory_bytes // size,
-            block_bytes=size,
-        )
+        return available_blocks(self._loaded_model())
 
     def _loaded_model(self) -> LoadedModel:
         config, device = self._claimed()
@@ -344,18 +293,10 @@ class Worker:
             config=config,
             max_model_len=facts.max_model_len,
             dtype=self._dtype,
-            cache_dtype=self._cache_dtype(config),
+            cache_dtype=cache_dtype(config.cache.kv_cache_dtype, self._dtype),
             device=device.device,
             parallel=self.parallel,
         )
-
-    def _cache_dtype(self, config: EngineConfig) -> torch.dtype:
-        return cache_dtype(config.cache.kv_cache_dtype, self._dtype)
-
-    def _free_bytes(self, device: DeviceInfo) -> int:
-        if device.device.type == "cpu":
-            return min(MAX_CPU_CACHE_BYTES, int(CPU_CACHE_SHARE * available_memory_bytes()))
-        return measured_budget(self._loaded_model()).kv_cache_bytes
 
     def initialize_cache(self, *, num_blocks: int, num_cpu_blocks: int) -> int:
         """Allocate the KV cache and forget every sequence.
@@ -412,7 +353,7 @@ class Worker:
         if self._failure is not None:
             raise StaleEpoch(f"an earlier step failed ({self._failure}): call InitializeCache first")
         self._rests_since = None
-        self._set_threads(step)
+        self._threads.use_for(step)
         try:
             return self._runner.execute(step)
         except Exception as error:
