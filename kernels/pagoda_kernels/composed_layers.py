@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from pagoda_kernels.attention_plan import AttentionPlan
-from pagoda_kernels.decoder_layers import ACTIVATION_NAMES, EndWeights, LayerWeights, LinearWeights
+from pagoda_kernels.decoder_layers import ACTIVATION_NAMES, EndWeights, LayerWeights
 from pagoda_kernels.native.library import native
 from pagoda_kernels.selection import is_set_aside
 
@@ -102,8 +102,6 @@ def has_composed_layers(layers: Sequence[LayerWeights]) -> bool:
     """Whether these layers on the CPU can be a ComposedLayers: PyTorch computes all of their operations."""
     if native("composed_layers") is None or not all(map(is_set_aside, OPERATIONS)):
         return False
-    return all(layer.attention.softcap is None and all(map(_is_plain, layer.linears)) for layer in layers)
-
-
-def _is_plain(linear: LinearWeights) -> bool:
-    return linear.is_plain
+    if any(layer.attention.softcap is not None for layer in layers):
+        return False
+    return all(linear.is_plain for layer in layers for linear in layer.linears)

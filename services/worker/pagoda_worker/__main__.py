@@ -63,7 +63,7 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
     device_index = args.rank if args.device_index is None else args.device_index
     worker = Worker(
         num_threads=args.threads,
-        shares_machine=is_loopback(host_of(args.scheduler)),
+        shares_machine=is_local(args.scheduler),
         parallel=parallel,
         device_index=device_index,
     )

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-SHARE_AHEAD = 1 / 16
-"""Of the cache, whose memory is there behind the last block used."""
+MAX_SHARE_AHEAD = 1 / 16
+"""Of the cache: most that is there behind the last block used."""
 PERIOD_S = 0.25
 """Between two looks, and how long no step must have run."""
 PIECE_BYTES = 2 << 20
@@ -37,15 +37,16 @@ class MemoryAhead:
         self._num_touched = 0
 
     def touch(self, num_used: int, may_go_on: Callable[[], bool]) -> None:
-        """Have the memory of SHARE_AHEAD of the blocks, from block `num_used` on. What they hold stays.
+        """Have the memory of blocks from `num_used` on: of as many as were used so far, up to MAX_SHARE_AHEAD of all.
 
+        So a worker that has only warmed up takes next to nothing. What the blocks hold stays.
         Ends early, to be called again, when it may not go on. Does nothing where the kernel cannot do it.
         """
         if not self._caches:
             return
         num_blocks = self._caches[0].shape[0]
         begin = max(num_used, self._num_touched)
-        end = min(num_blocks, num_used + int(num_blocks * SHARE_AHEAD))
+        end = min(num_blocks, num_used + min(num_used, int(num_blocks * MAX_SHARE_AHEAD)))
         if begin >= end:
             return
         for cache in self._caches:

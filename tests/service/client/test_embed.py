@@ -77,8 +77,9 @@ async def test_async_embeddings(scheduler_thread: FakeSchedulerThread, fake: Fak
     async with AsyncLLM(address=scheduler_thread.address) as llm:
         outputs = await asyncio.gather(*(llm.embed([9] * length) for length in range(1, 20)))
         assert [output.outputs.embedding[0] for output in outputs] == list(range(1, 20))
+        two_prompts: Any = ["a", "b"]
         with pytest.raises(InvalidRequest, match="embed takes one prompt, got 2"):
-            await llm.embed(["a", "b"])  # type: ignore[arg-type]  # what the types forbid is refused
+            await llm.embed(two_prompts)
         fake.is_paused = True
         fake.aborted.clear()
         try:

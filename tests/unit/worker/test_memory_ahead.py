@@ -15,7 +15,7 @@ from pagoda_worker import memory_ahead
 from pagoda_worker.memory_ahead import MemoryAhead, touch_memory_at_rest
 
 NUM_BLOCKS, BLOCK_BYTES = 64, 1 << 20
-AHEAD = int(NUM_BLOCKS * memory_ahead.SHARE_AHEAD)
+AHEAD = int(NUM_BLOCKS * memory_ahead.MAX_SHARE_AHEAD)
 
 
 @pytest.fixture
@@ -53,19 +53,29 @@ def test_a_part_of_the_cache_behind_what_is_used(cache: Tensor) -> None:
     assert blocks_there(cache)[-1] == NUM_BLOCKS - 1
 
 
+def test_no_more_than_was_used(cache: Tensor) -> None:
+    ahead = MemoryAhead([cache])
+    ahead.touch(0, lambda: True)
+    assert blocks_there(cache) == []
+    ahead.touch(1, lambda: True)
+    assert blocks_there(cache) == [1]
+    ahead.touch(3, lambda: True)
+    assert blocks_there(cache) == [1, 3, 4, 5]
+
+
 def test_what_blocks_hold_stays(cache: Tensor) -> None:
-    cache[2] = 7
-    MemoryAhead([cache]).touch(0, lambda: True)
-    assert bool((cache[2] == 7).all())
-    assert int(cache[:AHEAD].count_nonzero()) == BLOCK_BYTES
+    cache[AHEAD + 2] = 7
+    MemoryAhead([cache]).touch(AHEAD, lambda: True)
+    assert bool((cache[AHEAD + 2] == 7).all())
+    assert int(cache[AHEAD : 2 * AHEAD].count_nonzero()) == BLOCK_BYTES
 
 
 def test_a_step_interrupts_it(cache: Tensor) -> None:
     ahead, answers = MemoryAhead([cache]), iter([True, False])
-    ahead.touch(0, lambda: next(answers))
-    assert blocks_there(cache) == [0, 1], "one piece"
-    ahead.touch(0, lambda: True)
-    assert blocks_there(cache) == list(range(AHEAD))
+    ahead.touch(AHEAD, lambda: next(answers))
+    assert blocks_there(cache) == [AHEAD, AHEAD + 1], "one piece"
+    ahead.touch(AHEAD, lambda: True)
+    assert blocks_there(cache) == list(range(AHEAD, 2 * AHEAD))
 
 
 def test_a_kernel_that_cannot_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,13 +87,13 @@ def test_a_kernel_that_cannot_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(memory_ahead, "_populate", populate)
     ahead = MemoryAhead([torch.zeros(NUM_BLOCKS, 10)])
-    ahead.touch(0, lambda: True)
+    ahead.touch(AHEAD, lambda: True)
     ahead.touch(20, lambda: True)
     assert asked == [AHEAD * 40]
 
 
 def test_a_cache_of_an_accelerator_is_left_alone() -> None:
-    MemoryAhead([torch.zeros(NUM_BLOCKS, 10, device="meta")]).touch(0, lambda: True)
+    MemoryAhead([torch.zeros(NUM_BLOCKS, 10, device="meta")]).touch(AHEAD, lambda: True)
 
 
 class FakeWorker:

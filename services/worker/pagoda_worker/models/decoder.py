@@ -369,7 +369,7 @@ class Decoder(nn.Module):
         matrix = table if self.lm_head is None else self.lm_head
         linear = matrix.method.fused_weights(matrix, None)
         embedding = table.method.fused_embedding(table)
-        if linear is None or embedding is None or linear.is_plain != is_plain or (is_plain and embedding[1]):
+        if linear is None or embedding is None or linear.is_plain != is_plain:
             return None
         return EndWeights(
             embedding=embedding[0],

@@ -101,8 +101,9 @@ class PlainLinearMethod:
 
     def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
         """As in LinearMethod."""
-        sizes = {"out_features": layer.rows, "in_features": layer.columns}
-        return LinearWeights(matrix=layer.weight, bias=bias, **sizes, is_plain=True)
+        return LinearWeights(
+            matrix=layer.weight, bias=bias, out_features=layer.rows, in_features=layer.columns, is_plain=True
+        )
 
 
 class PackedLinearMethod(PlainLinearMethod):
