@@ -72,7 +72,7 @@ def measure_steps(figures: Figures, name: str, *, is_small: bool) -> None:
     assert runner is not None, "the cache is there"
     for is_eager in (False, True):
         if is_eager:
-            runner.decode_graphs = None
+            runner.forward.decode_graphs = None
         for batch, length in decodes:
             seconds = statistics.median(_decode(worker, batch, length, steps))
             num_bytes = facts.weight_bytes + batch * length * token_bytes

@@ -57,11 +57,11 @@ def test_tokens_are_the_same_with_graphs_and_without() -> None:
     driver = make_driver()
     runner = driver.worker._runner
     assert runner is not None
-    assert runner.decode_graphs is not None, "they were recorded"
+    assert runner.forward.decode_graphs is not None, "they were recorded"
     with_graphs = [sequence.output for sequence in driver.generate(PROMPTS, EACH, max_tokens=30, chunk=20)]
     eager = make_driver(enforce_eager=True)
     assert eager.worker._runner is not None
-    assert eager.worker._runner.decode_graphs is None
+    assert eager.worker._runner.forward.decode_graphs is None
     assert with_graphs == [sequence.output for sequence in eager.generate(PROMPTS, EACH, max_tokens=30, chunk=20)]
 
 

@@ -105,9 +105,15 @@ class DecodeGraphs:
             return 0
         return self._sizes[bisect.bisect_left(self._sizes, num_seqs)]
 
-    def load(self, inputs: StepInputs, size: int) -> None:
-        """Put a step into the buffers, on the current stream."""
+    def load(self, inputs: StepInputs, size: int, token_ids: Tensor | None = None) -> None:
+        """Put a step into the buffers, on the current stream.
+
+        Args:
+            token_ids: [num_seqs] int64 on the device, in place of those of the inputs.
+        """
         self._buffers.fill(inputs, size)
+        if token_ids is not None:
+            self._buffers.input_ids[: token_ids.numel()].copy_(token_ids)
 
     def replay(self, size: int, num_seqs: int) -> Tensor:
         """[num_seqs, vocab_size] float32 logits of the step that was loaded; the next step overwrites them."""

@@ -1,8 +1,8 @@
 """ModelRunner: runs one step of a batch. Knows the model, the KV cache and the slots; no gRPC, no messages."""
 
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,35 +11,32 @@ from torch import Tensor
 from pagoda_common.config import LogprobsMode
 from pagoda_common.errors import Code
 from pagoda_common.speculative_config import SpeculativeConfig
-from pagoda_kernels.attention_plan import AttentionPlan
 from pagoda_worker.batch import (
     BadSlot,
     ExecuteModelInput,
     IntArray,
-    LogprobColumns,
     ModelRunnerOutput,
     PooledColumns,
     PromptLogprobs,
-    StepTimings,
 )
 from pagoda_worker.decode_graphs import DecodeGraphs
 from pagoda_worker.drafter import Drafter
+from pagoda_worker.forward_pass import ForwardPass
 from pagoda_worker.grammars import Grammars, no_compiler
 from pagoda_worker.input_batch import InputBatch, StepInputs
 from pagoda_worker.kv_cache import KVCache
 from pagoda_worker.logits_processors import LogitsProcessors
 from pagoda_worker.logprobs import logprob_columns
-from pagoda_worker.models.decoder import Decoder, ForwardContext
+from pagoda_worker.models.decoder import Decoder
 from pagoda_worker.pooler import pool
+from pagoda_worker.prompt_logprobs import prompt_logprobs
 from pagoda_worker.sampled_rows import SampledRows
 from pagoda_worker.sampler import BAD_TOKEN, Sampler
 from pagoda_worker.sampling_columns import NO_LOGPROBS
+from pagoda_worker.step_clock import StepClock
 from pagoda_worker.structured import Constraints, TokenMask
 from pagoda_worker.tensor_parallel import ALONE, TensorParallel
 from pagoda_worker.transfers import to_device
-
-MAX_PROMPT_LOGPROB_ROWS = 256
-"""Prompt positions whose logits are held at once."""
 
 
 class ModelRunner:
@@ -63,13 +60,11 @@ class ModelRunner:
         decode_graphs: DecodeGraphs | None = None,
     ) -> None:
         """`decode_graphs`: recorded ones, over the same model and cache."""
-        self.decode_graphs = decode_graphs
-        """None launches every step kernel by kernel."""
-        self._model = model
+        self.forward = ForwardPass(
+            model=model, kv_cache=kv_cache, dtype=dtype, device=device, decode_graphs=decode_graphs
+        )
         self._parallel = parallel
         self._kv_cache = kv_cache
-        self._fused = model.fuse_layers(k_caches=kv_cache.k_caches, v_caches=kv_cache.v_caches)
-        self._dtype = dtype
         self._device = device
         drafter = None
         if speculative is not None and speculative.is_on:
@@ -112,57 +107,45 @@ class ModelRunner:
             ValueError: the step contradicts itself or names slots or blocks that do not exist; nothing can be told
                 about the batch then.
         """
-        clock = _Clock(step.arrived_ns)
-        batch = self.input_batch
+        clock = StepClock(step.arrived_ns)
+        self._apply(step)
+        inputs = self.input_batch.prepare(step) if step.num_seqs else None
+        return self._run(step, inputs, clock)
+
+    def _apply(self, step: ExecuteModelInput) -> None:
         self._kv_cache.swap_out(step.blocks_to_swap_out)
         self._kv_cache.swap_in(step.blocks_to_swap_in)
         self._kv_cache.copy(step.blocks_to_copy)
-        batch.apply(step)
+        self.input_batch.apply(step)
         self._update_processors(step)
         if self._parallel.is_leader:
-            self._constraints.apply(step, batch.is_in_use)
-        if step.num_seqs == 0:
-            return ModelRunnerOutput(timings=StepTimings(queue_ns=clock.queue_ns, prepare_ns=clock.lap()))
-        inputs = batch.prepare(step)
-        if not inputs.slots.size:
+            self._constraints.apply(step, self.input_batch.is_in_use)
+
+    def _run(self, step: ExecuteModelInput, inputs: StepInputs | None, clock: StepClock) -> ModelRunnerOutput:
+        """Run the model over a batch and sample. `inputs`: None when the batch is empty."""
+        if inputs is None or not inputs.slots.size:
+            clock.prepared()
             return ModelRunnerOutput(
-                num_sampled_tokens=np.zeros(step.num_seqs, dtype=np.int64),
-                bad_slots=inputs.bad_slots,
-                timings=StepTimings(queue_ns=clock.queue_ns, prepare_ns=clock.lap()),
+                num_sampled_tokens=None if inputs is None else np.zeros(step.num_seqs, dtype=np.int64),
+                bad_slots=[] if inputs is None else inputs.bad_slots,
+                timings=clock.timings(),
             )
+        batch = self.input_batch
         rows = SampledRows.of(inputs, batch)
         token_mask = self._constraints.begin(rows.batch.slots)
-        graphs = self.decode_graphs
-        size = 0 if graphs is None else graphs.size_for(inputs, rows.logit_rows.size)
-        prompt_logprobs: list[PromptLogprobs] = []
+        computed = self.forward.run(inputs, rows.logit_rows, clock, needs_hidden=self._needs_hidden(inputs))
+        prompt_columns: list[PromptLogprobs] = []
         pooled: PooledColumns | None = None
-        likeliest: tuple[Tensor, Tensor] | None = None
-        if graphs is not None and size:
-            graphs.load(inputs, size)
-            prepare_ns = clock.lap()
-            logits = graphs.replay(size, inputs.slots.size)
-            forward_ns = clock.lap()
-        else:
-            token_ids, positions = self._to_device(inputs.input_ids), self._to_device(inputs.positions)
-            context = self._context(inputs, positions)
-            prepare_ns = clock.lap()
-            if self._fused is not None and self._fused.has_ends and not self._needs_hidden(inputs):
-                logits, likeliest = self._fused.logits(
-                    token_ids, context.plan, context.slot_mapping, positions, self._to_device(rows.logit_rows)
-                )
-                forward_ns = clock.lap()
-            else:
-                hidden = self._model(token_ids, positions, context)
-                logits = self._logits(hidden, rows.logit_rows)
-                forward_ns = clock.lap()
-                prompt_logprobs = self._prompt_logprobs(hidden, inputs)
-                if inputs.pooled.size:
-                    pooled = self._pool(hidden, inputs)
+        if computed.hidden is not None:
+            prompt_columns = self._prompt_logprobs(computed.hidden, inputs)
+            if inputs.pooled.size:
+                pooled = self._pool(computed.hidden, inputs)
+        likeliest = computed.likeliest
         if likeliest is not None and token_mask is None and self._log_likeliest(inputs, *likeliest):
             output = ModelRunnerOutput(token_ids=likeliest[1].numpy())
         elif self._parallel.is_leader:
             batch.advance(inputs)
-            output = self._sample(step, inputs, rows, logits, likeliest, token_mask)
+            output = self._sample(step, inputs, rows, computed.logits, likeliest, token_mask)
         else:
             batch.advance(inputs)
             output = self._take_from_leader(step, inputs, rows)
@@ -171,12 +154,10 @@ class ModelRunner:
             num_draft_tokens=output.num_draft_tokens,
             token_ids=output.token_ids,
             logprobs=output.logprobs,
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=prompt_columns,
             pooled=pooled,
             bad_slots=output.bad_slots,
-            timings=StepTimings(
-                queue_ns=clock.queue_ns, prepare_ns=prepare_ns, forward_ns=forward_ns, sample_ns=clock.lap()
-            ),
+            timings=clock.timings(),
         )
 
     def _update_processors(self, step: ExecuteModelInput) -> None:
@@ -191,32 +172,6 @@ class ModelRunner:
                 self.input_batch.fail(request.slot, Code.INVALID_ARGUMENT, problem, field="vllm_xargs")
             if self._processors.has(request.slot):
                 self.input_batch.takes_drafts[request.slot] = False
-
-    def _to_device(self, array: IntArray) -> Tensor:
-        return to_device(array, self._device)
-
-    def _context(self, inputs: StepInputs, positions: Tensor) -> ForwardContext:
-        plan = AttentionPlan(
-            query_lens=inputs.num_scheduled_tokens,
-            seq_lens=inputs.seq_lens,
-            block_table=inputs.block_table,
-            block_size=self._kv_cache.block_size,
-            dtype=self._dtype,
-            device=self._device,
-        )
-        return ForwardContext(
-            plan=plan,
-            slot_mapping=self._to_device(inputs.slot_mapping),
-            k_caches=self._kv_cache.k_caches,
-            v_caches=self._kv_cache.v_caches,
-            rotary={} if self._fused is not None else self._model.rotary(positions),
-            fused=self._fused,
-        )
-
-    def _logits(self, hidden: Tensor, rows: IntArray) -> Tensor:
-        if rows.size != hidden.shape[0]:
-            hidden = hidden.index_select(0, self._to_device(rows))
-        return self._model.compute_logits(hidden)
 
     def _log_likeliest(self, inputs: StepInputs, highest: Tensor, token_ids: Tensor) -> bool:
         """Take the tokens [num_rows] with the highest logits, if that is all there is to sampling here; whether so."""
@@ -265,7 +220,7 @@ class ModelRunner:
         token_ids = output.token_ids
         if kept.size != slots.size:
             slots, token_ids = slots[kept], token_ids[kept]
-            judged = judged[self._to_device(kept)]
+            judged = judged[to_device(kept, self._device)]
         batch.append_tokens(slots, token_ids, rows.ahead[kept])
         self._constraints.advance(slots, token_ids)
         num_sampled = None
@@ -350,57 +305,10 @@ class ModelRunner:
         return not inputs.is_plain and (inputs.pooled.size > 0 or bool((asked[inputs.slots] != NO_LOGPROBS).any()))
 
     def _prompt_logprobs(self, hidden: Tensor, inputs: StepInputs) -> list[PromptLogprobs]:
-        """Log probabilities of the prompt tokens behind those of this step."""
-        asked = self.input_batch.sampling.prompt_logprobs[inputs.slots]
-        if (asked == NO_LOGPROBS).all():
-            return []
-        starts = np.cumsum(inputs.num_scheduled_tokens) - inputs.num_scheduled_tokens
-        result = []
-        for row in np.flatnonzero(asked != NO_LOGPROBS):
-            slot, num_rows = int(inputs.slots[row]), int(inputs.num_scheduled_tokens[row])
-            first = int(inputs.seq_lens[row]) - num_rows + 1  # the token that the chunk's first row predicts
-            num_rows = min(num_rows, int(self.input_batch.num_prompt_tokens[slot]) - first)
-            if num_rows <= 0:
-                continue
-            parts = []
-            for begin in range(0, num_rows, MAX_PROMPT_LOGPROB_ROWS):
-                size = min(MAX_PROMPT_LOGPROB_ROWS, num_rows - begin)
-                logits = self._logits(hidden, np.arange(starts[row] + begin, starts[row] + begin + size))
-                if not self._parallel.is_leader:
-                    continue
-                targets = self.input_batch.tokens[slot, first + begin : first + begin + size].astype(np.int64)
-                part = logprob_columns(logits, targets, np.full(size, asked[row]), is_normalised=self._gives_logprobs)
-                assert part is not None
-                parts.append(part)
-            if parts:
-                result.append(PromptLogprobs(slot=slot, start=first, logprobs=_joined(parts)))
-        return result
-
-
-def _joined(parts: list[LogprobColumns]) -> LogprobColumns:
-    def column(get: Callable[[LogprobColumns], np.ndarray]) -> np.ndarray:
-        return np.concatenate([get(part) for part in parts])
-
-    counts = column(lambda part: part.counts)
-    return LogprobColumns(
-        rows=np.arange(counts.size),
-        counts=counts,
-        token_ids=column(lambda part: part.token_ids),
-        logprobs=column(lambda part: part.logprobs),
-        sampled_ranks=column(lambda part: part.sampled_ranks),
-    )
-
-
-class _Clock:
-    """Durations between laps, nanoseconds. Launches return early on an accelerator: its time shows in the last lap."""
-
-    def __init__(self, arrived_ns: int) -> None:
-        self._last = time.perf_counter_ns()
-        self.queue_ns = self._last - arrived_ns if arrived_ns else 0
-        """Waited before the step began."""
-
-    def lap(self) -> int:
-        """Nanoseconds since the last one."""
-        now = time.perf_counter_ns()
-        elapsed, self._last = now - self._last, now
-        return elapsed
+        return prompt_logprobs(
+            inputs,
+            self.input_batch,
+            partial(self.forward.logits_of, hidden),
+            is_normalised=self._gives_logprobs,
+            is_leader=self._parallel.is_leader,
+        )

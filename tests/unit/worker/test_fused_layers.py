@@ -47,7 +47,7 @@ NOT_FUSED = (
 def fused_of(driver: Driver) -> DecoderLayers | ComposedLayers | None:
     runner = driver.worker._runner
     assert runner is not None
-    return runner._fused
+    return runner.forward.fused
 
 
 def one_by_one(directory: Path, **options: Any) -> Driver:
@@ -55,7 +55,7 @@ def one_by_one(directory: Path, **options: Any) -> Driver:
     driver = Driver(directory, **options)
     runner = driver.worker._runner
     assert runner is not None
-    runner._fused = None
+    runner.forward.fused = None
     return driver
 
 
