@@ -181,6 +181,17 @@ class DecoderLayers:
         return logits, (values, indices)
 
 
+def set_num_helpers(count: int) -> None:
+    """Have `count` more threads help with what this thread computes from now on in a DecoderLayers; none at first.
+
+    They are for few tokens: they multiply matrices alone, at idle priority, and nobody waits for one whose core another
+    process takes, as threads of OpenMP wait for each other. What is computed stays the same to the bit.
+    """
+    set_count = native("set_num_helpers")
+    if set_count is not None:
+        set_count(count)
+
+
 def has_decoder_layers(layers: Sequence[LayerWeights], dtype: torch.dtype) -> bool:
     """Whether these layers on the CPU can be a DecoderLayers: no kernel of theirs is missing or set aside.
 

@@ -4,6 +4,7 @@ import logging
 
 import torch
 
+from pagoda_kernels.decoder_layers import set_num_helpers
 from pagoda_worker.batch import ExecuteModelInput
 from pagoda_worker.threads import ThreadCounts, num_usable_cores, thread_counts
 
@@ -22,6 +23,7 @@ class StepThreads:
         self._asked = asked
         self._shares_machine = shares_machine
         self._counts = ThreadCounts(1, 1)
+        self._num_helpers = 0
 
     def choose(self, num_parameters: int, dtype: torch.dtype) -> None:
         """For a model of this size."""
@@ -36,6 +38,11 @@ class StepThreads:
     def use_for(self, step: ExecuteModelInput) -> None:
         """For the step that comes next."""
         scheduled = step.num_scheduled_tokens
-        num_threads = self._counts.of(step.num_seqs if scheduled is None else int(scheduled.sum()))
+        num_tokens = step.num_seqs if scheduled is None else int(scheduled.sum())
+        num_threads = self._counts.of(num_tokens)
         if num_threads != torch.get_num_threads():
             torch.set_num_threads(num_threads)
+        num_helpers = self._counts.helpers_of(num_tokens)
+        if num_helpers != self._num_helpers:
+            set_num_helpers(num_helpers)
+            self._num_helpers = num_helpers

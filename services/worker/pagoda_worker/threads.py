@@ -27,6 +27,10 @@ class ThreadCounts:
         """For a step of so many tokens."""
         return self.few_rows if num_rows <= FEW_ROWS else self.most
 
+    def helpers_of(self, num_rows: int) -> int:
+        """Helpers instead of the other threads, where a model has all its layers in one call."""
+        return self.most - 1 if num_rows <= FEW_ROWS else 0
+
 
 def set_wait_policy(environment: MutableMapping[str, str]) -> None:
     """Have OpenMP's threads spin shortly, then sleep, unless the environment says something of it already.

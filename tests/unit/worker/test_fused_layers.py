@@ -1,5 +1,10 @@
 """All layers of a model in one call: which models have that, and that it computes what they compute, to the bit."""
 
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +14,9 @@ import torch
 
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_kernels.composed_layers import ComposedLayers
-from pagoda_kernels.decoder_layers import DecoderLayers
+from pagoda_kernels.decoder_layers import DecoderLayers, set_num_helpers
 from pagoda_kernels.native.library import load_native, native
+from pagoda_worker.worker import Worker
 from tests.checkpoints import make_checkpoint
 from tests.unit.worker.driver import Driver, Tracked
 from tests.unit.worker.reference import make_prompts
@@ -71,10 +77,15 @@ def assert_alike(
     *,
     lengths: tuple[int, ...] = LENGTHS,
     chunk: int = 20,
+    worker: Worker | None = None,
     **options: Any,
 ) -> None:
-    """The same tokens, log probabilities and cache, with prompts in chunks beside decodes."""
-    fused = Driver(directory, **options)
+    """The same tokens, log probabilities and cache, with prompts in chunks beside decodes.
+
+    Args:
+        worker: of the layers in one call; None is one with one thread.
+    """
+    fused = Driver(directory, worker=worker, **options)
     plain = one_by_one(directory, **options)
     assert isinstance(fused_of(fused), kind)
     for params in (GREEDY, RANDOM, PARAMS):
@@ -145,6 +156,66 @@ def test_a_sequence_without_a_number_ends_alone(dtype: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_fused_layers_take_integers(quantization: str, tmp_path: Path) -> None:
     assert_alike(make_checkpoint("Qwen2ForCausalLM", tmp_path), dtype="bfloat16", quantization=quantization)
+
+
+@pytest.fixture
+def helped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    """A worker with three helpers in steps of any size."""
+    monkeypatch.setattr("pagoda_worker.threads.SINGLE_THREAD_PARAMETERS", 0)
+    monkeypatch.setattr("pagoda_worker.threads.FEW_ROWS", 1000)
+    before = torch.get_num_threads()
+    yield Worker(num_threads=4)
+    set_num_helpers(0)
+    torch.set_num_threads(before)
+
+
+def num_helpers() -> int:
+    """Of this process."""
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    return names.count("pagoda-helper\n")
+
+
+@pytest.fixture
+def busy_machine() -> Iterator[None]:
+    """Other processes want more of the processors than there are: helpers hardly ever bring a part to an end."""
+    count = 2 * len(os.sched_getaffinity(0))
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    yield
+    for other in others:
+        other.kill()
+        other.wait()
+
+
+WIDE = {"hidden_size": 256, "intermediate_size": 1120, "vocab_size": 3000, "mlp_bias": True, "attention_bias": True}
+
+
+@needs_bf16
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_helpers_change_nothing(helped: Worker, quantization: str | None, tmp_path: Path) -> None:
+    directory = make_checkpoint("LlamaForCausalLM", tmp_path, **WIDE)
+    assert_alike(directory, chunk=70, worker=helped, dtype="bfloat16", quantization=quantization)
+    assert num_helpers() >= 3
+
+
+@needs_bf16
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_nobody_waits_for_a_helper_without_a_processor(
+    helped: Worker, busy_machine: None, quantization: str | None, tmp_path: Path
+) -> None:
+    directory = make_checkpoint("LlamaForCausalLM", tmp_path, **WIDE)
+    assert_alike(directory, chunk=70, worker=helped, dtype="bfloat16", quantization=quantization)
+
+
+@needs_bf16
+def test_helpers_end_with_the_layers(helped: Worker, tmp_path: Path) -> None:
+    driver = Driver(make_checkpoint("LlamaForCausalLM", tmp_path, **WIDE), worker=helped, dtype="bfloat16")
+    gc.collect()
+    before = num_helpers()
+    driver.generate(make_prompts((40,)), GREEDY)
+    assert num_helpers() == before + 3
+    driver.worker.sleep(2)
+    gc.collect()
+    assert num_helpers() == before
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -72,6 +72,17 @@ def test_steps_of_few_tokens_leave_a_core_to_the_other_services(
     assert counts.of(FEW_ROWS + 1) == cores
 
 
+@pytest.mark.parametrize("leaves_core", [False, True])
+def test_steps_of_few_tokens_have_helpers_instead_of_the_other_threads(
+    leaves_core: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pagoda_worker.threads.num_usable_cores", lambda: 4)
+    counts = thread_counts(SINGLE_THREAD_PARAMETERS, leaves_core=leaves_core)
+    assert counts.helpers_of(1) == counts.helpers_of(FEW_ROWS) == 3
+    assert counts.helpers_of(FEW_ROWS + 1) == 0
+    assert thread_counts(SINGLE_THREAD_PARAMETERS - 1, leaves_core=leaves_core).helpers_of(1) == 0
+
+
 def test_threads_spin_shortly_unless_the_environment_says_otherwise() -> None:
     environment = {"HOME": "/"}
     set_wait_policy(environment)

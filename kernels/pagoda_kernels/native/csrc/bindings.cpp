@@ -1,7 +1,6 @@
 // From tensors to pointers. Few files know torch, since those are slow to compile. The callers in pagoda_kernels/*.py have
 // checked shapes, types and devices.
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 #include <pybind11/numpy.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -10,17 +9,11 @@
 
 #include "bindings.h"
 #include "decode_rows.h"
-#include "decoder_layers.h"
 #include "ops.h"
 
 namespace {
 
 using at::Tensor;
-
-template <typename T>
-T* data(const Tensor& tensor) {
-  return static_cast<T*>(tensor.data_ptr());
-}
 
 template <typename T>
 using Array = pybind11::array_t<T, pybind11::array::c_style>;
@@ -155,146 +148,6 @@ void quantized_linear(const Tensor& x, const Tensor& codes, const Tensor& scales
   });
 }
 
-#if defined(__AVX512BF16__)
-const pagoda::bf16* pointer(const std::optional<Tensor>& tensor) {
-  return tensor ? data<const pagoda::bf16>(*tensor) : nullptr;
-}
-
-// A matrix of one layer: packed, or codes with scales. Whoever has it keeps its tensors alive.
-pagoda::LinearWeights linear_weights(const Tensor& weight, const std::optional<Tensor>& scales,
-                                     const std::optional<Tensor>& zeros, int64_t group_size,
-                                     const std::optional<Tensor>& bias, int64_t num_outputs, int64_t num_inputs) {
-  pagoda::LinearWeights result{nullptr, {}, pointer(bias), num_outputs, num_inputs};
-  if (scales) {
-    result.quantized = {data<uint8_t>(weight), data<float>(*scales), zeros ? data<float>(*zeros) : nullptr, num_outputs,
-                        num_inputs,            scales->size(1),      group_size, static_cast<int>(weight.size(2) / 16)};
-  } else {
-    result.packed = data<const pagoda::bf16>(weight);
-  }
-  return result;
-}
-
-// One caller at a time: the scratch memory is kept from call to call.
-class DecoderLayers {
- public:
-  DecoderLayers(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim)
-      : num_heads_(num_heads), num_kv_heads_(num_kv_heads), head_dim_(head_dim) {}
-
-  void add(const Tensor& attention_norm, const Tensor& mlp_norm, double eps, double weight_offset,
-           const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm, double head_eps,
-           double head_weight_offset, const std::vector<pagoda::LinearWeights>& linears, int64_t activation, int rotation,
-           bool is_interleaved, double scale, double softcap, int64_t window, const Tensor& k_cache, const Tensor& v_cache) {
-    using pagoda::bf16;
-    TORCH_CHECK(linears.size() == 4, "a layer has 4 matrices, got ", linears.size());
-    layers_.push_back({
-        .attention_norm = data<const bf16>(attention_norm),
-        .mlp_norm = data<const bf16>(mlp_norm),
-        .eps = static_cast<float>(eps),
-        .weight_offset = static_cast<float>(weight_offset),
-        .q_norm = pointer(q_norm),
-        .k_norm = pointer(k_norm),
-        .head_eps = static_cast<float>(head_eps),
-        .head_weight_offset = static_cast<float>(head_weight_offset),
-        .qkv = linears[0],
-        .output = linears[1],
-        .gate_up = linears[2],
-        .down = linears[3],
-        .activation = static_cast<pagoda::Activation>(activation),
-        .rotation = rotation,
-        .is_interleaved = is_interleaved,
-        .scale = static_cast<float>(scale),
-        .softcap = static_cast<float>(softcap),
-        .window = window,
-        .k_cache = data<bf16>(k_cache),
-        .v_cache = data<bf16>(v_cache),
-    });
-    block_size_ = k_cache.size(1);
-  }
-
-  // cos and sin: [max_positions, ..., angles] float32, one pair for each rotation.
-  void rotate(const Tensor& cos, const Tensor& sin) { tables_.push_back({cos, sin}); }
-
-  // embedding: [vocab_size, hidden_size] bfloat16, or packed as a weight.
-  void ends(const Tensor& embedding, bool is_packed, const Tensor& norm, double eps, double weight_offset,
-            const pagoda::LinearWeights& linear) {
-    embedding_ = embedding;
-    is_packed_ = is_packed;
-    head_ = {data<const pagoda::bf16>(norm), static_cast<float>(eps), static_cast<float>(weight_offset), linear};
-  }
-
-  void forward(const Tensor& x, const Tensor& query_lens, const Tensor& seq_lens, const Tensor& block_table,
-               const Tensor& slot_mapping, const Tensor& positions) {
-    using pagoda::bf16;
-    pagoda::DecoderBatch batch{};
-    batch.num_tokens = x.size(0);
-    batch.slot_mapping = data<int64_t>(slot_mapping);
-    batch.attention.num_seqs = query_lens.size(0);
-    batch.attention.query_lens = data<int64_t>(query_lens);
-    batch.attention.seq_lens = data<int64_t>(seq_lens);
-    batch.attention.block_table = data<int32_t>(block_table);
-    batch.attention.table_stride = block_table.stride(0);
-    batch.attention.block_size = block_size_;
-    batch.attention.num_heads = num_heads_;
-    batch.attention.num_kv_heads = num_kv_heads_;
-    batch.attention.head_dim = head_dim_;
-    const int64_t token = num_kv_heads_ * head_dim_;
-    batch.cache = {block_size_, {block_size_ * token, token, head_dim_}, {block_size_ * token, token, head_dim_}};
-    angles_.resize(2 * tables_.size());
-    for (size_t i = 0; i < tables_.size(); ++i) {
-      const int64_t half = tables_[i].first.size(-1);
-      float* angles[2];
-      for (int j = 0; j < 2; ++j) {
-        angles_[2 * i + j].resize(batch.num_tokens * half);
-        angles[j] = angles_[2 * i + j].data();
-        pagoda::gather(data<float>(j ? tables_[i].second : tables_[i].first), data<int64_t>(positions), batch.num_tokens,
-                       half, angles[j]);
-      }
-      batch.rotations.push_back({angles[0], angles[1], static_cast<int>(half)});
-    }
-    bf16* scratch = scratch_of(x, pagoda::decoder_scratch_size(layers_, batch));
-    pagoda::decoder_layers(layers_, batch, data<bf16>(x), scratch, at::get_num_threads());
-  }
-
-  // `forward` of embedded tokens, and the logits of some rows with the argmax of each.
-  void forward_to_logits(const Tensor& input_ids, const Tensor& query_lens, const Tensor& seq_lens, const Tensor& block_table,
-                         const Tensor& slot_mapping, const Tensor& positions, const Tensor& rows, const Tensor& logits,
-                         const Tensor& values, const Tensor& indices) {
-    using pagoda::bf16;
-    TORCH_CHECK(head_, "forward_to_logits needs both ends of the model");
-    const int64_t num_tokens = input_ids.size(0), size = head_->linear.num_inputs;
-    const int64_t* ids = data<int64_t>(input_ids);
-    const Tensor x = at::empty({num_tokens, size}, embedding_.options());
-    if (is_packed_) {
-      pagoda::packed_embedding(ids, data<bf16>(embedding_), data<bf16>(x), num_tokens, size, at::get_num_threads());
-    } else {
-      pagoda::gather(data<bf16>(embedding_), ids, num_tokens, size, data<bf16>(x));
-    }
-    forward(x, query_lens, seq_lens, block_table, slot_mapping, positions);
-    pagoda::bf16* scratch = scratch_of(x, pagoda::head_scratch_size(*head_, rows.size(0)));
-    pagoda::decoder_logits(*head_, data<pagoda::bf16>(x), data<int64_t>(rows), rows.size(0), scratch, data<float>(logits),
-                           data<float>(values), data<int64_t>(indices), at::get_num_threads());
-  }
-
- private:
-  pagoda::bf16* scratch_of(const Tensor& x, int64_t size) {
-    if (!scratch_.defined() || scratch_.numel() < size) {
-      scratch_ = Tensor();  // before there is another
-      scratch_ = at::empty({size}, x.options());
-    }
-    return data<pagoda::bf16>(scratch_);
-  }
-
-  int64_t num_heads_, num_kv_heads_, head_dim_, block_size_ = 0;
-  std::vector<pagoda::DecoderLayer> layers_;
-  std::vector<std::pair<Tensor, Tensor>> tables_;
-  std::optional<pagoda::DecoderHead> head_;
-  Tensor embedding_;
-  bool is_packed_ = false;
-  std::vector<std::vector<float>> angles_;
-  Tensor scratch_;
-};
-#endif
-
 void rms_norm(const Tensor& x, const Tensor& weight, const Tensor& out, double eps, double weight_offset) {
   const Unlocked unlocked(x.size(0));
   by_dtype(x, [&](auto zero) {
@@ -379,15 +232,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("pack_weight", &pack_weight, AllUnlocked());
   module.def("packed_embedding", &packed_embedding, AllUnlocked());
   module.def("packed_linear", &packed_linear, AllUnlocked());
-  module.def("linear_weights", &linear_weights);
-  pybind11::class_<pagoda::LinearWeights>(module, "LinearWeights");
-  pybind11::class_<DecoderLayers>(module, "decoder_layers")
-      .def(pybind11::init<int64_t, int64_t, int64_t>())
-      .def("add", &DecoderLayers::add)
-      .def("rotate", &DecoderLayers::rotate)
-      .def("ends", &DecoderLayers::ends)
-      .def("forward", &DecoderLayers::forward, AllUnlocked())
-      .def("forward_to_logits", &DecoderLayers::forward_to_logits, AllUnlocked());
 #endif
   module.def("paged_attention", &paged_attention, AllUnlocked());
   module.def("race", &race, AllUnlocked());
@@ -395,5 +239,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("rms_norm", &rms_norm);
   module.def("rope_store", &rope_store);
   module.def("store_int8", &store_int8, AllUnlocked());
+  bind_decoder_layers(module);
   bind_composed_layers(module);
 }

@@ -1,12 +1,15 @@
 #include "decoder_layers.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace pagoda {
 
 #if defined(__AVX512BF16__)
 
 namespace {
+
+constexpr int64_t kWakingBytes = 4 << 20;  // keys and values of a layer, some 100 us, that are worth waking threads for
 
 // Widest rows of each buffer over all layers.
 struct Widths {
@@ -26,13 +29,23 @@ struct Widths {
 };
 
 template <typename Out>
-void linear(const LinearWeights& weights, const bf16* x, const bf16* residual, Out* out, int64_t num_rows, int num_threads) {
+void linear(const LinearWeights& weights, const bf16* x, const bf16* residual, Out* out, int64_t num_rows, const Team& team) {
   const int64_t inputs = weights.num_inputs, outputs = weights.num_outputs;
   if (weights.packed) {
-    packed_linear<Out>(x, inputs, weights.packed, weights.bias, residual, outputs, out, num_rows, outputs, inputs, num_threads);
+    packed_linear<Out>(x, inputs, weights.packed, weights.bias, residual, outputs, out, num_rows, outputs, inputs,
+                       team.num_threads, team.helpers);
   } else {
-    quantized_linear<bf16, Out>(x, inputs, weights.quantized, weights.bias, residual, outputs, out, num_rows, num_threads);
+    quantized_linear<bf16, Out>(x, inputs, weights.quantized, weights.bias, residual, outputs, out, num_rows,
+                                team.num_threads, team.helpers);
   }
+}
+
+// Helpers do not attend: for many keys the threads of OpenMP are woken, as many as there are helpers.
+int threads_for_attention(const AttentionBatch& batch, const Team& team) {
+  if (team.helpers == nullptr) return team.num_threads;
+  const int64_t keys = std::accumulate(batch.seq_lens, batch.seq_lens + batch.num_seqs, int64_t{0});
+  const int64_t bytes = 2 * keys * batch.num_kv_heads * batch.head_dim * static_cast<int64_t>(sizeof(bf16));
+  return bytes < kWakingBytes ? team.num_threads : team.helpers->count() + 1;
 }
 
 }  // namespace
@@ -41,16 +54,17 @@ int64_t decoder_scratch_size(const std::vector<DecoderLayer>& layers, const Deco
   return batch.num_tokens * Widths(layers).sum();
 }
 
-void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch, bf16* x, bf16* scratch, int num_threads) {
+void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch, bf16* x, bf16* scratch, const Team& team) {
   const Widths widths(layers);
   const int64_t rows = batch.num_tokens;
+  const int num_threads = team.num_threads, attending = threads_for_attention(batch.attention, team);
   AttentionBatch& attention = batch.attention;
   bf16 *normed = scratch, *qkv = normed + rows * widths.hidden, *attended = qkv + rows * widths.qkv;
   bf16 *wide = qkv, *gated = wide + rows * widths.wide;
   for (const DecoderLayer& layer : layers) {
     const int64_t hidden = layer.qkv.num_inputs;
     rms_norm<bf16>(x, hidden, layer.attention_norm, normed, rows, hidden, layer.eps, layer.weight_offset, num_threads);
-    linear(layer.qkv, normed, nullptr, qkv, rows, num_threads);
+    linear(layer.qkv, normed, nullptr, qkv, rows, team);
     const Rotation rotation = layer.rotation < 0 ? Rotation{nullptr, nullptr, 0} : batch.rotations[layer.rotation];
     rope_store<bf16>(qkv, layer.qkv.num_outputs, layer.q_norm, layer.k_norm, layer.head_eps, layer.head_weight_offset,
                      rotation.cos, rotation.sin, rotation.half, layer.is_interleaved, batch.slot_mapping, layer.k_cache,
@@ -61,30 +75,30 @@ void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch
     attention.scale = layer.scale;
     attention.softcap = layer.softcap;
     const AttentionCache<bf16> cache{layer.k_cache, layer.v_cache, attention.head_dim};
-    paged_attention<bf16, bf16>(attention, cache, qkv, attended, num_threads);
-    linear(layer.output, attended, x, x, rows, num_threads);
+    paged_attention<bf16, bf16>(attention, cache, qkv, attended, attending);
+    linear(layer.output, attended, x, x, rows, team);
     rms_norm<bf16>(x, hidden, layer.mlp_norm, normed, rows, hidden, layer.eps, layer.weight_offset, num_threads);
     if (layer.gate_up.packed && should_gate(rows, layer.down.num_inputs)) {
       packed_gated_linear(normed, hidden, layer.gate_up.packed, layer.gate_up.bias, layer.activation, gated, rows,
                           layer.down.num_inputs, hidden, num_threads);
     } else {
-      linear(layer.gate_up, normed, nullptr, wide, rows, num_threads);
+      linear(layer.gate_up, normed, nullptr, wide, rows, team);
       act_and_mul<bf16>(wide, layer.gate_up.num_outputs, gated, rows, layer.down.num_inputs, layer.activation, num_threads);
     }
-    linear(layer.down, gated, x, x, rows, num_threads);
+    linear(layer.down, gated, x, x, rows, team);
   }
 }
 
 int64_t head_scratch_size(const DecoderHead& head, int64_t num_rows) { return 2 * num_rows * head.linear.num_inputs; }
 
 void decoder_logits(const DecoderHead& head, const bf16* x, const int64_t* rows, int64_t num_rows, bf16* scratch,
-                    float* logits, float* values, int64_t* indices, int num_threads) {
+                    float* logits, float* values, int64_t* indices, const Team& team) {
   const int64_t size = head.linear.num_inputs;
   bf16 *chosen = scratch, *normed = scratch + num_rows * size;
   gather(x, rows, num_rows, size, chosen);
-  rms_norm<bf16>(chosen, size, head.norm, normed, num_rows, size, head.eps, head.weight_offset, num_threads);
-  linear<float>(head.linear, normed, nullptr, logits, num_rows, num_threads);
-  argmax(logits, head.linear.num_outputs, values, indices, num_rows, head.linear.num_outputs, num_threads);
+  rms_norm<bf16>(chosen, size, head.norm, normed, num_rows, size, head.eps, head.weight_offset, team.num_threads);
+  linear<float>(head.linear, normed, nullptr, logits, num_rows, team);
+  argmax(logits, head.linear.num_outputs, values, indices, num_rows, head.linear.num_outputs, team.num_threads);
 }
 
 #endif

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "helpers.h"
 #include "ops.h"
 
 namespace pagoda {
@@ -52,18 +53,24 @@ struct DecoderBatch {
   std::vector<Rotation> rotations;
 };
 
+// Who computes: threads of OpenMP, and for products of matrices helpers, if there are any.
+struct Team {
+  int num_threads;
+  Helpers* helpers;
+};
+
 // Numbers of bfloat16 that `decoder_layers` needs for a batch beside x.
 int64_t decoder_scratch_size(const std::vector<DecoderLayer>& layers, const DecoderBatch& batch);
 
 // x: [num_tokens, hidden_size], in place.
-void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch, bf16* x, bf16* scratch, int num_threads);
+void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch, bf16* x, bf16* scratch, const Team& team);
 
 // Numbers of bfloat16 that `decoder_logits` needs.
 int64_t head_scratch_size(const DecoderHead& head, int64_t num_rows);
 
 // logits [num_rows, num_outputs] of some rows of x [num_tokens, hidden_size]; values and indices [num_rows]: argmax.
 void decoder_logits(const DecoderHead& head, const bf16* x, const int64_t* rows, int64_t num_rows, bf16* scratch,
-                    float* logits, float* values, int64_t* indices, int num_threads);
+                    float* logits, float* values, int64_t* indices, const Team& team);
 
 // out[i] = table[rows[i]], rows of `size`.
 template <typename T>

@@ -7,6 +7,8 @@
 
 namespace pagoda {
 
+class Helpers;
+
 enum class Activation { kSilu, kGelu, kGeluTanh, kQuickGelu, kRelu, kReluSquared };
 
 // out[row] = activation(x[row][:size]) * x[row][size:]; rows of 2 * `size`, out contiguous.
@@ -27,11 +29,12 @@ void packed_embedding(const int64_t* ids, const bf16* weight, bf16* out, int64_t
                       int num_threads);
 
 // out = residual + x weight^T + bias, summed in float32; bias and residual may be null; out contiguous. num_inputs is even.
-// weight: [ceil(num_outputs / 32), num_inputs / 2, 32, 2], zeros behind the last output.
+// weight: [ceil(num_outputs / 32), num_inputs / 2, 32, 2], zeros behind the last output. Helpers, if any, take part instead
+// of other threads; the weight has to outlive them.
 template <typename Out>
 void packed_linear(const bf16* x, int64_t x_stride, const bf16* weight, const bf16* bias, const bf16* residual,
                    int64_t residual_stride, Out* out, int64_t num_rows, int64_t num_outputs, int64_t num_inputs,
-                   int num_threads);
+                   int num_threads, Helpers* helpers = nullptr);
 
 // act_and_mul of packed_linear of 2 * `size` outputs, to the bit, in one go. `size` is a multiple of 32.
 void packed_gated_linear(const bf16* x, int64_t x_stride, const bf16* weight, const bf16* bias, Activation activation,
@@ -84,9 +87,10 @@ struct QuantizedMatrix {
 };
 
 // out = x W^T + bias + residual, rounded once. x: [num_rows, num_inputs]; bias and residual may be null; out contiguous.
+// Helpers as for packed_linear.
 template <typename T, typename Out>
 void quantized_linear(const T* x, int64_t x_stride, const QuantizedMatrix& weight, const T* bias, const T* residual,
-                      int64_t residual_stride, Out* out, int64_t num_rows, int num_threads);
+                      int64_t residual_stride, Out* out, int64_t num_rows, int num_threads, Helpers* helpers = nullptr);
 
 // out[row] = x[row] / sqrt(mean(x[row]^2) + eps) * (weight + weight_offset); rows of `size`, out contiguous.
 template <typename T>

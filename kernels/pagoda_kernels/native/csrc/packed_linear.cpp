@@ -3,13 +3,13 @@
 #include <cstdlib>
 #include <memory>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "activations.h"
+#include "helpers.h"
 #include "ops.h"
+#include "packed_tiles.h"
 #include "parallel.h"
-#include "vec.h"
 
 namespace pagoda {
 
@@ -17,97 +17,12 @@ namespace pagoda {
 
 namespace {
 
-constexpr int kPanel = 2 * kLanes;          // output features of a panel: two vectors
-constexpr int kTileRows = 14;               // rows of x in registers: 28 accumulators, 2 vectors of weights, 1 of x
-constexpr int64_t kPairsInL1 = 128;         // pairs of inputs whose weights (16 KiB a panel) stay in L1 for all tiles
+using namespace packed;
+
 constexpr int64_t kBlockBytes = 384 << 10;  // packed rows of x that stay in L2 while weights pass by
 constexpr int64_t kMaxTiles = 32;           // of one block
 constexpr int64_t kOwnTiles = 8;            // threads that find so many each do not share blocks
 constexpr int64_t kGatedRows = 128;         // fewer wait for weights, which come fastest one panel behind the other
-
-// One tile: sums[r, :] += x[r, begin..end) W^T, a pair of inputs after the other, whatever the number of rows.
-// x: [pairs, R] pairs; w: [pairs, 32] pairs; both at `begin`. Meanwhile the lines from `ahead` come nearer.
-template <int R>
-void tile(const uint32_t* x, const bf16* w, int64_t pairs, float* sums, bool is_first, const char* ahead, int64_t step) {
-  __m512 acc[R][2];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    acc[r][0] = is_first ? _mm512_setzero_ps() : _mm512_load_ps(sums + r * kPanel);
-    acc[r][1] = is_first ? _mm512_setzero_ps() : _mm512_load_ps(sums + r * kPanel + kLanes);
-  }
-  for (int64_t k = 0; k < pairs; ++k) {
-    const __m512bh w0 = (__m512bh)_mm512_loadu_si512(w), w1 = (__m512bh)_mm512_loadu_si512(w + kPanel);
-    w += 2 * kPanel;
-    _mm_prefetch(ahead, _MM_HINT_T1);
-    _mm_prefetch(ahead + 64, _MM_HINT_T1);
-    ahead += step;
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const __m512bh pair = (__m512bh)_mm512_set1_epi32(static_cast<int>(x[r]));
-      acc[r][0] = _mm512_dpbf16_ps(acc[r][0], pair, w0);
-      acc[r][1] = _mm512_dpbf16_ps(acc[r][1], pair, w1);
-    }
-    x += R;
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    _mm512_store_ps(sums + r * kPanel, acc[r][0]);
-    _mm512_store_ps(sums + r * kPanel + kLanes, acc[r][1]);
-  }
-}
-
-using Tile = void (*)(const uint32_t*, const bf16*, int64_t, float*, bool, const char*, int64_t);
-
-template <int... R>
-constexpr Tile tile_of(int rows, std::integer_sequence<int, R...>) {
-  constexpr Tile tiles[] = {tile<R + 1>...};
-  return tiles[rows - 1];
-}
-
-inline Tile tile_of(int rows) { return tile_of(rows, std::make_integer_sequence<int, kTileRows>{}); }
-
-// Rows divided into tiles of nearly equal height, so that no tile leaves registers idle.
-struct Tiles {
-  int64_t count, height, num_higher;
-  explicit Tiles(int64_t rows)
-      : count((rows + kTileRows - 1) / kTileRows), height(rows / count), num_higher(rows % count) {}
-  int64_t begin(int64_t tile) const { return tile * height + std::min(tile, num_higher); }
-  int rows(int64_t tile) const { return static_cast<int>(height + (tile < num_higher)); }
-};
-
-// x [rows, pairs] to [pairs, width], rows <= width <= 16, in squares of 16 by 16; what is behind the last row is zero.
-void pack_rows(const bf16* x, int64_t stride, int rows, int64_t pairs, uint32_t* to, int64_t to_stride, int width) {
-  const __mmask16 mask = first_lanes(width);
-  for (int64_t k = 0; k < pairs; k += 16) {
-    const int count = static_cast<int>(std::min<int64_t>(16, pairs - k));
-    __m512i a[16], b[16];
-    for (int r = 0; r < 16; ++r) {
-      a[r] = r < rows ? _mm512_maskz_loadu_epi32(first_lanes(count), x + r * stride + 2 * k) : _mm512_setzero_si512();
-    }
-    // Transposed within pairs of rows, then of pairs, then of the four 128-bit lanes.
-    for (int r = 0; r < 16; r += 2) {
-      b[r] = _mm512_unpacklo_epi32(a[r], a[r + 1]);
-      b[r + 1] = _mm512_unpackhi_epi32(a[r], a[r + 1]);
-    }
-    for (int r = 0; r < 16; r += 4) {
-      a[r] = _mm512_unpacklo_epi64(b[r], b[r + 2]);
-      a[r + 1] = _mm512_unpackhi_epi64(b[r], b[r + 2]);
-      a[r + 2] = _mm512_unpacklo_epi64(b[r + 1], b[r + 3]);
-      a[r + 3] = _mm512_unpackhi_epi64(b[r + 1], b[r + 3]);
-    }
-    // a[4 q + i]: rows 4 q .. 4 q + 3 of columns i, 4 + i, 8 + i, 12 + i, one in each 128-bit lane.
-    for (int i = 0; i < 4; ++i) {
-      const __m512i low = _mm512_shuffle_i32x4(a[i], a[4 + i], 0x88), high = _mm512_shuffle_i32x4(a[i], a[4 + i], 0xdd);
-      const __m512i low2 = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0x88);
-      const __m512i high2 = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0xdd);
-      b[i] = _mm512_shuffle_i32x4(low, low2, 0x88);
-      b[8 + i] = _mm512_shuffle_i32x4(low, low2, 0xdd);
-      b[4 + i] = _mm512_shuffle_i32x4(high, high2, 0x88);
-      b[12 + i] = _mm512_shuffle_i32x4(high, high2, 0xdd);
-    }
-    for (int i = 0; i < count; ++i) _mm512_mask_storeu_epi32(to + (k + i) * to_stride, mask, b[i]);
-  }
-}
 
 // Memory of one thread that callers of the kernel share, one behind the other.
 uint32_t* scratch(int64_t size) {
@@ -198,13 +113,20 @@ struct Input {
   int64_t stride, pairs;
 };
 
-// Some tiles of rows, and which items (panels of the weight that are multiplied together) are still to come.
-struct Block {
-  int64_t first_tile, last_tile;
+// Some tiles of rows.
+struct Rows {
+  int64_t first_tile = 0, last_tile = 0;
   const uint32_t* packed = nullptr;  // tiles one behind the other, [pairs, height] each
+};
+
+// Rows with the items (panels of the weight that are multiplied together) that are still to come.
+struct Block : Rows {
   std::atomic<bool> is_packed{false};
   std::atomic<int64_t> next_item{0};
 };
+
+template <typename Epilogue>
+struct Parts;
 
 // x weight^T, of which an epilogue makes the output.
 template <typename Epilogue>
@@ -215,7 +137,11 @@ struct Product {
   Tiles tiles;
   int64_t items = epilogue.items();
 
-  void run(int num_threads) const {
+  void run(int num_threads, Helpers* helpers = nullptr) const {
+    if (helpers != nullptr && tiles.begin(tiles.count) * x.pairs * 4 <= Helpers::kInputBytes && tiles.count <= kMaxTiles) {
+      run(*helpers);
+      return;
+    }
     const int64_t most = std::clamp<int64_t>(kBlockBytes / (4 * x.pairs * kTileRows), 1, kMaxTiles);
     const bool is_shared = tiles.count < std::max<int64_t>(2, std::min(most, kOwnTiles) * num_threads);
     int64_t count = (tiles.count + most - 1) / most;
@@ -233,6 +159,13 @@ struct Product {
   }
 
  private:
+  void run(Helpers& helpers) const {
+    auto* packed = static_cast<uint32_t*>(helpers.input());
+    for (int64_t t = 0; t < tiles.count; ++t) pack_tile(t, packed + tiles.begin(t) * x.pairs);
+    const int64_t grain = helpers.grain(items);
+    helpers.run(Parts<Epilogue>{*this, {0, tiles.count, packed}, grain}, (items + grain - 1) / grain);
+  }
+
   // Few rows: all threads pack them, and divide the items.
   void share(std::vector<Block>& blocks, int num_threads) const {
     const int64_t rows = tiles.begin(tiles.count);
@@ -277,6 +210,10 @@ struct Product {
 
   void pack_tile(int64_t t, uint32_t* to) const {
     const int height = tiles.rows(t);
+    if (tiles.begin(tiles.count) == 1) {
+      std::memcpy(to, x.rows, x.pairs * 4);
+      return;
+    }
     pack_rows(x.rows + tiles.begin(t) * x.stride, x.stride, height, x.pairs, to, height, height);
   }
 
@@ -292,18 +229,19 @@ struct Product {
     }
   }
 
-  // Panel i of an item; behind the last one, the item's output.
-  void multiply(const Block& block, int64_t item, int i, float* all_sums) const {
-    constexpr int64_t kSize = kMaxTiles * kTileRows * kPanel;
-    float* sums = all_sums + i * kSize;
-    const int64_t pairs = x.pairs, first = tiles.begin(block.first_tile), count = block.last_tile - block.first_tile;
+  // Panel i of an item; behind the last one, the item's output, unless that has to wait.
+  template <bool kFinishes = true>
+  void multiply(const Rows& block, int64_t item, int i, float* all_sums) const {
+    const int64_t first = tiles.begin(block.first_tile), of_panel = (tiles.begin(block.last_tile) - first) * kPanel;
+    float* sums = all_sums + i * of_panel;
+    const int64_t pairs = x.pairs, count = block.last_tile - block.first_tile;
     const bf16* w = weight + epilogue.panel(item, i) * pairs * 2 * kPanel;
     // While all tiles pass over one stretch of weights, the next one comes into L2, of the next panel at the end.
     const char* ahead = reinterpret_cast<const char*>(w + kPairsInL1 * 2 * kPanel);
     const int64_t depth = count == 1 ? pairs : kPairsInL1, step = 128 / count;
     for (int64_t k = 0; k < pairs; k += depth) {
       const int64_t size = std::min(depth, pairs - k);
-      const bool is_last = i + 1 == Epilogue::kPanels && k + size == pairs;
+      const bool is_last = kFinishes && i + 1 == Epilogue::kPanels && k + size == pairs;
       for (int64_t t = block.first_tile; t < block.last_tile; ++t) {
         const int height = tiles.rows(t);
         const int64_t row = tiles.begin(t), place = row - first;
@@ -312,11 +250,43 @@ struct Product {
                                          : reinterpret_cast<const uint32_t*>(x.rows) + k;
         tile_of(height)(a, w + k * 2 * kPanel, size, sums + place * kPanel, k == 0, ahead, step);
         ahead += size * step;
-        if (is_last) {
-          std::array<const float*, Epilogue::kPanels> of_tile;
-          for (int j = 0; j < Epilogue::kPanels; ++j) of_tile[j] = all_sums + j * kSize + place * kPanel;
-          epilogue.finish(row, height, item, of_tile);
-        }
+        if (is_last) finish(row, height, item, all_sums + place * kPanel, of_panel);
+      }
+    }
+  }
+
+  // The outputs of a tile. sums: of its first row, a panel's after `of_panel` of another's.
+  void finish(int64_t row, int height, int64_t item, const float* sums, int64_t of_panel) const {
+    std::array<const float*, Epilogue::kPanels> of_tile;
+    for (int i = 0; i < Epilogue::kPanels; ++i) of_tile[i] = sums + i * of_panel;
+    epilogue.finish(row, height, item, of_tile);
+  }
+
+  friend struct Parts<Epilogue>;
+};
+
+// A product of few rows in parts of some items, for Helpers.
+template <typename Epilogue>
+struct Parts {
+  Product<Epilogue> product;
+  Rows rows;  // packed where helpers may read it
+  int64_t grain;
+
+  int64_t num_rows() const { return product.tiles.begin(rows.last_tile); }
+  int64_t sums_of_item() const { return Epilogue::kPanels * num_rows() * kPanel; }
+  int64_t sums_size() const { return grain * sums_of_item(); }
+  int64_t end(int64_t part) const { return std::min(product.items, (part + 1) * grain); }
+
+  void compute(int64_t part, float* sums) const {
+    for (int64_t item = part * grain; item < end(part); ++item, sums += sums_of_item()) {
+      for (int i = 0; i < Epilogue::kPanels; ++i) product.template multiply<false>(rows, item, i, sums);
+    }
+  }
+  void finish(int64_t part, const float* sums) const {
+    for (int64_t item = part * grain; item < end(part); ++item, sums += sums_of_item()) {
+      for (int64_t t = 0; t < rows.last_tile; ++t) {
+        const int64_t row = product.tiles.begin(t);
+        product.finish(row, product.tiles.rows(t), item, sums + row * kPanel, num_rows() * kPanel);
       }
     }
   }
@@ -350,10 +320,10 @@ void packed_embedding(const int64_t* ids, const bf16* weight, bf16* out, int64_t
 template <typename Out>
 void packed_linear(const bf16* x, int64_t x_stride, const bf16* weight, const bf16* bias, const bf16* residual,
                    int64_t residual_stride, Out* out, int64_t num_rows, int64_t num_outputs, int64_t num_inputs,
-                   int num_threads) {
+                   int num_threads, Helpers* helpers) {
   if (num_rows == 0) return;
   const Linear<Out> linear{bias, residual, residual_stride, out, num_outputs};
-  Product<Linear<Out>>{{x, x_stride, num_inputs / 2}, weight, linear, Tiles(num_rows)}.run(num_threads);
+  Product<Linear<Out>>{{x, x_stride, num_inputs / 2}, weight, linear, Tiles(num_rows)}.run(num_threads, helpers);
 }
 
 bool should_gate(int64_t num_rows, int64_t size) { return num_rows >= kGatedRows && size % kPanel == 0; }
@@ -368,9 +338,9 @@ void packed_gated_linear(const bf16* x, int64_t x_stride, const bf16* weight, co
 }
 
 template void packed_linear(const bf16*, int64_t, const bf16*, const bf16*, const bf16*, int64_t, float*, int64_t, int64_t,
-                            int64_t, int);
+                            int64_t, int, Helpers*);
 template void packed_linear(const bf16*, int64_t, const bf16*, const bf16*, const bf16*, int64_t, bf16*, int64_t, int64_t,
-                            int64_t, int);
+                            int64_t, int, Helpers*);
 
 #endif
 

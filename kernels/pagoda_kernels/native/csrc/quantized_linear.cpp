@@ -1,4 +1,5 @@
 #include "quantized_codes.h"
+#include "helpers.h"
 #include "parallel.h"
 
 // Products of a part (a group's inputs, or some of them) are summed for all numbers of rows in the same order, an input
@@ -166,58 +167,114 @@ void finish(const float* sums, int64_t rows, int64_t size, const T* bias, const 
   }
 }
 
+// x W^T, a tile of outputs after the other.
 template <int kBits, typename T, typename Out>
-void run(const T* x, int64_t x_stride, const QuantizedMatrix& w, const T* bias, const T* residual,
-         int64_t residual_stride, Out* out, int64_t num_rows, int num_threads) {
-  const Codes<kBits> codes;
-  const int64_t tiles = (w.num_outputs + kTile - 1) / kTile;
-  const int64_t tile_bytes = w.num_inputs / 2 * Codes<kBits>::kPairBytes;
-  const int64_t part = w.group_size <= kMaxPart ? w.group_size : kMaxPart;
-  const int64_t slices = (num_rows + kMaxRows - 1) / kMaxRows;
-  const int64_t grain = std::max<int64_t>(1, std::min<int64_t>(tiles / (8 * num_threads), 64 / num_rows));
-  const int threads = static_cast<int>(std::min<int64_t>(num_threads, (tiles + grain - 1) / grain));
+struct Product {
+  const T* x;
+  int64_t x_stride;
+  QuantizedMatrix w;
+  const T *bias, *residual;
+  int64_t residual_stride;
+  Out* out;
+  int64_t num_rows;
+
+  int64_t tiles() const { return (w.num_outputs + kTile - 1) / kTile; }
+
+  // sums [rows, 64] of rows from `first` on.
+  void multiply(int64_t tile, int64_t first, int64_t rows, float* numbers, float* sums) const {
+    static const Codes<kBits> codes;
+    const int64_t tile_bytes = w.num_inputs / 2 * Codes<kBits>::kPairBytes;
+    const int64_t part = w.group_size <= kMaxPart ? w.group_size : kMaxPart;
+    std::memset(sums, 0, rows * kTile * sizeof(float));
+    for (int64_t k = 0; k < w.num_inputs; k += part) {
+      const int64_t at = (tile * w.num_groups + k / w.group_size) * kTile;
+      add<kBits>(codes, w.codes + tile * tile_bytes + k / 2 * Codes<kBits>::kPairBytes, x + first * x_stride + k, x_stride,
+                 rows, std::min(part, w.num_inputs - k), w.scales + at, w.zeros ? w.zeros + at : nullptr, numbers, sums);
+    }
+  }
+
+  void finish(int64_t tile, int64_t first, int64_t rows, const float* sums) const {
+    const int64_t column = tile * kTile;
+    pagoda::finish(sums, rows, std::min<int64_t>(kTile, w.num_outputs - column), bias ? bias + column : nullptr,
+                   residual ? residual + first * residual_stride + column : nullptr, residual_stride,
+                   out + first * w.num_outputs + column, w.num_outputs);
+  }
+
+  void run(int num_threads) const {
+    const int64_t slices = (num_rows + kMaxRows - 1) / kMaxRows;
+    const int64_t grain = std::max<int64_t>(1, std::min<int64_t>(tiles() / (8 * num_threads), 64 / num_rows));
+    const int threads = static_cast<int>(std::min<int64_t>(num_threads, (tiles() + grain - 1) / grain));
 #pragma omp parallel num_threads(threads) if (threads > 1)
-  {
-    alignas(64) float sums[kMaxRows * kTile];
-    alignas(64) float numbers[kMaxPart * kTile];
+    {
+      alignas(64) float sums[kMaxRows * kTile];
+      alignas(64) float numbers[kMaxPart * kTile];
 #pragma omp for schedule(dynamic, grain)
-    for (int64_t tile = 0; tile < tiles; ++tile) {
-      for (int64_t slice = 0; slice < slices; ++slice) {
-        const int64_t first = num_rows * slice / slices, rows = num_rows * (slice + 1) / slices - first;
-        std::memset(sums, 0, rows * kTile * sizeof(float));
-        for (int64_t k = 0; k < w.num_inputs; k += part) {
-          const int64_t at = (tile * w.num_groups + k / w.group_size) * kTile;
-          add<kBits>(codes, w.codes + tile * tile_bytes + k / 2 * Codes<kBits>::kPairBytes, x + first * x_stride + k,
-                     x_stride, rows, std::min(part, w.num_inputs - k), w.scales + at, w.zeros ? w.zeros + at : nullptr,
-                     numbers, sums);
+      for (int64_t tile = 0; tile < tiles(); ++tile) {
+        for (int64_t slice = 0; slice < slices; ++slice) {
+          const int64_t first = num_rows * slice / slices, rows = num_rows * (slice + 1) / slices - first;
+          multiply(tile, first, rows, numbers, sums);
+          finish(tile, first, rows, sums);
         }
-        const int64_t column = tile * kTile;
-        finish(sums, rows, std::min<int64_t>(kTile, w.num_outputs - column), bias ? bias + column : nullptr,
-               residual ? residual + first * residual_stride + column : nullptr, residual_stride,
-               out + first * w.num_outputs + column, w.num_outputs);
       }
     }
   }
+};
+
+// A product of few rows in parts of some tiles, for Helpers.
+template <typename Whole>
+struct Parts {
+  Whole product;  // x is where helpers may read it
+  int64_t grain;
+
+  int64_t sums_size() const { return grain * product.num_rows * kTile; }
+  int64_t end(int64_t part) const { return std::min(product.tiles(), (part + 1) * grain); }
+
+  void compute(int64_t part, float* sums) const {
+    alignas(64) float numbers[kMaxPart * kTile];
+    for (int64_t tile = part * grain; tile < end(part); ++tile, sums += product.num_rows * kTile) {
+      product.multiply(tile, 0, product.num_rows, numbers, sums);
+    }
+  }
+  void finish(int64_t part, const float* sums) const {
+    for (int64_t tile = part * grain; tile < end(part); ++tile, sums += product.num_rows * kTile) {
+      product.finish(tile, 0, product.num_rows, sums);
+    }
+  }
+};
+
+template <int kBits, typename T, typename Out>
+void run(Product<kBits, T, Out> product, int num_threads, Helpers* helpers) {
+  const int64_t rows = product.num_rows, inputs = product.w.num_inputs, tiles = product.tiles();
+  if (helpers == nullptr || rows > kMaxRows || rows * inputs * static_cast<int64_t>(sizeof(T)) > Helpers::kInputBytes) {
+    product.run(num_threads);
+    return;
+  }
+  T* x = static_cast<T*>(helpers->input());
+  for (int64_t row = 0; row < rows; ++row) std::copy_n(product.x + row * product.x_stride, inputs, x + row * inputs);
+  product.x = x;
+  product.x_stride = inputs;
+  const int64_t grain = helpers->grain(tiles);
+  helpers->run(Parts<Product<kBits, T, Out>>{product, grain}, (tiles + grain - 1) / grain);
 }
 
 }  // namespace
 
 template <typename T, typename Out>
 void quantized_linear(const T* x, int64_t x_stride, const QuantizedMatrix& w, const T* bias, const T* residual,
-                      int64_t residual_stride, Out* out, int64_t num_rows, int num_threads) {
+                      int64_t residual_stride, Out* out, int64_t num_rows, int num_threads, Helpers* helpers) {
   if (num_rows == 0) return;
   if (w.bits == 4) {
-    run<4>(x, x_stride, w, bias, residual, residual_stride, out, num_rows, num_threads);
+    run(Product<4, T, Out>{x, x_stride, w, bias, residual, residual_stride, out, num_rows}, num_threads, helpers);
   } else {
-    run<8>(x, x_stride, w, bias, residual, residual_stride, out, num_rows, num_threads);
+    run(Product<8, T, Out>{x, x_stride, w, bias, residual, residual_stride, out, num_rows}, num_threads, helpers);
   }
 }
 
 template void quantized_linear(const float*, int64_t, const QuantizedMatrix&, const float*, const float*, int64_t, float*,
-                               int64_t, int);
+                               int64_t, int, Helpers*);
 template void quantized_linear(const bf16*, int64_t, const QuantizedMatrix&, const bf16*, const bf16*, int64_t, bf16*,
-                               int64_t, int);
+                               int64_t, int, Helpers*);
 template void quantized_linear(const bf16*, int64_t, const QuantizedMatrix&, const bf16*, const bf16*, int64_t, float*,
-                               int64_t, int);
+                               int64_t, int, Helpers*);
 
 }  // namespace pagoda

@@ -1,0 +1,108 @@
+// Tiles of a product with a packed weight: some rows of x, packed too, against a panel of outputs.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "vec.h"
+
+namespace pagoda {
+
+#if defined(__AVX512BF16__)
+
+namespace packed {
+
+constexpr int kPanel = 2 * kLanes;          // output features of a panel: two vectors
+constexpr int kTileRows = 14;               // rows of x in registers: 28 accumulators, 2 vectors of weights, 1 of x
+constexpr int64_t kPairsInL1 = 128;         // pairs of inputs whose weights (16 KiB a panel) stay in L1 for all tiles
+
+// One tile: sums[r, :] += x[r, begin..end) W^T, a pair of inputs after the other, whatever the number of rows.
+// x: [pairs, R] pairs; w: [pairs, 32] pairs; both at `begin`. Meanwhile the lines from `ahead` come nearer.
+template <int R>
+void tile(const uint32_t* x, const bf16* w, int64_t pairs, float* sums, bool is_first, const char* ahead, int64_t step) {
+  __m512 acc[R][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    acc[r][0] = is_first ? _mm512_setzero_ps() : _mm512_load_ps(sums + r * kPanel);
+    acc[r][1] = is_first ? _mm512_setzero_ps() : _mm512_load_ps(sums + r * kPanel + kLanes);
+  }
+  for (int64_t k = 0; k < pairs; ++k) {
+    const __m512bh w0 = (__m512bh)_mm512_loadu_si512(w), w1 = (__m512bh)_mm512_loadu_si512(w + kPanel);
+    w += 2 * kPanel;
+    _mm_prefetch(ahead, _MM_HINT_T1);
+    _mm_prefetch(ahead + 64, _MM_HINT_T1);
+    ahead += step;
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const __m512bh pair = (__m512bh)_mm512_set1_epi32(static_cast<int>(x[r]));
+      acc[r][0] = _mm512_dpbf16_ps(acc[r][0], pair, w0);
+      acc[r][1] = _mm512_dpbf16_ps(acc[r][1], pair, w1);
+    }
+    x += R;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    _mm512_store_ps(sums + r * kPanel, acc[r][0]);
+    _mm512_store_ps(sums + r * kPanel + kLanes, acc[r][1]);
+  }
+}
+
+using Tile = void (*)(const uint32_t*, const bf16*, int64_t, float*, bool, const char*, int64_t);
+
+template <int... R>
+constexpr Tile tile_of(int rows, std::integer_sequence<int, R...>) {
+  constexpr Tile tiles[] = {tile<R + 1>...};
+  return tiles[rows - 1];
+}
+
+inline Tile tile_of(int rows) { return tile_of(rows, std::make_integer_sequence<int, kTileRows>{}); }
+
+// Rows divided into tiles of nearly equal height, so that no tile leaves registers idle.
+struct Tiles {
+  int64_t count, height, num_higher;
+  explicit Tiles(int64_t rows)
+      : count((rows + kTileRows - 1) / kTileRows), height(rows / count), num_higher(rows % count) {}
+  int64_t begin(int64_t tile) const { return tile * height + std::min(tile, num_higher); }
+  int rows(int64_t tile) const { return static_cast<int>(height + (tile < num_higher)); }
+};
+
+// x [rows, pairs] to [pairs, width], rows <= width <= 16, in squares of 16 by 16; what is behind the last row is zero.
+inline void pack_rows(const bf16* x, int64_t stride, int rows, int64_t pairs, uint32_t* to, int64_t to_stride, int width) {
+  const __mmask16 mask = first_lanes(width);
+  for (int64_t k = 0; k < pairs; k += 16) {
+    const int count = static_cast<int>(std::min<int64_t>(16, pairs - k));
+    __m512i a[16], b[16];
+    for (int r = 0; r < 16; ++r) {
+      a[r] = r < rows ? _mm512_maskz_loadu_epi32(first_lanes(count), x + r * stride + 2 * k) : _mm512_setzero_si512();
+    }
+    // Transposed within pairs of rows, then of pairs, then of the four 128-bit lanes.
+    for (int r = 0; r < 16; r += 2) {
+      b[r] = _mm512_unpacklo_epi32(a[r], a[r + 1]);
+      b[r + 1] = _mm512_unpackhi_epi32(a[r], a[r + 1]);
+    }
+    for (int r = 0; r < 16; r += 4) {
+      a[r] = _mm512_unpacklo_epi64(b[r], b[r + 2]);
+      a[r + 1] = _mm512_unpackhi_epi64(b[r], b[r + 2]);
+      a[r + 2] = _mm512_unpacklo_epi64(b[r + 1], b[r + 3]);
+      a[r + 3] = _mm512_unpackhi_epi64(b[r + 1], b[r + 3]);
+    }
+    // a[4 q + i]: rows 4 q .. 4 q + 3 of columns i, 4 + i, 8 + i, 12 + i, one in each 128-bit lane.
+    for (int i = 0; i < 4; ++i) {
+      const __m512i low = _mm512_shuffle_i32x4(a[i], a[4 + i], 0x88), high = _mm512_shuffle_i32x4(a[i], a[4 + i], 0xdd);
+      const __m512i low2 = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0x88);
+      const __m512i high2 = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0xdd);
+      b[i] = _mm512_shuffle_i32x4(low, low2, 0x88);
+      b[8 + i] = _mm512_shuffle_i32x4(low, low2, 0xdd);
+      b[4 + i] = _mm512_shuffle_i32x4(high, high2, 0x88);
+      b[12 + i] = _mm512_shuffle_i32x4(high, high2, 0xdd);
+    }
+    for (int i = 0; i < count; ++i) _mm512_mask_storeu_epi32(to + (k + i) * to_stride, mask, b[i]);
+  }
+}
+
+}  // namespace packed
+
+#endif
+
+}  // namespace pagoda
