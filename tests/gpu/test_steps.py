@@ -9,14 +9,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.sampling_params import SamplingParams
+from pagoda_worker.batch import ExecuteModelInput, NewRequest
 from pagoda_worker.profiling import peak_activation_bytes
 from pagoda_worker.worker import Worker
 from tests.unit.worker.driver import Driver
+from tests.unit.worker.step_scripts import run_ahead, run_one_by_one, told
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -72,6 +75,54 @@ def test_nothing_waits_but_for_the_tokens_at_the_end(enforce_eager: bool) -> Non
     with no_wait_goes_unseen():
         again = driver.generate(PROMPTS, EACH, max_tokens=12, chunk=20)
     assert [sequence.output for sequence in again] == [sequence.output for sequence in expected]
+
+
+def steps_of(num_decodes: int) -> list[ExecuteModelInput]:
+    """Prompts together, then decodes of all, then of every second one; nobody reads the log on the host."""
+    params = [PARAMS[0], PARAMS[1], SamplingParams(temperature=0.8, seed=9, logit_bias={7: 2.0}, min_tokens=5)]
+    requests = [
+        NewRequest(
+            slot=slot,
+            request_id=str(slot),
+            prompt_token_ids=np.array(prompt),
+            sampling_params=params[slot % 3],
+            block_ids=np.arange(8 * slot, 8 * slot + 8),
+        )
+        for slot, prompt in enumerate(PROMPTS)
+    ]
+    slots, lengths = np.arange(len(PROMPTS)), np.array([len(prompt) for prompt in PROMPTS])
+    first = ExecuteModelInput(new_requests=requests, num_seqs=slots.size, slots=slots, num_scheduled_tokens=lengths)
+    odd = slots[1::2].copy()
+    half = ExecuteModelInput(freed_slots=slots[::2], num_seqs=odd.size, slots=odd)
+    last = ExecuteModelInput(freed_slots=odd)
+    every, few = ExecuteModelInput(num_seqs=slots.size), ExecuteModelInput(num_seqs=half.num_seqs)
+    return [first, *[every] * num_decodes, half, *[few] * num_decodes, last]
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_steps_that_run_ahead_give_the_same_tokens_and_wait_for_nothing_else(enforce_eager: bool) -> None:
+    worker = make_driver(enforce_eager=enforce_eager).worker
+    assert isinstance(worker, Worker)
+    steps = steps_of(12)
+    expected = [told(output) for output in run_one_by_one(worker, steps)]
+    with no_wait_goes_unseen():
+        outputs, num_ahead = run_ahead(worker, steps)
+    assert [told(output) for output in outputs] == expected
+    assert num_ahead == 24, "all decodes but the first"
+
+
+def test_a_step_is_launched_while_the_one_before_computes() -> None:
+    worker = make_driver().worker
+    assert isinstance(worker, Worker)
+    first, decode, *_ = steps_of(1)
+    worker.execute_model(first)
+    worker.execute_model(decode)
+    torch.cuda._sleep(200_000_000)  # some 0.1 s in front of all that follows
+    assert worker.begin_step(decode)
+    assert worker.begin_step(decode)
+    assert not worker.is_done, "both are launched, and none has been waited for"
+    tokens = [worker.finish_step().token_ids for _ in range(2)]
+    assert all((one >= 0).all() for one in tokens)
 
 
 def test_the_debug_mode_sees_a_wait() -> None:

@@ -121,6 +121,8 @@ class StepTimings:
     prepare_ns: int = 0
     forward_ns: int = 0
     sample_ns: int = 0
+    """Until the tokens are on the host; of a step that was launched while another one computed, that one's rest is in
+    it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

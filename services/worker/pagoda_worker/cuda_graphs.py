@@ -44,9 +44,12 @@ class CudaGraphRecorder:
 
 def why_eager(loaded: LoadedModel) -> str | None:
     """What stands in the way of graphs for a model on a CUDA device; None: nothing that is known."""
+    return "--enforce-eager" if loaded.config.model.enforce_eager else what_waits(loaded)
+
+
+def what_waits(loaded: LoadedModel) -> str | None:
+    """What waits for the device, or for others, within a decode step of a model on a CUDA device; None: nothing."""
     spec = loaded.model.spec
-    if loaded.config.model.enforce_eager:
-        return "--enforce-eager"
     if loaded.parallel.world_size > 1:
         return "its ranks sum over NCCL"
     if spec.moe is not None:

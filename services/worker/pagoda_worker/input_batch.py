@@ -321,6 +321,14 @@ class InputBatch:
         self.tokens = grown(self.tokens, (1, int(inputs.seq_lens.max()) + 1))
         append_rows(inputs.slots, token_ids, self._columns())
 
+    def append_placeholders(self, inputs: StepInputs) -> None:
+        """As `append_plain`, before the sampled tokens are known: `place_tokens` puts them in."""
+        self.append_plain(inputs, self._zeros)
+
+    def place_tokens(self, slots: IntArray, places: IntArray, token_ids: IntArray) -> None:
+        """Put tokens where placeholders stand in the log; [n] each."""
+        self.tokens[slots, places] = token_ids
+
     def append_tokens(self, slots: IntArray, token_ids: IntArray, ahead: IntArray) -> None:
         """Log sampled tokens.
 

@@ -1,5 +1,7 @@
 """KVCache: the paged cache of all layers on the device, and the host blocks for swapping."""
 
+import time
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -61,6 +63,18 @@ class KVCache:
         """Copy blocks from the host; pairs [n, 2] (host block, device block)."""
         self._move(self._host_k, self.k_caches, pairs, (self.num_cpu_blocks, self.num_blocks))
         self._move(self._host_v, self.v_caches, pairs, (self.num_cpu_blocks, self.num_blocks))
+
+    def time_swap(self) -> int:
+        """Nanoseconds for one block to the host and back, halved; measured on up to eight blocks."""
+        count = min(8, self.num_blocks, self.num_cpu_blocks)
+        pairs = np.stack([np.arange(count), np.arange(count)], axis=1)
+        self.swap_out(pairs)  # the first run pays for memory that was never touched
+        started = time.perf_counter_ns()
+        self.swap_out(pairs)
+        self.swap_in(pairs)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return max(1, (time.perf_counter_ns() - started) // (2 * count))
 
     def sanitize(self, block_ids: IntArray) -> None:
         """Replace NaN and infinity in some blocks: whoever gets the blocks next reads past its own tokens (masked, but

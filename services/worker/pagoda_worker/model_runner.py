@@ -1,5 +1,6 @@
 """ModelRunner: runs one step of a batch. Knows the model, the KV cache and the slots; no gRPC, no messages."""
 
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -34,6 +35,7 @@ from pagoda_worker.sampled_rows import SampledRows
 from pagoda_worker.sampler import BAD_TOKEN, Sampler
 from pagoda_worker.sampling_columns import NO_LOGPROBS
 from pagoda_worker.step_clock import StepClock
+from pagoda_worker.steps_in_flight import StepsInFlight, no_finite_logits, no_token_left
 from pagoda_worker.structured import Constraints, TokenMask
 from pagoda_worker.tensor_parallel import ALONE, TensorParallel
 from pagoda_worker.transfers import to_device
@@ -58,8 +60,13 @@ class ModelRunner:
         parallel: TensorParallel = ALONE,
         speculative: SpeculativeConfig | None = None,
         decode_graphs: DecodeGraphs | None = None,
+        overlaps: bool = False,
     ) -> None:
-        """`decode_graphs`: recorded ones, over the same model and cache."""
+        """
+        Args:
+            decode_graphs: recorded ones, over the same model and cache.
+            overlaps: launch a decode step while the one before computes. For one rank.
+        """
         self.forward = ForwardPass(
             model=model, kv_cache=kv_cache, dtype=dtype, device=device, decode_graphs=decode_graphs
         )
@@ -81,6 +88,12 @@ class ModelRunner:
         self._sampler = Sampler(
             columns=self.input_batch.sampling, processors=self._processors, never_waits=device.type == "cuda"
         )
+        self._in_flight = StepsInFlight(
+            batch=self.input_batch, forward=self.forward, sampler=self._sampler, kv_cache=kv_cache, device=device
+        )
+        self._overlaps = overlaps
+        self._outputs: deque[ModelRunnerOutput] = deque()
+        """Of steps that came before those in flight, and are not given to anybody yet."""
         self._constraints = Constraints(
             grammars=grammars or Grammars(no_compiler),
             max_num_seqs=max_num_seqs,
@@ -99,18 +112,58 @@ class ModelRunner:
         """Have memory for blocks that come next. For any thread to call."""
         self._kv_cache.memory_ahead.touch(self.input_batch.num_blocks_used, may_go_on)
 
-    @torch.inference_mode()
     def execute(self, step: ExecuteModelInput) -> ModelRunnerOutput:
-        """Apply a step's changes, run the model over its batch and sample.
+        """Apply a step's changes, run the model over its batch and sample; while no step is in flight.
+
+        Raises:
+            ValueError: as `begin`.
+        """
+        is_begun = self.begin(step)
+        assert is_begun, "there was no step to wait for"
+        return self.finish()
+
+    @torch.inference_mode()
+    def begin(self, step: ExecuteModelInput) -> bool:
+        """Apply a step's changes, then run the model over its batch and sample, or launch that where it can be left to
+        the device. False: nothing is done, a step in flight has to be finished first.
 
         Raises:
             ValueError: the step contradicts itself or names slots or blocks that do not exist; nothing can be told
-                about the batch then.
+                about the batch then. Steps before it can be finished.
         """
+        in_flight = self._in_flight
+        if in_flight and not in_flight.can_follow(step):
+            return False
         clock = StepClock(step.arrived_ns)
         self._apply(step)
         inputs = self.input_batch.prepare(step) if step.num_seqs else None
-        return self._run(step, inputs, clock)
+        if self._overlaps and inputs is not None and in_flight.can_launch(inputs):
+            in_flight.launch(inputs, clock)
+            return True
+        if in_flight:  # a row is not what it would be, were the step without fault
+            self._outputs.append(in_flight.finish())
+            inputs = self.input_batch.prepare(step)
+        self._outputs.append(self._run(step, inputs, clock))
+        return True
+
+    @property
+    def has_output(self) -> bool:
+        """Whether the oldest step that was begun is finished but for `finish`."""
+        return bool(self._outputs)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `finish` would not wait."""
+        return bool(self._outputs) or self._in_flight.is_done
+
+    @torch.inference_mode()
+    def finish(self) -> ModelRunnerOutput:
+        """Wait for the oldest step that was begun.
+
+        Raises:
+            RuntimeError: the device has failed.
+        """
+        return self._outputs.popleft() if self._outputs else self._in_flight.finish()
 
     def _apply(self, step: ExecuteModelInput) -> None:
         self._kv_cache.swap_out(step.blocks_to_swap_out)
@@ -172,6 +225,7 @@ class ModelRunner:
                 self.input_batch.fail(request.slot, Code.INVALID_ARGUMENT, problem, field="vllm_xargs")
             if self._processors.has(request.slot):
                 self.input_batch.takes_drafts[request.slot] = False
+                self.input_batch.sampling.needs_log[request.slot] = True
 
     def _log_likeliest(self, inputs: StepInputs, highest: Tensor, token_ids: Tensor) -> bool:
         """Take the tokens [num_rows] with the highest logits, if that is all there is to sampling here; whether so."""
@@ -282,13 +336,12 @@ class ModelRunner:
 
     def _reject(self, slot: int, logits: Tensor) -> BadSlot:
         """End a sequence whose logits are unusable, and leave no NaN in its blocks for their next owner."""
-        batch = self.input_batch
         if bool(torch.isfinite(logits).any()) and not bool(torch.isnan(logits).any() | torch.isposinf(logits).any()):
-            message = "the parameters of the request, or a logits processor, leave no token to sample"
-            return batch.fail(slot, Code.INVALID_ARGUMENT, self._constraints.problem_of(slot) or message)
-        self._sanitize(slot)
-        position = int(batch.num_tokens[slot])
-        return batch.fail(slot, Code.INTERNAL, f"the model gave no finite logits for token {position}")
+            bad = no_token_left(slot, self._constraints.problem_of(slot))
+        else:
+            self._sanitize(slot)
+            bad = no_finite_logits(slot, int(self.input_batch.num_tokens[slot]))
+        return self.input_batch.fail(slot, bad.code, bad.message)
 
     def _pool(self, hidden: Tensor, inputs: StepInputs) -> PooledColumns | None:
         """The embeddings of the step. On every rank, which clean up alike; rank 0 tells them."""

@@ -26,6 +26,8 @@ from pagoda_worker.transfers import AnyArray, to_device, to_host
 
 BAD_TOKEN = -1
 """What is told of a row that has sampled nothing: by a device to its host, and by rank 0 to the other ranks."""
+NO_TOKEN = -2
+"""Of a row whose logits are good, but whose parameters leave nothing to sample: by a device to its host."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,10 +79,7 @@ class Sampler:
             logits = self._processors.apply(logits, batch)
         if token_mask is not None:
             logits = masked(logits, token_mask)
-        if columns.has_rules[slots].any():
-            if self._rules is None:
-                self._rules = LogitsRules(columns=columns, vocab_size=logits.shape[1], device=logits.device)
-            logits = self._rules.apply(logits, batch)
+        logits = self._ruled(logits, batch)
         # NaN where some logit is.
         top, best = argmax(logits) if likeliest is None or logits is not given else likeliest
         random_rows = np.flatnonzero(columns.temperature[slots] > 0)
@@ -92,20 +91,9 @@ class Sampler:
         has_use = random_rows.size > 0 or keep_processed
         if has_use if self._never_waits else not bool(is_good.all()):
             logits = logits.masked_fill(~is_good[:, None], 0.0)
-        processed = logits if keep_processed else None
-        if not random_rows.size:
-            sampled = best
-        else:
-            whole = random_rows.size == slots.size
-            place = to_device(random_rows, logits.device)
-            some = logits if whole else logits[place]
-            temperature = to_device(columns.temperature[slots[random_rows]], logits.device)
-            filters = self._filters(slots[random_rows], logits.device)
-            drawn = self._draw(some, batch.rows(random_rows), temperature, filters)
-            sampled = drawn if whole else best.index_copy(0, place, drawn)
-            if keep_processed:
-                scaled = some / temperature[:, None]
-                processed = logits.index_copy(0, place, filter_logits(scaled, **filters))
+        sampled, processed = best, logits if keep_processed else None
+        if random_rows.size:
+            sampled, processed = self._race(logits, best, batch, random_rows, keep_processed=keep_processed)
         if self._never_waits:
             (token_ids,) = to_host(sampled.masked_fill(~is_good, BAD_TOKEN))
             is_bad = token_ids < 0
@@ -113,6 +101,55 @@ class Sampler:
             is_bad = ~is_good.cpu().numpy()
             token_ids = sampled.cpu().numpy()
         return SamplerOutput(token_ids=np.where(is_bad, 0, token_ids), is_bad=is_bad, processed=processed)
+
+    def launch(self, logits: Tensor, batch: LogitsBatch, *, likeliest: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """The tokens that `sample` gives, not waited for: [n] int64 on the device, BAD_TOKEN or NO_TOKEN in bad rows.
+
+        Only for rows whose rules do not read the log (`SamplingColumns.needs_log`).
+        """
+        ruled = self._ruled(logits, batch)
+        top, best = argmax(ruled) if likeliest is None or ruled is not logits else likeliest
+        is_good = torch.isfinite(top)
+        random_rows = np.flatnonzero(self._columns.temperature[batch.slots] > 0)
+        sampled = best
+        if random_rows.size:
+            sampled, _ = self._race(ruled.masked_fill(~is_good[:, None], 0.0), best, batch, random_rows)
+        sampled = sampled.masked_fill(~is_good, BAD_TOKEN)
+        if ruled is logits:
+            return sampled
+        # The logits may be gone when the host hears of a bad row: whose fault it was is told now.
+        return sampled.masked_fill(~is_good & torch.isfinite(argmax(logits)[0]), NO_TOKEN)
+
+    def _ruled(self, logits: Tensor, batch: LogitsBatch) -> Tensor:
+        """The logits after the rules; those given if there are none."""
+        if not self._columns.has_rules[batch.slots].any():
+            return logits
+        if self._rules is None:
+            self._rules = LogitsRules(columns=self._columns, vocab_size=logits.shape[1], device=logits.device)
+        return self._rules.apply(logits, batch)
+
+    def _race(
+        self,
+        logits: Tensor,
+        best: Tensor,
+        batch: LogitsBatch,
+        random_rows: IntArray,
+        *,
+        keep_processed: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """[n] `best`, but drawn tokens in the random rows; and the logits that were sampled from."""
+        slots = batch.slots[random_rows]
+        whole = random_rows.size == batch.slots.size
+        place = to_device(random_rows, logits.device)
+        some = logits if whole else logits[place]
+        temperature = to_device(self._columns.temperature[slots], logits.device)
+        filters = self._filters(slots, logits.device)
+        drawn = self._draw(some, batch.rows(random_rows), temperature, filters)
+        sampled = drawn if whole else best.index_copy(0, place, drawn)
+        if not keep_processed:
+            return sampled, None
+        scaled = some / temperature[:, None]
+        return sampled, logits.index_copy(0, place, filter_logits(scaled, **filters))
 
     def _filters(self, slots: IntArray, device: torch.device) -> dict[str, Tensor]:
         """The filters that some row has on."""

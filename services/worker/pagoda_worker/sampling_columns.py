@@ -46,6 +46,9 @@ class SamplingColumns:
         """Anything that changes logits: biases, bad words, min_tokens, penalties."""
         self.is_greedy = np.ones(n, dtype=np.bool_)
         """The likeliest token is sampled, by the logits as they are, and no log probabilities are asked for."""
+        self.needs_log = np.zeros(n, dtype=np.bool_)
+        """What is sampled, or told of it, takes more of the host than the sampled tokens' number: the tokens themselves
+        (penalties, bad words, structured outputs, logits processors), or log probabilities."""
         self.logprob_token_ids = RaggedColumn(dtype=np.int64)
         """Log probabilities of these instead of the likeliest tokens."""
         self.generations = np.zeros(n, dtype=np.int64)
@@ -71,6 +74,12 @@ class SamplingColumns:
         self.logprob_token_ids.set(slot, self._known(params.logprob_token_ids or ()))
         self._set_masks(slot, params, eos_token_ids)
         self.is_greedy[slot] = params.temperature == 0 and params.logprobs is None and not self.has_rules[slot]
+        self.needs_log[slot] = (
+            self.has_penalties[slot]
+            or self.num_bad_words[slot] > 0
+            or params.logprobs is not None
+            or params.structured_outputs is not None
+        )
 
     def _set_masks(self, slot: int, params: SamplingParams, eos_token_ids: tuple[int, ...]) -> None:
         ends = self._known([*eos_token_ids, *(params.stop_token_ids or ())]) if params.min_tokens else self._known([])

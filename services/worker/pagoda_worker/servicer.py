@@ -22,6 +22,7 @@ from pagoda_worker.convert import (
 from pagoda_worker.execute_stream import ExecuteStream, StepAnswer
 from pagoda_worker.metrics import WorkerMetrics
 from pagoda_worker.model_facts import ModelFacts
+from pagoda_worker.step_loop import StepJob, StepLoop
 from pagoda_worker.steps import Fence, StepLog
 from pagoda_worker.worker import Worker
 
@@ -64,11 +65,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
         self._steps: StepLog[StepAnswer] = StepLog()
+        self._step_loop = StepLoop(worker=worker, submit=self._thread.submit)
         self._stream: ExecuteStream | None = None
         self._load: asyncio.Task[ModelFacts] | None = None
         self._loaded_bytes = (0, 0)
         self._is_closed = False
-        self._is_executing = False
         self._on_stuck = on_stuck
         self._metrics = metrics
 
@@ -90,9 +91,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._worker.parallel.abandon()
         for thread in (self._reader, self._thread):
             await asyncio.to_thread(thread.shutdown, wait=True, cancel_futures=True)
+        await asyncio.to_thread(self._step_loop.drain)
 
     async def _on_model_thread(self, function: Callable[..., Result], *args: Any) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+        def run() -> Result:
+            self._step_loop.drain()
+            return function(*args)
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, run)
 
     async def InitDevice(self, request: worker_pb2.InitDeviceRequest, context: Any) -> worker_pb2.InitDeviceResponse:
         """Fence older schedulers and claim the device."""
@@ -117,7 +123,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
     async def _wait_for_step(self) -> None:
         """A scheduler begins anew: let the step that runs end. One that never does has the model thread for good."""
-        if not self._is_executing:
+        if not self._step_loop.is_running:
             return
         try:
             async with asyncio.timeout(STUCK_AFTER_S):
@@ -245,26 +251,26 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             step = execute_model_input_from_proto(request, arrived_ns=time.perf_counter_ns())
             self._worker.expect(step)
             answer = StepAnswer()
-            self._thread.submit(self._execute, step, request, answer, asyncio.get_running_loop())
+            self._step_loop.put(self._job(step, request, answer, asyncio.get_running_loop()))
             self._steps.add(request.step, answer)
         return answer
 
-    def _execute(
+    def _job(
         self,
         step: ExecuteModelInput,
         request: worker_pb2.ExecuteModelRequest,
         answer: StepAnswer,
         loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self._is_executing = True
-        try:
-            output = self._worker.execute_model(step)
-        except Exception as error:
-            loop.call_soon_threadsafe(answer.fail, error)
-        else:
+    ) -> StepJob:
+        """Whose outcome is told on the event loop: the model thread runs the next step."""
+
+        def give(output: ModelRunnerOutput) -> None:
             loop.call_soon_threadsafe(self._tell, answer, step, request, output)
-        finally:
-            self._is_executing = False
+
+        def fail(error: Exception) -> None:
+            loop.call_soon_threadsafe(answer.fail, error)
+
+        return StepJob(step, give, fail)
 
     def _tell(
         self,
@@ -273,7 +279,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         request: worker_pb2.ExecuteModelRequest,
         output: ModelRunnerOutput,
     ) -> None:
-        """Not on the model thread: it runs the next step."""
         try:
             message = model_runner_output_to_proto(output, request)
         except Exception as error:

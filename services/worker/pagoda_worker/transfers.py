@@ -79,6 +79,40 @@ class Upload:
             self._stream.release()
 
 
+class Download:
+    """Whole numbers that the device sends, for the host to read later. One caller at a time: `send`, then `wait`.
+
+    On CUDA they go to pinned memory, behind what the current stream was given before; the host waits for an event.
+    """
+
+    def __init__(self, *, num_words: int, device: torch.device) -> None:
+        """`num_words`: of 64 bits, at most."""
+        is_cuda = device.type == "cuda"
+        self._device = device
+        self._host = torch.zeros(num_words, dtype=torch.int64, pin_memory=is_cuda)
+        self._sent = new_event() if is_cuda else None
+        self._num_words = 0
+
+    @property
+    def is_there(self) -> bool:
+        """Whether `wait` would not wait."""
+        return self._sent is None or bool(self._sent.query())  # type: ignore[no-untyped-call]  # torch: it has no types
+
+    def send(self, words: Tensor) -> None:
+        """[n] int64 of the device. What the current stream does to them later does not count."""
+        self._num_words = words.numel()
+        self._host[: self._num_words].copy_(words, non_blocking=True)
+        if self._sent is not None:
+            self._sent.record(torch.cuda.current_stream(self._device))
+
+    def wait(self) -> npt.NDArray[np.int64]:
+        """[n] what was sent last."""
+        if self._sent is not None:
+            self._sent.synchronize()
+        words: npt.NDArray[np.int64] = self._host[: self._num_words].numpy().copy()
+        return words
+
+
 def new_stream(device: torch.device) -> torch.cuda.Stream:
     """A stream beside the current one."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch: its constructor has no types

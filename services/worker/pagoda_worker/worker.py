@@ -4,12 +4,11 @@ import logging
 import time
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from pagoda_common.bounded_grammar import BoundedCompiler
 from pagoda_common.config import EngineConfig
-from pagoda_common.errors import ConfigError, OutOfMemory, PagodaError, StaleEpoch
+from pagoda_common.errors import ConfigError, OutOfMemory, StaleEpoch
 from pagoda_common.grammar import GrammarCompiler
 from pagoda_common.quantization import OnlineQuantization, parse_quantization
 from pagoda_common.startup_marks import mark
@@ -18,7 +17,8 @@ from pagoda_kernels.native.library import load_native
 from pagoda_kernels.selection import use_references
 from pagoda_worker.available_blocks import AvailableBlocks, available_blocks
 from pagoda_worker.batch import ExecuteModelInput, ModelRunnerOutput
-from pagoda_worker.cuda_graphs import recorded_graphs
+from pagoda_worker.begun_steps import BegunSteps
+from pagoda_worker.cuda_graphs import recorded_graphs, what_waits
 from pagoda_worker.device import (
     DeviceInfo,
     cache_dtype,
@@ -28,7 +28,6 @@ from pagoda_worker.device import (
     reference_kernels,
 )
 from pagoda_worker.grammars import Grammars, load_tokenizer
-from pagoda_worker.kv_cache import KVCache
 from pagoda_worker.loaded_model import LoadedModel
 from pagoda_worker.loader.checkpoint import open_checkpoint
 from pagoda_worker.loader.weights import Progress
@@ -59,6 +58,7 @@ class Worker:
         shares_machine: bool = False,
         parallel: TensorParallel = ALONE,
         device_index: int = 0,
+        overlaps: bool | None = None,
     ) -> None:
         """
         Args:
@@ -66,6 +66,8 @@ class Worker:
             shares_machine: the other services run on this machine, too.
             parallel: the ranks that hold the model together with this worker.
             device_index: which accelerator, where there are several.
+            overlaps: launch decode steps ahead of the tokens of the one before; None does so where nothing but the
+                tokens is waited for.
         """
         self._threads = StepThreads(num_threads, shares_machine=shares_machine)
         self._device_index = device_index
@@ -79,9 +81,8 @@ class Worker:
         self._dtype = torch.float32
         self._runner: ModelRunner | None = None
         self._grammars = Grammars(self._load_compiler)
-        self._failure: str | None = None
-        self._rests_since: float | None = None
-        """time.monotonic() at the end of the latest step; None while one runs, and before the first."""
+        self._overlaps = overlaps
+        self._steps = BegunSteps(on_failure=parallel.close)  # other ranks may wait for this one in the middle of a step
         self.facts: ModelFacts | None = None
         """Set once loaded."""
         self.num_blocks = 0
@@ -318,7 +319,7 @@ class Worker:
             kv_cache = loaded.make_cache(num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks)
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise OutOfMemory(f"cannot allocate {num_blocks} KV-cache blocks: lower --kv-cache-memory") from error
-        swap_block_ns = _time_swap(kv_cache) if num_cpu_blocks else 0
+        swap_block_ns = kv_cache.time_swap() if num_cpu_blocks else 0
         self._runner = ModelRunner(
             model=model,
             kv_cache=kv_cache,
@@ -335,38 +336,54 @@ class Worker:
             parallel=self.parallel,
             speculative=config.speculative,
             decode_graphs=recorded_graphs(loaded, kv_cache) if device.device.type == "cuda" else None,
+            overlaps=self._can_overlap(loaded) if self._overlaps is None else self._overlaps,
         )
-        self._failure = None
+        self._steps.forget_failure()
         self.num_blocks = num_blocks
         mark("KV cache")
         return swap_block_ns
 
+    @staticmethod
+    def _can_overlap(loaded: LoadedModel) -> bool:
+        return loaded.device.type == "cuda" and what_waits(loaded) is None
+
     def execute_model(self, step: ExecuteModelInput) -> ModelRunnerOutput:
-        """Run one step.
+        """Run one step, while no other is begun.
+
+        Raises:
+            PagodaError: as `finish_step`.
+        """
+        is_begun = self.begin_step(step)
+        assert is_begun, "there was no step to wait for"
+        return self.finish_step()
+
+    def begin_step(self, step: ExecuteModelInput) -> bool:
+        """Begin the next step. False: nothing is done, a step has to be finished first."""
+        self._threads.use_for(step)
+        return self._steps.begin(self._runner, step)
+
+    @property
+    def has_output(self) -> bool:
+        """Whether the oldest step that was begun is finished but for `finish_step`."""
+        return self._steps.has_output
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `finish_step` would not wait."""
+        return self._steps.is_done
+
+    def finish_step(self) -> ModelRunnerOutput:
+        """Wait for the oldest step that was begun.
 
         Raises:
             PagodaError: the step as a whole failed. What the slots hold is unknown then: every later step is refused
                 until initialize_cache.
         """
-        if self._runner is None:
-            raise StaleEpoch("the cache is not initialized: call InitializeCache first")
-        if self._failure is not None:
-            raise StaleEpoch(f"an earlier step failed ({self._failure}): call InitializeCache first")
-        self._rests_since = None
-        self._threads.use_for(step)
-        try:
-            return self._runner.execute(step)
-        except Exception as error:
-            self._failure = f"{type(error).__name__}: {error}"
-            self.parallel.close()  # the other ranks may wait for this one in the middle of the step
-            logger.exception("the step failed")
-            raise PagodaError(f"the step failed: {self._failure}") from error
-        finally:
-            self._rests_since = time.monotonic()
+        return self._steps.finish()
 
     def has_rested(self, seconds: float) -> bool:
         """Whether there was a step, and none ran for so long. For any thread to call, as `touch_ahead`."""
-        since = self._rests_since
+        since = self._steps.rests_since
         return since is not None and self._runner is not None and time.monotonic() - since >= seconds
 
     def touch_ahead(self, may_go_on: Callable[[], bool]) -> None:
@@ -408,16 +425,3 @@ class Worker:
 
 def _no_progress(loaded: int, total: int) -> None:
     """Nobody asks."""
-
-
-def _time_swap(kv_cache: KVCache) -> int:
-    """Nanoseconds for one block to the host and back, halved; measured on up to eight blocks."""
-    count = min(8, kv_cache.num_blocks, kv_cache.num_cpu_blocks)
-    pairs = np.stack([np.arange(count), np.arange(count)], axis=1)
-    kv_cache.swap_out(pairs)  # the first run pays for memory that was never touched
-    started = time.perf_counter_ns()
-    kv_cache.swap_out(pairs)
-    kv_cache.swap_in(pairs)
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return max(1, (time.perf_counter_ns() - started) // (2 * count))

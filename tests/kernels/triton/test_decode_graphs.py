@@ -14,12 +14,15 @@ import torch
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_kernels.quantized_cache import scales_of
 from pagoda_kernels.selection import use_references
+from pagoda_worker.batch import ExecuteModelInput, NewRequest
 from pagoda_worker.cuda_graphs import make_decode_graphs, why_eager
 from pagoda_worker.decode_graphs import DecodeGraphs, Graph
 from pagoda_worker.input_batch import StepInputs
 from pagoda_worker.model_runner import ModelRunner
+from pagoda_worker.worker import Worker
 from tests.kernels.triton.test_model import CONFIG
 from tests.unit.worker.driver import Driver, Tracked
+from tests.unit.worker.step_scripts import ints, run_ahead, run_one_by_one, told
 
 PROMPTS = [list(range(5, 6)), list(range(20, 57)), list(range(100, 117))]
 PARAMS = [
@@ -63,7 +66,9 @@ def numbers_of(cache: torch.Tensor) -> torch.Tensor:
     return scales_of(cache) if cache.dtype == torch.int8 else cache
 
 
-def add_graphs(driver: Driver, *, max_num_seqs: int = 8) -> tuple[DecodeGraphs, CallingRecorder]:
+def add_graphs(
+    driver: Driver, *, max_num_seqs: int = 8, overlaps: bool = False
+) -> tuple[DecodeGraphs, CallingRecorder]:
     """A new runner in the driver's worker, whose cache holds NaN wherever nothing was written."""
     loaded, recorder = driver.worker._loaded_model(), CallingRecorder()
     scheduler = dataclasses.replace(loaded.config.scheduler, max_num_seqs=max_num_seqs)
@@ -85,6 +90,7 @@ def add_graphs(driver: Driver, *, max_num_seqs: int = 8) -> tuple[DecodeGraphs, 
         dtype=loaded.dtype,
         device=loaded.device,
         decode_graphs=graphs,
+        overlaps=overlaps,
     )
     return graphs, recorder
 
@@ -109,6 +115,33 @@ def test_tokens_are_those_of_steps_that_are_not_padded(engine: dict[str, Any], t
     assert_alike(actual, expected)
     # The second prompt has two chunks: its first token comes with the others' second, and its last one comes alone.
     assert len(recorder.replays) == 3
+
+
+def test_a_step_that_runs_ahead_replays_with_the_tokens_that_the_device_has(tmp_path: Path) -> None:
+    greedy, seeded = SamplingParams(temperature=0), SamplingParams(temperature=1.0, seed=2, top_p=0.9, top_k=40)
+    requests = [
+        NewRequest(
+            slot=slot,
+            request_id=str(slot),
+            prompt_token_ids=ints([20 + slot] * (1 + 7 * slot)),
+            sampling_params=(greedy, seeded)[slot % 2],
+            block_ids=ints([3 * slot, 3 * slot + 1]),
+        )
+        for slot in range(3)
+    ]
+    first = ExecuteModelInput(
+        new_requests=requests, num_seqs=3, slots=ints([0, 1, 2]), num_scheduled_tokens=ints([1, 8, 15])
+    )
+    fewer = ExecuteModelInput(freed_slots=ints([0]), num_seqs=2, slots=ints([2, 1]))
+    steps = [first, *[ExecuteModelInput(num_seqs=3)] * 2, fewer, ExecuteModelInput(num_seqs=2)]
+    driver = make_driver(tmp_path)
+    add_graphs(driver)
+    assert isinstance(driver.worker, Worker)
+    expected = [told(output) for output in run_one_by_one(driver.worker, steps)]
+    _, recorder = add_graphs(driver, overlaps=True)
+    outputs, num_ahead = run_ahead(driver.worker, steps)
+    assert [told(output) for output in outputs] == expected
+    assert (num_ahead, len(recorder.replays)) == (3, 4)
 
 
 def test_padding_changes_no_logits_and_no_cache(tmp_path: Path) -> None:

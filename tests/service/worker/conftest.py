@@ -120,17 +120,18 @@ def tokens_of(output: Any) -> list[int]:
 class Served:
     """The server's side."""
 
-    def __init__(self) -> None:
-        self.worker = Worker(num_threads=1)
+    def __init__(self, *, overlaps: bool) -> None:
+        self.worker = Worker(num_threads=1, overlaps=overlaps)
         self.server = RpcServer(services=(SERVICE,))
         self.servicer = WorkerServicer(worker=self.worker, set_serving=self.server.set_serving)
         self.address = ""
 
 
 @pytest.fixture
-async def served() -> AsyncIterator[Served]:
+async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
+    """The parameter, if there is one: whether its worker launches steps ahead."""
     torch.set_num_threads(1)
-    side = Served()
+    side = Served(overlaps=getattr(request, "param", False))
     worker_pb2_grpc.add_WorkerServicer_to_server(side.servicer, side.server.grpc_server)
     side.address = f"127.0.0.1:{await side.server.start(host='127.0.0.1', port=0)}"
     yield side

@@ -10,6 +10,8 @@ import pytest
 from tests.service.worker.conftest import PROMPT, Caller, Served, new_request, tokens_of
 from tests.service.worker.test_lifecycle import fails
 
+pytestmark = pytest.mark.parametrize("served", [False, True], indirect=True, ids=["one by one", "overlapped"])
+
 NUM_STEPS = 12
 
 
@@ -106,6 +108,28 @@ async def test_a_failed_step_is_internal_and_needs_a_new_cache(caller: Caller, s
     await fails(caller.execute(caller.request([0])), grpc.StatusCode.FAILED_PRECONDITION, "an earlier step failed")
     await caller.initialize_cache()
     assert len(tokens_of(await caller.execute(caller.prefill(new_request())))) == 1
+
+
+async def test_a_failed_step_leaves_the_answers_of_those_before_it(caller: Caller) -> None:
+    (expected,) = await generate_unary(caller, new_request())
+    await caller.initialize_cache()
+    stream = caller.stub.Execute()
+    unknown_block = {"appended_slots": b"\0\0", "appended_block_ids": np.array([99], "<u4").tobytes()}
+    sent = [caller.prefill(new_request()), *(caller.request(num_seqs=1) for _ in range(2))]
+    for request in [*sent, caller.request(num_seqs=1, **unknown_block)]:
+        await stream.write(request)
+    assert [tokens_of(await stream.read()) for _ in sent] == [[token] for token in expected[:3]]
+    await fails(stream.read(), grpc.StatusCode.INTERNAL, "block 99 is not below num_blocks (40)")
+
+
+async def test_a_cache_may_be_made_anew_while_steps_are_in_flight(caller: Caller) -> None:
+    expected = await generate_unary(caller, new_request())
+    await caller.initialize_cache()
+    stream = caller.stub.Execute()
+    for request in [caller.prefill(new_request()), *(caller.request(num_seqs=1) for _ in range(3))]:
+        await stream.write(request)
+    await caller.initialize_cache()
+    assert await generate_unary(caller, new_request()) == expected
 
 
 @pytest.mark.parametrize(

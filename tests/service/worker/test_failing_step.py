@@ -9,7 +9,8 @@ from pagoda.v1 import scheduler_pb2, types_pb2, worker_pb2_grpc
 from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.convert import token_ids_to_bytes
 from pagoda_common.rpc import RpcServer
-from pagoda_worker.batch import ExecuteModelInput, ModelRunnerOutput
+from pagoda_worker.batch import ExecuteModelInput
+from pagoda_worker.model_runner import ModelRunner
 from pagoda_worker.registration import Registration
 from pagoda_worker.servicer import WorkerServicer
 from pagoda_worker.worker import Worker
@@ -30,27 +31,28 @@ async def generate(scheduler: RunningScheduler, name: str, seed: int) -> list[in
     return tokens
 
 
+@pytest.mark.parametrize("overlaps", [False, True], ids=["one by one", "overlapped"])
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("out of memory"), MemoryError(), RuntimeError("bug")])
 async def test_requests_go_on_exactly_after_a_step_that_failed(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
+    monkeypatch: pytest.MonkeyPatch, error: Exception, overlaps: bool
 ) -> None:
     config = EngineConfig(
         model=ModelConfig(dtype="float32", device="cpu", max_model_len=128),
         cache=CacheConfig(num_blocks_override=64),
         scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=256),
     )
-    worker, num_steps = Worker(num_threads=1), 0
-    execute = worker.execute_model
+    worker, num_steps = Worker(num_threads=1, overlaps=overlaps), 0
+    begin_soundly = ModelRunner.begin
 
-    def execute_model(step: ExecuteModelInput) -> ModelRunnerOutput:
+    def begin(runner: ModelRunner, step: ExecuteModelInput) -> bool:
         nonlocal num_steps
         num_steps += 1
         if num_steps == fails_at:
             raise error
-        return execute(step)
+        return begin_soundly(runner, step)
 
     fails_at = 0
-    monkeypatch.setattr(worker, "execute_model", execute_model)
+    monkeypatch.setattr(ModelRunner, "begin", begin)
     async with running_scheduler(config) as scheduler:
         server = RpcServer(services=("pagoda.v1.Worker",))
         servicer = WorkerServicer(worker=worker, set_serving=server.set_serving)

@@ -139,13 +139,13 @@ async def test_two_loads_at_once_are_one(channel: grpc.aio.Channel, served: Serv
 
 
 async def test_health_is_answered_while_a_step_runs(caller: Caller, channel: grpc.aio.Channel, served: Served) -> None:
-    gate, run = threading.Event(), served.worker.execute_model
+    gate, begin = threading.Event(), served.worker.begin_step
 
     def slow(step: object) -> object:
         gate.wait(10)
-        return run(step)  # type: ignore[arg-type]
+        return begin(step)  # type: ignore[arg-type]
 
-    served.worker.execute_model = slow  # type: ignore[method-assign, assignment]
+    served.worker.begin_step = slow  # type: ignore[method-assign, assignment]
     step = asyncio.create_task(caller.execute(caller.prefill(new_request())))
     await asyncio.sleep(0.05)
     assert await health_of(channel) == health_pb2.HealthCheckResponse.SERVING

@@ -230,6 +230,10 @@ class FakeStream:
     def record(self, stream: "FakeStream") -> None:
         self.cuda.calls.append(f"{stream.name} records {self.name}")
 
+    def query(self) -> bool:
+        self.cuda.calls.append(f"host looks at {self.name}")
+        return False
+
     def synchronize(self) -> None:
         self.cuda.calls.append(f"host waits for {self.name}")
 
@@ -281,4 +285,22 @@ def test_an_upload_overwrites_nothing_that_is_still_read_or_still_sent(cuda: Fak
         "main waits for copied",
         "main reads",
         "main records released",
+    ]
+
+
+def test_tokens_that_are_sent_are_waited_for_when_they_are_read(cuda: FakeCuda) -> None:
+    download = transfers.Download(num_words=4, device=CPU)
+    download._sent = transfers.new_event()
+    download.send(torch.tensor([5, 6, 7]))
+    assert not download.is_there
+    words = download.wait()
+    download.send(torch.tensor([8]))
+    assert words.tolist() == [5, 6, 7]
+    assert download.wait().tolist() == [8]
+    assert cuda.calls == [
+        "main records copied",
+        "host looks at copied",
+        "host waits for copied",
+        "main records copied",
+        "host waits for copied",
     ]

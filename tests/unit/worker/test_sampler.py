@@ -10,7 +10,7 @@ import torch
 
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_worker.logits_state import LogitsBatch
-from pagoda_worker.sampler import Sampler, SamplerOutput
+from pagoda_worker.sampler import BAD_TOKEN, NO_TOKEN, Sampler, SamplerOutput
 from pagoda_worker.sampling_columns import SamplingColumns
 
 VOCAB_SIZE = 50
@@ -57,6 +57,10 @@ class Rows:
         output = self.sampler.sample(logits, self.batch(slots))
         other = self.accelerated.sample(logits, self.batch(slots))
         assert (other.token_ids.tolist(), other.is_bad.tolist()) == (output.token_ids.tolist(), output.is_bad.tolist())
+        if not self.columns.needs_log[slots].any():
+            launched = self.sampler.launch(logits, self.batch(slots)).numpy()
+            assert (launched < 0).tolist() == output.is_bad.tolist()
+            assert np.maximum(launched, 0).tolist() == output.token_ids.tolist()
         assert torch.equal(logits.nan_to_num(), before.nan_to_num()), "logprobs are taken from these logits afterwards"
         return output
 
@@ -98,6 +102,19 @@ def test_rows_with_different_parameters_do_not_touch_each_other() -> None:
     assert together[3:] == [20, 40, 2, 2, 2]
     order = [6, 2, 0, 7, 1, 5, 4, 3]
     assert rows.sample(logits, order).token_ids.tolist() == [together[slot] for slot in order]
+
+
+def test_a_launched_row_without_a_token_says_whose_fault_it_is() -> None:
+    rows = Rows()
+    rows.put(0)
+    rows.put(1, allowed_token_ids=(2,), min_tokens=3, eos=(2,))
+    rows.put(2, logit_bias={3: 1.0}, temperature=1.0, seed=1)
+    rows.put(3, allowed_token_ids=(2,), min_tokens=3, eos=(2,))
+    logits = falling().repeat(4, 1)
+    logits[2, 30] = torch.nan
+    logits[3, 30] = torch.inf
+    assert rows.sampler.launch(logits, rows.batch([0, 1, 2, 3])).tolist() == [0, NO_TOKEN, BAD_TOKEN, BAD_TOKEN]
+    assert rows.sample(logits, [0, 1, 2, 3]).is_bad.tolist() == [False, True, True, True]
 
 
 def test_a_seeded_row_draws_the_same_alone_and_in_a_batch_of_32() -> None:

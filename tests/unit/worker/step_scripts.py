@@ -1,0 +1,139 @@
+"""Steps as a scheduler sends them ahead of their answers, made by chance; and two ways to run them."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pagoda_common.sampling_params import SamplingParams
+from pagoda_worker.batch import ExecuteModelInput, IntArray, ModelRunnerOutput, NewRequest
+from pagoda_worker.worker import Worker
+
+BLOCK_SIZE = 4
+NUM_BLOCKS = 60
+MAX_NUM_SEQS = 8
+
+
+def ints(values: Sequence[object]) -> IntArray:
+    return np.array(values, dtype=np.int64)
+
+
+@dataclass
+class Scripted:
+    """A sequence, whose tokens nobody has to know."""
+
+    slot: int
+    num_tokens: int
+    """Those that the next step computes included."""
+    blocks: list[int]
+    prompt: list[int]
+
+
+@dataclass
+class Script:
+    """Makes steps: sequences join, decode, pause, end, and are preempted; what they leave may go to others at once."""
+
+    seed: int
+    params: Sequence[SamplingParams]
+    steps: list[ExecuteModelInput] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+        self._free = list(range(NUM_BLOCKS))
+        self._running: list[Scripted] = []
+        self._last_slots: list[int] = []
+
+    def add(self, num_steps: int) -> "Script":
+        """More steps."""
+        for _ in range(num_steps):
+            self._add_step()
+        return self
+
+    def _chance(self, share: float) -> bool:
+        return self._random.random() < share
+
+    def _take(self, count: int) -> list[int]:
+        return [self._free.pop(0) for _ in range(count)]
+
+    def _add_step(self) -> None:
+        freed, new = [], []
+        for sequence in list(self._running):
+            if self._chance(0.04) or sequence.num_tokens > 40:
+                self._running.remove(sequence)
+                freed.append(sequence.slot)
+                self._free = sequence.blocks + self._free if self._chance(0.5) else self._free + sequence.blocks
+        if (not self._running or self._chance(0.1)) and len(self._running) < MAX_NUM_SEQS:
+            new = [self._join() for _ in range(self._random.randint(1, MAX_NUM_SEQS - len(self._running)))]
+        fresh = {request.slot for request in new}
+        if self._running and self._chance(0.05):
+            self._random.shuffle(self._running)
+        batch = [one for one in self._running if one.slot in fresh or not self._chance(0.02)]
+        counts = [len(one.prompt) if one.slot in fresh else 1 for one in batch]
+        appended = []
+        for one in batch:
+            while one.num_tokens > len(one.blocks) * BLOCK_SIZE:
+                one.blocks += self._take(1)
+                appended.append((one.slot, one.blocks[-1]))
+            one.num_tokens += 1
+        slots = [one.slot for one in batch]
+        is_same = slots == self._last_slots and self._chance(0.8)
+        self._last_slots = slots
+        self.steps.append(
+            ExecuteModelInput(
+                freed_slots=ints(freed),
+                new_requests=new,
+                appended_slots=ints([slot for slot, _ in appended]),
+                appended_block_ids=ints([block for _, block in appended]),
+                num_seqs=len(slots),
+                slots=None if is_same else ints(slots),
+                num_scheduled_tokens=None if all(count == 1 for count in counts) else ints(counts),
+            )
+        )
+
+    def _join(self) -> NewRequest:
+        slot = self._random.choice(sorted(set(range(MAX_NUM_SEQS)) - {one.slot for one in self._running}))
+        prompt = [self._random.randint(3, 2000) for _ in range(self._random.choice([1, 1, 2, 5, 13]))]
+        blocks = self._take(-(-len(prompt) // BLOCK_SIZE))
+        self._running.append(Scripted(slot, len(prompt), blocks, prompt))
+        return NewRequest(
+            slot=slot,
+            request_id=f"{self.seed}-{len(self.steps)}-{slot}",
+            prompt_token_ids=ints(prompt),
+            sampling_params=self._random.choice(self.params),
+            block_ids=ints(blocks),
+            eos_token_ids=(2,),
+        )
+
+
+def run_one_by_one(worker: Worker, steps: Sequence[ExecuteModelInput]) -> list[ModelRunnerOutput]:
+    """Each step when the one before has ended."""
+    return [worker.execute_model(step) for step in steps]
+
+
+def run_ahead(worker: Worker, steps: Sequence[ExecuteModelInput]) -> tuple[list[ModelRunnerOutput], int]:
+    """Each step as early as the worker takes it; and how many began while another one was in flight."""
+    outputs: list[ModelRunnerOutput] = []
+    num_ahead = 0
+    runner = worker._runner
+    assert runner is not None
+    for number, step in enumerate(steps):
+        while not worker.begin_step(step):
+            outputs.append(worker.finish_step())
+        num_ahead += len(runner._in_flight) == 2
+        if number - len(outputs) > 0:
+            outputs.append(worker.finish_step())
+    outputs += [worker.finish_step() for _ in range(len(steps) - len(outputs))]
+    return outputs, num_ahead
+
+
+def told(output: ModelRunnerOutput) -> object:
+    """All that is said of a step but for its timings."""
+    counts = output.num_sampled_tokens
+    logprobs = output.logprobs
+    return (
+        None if counts is None else counts.tolist(),
+        output.token_ids.tolist(),
+        output.bad_slots,
+        None if logprobs is None else (logprobs.rows.tolist(), logprobs.token_ids.tolist(), logprobs.logprobs.tolist()),
+    )
