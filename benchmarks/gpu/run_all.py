@@ -160,11 +160,11 @@ def table(report: dict[str, Any]) -> str:
     right = [row for row in report["checks"] if row.get("is_right")]
     lines += ["", f"{len(right)} of {len(report['checks'])} checks are right"]
     lines += [f"  WRONG {row}" for row in report["checks"] if not row.get("is_right")]
-    columns = ("us", "gb_per_s", "of_copy", "tflops", "of_matmul")
-    lines += ["", f"{'part':22} {'case':36}" + "".join(f"{column:>11}" for column in columns)]
+    columns = ("us", "idle_us", "gb_per_s", "of_copy", "tflops", "of_matmul")
+    lines += ["", f"{'part':22} {'case':50}" + "".join(f"{column:>11}" for column in columns)]
     for row in report["figures"]:
         values = "".join(f"{row.get(column, ''):>11}" for column in columns)
-        lines.append(f"{row['part']:22} {row['case']:36}{values}")
+        lines.append(f"{row['part']:22} {row['case']:50}{values}")
     return "\n".join(lines) + "\n"
 
 

@@ -1,5 +1,6 @@
 """Whole steps of the worker with random weights: decodes and prompts at the shapes of Llama-3.1-8B and Qwen3-0.6B."""
 
+import itertools
 import json
 import statistics
 import tempfile
@@ -14,6 +15,8 @@ from benchmarks.gpu.timing import Figures
 from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_worker.batch import ExecuteModelInput, NewRequest
+from pagoda_worker.input_batch import StepInputs
+from pagoda_worker.step_clock import StepClock
 from pagoda_worker.worker import Worker
 
 BLOCK_SIZE = 16
@@ -54,8 +57,8 @@ TINY |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 300}
 
 
 def measure_steps(figures: Figures, name: str, *, is_small: bool) -> None:
-    """Decodes of one sequence and of many, as CUDA graphs and without, and a prompt; against the time that
-    their bytes take to read, or their products to compute."""
+    """Decodes of one sequence and of many, as CUDA graphs and without, one after the other and overlapping, and a
+    prompt; against the time that their bytes take to read, or their products to compute."""
     config = SHAPES[name] | (TINY if is_small else {})
     decodes = ((2, 20),) if is_small else ((1, 2048), (64, 1024), (256, 1024))
     prompt = 30 if is_small else 8192
@@ -73,11 +76,12 @@ def measure_steps(figures: Figures, name: str, *, is_small: bool) -> None:
     for is_eager in (False, True):
         if is_eager:
             runner.forward.decode_graphs = None
-        for batch, length in decodes:
-            seconds = statistics.median(_decode(worker, batch, length, steps))
+        for (batch, length), overlaps in itertools.product(decodes, (False, True)):
+            busy = BusyTimes(worker, figures.device)
+            seconds = statistics.median(_decode(worker, batch, length, steps, overlaps=overlaps))
             num_bytes = facts.weight_bytes + batch * length * token_bytes
-            case = f"batch {batch}, {length} tokens{', no graphs' * is_eager}"
-            figures.add(f"{name} decode step", case, seconds, num_bytes=num_bytes)
+            case = f"batch {batch}, {length} tokens{', no graphs' * is_eager}{', overlapping' * overlaps}"
+            figures.add(f"{name} decode step", case, seconds, num_bytes=num_bytes, busy_seconds=busy.median())
     seconds = statistics.median([_prompt(worker, prompt) for _ in range(2 if is_small else 5)][1:])
     attention = 2 * prompt * prompt * head_dim * config["num_attention_heads"] * config["num_hidden_layers"]
     num_flops = 2 * prompt * facts.num_parameters + attention
@@ -86,7 +90,7 @@ def measure_steps(figures: Figures, name: str, *, is_small: bool) -> None:
 
 def make_worker(directory: str, device: torch.device, num_blocks: int, longest: int) -> Worker:
     """A worker with random weights and a cache."""
-    worker = Worker()
+    worker = Worker(overlaps=True)
     worker.init_device(
         EngineConfig(
             model=ModelConfig(
@@ -121,17 +125,54 @@ def _requests(batch: int, length: int, num_computed: int) -> list[NewRequest]:
     ]
 
 
-def _decode(worker: Worker, batch: int, length: int, num_steps: int) -> list[float]:
-    """Seconds of each step. What stands in the cache does not matter, so no prompt is computed."""
+class BusyTimes:
+    """How long the device works for each step: between events before and behind all that a step launches."""
+
+    def __init__(self, worker: Worker, device: torch.device) -> None:
+        """Listens from now on until `median`. On a CPU there is nothing to hear."""
+        runner = worker._runner
+        assert runner is not None, "the cache is there"
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._in_flight, self._launch = runner._in_flight, runner._in_flight.launch
+        if device.type == "cuda":
+            self._in_flight.launch = self._timed  # type: ignore[method-assign]  # heard, then done as before
+
+    def _timed(self, inputs: StepInputs, clock: StepClock) -> None:
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        self._launch(inputs, clock)
+        end.record()
+        self._events.append((begin, end))
+
+    def median(self) -> float | None:
+        """Seconds a step; None where nothing was heard."""
+        self._in_flight.launch = self._launch  # type: ignore[method-assign]  # as it was
+        if not self._events:
+            return None
+        torch.cuda.synchronize()
+        return statistics.median(begin.elapsed_time(end) / 1e3 for begin, end in self._events)
+
+
+def _decode(worker: Worker, batch: int, length: int, num_steps: int, *, overlaps: bool) -> list[float]:
+    """Seconds of each step. What stands in the cache does not matter, so no prompt is computed.
+
+    `overlaps`: the next step is there when one begins, as with asynchronous scheduling.
+    """
     slots = np.arange(batch)
     worker.execute_model(
         ExecuteModelInput(new_requests=_requests(batch, length, length - 1), num_seqs=batch, slots=slots)
     )
-    times = []
+    times, decode = [], ExecuteModelInput(num_seqs=batch)
+    if overlaps:
+        worker.begin_step(decode)
     for _ in range(num_steps):
         started = time.perf_counter()
-        worker.execute_model(ExecuteModelInput(num_seqs=batch))  # its tokens come back: the device has finished
+        is_begun = worker.begin_step(decode)
+        assert is_begun, "a plain decode follows another"
+        worker.finish_step()  # tokens come back: of this step, or of the one before
         times.append(time.perf_counter() - started)
+    if overlaps:
+        worker.finish_step()
     worker.execute_model(ExecuteModelInput(freed_slots=slots))
     return times[num_steps // 5 :]
 

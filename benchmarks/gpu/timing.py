@@ -19,9 +19,21 @@ class Figures:
     """Read and written bytes a second of a large copy; 0: not measured."""
     matmul_tflops: float = 0.0
 
-    def add(self, part: str, case: str, seconds: float, *, num_bytes: float = 0, num_flops: float = 0) -> None:
-        """One row: the time, what it moved and computed in that time, and which share of the best that is."""
+    def add(
+        self,
+        part: str,
+        case: str,
+        seconds: float,
+        *,
+        num_bytes: float = 0,
+        num_flops: float = 0,
+        busy_seconds: float | None = None,
+    ) -> None:
+        """One row: the time, for how much of it the device had nothing to do where that is known, what it moved and
+        computed in that time, and which share of the best that is."""
         row: dict[str, Any] = {"part": part, "case": case, "us": round(seconds * 1e6, 1)}
+        if busy_seconds is not None:
+            row["idle_us"] = round((seconds - busy_seconds) * 1e6, 1)
         if num_bytes:
             row["gb_per_s"] = round(num_bytes / seconds / 1e9, 1)
             if self.copy_gb_per_s:

@@ -1,5 +1,7 @@
-"""Greedy tokens of the embedded model in float32: the same with CUDA graphs and without, with kernels and without."""
+"""Greedy tokens of the embedded model in float32: the same with CUDA graphs and without, with steps that overlap and
+without, with kernels and without."""
 
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -9,17 +11,18 @@ import torch
 from pagoda_common.config import EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_kernels.selection import triton_on_cpu, use_references
-from pagoda_worker.batch import ExecuteModelInput, NewRequest
+from pagoda_worker.batch import ExecuteModelInput, ModelRunnerOutput, NewRequest
 from pagoda_worker.worker import Worker
 
 BLOCKS_EACH = 16
 BLOCK_SIZE = 16
 VARIANTS: dict[str, dict[str, Any]] = {
     "kernels and graphs": {"reference_kernels": ("none",)},
+    "kernels, one step after the other": {"reference_kernels": ("none",), "overlaps": False},
     "kernels without graphs": {"reference_kernels": ("none",), "enforce_eager": True},
-    "PyTorch": {"reference_kernels": ("all",)},
+    "PyTorch": {"reference_kernels": ("all",), "overlaps": False},
 }
-"""Options of the model. What the last one gives is right."""
+"""Options of the model, and whether steps overlap. What the last one gives is right."""
 
 
 def compare_tokens(device: torch.device, *, is_small: bool) -> list[dict[str, Any]]:
@@ -46,8 +49,9 @@ def _generate(
     device: torch.device, batch: int, num_steps: int, options: dict[str, Any], *, is_small: bool
 ) -> np.ndarray[Any, Any]:
     """[num_steps, batch] token ids, after prompts of different lengths in one step."""
-    worker = Worker()
-    model = ModelConfig(dtype="float32", device="cuda" if device.type == "cuda" else "cpu", **options)
+    worker = Worker(overlaps=options.get("overlaps", True))
+    asked = {name: value for name, value in options.items() if name != "overlaps"}
+    model = ModelConfig(dtype="float32", device="cuda" if device.type == "cuda" else "cpu", **asked)
     try:
         with triton_on_cpu() if is_small else nullcontext():
             worker.init_device(EngineConfig(model=model, scheduler=SchedulerConfig(max_num_seqs=batch)))
@@ -67,6 +71,21 @@ def _generate(
             slots = np.arange(batch)
             first = ExecuteModelInput(new_requests=requests, num_seqs=batch, slots=slots, num_scheduled_tokens=lengths)
             later = ExecuteModelInput(num_seqs=batch)
-            return np.stack([worker.execute_model(step).token_ids for step in (first, *[later] * (num_steps - 1))])
+            return np.stack([output.token_ids for output in run_ahead(worker, [first, *[later] * (num_steps - 1)])])
     finally:
         use_references(())
+
+
+def run_ahead(worker: Worker, steps: Sequence[ExecuteModelInput]) -> Iterator[ModelRunnerOutput]:
+    """The outputs of steps, each begun as early as the worker takes it."""
+    num_begun = 0
+    for step in steps:
+        while not worker.begin_step(step):
+            yield worker.finish_step()
+            num_begun -= 1
+        num_begun += 1
+        if num_begun > 1:
+            yield worker.finish_step()
+            num_begun -= 1
+    for _ in range(num_begun):
+        yield worker.finish_step()

@@ -24,7 +24,7 @@ def test_everything_runs(tmp_path: Path) -> None:
     assert {name: outcome for name, outcome in report["parts"].items() if not outcome.startswith("done")} == {}
     assert [check for check in report["checks"] if not check["is_right"]] == []
     assert {check["operation"] for check in report["checks"]} >= {"paged_attention", "rope_store", "sample_tokens"}
-    assert len([check for check in report["checks"] if check["operation"] == "tokens"]) == 3
+    assert len([check for check in report["checks"] if check["operation"] == "tokens"]) == 4
     assert {row["part"] for row in report["figures"]} >= {"8B decode step", "0.6B prompt step", "prefill SDPA"}
     assert "checks are right" in path.with_suffix(".txt").read_text()
 
