@@ -79,7 +79,8 @@ def test_nothing_waits_but_for_the_tokens_at_the_end(enforce_eager: bool) -> Non
 
 def steps_of(num_decodes: int) -> list[ExecuteModelInput]:
     """Prompts together, then decodes of all, then of every second one; nobody reads the log on the host."""
-    params = [PARAMS[0], PARAMS[1], SamplingParams(temperature=0.8, seed=9, logit_bias={7: 2.0}, min_tokens=5)]
+    rules = {"presence_penalty": 0.5, "repetition_penalty": 1.2, "logit_bias": {7: 2.0}, "min_tokens": 5}
+    params = [PARAMS[0], PARAMS[1], SamplingParams(temperature=0.8, seed=9, bad_words_token_ids=[[9]], **rules)]
     requests = [
         NewRequest(
             slot=slot,

@@ -29,6 +29,8 @@ class LogitsBatch:
     """[n]."""
     num_tokens: IntArray
     """[n] prompt and output."""
+    last_tokens: Tensor | None = None
+    """[slots] int64 on the device: the last token of each slot, where the log has only a placeholder for it."""
 
     def rows(self, rows: IntArray) -> "LogitsBatch":
         """Some of the rows."""
@@ -37,6 +39,7 @@ class LogitsBatch:
             tokens=self.tokens,
             num_prompt_tokens=self.num_prompt_tokens[rows],
             num_tokens=self.num_tokens[rows],
+            last_tokens=self.last_tokens,
         )
 
 
@@ -59,8 +62,12 @@ class TokenCounts:
         num_missing = np.where(is_new, batch.num_tokens, batch.num_tokens - self._num_counted[rows])
         is_next = ~is_new & (num_missing == 1)
         if is_next.any():
-            last = batch.tokens[batch.slots[is_next], batch.num_tokens[is_next] - 1].astype(np.int64)
-            self._counts[self._on(rows[is_next]), self._on(last)] += 1
+            slots = batch.slots[is_next]
+            if batch.last_tokens is None:
+                last = self._on(batch.tokens[slots, batch.num_tokens[is_next] - 1].astype(np.int64))
+            else:
+                last = batch.last_tokens[self._on(slots)]
+            self._counts[self._on(rows[is_next]), last] += 1
         behind = np.flatnonzero(~is_next & (num_missing != 0))
         if behind.size:
             some = batch.rows(behind)

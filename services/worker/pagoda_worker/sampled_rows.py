@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from pagoda_worker.batch import IntArray
 from pagoda_worker.input_batch import InputBatch, StepInputs
@@ -36,8 +37,8 @@ class SampledRows:
     """[n] the rows, with as much of the log as each has seen."""
 
     @classmethod
-    def of(cls, inputs: StepInputs, batch: InputBatch) -> "SampledRows":
-        """The rows of a step."""
+    def of(cls, inputs: StepInputs, batch: InputBatch, last_tokens: Tensor | None = None) -> "SampledRows":
+        """The rows of a step. `last_tokens`: as in LogitsBatch, for a step without drafts."""
         if inputs.is_plain:
             sequences = last = inputs.batch_rows
             slots, num_draft = inputs.slots, inputs.num_draft_tokens
@@ -60,6 +61,7 @@ class SampledRows:
                     tokens=batch.tokens,
                     num_prompt_tokens=batch.num_prompt_tokens[slots],
                     num_tokens=batch.num_tokens[slots],
+                    last_tokens=last_tokens,
                 ),
             )
         owners = np.repeat(np.arange(sequences.size), 1 + num_draft)

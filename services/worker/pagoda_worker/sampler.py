@@ -105,7 +105,7 @@ class Sampler:
     def launch(self, logits: Tensor, batch: LogitsBatch, *, likeliest: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """The tokens that `sample` gives, not waited for: [n] int64 on the device, BAD_TOKEN or NO_TOKEN in bad rows.
 
-        Only for rows whose rules do not read the log (`SamplingColumns.needs_log`).
+        Only for rows that do not need the log (`SamplingColumns.needs_log`).
         """
         ruled = self._ruled(logits, batch)
         top, best = argmax(ruled) if likeliest is None or ruled is not logits else likeliest

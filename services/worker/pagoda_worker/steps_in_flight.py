@@ -96,8 +96,9 @@ class StepsInFlight:
         """Give the device all that a step has to do. Waits for nothing."""
         batch = self._batch
         slots = self._on_device(inputs.slots)
-        rows = SampledRows.of(inputs, batch)
-        token_ids = self._last_tokens.index_select(0, slots) if self._steps else None
+        last_tokens = self._last_tokens if self._steps else None
+        rows = SampledRows.of(inputs, batch, last_tokens)
+        token_ids = None if last_tokens is None else last_tokens.index_select(0, slots)
         computed = self._forward.run(inputs, rows.logit_rows, clock, token_ids=token_ids)
         sampled = self._sampler.launch(computed.logits, rows.batch, likeliest=computed.likeliest)
         self._last_tokens.index_copy_(0, slots, sampled.clamp(min=0))

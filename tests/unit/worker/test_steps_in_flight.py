@@ -31,10 +31,11 @@ LAUNCHED = [
     SamplingParams(temperature=1.0, seed=13, min_p=0.05, logit_bias={7: 2.0, 9: -3.0}),
     SamplingParams(temperature=0, min_tokens=6, logit_bias={2: 50.0}),
     SamplingParams(temperature=0.9, seed=14, allowed_token_ids=[5, 6, 7, 300, 301]),
+    SamplingParams(temperature=0, presence_penalty=0.7, repetition_penalty=1.3),
+    SamplingParams(temperature=0.7, seed=16, frequency_penalty=1.5, bad_words_token_ids=[[9], [300]]),
 ]
 """Sampled without anything of the host's token log."""
 WAITED_FOR = [
-    SamplingParams(temperature=0, presence_penalty=0.7, repetition_penalty=1.3),
     SamplingParams(temperature=0.7, seed=15, bad_words_token_ids=[[9], [5, 6]]),
     SamplingParams(temperature=0, logprobs=2),
 ]
