@@ -5,6 +5,10 @@
 The engine (scheduler, step loop) is this process both times. In-process: the worker's core on a thread of its own, its
 plain data handed over as they are. gRPC: `python -m pagoda_worker`, registered over loopback. Both are there all the
 time and take turns of a few seconds, so that a machine which is faster in one minute than in the next favours neither.
+
+    python benchmarks/step_overhead.py --device cuda --models 8B --batch-sizes 64
+
+does the same on a GPU, which both workers share (`benchmarks/gpu/run_all.py` runs it).
 """
 
 import sys
@@ -22,7 +26,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import uvloop
@@ -30,6 +34,7 @@ import uvloop
 from benchmarks.cpu import checkpoints
 from benchmarks.cpu.shapes import SHAPES
 from benchmarks.figures import Report, median, parser
+from benchmarks.gpu.steps import SHAPES as GPU_SHAPES
 from pagoda_common.config import EMBEDDED_MODEL, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.idle_memory import exempt_what_exists
 from pagoda_common.memory import keep_freed_memory
@@ -41,12 +46,14 @@ from pagoda_scheduler.request import Request
 from pagoda_scheduler.step import ModelRunnerOutput, SchedulerOutput, StepResult, StepTimings
 from pagoda_scheduler.timeline import Timeline
 from pagoda_worker import batch
+from pagoda_worker.step_loop import StepJob, StepLoop
 from pagoda_worker.threads import set_wait_policy
 from pagoda_worker.worker import Worker
 from tests.harness.scheduler import running_scheduler
 
 WARM_UP_STEPS = 20
 PROMPT_TOKENS = 16
+MAX_MODEL_LEN = 4096
 SMALL_BATCH = 16
 """Its steps take milliseconds: more of them make a turn."""
 
@@ -130,25 +137,28 @@ class MeanTimeline(Timeline):
 
 
 class InProcessExecutor:
-    """The worker's core on a thread of this process."""
+    """The worker's core on a thread of this process, with the loop that the worker's own process has."""
 
     def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._steps = StepLoop(worker=worker, submit=ThreadPoolExecutor(max_workers=1).submit)
         self._loop = asyncio.get_running_loop()
-        self._results: asyncio.Queue[ModelRunnerOutput] = asyncio.Queue()
+        self._results: asyncio.Queue[ModelRunnerOutput | Exception] = asyncio.Queue()
 
     def send(self, output: SchedulerOutput) -> None:
-        self._thread.submit(self._execute, output)
+        def give(answer: batch.ModelRunnerOutput) -> None:
+            counts = answer.num_sampled_tokens
+            tell(ModelRunnerOutput(output.step, None if counts is None else counts.tolist(), answer.token_ids.tolist()))
+
+        def tell(result: ModelRunnerOutput | Exception) -> None:
+            self._loop.call_soon_threadsafe(self._results.put_nowait, result)
+
+        self._steps.put(StepJob(_to_worker(output), give, tell))
 
     async def receive(self) -> ModelRunnerOutput:
-        return await self._results.get()
-
-    def _execute(self, output: SchedulerOutput) -> None:
-        answer = self._worker.execute_model(_to_worker(output))
-        counts = answer.num_sampled_tokens
-        result = ModelRunnerOutput(output.step, None if counts is None else counts.tolist(), answer.token_ids.tolist())
-        self._loop.call_soon_threadsafe(self._results.put_nowait, result)
+        result = await self._results.get()
+        if isinstance(result, Exception):
+            raise result
+        return result
 
 
 def _to_worker(output: SchedulerOutput) -> batch.ExecuteModelInput:
@@ -178,18 +188,23 @@ def _to_worker(output: SchedulerOutput) -> batch.ExecuteModelInput:
     )
 
 
-def make_model(directory: Path) -> str:
-    """The config of the Llama that benchmarks/cpu/ compares engines with, 125 M parameters in bfloat16: its forward
-    pass takes at least 5 ms on both of two cores, so that the engine has none for itself. Its weights are random."""
-    (directory / "config.json").write_text(json.dumps(checkpoints.config(SHAPES["125m"])))
+def make_model(name: str, directory: Path) -> str:
+    """A config whose weights are random. forward5ms is the Llama that benchmarks/cpu/ compares engines with, 125 M
+    parameters in bfloat16: its forward pass takes at least 5 ms on both of two cores, so that the engine has none for
+    itself. The others are for a GPU."""
+    config = checkpoints.config(SHAPES["125m"]) if name == "forward5ms" else GPU_SHAPES[name]
+    (directory / "config.json").write_text(json.dumps(config))
     return str(directory)
 
 
-def make_config(model: str, num_seqs: int, *, is_async: bool) -> EngineConfig:
+def make_config(model: str, num_seqs: int, *, is_async: bool, device: Literal["cpu", "cuda"]) -> EngineConfig:
     if model == EMBEDDED_MODEL:
-        model_config = ModelConfig(model=model, device="cpu")
+        model_config = ModelConfig(model=model, device=device)
     else:
-        model_config = ModelConfig(model=model, load_format="dummy", dtype="bfloat16", device="cpu")
+        length = None if device == "cpu" else MAX_MODEL_LEN
+        model_config = ModelConfig(
+            model=model, load_format="dummy", dtype="bfloat16", device=device, max_model_len=length
+        )
     return EngineConfig(
         model=model_config,
         cache=CacheConfig(kv_cache_memory_bytes=2 * 2**30),
@@ -216,7 +231,7 @@ async def decode(engine: Engine, num_seqs: int, num_steps: int, vocab_size: int)
             request_id=str(number),
             prompt_token_ids=prompt,
             sampling_params=params,
-            max_model_len=4096,
+            max_model_len=MAX_MODEL_LEN,
             sink=clock,
         )
         engine.submit([request])
@@ -265,7 +280,7 @@ async def over_grpc(config: EngineConfig, timeline: Timeline) -> AsyncIterator[E
 async def measure(report: Report, args: Any, model: str, name: str, batch_sizes: list[int]) -> None:
     vocab_size = 3000
     for num_seqs in batch_sizes:
-        config = make_config(model, num_seqs, is_async=not args.no_async_scheduling)
+        config = make_config(model, num_seqs, is_async=not args.no_async_scheduling, device=args.device)
         num_steps = args.steps * (3 if num_seqs <= SMALL_BATCH else 1)
         timeline = MeanTimeline(num_seqs)
         seconds: dict[str, list[float]] = {"in_process": [], "grpc": []}
@@ -297,16 +312,19 @@ async def main() -> None:
     flags = parser(__doc__ or "")
     flags.add_argument("--steps", type=int, default=60, help="decode steps of a turn; x 3 for small batches")
     flags.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 16, 64, 128, 256])
-    flags.add_argument("--models", nargs="+", choices=["tiny", "forward5ms"], default=["tiny", "forward5ms"])
+    flags.add_argument(
+        "--models", nargs="+", choices=["tiny", "forward5ms", *GPU_SHAPES], default=["tiny", "forward5ms"]
+    )
+    flags.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     flags.add_argument("--no-async-scheduling", action="store_true", help="wait for each step's result")
     flags.set_defaults(rounds=7)
     args = flags.parse_args()
     report = Report(args.json)
     if "tiny" in args.models:
         await measure(report, args, EMBEDDED_MODEL, "tiny", args.batch_sizes)
-    if "forward5ms" in args.models:
+    for name in sorted({*args.models} - {"tiny"}):
         with tempfile.TemporaryDirectory() as directory:
-            await measure(report, args, make_model(Path(directory)), "forward5ms", args.batch_sizes)
+            await measure(report, args, make_model(name, Path(directory)), name, args.batch_sizes)
 
 
 def run_as_a_scheduler() -> None:

@@ -25,7 +25,12 @@ def test_everything_runs(tmp_path: Path) -> None:
     assert [check for check in report["checks"] if not check["is_right"]] == []
     assert {check["operation"] for check in report["checks"]} >= {"paged_attention", "rope_store", "sample_tokens"}
     assert len([check for check in report["checks"] if check["operation"] == "tokens"]) == 4
-    assert {row["part"] for row in report["figures"]} >= {"8B decode step", "0.6B prompt step", "prefill SDPA"}
+    assert {row["part"] for row in report["figures"]} >= {
+        "8B decode step",
+        "0.6B prompt step",
+        "prefill SDPA",
+        "tiny split step",
+    }
     assert "checks are right" in path.with_suffix(".txt").read_text()
 
 
