@@ -1,7 +1,6 @@
 """BegunSteps: a worker's steps from `begin` to `finish`, in order, and the failure that ends them all. No tensors."""
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -21,8 +20,6 @@ class BegunSteps:
         """Who finishes each, or why it has failed."""
         self._failure: str | None = None
         self._on_failure = on_failure
-        self.rests_since: float | None = None
-        """time.monotonic() at the end of the latest step; None while one runs, and before the first."""
 
     def forget_failure(self) -> None:
         """What the slots hold is known again."""
@@ -35,7 +32,6 @@ class BegunSteps:
         elif self._failure is not None:
             self._steps.append(self._refusal())
         else:
-            self.rests_since = None
             try:
                 if not runner.begin(step):
                     return False
@@ -63,18 +59,14 @@ class BegunSteps:
             PagodaError: it has failed. What the slots hold is unknown then: every later step is refused.
         """
         oldest = self._steps.popleft()
+        if isinstance(oldest, PagodaError):
+            raise oldest
         try:
-            if isinstance(oldest, PagodaError):
-                raise oldest
-            try:
-                return oldest.finish()
-            except Exception as error:
-                failed = self._fail(error)
-                self._steps = deque(self._refusal() for _ in self._steps)
-                raise failed from error
-        finally:
-            if not self._steps and self.rests_since is None:
-                self.rests_since = time.monotonic()
+            return oldest.finish()
+        except Exception as error:
+            failed = self._fail(error)
+            self._steps = deque(self._refusal() for _ in self._steps)
+            raise failed from error
 
     def _fail(self, error: Exception) -> PagodaError:
         self._failure = f"{type(error).__name__}: {error}"

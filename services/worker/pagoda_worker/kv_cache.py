@@ -31,7 +31,9 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        takes_memory_early: bool = False,
     ) -> None:
+        """`takes_memory_early`: as `MemoryAhead`, on a CPU."""
         self.num_blocks = num_blocks
         self.num_cpu_blocks = num_cpu_blocks
         self.block_size = block_size
@@ -39,7 +41,7 @@ class KVCache:
         layers = range(spec.num_layers)
         self.k_caches = [_zeros((num_blocks, *shape), dtype, device) for _ in layers]
         self.v_caches = [_zeros((num_blocks, *shape), dtype, device) for _ in layers]
-        self.memory_ahead = MemoryAhead([*self.k_caches, *self.v_caches])
+        self.memory_ahead = MemoryAhead([*self.k_caches, *self.v_caches], is_early=takes_memory_early)
         host = torch.device("cpu")
         self._host_k = [_zeros((num_cpu_blocks, *shape), dtype, host) for _ in layers]
         self._host_v = [_zeros((num_cpu_blocks, *shape), dtype, host) for _ in layers]

@@ -9,6 +9,9 @@ from pagoda_worker.kv_cache import KVCache
 from pagoda_worker.models.decoder import Decoder
 from pagoda_worker.tensor_parallel import ALONE, TensorParallel
 
+LARGE_MODEL_BYTES = 64 << 20
+"""Weights from which on a worker takes memory for its cache before the first request: it will not be an idle one."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedModel:
@@ -18,6 +21,8 @@ class LoadedModel:
     config: EngineConfig
     max_model_len: int
     """Tokens; config.model.max_model_len, or the checkpoint's."""
+    weight_bytes: int
+    """Of this rank."""
     dtype: torch.dtype
     """Of weights and activations."""
     cache_dtype: torch.dtype
@@ -34,4 +39,5 @@ class LoadedModel:
             block_size=self.config.cache.block_size,
             dtype=self.cache_dtype,
             device=self.device,
+            takes_memory_early=self.weight_bytes >= LARGE_MODEL_BYTES,
         )

@@ -293,6 +293,7 @@ class Worker:
             model=model,
             config=config,
             max_model_len=facts.max_model_len,
+            weight_bytes=facts.weight_bytes,
             dtype=self._dtype,
             cache_dtype=cache_dtype(config.cache.kv_cache_dtype, self._dtype),
             device=device.device,
@@ -381,13 +382,8 @@ class Worker:
         """
         return self._steps.finish()
 
-    def has_rested(self, seconds: float) -> bool:
-        """Whether there was a step, and none ran for so long. For any thread to call, as `touch_ahead`."""
-        since = self._steps.rests_since
-        return since is not None and self._runner is not None and time.monotonic() - since >= seconds
-
     def touch_ahead(self, may_go_on: Callable[[], bool]) -> None:
-        """Have memory for blocks that come next, while it may go on."""
+        """Have memory for blocks that come next, while it may go on. For any thread to call."""
         runner = self._runner
         if runner is not None:
             runner.touch_ahead(may_go_on)

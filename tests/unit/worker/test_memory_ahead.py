@@ -1,8 +1,10 @@
-"""Memory of the cache is there before it is written, a part of the cache ahead of what is in use, and only at rest."""
+"""Memory of the cache is there before it is written, a part of the cache ahead of what is in use."""
 
 import asyncio
 import ctypes
 import mmap
+import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pagoda_worker import memory_ahead
-from pagoda_worker.memory_ahead import MemoryAhead, touch_memory_at_rest
+from pagoda_worker.memory_ahead import MemoryAhead, stay_ahead
 
 NUM_BLOCKS, BLOCK_BYTES = 64, 1 << 20
 AHEAD = int(NUM_BLOCKS * memory_ahead.MAX_SHARE_AHEAD)
@@ -45,10 +47,10 @@ def blocks_there(cache: Tensor) -> list[int]:
 def test_a_part_of_the_cache_behind_what_is_used(cache: Tensor) -> None:
     ahead = MemoryAhead([cache])
     assert blocks_there(cache) == []
-    ahead.touch(10, lambda: True)
-    assert blocks_there(cache) == list(range(10, 10 + AHEAD))
-    ahead.touch(12, lambda: True)
-    assert blocks_there(cache) == list(range(10, 12 + AHEAD))
+    ahead.touch(20, lambda: True)
+    assert blocks_there(cache) == list(range(20, 20 + AHEAD))
+    ahead.touch(22, lambda: True)
+    assert blocks_there(cache) == list(range(20, 22 + AHEAD))
     ahead.touch(NUM_BLOCKS - 1, lambda: True)
     assert blocks_there(cache)[-1] == NUM_BLOCKS - 1
 
@@ -63,6 +65,14 @@ def test_no_more_than_was_used(cache: Tensor) -> None:
     assert blocks_there(cache) == [1, 3, 4, 5]
 
 
+def test_early_it_is_there_before_the_first_block_is_used(cache: Tensor) -> None:
+    ahead = MemoryAhead([cache], is_early=True)
+    ahead.touch(0, lambda: True)
+    assert blocks_there(cache) == list(range(AHEAD))
+    ahead.touch(5, lambda: True)
+    assert blocks_there(cache) == list(range(5 + AHEAD))
+
+
 def test_what_blocks_hold_stays(cache: Tensor) -> None:
     cache[AHEAD + 2] = 7
     MemoryAhead([cache]).touch(AHEAD, lambda: True)
@@ -70,10 +80,11 @@ def test_what_blocks_hold_stays(cache: Tensor) -> None:
     assert int(cache[AHEAD : 2 * AHEAD].count_nonzero()) == BLOCK_BYTES
 
 
-def test_a_step_interrupts_it(cache: Tensor) -> None:
-    ahead, answers = MemoryAhead([cache]), iter([True, False])
+def test_it_can_be_interrupted(cache: Tensor) -> None:
+    pieces = BLOCK_BYTES // memory_ahead.PIECE_BYTES
+    ahead, answers = MemoryAhead([cache]), iter([True] * 2 * pieces + [False])
     ahead.touch(AHEAD, lambda: next(answers))
-    assert blocks_there(cache) == [AHEAD, AHEAD + 1], "one piece"
+    assert blocks_there(cache) == [AHEAD, AHEAD + 1]
     ahead.touch(AHEAD, lambda: True)
     assert blocks_there(cache) == list(range(AHEAD, 2 * AHEAD))
 
@@ -97,29 +108,28 @@ def test_a_cache_of_an_accelerator_is_left_alone() -> None:
 
 
 class FakeWorker:
-    """Rests from its third look on."""
+    """Is touched by a thread of idle priority until it is enough."""
 
     def __init__(self) -> None:
-        self.num_looks = 0
-        self.touched = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-
-    def has_rested(self, seconds: float) -> bool:
-        self.num_looks += 1
-        return self.num_looks >= 3
+        self.policies: list[int] = []
+        self.is_touched, self.is_over = threading.Event(), threading.Event()
 
     def touch_ahead(self, may_go_on: Callable[[], bool]) -> None:
-        assert self.num_looks >= 3
-        assert may_go_on()
-        self._loop.call_soon_threadsafe(self.touched.set)
+        self.policies.append(os.sched_getscheduler(0))
+        self.is_touched.set()
+        while may_go_on():
+            continue
+        self.is_over.set()
 
 
-async def test_only_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_goes_on_until_the_worker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_ahead, "PERIOD_S", 0)
     worker = FakeWorker()
-    task = asyncio.create_task(touch_memory_at_rest(worker))
+    task = asyncio.create_task(stay_ahead(worker))
     async with asyncio.timeout(20):
-        await worker.touched.wait()
+        await asyncio.to_thread(worker.is_touched.wait)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    assert worker.is_over.is_set()
+    assert worker.policies == [os.SCHED_IDLE]
