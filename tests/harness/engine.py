@@ -49,9 +49,9 @@ class RunningEngine:
 
 
 @asynccontextmanager
-async def running_engine(config: EngineConfig) -> AsyncIterator[RunningEngine]:
-    """A scheduler, one worker and a client, all in this process."""
-    async with running_scheduler(config) as scheduler, running_worker(scheduler.address):
+async def running_engine(config: EngineConfig, *, overlaps: bool = False) -> AsyncIterator[RunningEngine]:
+    """A scheduler, one worker and a client, all in this process. `overlaps`: its decode steps do, as on a GPU."""
+    async with running_scheduler(config) as scheduler, running_worker(scheduler.address, overlaps=overlaps):
         client = EngineClient(address=scheduler.address)
         await client.start()
         await client.wait_until_ready(120)
@@ -62,10 +62,10 @@ async def running_engine(config: EngineConfig) -> AsyncIterator[RunningEngine]:
 
 
 @asynccontextmanager
-async def running_worker(scheduler_address: str) -> AsyncIterator[WorkerServicer]:
+async def running_worker(scheduler_address: str, *, overlaps: bool = False) -> AsyncIterator[WorkerServicer]:
     """A real worker on a free port, registered with a scheduler."""
     server = RpcServer(services=("pagoda.v1.Worker",))
-    servicer = WorkerServicer(worker=Worker(num_threads=1), set_serving=server.set_serving)
+    servicer = WorkerServicer(worker=Worker(num_threads=1, overlaps=overlaps), set_serving=server.set_serving)
     worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server.grpc_server)
     port = await server.start(host="127.0.0.1", port=0)
     identity = scheduler_pb2.WorkerIdentity(

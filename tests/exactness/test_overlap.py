@@ -1,0 +1,81 @@
+"""Decode steps that overlap, as on a GPU, give what one step after the other gives; the scheduler sends ahead."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagoda_common.sampling_params import SamplingParams
+from pagoda_worker.input_batch import StepInputs
+from pagoda_worker.step_clock import StepClock
+from pagoda_worker.steps_in_flight import StepsInFlight
+from tests.harness.engine import RunningEngine, running_engine
+
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=90),
+    SamplingParams(temperature=0.9, seed=5, max_tokens=73, top_p=0.9, top_k=40),
+    SamplingParams(temperature=1.2, seed=6, max_tokens=90, min_p=0.02, min_tokens=4, stop_token_ids=[*range(3, 300)]),
+    SamplingParams(temperature=0.7, seed=7, max_tokens=81, presence_penalty=0.8, repetition_penalty=1.2),
+    SamplingParams(temperature=0, max_tokens=3, logprobs=1, ignore_eos=True),
+    SamplingParams(temperature=0.8, seed=8, max_tokens=5, bad_words_token_ids=[[9], [10, 11]], logit_bias={40: 1.0}),
+    SamplingParams(temperature=1.0, seed=9, max_tokens=62, n=2),
+]
+PROMPTS = [[20 + number] * (1 + 5 * number % 40) for number in range(21)]
+
+
+@pytest.fixture
+def num_ahead(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """An entry for each step that was launched while another one was in flight."""
+    launch, ahead = StepsInFlight.launch, []
+
+    def counted(steps: StepsInFlight, inputs: StepInputs, clock: StepClock) -> None:
+        if steps:
+            ahead.append(1)
+        launch(steps, inputs, clock)
+
+    monkeypatch.setattr(StepsInFlight, "launch", counted)
+    return ahead
+
+
+async def generate_all(engine: RunningEngine) -> list[dict[int, list[int]]]:
+    """Tokens of every request by sequence, all at once; some others are given up on the way."""
+
+    async def one(number: int, prompt: list[int]) -> dict[int, list[int]]:
+        await asyncio.sleep(0.01 * (number % 4))
+        tokens: dict[int, list[int]] = {}
+        for output in await engine.generate(f"r{number}", prompt, PARAMS[number % len(PARAMS)]):
+            tokens.setdefault(output.index, []).extend(output.token_ids)
+        return tokens
+
+    async def given_up(number: int) -> None:
+        params = replace(PARAMS[number % 4], max_tokens=500, stop_token_ids=[], ignore_eos=True)
+        running = asyncio.create_task(engine.generate(f"gone{number}", PROMPTS[number], params))
+        await asyncio.sleep(0.05 + 0.04 * number)
+        engine.client.abort(f"gone{number}")
+        await running
+
+    gone = [asyncio.create_task(given_up(number)) for number in range(4)]
+    found = await asyncio.gather(*(one(number, prompt) for number, prompt in enumerate(PROMPTS)))
+    await asyncio.gather(*gone)
+    return found
+
+
+@pytest.mark.parametrize("cache", [{}, {"num_blocks_override": 42}, {"num_blocks_override": 42, "swap": 8 * 2**20}])
+async def test_tokens_are_the_same_whatever_comes_and_goes(cache: dict[str, int], num_ahead: list[int]) -> None:
+    config = EngineConfig(
+        model=ModelConfig(dtype="float32", device="cpu", max_model_len=600),
+        cache=CacheConfig(
+            kv_cache_memory_bytes=64 * 2**20,
+            num_blocks_override=cache.get("num_blocks_override"),
+            cpu_kv_cache_memory_bytes=cache.get("swap", 0),
+        ),
+        scheduler=SchedulerConfig(max_num_seqs=16),
+    )
+    async with running_engine(config) as engine:
+        expected = await generate_all(engine)
+    assert not num_ahead
+    async with running_engine(config, overlaps=True) as engine:
+        assert await generate_all(engine) == expected
+        assert not cache or engine.client.load.num_preemptions > 0
+    assert len(num_ahead) > 10
