@@ -65,7 +65,7 @@ class ModelRunner:
         """
         Args:
             decode_graphs: recorded ones, over the same model and cache.
-            overlaps: launch a decode step while the one before computes. For one rank.
+            overlaps: launch a decode step while the one before computes; one rank of several never does.
         """
         self.forward = ForwardPass(
             model=model, kv_cache=kv_cache, dtype=dtype, device=device, decode_graphs=decode_graphs
@@ -91,7 +91,7 @@ class ModelRunner:
         self._in_flight = StepsInFlight(
             batch=self.input_batch, forward=self.forward, sampler=self._sampler, kv_cache=kv_cache, device=device
         )
-        self._overlaps = overlaps
+        self._overlaps = overlaps and parallel.world_size == 1
         self._outputs: deque[ModelRunnerOutput] = deque()
         """Of steps that came before those in flight, and are not given to anybody yet."""
         self._constraints = Constraints(
