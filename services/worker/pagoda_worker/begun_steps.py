@@ -1,6 +1,8 @@
 """BegunSteps: a worker's steps from `begin` to `finish`, in order, and the failure that ends them all. No tensors."""
 
 import logging
+import math
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -19,6 +21,8 @@ class BegunSteps:
         self._steps: deque[ModelRunner | PagodaError] = deque()
         """Who finishes each, or why it has failed."""
         self._failure: str | None = None
+        self._rests_since = 0.0
+        """time.monotonic() at the end of the latest step; infinite while one is under way."""
         self._on_failure = on_failure
 
     def forget_failure(self) -> None:
@@ -32,6 +36,7 @@ class BegunSteps:
         elif self._failure is not None:
             self._steps.append(self._refusal())
         else:
+            self._rests_since = math.inf
             try:
                 if not runner.begin(step):
                     return False
@@ -67,6 +72,13 @@ class BegunSteps:
             failed = self._fail(error)
             self._steps = deque(self._refusal() for _ in self._steps)
             raise failed from error
+        finally:
+            if not self._steps:
+                self._rests_since = time.monotonic()
+
+    def have_rested(self, seconds: float) -> bool:
+        """Whether none was under way for so long. For any thread to call."""
+        return time.monotonic() - self._rests_since >= seconds
 
     def _fail(self, error: Exception) -> PagodaError:
         self._failure = f"{type(error).__name__}: {error}"

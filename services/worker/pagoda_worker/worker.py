@@ -382,11 +382,15 @@ class Worker:
         """
         return self._steps.finish()
 
-    def touch_ahead(self, may_go_on: Callable[[], bool]) -> None:
-        """Have memory for blocks that come next, while it may go on. For any thread to call."""
+    def has_rested(self, seconds: float) -> bool:
+        """Whether no step ran for so long. For any thread to call, as `touch_ahead`."""
+        return self._steps.have_rested(seconds)
+
+    def touch_ahead(self, *, rests: Callable[[], bool], is_over: Callable[[], bool]) -> None:
+        """Have memory for blocks that come next (`MemoryAhead.touch`)."""
         runner = self._runner
         if runner is not None:
-            runner.touch_ahead(may_go_on)
+            runner.touch_ahead(rests=rests, is_over=is_over)
 
     def expect(self, step: ExecuteModelInput) -> None:
         """Begin to compile the constraints of a step that will run soon. Returns at once, for any thread to call."""

@@ -20,6 +20,14 @@ NUM_BLOCKS, BLOCK_BYTES = 64, 1 << 20
 AHEAD = int(NUM_BLOCKS * memory_ahead.MAX_SHARE_AHEAD)
 
 
+def yes() -> bool:
+    return True
+
+
+def no() -> bool:
+    return False
+
+
 @pytest.fixture
 def cache() -> Tensor:
     """[64 blocks, 1 MiB], of which no page is there, and none comes with its neighbours."""
@@ -47,45 +55,47 @@ def blocks_there(cache: Tensor) -> list[int]:
 def test_a_part_of_the_cache_behind_what_is_used(cache: Tensor) -> None:
     ahead = MemoryAhead([cache])
     assert blocks_there(cache) == []
-    ahead.touch(20, lambda: True)
+    ahead.touch(20, rests=yes, is_over=no)
     assert blocks_there(cache) == list(range(20, 20 + AHEAD))
-    ahead.touch(22, lambda: True)
+    ahead.touch(22, rests=yes, is_over=no)
     assert blocks_there(cache) == list(range(20, 22 + AHEAD))
-    ahead.touch(NUM_BLOCKS - 1, lambda: True)
+    ahead.touch(NUM_BLOCKS - 1, rests=yes, is_over=no)
     assert blocks_there(cache)[-1] == NUM_BLOCKS - 1
 
 
 def test_no_more_than_was_used(cache: Tensor) -> None:
     ahead = MemoryAhead([cache])
-    ahead.touch(0, lambda: True)
+    ahead.touch(0, rests=yes, is_over=no)
     assert blocks_there(cache) == []
-    ahead.touch(1, lambda: True)
+    ahead.touch(1, rests=yes, is_over=no)
     assert blocks_there(cache) == [1]
-    ahead.touch(3, lambda: True)
+    ahead.touch(3, rests=yes, is_over=no)
     assert blocks_there(cache) == [1, 3, 4, 5]
 
 
 def test_early_it_is_there_before_the_first_block_is_used(cache: Tensor) -> None:
     ahead = MemoryAhead([cache], is_early=True)
-    ahead.touch(0, lambda: True)
-    assert blocks_there(cache) == list(range(AHEAD))
-    ahead.touch(5, lambda: True)
+    ahead.touch(5, rests=no, is_over=yes)
+    assert blocks_there(cache) == []
+    ahead.touch(5, rests=no, is_over=no)
+    assert blocks_there(cache) == list(range(AHEAD)), "the first ones, even beside steps"
+    ahead.touch(5, rests=yes, is_over=no)
     assert blocks_there(cache) == list(range(5 + AHEAD))
 
 
 def test_what_blocks_hold_stays(cache: Tensor) -> None:
     cache[AHEAD + 2] = 7
-    MemoryAhead([cache]).touch(AHEAD, lambda: True)
+    MemoryAhead([cache]).touch(AHEAD, rests=yes, is_over=no)
     assert bool((cache[AHEAD + 2] == 7).all())
     assert int(cache[AHEAD : 2 * AHEAD].count_nonzero()) == BLOCK_BYTES
 
 
-def test_it_can_be_interrupted(cache: Tensor) -> None:
+def test_a_step_interrupts_it(cache: Tensor) -> None:
     pieces = BLOCK_BYTES // memory_ahead.PIECE_BYTES
     ahead, answers = MemoryAhead([cache]), iter([True] * 2 * pieces + [False])
-    ahead.touch(AHEAD, lambda: next(answers))
+    ahead.touch(AHEAD, rests=lambda: next(answers), is_over=no)
     assert blocks_there(cache) == [AHEAD, AHEAD + 1]
-    ahead.touch(AHEAD, lambda: True)
+    ahead.touch(AHEAD, rests=yes, is_over=no)
     assert blocks_there(cache) == list(range(AHEAD, 2 * AHEAD))
 
 
@@ -98,13 +108,13 @@ def test_a_kernel_that_cannot_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(memory_ahead, "_populate", populate)
     ahead = MemoryAhead([torch.zeros(NUM_BLOCKS, 10)])
-    ahead.touch(AHEAD, lambda: True)
-    ahead.touch(20, lambda: True)
+    ahead.touch(AHEAD, rests=yes, is_over=no)
+    ahead.touch(20, rests=yes, is_over=no)
     assert asked == [AHEAD * 40]
 
 
 def test_a_cache_of_an_accelerator_is_left_alone() -> None:
-    MemoryAhead([torch.zeros(NUM_BLOCKS, 10, device="meta")]).touch(AHEAD, lambda: True)
+    MemoryAhead([torch.zeros(NUM_BLOCKS, 10, device="meta")]).touch(AHEAD, rests=yes, is_over=no)
 
 
 class FakeWorker:
@@ -114,10 +124,14 @@ class FakeWorker:
         self.policies: list[int] = []
         self.is_touched, self.is_over = threading.Event(), threading.Event()
 
-    def touch_ahead(self, may_go_on: Callable[[], bool]) -> None:
+    def has_rested(self, seconds: float) -> bool:
+        return seconds == memory_ahead.PERIOD_S
+
+    def touch_ahead(self, *, rests: Callable[[], bool], is_over: Callable[[], bool]) -> None:
         self.policies.append(os.sched_getscheduler(0))
+        assert rests()
         self.is_touched.set()
-        while may_go_on():
+        while not is_over():
             continue
         self.is_over.set()
 
