@@ -28,7 +28,7 @@ class FakeRunner:
 def test_it_rests_between_the_end_of_a_step_and_the_next() -> None:
     steps = BegunSteps(on_failure=lambda: None)
     runner = FakeRunner(steps)
-    as_runner = cast(ModelRunner, runner)
+    as_runner = cast("ModelRunner", runner)
     assert steps.have_rested(0)
     steps.begin(as_runner, ExecuteModelInput())
     steps.begin(as_runner, ExecuteModelInput())
