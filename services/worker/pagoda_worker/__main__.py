@@ -50,7 +50,7 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
     from pagoda.v1 import scheduler_pb2, worker_pb2_grpc
     from pagoda_common.rpc import RpcServer, stop_signals
     from pagoda_worker.device import claim_device
-    from pagoda_worker.memory_ahead import stay_ahead
+    from pagoda_worker.memory_ahead import touch_memory_at_rest
     from pagoda_worker.metrics import WorkerCollector, WorkerMetrics
     from pagoda_worker.registration import CAPABILITIES, Registration
     from pagoda_worker.servicer import WorkerServicer
@@ -102,7 +102,7 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
         resting = asyncio.create_task(
             release_memory_when_idle(count=lambda: servicer.last_step, is_idle=lambda: True)  # idle: no new step
         )
-        ahead = asyncio.create_task(stay_ahead(worker))
+        ahead = asyncio.create_task(touch_memory_at_rest(worker))
         await stopped.wait()
         logger.info("draining, up to %g s", args.drain_timeout)
         await server.set_serving(False)

@@ -10,7 +10,7 @@ from pagoda_worker.models.decoder import Decoder
 from pagoda_worker.tensor_parallel import ALONE, TensorParallel
 
 LARGE_MODEL_BYTES = 64 << 20
-"""Weights from which on a worker takes memory for its cache before the first request: it will not be an idle one."""
+"""Weights from which on a worker takes memory for its cache before the first request."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

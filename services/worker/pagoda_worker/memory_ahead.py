@@ -11,10 +11,11 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from typing import Protocol
 
 from torch import Tensor
+
+from pagoda_worker.threads import num_usable_cores
 
 MAX_SHARE_AHEAD = 1 / 4
 """Of the cache: most that is there behind the last block used."""
@@ -35,68 +36,76 @@ class MemoryAhead:
         """
         Args:
             caches: [num_blocks, ...] each, contiguous; nothing is done for those of an accelerator.
-            is_early: also ahead of the first blocks that are used. Otherwise no more than was used so far, so that a
+            is_early: MAX_SHARE_AHEAD of them, whatever was used. Otherwise no more than was used so far, so that a
                 worker that has only warmed up takes next to nothing.
         """
         self._caches = [cache for cache in caches if cache.is_cpu]
         self._is_early = is_early
         self._num_touched = 0
 
-    def touch(self, num_used: int, *, rests: Callable[[], bool], is_over: Callable[[], bool]) -> None:
+    def take_early(self) -> None:
+        """Have the memory of the first blocks, MAX_SHARE_AHEAD of all, if it is an early one; it is there afterwards."""
+        if self._is_early and self._caches:
+            end = int(self._caches[0].shape[0] * MAX_SHARE_AHEAD)
+            with ThreadPoolExecutor(num_usable_cores()) as threads:
+                is_there = list(
+                    threads.map(lambda cache: self._populate_blocks([cache], 0, end, lambda: True), self._caches)
+                )
+            self._num_touched = end if all(is_there) else 0
+
+    def touch(self, num_used: int, may_go_on: Callable[[], bool]) -> None:
         """Have the memory of blocks from `num_used` on, up to MAX_SHARE_AHEAD of all. What the blocks hold stays.
 
-        Does nothing where the kernel cannot do it.
-
-        Args:
-            rests: where no step runs: a virtual machine may halt all of its processors for the memory of one. When it
-                does not, all but the first blocks of an early one waits for the next call.
-            is_over: ends it.
+        Ends early, to be called again, when it may not go on. Does nothing where the kernel cannot do it.
         """
         if not self._caches:
             return
         num_blocks = self._caches[0].shape[0]
         ahead = int(num_blocks * MAX_SHARE_AHEAD)
-        if self._is_early:
-            self._touch_until(ahead, lambda: not is_over())
         begin = max(num_used, self._num_touched)
         end = min(num_blocks, num_used + (ahead if self._is_early else min(num_used, ahead)))
-        self._touch_until(end, lambda: rests() and not is_over(), begin=begin)
+        if begin < end and self._populate_blocks(self._caches, begin, end, may_go_on):
+            self._num_touched = end
 
-    def _touch_until(self, end: int, may_go_on: Callable[[], bool], *, begin: int | None = None) -> None:
-        """Blocks [begin, end), from the first one that was not touched unless `begin` says so."""
-        begin = self._num_touched if begin is None else begin
-        if begin >= end:
-            return
-        for cache in self._caches:
+    def _populate_blocks(self, caches: Sequence[Tensor], begin: int, end: int, may_go_on: Callable[[], bool]) -> bool:
+        """Whether all of these are there now."""
+        for cache in caches:
             block = cache.numel() * cache.element_size() // cache.shape[0]
             for offset in range(begin * block, end * block, PIECE_BYTES):
                 if not may_go_on():
-                    return
+                    return False
                 if not _populate(cache.data_ptr() + offset, min(PIECE_BYTES, end * block - offset)):
                     self._caches = []
-                    return
-        self._num_touched = end
+                    return False
+        return True
 
 
-class Touching(Protocol):
+class Resting(Protocol):
     """What a worker shows of itself."""
 
     def has_rested(self, seconds: float) -> bool:
         """Whether no step ran for so long."""
 
-    def touch_ahead(self, *, rests: Callable[[], bool], is_over: Callable[[], bool]) -> None:
+    def touch_ahead(self, may_go_on: Callable[[], bool]) -> None:
         """`MemoryAhead.touch` behind the blocks that steps have used."""
 
 
-async def stay_ahead(worker: Touching) -> None:
-    """For ever: have memory ahead of the steps, on processor time that nobody else wants."""
-    is_over, loop = threading.Event(), asyncio.get_running_loop()
-    touch = partial(worker.touch_ahead, rests=lambda: worker.has_rested(PERIOD_S), is_over=is_over.is_set)
+async def touch_memory_at_rest(worker: Resting) -> None:
+    """For ever: stay ahead of the steps, while none runs.
+
+    A virtual machine may halt all of its processors for the memory that one takes.
+    """
+    is_over = threading.Event()
+
+    def rests() -> bool:
+        return worker.has_rested(PERIOD_S) and not is_over.is_set()
+
     with ThreadPoolExecutor(max_workers=1, initializer=_give_way, thread_name_prefix="memory-ahead") as thread:
         try:
             while True:
                 await asyncio.sleep(PERIOD_S)
-                await loop.run_in_executor(thread, touch)
+                if rests():
+                    await asyncio.get_running_loop().run_in_executor(thread, worker.touch_ahead, rests)
         finally:
             is_over.set()
 

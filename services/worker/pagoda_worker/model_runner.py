@@ -108,9 +108,9 @@ class ModelRunner:
         """Bytes of the KV cache on the device."""
         return self._kv_cache.num_bytes
 
-    def touch_ahead(self, *, rests: Callable[[], bool], is_over: Callable[[], bool]) -> None:
+    def touch_ahead(self, may_go_on: Callable[[], bool]) -> None:
         """Have memory for blocks that come next. For any thread to call."""
-        self._kv_cache.memory_ahead.touch(self.input_batch.num_blocks_used, rests=rests, is_over=is_over)
+        self._kv_cache.memory_ahead.touch(self.input_batch.num_blocks_used, may_go_on)
 
     def execute(self, step: ExecuteModelInput) -> ModelRunnerOutput:
         """Apply a step's changes, run the model over its batch and sample; while no step is in flight.

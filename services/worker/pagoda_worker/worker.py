@@ -86,6 +86,7 @@ class Worker:
         self.facts: ModelFacts | None = None
         """Set once loaded."""
         self.num_blocks = 0
+        self._had_cache = False
         """Blocks allocated."""
         self.sleep_level = 0
         """0 awake; 1 or 2 after `sleep`."""
@@ -320,6 +321,9 @@ class Worker:
             kv_cache = loaded.make_cache(num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks)
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise OutOfMemory(f"cannot allocate {num_blocks} KV-cache blocks: lower --kv-cache-memory") from error
+        if not self._had_cache:  # a scheduler that is back, and its clients, wait for a later one
+            kv_cache.memory_ahead.take_early()
+            self._had_cache = True
         swap_block_ns = kv_cache.time_swap() if num_cpu_blocks else 0
         self._runner = ModelRunner(
             model=model,
@@ -386,11 +390,11 @@ class Worker:
         """Whether no step ran for so long. For any thread to call, as `touch_ahead`."""
         return self._steps.have_rested(seconds)
 
-    def touch_ahead(self, *, rests: Callable[[], bool], is_over: Callable[[], bool]) -> None:
-        """Have memory for blocks that come next (`MemoryAhead.touch`)."""
+    def touch_ahead(self, may_go_on: Callable[[], bool]) -> None:
+        """Have memory for blocks that come next, while it may go on."""
         runner = self._runner
         if runner is not None:
-            runner.touch_ahead(rests=rests, is_over=is_over)
+            runner.touch_ahead(may_go_on)
 
     def expect(self, step: ExecuteModelInput) -> None:
         """Begin to compile the constraints of a step that will run soon. Returns at once, for any thread to call."""

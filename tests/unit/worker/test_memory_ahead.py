@@ -4,7 +4,6 @@ import asyncio
 import ctypes
 import mmap
 import os
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pagoda_worker import memory_ahead
-from pagoda_worker.memory_ahead import MemoryAhead, stay_ahead
+from pagoda_worker.memory_ahead import MemoryAhead, touch_memory_at_rest
 
 NUM_BLOCKS, BLOCK_BYTES = 64, 1 << 20
 AHEAD = int(NUM_BLOCKS * memory_ahead.MAX_SHARE_AHEAD)
@@ -22,10 +21,6 @@ AHEAD = int(NUM_BLOCKS * memory_ahead.MAX_SHARE_AHEAD)
 
 def yes() -> bool:
     return True
-
-
-def no() -> bool:
-    return False
 
 
 @pytest.fixture
@@ -55,37 +50,41 @@ def blocks_there(cache: Tensor) -> list[int]:
 def test_a_part_of_the_cache_behind_what_is_used(cache: Tensor) -> None:
     ahead = MemoryAhead([cache])
     assert blocks_there(cache) == []
-    ahead.touch(20, rests=yes, is_over=no)
+    ahead.touch(20, yes)
     assert blocks_there(cache) == list(range(20, 20 + AHEAD))
-    ahead.touch(22, rests=yes, is_over=no)
+    ahead.touch(22, yes)
     assert blocks_there(cache) == list(range(20, 22 + AHEAD))
-    ahead.touch(NUM_BLOCKS - 1, rests=yes, is_over=no)
+    ahead.touch(NUM_BLOCKS - 1, yes)
     assert blocks_there(cache)[-1] == NUM_BLOCKS - 1
 
 
 def test_no_more_than_was_used(cache: Tensor) -> None:
     ahead = MemoryAhead([cache])
-    ahead.touch(0, rests=yes, is_over=no)
+    ahead.touch(0, yes)
     assert blocks_there(cache) == []
-    ahead.touch(1, rests=yes, is_over=no)
+    ahead.touch(1, yes)
     assert blocks_there(cache) == [1]
-    ahead.touch(3, rests=yes, is_over=no)
+    ahead.touch(3, yes)
     assert blocks_there(cache) == [1, 3, 4, 5]
 
 
 def test_early_it_is_there_before_the_first_block_is_used(cache: Tensor) -> None:
-    ahead = MemoryAhead([cache], is_early=True)
-    ahead.touch(5, rests=no, is_over=yes)
+    ahead = MemoryAhead([cache[: NUM_BLOCKS // 2], cache[NUM_BLOCKS // 2 :]], is_early=True)
+    ahead.take_early()
+    half = [*range(AHEAD // 2), *range(NUM_BLOCKS // 2, NUM_BLOCKS // 2 + AHEAD // 2)]
+    assert blocks_there(cache) == half
+    ahead.touch(1, yes)
+    assert blocks_there(cache) == sorted([*half, AHEAD // 2, NUM_BLOCKS // 2 + AHEAD // 2])
+
+
+def test_others_take_nothing_early(cache: Tensor) -> None:
+    MemoryAhead([cache]).take_early()
     assert blocks_there(cache) == []
-    ahead.touch(5, rests=no, is_over=no)
-    assert blocks_there(cache) == list(range(AHEAD)), "the first ones, even beside steps"
-    ahead.touch(5, rests=yes, is_over=no)
-    assert blocks_there(cache) == list(range(5 + AHEAD))
 
 
 def test_what_blocks_hold_stays(cache: Tensor) -> None:
     cache[AHEAD + 2] = 7
-    MemoryAhead([cache]).touch(AHEAD, rests=yes, is_over=no)
+    MemoryAhead([cache]).touch(AHEAD, yes)
     assert bool((cache[AHEAD + 2] == 7).all())
     assert int(cache[AHEAD : 2 * AHEAD].count_nonzero()) == BLOCK_BYTES
 
@@ -93,9 +92,9 @@ def test_what_blocks_hold_stays(cache: Tensor) -> None:
 def test_a_step_interrupts_it(cache: Tensor) -> None:
     pieces = BLOCK_BYTES // memory_ahead.PIECE_BYTES
     ahead, answers = MemoryAhead([cache]), iter([True] * 2 * pieces + [False])
-    ahead.touch(AHEAD, rests=lambda: next(answers), is_over=no)
+    ahead.touch(AHEAD, lambda: next(answers))
     assert blocks_there(cache) == [AHEAD, AHEAD + 1]
-    ahead.touch(AHEAD, rests=yes, is_over=no)
+    ahead.touch(AHEAD, yes)
     assert blocks_there(cache) == list(range(AHEAD, 2 * AHEAD))
 
 
@@ -108,42 +107,42 @@ def test_a_kernel_that_cannot_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(memory_ahead, "_populate", populate)
     ahead = MemoryAhead([torch.zeros(NUM_BLOCKS, 10)])
-    ahead.touch(AHEAD, rests=yes, is_over=no)
-    ahead.touch(20, rests=yes, is_over=no)
+    ahead.touch(AHEAD, yes)
+    ahead.touch(20, yes)
     assert asked == [AHEAD * 40]
 
 
 def test_a_cache_of_an_accelerator_is_left_alone() -> None:
-    MemoryAhead([torch.zeros(NUM_BLOCKS, 10, device="meta")]).touch(AHEAD, rests=yes, is_over=no)
+    MemoryAhead([torch.zeros(NUM_BLOCKS, 10, device="meta")]).touch(AHEAD, yes)
 
 
 class FakeWorker:
-    """Is touched by a thread of idle priority until it is enough."""
+    """Rests from its third look on."""
 
     def __init__(self) -> None:
-        self.policies: list[int] = []
-        self.is_touched, self.is_over = threading.Event(), threading.Event()
+        self.num_looks = 0
+        self.policy = -1
+        self.touched = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
 
     def has_rested(self, seconds: float) -> bool:
-        return seconds == memory_ahead.PERIOD_S
+        self.num_looks += 1
+        return self.num_looks >= 3
 
-    def touch_ahead(self, *, rests: Callable[[], bool], is_over: Callable[[], bool]) -> None:
-        self.policies.append(os.sched_getscheduler(0))
-        assert rests()
-        self.is_touched.set()
-        while not is_over():
-            continue
-        self.is_over.set()
+    def touch_ahead(self, may_go_on: Callable[[], bool]) -> None:
+        assert self.num_looks >= 3
+        assert may_go_on()
+        self.policy = os.sched_getscheduler(0)
+        self._loop.call_soon_threadsafe(self.touched.set)
 
 
-async def test_it_goes_on_until_the_worker_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_ahead, "PERIOD_S", 0)
     worker = FakeWorker()
-    task = asyncio.create_task(stay_ahead(worker))
+    task = asyncio.create_task(touch_memory_at_rest(worker))
     async with asyncio.timeout(20):
-        await asyncio.to_thread(worker.is_touched.wait)
+        await worker.touched.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert worker.is_over.is_set()
-    assert worker.policies == [os.SCHED_IDLE]
+    assert worker.policy == os.SCHED_IDLE
