@@ -17,8 +17,10 @@ from torch import Tensor
 
 from pagoda_worker.threads import num_usable_cores
 
-MAX_SHARE_AHEAD = 1 / 4
+MAX_SHARE_AHEAD = 1 / 16
 """Of the cache: most that is there behind the last block used."""
+EARLY_SHARE_AHEAD = 1 / 2
+"""The same of an early one, which has so much from the start on."""
 PERIOD_S = 0.25
 """Between two looks, and how long no step must have run."""
 PIECE_BYTES = 256 << 10
@@ -36,17 +38,17 @@ class MemoryAhead:
         """
         Args:
             caches: [num_blocks, ...] each, contiguous; nothing is done for those of an accelerator.
-            is_early: MAX_SHARE_AHEAD of them, whatever was used. Otherwise no more than was used so far, so that a
-                worker that has only warmed up takes next to nothing.
+            is_early: a larger share is ahead, whatever was used. Otherwise it is no more than was used so far, so that
+                a worker that has only warmed up takes next to nothing.
         """
         self._caches = [cache for cache in caches if cache.is_cpu]
         self._is_early = is_early
         self._num_touched = 0
 
     def take_early(self) -> None:
-        """Have the memory of the first blocks, MAX_SHARE_AHEAD of all, if it is an early one; it is there afterwards."""
+        """Have the memory of the first blocks, EARLY_SHARE_AHEAD of all, if it is an early one."""
         if self._is_early and self._caches:
-            end = int(self._caches[0].shape[0] * MAX_SHARE_AHEAD)
+            end = int(self._caches[0].shape[0] * EARLY_SHARE_AHEAD)
             with ThreadPoolExecutor(num_usable_cores()) as threads:
                 is_there = list(
                     threads.map(lambda cache: self._populate_blocks([cache], 0, end, lambda: True), self._caches)
@@ -54,16 +56,18 @@ class MemoryAhead:
             self._num_touched = end if all(is_there) else 0
 
     def touch(self, num_used: int, may_go_on: Callable[[], bool]) -> None:
-        """Have the memory of blocks from `num_used` on, up to MAX_SHARE_AHEAD of all. What the blocks hold stays.
+        """Have the memory of blocks from `num_used` on, a share of all. What the blocks hold stays.
 
         Ends early, to be called again, when it may not go on. Does nothing where the kernel cannot do it.
         """
         if not self._caches:
             return
         num_blocks = self._caches[0].shape[0]
-        ahead = int(num_blocks * MAX_SHARE_AHEAD)
-        begin = max(num_used, self._num_touched)
-        end = min(num_blocks, num_used + (ahead if self._is_early else min(num_used, ahead)))
+        if self._is_early:
+            ahead = int(num_blocks * EARLY_SHARE_AHEAD)
+        else:
+            ahead = min(num_used, int(num_blocks * MAX_SHARE_AHEAD))
+        begin, end = max(num_used, self._num_touched), min(num_blocks, num_used + ahead)
         if begin < end and self._populate_blocks(self._caches, begin, end, may_go_on):
             self._num_touched = end
 

@@ -17,6 +17,7 @@ from pagoda_worker.memory_ahead import MemoryAhead, touch_memory_at_rest
 
 NUM_BLOCKS, BLOCK_BYTES = 64, 1 << 20
 AHEAD = int(NUM_BLOCKS * memory_ahead.MAX_SHARE_AHEAD)
+EARLY = int(NUM_BLOCKS * memory_ahead.EARLY_SHARE_AHEAD)
 
 
 def yes() -> bool:
@@ -71,10 +72,10 @@ def test_no_more_than_was_used(cache: Tensor) -> None:
 def test_early_it_is_there_before_the_first_block_is_used(cache: Tensor) -> None:
     ahead = MemoryAhead([cache[: NUM_BLOCKS // 2], cache[NUM_BLOCKS // 2 :]], is_early=True)
     ahead.take_early()
-    half = [*range(AHEAD // 2), *range(NUM_BLOCKS // 2, NUM_BLOCKS // 2 + AHEAD // 2)]
+    half = [*range(EARLY // 2), *range(NUM_BLOCKS // 2, NUM_BLOCKS // 2 + EARLY // 2)]
     assert blocks_there(cache) == half
     ahead.touch(1, yes)
-    assert blocks_there(cache) == sorted([*half, AHEAD // 2, NUM_BLOCKS // 2 + AHEAD // 2])
+    assert blocks_there(cache) == sorted([*half, EARLY // 2, NUM_BLOCKS // 2 + EARLY // 2])
 
 
 def test_others_take_nothing_early(cache: Tensor) -> None:
