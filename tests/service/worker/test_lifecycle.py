@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagoda_common.models import resolve_model
 from pagoda_common.rpc import LIVENESS
+from pagoda_worker.batch import ExecuteModelInput
 from tests.service.worker.conftest import SERVICE, Caller, Served, new_request, tokens_of
 
 
@@ -138,14 +139,16 @@ async def test_two_loads_at_once_are_one(channel: grpc.aio.Channel, served: Serv
     assert one[-1].model_info == other[-1].model_info
 
 
-async def test_health_is_answered_while_a_step_runs(caller: Caller, channel: grpc.aio.Channel, served: Served) -> None:
+async def test_health_is_answered_while_a_step_runs(
+    caller: Caller, channel: grpc.aio.Channel, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate, begin = threading.Event(), served.worker.begin_step
 
-    def slow(step: object) -> object:
+    def slow(step: ExecuteModelInput) -> bool:
         gate.wait(10)
-        return begin(step)  # type: ignore[arg-type]
+        return begin(step)
 
-    served.worker.begin_step = slow  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(served.worker, "begin_step", slow)
     step = asyncio.create_task(caller.execute(caller.prefill(new_request())))
     await asyncio.sleep(0.05)
     assert await health_of(channel) == health_pb2.HealthCheckResponse.SERVING

@@ -1,6 +1,8 @@
 """Decode steps launched before the tokens of the one before are known: nothing of what is told changes."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import torch
 from pagoda_common.errors import Code, PagodaError, StaleEpoch
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_worker.batch import ExecuteModelInput, NewRequest
+from pagoda_worker.logits_state import LogitsBatch
 from pagoda_worker.models.layers import Linear
 from pagoda_worker.worker import Worker
 from tests.unit.worker.driver import Driver
@@ -185,24 +188,34 @@ def test_a_nan_that_is_heard_of_when_the_next_step_is_in_flight_ends_that_sequen
         assert all(bool(torch.isfinite(cache).all()) for cache in caches)
 
 
-def spoiled(worker: Worker, is_spoiled: Callable[[int], list[int]]) -> None:
-    """The n-th step that is launched has NaN logits in some rows."""
+Spoiled = Callable[[Worker, Callable[[int], list[int]]], None]
+
+
+@pytest.fixture
+def spoiled(monkeypatch: pytest.MonkeyPatch) -> Spoiled:
+    """The n-th step that a worker launches has NaN logits in some rows."""
+    return partial(_spoil, monkeypatch)
+
+
+def _spoil(monkeypatch: pytest.MonkeyPatch, worker: Worker, is_spoiled: Callable[[int], list[int]]) -> None:
     runner = worker._runner
     assert runner is not None
     launch, num_launched = runner._sampler.launch, 0
 
-    def spoil(logits: torch.Tensor, batch: object, **options: object) -> torch.Tensor:
+    def spoil(logits: torch.Tensor, batch: LogitsBatch, **options: object) -> torch.Tensor:
         nonlocal num_launched
         num_launched += 1
         rows = is_spoiled(num_launched)
         logits = logits.clone()
         logits[rows] = torch.nan
-        return launch(logits, batch)  # type: ignore[arg-type]
+        return launch(logits, batch)
 
-    runner._sampler.launch = spoil  # type: ignore[assignment, method-assign]
+    monkeypatch.setattr(runner._sampler, "launch", spoil)
 
 
-def test_a_sequence_fails_once_and_gives_no_token_afterwards(one_by_one: Worker, ahead: Worker) -> None:
+def test_a_sequence_fails_once_and_gives_no_token_afterwards(
+    one_by_one: Worker, ahead: Worker, spoiled: Spoiled
+) -> None:
     first = start(*(request(slot, [5 + slot], [4 * slot, 4 * slot + 1, 4 * slot + 2]) for slot in range(3)))
     decode = ExecuteModelInput(num_seqs=3)
     expected = run_one_by_one(one_by_one, [first, *[decode] * 5])
@@ -217,7 +230,7 @@ def test_a_sequence_fails_once_and_gives_no_token_afterwards(one_by_one: Worker,
     assert ahead.execute_model(ExecuteModelInput(freed_slots=ints([1]), num_seqs=2, slots=ints([0, 2]))).bad_slots == []
 
 
-def test_a_sequence_may_leave_before_it_is_known_to_have_failed(ahead: Worker) -> None:
+def test_a_sequence_may_leave_before_it_is_known_to_have_failed(ahead: Worker, spoiled: Spoiled) -> None:
     first = start(*(request(slot, [5 + slot], [4 * slot, 4 * slot + 1, 4 * slot + 2]) for slot in range(2)))
     decode = ExecuteModelInput(num_seqs=2)
     gone = ExecuteModelInput(freed_slots=ints([1]), num_seqs=1, slots=ints([0]))
@@ -263,9 +276,8 @@ def test_blocks_of_a_sequence_in_flight_go_to_others_when_it_is_known_to_be_soun
         {"new_requests": [request(4, [5], [50])], "num_seqs": 3, "slots": np.array([0, 1, 4])},
     ],
 )
-def test_a_step_that_is_no_mere_decode_waits(one_by_one: Worker, ahead: Worker, moved: dict[str, object]) -> None:
-    fields: dict[str, object] = {"num_seqs": 2} | moved
-    step = ExecuteModelInput(**fields)  # type: ignore[arg-type]
+def test_a_step_that_is_no_mere_decode_waits(one_by_one: Worker, ahead: Worker, moved: dict[str, Any]) -> None:
+    step = ExecuteModelInput(**({"num_seqs": 2} | moved))
     first = start(*(request(slot, [5 + slot], [4 * slot, 4 * slot + 1]) for slot in (0, 1, 3)))
     steps = [first, ExecuteModelInput(num_seqs=2, slots=ints([0, 1])), step]
     assert assert_told_alike(one_by_one, ahead, steps) == 0
