@@ -80,7 +80,7 @@ def run_checks(device: torch.device, index: int, count: int, *, is_small: bool) 
 
 def measure_all(device: torch.device, budget_s: float, directory: Path, *, is_small: bool) -> dict[str, Any]:
     """Every part, guarded."""
-    from benchmarks.gpu import kernels, quantized, small_cache, split, steps, tokens
+    from benchmarks.gpu import kernels, mixed_steps, quantized, small_cache, split, steps, tokens
     from benchmarks.gpu.timing import Figures
 
     started = time.monotonic()
@@ -106,7 +106,9 @@ def measure_all(device: torch.device, budget_s: float, directory: Path, *, is_sm
         "quantized linear": lambda: quantized.measure_quantized_linear(figures, is_small=is_small),
         "rows": lambda: kernels.measure_rows(figures, is_small=is_small),
         "steps 0.6B": lambda: steps.measure_steps(figures, "0.6B", is_small=is_small),
+        "mixed steps 0.6B": lambda: mixed_steps.measure_mixed_steps(figures, "0.6B", is_small=is_small),
         "steps 8B": lambda: steps.measure_steps(figures, "8B", is_small=is_small),
+        "mixed steps 8B": lambda: mixed_steps.measure_mixed_steps(figures, "8B", is_small=is_small),
         "split 8B": lambda: split.measure_split(figures, left(), is_small=is_small),
     }
     for name, part in parts.items():
@@ -161,11 +163,11 @@ def table(report: dict[str, Any]) -> str:
     right = [row for row in report["checks"] if row.get("is_right")]
     lines += ["", f"{len(right)} of {len(report['checks'])} checks are right"]
     lines += [f"  WRONG {row}" for row in report["checks"] if not row.get("is_right")]
-    columns = ("us", "idle_us", "of_local", "gb_per_s", "of_copy", "tflops", "of_matmul")
-    lines += ["", f"{'part':22} {'case':50}" + "".join(f"{column:>11}" for column in columns)]
+    columns = ("us", "idle_us", "idle", "of_local", "gb_per_s", "of_copy", "tflops", "of_matmul")
+    lines += ["", f"{'part':22} {'case':58}" + "".join(f"{column:>11}" for column in columns)]
     for row in report["figures"]:
         values = "".join(f"{row.get(column, ''):>11}" for column in columns)
-        lines.append(f"{row['part']:22} {row['case']:50}{values}")
+        lines.append(f"{row['part']:22} {row['case']:58}{values}")
     return "\n".join(lines) + "\n"
 
 

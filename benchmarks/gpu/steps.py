@@ -128,8 +128,13 @@ def _requests(batch: int, length: int, num_computed: int) -> list[NewRequest]:
 class BusyTimes:
     """How long the device works for each step: between events before and behind all that a step launches."""
 
-    def __init__(self, worker: Worker, device: torch.device) -> None:
-        """Listens from now on until `median`. On a CPU there is nothing to hear."""
+    def __init__(self, worker: Worker, device: torch.device, *, delay_cycles: int = 0) -> None:
+        """Listens from now on until `median`. On a CPU there is nothing to hear.
+
+        `delay_cycles`: of the device's clock, which it waits before each step, so that all of the step is launched by
+        then and the time has no gaps of the host in it.
+        """
+        self._delay_cycles = delay_cycles
         runner = worker._runner
         assert runner is not None, "the cache is there"
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -137,10 +142,12 @@ class BusyTimes:
         if device.type == "cuda":
             self._in_flight.launch = self._timed  # type: ignore[method-assign]  # heard, then done as before
 
-    def _timed(self, inputs: StepInputs, clock: StepClock) -> None:
+    def _timed(self, step: ExecuteModelInput, inputs: StepInputs, clock: StepClock) -> None:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        if self._delay_cycles:
+            torch.cuda._sleep(self._delay_cycles)  # type: ignore[no-untyped-call]  # torch: it has no types
         begin.record()
-        self._launch(inputs, clock)
+        self._launch(step, inputs, clock)
         end.record()
         self._events.append((begin, end))
 

@@ -34,6 +34,7 @@ class Figures:
         row: dict[str, Any] = {"part": part, "case": case, "us": round(seconds * 1e6, 1)}
         if busy_seconds is not None:
             row["idle_us"] = round((seconds - busy_seconds) * 1e6, 1)
+            row["idle"] = round(1 - busy_seconds / seconds, 3)
         if num_bytes:
             row["gb_per_s"] = round(num_bytes / seconds / 1e9, 1)
             if self.copy_gb_per_s:

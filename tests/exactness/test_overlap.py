@@ -1,4 +1,4 @@
-"""Decode steps that overlap, as on a GPU, give what one step after the other gives; the scheduler sends ahead."""
+"""Steps that overlap, as on a GPU, give what one step after the other gives; the scheduler sends ahead."""
 
 import asyncio
 from dataclasses import replace
@@ -7,6 +7,7 @@ import pytest
 
 from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.sampling_params import SamplingParams
+from pagoda_worker.batch import ExecuteModelInput
 from pagoda_worker.input_batch import StepInputs
 from pagoda_worker.step_clock import StepClock
 from pagoda_worker.steps_in_flight import StepsInFlight
@@ -21,20 +22,22 @@ PARAMS = [
     SamplingParams(temperature=0.8, seed=8, max_tokens=5, bad_words_token_ids=[[9], [10, 11]], logit_bias={40: 1.0}),
     SamplingParams(temperature=1.0, seed=9, max_tokens=62, n=2),
 ]
-PROMPTS = [[20 + number] * (1 + 5 * number % 40) for number in range(21)]
+GREETING = [*range(400, 437)]
+"""Begins some prompts: found in the cache."""
+PROMPTS = [GREETING * (number % 5 == 1) + [20 + number] * (1 + 9 * number % 70) for number in range(21)]
 
 
 @pytest.fixture
-def num_ahead(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """An entry for each step that was launched while another one was in flight."""
+def ahead(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each step that was launched while another one was in flight, whether some of a prompt is in it."""
     launch, ahead = StepsInFlight.launch, []
 
-    def counted(steps: StepsInFlight, inputs: StepInputs, clock: StepClock) -> None:
+    def noted(steps: StepsInFlight, step: ExecuteModelInput, inputs: StepInputs, clock: StepClock) -> None:
         if steps:
-            ahead.append(1)
-        launch(steps, inputs, clock)
+            ahead.append(inputs.input_ids.size > inputs.slots.size)
+        launch(steps, step, inputs, clock)
 
-    monkeypatch.setattr(StepsInFlight, "launch", counted)
+    monkeypatch.setattr(StepsInFlight, "launch", noted)
     return ahead
 
 
@@ -42,7 +45,7 @@ async def generate_all(engine: RunningEngine) -> list[dict[int, list[int]]]:
     """Tokens of every request by sequence, all at once; some others are given up on the way."""
 
     async def one(number: int, prompt: list[int]) -> dict[int, list[int]]:
-        await asyncio.sleep(0.01 * (number % 4))
+        await asyncio.sleep(0.02 * (number % 13))
         tokens: dict[int, list[int]] = {}
         for output in await engine.generate(f"r{number}", prompt, PARAMS[number % len(PARAMS)]):
             tokens.setdefault(output.index, []).extend(output.token_ids)
@@ -61,8 +64,11 @@ async def generate_all(engine: RunningEngine) -> list[dict[int, list[int]]]:
     return found
 
 
+@pytest.mark.parametrize("max_num_batched_tokens", [24, 2048])
 @pytest.mark.parametrize("cache", [{}, {"num_blocks_override": 42}, {"num_blocks_override": 42, "swap": 8 * 2**20}])
-async def test_tokens_are_the_same_whatever_comes_and_goes(cache: dict[str, int], num_ahead: list[int]) -> None:
+async def test_tokens_are_the_same_whatever_comes_and_goes(
+    cache: dict[str, int], max_num_batched_tokens: int, ahead: list[bool]
+) -> None:
     config = EngineConfig(
         model=ModelConfig(dtype="float32", device="cpu", max_model_len=600),
         cache=CacheConfig(
@@ -70,12 +76,13 @@ async def test_tokens_are_the_same_whatever_comes_and_goes(cache: dict[str, int]
             num_blocks_override=cache.get("num_blocks_override"),
             cpu_kv_cache_memory_bytes=cache.get("swap", 0),
         ),
-        scheduler=SchedulerConfig(max_num_seqs=16),
+        scheduler=SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=max_num_batched_tokens),
     )
     async with running_engine(config) as engine:
         expected = await generate_all(engine)
-    assert not num_ahead
+    assert not ahead
     async with running_engine(config, overlaps=True) as engine:
         assert await generate_all(engine) == expected
         assert not cache or engine.client.load.num_preemptions > 0
-    assert len(num_ahead) > 10
+    assert len(ahead) > 10
+    assert max_num_batched_tokens > 100 or any(ahead), "how many follows from when requests come"

@@ -19,7 +19,15 @@ from pagoda_worker.batch import ExecuteModelInput, NewRequest
 from pagoda_worker.profiling import peak_activation_bytes
 from pagoda_worker.worker import Worker
 from tests.unit.worker.driver import Driver
-from tests.unit.worker.step_scripts import run_ahead, run_one_by_one, told
+from tests.unit.worker.step_scripts import (
+    BLOCK_SIZE,
+    MAX_NUM_SEQS,
+    NUM_BLOCKS,
+    Script,
+    run_ahead,
+    run_one_by_one,
+    told,
+)
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -38,6 +46,19 @@ PARAMS = [
     ),
     SamplingParams(temperature=0.0, seed=4, logprobs=3, ignore_eos=True),
 ]
+LAUNCHED = [
+    *PARAMS[:2],
+    SamplingParams(
+        temperature=0.8,
+        seed=9,
+        bad_words_token_ids=[[9]],
+        presence_penalty=0.5,
+        repetition_penalty=1.2,
+        logit_bias={7: 2.0},
+        min_tokens=5,
+    ),
+]
+"""Sampled without anything of the host's token log."""
 EACH = [PARAMS[place % len(PARAMS)] for place in range(len(PROMPTS))]
 
 
@@ -79,14 +100,12 @@ def test_nothing_waits_but_for_the_tokens_at_the_end(enforce_eager: bool) -> Non
 
 def steps_of(num_decodes: int) -> list[ExecuteModelInput]:
     """Prompts together, then decodes of all, then of every second one; nobody reads the log on the host."""
-    rules = {"presence_penalty": 0.5, "repetition_penalty": 1.2, "logit_bias": {7: 2.0}, "min_tokens": 5}
-    params = [PARAMS[0], PARAMS[1], SamplingParams(temperature=0.8, seed=9, bad_words_token_ids=[[9]], **rules)]
     requests = [
         NewRequest(
             slot=slot,
             request_id=str(slot),
             prompt_token_ids=np.array(prompt),
-            sampling_params=params[slot % 3],
+            sampling_params=LAUNCHED[slot % 3],
             block_ids=np.arange(8 * slot, 8 * slot + 8),
         )
         for slot, prompt in enumerate(PROMPTS)
@@ -109,7 +128,23 @@ def test_steps_that_run_ahead_give_the_same_tokens_and_wait_for_nothing_else(enf
     with no_wait_goes_unseen():
         outputs, num_ahead = run_ahead(worker, steps)
     assert [told(output) for output in outputs] == expected
-    assert num_ahead == 24, "all decodes but the first"
+    assert num_ahead == 25, "all but the first, and the last, which is empty"
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_with_parts_of_prompts_run_ahead_as_well(enforce_eager: bool, seed: int) -> None:
+    worker = make_driver(
+        enforce_eager=enforce_eager, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_num_seqs=MAX_NUM_SEQS
+    ).worker
+    assert isinstance(worker, Worker)
+    script = Script(seed, LAUNCHED, joins=0.5, chunks=True, shares=True).add(60)
+    expected = [told(output) for output in run_one_by_one(worker, script.steps)]
+    worker.initialize_cache(num_blocks=NUM_BLOCKS, num_cpu_blocks=0)
+    with no_wait_goes_unseen():
+        outputs, num_ahead = run_ahead(worker, script.steps)
+    assert [told(output) for output in outputs] == expected
+    assert (num_ahead, script.num_mixed > 10) == (59, True)
 
 
 def test_a_step_is_launched_while_the_one_before_computes() -> None:

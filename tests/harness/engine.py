@@ -50,7 +50,7 @@ class RunningEngine:
 
 @asynccontextmanager
 async def running_engine(config: EngineConfig, *, overlaps: bool = False) -> AsyncIterator[RunningEngine]:
-    """A scheduler, one worker and a client, all in this process. `overlaps`: its decode steps do, as on a GPU."""
+    """A scheduler, one worker and a client, all in this process. `overlaps`: its steps do, as on a GPU."""
     async with running_scheduler(config) as scheduler, running_worker(scheduler.address, overlaps=overlaps):
         client = EngineClient(address=scheduler.address)
         await client.start()

@@ -321,9 +321,13 @@ class InputBatch:
         self.tokens = grown(self.tokens, (1, int(inputs.seq_lens.max()) + 1))
         append_rows(inputs.slots, token_ids, self._columns())
 
-    def append_placeholders(self, inputs: StepInputs) -> None:
-        """As `append_plain`, before the sampled tokens are known: `place_tokens` puts them in."""
-        self.append_plain(inputs, self._zeros)
+    def append_placeholders(self, inputs: StepInputs, slots: IntArray) -> None:
+        """Log a step without drafts before the tokens that `slots` sample are known: `place_tokens` puts them in."""
+        if inputs.is_plain:
+            self.append_plain(inputs, self._zeros)
+        else:
+            self.advance(inputs)
+            self.append_tokens(slots, np.zeros_like(slots), np.zeros_like(slots))
 
     def place_tokens(self, slots: IntArray, places: IntArray, token_ids: IntArray) -> None:
         """Put tokens where placeholders stand in the log; [n] each."""

@@ -11,6 +11,7 @@ from pagoda_kernels.quantized_cache import FP8, cache_width, scales_of
 from pagoda_worker.batch import IntArray
 from pagoda_worker.memory_ahead import MemoryAhead
 from pagoda_worker.models.spec import DecoderSpec
+from pagoda_worker.transfers import to_device
 
 
 def block_bytes(spec: DecoderSpec, *, block_size: int, dtype: torch.dtype) -> int:
@@ -81,8 +82,8 @@ class KVCache:
     def sanitize(self, block_ids: IntArray) -> None:
         """Replace NaN and infinity in some blocks: whoever gets the blocks next reads past its own tokens (masked, but
         zero times NaN is NaN)."""
+        ids = to_device(block_ids, self.k_caches[0].device)
         for cache in (*self.k_caches, *self.v_caches):
-            ids = torch.from_numpy(block_ids).to(cache.device)
             if cache.dtype == FP8:
                 cache = cache.view(torch.uint8)
                 codes = cache.index_select(0, ids)
@@ -94,6 +95,13 @@ class KVCache:
             else:
                 blocks.nan_to_num_()
             cache.index_copy_(0, ids, blocks)
+
+    def clear(self, block_ids: IntArray) -> None:
+        """Fill some blocks with zeros. Waits for nothing."""
+        ids = to_device(block_ids, self.k_caches[0].device)
+        for cache in (*self.k_caches, *self.v_caches):
+            words = cache.view(torch.uint8) if cache.dtype == FP8 else cache
+            words.index_fill_(0, ids, 0)
 
     def _move(self, source: list[Tensor], target: list[Tensor], pairs: IntArray, bounds: tuple[int, int]) -> None:
         if not pairs.size:

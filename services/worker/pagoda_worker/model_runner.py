@@ -30,7 +30,7 @@ from pagoda_worker.logits_processors import LogitsProcessors
 from pagoda_worker.logprobs import logprob_columns
 from pagoda_worker.models.decoder import Decoder
 from pagoda_worker.pooler import pool
-from pagoda_worker.prompt_logprobs import prompt_logprobs
+from pagoda_worker.prompt_logprobs import describes_prompts, prompt_logprobs
 from pagoda_worker.sampled_rows import SampledRows
 from pagoda_worker.sampler import BAD_TOKEN, Sampler
 from pagoda_worker.sampling_columns import NO_LOGPROBS
@@ -65,7 +65,7 @@ class ModelRunner:
         """
         Args:
             decode_graphs: recorded ones, over the same model and cache.
-            overlaps: launch a decode step while the one before computes; one rank of several never does.
+            overlaps: launch a step while the one before computes; one rank of several never does.
         """
         self.forward = ForwardPass(
             model=model, kv_cache=kv_cache, dtype=dtype, device=device, decode_graphs=decode_graphs
@@ -138,7 +138,7 @@ class ModelRunner:
         self._apply(step)
         inputs = self.input_batch.prepare(step) if step.num_seqs else None
         if self._overlaps and inputs is not None and in_flight.can_launch(inputs):
-            in_flight.launch(inputs, clock)
+            in_flight.launch(step, inputs, clock)
             return True
         if in_flight:  # a row is not what it would be, were the step without fault
             self._outputs.append(in_flight.finish())
@@ -354,8 +354,7 @@ class ModelRunner:
 
     def _needs_hidden(self, inputs: StepInputs) -> bool:
         """Whether more than the logits of the step may be wanted: those of prompt tokens, or embeddings."""
-        asked = self.input_batch.sampling.prompt_logprobs
-        return not inputs.is_plain and (inputs.pooled.size > 0 or bool((asked[inputs.slots] != NO_LOGPROBS).any()))
+        return not inputs.is_plain and (inputs.pooled.size > 0 or describes_prompts(inputs, self.input_batch))
 
     def _prompt_logprobs(self, hidden: Tensor, inputs: StepInputs) -> list[PromptLogprobs]:
         return prompt_logprobs(

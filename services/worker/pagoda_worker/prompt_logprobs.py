@@ -14,6 +14,15 @@ MAX_PROMPT_LOGPROB_ROWS = 256
 """Prompt positions whose logits are held at once."""
 
 
+def describes_prompts(inputs: StepInputs, batch: InputBatch) -> bool:
+    """Whether the step computes what log probabilities of prompt tokens are asked for of."""
+    asks = batch.sampling.prompt_logprobs[inputs.slots] != NO_LOGPROBS
+    if not asks.any():
+        return False
+    starts = inputs.seq_lens - inputs.num_scheduled_tokens
+    return bool((asks & (starts + 1 < batch.num_prompt_tokens[inputs.slots])).any())
+
+
 def prompt_logprobs(
     inputs: StepInputs,
     batch: InputBatch,

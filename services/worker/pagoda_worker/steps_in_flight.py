@@ -1,21 +1,23 @@
-"""StepsInFlight: decode steps that the device is given before the host has the tokens of the one before.
+"""StepsInFlight: steps that the device is given before the host has the tokens of the one before.
 
-What a decode step needs of the one before are the tokens, and the device has them: the sampler leaves the last token of
-each slot there, and the next step takes its token ids from there. The host logs a placeholder, so that positions,
-lengths and the random numbers' offsets go on, and puts the token in its place when it comes. Knows no messages.
+What a step needs of the one before are the tokens, and the device has them: the sampler leaves the last token of each
+slot there, and the next step takes its token ids from there. The host logs a placeholder, so that positions, lengths
+and the random numbers' offsets go on, and puts the token in its place when it comes. Knows no messages.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pagoda_common.errors import Code
 from pagoda_worker.batch import BadSlot, ExecuteModelInput, IntArray, ModelRunnerOutput
 from pagoda_worker.forward_pass import ForwardPass
 from pagoda_worker.input_batch import InputBatch, StepInputs
 from pagoda_worker.kv_cache import KVCache
+from pagoda_worker.prompt_logprobs import describes_prompts
 from pagoda_worker.sampled_rows import SampledRows
 from pagoda_worker.sampler import BAD_TOKEN, Sampler
 from pagoda_worker.step_clock import StepClock
@@ -23,15 +25,21 @@ from pagoda_worker.transfers import Download, to_device
 
 MAX_IN_FLIGHT = 2
 """The step that computes, and the one that is to begin the moment it ends."""
+NOBODY = -1
+"""In place of a generation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepInFlight:
     """What its end needs of a step that was launched."""
 
+    num_seqs: int
+    """In the batch as the scheduler sent it."""
     inputs: StepInputs
+    rows: SampledRows
+    """Those that sample; none of a step that has nothing but parts of prompts."""
     generations: IntArray
-    """[num_rows] of the slots, when it was launched: a slot with another one has lost its sequence since."""
+    """[n] of these rows' slots, when it was launched: a slot with another one has lost its sequence since."""
     download: Download
     clock: StepClock
     failed: dict[int, BadSlot] = field(default_factory=dict)
@@ -39,7 +47,7 @@ class StepInFlight:
 
 
 class StepsInFlight:
-    """Launches plain decode steps, and finishes them in the same order. One caller at a time."""
+    """Launches steps without drafts, and finishes them in the same order. One caller at a time."""
 
     def __init__(
         self, *, batch: InputBatch, forward: ForwardPass, sampler: Sampler, kv_cache: KVCache, device: torch.device
@@ -53,8 +61,10 @@ class StepsInFlight:
         self._steps: deque[StepInFlight] = deque()
         self._last_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         """[max_num_seqs] of each slot of the latest step in flight, 0 where it has sampled none."""
+        self._sampled_last = np.full(max_num_seqs, NOBODY, dtype=np.int64)
+        """[max_num_seqs] generation of the sequence of each slot that the latest step in flight samples, or NOBODY."""
         self._downloads = deque(Download(num_words=max_num_seqs, device=device) for _ in range(MAX_IN_FLIGHT))
-        self._slots: tuple[IntArray, torch.Tensor] | None = None
+        self._slots: tuple[IntArray, Tensor] | None = None
         """Those of the latest step, on the host and on the device."""
 
     def __len__(self) -> int:
@@ -66,50 +76,93 @@ class StepsInFlight:
         return self._steps[0].download.is_there
 
     def can_follow(self, step: ExecuteModelInput) -> bool:
-        """Whether a step needs nothing of those in flight that only the host will know.
-
-        Its rows are rows of the latest one, with one token each; no sequence comes, no block moves, and none goes from
-        a sequence to another: what a bad step in flight has left in it is cleaned up when that step is finished.
-        """
-        if len(self._steps) == MAX_IN_FLIGHT or not step.num_seqs or step.new_requests or step.rejected:
+        """Whether a step can be prepared while others are in flight: there are not too many, and it moves no block."""
+        if len(self._steps) == MAX_IN_FLIGHT or not step.num_seqs or step.rejected:
             return False
-        if step.num_scheduled_tokens is not None or step.num_lookahead_tokens is not None:
-            return False
-        if step.blocks_to_swap_out.size or step.blocks_to_swap_in.size or step.blocks_to_copy.size:
-            return False
-        latest = self._steps[-1].inputs.slots
-        return (step.slots is None or bool(np.isin(step.slots, latest).all())) and not self._hands_on(step)
-
-    def _hands_on(self, step: ExecuteModelInput) -> bool:
-        """Whether a freed sequence's block is appended to another."""
-        if not step.freed_slots.size or not step.appended_block_ids.size:
-            return False
-        batch, freed = self._batch, step.freed_slots[step.freed_slots < self._batch.block_table.shape[0]]
-        held = np.arange(batch.block_table.shape[1]) < batch.num_blocks_of[freed, None]
-        return bool(np.isin(step.appended_block_ids, batch.block_table[freed][held]).any())
+        moves = step.blocks_to_swap_out.size or step.blocks_to_swap_in.size or step.blocks_to_copy.size
+        return not moves and step.num_lookahead_tokens is None
 
     def can_launch(self, inputs: StepInputs) -> bool:
-        """Whether a step is one last token of each sequence, and sampling them takes nothing of the host later on."""
-        return inputs.is_plain and not self._batch.sampling.needs_log[inputs.slots].any()
+        """Whether all that a step gives are tokens, and sampling them takes nothing of the host later on."""
+        batch, slots = self._batch, inputs.slots
+        if not inputs.is_plain:
+            if not slots.size or batch.drafter is not None or inputs.pooled.size or describes_prompts(inputs, batch):
+                return False
+            slots = slots[inputs.is_sampled]
+        return not batch.sampling.needs_log[slots].any()
 
-    def launch(self, inputs: StepInputs, clock: StepClock) -> None:
+    def launch(self, step: ExecuteModelInput, inputs: StepInputs, clock: StepClock) -> None:
         """Give the device all that a step has to do. Waits for nothing."""
         batch = self._batch
-        slots = self._on_device(inputs.slots)
-        last_tokens = self._last_tokens if self._steps else None
-        rows = SampledRows.of(inputs, batch, last_tokens)
-        token_ids = None if last_tokens is None else last_tokens.index_select(0, slots)
+        self._clear_handed_on(step)
+        rows = SampledRows.of(inputs, batch)
+        slots = self._on_device(rows.slots)
+        token_ids = self._token_ids(inputs, rows, slots)
         computed = self._forward.run(inputs, rows.logit_rows, clock, token_ids=token_ids)
-        sampled = self._sampler.launch(computed.logits, rows.batch, likeliest=computed.likeliest)
-        self._last_tokens.index_copy_(0, slots, sampled.clamp(min=0))
+        sampled = slots
+        if rows.slots.size:  # otherwise there is nothing in `slots`, and nothing to sample
+            logits_batch = replace(rows.batch, last_tokens=None if token_ids is None else self._last_tokens)
+            sampled = self._sampler.launch(computed.logits, logits_batch, likeliest=computed.likeliest)
+            self._last_tokens.index_copy_(0, slots, sampled.clamp(min=0))
         download = self._downloads[0]
         self._downloads.rotate()
         download.send(sampled)
-        generations = batch.sampling.generations[inputs.slots]
-        batch.append_placeholders(inputs)
-        self._steps.append(StepInFlight(inputs=inputs, generations=generations, download=download, clock=clock))
+        generations = batch.sampling.generations[rows.slots]
+        self._sampled_last.fill(NOBODY)
+        self._sampled_last[rows.slots] = generations
+        batch.append_placeholders(inputs, rows.slots)
+        self._steps.append(
+            StepInFlight(
+                num_seqs=step.num_seqs,
+                inputs=inputs,
+                rows=rows,
+                generations=generations,
+                download=download,
+                clock=clock,
+            )
+        )
 
-    def _on_device(self, slots: IntArray) -> torch.Tensor:
+    def _token_ids(self, inputs: StepInputs, rows: SampledRows, slots: Tensor) -> Tensor | None:
+        """[num_tokens] int64 on the device; None: the host knows all of them.
+
+        A token that a step in flight samples is the last one of its sequence. If there is one, `_last_tokens` has the
+        last tokens of all rows that sample afterwards.
+        """
+        if not self._steps:
+            return None
+        is_awaited = self._sampled_last[rows.slots] == self._batch.sampling.generations[rows.slots]
+        if is_awaited.all() and rows.slots.size == inputs.input_ids.size:
+            return self._last_tokens.index_select(0, slots)
+        if not is_awaited.any():
+            return None
+        known = to_device(inputs.input_ids, self._device)
+        places, owners = to_device(np.stack((rows.logit_rows[is_awaited], rows.slots[is_awaited])), self._device)
+        token_ids = known.index_copy(0, places, self._last_tokens.index_select(0, owners))
+        if not is_awaited.all():
+            last = token_ids.index_select(0, to_device(rows.logit_rows, self._device))
+            self._last_tokens.index_copy_(0, slots, last)
+        return token_ids
+
+    def _clear_handed_on(self, step: ExecuteModelInput) -> None:
+        """Clear what a sequence in flight leaves to others, blocks that are to be filled anew.
+
+        Steps run in order, so nothing of the one before is written behind the new owner's back. But whether its
+        sequences are sound nobody knows yet: NaN of one that has left would not be cleaned up before others read it,
+        past their own tokens. Blocks that come with their contents (prefixes) stay as they are: whoever shares a
+        prefix that gives NaN fails by it as well.
+        """
+        if not self._steps or not step.freed_slots.size:
+            return
+        inputs, size = self._steps[-1].inputs, self._kv_cache.block_size
+        has_left = np.isin(inputs.slots, step.freed_slots)
+        is_held = np.arange(inputs.block_table.shape[1]) < -(-inputs.seq_lens[has_left, None] // size)
+        empty = (request.block_ids[-(-request.num_computed_tokens // size) :] for request in step.new_requests)
+        given = np.concatenate((step.appended_block_ids, *empty))
+        handed_on = np.intersect1d(given, inputs.block_table[has_left][is_held])
+        if handed_on.size:
+            self._kv_cache.clear(handed_on)
+
+    def _on_device(self, slots: IntArray) -> Tensor:
         if self._slots is None or self._slots[0] is not slots:
             self._slots = slots, to_device(slots, self._device)
         return self._slots[1]
@@ -123,28 +176,43 @@ class StepsInFlight:
         batch, step = self._batch, self._steps[0]
         token_ids = step.download.wait()
         self._steps.popleft()
-        slots = step.inputs.slots
-        batch.place_tokens(slots, step.inputs.seq_lens, token_ids)  # nobody reads the log of who has left or failed
-        if not step.failed and int(token_ids.min()) >= 0:
-            return ModelRunnerOutput(token_ids=token_ids, timings=step.clock.timings())
-        had_failed = np.isin(slots, list(step.failed))
-        is_bad = had_failed | (token_ids < 0)
-        bad_slots = [step.failed[slot] for slot in slots[had_failed].tolist()]
-        new_rows = np.flatnonzero(is_bad & ~had_failed).tolist()
-        bad_slots += [self._reject(step, row, int(token_ids[row])) for row in new_rows]
+        inputs, rows = step.inputs, step.rows
+        places = inputs.seq_lens[rows.sequences]
+        is_here = batch.sampling.generations[rows.slots] == step.generations
+        batch.place_tokens(rows.slots[is_here], places[is_here], token_ids[is_here])  # nobody reads a failed one's log
+        bad_slots, is_good = [], token_ids >= 0
+        if step.failed or inputs.bad_slots or not is_good.all():
+            bad_slots = self._bad_slots(step, token_ids)
+            is_good &= ~np.isin(rows.slots, list(step.failed))
+            token_ids = token_ids[is_good]
+        num_sampled = None
+        if bad_slots or rows.slots.size != step.num_seqs:
+            num_sampled = np.zeros(step.num_seqs, dtype=np.int64)
+            num_sampled[inputs.batch_rows[rows.sequences[is_good]]] = 1
         return ModelRunnerOutput(
-            num_sampled_tokens=(~is_bad).astype(np.int64) if bad_slots else None,
-            token_ids=token_ids[~is_bad],
+            num_sampled_tokens=num_sampled,
+            token_ids=token_ids,
             bad_slots=bad_slots,
             timings=step.clock.timings(),
         )
 
-    def _reject(self, step: StepInFlight, row: int, token_id: int) -> BadSlot:
+    def _bad_slots(self, step: StepInFlight, token_ids: IntArray) -> list[BadSlot]:
+        """What was wrong before, in the order of the batch, then what this step has found out."""
+        inputs, slots = step.inputs, step.rows.slots
+        absent = np.setdiff1d(np.arange(step.num_seqs), inputs.batch_rows).tolist()
+        before = dict(zip(absent, inputs.bad_slots, strict=True))
+        for row in np.flatnonzero(np.isin(inputs.slots, list(step.failed))).tolist():
+            before[int(inputs.batch_rows[row])] = step.failed[int(inputs.slots[row])]
+        found = np.flatnonzero((token_ids < 0) & ~np.isin(slots, list(step.failed))).tolist()
+        return [before[row] for row in sorted(before)] + [self._reject(step, place, token_ids) for place in found]
+
+    def _reject(self, step: StepInFlight, place: int, token_ids: IntArray) -> BadSlot:
         """End the sequence of a row that has no token, also in the step that is in flight behind it."""
-        batch, slot, seq_len = self._batch, int(step.inputs.slots[row]), int(step.inputs.seq_lens[row])
-        is_here = batch.sampling.generations[slot] == step.generations[row]
+        batch, row = self._batch, int(step.rows.sequences[place])
+        slot, seq_len = int(step.inputs.slots[row]), int(step.inputs.seq_lens[row])
+        is_here = batch.sampling.generations[slot] == step.generations[place]
         bad = no_token_left(slot)
-        if token_id == BAD_TOKEN:
+        if token_ids[place] == BAD_TOKEN:
             bad = no_finite_logits(slot, seq_len)
             blocks = step.inputs.block_table[row, : -(-seq_len // self._kv_cache.block_size)]
             if is_here:  # the next step may have had a block more

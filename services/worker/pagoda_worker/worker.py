@@ -66,8 +66,8 @@ class Worker:
             shares_machine: the other services run on this machine, too.
             parallel: the ranks that hold the model together with this worker.
             device_index: which accelerator, where there are several.
-            overlaps: launch decode steps ahead of the tokens of the one before; None does so where nothing but the
-                tokens is waited for.
+            overlaps: launch steps ahead of the tokens of the one before; None does so where nothing but the tokens is
+                waited for.
         """
         self._threads = StepThreads(num_threads, shares_machine=shares_machine)
         self._device_index = device_index

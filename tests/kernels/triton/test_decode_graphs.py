@@ -133,7 +133,10 @@ def test_a_step_that_runs_ahead_replays_with_the_tokens_that_the_device_has(tmp_
         new_requests=requests, num_seqs=3, slots=ints([0, 1, 2]), num_scheduled_tokens=ints([1, 8, 15])
     )
     fewer = ExecuteModelInput(freed_slots=ints([0]), num_seqs=2, slots=ints([2, 1]))
-    steps = [first, *[ExecuteModelInput(num_seqs=3)] * 2, fewer, ExecuteModelInput(num_seqs=2)]
+    joined = ExecuteModelInput(
+        new_requests=[dataclasses.replace(requests[0], block_ids=ints([20]))], num_seqs=3, slots=ints([1, 0, 2])
+    )
+    steps = [first, *[ExecuteModelInput(num_seqs=3)] * 2, fewer, ExecuteModelInput(num_seqs=2), joined]
     driver = make_driver(tmp_path)
     add_graphs(driver)
     assert isinstance(driver.worker, Worker)
@@ -141,7 +144,7 @@ def test_a_step_that_runs_ahead_replays_with_the_tokens_that_the_device_has(tmp_
     _, recorder = add_graphs(driver, overlaps=True)
     outputs, num_ahead = run_ahead(driver.worker, steps)
     assert [told(output) for output in outputs] == expected
-    assert (num_ahead, len(recorder.replays)) == (3, 4)
+    assert (num_ahead, len(recorder.replays)) == (5, 5)
 
 
 def test_padding_changes_no_logits_and_no_cache(tmp_path: Path) -> None:

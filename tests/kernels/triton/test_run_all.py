@@ -27,6 +27,7 @@ def test_everything_runs(tmp_path: Path) -> None:
     assert len([check for check in report["checks"] if check["operation"] == "tokens"]) == 4
     assert {row["part"] for row in report["figures"]} >= {
         "8B decode step",
+        "8B mixed step",
         "0.6B prompt step",
         "prefill SDPA",
         "tiny split step",

@@ -1,4 +1,4 @@
-"""Decode steps launched before the tokens of the one before are known: nothing of what is told changes."""
+"""Steps launched before the tokens of the one before are known: nothing of what is told changes."""
 
 from collections.abc import Callable
 from functools import partial
@@ -125,9 +125,18 @@ def test_whatever_joins_ends_pauses_or_is_moved_the_tokens_are_the_same(
     assert assert_told_alike(one_by_one, ahead, steps) > 30
 
 
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("seed", range(60, 68))
+def test_steps_with_parts_of_prompts_run_ahead(one_by_one: Worker, ahead: Worker, seed: int, shares: bool) -> None:
+    script = Script(seed, LAUNCHED, joins=0.5, chunks=True, shares=shares).add(80)
+    assert assert_told_alike(one_by_one, ahead, script.steps) == 79, "every step but the first"
+    assert script.num_mixed > 15
+
+
 @pytest.mark.parametrize("seed", range(20, 24))
 def test_sequences_that_need_the_log_are_waited_for(one_by_one: Worker, ahead: Worker, seed: int) -> None:
-    steps = Script(seed, [*LAUNCHED, *LAUNCHED, *WAITED_FOR]).add(80).steps
+    params = [*LAUNCHED, *LAUNCHED, *WAITED_FOR]
+    steps = Script(seed, params, joins=0.2, chunks=seed % 2 == 0, shares=seed % 4 == 0).add(80).steps
     assert assert_told_alike(one_by_one, ahead, steps) > 0
 
 
@@ -146,7 +155,7 @@ def test_every_decode_of_a_batch_runs_ahead(one_by_one: Worker, ahead: Worker, n
         for slot in range(num_seqs)
     ]
     steps = [start(*requests), *[ExecuteModelInput(num_seqs=num_seqs)] * 14]
-    assert assert_told_alike(one_by_one, ahead, steps) == 13, "all but the first, which the prompts come before"
+    assert assert_told_alike(one_by_one, ahead, steps) == 14, "all but the prompts, before which nothing is"
 
 
 def test_a_preempted_sequence_comes_back_with_its_tokens(one_by_one: Worker, ahead: Worker) -> None:
@@ -164,14 +173,19 @@ def test_a_preempted_sequence_comes_back_with_its_tokens(one_by_one: Worker, ahe
     assert assert_told_alike(one_by_one, ahead, steps) > 5
 
 
+@pytest.mark.parametrize("chunks", [False, True])
 @pytest.mark.parametrize("seed", range(40, 52))
-def test_a_nan_that_is_heard_of_when_the_next_step_is_in_flight_ends_that_sequence_alone(seed: int) -> None:
+def test_a_nan_that_is_heard_of_when_the_next_step_is_in_flight_ends_that_sequence_alone(
+    seed: int, chunks: bool
+) -> None:
     workers = [make_driver(overlaps=overlaps).worker for overlaps in (False, True)]
     one_by_one, ahead = (worker for worker in workers if isinstance(worker, Worker))
-    steps = Script(seed, LAUNCHED).add(80).steps
+    steps = Script(seed, LAUNCHED, joins=0.3 if chunks else 0.1, chunks=chunks).add(80).steps
+    in_prompts = np.concatenate([one.prompt_token_ids for step in steps for one in step.new_requests])
     sampled = np.concatenate([output.token_ids for output in run_one_by_one(one_by_one, steps)[10:]])
     token_ids, counts = np.unique(sampled, return_counts=True)
-    poisoned = int(token_ids[counts <= np.sort(counts)[len(counts) // 3]][seed % 5])
+    is_rare = (counts <= np.sort(counts)[len(counts) // 3]) & ~np.isin(token_ids, in_prompts)
+    poisoned = int(token_ids[is_rare][seed % 5])
     for worker in workers:
         poison(worker, poisoned)
     expected = run_one_by_one(one_by_one, steps)
@@ -219,7 +233,7 @@ def test_a_sequence_fails_once_and_gives_no_token_afterwards(
     first = start(*(request(slot, [5 + slot], [4 * slot, 4 * slot + 1, 4 * slot + 2]) for slot in range(3)))
     decode = ExecuteModelInput(num_seqs=3)
     expected = run_one_by_one(one_by_one, [first, *[decode] * 5])
-    spoiled(ahead, lambda number: [1] if number == 2 else [])
+    spoiled(ahead, lambda number: [1] if number == 3 else [])
     outputs, _ = run_ahead(ahead, [first, *[decode] * 5])
     counts = [None if output.num_sampled_tokens is None else output.num_sampled_tokens.tolist() for output in outputs]
     assert counts == [None, None, [1, 0, 1], [1, 0, 1], [1, 0, 1], [1, 0, 1]]
@@ -234,34 +248,56 @@ def test_a_sequence_may_leave_before_it_is_known_to_have_failed(ahead: Worker, s
     first = start(*(request(slot, [5 + slot], [4 * slot, 4 * slot + 1, 4 * slot + 2]) for slot in range(2)))
     decode = ExecuteModelInput(num_seqs=2)
     gone = ExecuteModelInput(freed_slots=ints([1]), num_seqs=1, slots=ints([0]))
-    spoiled(ahead, lambda number: [1] if number == 2 else [])
+    spoiled(ahead, lambda number: [1] if number == 3 else [])
     steps = [first, decode, decode, gone, ExecuteModelInput(num_seqs=1)]
     outputs, num_ahead = run_ahead(ahead, steps)
-    assert num_ahead == 3, "nobody waited for it"
+    assert num_ahead == 4, "nobody waited for it"
     assert [len(output.bad_slots) for output in outputs] == [0, 0, 1, 0, 0]
     again = ahead.execute_model(start(request(1, [9, 10], [4, 5])))
     assert (again.bad_slots, again.token_ids.size) == ([], 1)
 
 
-def test_blocks_of_a_sequence_in_flight_go_to_others_when_it_is_known_to_be_sound(ahead: Worker) -> None:
-    runner = ahead._runner
-    assert runner is not None
-    first = start(request(0, [5, 6, 7], [0]), request(1, [8, 9], [1, 2]))
-    ahead.execute_model(first)
-    assert ahead.begin_step(ExecuteModelInput(num_seqs=2))
+@pytest.mark.parametrize("is_new", [False, True], ids=["who runs", "who comes"])
+def test_blocks_of_a_sequence_in_flight_go_to_others_without_its_nan(is_new: bool) -> None:
+    """It is not known to have failed when the next step is launched, in which another sequence has its block."""
+    workers = [make_driver(overlaps=overlaps).worker for overlaps in (False, True)]
+    one_by_one, ahead = (worker for worker in workers if isinstance(worker, Worker))
+    for worker in workers:
+        poison(worker, 77)
+    bad = request(1, [8, 9, 77, 10], [1])
+    first = start(request(0, [5, 6, 7], [0]))
+    joins = ExecuteModelInput(
+        new_requests=[bad], num_seqs=2, slots=ints([0, 1]), num_scheduled_tokens=ints([1, bad.prompt_token_ids.size])
+    )
+    batch = [0, 1] if is_new else [0]
+    handed_on = ExecuteModelInput(
+        freed_slots=ints([1]),
+        new_requests=[request(1, [8, 9], [1])] if is_new else [],
+        appended_slots=ints([0]),
+        appended_block_ids=ints([2 if is_new else 1]),
+        num_seqs=len(batch),
+        slots=ints(batch),
+        num_scheduled_tokens=ints([1, 2][: len(batch)]),
+    )
+    steps = [first, joins, handed_on, *[ExecuteModelInput(num_seqs=len(batch))] * 2]
+    assert assert_told_alike(one_by_one, ahead, steps) == 4
+    expected = one_by_one.execute_model(ExecuteModelInput())
+    assert told(ahead.execute_model(ExecuteModelInput())) == told(expected)
+    for worker in (one_by_one, ahead):
+        runner = worker._runner
+        assert runner is not None
+        assert all(bool(torch.isfinite(cache).all()) for cache in runner._kv_cache.v_caches)
 
-    def handing(block: int) -> ExecuteModelInput:
-        return ExecuteModelInput(
-            freed_slots=ints([1]),
-            appended_slots=ints([0]),
-            appended_block_ids=ints([block]),
-            num_seqs=1,
-            slots=ints([0]),
-        )
 
-    assert not runner._in_flight.can_follow(handing(2))
-    assert runner._in_flight.can_follow(handing(3))
-    ahead.finish_step()
+def test_a_slot_that_is_filled_anew_keeps_its_new_log(one_by_one: Worker, ahead: Worker) -> None:
+    """The token of the sequence that was there comes later."""
+    penalised = SamplingParams(temperature=0, presence_penalty=2.0, repetition_penalty=1.5)
+    first = start(request(0, [5, 6, 7], [0, 1]), request(1, [8], [2, 3]))
+    decode = ExecuteModelInput(num_seqs=2)
+    new = request(1, [11, 12, 13, 14, 15, 16], [4, 5, 6], penalised)
+    chunk = ExecuteModelInput(freed_slots=ints([1]), new_requests=[new], num_seqs=2, num_scheduled_tokens=ints([1, 2]))
+    rest = ExecuteModelInput(num_seqs=2, num_scheduled_tokens=ints([1, 4]))
+    assert assert_told_alike(one_by_one, ahead, [first, decode, chunk, rest, *[decode] * 3]) == 6
 
 
 @pytest.mark.parametrize(
@@ -270,17 +306,58 @@ def test_blocks_of_a_sequence_in_flight_go_to_others_when_it_is_known_to_be_soun
         {"blocks_to_copy": np.array([[0, 30]])},
         {"blocks_to_swap_out": np.array([[0, 1]])},
         {"blocks_to_swap_in": np.array([[1, 40]])},
-        {"num_scheduled_tokens": np.array([1, 1])},
         {"num_lookahead_tokens": np.array([1, 1])},
-        {"slots": np.array([0, 3])},
-        {"new_requests": [request(4, [5], [50])], "num_seqs": 3, "slots": np.array([0, 1, 4])},
     ],
 )
-def test_a_step_that_is_no_mere_decode_waits(one_by_one: Worker, ahead: Worker, moved: dict[str, Any]) -> None:
+def test_a_step_that_moves_blocks_or_may_have_drafts_waits(
+    one_by_one: Worker, ahead: Worker, moved: dict[str, Any]
+) -> None:
     step = ExecuteModelInput(**({"num_seqs": 2} | moved))
+    first = start(*(request(slot, [5 + slot], [4 * slot, 4 * slot + 1]) for slot in (0, 1)))
+    assert assert_told_alike(one_by_one, ahead, [first, ExecuteModelInput(num_seqs=2), step]) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"num_scheduled_tokens": np.array([1, 1])},
+        {"slots": np.array([0, 3])},
+        {"slots": np.array([3, 1])},
+        {"new_requests": [request(4, [5], [50])], "num_seqs": 3, "slots": np.array([0, 1, 4])},
+        {"new_requests": [request(4, [5000000], [50])], "num_seqs": 3, "slots": np.array([4, 0, 1])},
+        {"new_requests": [request(4, [5] * 9, [50, 51, 52])], "num_seqs": 1, "slots": np.array([4])},
+        {"freed_slots": np.array([0]), "num_seqs": 1, "slots": np.array([1])},
+    ],
+)
+def test_a_step_of_other_sequences_runs_ahead(one_by_one: Worker, ahead: Worker, other: dict[str, Any]) -> None:
+    step = ExecuteModelInput(**({"num_seqs": 2} | other))
     first = start(*(request(slot, [5 + slot], [4 * slot, 4 * slot + 1]) for slot in (0, 1, 3)))
-    steps = [first, ExecuteModelInput(num_seqs=2, slots=ints([0, 1])), step]
-    assert assert_told_alike(one_by_one, ahead, steps) == 0
+    steps = [first, ExecuteModelInput(num_seqs=2, slots=ints([0, 1])), step, ExecuteModelInput(num_seqs=step.num_seqs)]
+    assert assert_told_alike(one_by_one, ahead, steps) == 3
+
+
+def test_a_part_of_a_prompt_samples_nothing_and_its_parameters_may_wait(one_by_one: Worker, ahead: Worker) -> None:
+    new = request(1, [8, 9, 10, 11], [1, 2, 3], WAITED_FOR[0])
+    joins = ExecuteModelInput(new_requests=[new], num_seqs=2, slots=ints([0, 1]), num_scheduled_tokens=ints([1, 3]))
+    alone = ExecuteModelInput(num_seqs=1, slots=ints([1]))
+    steps = [start(request(0, [5, 6, 7], [0, 4])), joins, ExecuteModelInput(num_seqs=2), alone]
+    assert assert_told_alike(one_by_one, ahead, steps) == 1, "it joins, and the prompt's end waits"
+
+
+def test_log_probabilities_of_a_prompt_are_waited_for_until_it_is_computed(one_by_one: Worker, ahead: Worker) -> None:
+    params = SamplingParams(temperature=0, prompt_logprobs=1)
+    first = start(request(0, [5, 6, 7], [0, 4]))
+    joins = ExecuteModelInput(
+        new_requests=[request(1, [8, 9, 10, 11], [1, 2, 3], params)],
+        num_seqs=2,
+        slots=ints([0, 1]),
+        num_scheduled_tokens=ints([1, 3]),
+    )
+    decode = ExecuteModelInput(num_seqs=2)
+    mixed = ExecuteModelInput(
+        new_requests=[request(2, [8, 9], [5])], num_seqs=3, slots=ints([0, 1, 2]), num_scheduled_tokens=ints([1, 1, 2])
+    )
+    assert assert_told_alike(one_by_one, ahead, [first, joins, decode, decode, mixed]) == 2
 
 
 @pytest.mark.parametrize(
