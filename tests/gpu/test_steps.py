@@ -57,6 +57,7 @@ LAUNCHED = [
         logit_bias={7: 2.0},
         min_tokens=5,
     ),
+    PARAMS[3],
 ]
 """Sampled without anything of the host's token log."""
 EACH = [PARAMS[place % len(PARAMS)] for place in range(len(PROMPTS))]
@@ -105,7 +106,7 @@ def steps_of(num_decodes: int) -> list[ExecuteModelInput]:
             slot=slot,
             request_id=str(slot),
             prompt_token_ids=np.array(prompt),
-            sampling_params=LAUNCHED[slot % 3],
+            sampling_params=LAUNCHED[slot % len(LAUNCHED)],
             block_ids=np.arange(8 * slot, 8 * slot + 8),
         )
         for slot, prompt in enumerate(PROMPTS)

@@ -89,7 +89,12 @@ class ModelRunner:
             columns=self.input_batch.sampling, processors=self._processors, never_waits=device.type == "cuda"
         )
         self._in_flight = StepsInFlight(
-            batch=self.input_batch, forward=self.forward, sampler=self._sampler, kv_cache=kv_cache, device=device
+            batch=self.input_batch,
+            forward=self.forward,
+            sampler=self._sampler,
+            kv_cache=kv_cache,
+            device=device,
+            logprobs_mode=logprobs_mode,
         )
         self._overlaps = overlaps and parallel.world_size == 1
         self._outputs: deque[ModelRunnerOutput] = deque()

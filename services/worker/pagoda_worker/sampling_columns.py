@@ -47,8 +47,8 @@ class SamplingColumns:
         self.is_greedy = np.ones(n, dtype=np.bool_)
         """The likeliest token is sampled, by the logits as they are, and no log probabilities are asked for."""
         self.needs_log = np.zeros(n, dtype=np.bool_)
-        """What is sampled, or told of it, takes more of the host than how many tokens there are: the tokens themselves
-        (bad words of several tokens, structured outputs, logits processors), or log probabilities."""
+        """What is sampled takes more of the host than how many tokens there are: the tokens themselves (bad words of
+        several tokens, structured outputs, logits processors)."""
         self.logprob_token_ids = RaggedColumn(dtype=np.int64)
         """Log probabilities of these instead of the likeliest tokens."""
         self.generations = np.zeros(n, dtype=np.int64)
@@ -75,9 +75,7 @@ class SamplingColumns:
         self._set_masks(slot, params, eos_token_ids)
         self.is_greedy[slot] = params.temperature == 0 and params.logprobs is None and not self.has_rules[slot]
         self.needs_log[slot] = (
-            any(len(word) > 1 for word in params.bad_words_token_ids)
-            or params.logprobs is not None
-            or params.structured_outputs is not None
+            any(len(word) > 1 for word in params.bad_words_token_ids) or params.structured_outputs is not None
         )
 
     def _set_masks(self, slot: int, params: SamplingParams, eos_token_ids: tuple[int, ...]) -> None:

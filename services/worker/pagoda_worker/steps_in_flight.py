@@ -12,14 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pagoda_common.config import LogprobsMode
 from pagoda_common.errors import Code
 from pagoda_worker.batch import BadSlot, ExecuteModelInput, IntArray, ModelRunnerOutput
 from pagoda_worker.forward_pass import ForwardPass
 from pagoda_worker.input_batch import InputBatch, StepInputs
 from pagoda_worker.kv_cache import KVCache
+from pagoda_worker.logprobs import LaunchedLogprobs, launch_logprobs
 from pagoda_worker.prompt_logprobs import describes_prompts
 from pagoda_worker.sampled_rows import SampledRows
 from pagoda_worker.sampler import BAD_TOKEN, Sampler
+from pagoda_worker.sampling_columns import NO_LOGPROBS
 from pagoda_worker.step_clock import StepClock
 from pagoda_worker.transfers import Download, to_device
 
@@ -41,6 +44,7 @@ class StepInFlight:
     generations: IntArray
     """[n] of these rows' slots, when it was launched: a slot with another one has lost its sequence since."""
     download: Download
+    logprobs: LaunchedLogprobs | None
     clock: StepClock
     failed: dict[int, BadSlot] = field(default_factory=dict)
     """By slot: sequences that ended in an error of the step before, which was not known when this one was launched."""
@@ -50,7 +54,14 @@ class StepsInFlight:
     """Launches steps without drafts, and finishes them in the same order. One caller at a time."""
 
     def __init__(
-        self, *, batch: InputBatch, forward: ForwardPass, sampler: Sampler, kv_cache: KVCache, device: torch.device
+        self,
+        *,
+        batch: InputBatch,
+        forward: ForwardPass,
+        sampler: Sampler,
+        kv_cache: KVCache,
+        device: torch.device,
+        logprobs_mode: LogprobsMode = "raw_logprobs",
     ) -> None:
         max_num_seqs = batch.is_in_use.size
         self._batch = batch
@@ -58,6 +69,8 @@ class StepsInFlight:
         self._sampler = sampler
         self._kv_cache = kv_cache
         self._device = device
+        self._gives_processed = logprobs_mode.startswith("processed")
+        self._gives_logprobs = logprobs_mode.endswith("logprobs")
         self._steps: deque[StepInFlight] = deque()
         self._last_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         """[max_num_seqs] of each slot of the latest step in flight, 0 where it has sampled none."""
@@ -83,12 +96,14 @@ class StepsInFlight:
         return not moves and step.num_lookahead_tokens is None
 
     def can_launch(self, inputs: StepInputs) -> bool:
-        """Whether all that a step gives are tokens, and sampling them takes nothing of the host later on."""
+        """Whether a step gives nothing but tokens and their log probabilities, without the host's help later on."""
         batch, slots = self._batch, inputs.slots
         if not inputs.is_plain:
             if not slots.size or batch.drafter is not None or inputs.pooled.size or describes_prompts(inputs, batch):
                 return False
             slots = slots[inputs.is_sampled]
+        if self._gives_processed and (batch.sampling.logprobs[slots] != NO_LOGPROBS).any():
+            return False
         return not batch.sampling.needs_log[slots].any()
 
     def launch(self, step: ExecuteModelInput, inputs: StepInputs, clock: StepClock) -> None:
@@ -99,11 +114,13 @@ class StepsInFlight:
         slots = self._on_device(rows.slots)
         token_ids = self._token_ids(inputs, rows, slots)
         computed = self._forward.run(inputs, rows.logit_rows, clock, token_ids=token_ids)
-        sampled = slots
+        sampled, logprobs = slots, None
         if rows.slots.size:  # otherwise there is nothing in `slots`, and nothing to sample
             logits_batch = replace(rows.batch, last_tokens=None if token_ids is None else self._last_tokens)
             sampled = self._sampler.launch(computed.logits, logits_batch, likeliest=computed.likeliest)
-            self._last_tokens.index_copy_(0, slots, sampled.clamp(min=0))
+            tokens = sampled.clamp(min=0)
+            self._last_tokens.index_copy_(0, slots, tokens)
+            logprobs = self._launch_logprobs(computed.logits, tokens, rows.slots)
         download = self._downloads[0]
         self._downloads.rotate()
         download.send(sampled)
@@ -118,6 +135,7 @@ class StepsInFlight:
                 rows=rows,
                 generations=generations,
                 download=download,
+                logprobs=logprobs,
                 clock=clock,
             )
         )
@@ -142,6 +160,14 @@ class StepsInFlight:
             last = token_ids.index_select(0, to_device(rows.logit_rows, self._device))
             self._last_tokens.index_copy_(0, slots, last)
         return token_ids
+
+    def _launch_logprobs(self, logits: Tensor, token_ids: Tensor, slots: IntArray) -> LaunchedLogprobs | None:
+        columns = self._batch.sampling
+        num_top = columns.logprobs[slots]
+        if (num_top == NO_LOGPROBS).all():
+            return None
+        chosen = columns.logprob_token_ids_of(slots)
+        return launch_logprobs(logits, token_ids, num_top, chosen=chosen, is_normalised=self._gives_logprobs)
 
     def _clear_handed_on(self, step: ExecuteModelInput) -> None:
         """Clear what a sequence in flight leaves to others, blocks that are to be filled anew.
@@ -192,6 +218,7 @@ class StepsInFlight:
         return ModelRunnerOutput(
             num_sampled_tokens=num_sampled,
             token_ids=token_ids,
+            logprobs=None if step.logprobs is None else step.logprobs.columns(is_good),
             bad_slots=bad_slots,
             timings=step.clock.timings(),
         )

@@ -23,20 +23,33 @@ def to_device(array: AnyArray, device: torch.device) -> Tensor:
 
 
 def to_host(*tensors: Tensor) -> tuple[AnyArray, ...]:
-    """Tensors of one device on the host. All copies are on their way before the one wait for them.
+    """Tensors of one device on the host. All copies are on their way before the one wait for them."""
+    return HostCopies(*tensors).wait()
+
+
+class HostCopies:
+    """Tensors of one device on their way to the host, behind what the current stream was given before.
 
     The wait is for an event, which torch.cuda.set_sync_debug_mode lets pass: nothing else on a step's path waits.
     """
-    device = tensors[0].device
-    if device.type == "cpu":
-        return tuple(tensor.numpy() for tensor in tensors)
-    copies = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
-    for copied, tensor in zip(copies, tensors, strict=True):
-        copied.copy_(tensor, non_blocking=True)
-    done = new_event()
-    done.record(torch.cuda.current_stream(device))
-    done.synchronize()
-    return tuple(copied.numpy() for copied in copies)
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._copies = tensors
+        self._done: torch.cuda.Event | None = None
+        device = tensors[0].device
+        if device.type == "cpu":
+            return
+        self._copies = tuple(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors)
+        for copied, tensor in zip(self._copies, tensors, strict=True):
+            copied.copy_(tensor, non_blocking=True)
+        self._done = new_event()
+        self._done.record(torch.cuda.current_stream(device))
+
+    def wait(self) -> tuple[AnyArray, ...]:
+        """The tensors, in their order."""
+        if self._done is not None:
+            self._done.synchronize()
+        return tuple(copied.numpy() for copied in self._copies)
 
 
 class Upload:

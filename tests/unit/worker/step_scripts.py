@@ -177,10 +177,11 @@ def run_ahead(worker: Worker, steps: Sequence[ExecuteModelInput]) -> tuple[list[
 def told(output: ModelRunnerOutput) -> object:
     """All that is said of a step but for its timings."""
     counts = output.num_sampled_tokens
-    logprobs = output.logprobs
+    asked = output.logprobs
+    columns = () if asked is None else (asked.rows, asked.counts, asked.token_ids, asked.logprobs, asked.sampled_ranks)
     return (
         None if counts is None else counts.tolist(),
         output.token_ids.tolist(),
         output.bad_slots,
-        None if logprobs is None else (logprobs.rows.tolist(), logprobs.token_ids.tolist(), logprobs.logprobs.tolist()),
+        [column.tolist() for column in columns],
     )

@@ -38,17 +38,21 @@ LAUNCHED = [
     SamplingParams(temperature=0.7, seed=16, frequency_penalty=1.5, bad_words_token_ids=[[9], [300]]),
 ]
 """Sampled without anything of the host's token log."""
+WITH_LOGPROBS = [
+    SamplingParams(temperature=0, logprobs=2),
+    SamplingParams(temperature=1.0, seed=17, logprobs=0, presence_penalty=0.4),
+]
 WAITED_FOR = [
     SamplingParams(temperature=0.7, seed=15, bad_words_token_ids=[[9], [5, 6]]),
-    SamplingParams(temperature=0, logprobs=2),
+    SamplingParams(temperature=1.0, seed=18, bad_words_token_ids=[[5, 6]], logprobs=2),
 ]
 IMPOSSIBLE = SamplingParams(temperature=0, min_tokens=3, allowed_token_ids=[2])
 """All that is allowed is the end, which may not come yet."""
 
 
-def make_driver(*, overlaps: bool) -> Driver:
-    worker = Worker(num_threads=1, overlaps=overlaps)
-    return Driver("pagoda-tiny", worker=worker, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, max_num_seqs=MAX_NUM_SEQS)
+def make_driver(*, overlaps: bool, **options: Any) -> Driver:
+    worker, sizes = Worker(num_threads=1, overlaps=overlaps), {"block_size": BLOCK_SIZE, "max_num_seqs": MAX_NUM_SEQS}
+    return Driver("pagoda-tiny", worker=worker, num_blocks=NUM_BLOCKS, **sizes, **options)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +132,7 @@ def test_whatever_joins_ends_pauses_or_is_moved_the_tokens_are_the_same(
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("seed", range(60, 68))
 def test_steps_with_parts_of_prompts_run_ahead(one_by_one: Worker, ahead: Worker, seed: int, shares: bool) -> None:
-    script = Script(seed, LAUNCHED, joins=0.5, chunks=True, shares=shares).add(80)
+    script = Script(seed, [*LAUNCHED, *WITH_LOGPROBS], joins=0.5, chunks=True, shares=shares).add(80)
     assert assert_told_alike(one_by_one, ahead, script.steps) == 79, "every step but the first"
     assert script.num_mixed > 15
 
@@ -146,6 +150,44 @@ def test_nothing_runs_ahead_of_tokens_that_are_needed(
 ) -> None:
     steps = [start(request(0, [5, 6], [0, 1, 2, 3], params)), *[ExecuteModelInput(num_seqs=1)] * 10]
     assert assert_told_alike(one_by_one, ahead, steps) == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_launched"),
+    [("raw_logprobs", True), ("raw_logits", True), ("processed_logprobs", False), ("processed_logits", False)],
+)
+def test_log_probabilities_come_with_the_tokens(mode: str, is_launched: bool) -> None:
+    """As they are told one after the other. Those behind the rules and filters are waited for."""
+    workers = [make_driver(overlaps=overlaps, logprobs_mode=mode, max_logprobs=-1).worker for overlaps in (False, True)]
+    one_by_one, ahead = (worker for worker in workers if isinstance(worker, Worker))
+    asked = [
+        SamplingParams(temperature=0, logprobs=0),
+        SamplingParams(temperature=1.0, seed=21, logprobs=3, top_k=5, repetition_penalty=1.3),
+        SamplingParams(temperature=1.0, seed=22, logprobs=-1, logit_bias={5: 3.0}),
+        SamplingParams(temperature=1.0, seed=23, logprobs=3, logprob_token_ids=[7, 300, 5]),
+    ]
+    steps = Script(3, asked, joins=0.3, chunks=True).add(40).steps
+    num_ahead = assert_told_alike(one_by_one, ahead, steps)
+    assert num_ahead == 39 if is_launched else num_ahead < 20
+
+
+def test_log_probabilities_of_a_sequence_that_fails_are_left_out(ahead: Worker, spoiled: "Spoiled") -> None:
+    params = SamplingParams(temperature=0, logprobs=1)
+    first = start(
+        *(request(slot, [5 + slot], [4 * slot, 4 * slot + 1], params if slot else GREEDY) for slot in range(4))
+    )
+    decode = ExecuteModelInput(num_seqs=4)
+    expected = run_one_by_one(ahead, [first, decode])[1].logprobs
+    ahead.initialize_cache(num_blocks=NUM_BLOCKS, num_cpu_blocks=4)
+    spoiled(ahead, lambda number: [2] if number == 2 else [])
+    outputs, _ = run_ahead(ahead, [first, decode, decode])
+    found = [output.logprobs for output in outputs[1:]]
+    assert expected is not None
+    assert [None if columns is None else columns.rows.tolist() for columns in found] == [[1, 2]] * 2, "of three tokens"
+    assert found[0] is not None
+    for mine, theirs in ((found[0].token_ids, expected.token_ids), (found[0].logprobs, expected.logprobs)):
+        assert mine.tolist() == [*theirs[:2].tolist(), *theirs[4:].tolist()]
+    assert found[0].sampled_ranks.tolist() == expected.sampled_ranks[[0, 2]].tolist()
 
 
 @pytest.mark.parametrize("num_seqs", [1, 2, 5, 8])
