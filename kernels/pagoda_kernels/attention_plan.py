@@ -1,6 +1,7 @@
 """What attention over a batch needs to know about its shape, worked out once a step on the host for all layers."""
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +54,23 @@ class WindowPlan:
     prefills: list[PrefillRow]
 
 
+class AttentionBackend(Protocol):
+    """Attention of another package."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        plan: "AttentionPlan",
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """`paged_attention` without linear biases."""
+
+
 @dataclass(slots=True)
 class AttentionPlan:
     """Lengths and block tables of a batch. Layers ask for the part that fits their window.
@@ -72,6 +90,8 @@ class AttentionPlan:
     device: torch.device
     device_tables: AttentionTables | None = None
     """The same on the device, for kernels that read it there; None makes them when they are asked for."""
+    backend: AttentionBackend | None = None
+    """Computes this batch in place of our kernels; None leaves it to them."""
     _windows: dict[int | None, WindowPlan] = field(default_factory=dict)
     _columns: tuple[Tensor, Tensor, Tensor] | None = None
 

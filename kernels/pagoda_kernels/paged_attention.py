@@ -52,7 +52,7 @@ def paged_attention(
         k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], same dtype as query, or rows of
             `quantized_cache` in int8 or FP8; num_heads is a multiple of num_kv_heads, and consecutive heads share a KV
             head.
-        plan: lengths and block tables of the batch.
+        plan: lengths and block tables of the batch, and who computes it where that is another package.
         window: keys that a query sees, its own included; None sees all.
         softcap: scores s become softcap * tanh(s / softcap) before the softmax; None leaves them.
         alibi_slopes: [num_heads] float32; what is taken from a score for each token between query and key.
@@ -82,6 +82,8 @@ def paged_attention(
         raise ValueError(f"query {tuple(query.shape)} does not fit a cache of {tuple(k_cache.shape)}")
     if k_cache.shape[1] != plan.block_size:
         raise ValueError(f"the cache has blocks of {k_cache.shape[1]} tokens, the plan of {plan.block_size}")
+    if plan.backend is not None and alibi_slopes is None:
+        return plan.backend(query, k_cache, v_cache, plan, scale=scale, window=window, softcap=softcap)
     kernel = triton_kernel("paged_attention", query)
     is_known = query.dtype in TRITON_DTYPES and k_cache.dtype == v_cache.dtype and holds(k_cache, query.dtype)
     if kernel is not None and is_known:
