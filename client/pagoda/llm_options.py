@@ -9,6 +9,7 @@ from typing import Any
 from pagoda.vllm_options import BY_NAME
 from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from pagoda_common.errors import ConfigError
+from pagoda_common.flag_tables import parse_attention_backend
 from pagoda_common.observability_config import ObservabilityConfig
 from pagoda_common.security_config import TOKEN_VARIABLE, SecurityConfig
 from pagoda_common.speculative_config import speculative_config
@@ -53,6 +54,8 @@ def engine_config_from_options(**options: Any) -> EngineConfig:
     if "dtype" in given:
         dtype = str(given["dtype"]).removeprefix("torch.")
         given["dtype"] = DTYPES.get(dtype, dtype)
+    if "attention_backend" in given:
+        given["attention_backend"] = parse_attention_backend(str(given["attention_backend"]))
     if given.get("max_model_len") in (-1, "auto"):
         del given["max_model_len"]
     return EngineConfig(

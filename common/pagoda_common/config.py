@@ -16,6 +16,7 @@ from pagoda_common.speculative_config import SpeculativeConfig
 
 DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
+AttentionBackend: TypeAlias = Literal["auto", "triton", "flashinfer", "flash_attn"]
 KVCacheDType: TypeAlias = Literal["auto", "int8", "fp8"]
 LoadFormat: TypeAlias = Literal["auto", "safetensors", "dummy"]
 SchedulingPolicy: TypeAlias = Literal["fcfs", "priority", "fair"]
@@ -68,6 +69,9 @@ class ModelConfig:
     reference_kernels: tuple[str, ...] = ()
     """Kernels whose operations run as plain PyTorch instead, such as rms_norm; "all" is every one, "none" no one. Empty
     leaves it to the worker: none, but those that round otherwise than PyTorch in float32."""
+    attention_backend: AttentionBackend = "auto"
+    """Whose kernels compute attention on a GPU: ours (triton), those of an installed package, or for each shape of a
+    step those that were measured to be the fastest (auto). What a package cannot serve, ours do."""
     enforce_eager: bool = False
     """Launch every kernel of every step, without CUDA graphs; on a CPU there are none."""
     generation_config: str = "auto"
@@ -83,6 +87,7 @@ class ModelConfig:
         parse_quantization(self.quantization)
         _check_choice("device", self.device, get_args(Device))
         _check_choice("load_format", self.load_format, get_args(LoadFormat))
+        _check_choice("attention_backend", self.attention_backend, get_args(AttentionBackend))
         _check(self.max_model_len is None or self.max_model_len >= 1, "max_model_len", self.max_model_len, "at least 1")
         _check(self.max_logprobs >= -1, "max_logprobs", self.max_logprobs, "at least -1")
         parse_object(self.override_generation_config, field="override_generation_config")
@@ -216,6 +221,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.model.device == "cpu":
             _check(self.cache.kv_cache_dtype != "fp8", "kv_cache_dtype", "fp8", "auto or int8 on a CPU")
+            backend = self.model.attention_backend
+            _check(backend == "auto", "attention_backend", backend, "auto on a CPU")
         if not self.scheduler.enable_chunked_prefill and self.model.max_model_len is not None:
             _check(
                 self.scheduler.max_num_batched_tokens >= self.model.max_model_len,

@@ -35,6 +35,11 @@ def parse_max_model_len(text: str) -> int | None:
     return None if text in ("-1", "auto") else parse_count(text)
 
 
+def parse_attention_backend(text: str) -> str:
+    """Our names, and vLLM's: TRITON_ATTN, FLASHINFER, FLASH_ATTN."""
+    return {"triton_attn": "triton"}.get(text.lower(), text.lower())
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flag:
     """One flag and the config field it fills. The field's type adds a --no- form (bool, true) or choices (Literal)."""
@@ -104,6 +109,11 @@ MODEL_FLAGS = (
         field="reference_kernels",
         metavar="NAME",
         help="kernels to replace by plain PyTorch (rms_norm, …), all or none; in float32 those that round otherwise",
+    ),
+    Flag(
+        field="attention_backend",
+        parse=parse_attention_backend,
+        help="attention on a GPU: our kernels (triton), a package's, or the fastest for each shape of a step",
     ),
     Flag(field="enforce_eager", help="launch every kernel of every step on a GPU, without CUDA graphs"),
     Flag(field="seed", parse=int, metavar="N", help="seed of dummy weights"),

@@ -50,6 +50,7 @@ def worker_config_to_proto(config: EngineConfig) -> worker_pb2.WorkerConfig:
         logprobs_mode=model.logprobs_mode,
         logits_processors=model.logits_processors,
         reference_kernels=model.reference_kernels,
+        attention_backend=model.attention_backend,
         enforce_eager=model.enforce_eager,
         kv_cache_dtype=cache.kv_cache_dtype,
     )

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from pagoda.v1 import types_pb2, worker_pb2
 from pagoda_common.config import (
+    AttentionBackend,
     CacheConfig,
     Device,
     DType,
@@ -52,6 +53,7 @@ def engine_config_from_proto(message: worker_pb2.WorkerConfig) -> EngineConfig:
             logprobs_mode=cast("LogprobsMode", message.logprobs_mode or "raw_logprobs"),
             logits_processors=tuple(message.logits_processors),
             reference_kernels=tuple(message.reference_kernels),
+            attention_backend=cast("AttentionBackend", message.attention_backend or "auto"),
             enforce_eager=message.enforce_eager,
             seed=message.seed,
         ),

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
-from pagoda_common.config import Device, DType, KVCacheDType
+from pagoda_common.config import AttentionBackend, Device, DType, KVCacheDType
 from pagoda_common.errors import ConfigError, ModelLoadError
+from pagoda_kernels.external.adapters import ADAPTERS, installed_adapters
 from pagoda_kernels.quantized_cache import FP8
 
 SMALL_MODEL_BYTES = 2 * 1024**3
@@ -95,6 +96,25 @@ def check_cache_dtype(asked: KVCacheDType, device: torch.device) -> None:
         raise ConfigError(
             f"kv_cache_dtype is 'fp8', must be auto or int8 on a device of compute capability {mine}, below {needed}",
             field="kv_cache_dtype",
+        )
+
+
+def check_attention_backend(asked: AttentionBackend, device: torch.device) -> None:
+    """Whether this device, with what is installed, has these kernels.
+
+    Raises:
+        ConfigError: it has not; the message says what it has.
+    """
+    if asked == "auto":
+        return
+    if device.type != "cuda":
+        raise ConfigError(f"attention_backend is {asked!r}, must be auto on a CPU", field="attention_backend")
+    installed = [adapter.name for adapter in installed_adapters()]
+    if asked != "triton" and asked not in installed:
+        adapter, choices = ADAPTERS[asked], ", ".join(("auto", "triton", *installed))
+        raise ConfigError(
+            f"attention_backend is {asked!r}, must be one of {choices}: no package {adapter.distribution} is installed",
+            field="attention_backend",
         )
 
 

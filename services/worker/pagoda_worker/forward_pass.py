@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pagoda_kernels.attention_plan import AttentionPlan
+from pagoda_worker.attention_choice import AttentionChoice
 from pagoda_worker.batch import IntArray
 from pagoda_worker.decode_graphs import DecodeGraphs
 from pagoda_worker.input_batch import StepInputs
@@ -38,8 +39,13 @@ class ForwardPass:
         dtype: torch.dtype,
         device: torch.device,
         decode_graphs: DecodeGraphs | None = None,
+        attention: AttentionChoice | None = None,
     ) -> None:
-        """`decode_graphs`: recorded ones, over the same model and cache."""
+        """
+        Args:
+            decode_graphs: recorded ones, over the same model and cache.
+            attention: who computes attention in steps without a graph; None: our kernels.
+        """
         self.decode_graphs = decode_graphs
         """None launches every step kernel by kernel."""
         self.fused = model.fuse_layers(k_caches=kv_cache.k_caches, v_caches=kv_cache.v_caches)
@@ -48,6 +54,7 @@ class ForwardPass:
         self._kv_cache = kv_cache
         self._dtype = dtype
         self._device = device
+        self._attention = attention or AttentionChoice()
 
     def run(
         self,
@@ -102,6 +109,7 @@ class ForwardPass:
             block_size=self._kv_cache.block_size,
             dtype=self._dtype,
             device=self._device,
+            backend=self._attention.for_step(inputs.num_scheduled_tokens, inputs.seq_lens),
         )
         return ForwardContext(
             plan=plan,

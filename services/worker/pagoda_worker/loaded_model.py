@@ -1,10 +1,11 @@
 """LoadedModel: a model on its device, and how it is to be run: what caches, graphs and measurements are made for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from pagoda_common.config import EngineConfig
+from pagoda_worker.attention_choice import AttentionChoice
 from pagoda_worker.kv_cache import KVCache
 from pagoda_worker.models.decoder import Decoder
 from pagoda_worker.tensor_parallel import ALONE, TensorParallel
@@ -29,6 +30,8 @@ class LoadedModel:
     """Of the KV cache; int8 and FP8 are quantized ones."""
     device: torch.device
     parallel: TensorParallel = ALONE
+    attention: AttentionChoice = field(default_factory=AttentionChoice)
+    """Who computes attention in steps without a CUDA graph."""
 
     def make_cache(self, *, num_blocks: int, num_cpu_blocks: int = 0) -> KVCache:
         """A new cache."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from pagoda_common.config import LogprobsMode
 from pagoda_common.errors import Code
 from pagoda_common.speculative_config import SpeculativeConfig
+from pagoda_worker.attention_choice import AttentionChoice
 from pagoda_worker.batch import (
     BadSlot,
     ExecuteModelInput,
@@ -61,14 +62,21 @@ class ModelRunner:
         speculative: SpeculativeConfig | None = None,
         decode_graphs: DecodeGraphs | None = None,
         overlaps: bool = False,
+        attention: AttentionChoice | None = None,
     ) -> None:
         """
         Args:
             decode_graphs: recorded ones, over the same model and cache.
+            attention: who computes attention in steps without a graph; None: our kernels.
             overlaps: launch a step while the one before computes; one rank of several never does.
         """
         self.forward = ForwardPass(
-            model=model, kv_cache=kv_cache, dtype=dtype, device=device, decode_graphs=decode_graphs
+            model=model,
+            kv_cache=kv_cache,
+            dtype=dtype,
+            device=device,
+            decode_graphs=decode_graphs,
+            attention=attention,
         )
         self._parallel = parallel
         self._kv_cache = kv_cache

@@ -117,6 +117,7 @@ def _measure(loaded: LoadedModel, count: int, length: int) -> int:
         dtype=loaded.dtype,
         device=loaded.device,
         parallel=loaded.parallel,
+        attention=loaded.attention,
     )
     requests = [
         NewRequest(

@@ -15,6 +15,7 @@ from pagoda_common.startup_marks import mark
 from pagoda_common.weights_source import WeightsSource
 from pagoda_kernels.native.library import load_native
 from pagoda_kernels.selection import use_references
+from pagoda_worker.attention_choice import AttentionChoice, choose_attention
 from pagoda_worker.available_blocks import AvailableBlocks, available_blocks
 from pagoda_worker.batch import ExecuteModelInput, ModelRunnerOutput
 from pagoda_worker.begun_steps import BegunSteps
@@ -22,6 +23,7 @@ from pagoda_worker.cuda_graphs import recorded_graphs, what_waits
 from pagoda_worker.device import (
     DeviceInfo,
     cache_dtype,
+    check_attention_backend,
     check_cache_dtype,
     choose_dtype,
     claim_device,
@@ -80,6 +82,8 @@ class Worker:
         """Of the latest init_device; None is the model's own checkpoint."""
         self._dtype = torch.float32
         self._runner: ModelRunner | None = None
+        self._attention: AttentionChoice | None = None
+        """Of the loaded model; None: not chosen yet."""
         self._grammars = Grammars(self._load_compiler)
         self._overlaps = overlaps
         self._steps = BegunSteps(on_failure=parallel.close)  # other ranks may wait for this one in the middle of a step
@@ -119,12 +123,13 @@ class Worker:
             rendezvous: rank 0's meeting place, for the other ranks; empty leaves their connections as they are.
 
         Raises:
-            ConfigError: the device is not there, or has no kernels for such a KV cache.
+            ConfigError: the device is not there, or has no kernels for such a KV cache, or not those for attention.
         """
         if config != self._config or self._device is None:
             self._release()
             device = claim_device(config.model.device, self._device_index)
             check_cache_dtype(config.cache.kv_cache_dtype, device.device)
+            check_attention_backend(config.model.attention_backend, device.device)
             self._device, self._config = device, config
         if self._weights is not None:
             self._weights.forget_prepared()  # by another scheduler, or for a swap that did not come
@@ -138,7 +143,7 @@ class Worker:
 
     def _release(self) -> None:
         device = None if self._device is None else self._device.device
-        self._config = self._device = self._model = self._weights = self._runner = self.facts = None
+        self._config = self._device = self._model = self._weights = self._runner = self._attention = self.facts = None
         self._grammars = Grammars(self._load_compiler)
         self.num_blocks = self.sleep_level = 0
         if device is not None:
@@ -213,6 +218,7 @@ class Worker:
             max_model_len,
             time.monotonic() - started,
         )
+        self._chosen_attention()  # now: packages may compile for minutes, and this call has no time limit
         return self.facts
 
     def prepare_weights(self, source: WeightsSource | None, progress: Progress) -> None:
@@ -255,7 +261,7 @@ class Worker:
             Bytes that the device got back.
         """
         _, device = self._claimed()
-        freed = 0
+        freed, self._attention = 0, None  # whose memory goes as well
         if self._runner is not None:
             freed = self._runner.cache_bytes
             self._runner = None
@@ -299,7 +305,17 @@ class Worker:
             cache_dtype=cache_dtype(config.cache.kv_cache_dtype, self._dtype),
             device=device.device,
             parallel=self.parallel,
+            attention=self._chosen_attention(),
         )
+
+    def _chosen_attention(self) -> AttentionChoice:
+        if self._attention is None:
+            config, device = self._claimed()
+            model, facts = self._loaded()
+            self._attention = choose_attention(
+                config, model.spec, dtype=self._dtype, max_model_len=facts.max_model_len, device=device.device
+            )
+        return self._attention
 
     def initialize_cache(self, *, num_blocks: int, num_cpu_blocks: int) -> int:
         """Allocate the KV cache and forget every sequence.
@@ -341,6 +357,7 @@ class Worker:
             parallel=self.parallel,
             speculative=config.speculative,
             decode_graphs=recorded_graphs(loaded, kv_cache) if device.device.type == "cuda" else None,
+            attention=loaded.attention,
             overlaps=self._can_overlap(loaded) if self._overlaps is None else self._overlaps,
         )
         self._steps.forget_failure()

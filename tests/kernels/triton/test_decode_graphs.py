@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -12,14 +13,19 @@ import pytest
 import torch
 
 from pagoda_common.sampling_params import SamplingParams
+from pagoda_kernels.attention_plan import AttentionPlan
+from pagoda_kernels.external.flash_attn import FlashAttention
 from pagoda_kernels.quantized_cache import scales_of
 from pagoda_kernels.selection import use_references
+from pagoda_worker.attention_choice import AttentionChoice
 from pagoda_worker.batch import ExecuteModelInput, NewRequest
 from pagoda_worker.cuda_graphs import make_decode_graphs, why_eager
 from pagoda_worker.decode_graphs import DecodeGraphs, Graph
 from pagoda_worker.input_batch import StepInputs
 from pagoda_worker.model_runner import ModelRunner
 from pagoda_worker.worker import Worker
+from tests.fakes.flash_attn_module import flash_attn_module
+from tests.kernels.test_external_attention import NEEDS
 from tests.kernels.triton.test_model import CONFIG
 from tests.unit.worker.driver import Driver, Tracked
 from tests.unit.worker.step_scripts import ints, run_ahead, run_one_by_one, told
@@ -67,7 +73,7 @@ def numbers_of(cache: torch.Tensor) -> torch.Tensor:
 
 
 def add_graphs(
-    driver: Driver, *, max_num_seqs: int = 8, overlaps: bool = False
+    driver: Driver, *, max_num_seqs: int = 8, overlaps: bool = False, attention: AttentionChoice | None = None
 ) -> tuple[DecodeGraphs, CallingRecorder]:
     """A new runner in the driver's worker, whose cache holds NaN wherever nothing was written."""
     loaded, recorder = driver.worker._loaded_model(), CallingRecorder()
@@ -91,6 +97,7 @@ def add_graphs(
         device=loaded.device,
         decode_graphs=graphs,
         overlaps=overlaps,
+        attention=attention,
     )
     return graphs, recorder
 
@@ -115,6 +122,33 @@ def test_tokens_are_those_of_steps_that_are_not_padded(engine: dict[str, Any], t
     assert_alike(actual, expected)
     # The second prompt has two chunks: its first token comes with the others' second, and its last one comes alone.
     assert len(recorder.replays) == 3
+
+
+class Counting(FlashAttention):
+    """Knows the sequences of each step that it computed."""
+
+    def __init__(self) -> None:
+        super().__init__(needs=NEEDS, device=torch.device("cpu"))
+        self.plans: list[AttentionPlan] = []
+
+    def __call__(self, query: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        if not self.plans or args[2] is not self.plans[-1]:
+            self.plans.append(args[2])
+        return super().__call__(query, *args, **options)
+
+
+def test_other_packages_compute_the_steps_that_no_graph_replays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", flash_attn_module())
+    driver = make_driver(tmp_path, head_dim=24)
+    expected = driver.generate(PROMPTS, PARAMS, max_tokens=4, chunk=20)
+    driver, adapter = make_driver(tmp_path, head_dim=24), Counting()
+    _, recorder = add_graphs(driver, max_num_seqs=4, attention=AttentionChoice({"flash_attn": adapter}))
+    actual = driver.generate(PROMPTS, PARAMS, max_tokens=4, chunk=20)
+    assert_alike(actual, expected)
+    assert len(recorder.replays) == 3, "as without another package"
+    assert [plan.query_lens.tolist() for plan in adapter.plans] == [[1, 20, 17], [1, 17, 1]]
 
 
 def test_a_step_that_runs_ahead_replays_with_the_tokens_that_the_device_has(tmp_path: Path) -> None:

@@ -29,13 +29,14 @@ ENGINE = EngineConfig(
         served_model_name=("a", "b"),
         dtype="bfloat16",
         quantization="int4-g32",
-        device="cpu",
+        device="cuda",
         max_model_len=300,
         load_format="dummy",
         max_logprobs=-1,
         logprobs_mode="processed_logits",
         logits_processors=("some.module:One", "other:Two"),
         reference_kernels=("rms_norm", "all"),
+        attention_backend="flashinfer",
         enforce_eager=True,
         generation_config="vllm",
         override_generation_config='{"temperature": 0.5}',
@@ -216,6 +217,14 @@ def test_max_model_len_may_be_left_to_the_checkpoint(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "name"),
+    [("FLASH_ATTN", "flash_attn"), ("FlashInfer", "flashinfer"), ("TRITON_ATTN", "triton"), ("triton", "triton")],
+)
+def test_attention_may_have_the_names_of_vllm(text: str, name: str) -> None:
+    assert parse_engine(["--attention-backend", text]).model.attention_backend == name
+
+
+@pytest.mark.parametrize(
     ("argv", "words"),
     [
         (["--max-num-seqs", "0"], ["max_num_seqs", "0", "between 1 and 65535"]),
@@ -224,6 +233,11 @@ def test_max_model_len_may_be_left_to_the_checkpoint(text: str) -> None:
         (["--block-size", "many"], ["--block-size", "many"]),
         (["--kv-cache-dtype", "fp8_e5m2"], ["--kv-cache-dtype", "fp8_e5m2", "int8", "fp8"]),
         (["--kv-cache-dtype", "fp8", "--device", "cpu"], ["kv_cache_dtype", "fp8", "auto or int8 on a CPU"]),
+        (
+            ["--attention-backend", "xformers"],
+            ["--attention-backend", "xformers", "triton", "flashinfer", "flash_attn"],
+        ),
+        (["--attention-backend", "triton", "--device", "cpu"], ["attention_backend", "triton", "auto on a CPU"]),
         (["--kv-cache-memory", "lots"], ["--kv-cache-memory", "lots", "512M"]),
         (["--no-enable-chunked-prefill", "--max-model-len=4k"], ["max_num_batched_tokens", "2048", "4000"]),
     ],

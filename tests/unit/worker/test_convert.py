@@ -121,6 +121,9 @@ def test_the_config_is_validated() -> None:
     assert (config.cache.block_size, config.cache.kv_cache_memory_bytes, config.model.max_model_len) == (32, None, None)
     assert (config.model.dtype, config.model.device) == ("auto", "auto")
     assert not config.model.enforce_eager
+    assert config.model.attention_backend == "auto"
+    message.attention_backend = "triton"
+    assert engine_config_from_proto(message).model.attention_backend == "triton"
     message.enforce_eager = True
     assert engine_config_from_proto(message).model.enforce_eager
     message.block_size = 0
