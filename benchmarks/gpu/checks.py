@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.attention_case import BLOCK_SIZE, attention_case
+from benchmarks.gpu.backends import backend_checks
 from benchmarks.gpu.check import TOLERANCE, Check, Pair
 from benchmarks.gpu.quantized import quantized_checks
 from benchmarks.gpu.small_cache import small_cache_checks
@@ -36,6 +37,7 @@ def checks(device: torch.device, *, is_small: bool) -> Iterator[Check]:
         heads += [(torch.float32, 64, 4), (torch.float32, 128, 8), (torch.float16, 128, 4)]
     for dtype, head_dim, group in heads:
         yield from _attention(device, dtype, head_dim, group, is_small)
+        yield from backend_checks(device, dtype, head_dim, group)
         yield from _cache_writes(device, dtype, head_dim)
         if group == 4:
             yield from small_cache_checks(device, dtype, head_dim, is_small=is_small)

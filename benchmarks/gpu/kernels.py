@@ -18,6 +18,16 @@ NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE, VOCAB = 32, 8, 128, 409
 DTYPE = torch.bfloat16
 
 
+def decode_shapes(*, is_small: bool) -> tuple[tuple[int, int], ...]:
+    """Sequences, and keys of each."""
+    return ((2, 40),) if is_small else ((1, 2048), (1, 32768), (64, 1024), (256, 1024))
+
+
+def prompt_lengths(*, is_small: bool) -> tuple[int, ...]:
+    """Tokens of a prompt."""
+    return (40,) if is_small else (2048, 8192)
+
+
 def measure_device(figures: Figures, *, is_small: bool) -> None:
     """Copy bandwidth and the rate of bf16 matrix products."""
     source = torch.zeros(1 << 20 if is_small else 1 << 31, dtype=torch.uint8, device=figures.device)
@@ -34,7 +44,7 @@ def measure_device(figures: Figures, *, is_small: bool) -> None:
 
 def measure_decode_attention(figures: Figures, *, is_small: bool) -> None:
     """One query token a sequence; torch's SDPA on keys that lie in a row beside it."""
-    for batch, length in ((2, 40),) if is_small else ((1, 2048), (1, 32768), (64, 1024), (256, 1024)):
+    for batch, length in decode_shapes(is_small=is_small):
         case = attention_case(
             [1] * batch, [length] * batch, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, DTYPE, figures.device
         )  # fmt: skip
@@ -55,7 +65,7 @@ def measure_decode_attention(figures: Figures, *, is_small: bool) -> None:
 
 def measure_prefill_attention(figures: Figures, *, is_small: bool) -> None:
     """One prompt; torch's SDPA beside it."""
-    for length in (40,) if is_small else (2048, 8192):
+    for length in prompt_lengths(is_small=is_small):
         case = attention_case([length], [length], NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, DTYPE, figures.device)
         num_flops = 2 * length * length * HEAD_DIM * NUM_HEADS  # causal: half of the products
         rounds = 1 if is_small else 20

@@ -80,7 +80,7 @@ def run_checks(device: torch.device, index: int, count: int, *, is_small: bool) 
 
 def measure_all(device: torch.device, budget_s: float, directory: Path, *, is_small: bool) -> dict[str, Any]:
     """Every part, guarded."""
-    from benchmarks.gpu import kernels, mixed_steps, quantized, small_cache, split, steps, tokens
+    from benchmarks.gpu import backends, kernels, mixed_steps, quantized, small_cache, split, steps, tokens
     from benchmarks.gpu.timing import Figures
 
     started = time.monotonic()
@@ -103,6 +103,7 @@ def measure_all(device: torch.device, budget_s: float, directory: Path, *, is_sm
         "decode attention": lambda: kernels.measure_decode_attention(figures, is_small=is_small),
         "caches of 8 bits": lambda: small_cache.measure_small_caches(figures, is_small=is_small),
         "prefill attention": lambda: kernels.measure_prefill_attention(figures, is_small=is_small),
+        "attention of others": lambda: backends.measure_backends(figures, is_small=is_small),
         "quantized linear": lambda: quantized.measure_quantized_linear(figures, is_small=is_small),
         "rows": lambda: kernels.measure_rows(figures, is_small=is_small),
         "steps 0.6B": lambda: steps.measure_steps(figures, "0.6B", is_small=is_small),
@@ -148,9 +149,12 @@ def gather_checks(directory: Path, num_processes: int, timeout_s: float) -> list
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Date, device and versions."""
+    from pagoda_kernels.external.adapters import installed_adapters
+
     versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": str(torch.version.cuda)}
     if importlib.util.find_spec("triton"):
         versions["triton"] = importlib.metadata.version("triton")
+    versions |= {adapter.distribution: adapter.version() for adapter in installed_adapters()}
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "no CUDA device: tiny shapes on the CPU"
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return {"date": today, "device": name, "versions": versions, "command": " ".join(sys.argv)}
