@@ -7,6 +7,7 @@ import importlib.machinery
 import importlib.metadata
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from pagoda_kernels.attention_plan import AttentionPlan
 from pagoda_kernels.external.adapter import Adapter, AttentionNeeds, Scoring
 from pagoda_kernels.external.adapters import ADAPTERS, installed_adapters
 from pagoda_kernels.external.flash_attn import FlashAttention
-from pagoda_kernels.external.flashinfer import FlashInferAttention, workspace_bytes
+from pagoda_kernels.external.flashinfer import FlashInferAttention, _Wrapper, pages_of, workspace_bytes
 from pagoda_kernels.paged_attention import paged_attention, paged_attention_reference
 from tests.fakes.flash_attn_module import flash_attn_module
 from tests.fakes.flashinfer_module import flashinfer_module
@@ -131,6 +132,25 @@ def test_a_plan_that_failed_is_made_again() -> None:
     with pytest.raises(AssertionError):
         check(adapter, (*case[:3], wrong))
     check(adapter, make_case([2], [20], head_dim=64))
+
+
+def test_a_plan_waits_until_the_device_has_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    class Event:
+        def synchronize(self) -> None:
+            done.append("wait")
+
+        def record(self, stream: object) -> None:
+            done.append("record")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    wrapper = _Wrapper(SimpleNamespace(plan=lambda *_, **__: done.append("plan")), torch.device("cuda"))
+    query, k_cache, _, plan = make_case([1, 7], [33, 20], head_dim=64)
+    for _ in range(2):
+        wrapper.plan(Scoring(0.3), pages_of(plan, CPU), query, k_cache)
+    assert done == ["wait", "plan", "record"] * 2
 
 
 @pytest.mark.parametrize(

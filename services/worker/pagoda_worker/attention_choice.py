@@ -113,10 +113,18 @@ def choose_attention(
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
             max_model_len=max_model_len,
         )
-        name, directory = torch.cuda.get_device_name(device), default_cache_directory().parent / "attention"
-        choice = measured_choice(adapters, needs, bounds, device, device_name=name, directory=directory)
+        name = torch.cuda.get_device_name(device)
+        choice = measured_choice(adapters, needs, bounds, device, device_name=name, directory=_directory())
     torch.cuda.empty_cache()  # of made-up steps, before the KV cache takes what is free
     return choice
+
+
+def _directory() -> Path | None:
+    """Where tables are kept; None: this user has no home."""
+    try:
+        return default_cache_directory().parent / "attention"
+    except RuntimeError:
+        return None
 
 
 def layers_of(spec: DecoderSpec) -> tuple[Scoring, ...]:
@@ -152,14 +160,15 @@ def measured_choice(
     device: torch.device,
     *,
     device_name: str,
-    directory: Path,
+    directory: Path | None,
     time: Timer = time_on_device,
 ) -> AttentionChoice:
-    """Go by the table that is kept in `directory` for these adapters, this device and these layers; or measure it."""
+    """Go by the table that is kept in `directory` for these adapters, this device and these layers; or measure it, and
+    keep it there. None keeps nothing."""
     if not adapters:
         return AttentionChoice()
     key = table_key(adapters, needs, bounds, device_name)
-    table = load_table(directory, key)
+    table = None if directory is None else load_table(directory, key)
     source = "measured before"
     if table is None:
         started = clock.monotonic()
@@ -170,7 +179,8 @@ def measured_choice(
             return AttentionChoice()
         source = f"measured in {clock.monotonic() - started:.1f} s"
         try:
-            table.save(directory, key)
+            if directory is not None:
+                table.save(directory, key)
         except OSError as error:
             logger.warning("the table of attention is not kept, the next start measures anew: %s", error)
     wins = Counter(table.fastest(shape, adapters) for shape in table.rows)

@@ -28,6 +28,8 @@ POOL_BYTES = 512 << 20
 """Keys and values that are read, each: more than caches of devices hold."""
 KEYS = (256, 2048, 16384)
 """Keys of a sequence, in what is timed."""
+MAX_STEP_KEYS = 1 << 20
+"""Of all sequences of a step that is timed; caches that hold more are rare."""
 ROUNDS = 5
 
 
@@ -120,7 +122,8 @@ def steps_to_measure(bounds: StepBounds) -> list[Lens]:
     longest, tokens = bounds.max_model_len, bounds.max_num_batched_tokens
     steps: list[Lens] = []
     for batch in sorted({min(batch, bounds.max_num_seqs, tokens) for batch in (1, 8, 64, 256)}):
-        steps += [Lens([1] * batch, [keys] * batch) for keys in sorted({min(keys, longest) for keys in KEYS})]
+        keys_of_each = sorted({min(keys, longest) for keys in KEYS})
+        steps += [Lens([1] * batch, [keys] * batch) for keys in keys_of_each if batch * keys <= MAX_STEP_KEYS]
     for chunk in sorted({min(chunk, tokens, longest) for chunk in (128, 512, tokens)}):
         steps += [Lens([chunk], [keys]) for keys in sorted({chunk, min(chunk + KEYS[1], longest)}) if chunk > 1]
     decodes = min(32, bounds.max_num_seqs - 1, tokens // 2)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from pagoda.llm_options import engine_config_from_options
-from pagoda_common.config import EngineConfig, ModelConfig
+from pagoda_common.config import AttentionBackend, CacheConfig, EngineConfig, ModelConfig
 from pagoda_common.errors import ConfigError
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_kernels.attention_plan import AttentionPlan
@@ -24,7 +25,13 @@ from pagoda_kernels.external.flash_attn import FlashAttention
 from pagoda_kernels.external.flashinfer import FlashInferAttention
 from pagoda_scheduler.convert import worker_config_to_proto
 from pagoda_worker import attention_choice
-from pagoda_worker.attention_choice import AttentionChoice, found_right, layers_of, measured_choice
+from pagoda_worker.attention_choice import (
+    AttentionChoice,
+    choose_attention,
+    found_right,
+    layers_of,
+    measured_choice,
+)
 from pagoda_worker.attention_measurement import CHECKED, Lens, StepBounds, steps_to_measure
 from pagoda_worker.attention_table import AttentionTable, StepShape, load_table, shape_of
 from pagoda_worker.convert import engine_config_from_proto
@@ -35,6 +42,15 @@ from pagoda_worker.worker import Worker
 from tests.fakes.flash_attn_module import flash_attn_module
 from tests.fakes.flashinfer_module import flashinfer_module
 from tests.unit.worker.driver import Driver, Tracked
+from tests.unit.worker.step_scripts import (
+    BLOCK_SIZE,
+    MAX_NUM_SEQS,
+    NUM_BLOCKS,
+    Script,
+    run_ahead,
+    run_one_by_one,
+    told,
+)
 
 CPU = torch.device("cpu")
 NEEDS = AttentionNeeds(
@@ -46,6 +62,19 @@ NEEDS = AttentionNeeds(
     cache_dtype=torch.bfloat16,
     layers=(Scoring(0.125), Scoring(0.125, window=4096), Scoring(0.125)),
     capability=(9, 0),
+)
+SPEC = DecoderSpec(
+    architecture="some",
+    vocab_size=100,
+    hidden_size=64,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    intermediate_size=64,
+    max_position_embeddings=100,
+    activation="silu",
+    windows=(7, None),
 )
 BOUNDS = StepBounds(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100)
 
@@ -192,6 +221,83 @@ def test_a_folder_that_cannot_be_written_costs_a_line(tmp_path: Path, caplog: py
     assert "the table of attention is not kept, the next start measures anew" in caplog.text
 
 
+def test_without_a_folder_every_start_measures() -> None:
+    adapters = found_right([FlashInferAttention], NEEDS, CPU)
+    clock = Clock(one_is_fast)
+    for _ in range(2):
+        choice = measured_choice(adapters, NEEDS, BOUNDS, CPU, device_name="H200", directory=None, time=clock)
+        assert choice.names == ["flashinfer"]
+    assert clock.num_calls == 2 * 2 * 5
+
+
+class Cuda:
+    """What a choice asks of torch about a GPU that is not there."""
+
+    def get_device_capability(self, device: torch.device) -> tuple[int, int]:
+        return (9, 0)
+
+    def get_device_name(self, device: torch.device) -> str:
+        return "H200"
+
+    def empty_cache(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "has_kernel", "checked", "is_measured"),
+    [
+        ("auto", {}, True, ["flashinfer", "flash_attn"], True),
+        ("flash_attn", {}, True, ["flash_attn"], False),
+        ("triton", {}, True, None, False),
+        ("auto", {"head_dim": 320}, True, None, False),
+        ("auto", {}, False, None, False),
+    ],
+)
+def test_on_a_gpu_the_flag_says_who_is_checked_and_whether_anybody_is_measured(
+    asked: AttentionBackend,
+    options: dict[str, int],
+    has_kernel: bool,
+    checked: list[str] | None,
+    is_measured: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def find(candidates: list[type[Adapter]], needs: AttentionNeeds, device: torch.device) -> dict[str, Adapter]:
+        seen["checked"], seen["needs"] = [candidate.name for candidate in candidates], needs
+        return {candidates[0].name: candidates[0](needs=needs, device=CPU)}
+
+    def go_by_table(adapters: dict[str, Adapter], *_: Any, **where: Any) -> AttentionChoice:
+        seen["measured"] = where
+        return AttentionChoice(adapters)
+
+    torch_there = SimpleNamespace(cuda=Cuda(), empty=lambda *_, **__: None)
+    monkeypatch.setattr(attention_choice, "torch", torch_there)
+    monkeypatch.setattr(attention_choice, "triton_kernel", lambda name, probe: object() if has_kernel else None)
+    monkeypatch.setattr(attention_choice, "found_right", find)
+    monkeypatch.setattr(attention_choice, "measured_choice", go_by_table)
+    config = EngineConfig(model=ModelConfig(attention_backend=asked), cache=CacheConfig(block_size=32))
+    spec = replace(SPEC, **options)
+    choice = choose_attention(config, spec, dtype=torch.bfloat16, max_model_len=100, device=torch.device("cuda"))
+    assert seen.get("checked") == checked
+    assert choice.names == ([] if checked is None else checked[:1])
+    assert ("measured" in seen) == is_measured
+    if checked is not None:
+        assert seen["needs"] == AttentionNeeds(
+            num_heads=4,
+            num_kv_heads=2,
+            head_dim=16,
+            block_size=32,
+            dtype=torch.bfloat16,
+            cache_dtype=torch.bfloat16,
+            layers=(Scoring(0.25, 7), Scoring(0.25)),
+            capability=(9, 0),
+        )
+    if is_measured:
+        assert seen["measured"]["device_name"] == "H200"
+        assert seen["measured"]["directory"].parts[-2:] == ("pagoda", "attention")
+
+
 class Broken(FlashAttention):
     """Says what it can do, and cannot."""
 
@@ -296,32 +402,21 @@ def test_the_checked_batch_has_all_kinds_of_sequences() -> None:
 
 
 def test_layers_are_asked_for_as_the_model_computes_them() -> None:
-    spec = DecoderSpec(
-        architecture="some",
-        vocab_size=100,
-        hidden_size=64,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        intermediate_size=64,
-        max_position_embeddings=100,
-        activation="silu",
-        windows=(7, None),
-    )
-    assert layers_of(spec) == (Scoring(0.25, 7), Scoring(0.25))
-    capped = replace(spec, windows=(), scales=(0.5, 0.1), attention_softcap=50.0)
+    assert layers_of(SPEC) == (Scoring(0.25, 7), Scoring(0.25))
+    capped = replace(SPEC, windows=(), scales=(0.5, 0.1), attention_softcap=50.0)
     assert layers_of(capped) == (Scoring(0.5, None, 50.0), Scoring(0.1, None, 50.0))
 
 
 PROMPTS = [list(range(5, 6)), list(range(20, 57)), list(range(100, 117))]
+GREEDY = SamplingParams(temperature=0.0)
 PARAMS = SamplingParams(temperature=0.0, logprobs=2, prompt_logprobs=1)
+OPERATION_BY_OPERATION = ("decoder_layers", "composed_layers", "paged_attention")
+"""Kernels to do without: a model then computes as on a GPU."""
 
 
 def generate(attention: AttentionChoice | None) -> list[Tracked]:
     """Prompts in chunks beside decodes, with the layers one after the other, as on a GPU."""
-    names = ("decoder_layers", "composed_layers", "paged_attention")
-    driver = Driver("pagoda-tiny", reference_kernels=names, max_num_seqs=4, num_blocks=40)
+    driver = Driver("pagoda-tiny", reference_kernels=OPERATION_BY_OPERATION, max_num_seqs=4, num_blocks=40)
     loaded = driver.worker._loaded_model()
     driver.worker._runner = ModelRunner(
         model=loaded.model,
@@ -350,6 +445,26 @@ def test_a_model_gives_the_same_tokens_with_another_package(adapter_type: type[A
     if adapter_type is FlashInferAttention:
         num_plans = sys.modules["flashinfer"].BatchPrefillWithPagedKVCacheWrapper.num_plans
         assert num_plans == 6, "one for each step: the second prompt's last token comes a step later"
+
+
+@pytest.mark.parametrize("adapter_type", [FlashInferAttention, FlashAttention])
+def test_steps_that_run_ahead_have_plans_of_their_own(adapter_type: type[Adapter]) -> None:
+    script = Script(3, [GREEDY], joins=0.5, chunks=True).add(40)
+
+    def worker(*, overlaps: bool) -> Worker:
+        made = Worker(num_threads=1, overlaps=overlaps)
+        sizes = {"block_size": BLOCK_SIZE, "max_num_seqs": MAX_NUM_SEQS, "num_blocks": NUM_BLOCKS}
+        Driver("pagoda-tiny", worker=made, reference_kernels=OPERATION_BY_OPERATION, **sizes)  # type: ignore[arg-type]  # as named
+        return made
+
+    expected = [told(output) for output in run_one_by_one(worker(overlaps=False), script.steps)]
+    ahead, adapter = worker(overlaps=True), adapter_type(needs=NEEDS, device=CPU)
+    ahead._attention = AttentionChoice({adapter.name: adapter})
+    ahead.initialize_cache(num_blocks=NUM_BLOCKS, num_cpu_blocks=0)
+    outputs, num_ahead = run_ahead(ahead, script.steps)
+    assert [told(output) for output in outputs] == expected
+    assert num_ahead > 30
+    assert script.num_mixed > 5
 
 
 class FailsLater(FlashInferAttention):
