@@ -1,6 +1,7 @@
 """The part of FlashInfer that Pagoda calls, with its signatures, in PyTorch: computed from what it is given, no more.
 
-What the package refuses is refused here, too. Written after flashinfer/prefill.py of flashinfer-ai/flashinfer.
+What the package refuses is refused here, too. Written after prefill.py of flashinfer-python 0.3.0 and 0.7.2: keyword
+arguments that the older one does not have are not there.
 """
 
 from types import ModuleType
@@ -63,7 +64,6 @@ class BatchPrefillWithPagedKVCacheWrapper:
         rope_theta: float | None = None,
         q_data_type: str | torch.dtype = "float16",
         kv_data_type: str | torch.dtype | None = None,
-        o_data_type: str | torch.dtype | None = None,
         non_blocking: bool = True,
         prefix_len_ptr: Tensor | None = None,
         token_pos_in_items_ptr: Tensor | None = None,
@@ -74,8 +74,6 @@ class BatchPrefillWithPagedKVCacheWrapper:
         block_tables: Tensor | None = None,
         max_token_per_sequence: int | None = None,
         max_sequence_kv: int | None = None,
-        fixed_split_size: int | None = None,
-        disable_split_kv: bool = False,
     ) -> None:
         columns = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
         assert all(column.dtype == torch.int32 and column.dim() == 1 and column.is_cpu for column in columns)
@@ -88,7 +86,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
         assert bool((paged_kv_indptr.diff() >= 1).all())
         assert bool(((paged_kv_last_page_len >= 1) & (paged_kv_last_page_len <= page_size)).all())
         assert num_qo_heads % num_kv_heads == 0
-        assert max_token_per_sequence in (None, int(qo_indptr.diff().max()))
+        assert max_token_per_sequence is None, "0.3.0 forgets to count the rows then"
+        assert max_sequence_kv is None, "and the keys"
         assert pos_encoding_mode == "NONE"
         type(self).num_plans += 1
         self._planned = {

@@ -7,8 +7,8 @@ step for all layers that score alike; `run` is a layer.
 Our caches are what it calls NHD, a pair of [num_pages, page_size, num_kv_heads, head_dim], so nothing is copied.
 `plan` reads its indptr arrays on the host: it gets host tensors, in pinned memory, so that it waits for nothing.
 
-Not run on a GPU yet; written after flashinfer/prefill.py and include/flashinfer/attention/scheduler.cuh of
-flashinfer-ai/flashinfer. Source of the idea: Ye et al. 2025 (arXiv 2501.01005).
+Not run on a GPU yet; written after prefill.py and scheduler.cuh of flashinfer-python 0.3.0 and 0.7.2.
+Source of the idea: Ye et al. 2025 (arXiv 2501.01005).
 """
 
 import importlib
@@ -24,7 +24,7 @@ from pagoda_kernels.attention_plan import AttentionPlan
 from pagoda_kernels.external.adapter import Adapter, AttentionNeeds, Scoring, plain_refusal
 
 MIN_VERSION = (0, 3)
-"""`plan` takes max_token_per_sequence, without which it looks for it one tensor element after the other."""
+"""The oldest one whose signatures were looked at; the newest one was 0.7.2."""
 HEAD_DIMS = (64, 128, 256)
 """Sizes that its kernels are made for."""
 MIN_WORKSPACE_BYTES = 128 << 20
@@ -120,8 +120,7 @@ class _Wrapper:
             q_data_type=query.dtype,
             kv_data_type=k_cache.dtype,
             non_blocking=True,
-            max_token_per_sequence=pages.max_query_len,
-        )
+        )  # not max_token_per_sequence, with which 0.3.0 forgets to count the rows
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(self._device))
 
@@ -140,7 +139,6 @@ class _Pages(NamedTuple):
     """[num_pages]."""
     last_page_lens: Tensor
     """[num_seqs] tokens in the last page of each, 1 to page_size."""
-    max_query_len: int
 
 
 def pages_of(plan: AttentionPlan, device: torch.device) -> _Pages:
@@ -152,7 +150,6 @@ def pages_of(plan: AttentionPlan, device: torch.device) -> _Pages:
         page_start_loc=_on_host(_starts(num_pages), device),
         page_ids=_on_host(plan.block_table[is_read], device),
         last_page_lens=_on_host(plan.seq_lens - (num_pages - 1) * plan.block_size, device),
-        max_query_len=int(plan.query_lens.max()),
     )
 
 
