@@ -129,3 +129,21 @@ def load_tokenizer(model: str, *, revision: str | None) -> Tokenizer:
         except Exception:
             message = f"structured outputs need the model's tokenizer, and the worker has none: {error.message}"
             raise ModelLoadError(message) from error
+
+
+def load_compiler(
+    model: str, *, revision: str | None, vocab_size: int, eos_token_ids: tuple[int, ...]
+) -> BoundedCompiler:
+    """For the outputs of a model.
+
+    Raises:
+        ModelLoadError: as `load_tokenizer`.
+    """
+    tokenizer = load_tokenizer(model, revision=revision)
+    return BoundedCompiler(
+        GrammarCompiler(tokenizer=tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids),
+        tokenizer=model,
+        revision=revision,
+        vocab_size=vocab_size,
+        eos_token_ids=eos_token_ids,
+    )

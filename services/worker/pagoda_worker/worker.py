@@ -1,7 +1,5 @@
 """Worker: device, weights, KV cache and model runner of one process. Blocking; knows no gRPC and no messages."""
 
-import logging
-import time
 from collections.abc import Callable
 
 import torch
@@ -9,12 +7,8 @@ import torch
 from pagoda_common.bounded_grammar import BoundedCompiler
 from pagoda_common.config import EngineConfig
 from pagoda_common.errors import ConfigError, OutOfMemory, StaleEpoch
-from pagoda_common.grammar import GrammarCompiler
-from pagoda_common.quantization import OnlineQuantization, parse_quantization
 from pagoda_common.startup_marks import mark
 from pagoda_common.weights_source import WeightsSource
-from pagoda_kernels.native.library import load_native
-from pagoda_kernels.selection import use_references
 from pagoda_worker.attention_choice import AttentionChoice, choose_attention
 from pagoda_worker.available_blocks import AvailableBlocks, available_blocks
 from pagoda_worker.batch import ExecuteModelInput, ModelRunnerOutput
@@ -25,25 +19,19 @@ from pagoda_worker.device import (
     cache_dtype,
     check_attention_backend,
     check_cache_dtype,
-    choose_dtype,
     claim_device,
-    reference_kernels,
 )
-from pagoda_worker.grammars import Grammars, load_tokenizer
+from pagoda_worker.grammars import Grammars, load_compiler
 from pagoda_worker.loaded_model import LoadedModel
-from pagoda_worker.loader.checkpoint import open_checkpoint
 from pagoda_worker.loader.weights import Progress
 from pagoda_worker.logits_processors import load_logits_processors
 from pagoda_worker.model_facts import ModelFacts
 from pagoda_worker.model_runner import ModelRunner
-from pagoda_worker.model_weights import ModelWeights, release_memory, stored_quantization
+from pagoda_worker.model_weights import ModelWeights, release_memory
 from pagoda_worker.models.decoder import Decoder
-from pagoda_worker.models.registry import family_of
-from pagoda_worker.models.sharding import Sharding
+from pagoda_worker.read_model import read_model
 from pagoda_worker.step_threads import StepThreads
 from pagoda_worker.tensor_parallel import ALONE, TensorParallel
-
-logger = logging.getLogger(__name__)
 
 
 class Worker:
@@ -163,61 +151,11 @@ class Worker:
             self.reload_weights(self._asked_weights, progress)
             self.sleep_level = 0
             return self.facts
-        started = time.monotonic()
-        if device.device.type == "cpu" and "all" not in config.model.reference_kernels:
-            load_native()
-            mark("load kernels")
-        checkpoint = open_checkpoint(config.model)
-        family = family_of(checkpoint.config)
-        spec = family.spec(checkpoint.config)
-        max_model_len = config.model.max_model_len or spec.max_position_embeddings
-        if max_model_len > spec.max_position_embeddings:
-            raise ConfigError(
-                f"max_model_len is {max_model_len}, the model was made for {spec.max_position_embeddings} tokens",
-                field="max_model_len",
-            )
-        sharding = Sharding(spec, self.parallel)
-        stored = stored_quantization(config.model, checkpoint)
-        online = parse_quantization(config.model.quantization)
-        with torch.device("meta"):
-            model = Decoder(spec=sharding.local_spec, parallel=self.parallel)
-            whole = model if self.parallel.world_size == 1 else Decoder(spec=spec)
-        num_parameters = sum(parameter.numel() for parameter in whole.parameters())
-        self._dtype = choose_dtype(
-            config.model.dtype, checkpoint.dtype_name, device=device.device, num_parameters=num_parameters
+        loaded = read_model(
+            config, device=device.device, parallel=self.parallel, source=self._asked_weights, progress=progress
         )
-        use_references(reference_kernels(config.model.reference_kernels, self._dtype, device.device))
-        weights = ModelWeights(
-            model=model, config=config.model, dtype=self._dtype, device=device.device, sharding=sharding
-        )
-        weights.reload(self._asked_weights, progress)
-        mark("load weights")
-        model.prepare(max_model_len=max_model_len, device=device.device)
-        self._threads.choose(num_parameters, self._dtype)
-        self._model, self._weights = model, weights
-        self.facts = ModelFacts(
-            model=config.model.model,
-            architecture=spec.architecture,
-            dtype=str(self._dtype).removeprefix("torch."),
-            vocab_size=spec.vocab_size,
-            max_model_len=max_model_len,
-            num_layers=spec.num_layers,
-            eos_token_ids=tuple(checkpoint.eos_token_ids),
-            generation_config_json=checkpoint.generation_config_json,
-            num_parameters=num_parameters,
-            weight_bytes=weights.num_bytes,
-            embedding_size=spec.embedding_dim or spec.hidden_size,
-            quantization=online.name if isinstance(online, OnlineQuantization) else stored[0] if stored else "",
-        )
-        logger.info(
-            "%s: %s, %.1f M parameters, %s, %d tokens of context, loaded in %.1f s",
-            config.model.model,
-            spec.architecture,
-            num_parameters / 1e6,
-            self.facts.dtype,
-            max_model_len,
-            time.monotonic() - started,
-        )
+        self._threads.choose(loaded.facts.num_parameters, loaded.dtype)
+        self._model, self._weights, self._dtype, self.facts = loaded.model, loaded.weights, loaded.dtype, loaded.facts
         self._chosen_attention()  # now: packages may compile for minutes, and this call has no time limit
         return self.facts
 
@@ -422,15 +360,11 @@ class Worker:
     def _load_compiler(self) -> BoundedCompiler:
         config, _ = self._claimed()
         model, facts = self._loaded()
-        name, revision = config.model.model, config.model.revision
-        tokenizer = load_tokenizer(name, revision=revision)
-        vocab_size, ends = model.spec.vocab_size, facts.eos_token_ids
-        return BoundedCompiler(
-            GrammarCompiler(tokenizer=tokenizer, vocab_size=vocab_size, eos_token_ids=ends),
-            tokenizer=name,
-            revision=revision,
-            vocab_size=vocab_size,
-            eos_token_ids=ends,
+        return load_compiler(
+            config.model.model,
+            revision=config.model.revision,
+            vocab_size=model.spec.vocab_size,
+            eos_token_ids=facts.eos_token_ids,
         )
 
     def _claimed(self) -> tuple[EngineConfig, DeviceInfo]:
