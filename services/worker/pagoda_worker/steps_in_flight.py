@@ -89,11 +89,11 @@ class StepsInFlight:
         return self._steps[0].download.is_there
 
     def can_follow(self, step: ExecuteModelInput) -> bool:
-        """Whether a step can be prepared while others are in flight: there are not too many, and it moves no block."""
+        """Whether a step can be prepared while others are in flight: there are not too many, and it swaps no block."""
         if len(self._steps) == MAX_IN_FLIGHT or not step.num_seqs or step.rejected:
             return False
-        moves = step.blocks_to_swap_out.size or step.blocks_to_swap_in.size or step.blocks_to_copy.size
-        return not moves and step.num_lookahead_tokens is None
+        swaps = step.blocks_to_swap_out.size or step.blocks_to_swap_in.size
+        return not swaps and step.num_lookahead_tokens is None
 
     def can_launch(self, inputs: StepInputs) -> bool:
         """Whether a step gives nothing but tokens and their log probabilities, without the host's help later on."""
@@ -174,7 +174,7 @@ class StepsInFlight:
 
         Steps run in order, so nothing of the one before is written behind the new owner's back. But whether its
         sequences are sound nobody knows yet: NaN of one that has left would not be cleaned up before others read it,
-        past their own tokens. Blocks that come with their contents (prefixes) stay as they are: whoever shares a
+        past their own tokens. Blocks that come with their contents (prefixes, forks) stay as they are: whoever shares a
         prefix that gives NaN fails by it as well.
         """
         if not self._steps or not step.freed_slots.size:

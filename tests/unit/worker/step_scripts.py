@@ -44,7 +44,7 @@ class Script:
     chunks: bool = False
     """Prompts are long, and computed in parts."""
     shares: bool = False
-    """Prefixes are shared, also those that the step before computes, or the same one."""
+    """Prefixes are shared, also those that the step before computes; some sequences fork."""
     steps: list[ExecuteModelInput] = field(default_factory=list)
     num_mixed: int = 0
     """Steps with parts of prompts beside decodes."""
@@ -56,6 +56,7 @@ class Script:
         self._running: list[Scripted] = []
         self._left: list[Scripted] = []
         """In this step."""
+        self._copies: list[tuple[int, int]] = []
         self._last_slots: list[int] = []
 
     def add(self, num_steps: int) -> "Script":
@@ -81,6 +82,7 @@ class Script:
 
     def _add_step(self) -> None:
         new: list[NewRequest] = []
+        self._copies = []
         self._left = [one for one in self._running if self._chance(0.04) or one.num_tokens > 40]
         for sequence in self._left:
             self._running.remove(sequence)
@@ -111,6 +113,7 @@ class Script:
             ExecuteModelInput(
                 freed_slots=ints([one.slot for one in self._left]),
                 new_requests=new,
+                blocks_to_copy=ints(self._copies).reshape(-1, 2),
                 appended_slots=ints([slot for slot, _ in appended]),
                 appended_block_ids=ints([block for _, block in appended]),
                 num_seqs=len(slots),
@@ -121,21 +124,39 @@ class Script:
 
     def _join(self) -> NewRequest:
         slot = self._random.choice(sorted(set(range(MAX_NUM_SEQS)) - {one.slot for one in self._running}))
-        lengths = [1, 5, 13, 22, 30] if self.chunks else [1, 1, 2, 5, 13]
-        prompt = [self._random.randint(3, 2000) for _ in range(self._random.choice(lengths))]
-        known, blocks = self._shared() if self.shares and self._chance(0.5) else ([], [])
-        prompt = known + prompt
-        blocks += self._take(-(-len(prompt) // BLOCK_SIZE) - len(blocks))
-        self._running.append(Scripted(slot, prompt, list(blocks), len(known), len(prompt)))
+        prompt, blocks, num_known = self._forked() if self.shares and self._chance(0.3) else self._prompt()
+        self._running.append(Scripted(slot, prompt, list(blocks), num_known, len(prompt)))
         return NewRequest(
             slot=slot,
             request_id=f"{self.seed}-{len(self.steps)}-{slot}",
             prompt_token_ids=ints(prompt),
             sampling_params=self._random.choice(self.params),
             block_ids=ints(blocks),
-            num_computed_tokens=len(known),
+            num_computed_tokens=num_known,
             eos_token_ids=(2,),
         )
+
+    def _prompt(self) -> tuple[list[int], list[int], int]:
+        """A prompt, its blocks, and how many of its tokens stand in them."""
+        lengths = [1, 5, 13, 22, 30] if self.chunks else [1, 1, 2, 5, 13]
+        known, blocks = self._shared() if self.shares and self._chance(0.5) else ([], [])
+        prompt = known + [self._random.randint(3, 2000) for _ in range(self._random.choice(lengths))]
+        return prompt, blocks + self._take(-(-len(prompt) // BLOCK_SIZE) - len(blocks)), len(known)
+
+    def _forked(self) -> tuple[list[int], list[int], int]:
+        """As `_prompt`, those of somebody up to the last token; the block that has it is copied."""
+        parents = [one for one in self._running if one.num_computed >= len(one.prompt)]
+        if not parents:
+            return self._prompt()
+        parent = self._random.choice(parents)
+        num_full, rest = divmod(len(parent.prompt) - 1, BLOCK_SIZE)
+        blocks = parent.blocks[:num_full]
+        for block in blocks:
+            self._num_owners[block] += 1
+        blocks += self._take(1)
+        if rest:
+            self._copies.append((parent.blocks[num_full], blocks[-1]))
+        return list(parent.prompt), blocks, len(parent.prompt) - 1
 
     def _shared(self) -> tuple[list[int], list[int]]:
         """The part of somebody's prompt that stands in full blocks, and these; of one who runs, or has just left."""

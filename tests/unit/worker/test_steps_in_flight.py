@@ -1,10 +1,12 @@
 """Steps launched before the tokens of the one before are known: nothing of what is told changes."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pagoda_common.pooling_params import PoolingParams
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_worker.batch import ExecuteModelInput
 from pagoda_worker.worker import Worker
@@ -18,7 +20,7 @@ from tests.unit.worker.overlap import (
     request,
     start,
 )
-from tests.unit.worker.step_scripts import Script, ints, run_one_by_one
+from tests.unit.worker.step_scripts import Script, ints, run_ahead, run_one_by_one, told
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -32,9 +34,9 @@ def test_whatever_joins_ends_pauses_or_is_moved_the_tokens_are_the_same(
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("seed", range(60, 68))
 def test_steps_with_parts_of_prompts_run_ahead(one_by_one: Worker, ahead: Worker, seed: int, shares: bool) -> None:
-    script = Script(seed, [*LAUNCHED, *WITH_LOGPROBS], joins=0.5, chunks=True, shares=shares).add(80)
-    assert assert_told_alike(one_by_one, ahead, script.steps) == 79, "every step but the first"
-    assert script.num_mixed > 15
+    script = Script(seed, [*LAUNCHED, *WITH_LOGPROBS], joins=0.5, chunks=True, shares=shares).add(120)
+    assert assert_told_alike(one_by_one, ahead, script.steps) == 119, "every step but the first"
+    assert script.num_mixed > 20
 
 
 @pytest.mark.parametrize("seed", range(20, 24))
@@ -111,13 +113,12 @@ def test_a_slot_that_is_filled_anew_keeps_its_new_log(one_by_one: Worker, ahead:
 @pytest.mark.parametrize(
     "moved",
     [
-        {"blocks_to_copy": np.array([[0, 30]])},
         {"blocks_to_swap_out": np.array([[0, 1]])},
         {"blocks_to_swap_in": np.array([[1, 40]])},
         {"num_lookahead_tokens": np.array([1, 1])},
     ],
 )
-def test_a_step_that_moves_blocks_or_may_have_drafts_waits(
+def test_a_step_that_swaps_blocks_or_may_have_drafts_waits(
     one_by_one: Worker, ahead: Worker, moved: dict[str, Any]
 ) -> None:
     step = ExecuteModelInput(**({"num_seqs": 2} | moved))
@@ -135,6 +136,7 @@ def test_a_step_that_moves_blocks_or_may_have_drafts_waits(
         {"new_requests": [request(4, [5000000], [50])], "num_seqs": 3, "slots": np.array([4, 0, 1])},
         {"new_requests": [request(4, [5] * 9, [50, 51, 52])], "num_seqs": 1, "slots": np.array([4])},
         {"freed_slots": np.array([0]), "num_seqs": 1, "slots": np.array([1])},
+        {"blocks_to_copy": np.array([[0, 30]])},
     ],
 )
 def test_a_step_of_other_sequences_runs_ahead(one_by_one: Worker, ahead: Worker, other: dict[str, Any]) -> None:
@@ -166,3 +168,21 @@ def test_log_probabilities_of_a_prompt_are_waited_for_until_it_is_computed(one_b
         new_requests=[request(2, [8, 9], [5])], num_seqs=3, slots=ints([0, 1, 2]), num_scheduled_tokens=ints([1, 1, 2])
     )
     assert assert_told_alike(one_by_one, ahead, [first, joins, decode, decode, mixed]) == 2
+
+
+def test_a_part_of_a_prompt_whose_embedding_is_wanted_runs_ahead_and_its_end_waits(
+    one_by_one: Worker, ahead: Worker
+) -> None:
+    pooled = replace(request(1, [8, 9, 10, 11, 12], [1, 2]), pooling=PoolingParams())
+    joins = ExecuteModelInput(new_requests=[pooled], num_seqs=2, slots=ints([0, 1]), num_scheduled_tokens=ints([1, 2]))
+    rest = ExecuteModelInput(num_seqs=2, num_scheduled_tokens=ints([1, 3]))
+    alone = ExecuteModelInput(freed_slots=ints([1]), num_seqs=1, slots=ints([0]))
+    steps = [start(request(0, [5, 6, 7], [0, 4])), joins, rest, alone, ExecuteModelInput(num_seqs=1)]
+    expected = run_one_by_one(one_by_one, steps)
+    outputs, num_ahead = run_ahead(ahead, steps)
+    assert [told(output) for output in outputs] == [told(output) for output in expected]
+    assert num_ahead == 2, "the part, and the last decode"
+    found = [output.pooled for output in (outputs[2], expected[2])]
+    assert all(columns is not None and columns.slots.tolist() == [1] for columns in found)
+    values = [columns.values for columns in found if columns is not None]
+    assert (values[0] == values[1]).all()
