@@ -69,7 +69,7 @@ class ComposedLayers:
         """`logits` may be called."""
         if ends is not None:
             head = ends.linear.matrix, ends.linear.bias
-            self._kernel.ends(ends.embedding, ends.norm, ends.eps, ends.weight_offset, head)
+            self._kernel.ends(ends.embedding.matrix, ends.norm, ends.eps, ends.weight_offset, head)
 
     def __call__(self, x: Tensor, plan: AttentionPlan, slot_mapping: Tensor, positions: Tensor) -> Tensor:
         """As of DecoderLayers, of any data type; x is left as it was."""

@@ -79,9 +79,8 @@ class LayerWeights:
 class EndWeights:
     """What comes before the layers, rows of a table, and behind them, linear(norm(x)): logits."""
 
-    embedding: Tensor
-    """[vocab_size, hidden_size], or as `pack_weight` gives it."""
-    is_packed: bool
+    embedding: LinearWeights
+    """[vocab_size, hidden_size], in any form."""
     norm: Tensor
     """[hidden_size], of a root-mean-square norm."""
     eps: float
@@ -146,7 +145,7 @@ class DecoderLayers:
         if ends is not None:
             self._vocab_size = ends.linear.out_features
             head = ends.norm, ends.eps, ends.weight_offset, _native(ends.linear)
-            self._kernel.ends(ends.embedding, ends.is_packed, *head)
+            self._kernel.ends(_native(ends.embedding), ends.embedding.is_plain, *head)
 
     def __call__(self, x: Tensor, plan: AttentionPlan, slot_mapping: Tensor, positions: Tensor) -> Tensor:
         """All layers over a batch, whose keys and values go into the cache.

@@ -153,9 +153,21 @@ def test_a_sequence_without_a_number_ends_alone(dtype: str, tmp_path: Path) -> N
 
 
 @needs_bf16
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("quantization", ["int8", "int8-g32", "int4"])
+def test_fused_layers_take_integers(quantization: str, is_tied: bool, tmp_path: Path) -> None:
+    directory = make_checkpoint("Qwen2ForCausalLM", tmp_path, tie_word_embeddings=is_tied)
+    assert_alike(directory, dtype="bfloat16", quantization=quantization)
+    layers = fused_of(Driver(directory, dtype="bfloat16", quantization=quantization))
+    assert layers is not None
+    assert layers.has_ends
+
+
+@needs_bf16
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_fused_layers_take_integers(quantization: str, tmp_path: Path) -> None:
-    assert_alike(make_checkpoint("Qwen2ForCausalLM", tmp_path), dtype="bfloat16", quantization=quantization)
+def test_many_rows_are_gated_with_integers_too(quantization: str, tmp_path: Path) -> None:
+    directory = make_checkpoint("LlamaForCausalLM", tmp_path, intermediate_size=128)
+    assert_alike(directory, lengths=(150, 140), chunk=300, dtype="bfloat16", quantization=quantization)
 
 
 @pytest.fixture

@@ -85,11 +85,11 @@ class DecoderLayers {
   // cos and sin: [max_positions, ..., angles] float32, one pair for each rotation.
   void rotate(const Tensor& cos, const Tensor& sin) { tables_.push_back({cos, sin}); }
 
-  // embedding: [vocab_size, hidden_size] bfloat16, or packed as a weight.
-  void ends(const Tensor& embedding, bool is_packed, const Tensor& norm, double eps, double weight_offset,
+  // embedding: [vocab_size, hidden_size], a weight as of a layer; `is_plain`: bfloat16 as they are.
+  void ends(const LinearTensors& embedding, bool is_plain, const Tensor& norm, double eps, double weight_offset,
             const LinearTensors& linear) {
-    embedding_ = embedding;
-    is_packed_ = is_packed;
+    embedding_ = keep(embedding);
+    is_plain_ = is_plain;
     head_ = {data<const pagoda::bf16>(norm), static_cast<float>(eps), static_cast<float>(weight_offset), keep(linear)};
   }
 
@@ -134,11 +134,13 @@ class DecoderLayers {
     TORCH_CHECK(head_, "forward_to_logits needs both ends of the model");
     const int64_t num_tokens = input_ids.size(0), size = head_->linear.num_inputs;
     const int64_t* ids = data<int64_t>(input_ids);
-    const Tensor x = at::empty({num_tokens, size}, embedding_.options());
-    if (is_packed_) {
-      pagoda::packed_embedding(ids, data<bf16>(embedding_), data<bf16>(x), num_tokens, size, at::get_num_threads());
+    const Tensor x = at::empty({num_tokens, size}, at::TensorOptions(at::kBFloat16));
+    if (is_plain_) {
+      pagoda::gather(embedding_.packed, ids, num_tokens, size, data<bf16>(x));
+    } else if (embedding_.packed) {
+      pagoda::packed_embedding(ids, embedding_.packed, data<bf16>(x), num_tokens, size, at::get_num_threads());
     } else {
-      pagoda::gather(data<bf16>(embedding_), ids, num_tokens, size, data<bf16>(x));
+      pagoda::quantized_embedding(ids, embedding_.quantized, data<bf16>(x), num_tokens, at::get_num_threads());
     }
     forward(x, query_lens, seq_lens, block_table, slot_mapping, positions);
     pagoda::bf16* scratch = scratch_of(x, pagoda::head_scratch_size(*head_, rows.size(0)));
@@ -171,8 +173,8 @@ class DecoderLayers {
   std::vector<pagoda::DecoderLayer> layers_;
   std::vector<std::pair<Tensor, Tensor>> tables_;
   std::optional<pagoda::DecoderHead> head_;
-  Tensor embedding_;
-  bool is_packed_ = false;
+  pagoda::LinearWeights embedding_{};
+  bool is_plain_ = false;
   std::vector<std::vector<float>> angles_;
   Tensor scratch_;
   std::vector<Tensor> kept_;                  // all that helpers read

@@ -40,6 +40,19 @@ void linear(const LinearWeights& weights, const bf16* x, const bf16* residual, O
   }
 }
 
+// out = activation(gate) * up in one product, where that is faster; false: it is not.
+bool gated_linear(const LinearWeights& weights, Activation activation, const bf16* x, bf16* out, int64_t num_rows,
+                  int num_threads) {
+  const int64_t inputs = weights.num_inputs, size = weights.num_outputs / 2;
+  if (!should_gate(num_rows, size, weights.packed == nullptr)) return false;
+  if (weights.packed) {
+    packed_gated_linear(x, inputs, weights.packed, weights.bias, activation, out, num_rows, size, inputs, num_threads);
+  } else {
+    quantized_gated_linear(x, inputs, weights.quantized, weights.bias, activation, out, num_rows, num_threads);
+  }
+  return true;
+}
+
 // Helpers do not attend: for many keys the threads of OpenMP are woken, as many as there are helpers.
 int threads_for_attention(const AttentionBatch& batch, const Team& team) {
   if (team.helpers == nullptr) return team.num_threads;
@@ -78,10 +91,7 @@ void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch
     paged_attention<bf16, bf16>(attention, cache, qkv, attended, attending);
     linear(layer.output, attended, x, x, rows, team);
     rms_norm<bf16>(x, hidden, layer.mlp_norm, normed, rows, hidden, layer.eps, layer.weight_offset, num_threads);
-    if (layer.gate_up.packed && should_gate(rows, layer.down.num_inputs)) {
-      packed_gated_linear(normed, hidden, layer.gate_up.packed, layer.gate_up.bias, layer.activation, gated, rows,
-                          layer.down.num_inputs, hidden, num_threads);
-    } else {
+    if (!gated_linear(layer.gate_up, layer.activation, normed, gated, rows, num_threads)) {
       linear(layer.gate_up, normed, nullptr, wide, rows, team);
       act_and_mul<bf16>(wide, layer.gate_up.num_outputs, gated, rows, layer.down.num_inputs, layer.activation, num_threads);
     }

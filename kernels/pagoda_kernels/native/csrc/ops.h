@@ -39,8 +39,8 @@ void packed_linear(const bf16* x, int64_t x_stride, const bf16* weight, const bf
 // act_and_mul of packed_linear of 2 * `size` outputs, to the bit, in one go. `size` is a multiple of 32.
 void packed_gated_linear(const bf16* x, int64_t x_stride, const bf16* weight, const bf16* bias, Activation activation,
                          bf16* out, int64_t num_rows, int64_t size, int64_t num_inputs, int num_threads);
-// Whether that is possible, and faster.
-bool should_gate(int64_t num_rows, int64_t size);
+// Whether that, or quantized_gated_linear, is possible, and faster.
+bool should_gate(int64_t num_rows, int64_t size, bool is_quantized);
 #endif
 
 // A ragged batch of queries over the paged KV cache; AttentionPlan's fields.
@@ -91,6 +91,13 @@ struct QuantizedMatrix {
 template <typename T, typename Out>
 void quantized_linear(const T* x, int64_t x_stride, const QuantizedMatrix& weight, const T* bias, const T* residual,
                       int64_t residual_stride, Out* out, int64_t num_rows, int num_threads, Helpers* helpers = nullptr);
+
+// As packed_gated_linear; halves of a multiple of 64 outputs.
+void quantized_gated_linear(const bf16* x, int64_t x_stride, const QuantizedMatrix& weight, const bf16* bias,
+                            Activation activation, bf16* out, int64_t num_rows, int num_threads);
+
+// out[i] = row ids[i] of the matrix.
+void quantized_embedding(const int64_t* ids, const QuantizedMatrix& weight, bf16* out, int64_t num_ids, int num_threads);
 
 // out[row] = x[row] / sqrt(mean(x[row]^2) + eps) * (weight + weight_offset); rows of `size`, out contiguous.
 template <typename T>

@@ -7,7 +7,8 @@
 namespace pagoda {
 
 constexpr int kTile = 64;
-// Inputs whose products are summed before they are scaled, at most; a group of more is summed in several parts.
+// Inputs whose products are summed before they are scaled, at most; a group of more is summed in several parts. Products
+// of bfloat16 with one group for all inputs are one part.
 constexpr int64_t kMaxPart = 128;
 
 // int4: a 16-bit word holds one input of four output features; bits 4 j .. 4 j + 3 of word 2 i + h are those of output
@@ -46,12 +47,16 @@ struct Codes<4> {
     }
     table = _mm512_load_si512(values);
   }
-  void operator()(const uint8_t* from, __m512i (&w)[4]) const {
+  // The vectors of one half of the outputs.
+  template <int kHalf>
+  void half(const uint8_t* from, __m512i* w) const {
     const __m512i words = _mm512_loadu_si512(from);
-    w[0] = _mm512_permutexvar_epi16(words, table);
-    w[1] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), table);
-    w[2] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 8), table);
-    w[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 12), table);
+    w[0] = _mm512_permutexvar_epi16(kHalf ? _mm512_srli_epi16(words, 8) : words, table);
+    w[1] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 8 * kHalf + 4), table);
+  }
+  void operator()(const uint8_t* from, __m512i (&w)[4]) const {
+    half<0>(from, w);
+    half<1>(from, w + 2);
   }
 };
 
@@ -69,17 +74,20 @@ struct Codes<8> {
     }
     for (int i = 0; i < 2; ++i) low[i] = _mm512_load_si512(lows + 64 * i), high[i] = _mm512_load_si512(highs + 64 * i);
   }
-  void operator()(const uint8_t* from, __m512i (&w)[4]) const {
+  template <int kHalf>
+  void half(const uint8_t* from, __m512i* w) const {
     const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80)), least = _mm512_set1_epi8(static_cast<char>(0xc3));
-    for (int b = 0; b < 2; ++b) {
-      const __m512i codes = _mm512_loadu_si512(from + 64 * b);
-      const __m512i lows = _mm512_permutex2var_epi8(low[0], codes, low[1]);
-      __m512i highs = _mm512_permutex2var_epi8(high[0], codes, high[1]);
-      highs = _mm512_ternarylogic_epi64(highs, codes, sign, 0xf8);  // highs | (codes & sign)
-      highs = _mm512_mask_mov_epi8(highs, _mm512_cmpeq_epi8_mask(codes, sign), least);
-      w[2 * b] = _mm512_unpacklo_epi8(lows, highs);
-      w[2 * b + 1] = _mm512_unpackhi_epi8(lows, highs);
-    }
+    const __m512i codes = _mm512_loadu_si512(from + 64 * kHalf);
+    const __m512i lows = _mm512_permutex2var_epi8(low[0], codes, low[1]);
+    __m512i highs = _mm512_permutex2var_epi8(high[0], codes, high[1]);
+    highs = _mm512_ternarylogic_epi64(highs, codes, sign, 0xf8);  // highs | (codes & sign)
+    highs = _mm512_mask_mov_epi8(highs, _mm512_cmpeq_epi8_mask(codes, sign), least);
+    w[0] = _mm512_unpacklo_epi8(lows, highs);
+    w[1] = _mm512_unpackhi_epi8(lows, highs);
+  }
+  void operator()(const uint8_t* from, __m512i (&w)[4]) const {
+    half<0>(from, w);
+    half<1>(from, w + 2);
   }
 };
 

@@ -1,6 +1,10 @@
-#include "quantized_codes.h"
+#include <type_traits>
+
+#include "epilogues.h"
 #include "helpers.h"
 #include "parallel.h"
+#include "quantized_tiles.h"
+#include "row_blocks.h"
 
 // Products of a part (a group's inputs, or some of them) are summed for all numbers of rows in the same order, an input
 // after the other, then scaled and added up: what a row gets never depends on its neighbours.
@@ -10,25 +14,7 @@ namespace {
 
 constexpr int64_t kMaxRows = 192;  // rows whose sums stay near: 48 KiB
 
-// Sum of a row's inputs of one part, for the zero points.
-template <typename T>
-inline float sum_of(const T* x, int64_t size) {
-  Vec total;
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) total = total + load(x + i);
-  if (i < size) total = total + load(x + i, static_cast<int>(size - i));
-  return sum(total);
-}
-
-// sums [64] += scales * (part - zeros * x_sum)
-template <int kVectors>
-inline void add_part(const Vec (&part)[kVectors], const float* scales, const float* zeros, float x_sum, float* sums) {
-  for (int j = 0; j < kVectors; ++j) {
-    Vec p = part[j];
-    if (zeros) p = fma(load(zeros + j * kLanes), Vec(-x_sum), p);
-    store(sums + j * kLanes, fma(load(scales + j * kLanes), p, load(sums + j * kLanes)));
-  }
-}
+inline int64_t tiles_of(const QuantizedMatrix& w) { return (w.num_outputs + kTile - 1) / kTile; }
 
 // Rows of x against float32 weights [size, 64].
 template <typename T>
@@ -46,112 +32,6 @@ void add_floats(const T* x, int64_t x_stride, int64_t rows, const float* w, int6
   }
 }
 
-#if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
-
-constexpr int kBlockRows = 6;  // 24 accumulators, 4 vectors of weights, 1 of x
-
-// Weights of a part that are numbers already, [pairs, 64, 2].
-struct Numbers {
-  static constexpr int64_t kPairBytes = 256;
-  void operator()(const uint8_t* from, __m512i (&w)[4]) const {
-    for (int j = 0; j < 4; ++j) w[j] = _mm512_load_si512(from + 64 * j);
-  }
-};
-
-// R rows of x against one part of a tile. Meanwhile kLines lines a pair from `ahead` come nearer.
-template <int R, int kLines, typename Source>
-void block(const Source& source, const uint8_t* w_from, const uint8_t* ahead, const bf16* x, int64_t x_stride,
-           int64_t pairs, const float* scales, const float* zeros, float* sums) {
-  __m512 part[R][4];
-  const char* rows[R];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    for (int j = 0; j < 4; ++j) part[r][j] = _mm512_setzero_ps();
-    rows[r] = reinterpret_cast<const char*>(x + r * x_stride);
-  }
-  for (int64_t k = 0; k < pairs; ++k) {
-    __m512i w[4];
-    source(w_from, w);
-#pragma GCC unroll 2
-    for (int line = 0; line < kLines; ++line, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
-    w_from += Source::kPairBytes;
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      int32_t bits;
-      std::memcpy(&bits, rows[r] + 4 * k, sizeof(bits));
-      const __m512bh pair = (__m512bh)_mm512_set1_epi32(bits);
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) part[r][j] = _mm512_dpbf16_ps(part[r][j], pair, (__m512bh)w[j]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    const Vec all[4] = {part[r][0], part[r][1], part[r][2], part[r][3]};
-    add_part<4>(all, scales, zeros, zeros ? sum_of(x + r * x_stride, 2 * pairs) : 0.0f, sums + r * kTile);
-  }
-}
-
-template <int kLines, typename Source>
-void block_of(int64_t rows, const Source& source, const uint8_t* w, const uint8_t* ahead, const bf16* x,
-              int64_t x_stride, int64_t pairs, const float* scales, const float* zeros, float* sums) {
-  switch (rows) {
-    case 1: return block<1, kLines>(source, w, ahead, x, x_stride, pairs, scales, zeros, sums);
-    case 2: return block<2, kLines>(source, w, ahead, x, x_stride, pairs, scales, zeros, sums);
-    case 3: return block<3, kLines>(source, w, ahead, x, x_stride, pairs, scales, zeros, sums);
-    case 4: return block<4, kLines>(source, w, ahead, x, x_stride, pairs, scales, zeros, sums);
-    case 5: return block<5, kLines>(source, w, ahead, x, x_stride, pairs, scales, zeros, sums);
-    default: return block<6, kLines>(source, w, ahead, x, x_stride, pairs, scales, zeros, sums);
-  }
-}
-
-// A few rows take the codes to numbers in registers; for more they go through the nearest cache, and the codes of the
-// next part come nearer while this one is computed with.
-template <int kBits>
-void add(const Codes<kBits>& codes, const uint8_t* w, const bf16* x, int64_t x_stride, int64_t rows, int64_t size,
-         const float* scales, const float* zeros, float* numbers, float* sums) {
-  constexpr int kLines = Codes<kBits>::kPairBytes / 64;
-  const int64_t pairs = size / 2;
-  if (rows <= kBlockRows) {
-    block_of<kLines>(rows, codes, w, w + 2048, x, x_stride, pairs, scales, zeros, sums);
-    return;
-  }
-  auto* to = reinterpret_cast<uint8_t*>(numbers);
-  for (int64_t k = 0; k < pairs; ++k, w += Codes<kBits>::kPairBytes) {
-    __m512i v[4];
-    codes(w, v);
-    for (int j = 0; j < 4; ++j) _mm512_store_si512(to + k * Numbers::kPairBytes + 64 * j, v[j]);
-  }
-  const int64_t count = (rows + kBlockRows - 1) / kBlockRows;
-  for (int64_t b = 0; b < count; ++b) {
-    const int64_t begin = rows * b / count, height = rows * (b + 1) / count - begin;
-    const bf16* from = x + begin * x_stride;
-    float* total = sums + begin * kTile;
-    if (b < kLines) {
-      block_of<1>(height, Numbers(), to, w + b * pairs * 64, from, x_stride, pairs, scales, zeros, total);
-    } else {
-      block_of<0>(height, Numbers(), to, w, from, x_stride, pairs, scales, zeros, total);
-    }
-  }
-}
-
-#else
-
-template <int kBits>
-void add(const Codes<kBits>& codes, const uint8_t* w, const bf16* x, int64_t x_stride, int64_t rows, int64_t size,
-         const float* scales, const float* zeros, float* numbers, float* sums) {
-  to_floats(codes, w, size / 2, numbers);
-  add_floats(x, x_stride, rows, numbers, size, scales, zeros, sums);
-}
-
-#endif
-
-template <int kBits>
-void add(const Codes<kBits>& codes, const uint8_t* w, const float* x, int64_t x_stride, int64_t rows, int64_t size,
-         const float* scales, const float* zeros, float* numbers, float* sums) {
-  to_floats(codes, w, size / 2, numbers);
-  add_floats(x, x_stride, rows, numbers, size, scales, zeros, sums);
-}
-
 // out[row, begin .. begin + size) = sums + bias + residual
 template <typename T, typename Out>
 void finish(const float* sums, int64_t rows, int64_t size, const T* bias, const T* residual, int64_t residual_stride,
@@ -167,6 +47,44 @@ void finish(const float* sums, int64_t rows, int64_t size, const T* bias, const 
   }
 }
 
+// Sizes of the parts of a matrix, and where they are.
+template <typename T>
+int64_t part_size(const QuantizedMatrix& w) {
+#if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
+  if (std::is_same_v<T, bf16> && w.num_groups == 1) return w.num_inputs;
+#endif
+  return std::min(w.group_size, kMaxPart);
+}
+inline int64_t scales_at(const QuantizedMatrix& w, int64_t tile, int64_t k) {
+  return (tile * w.num_groups + k / w.group_size) * kTile;
+}
+template <int kBits>
+const uint8_t* codes_at(const QuantizedMatrix& w, int64_t tile, int64_t k) {
+  return w.codes + (tile * w.num_inputs + k) / 2 * Codes<kBits>::kPairBytes;
+}
+
+// sums [rows, 64] of a tile; of bfloat16, few rows.
+template <int kBits, typename T>
+void multiply(const QuantizedMatrix& w, int64_t tile, const T* x, int64_t x_stride, int64_t rows, float* sums) {
+  static const Codes<kBits> codes;
+  const int64_t part = part_size<T>(w);
+  std::memset(sums, 0, rows * kTile * sizeof(float));
+  for (int64_t k = 0; k < w.num_inputs; k += part) {
+    const int64_t size = std::min(part, w.num_inputs - k), at = scales_at(w, tile, k);
+    const float *scales = w.scales + at, *zeros = w.zeros ? w.zeros + at : nullptr;
+    const uint8_t* from = codes_at<kBits>(w, tile, k);
+#if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
+    if constexpr (std::is_same_v<T, bf16>) {
+      few_rows(rows, codes, from, x + k, x_stride, size / 2, scales, zeros, sums);
+      continue;
+    }
+#endif
+    alignas(64) float numbers[kMaxPart * kTile];
+    to_floats(codes, from, size / 2, numbers);
+    add_floats(x + k, x_stride, rows, numbers, size, scales, zeros, sums);
+  }
+}
+
 // x W^T, a tile of outputs after the other.
 template <int kBits, typename T, typename Out>
 struct Product {
@@ -178,19 +96,11 @@ struct Product {
   Out* out;
   int64_t num_rows;
 
-  int64_t tiles() const { return (w.num_outputs + kTile - 1) / kTile; }
+  int64_t tiles() const { return tiles_of(w); }
 
   // sums [rows, 64] of rows from `first` on.
-  void multiply(int64_t tile, int64_t first, int64_t rows, float* numbers, float* sums) const {
-    static const Codes<kBits> codes;
-    const int64_t tile_bytes = w.num_inputs / 2 * Codes<kBits>::kPairBytes;
-    const int64_t part = w.group_size <= kMaxPart ? w.group_size : kMaxPart;
-    std::memset(sums, 0, rows * kTile * sizeof(float));
-    for (int64_t k = 0; k < w.num_inputs; k += part) {
-      const int64_t at = (tile * w.num_groups + k / w.group_size) * kTile;
-      add<kBits>(codes, w.codes + tile * tile_bytes + k / 2 * Codes<kBits>::kPairBytes, x + first * x_stride + k, x_stride,
-                 rows, std::min(part, w.num_inputs - k), w.scales + at, w.zeros ? w.zeros + at : nullptr, numbers, sums);
-    }
+  void multiply(int64_t tile, int64_t first, int64_t rows, float* sums) const {
+    pagoda::multiply<kBits>(w, tile, x + first * x_stride, x_stride, rows, sums);
   }
 
   void finish(int64_t tile, int64_t first, int64_t rows, const float* sums) const {
@@ -207,12 +117,11 @@ struct Product {
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
       alignas(64) float sums[kMaxRows * kTile];
-      alignas(64) float numbers[kMaxPart * kTile];
 #pragma omp for schedule(dynamic, grain)
       for (int64_t tile = 0; tile < tiles(); ++tile) {
         for (int64_t slice = 0; slice < slices; ++slice) {
           const int64_t first = num_rows * slice / slices, rows = num_rows * (slice + 1) / slices - first;
-          multiply(tile, first, rows, numbers, sums);
+          multiply(tile, first, rows, sums);
           finish(tile, first, rows, sums);
         }
       }
@@ -230,9 +139,8 @@ struct Parts {
   int64_t end(int64_t part) const { return std::min(product.tiles(), (part + 1) * grain); }
 
   void compute(int64_t part, float* sums) const {
-    alignas(64) float numbers[kMaxPart * kTile];
     for (int64_t tile = part * grain; tile < end(part); ++tile, sums += product.num_rows * kTile) {
-      product.multiply(tile, 0, product.num_rows, numbers, sums);
+      product.multiply(tile, 0, product.num_rows, sums);
     }
   }
   void finish(int64_t part, const float* sums) const {
@@ -257,12 +165,147 @@ void run(Product<kBits, T, Out> product, int num_threads, Helpers* helpers) {
   helpers->run(Parts<Product<kBits, T, Out>>{product, grain}, (tiles + grain - 1) / grain);
 }
 
+#if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
+
+using packed::Input;
+using packed::kPanel;
+using packed::Rows;
+using packed::Tiles;
+
+// Many rows of bfloat16: blocks of them, packed, against a part of a tile after the other, as numbers in the nearest cache.
+template <int kBits, typename Epilogue>
+struct ManyRows {
+  static constexpr int kOfItem = Epilogue::kPanels;  // tiles of the weight, of two panels each
+  static constexpr int kPanels = 2 * kOfItem;
+  Input x;
+  QuantizedMatrix w;
+  Epilogue epilogue;
+  Tiles tiles;
+  int64_t items = (epilogue.items() + 1) / 2;
+
+  // Behind the inputs of a tile's rows are the sums of each part, [parts, rows], where there are zero points.
+  int64_t num_sums() const { return w.zeros ? (w.num_inputs + part_size<bf16>(w) - 1) / part_size<bf16>(w) : 0; }
+  int64_t row_words() const { return x.pairs + num_sums(); }
+  bool reads_packed() const { return true; }
+
+  void pack_tile(int64_t t, uint32_t* to) const {
+    const int height = tiles.rows(t);
+    const bf16* from = x.rows + tiles.begin(t) * x.stride;
+    packed::pack_rows(from, x.stride, height, x.pairs, to, height, height);
+    auto* sums = reinterpret_cast<float*>(to + x.pairs * height);
+    for (int64_t i = 0, k = 0; i < num_sums(); ++i, k += part_size<bf16>(w)) {
+      for (int r = 0; r < height; ++r) {
+        sums[i * height + r] = sum_of(from + r * x.stride + k, std::min(part_size<bf16>(w), w.num_inputs - k));
+      }
+    }
+  }
+
+  void multiply(const Rows& block, int64_t item, float* sums) const {
+    const int64_t of_panel = rows_of(block) * kPanel;
+    for (int i = 0; i < kOfItem; ++i) {
+      const int64_t tile = epilogue.panel(2 * item, i) / 2;
+      add_panel<0>(block, tile, sums + 2 * i * of_panel);
+      add_panel<1>(block, tile, sums + (2 * i + 1) * of_panel);
+    }
+    for (int half = 0; half < 2 && 2 * item + half < epilogue.items(); ++half) {
+      for (int64_t t = block.first_tile; t < block.last_tile; ++t) {
+        std::array<const float*, kOfItem> of_tile;
+        const int64_t place = (tiles.begin(t) - tiles.begin(block.first_tile)) * kPanel;
+        for (int i = 0; i < kOfItem; ++i) of_tile[i] = sums + (2 * i + half) * of_panel + place;
+        epilogue.finish(tiles.begin(t), tiles.rows(t), 2 * item + half, of_tile);
+      }
+    }
+  }
+
+ private:
+  int64_t rows_of(const Rows& block) const { return tiles.begin(block.last_tile) - tiles.begin(block.first_tile); }
+
+  // sums [rows, 32] of half a tile of weights.
+  template <int kHalf>
+  void add_panel(const Rows& block, int64_t tile, float* sums) const {
+    static const Codes<kBits> codes;
+    alignas(64) bf16 numbers[2 * packed::kPairsInL1 * kPanel];
+    const int64_t count = block.last_tile - block.first_tile, part = part_size<bf16>(w);
+    const int64_t stretch = std::min(part, 2 * packed::kPairsInL1);
+    for (int64_t k = 0; k < w.num_inputs; k += stretch) {
+      const int64_t size = std::min(stretch, w.num_inputs - k), column = scales_at(w, tile, k) + kHalf * kPanel;
+      const uint8_t* from = codes_at<kBits>(w, tile, k);
+      to_panel<kHalf>(codes, from, size / 2, numbers);
+      const bool is_first = k % part == 0, is_last = k + size == w.num_inputs || (k + size) % part == 0;
+      // Meanwhile the codes that follow come nearer.
+      const char* ahead = reinterpret_cast<const char*>(from + size / 2 * Codes<kBits>::kPairBytes);
+      const int64_t step = Codes<kBits>::kPairBytes / count;
+      for (int64_t t = block.first_tile; t < block.last_tile; ++t, ahead += size / 2 * step) {
+        const int height = tiles.rows(t);
+        const int64_t place = tiles.begin(t) - tiles.begin(block.first_tile);
+        const uint32_t* rows = block.packed + place * row_words();
+        const auto* x_sums = reinterpret_cast<const float*>(rows + x.pairs * height) + k / part * height;
+        const packed::Scaling scaling{w.scales + column, w.zeros ? w.zeros + column : nullptr, x_sums};
+        float* of_tile = sums + place * kPanel;
+        if (is_first && is_last) {
+          packed::scaled_tile_of(height)(rows + k / 2 * height, numbers, size / 2, scaling, of_tile, k == 0, ahead, step);
+          continue;
+        }
+        packed::tile_of(height)(rows + k / 2 * height, numbers, size / 2, of_tile, is_first, ahead, step);
+        if (is_last) packed::scale(of_tile, height, scaling);
+      }
+    }
+  }
+};
+
+template <typename Epilogue>
+void run_many(const Input& x, const QuantizedMatrix& w, const Epilogue& epilogue, int64_t num_rows, int num_threads) {
+  if (w.bits == 4) {
+    packed::RowBlocks(ManyRows<4, Epilogue>{x, w, epilogue, Tiles(num_rows)}, num_threads).run();
+  } else {
+    packed::RowBlocks(ManyRows<8, Epilogue>{x, w, epilogue, Tiles(num_rows)}, num_threads).run();
+  }
+}
+
+#endif
+
 }  // namespace
+
+#if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
+
+void quantized_gated_linear(const bf16* x, int64_t x_stride, const QuantizedMatrix& w, const bf16* bias,
+                            Activation activation, bf16* out, int64_t num_rows, int num_threads) {
+  if (num_rows == 0) return;
+  with_activation(activation, [&](const auto& act) {
+    const packed::Gated<std::decay_t<decltype(act)>> gated{bias, out, w.num_outputs / 2, act};
+    run_many({x, x_stride, w.num_inputs / 2}, w, gated, num_rows, num_threads);
+  });
+}
+
+#endif
+
+void quantized_embedding(const int64_t* ids, const QuantizedMatrix& w, bf16* out, int64_t num_ids, int num_threads) {
+  parallel_for(num_ids, 4, num_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t tile = ids[i] / kTile, within = ids[i] % kTile;
+      for (int64_t k = 0; k < w.num_inputs; ++k) {
+        const int64_t at = scales_at(w, tile, k) + within;
+        const uint8_t* pair = w.bits == 4 ? codes_at<4>(w, tile, k / 2 * 2) : codes_at<8>(w, tile, k / 2 * 2);
+        const float number = static_cast<float>(number_of(pair, w.bits, static_cast<int>(within), static_cast<int>(k % 2)));
+        from_float((number - (w.zeros ? w.zeros[at] : 0.0f)) * w.scales[at], out + i * w.num_inputs + k);
+      }
+    }
+  });
+}
 
 template <typename T, typename Out>
 void quantized_linear(const T* x, int64_t x_stride, const QuantizedMatrix& w, const T* bias, const T* residual,
                       int64_t residual_stride, Out* out, int64_t num_rows, int num_threads, Helpers* helpers) {
   if (num_rows == 0) return;
+#if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
+  if constexpr (std::is_same_v<T, bf16>) {
+    if (num_rows > kFewRows) {
+      const packed::Linear<Out> linear{bias, residual, residual_stride, out, w.num_outputs};
+      run_many({x, x_stride, w.num_inputs / 2}, w, linear, num_rows, num_threads);
+      return;
+    }
+  }
+#endif
   if (w.bits == 4) {
     run(Product<4, T, Out>{x, x_stride, w, bias, residual, residual_stride, out, num_rows}, num_threads, helpers);
   } else {

@@ -368,12 +368,11 @@ class Decoder(nn.Module):
             return None
         matrix = table if self.lm_head is None else self.lm_head
         linear = matrix.method.fused_weights(matrix, None)
-        embedding = table.method.fused_embedding(table)
+        embedding = table.method.fused_weights(table, None)
         if linear is None or embedding is None or linear.is_plain != is_plain:
             return None
         return EndWeights(
-            embedding=embedding[0],
-            is_packed=embedding[1],
+            embedding=embedding,
             norm=norm.rms_weight,
             eps=norm.eps,
             weight_offset=norm.offset,

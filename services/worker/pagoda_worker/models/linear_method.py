@@ -59,12 +59,9 @@ class LinearMethod(Protocol):
     def embedding(self, layer: MatrixLayer, ids: Tensor) -> Tensor:
         """Rows of the matrix: [num_tokens] int64 to [num_tokens, columns]."""
 
-    def fused_embedding(self, layer: MatrixLayer) -> tuple[Tensor, bool] | None:
-        """What `embedding` reads, and whether it is packed, for a kernel that runs the whole model; None: neither
-        bfloat16 rows nor packed ones."""
-
     def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
-        """What `apply` multiplies with, for a kernel that runs whole layers; None: there is none for this form."""
+        """What `apply` multiplies with and `embedding` reads, for a kernel that runs whole layers; None: there is none
+        for this form."""
 
 
 class PlainLinearMethod:
@@ -95,10 +92,6 @@ class PlainLinearMethod:
         """As in LinearMethod."""
         return F.embedding(ids, layer.weight)
 
-    def fused_embedding(self, layer: MatrixLayer) -> tuple[Tensor, bool] | None:
-        """As in LinearMethod."""
-        return layer.weight, False
-
     def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
         """As in LinearMethod."""
         return LinearWeights(
@@ -128,10 +121,6 @@ class PackedLinearMethod(PlainLinearMethod):
     def embedding(self, layer: MatrixLayer, ids: Tensor) -> Tensor:
         """As in LinearMethod."""
         return packed_embedding(ids, layer.weight, layer.columns)
-
-    def fused_embedding(self, layer: MatrixLayer) -> tuple[Tensor, bool] | None:
-        """As in LinearMethod."""
-        return layer.weight, True
 
     def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
         """As in LinearMethod."""

@@ -79,10 +79,6 @@ class QuantizedLinearMethod(PlainLinearMethod):
         """As in LinearMethod."""
         return unpack_rows(PackedMatrix(*self._fields(layer)), ids).to(layer.dtype)
 
-    def fused_embedding(self, layer: MatrixLayer) -> tuple[Tensor, bool] | None:
-        """As in LinearMethod."""
-        return None
-
     def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
         """As in LinearMethod."""
         packed = PackedMatrix(*self._fields(layer))
@@ -142,10 +138,6 @@ class DequantizedLinearMethod(PlainLinearMethod):
     def embedding(self, layer: MatrixLayer, ids: Tensor) -> Tensor:
         """As in LinearMethod."""
         return self._method.embedding(layer, ids)
-
-    def fused_embedding(self, layer: MatrixLayer) -> tuple[Tensor, bool] | None:
-        """As in LinearMethod."""
-        return self._method.fused_embedding(layer)
 
     def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
         """As in LinearMethod."""
