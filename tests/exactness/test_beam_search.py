@@ -42,10 +42,11 @@ def searched(
     return [[token for token in output if token != pad] for output in outputs]
 
 
+@pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("stopping", [False, True, "never"])
 @pytest.mark.parametrize(("width", "penalty"), [(2, 1.0), (4, 0.0), (4, 2.0)])
 async def test_the_hypotheses_are_those_of_transformers(
-    llama: Reference, width: int, penalty: float, stopping: bool | str
+    llama: Reference, width: int, penalty: float, stopping: bool | str, overlaps: bool
 ) -> None:
     config = EngineConfig(
         model=ModelConfig(model=str(llama.directory), dtype="float32", device="cpu"),
@@ -53,7 +54,7 @@ async def test_the_hypotheses_are_those_of_transformers(
         scheduler=SchedulerConfig(max_num_seqs=32),
     )
     ended_early = 0
-    async with running_engine(config) as engine:
+    async with running_engine(config, overlaps=overlaps) as engine:
         for number in (1, 4, 5):
             prompt = llama.prompts[number]
             ends = sorted({llama.outputs[number][5], llama.outputs[number][9]})
