@@ -122,10 +122,13 @@ class Comparison:
     def _visit(self, runner: Runner, engine: Engine, workload: Workload, place: int) -> None:
         if f"{engine.name}:{workload.name}" in self._args.skip:
             return
+        measurements = []
         if not workload.is_served or engine.serve is not None:
-            self._measure(runner, engine, workload, place, name=engine.name)
+            measurements.append((engine.name, False))
         if workload.is_served and engine is OURS:
-            self._measure(runner, engine, workload, place, name=IN_PROCESS, in_process=True)
+            measurements.append((IN_PROCESS, True))
+        for name, in_process in measurements if place % 2 == 0 else reversed(measurements):
+            self._measure(runner, engine, workload, place, name=name, in_process=in_process)
 
     def _measure(
         self, runner: Runner, engine: Engine, workload: Workload, place: int, *, name: str, in_process: bool = False

@@ -1,15 +1,21 @@
-"""Requests to an OpenAI server, a number of streams at a time: one client for every engine."""
+"""Requests to an OpenAI server, a number of streams at a time: one client for every engine.
+
+It shares the processors with the server, so of each stream it reads the first event and the last ones, no more.
+"""
 
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
 from benchmarks.cpu.session import EngineFailure, EngineGone
+
+TAIL_BYTES = 16 << 10
+"""Of a stream, in which its last event is: the usage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,20 +62,27 @@ async def _send(session: aiohttp.ClientSession, url: str, model: str, prompt: li
         "stream_options": {"include_usage": True},
     }
     started = time.perf_counter()
-    ttft_s, usage = 0.0, None
+    ttft_s, text = 0.0, b""
     async with session.post(url, json=body) as response:
         if response.status != 200:
             raise EngineFailure(f"HTTP {response.status}: {(await response.text())[:200]}")
-        async for line in response.content:
-            if not line.startswith(b"data: {"):
-                continue
-            chunk: dict[str, Any] = json.loads(line[len(b"data: ") :])
-            if not ttft_s and chunk.get("choices"):
+        async for piece in response.content.iter_any():
+            text += piece
+            if ttft_s:
+                text = text[-TAIL_BYTES:]
+            elif any(event.get("choices") for event in events(text)):
                 ttft_s = time.perf_counter() - started
-            usage = chunk.get("usage") or usage
-    if usage is None:
+    usages = [event["usage"] for event in events(text) if event.get("usage")]
+    if not usages:
         raise EngineFailure("the stream ended without usage")
-    return Answer(ttft_s=ttft_s, num_tokens=usage["completion_tokens"])
+    return Answer(ttft_s=ttft_s, num_tokens=usages[-1]["completion_tokens"])
+
+
+def events(text: bytes) -> Iterator[dict[str, Any]]:
+    """The whole events of a part of a stream."""
+    for line in text.split(b"\n")[:-1]:
+        if line.startswith(b"data: {"):
+            yield json.loads(line.removeprefix(b"data: "))
 
 
 async def wait_until_served(url: str, *, timeout_s: float, is_alive: Callable[[], bool]) -> None:

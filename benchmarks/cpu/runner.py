@@ -19,7 +19,11 @@ from benchmarks.cpu.http_load import send_all, wait_until_served
 from benchmarks.cpu.session import Driver, EngineFailure, EngineGone, child, last_line
 from benchmarks.cpu.shapes import Shape
 from benchmarks.cpu.workloads import Workload, warm_up
+from benchmarks.idle import wait_until_idle
 from pagoda_common.process import free_port
+
+SETTLE_S = 20.0
+"""Longest wait for what an engine still does behind its last answer: Pagoda takes memory for its cache at rest."""
 
 
 @dataclass
@@ -75,6 +79,7 @@ class Runner:
             raise EngineFailure(self._gone[key])
         try:
             session = self._session(engine, key)
+            wait_until_idle(timeout_s=SETTLE_S)
             with awake(session.process, can_stop=engine.can_stop):
                 if workload.name not in session.warmed:
                     self._run(session, warm_up(workload), seed="warm-up", max_len=workload.max_len)

@@ -1,0 +1,27 @@
+"""Waits until the machine has nothing to do: what one process leaves behind is not to be measured with the next one."""
+
+import os
+import time
+from pathlib import Path
+
+LOOK_S = 0.5
+"""For how long nobody may have computed."""
+IDLE_SHARE = 0.04
+"""Of one processor: what may go on all the same."""
+
+
+def busy_s() -> float:
+    """Seconds of processor time that the machine has spent, all processors together."""
+    user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_until_idle(*, timeout_s: float) -> bool:
+    """Whether the machine came to rest in time."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        before = busy_s()
+        time.sleep(LOOK_S)
+        if busy_s() - before <= IDLE_SHARE * LOOK_S:
+            return True
+    return False
