@@ -41,9 +41,17 @@ class Results:
         return sorted({workload for workload, _, _ in self.samples})
 
     def ratio(self, workload: str, engine: str, to: str) -> float | None:
-        """How many times as long as `to` an engine takes; None where either was not measured."""
-        mine, theirs = self.median(workload, engine), self.median(workload, to)
-        return mine / theirs if mine is not None and theirs is not None else None
+        """How many times as long as `to` an engine takes; None where either was not measured.
+
+        The median of the rounds' ratios, where both were measured in all of them: what the machine does from one minute
+        to the next changes both.
+        """
+        mine, theirs = (self.samples.get((workload, name, "seconds"), []) for name in (engine, to))
+        if not mine or not theirs:
+            return None
+        if len(mine) != len(theirs):
+            return statistics.median(mine) / statistics.median(theirs)
+        return statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
 
     def best(self, workload: str, engines: Iterable[str]) -> str | None:
         """The fastest of `engines`; None where none was measured."""
