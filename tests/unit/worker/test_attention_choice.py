@@ -18,7 +18,6 @@ import torch
 from pagoda.llm_options import engine_config_from_options
 from pagoda_common.config import AttentionBackend, CacheConfig, EngineConfig, ModelConfig
 from pagoda_common.errors import ConfigError
-from pagoda_common.sampling_params import SamplingParams
 from pagoda_kernels.attention_plan import AttentionPlan
 from pagoda_kernels.external.adapter import Adapter, AttentionNeeds, Scoring
 from pagoda_kernels.external.flash_attn import FlashAttention
@@ -36,33 +35,11 @@ from pagoda_worker.attention_measurement import CHECKED, Lens, StepBounds, steps
 from pagoda_worker.attention_table import AttentionTable, StepShape, load_table, shape_of
 from pagoda_worker.convert import engine_config_from_proto
 from pagoda_worker.device import check_attention_backend
-from pagoda_worker.model_runner import ModelRunner
 from pagoda_worker.models.spec import DecoderSpec
 from pagoda_worker.worker import Worker
-from tests.fakes.flash_attn_module import flash_attn_module
-from tests.fakes.flashinfer_module import flashinfer_module
-from tests.unit.worker.driver import Driver, Tracked
-from tests.unit.worker.step_scripts import (
-    BLOCK_SIZE,
-    MAX_NUM_SEQS,
-    NUM_BLOCKS,
-    Script,
-    run_ahead,
-    run_one_by_one,
-    told,
-)
+from tests.unit.worker.attention_packages import NEEDS, install_packages
 
 CPU = torch.device("cpu")
-NEEDS = AttentionNeeds(
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=64,
-    block_size=16,
-    dtype=torch.bfloat16,
-    cache_dtype=torch.bfloat16,
-    layers=(Scoring(0.125), Scoring(0.125, window=4096), Scoring(0.125)),
-    capability=(9, 0),
-)
 SPEC = DecoderSpec(
     architecture="some",
     vocab_size=100,
@@ -81,11 +58,7 @@ BOUNDS = StepBounds(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=100
 
 @pytest.fixture(autouse=True)
 def packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both are installed, as stand-ins."""
-    for module in (flashinfer_module(), flash_attn_module()):
-        module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.6.1")
+    install_packages(monkeypatch)
 
 
 class Clock:
@@ -405,86 +378,6 @@ def test_layers_are_asked_for_as_the_model_computes_them() -> None:
     assert layers_of(SPEC) == (Scoring(0.25, 7), Scoring(0.25))
     capped = replace(SPEC, windows=(), scales=(0.5, 0.1), attention_softcap=50.0)
     assert layers_of(capped) == (Scoring(0.5, None, 50.0), Scoring(0.1, None, 50.0))
-
-
-PROMPTS = [list(range(5, 6)), list(range(20, 57)), list(range(100, 117))]
-GREEDY = SamplingParams(temperature=0.0)
-PARAMS = SamplingParams(temperature=0.0, logprobs=2, prompt_logprobs=1)
-OPERATION_BY_OPERATION = ("decoder_layers", "composed_layers", "paged_attention")
-"""Kernels to do without: a model then computes as on a GPU."""
-
-
-def generate(attention: AttentionChoice | None) -> list[Tracked]:
-    """Prompts in chunks beside decodes, with the layers one after the other, as on a GPU."""
-    driver = Driver("pagoda-tiny", reference_kernels=OPERATION_BY_OPERATION, max_num_seqs=4, num_blocks=40)
-    loaded = driver.worker._loaded_model()
-    driver.worker._runner = ModelRunner(
-        model=loaded.model,
-        kv_cache=loaded.make_cache(num_blocks=40),
-        max_num_seqs=4,
-        max_model_len=loaded.max_model_len,
-        dtype=loaded.dtype,
-        device=loaded.device,
-        attention=attention,
-    )
-    assert driver.worker._runner.forward.fused is None
-    return driver.generate(PROMPTS, PARAMS, max_tokens=5, chunk=20)
-
-
-def assert_alike(actual: list[Tracked], expected: list[Tracked]) -> None:
-    for one, other in zip(actual, expected, strict=True):
-        assert one.output == other.output
-        for mine, theirs in zip(one.logprobs, other.logprobs, strict=True):
-            assert mine == pytest.approx(theirs, abs=1e-4)
-
-
-@pytest.mark.parametrize("adapter_type", [FlashInferAttention, FlashAttention])
-def test_a_model_gives_the_same_tokens_with_another_package(adapter_type: type[Adapter]) -> None:
-    adapter = adapter_type(needs=NEEDS, device=CPU)
-    assert_alike(generate(AttentionChoice({adapter.name: adapter})), generate(None))
-    if adapter_type is FlashInferAttention:
-        num_plans = sys.modules["flashinfer"].BatchPrefillWithPagedKVCacheWrapper.num_plans
-        assert num_plans == 6, "one for each step: the second prompt's last token comes a step later"
-
-
-@pytest.mark.parametrize("adapter_type", [FlashInferAttention, FlashAttention])
-def test_steps_that_run_ahead_have_plans_of_their_own(adapter_type: type[Adapter]) -> None:
-    script = Script(3, [GREEDY], joins=0.5, chunks=True).add(40)
-
-    def worker(*, overlaps: bool) -> Worker:
-        made = Worker(num_threads=1, overlaps=overlaps)
-        sizes = {"block_size": BLOCK_SIZE, "max_num_seqs": MAX_NUM_SEQS, "num_blocks": NUM_BLOCKS}
-        Driver("pagoda-tiny", worker=made, reference_kernels=OPERATION_BY_OPERATION, **sizes)  # type: ignore[arg-type]  # as named
-        return made
-
-    expected = [told(output) for output in run_one_by_one(worker(overlaps=False), script.steps)]
-    ahead, adapter = worker(overlaps=True), adapter_type(needs=NEEDS, device=CPU)
-    ahead._attention = AttentionChoice({adapter.name: adapter})
-    ahead.initialize_cache(num_blocks=NUM_BLOCKS, num_cpu_blocks=0)
-    outputs, num_ahead = run_ahead(ahead, script.steps)
-    assert [told(output) for output in outputs] == expected
-    assert num_ahead > 30
-    assert script.num_mixed > 5
-
-
-class FailsLater(FlashInferAttention):
-    """Serves a few layers, and no more."""
-
-    num_left = 3
-
-    def __call__(self, *args: Any, **options: Any) -> torch.Tensor:
-        self.num_left -= 1
-        if self.num_left < 0:
-            raise RuntimeError("Buffer overflow when allocating memory for batch_prefill_tmp_v")
-        return super().__call__(*args, **options)
-
-
-def test_who_fails_in_a_step_is_replaced_at_once_and_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
-    adapter = FailsLater(needs=NEEDS, device=CPU)
-    choice = AttentionChoice({"flashinfer": adapter})
-    assert_alike(generate(choice), generate(None))
-    assert (adapter.num_left, choice.names) == (-1, [])
-    assert caplog.text.count("flashinfer does not compute attention, our kernels do: it failed in a step: ") == 1
 
 
 def test_a_plan_of_a_recorded_step_is_left_to_our_kernels() -> None:
