@@ -39,8 +39,8 @@ void packed_linear(const bf16* x, int64_t x_stride, const bf16* weight, const bf
 // act_and_mul of packed_linear of 2 * `size` outputs, to the bit, in one go. `size` is a multiple of 32.
 void packed_gated_linear(const bf16* x, int64_t x_stride, const bf16* weight, const bf16* bias, Activation activation,
                          bf16* out, int64_t num_rows, int64_t size, int64_t num_inputs, int num_threads);
-// Whether that, or quantized_gated_linear, is possible, and faster.
-bool should_gate(int64_t num_rows, int64_t size, bool is_quantized);
+// Whether that is possible, and faster.
+bool should_gate(int64_t num_rows, int64_t size);
 #endif
 
 // A ragged batch of queries over the paged KV cache; AttentionPlan's fields.
@@ -92,7 +92,8 @@ template <typename T, typename Out>
 void quantized_linear(const T* x, int64_t x_stride, const QuantizedMatrix& weight, const T* bias, const T* residual,
                       int64_t residual_stride, Out* out, int64_t num_rows, int num_threads, Helpers* helpers = nullptr);
 
-// As packed_gated_linear; halves of a multiple of 64 outputs.
+// As packed_gated_linear, of a matrix that can_gate.
+bool can_gate(const QuantizedMatrix& weight);
 void quantized_gated_linear(const bf16* x, int64_t x_stride, const QuantizedMatrix& weight, const bf16* bias,
                             Activation activation, bf16* out, int64_t num_rows, int num_threads);
 

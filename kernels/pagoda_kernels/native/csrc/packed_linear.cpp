@@ -156,9 +156,7 @@ void packed_linear(const bf16* x, int64_t x_stride, const bf16* weight, const bf
   Product<Linear<Out>>{{x, x_stride, num_inputs / 2}, weight, linear, Tiles(num_rows)}.run(num_threads, helpers);
 }
 
-bool should_gate(int64_t num_rows, int64_t size, bool is_quantized) {
-  return num_rows >= kGatedRows && size % (is_quantized ? 2 * kPanel : kPanel) == 0;
-}
+bool should_gate(int64_t num_rows, int64_t size) { return num_rows >= kGatedRows && size % kPanel == 0; }
 
 void packed_gated_linear(const bf16* x, int64_t x_stride, const bf16* weight, const bf16* bias, Activation activation,
                          bf16* out, int64_t num_rows, int64_t size, int64_t num_inputs, int num_threads) {

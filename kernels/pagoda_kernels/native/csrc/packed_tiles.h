@@ -65,55 +65,17 @@ constexpr Tile tile_of(int rows, std::integer_sequence<int, R...>) {
 
 inline Tile tile_of(int rows) { return tile_of(rows, std::make_integer_sequence<int, kTileRows>{}); }
 
-// What a part of the inputs has to be multiplied with: numbers [32], and zero points or null, with the sum of each row's
-// inputs for them.
-struct Scaling {
-  const float *scales, *zeros, *x_sums;
-};
-
-// sums[r, :] = scales * (sums[r, :] - zeros * x_sums[r]), of all inputs.
-inline void scale(float* sums, int rows, const Scaling& of) {
-  for (int j = 0; j < 2; ++j) {
-    const __m512 scale = _mm512_loadu_ps(of.scales + j * kLanes);
-    const __m512 zero = of.zeros ? _mm512_loadu_ps(of.zeros + j * kLanes) : _mm512_setzero_ps();
+// sums[r, :] = scales * (sums[r, :] - zeros * x_sums[r]); zeros may be null.
+inline void scale(float* sums, int rows, const float* scales, const float* zeros, const float* x_sums) {
+  for (int j = 0; j < kPanel; j += kLanes) {
+    const __m512 scale = _mm512_loadu_ps(scales + j);
     for (int r = 0; r < rows; ++r) {
-      float* to = sums + r * kPanel + j * kLanes;
+      float* to = sums + r * kPanel + j;
       __m512 all = _mm512_load_ps(to);
-      if (of.zeros) all = _mm512_fmadd_ps(zero, _mm512_set1_ps(-of.x_sums[r]), all);
+      if (zeros) all = _mm512_fmadd_ps(_mm512_loadu_ps(zeros + j), _mm512_set1_ps(-x_sums[r]), all);
       _mm512_store_ps(to, _mm512_fmadd_ps(scale, all, _mm512_setzero_ps()));
     }
   }
-}
-
-// sums[r, :] += scales * (x[r] W^T - zeros * x_sums[r]), of a part.
-template <int R>
-void scaled_tile(const uint32_t* x, const bf16* w, int64_t pairs, const Scaling& of, float* sums, bool is_first,
-                 const char* ahead, int64_t step) {
-  __m512 acc[R][2] = {};
-  multiply_tile<R>(acc, x, w, pairs, ahead, step);
-  for (int j = 0; j < 2; ++j) {
-    const __m512 scale = _mm512_loadu_ps(of.scales + j * kLanes);
-    const __m512 zero = of.zeros ? _mm512_loadu_ps(of.zeros + j * kLanes) : _mm512_setzero_ps();
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      __m512 part = acc[r][j];
-      if (of.zeros) part = _mm512_fmadd_ps(zero, _mm512_set1_ps(-of.x_sums[r]), part);
-      float* to = sums + r * kPanel + j * kLanes;
-      _mm512_store_ps(to, _mm512_fmadd_ps(scale, part, is_first ? _mm512_setzero_ps() : _mm512_load_ps(to)));
-    }
-  }
-}
-
-using ScaledTile = void (*)(const uint32_t*, const bf16*, int64_t, const Scaling&, float*, bool, const char*, int64_t);
-
-template <int... R>
-constexpr ScaledTile scaled_tile_of(int rows, std::integer_sequence<int, R...>) {
-  constexpr ScaledTile tiles[] = {scaled_tile<R + 1>...};
-  return tiles[rows - 1];
-}
-
-inline ScaledTile scaled_tile_of(int rows) {
-  return scaled_tile_of(rows, std::make_integer_sequence<int, kTileRows>{});
 }
 
 // Rows divided into tiles of nearly equal height, so that no tile leaves registers idle.

@@ -63,11 +63,12 @@ const uint8_t* codes_at(const QuantizedMatrix& w, int64_t tile, int64_t k) {
   return w.codes + (tile * w.num_inputs + k) / 2 * Codes<kBits>::kPairBytes;
 }
 
-// sums [rows, 64] of a tile; of bfloat16, few rows.
+// sums [rows, 64] of a tile; of bfloat16 with one group, few rows.
 template <int kBits, typename T>
 void multiply(const QuantizedMatrix& w, int64_t tile, const T* x, int64_t x_stride, int64_t rows, float* sums) {
   static const Codes<kBits> codes;
   const int64_t part = part_size<T>(w);
+  alignas(64) float numbers[kMaxPart * kTile];
   std::memset(sums, 0, rows * kTile * sizeof(float));
   for (int64_t k = 0; k < w.num_inputs; k += part) {
     const int64_t size = std::min(part, w.num_inputs - k), at = scales_at(w, tile, k);
@@ -75,11 +76,10 @@ void multiply(const QuantizedMatrix& w, int64_t tile, const T* x, int64_t x_stri
     const uint8_t* from = codes_at<kBits>(w, tile, k);
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
     if constexpr (std::is_same_v<T, bf16>) {
-      few_rows(rows, codes, from, x + k, x_stride, size / 2, scales, zeros, sums);
+      add(codes, from, x + k, x_stride, rows, size, scales, zeros, numbers, sums);
       continue;
     }
 #endif
-    alignas(64) float numbers[kMaxPart * kTile];
     to_floats(codes, from, size / 2, numbers);
     add_floats(x + k, x_stride, rows, numbers, size, scales, zeros, sums);
   }
@@ -172,7 +172,8 @@ using packed::kPanel;
 using packed::Rows;
 using packed::Tiles;
 
-// Many rows of bfloat16: blocks of them, packed, against a part of a tile after the other, as numbers in the nearest cache.
+// Many rows of bfloat16, where each output has one scale: blocks of them, packed, against half a tile after the other, as
+// numbers in the nearest cache.
 template <int kBits, typename Epilogue>
 struct ManyRows {
   static constexpr int kOfItem = Epilogue::kPanels;  // tiles of the weight, of two panels each
@@ -183,9 +184,8 @@ struct ManyRows {
   Tiles tiles;
   int64_t items = (epilogue.items() + 1) / 2;
 
-  // Behind the inputs of a tile's rows are the sums of each part, [parts, rows], where there are zero points.
-  int64_t num_sums() const { return w.zeros ? (w.num_inputs + part_size<bf16>(w) - 1) / part_size<bf16>(w) : 0; }
-  int64_t row_words() const { return x.pairs + num_sums(); }
+  // Behind the inputs of a tile's rows are their sums, where there are zero points.
+  int64_t row_words() const { return x.pairs + (w.zeros ? 1 : 0); }
   bool reads_packed() const { return true; }
 
   void pack_tile(int64_t t, uint32_t* to) const {
@@ -193,19 +193,15 @@ struct ManyRows {
     const bf16* from = x.rows + tiles.begin(t) * x.stride;
     packed::pack_rows(from, x.stride, height, x.pairs, to, height, height);
     auto* sums = reinterpret_cast<float*>(to + x.pairs * height);
-    for (int64_t i = 0, k = 0; i < num_sums(); ++i, k += part_size<bf16>(w)) {
-      for (int r = 0; r < height; ++r) {
-        sums[i * height + r] = sum_of(from + r * x.stride + k, std::min(part_size<bf16>(w), w.num_inputs - k));
-      }
-    }
+    for (int r = 0; w.zeros && r < height; ++r) sums[r] = sum_of(from + r * x.stride, w.num_inputs);
   }
 
   void multiply(const Rows& block, int64_t item, float* sums) const {
     const int64_t of_panel = rows_of(block) * kPanel;
     for (int i = 0; i < kOfItem; ++i) {
       const int64_t tile = epilogue.panel(2 * item, i) / 2;
-      add_panel<0>(block, tile, sums + 2 * i * of_panel);
-      add_panel<1>(block, tile, sums + (2 * i + 1) * of_panel);
+      multiply_panel<0>(block, tile, sums + 2 * i * of_panel);
+      multiply_panel<1>(block, tile, sums + (2 * i + 1) * of_panel);
     }
     for (int half = 0; half < 2 && 2 * item + half < epilogue.items(); ++half) {
       for (int64_t t = block.first_tile; t < block.last_tile; ++t) {
@@ -222,32 +218,26 @@ struct ManyRows {
 
   // sums [rows, 32] of half a tile of weights.
   template <int kHalf>
-  void add_panel(const Rows& block, int64_t tile, float* sums) const {
+  void multiply_panel(const Rows& block, int64_t tile, float* sums) const {
     static const Codes<kBits> codes;
     alignas(64) bf16 numbers[2 * packed::kPairsInL1 * kPanel];
-    const int64_t count = block.last_tile - block.first_tile, part = part_size<bf16>(w);
-    const int64_t stretch = std::min(part, 2 * packed::kPairsInL1);
-    for (int64_t k = 0; k < w.num_inputs; k += stretch) {
-      const int64_t size = std::min(stretch, w.num_inputs - k), column = scales_at(w, tile, k) + kHalf * kPanel;
-      const uint8_t* from = codes_at<kBits>(w, tile, k);
-      to_panel<kHalf>(codes, from, size / 2, numbers);
-      const bool is_first = k % part == 0, is_last = k + size == w.num_inputs || (k + size) % part == 0;
+    const int64_t count = block.last_tile - block.first_tile, column = tile * kTile + kHalf * kPanel;
+    for (int64_t k = 0; k < x.pairs; k += packed::kPairsInL1) {
+      const int64_t size = std::min(packed::kPairsInL1, x.pairs - k);
+      const uint8_t* from = codes_at<kBits>(w, tile, 2 * k);
+      to_panel<kHalf>(codes, from, size, numbers);
       // Meanwhile the codes that follow come nearer.
-      const char* ahead = reinterpret_cast<const char*>(from + size / 2 * Codes<kBits>::kPairBytes);
+      const char* ahead = reinterpret_cast<const char*>(from + size * Codes<kBits>::kPairBytes);
       const int64_t step = Codes<kBits>::kPairBytes / count;
-      for (int64_t t = block.first_tile; t < block.last_tile; ++t, ahead += size / 2 * step) {
+      for (int64_t t = block.first_tile; t < block.last_tile; ++t, ahead += size * step) {
         const int height = tiles.rows(t);
         const int64_t place = tiles.begin(t) - tiles.begin(block.first_tile);
         const uint32_t* rows = block.packed + place * row_words();
-        const auto* x_sums = reinterpret_cast<const float*>(rows + x.pairs * height) + k / part * height;
-        const packed::Scaling scaling{w.scales + column, w.zeros ? w.zeros + column : nullptr, x_sums};
         float* of_tile = sums + place * kPanel;
-        if (is_first && is_last) {
-          packed::scaled_tile_of(height)(rows + k / 2 * height, numbers, size / 2, scaling, of_tile, k == 0, ahead, step);
-          continue;
-        }
-        packed::tile_of(height)(rows + k / 2 * height, numbers, size / 2, of_tile, is_first, ahead, step);
-        if (is_last) packed::scale(of_tile, height, scaling);
+        packed::tile_of(height)(rows + k * height, numbers, size, of_tile, k == 0, ahead, step);
+        if (k + size < x.pairs) continue;
+        const auto* x_sums = reinterpret_cast<const float*>(rows + x.pairs * height);
+        packed::scale(of_tile, height, w.scales + column, w.zeros ? w.zeros + column : nullptr, x_sums);
       }
     }
   }
@@ -267,6 +257,8 @@ void run_many(const Input& x, const QuantizedMatrix& w, const Epilogue& epilogue
 }  // namespace
 
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
+
+bool can_gate(const QuantizedMatrix& w) { return w.num_groups == 1 && w.num_outputs / 2 % kTile == 0; }
 
 void quantized_gated_linear(const bf16* x, int64_t x_stride, const QuantizedMatrix& w, const bf16* bias,
                             Activation activation, bf16* out, int64_t num_rows, int num_threads) {
@@ -299,7 +291,7 @@ void quantized_linear(const T* x, int64_t x_stride, const QuantizedMatrix& w, co
   if (num_rows == 0) return;
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
   if constexpr (std::is_same_v<T, bf16>) {
-    if (num_rows > kFewRows) {
+    if (num_rows > kBlockRows && w.num_groups == 1) {
       const packed::Linear<Out> linear{bias, residual, residual_stride, out, w.num_outputs};
       run_many({x, x_stride, w.num_inputs / 2}, w, linear, num_rows, num_threads);
       return;
