@@ -17,11 +17,16 @@ constexpr int kPanel = 2 * kLanes;          // output features of a panel: two v
 constexpr int kTileRows = 14;               // rows of x in registers: 28 accumulators, 2 vectors of weights, 1 of x
 constexpr int64_t kPairsInL1 = 128;         // pairs of inputs whose weights (16 KiB a panel) stay in L1 for all tiles
 
-// acc[r] += x[r] W^T of one tile, a pair of inputs after the other, whatever the number of rows.
-// x: [pairs, R] pairs; w: [pairs, 32] pairs. Meanwhile the lines from `ahead` come nearer.
+// One tile: sums[r, :] += x[r, begin..end) W^T, a pair of inputs after the other, whatever the number of rows.
+// x: [pairs, R] pairs; w: [pairs, 32] pairs; both at `begin`. Meanwhile the lines from `ahead` come nearer.
 template <int R>
-[[gnu::always_inline]] inline void multiply_tile(__m512 (&acc)[R][2], const uint32_t* x, const bf16* w, int64_t pairs,
-                                                 const char* ahead, int64_t step) {
+void tile(const uint32_t* x, const bf16* w, int64_t pairs, float* sums, bool is_first, const char* ahead, int64_t step) {
+  __m512 acc[R][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    acc[r][0] = is_first ? _mm512_setzero_ps() : _mm512_load_ps(sums + r * kPanel);
+    acc[r][1] = is_first ? _mm512_setzero_ps() : _mm512_load_ps(sums + r * kPanel + kLanes);
+  }
   for (int64_t k = 0; k < pairs; ++k) {
     const __m512bh w0 = (__m512bh)_mm512_loadu_si512(w), w1 = (__m512bh)_mm512_loadu_si512(w + kPanel);
     w += 2 * kPanel;
@@ -36,18 +41,6 @@ template <int R>
     }
     x += R;
   }
-}
-
-// sums[r, :] += x[r, begin..end) W^T; x and w are both at `begin`.
-template <int R>
-void tile(const uint32_t* x, const bf16* w, int64_t pairs, float* sums, bool is_first, const char* ahead, int64_t step) {
-  __m512 acc[R][2];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    acc[r][0] = is_first ? _mm512_setzero_ps() : _mm512_load_ps(sums + r * kPanel);
-    acc[r][1] = is_first ? _mm512_setzero_ps() : _mm512_load_ps(sums + r * kPanel + kLanes);
-  }
-  multiply_tile<R>(acc, x, w, pairs, ahead, step);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     _mm512_store_ps(sums + r * kPanel, acc[r][0]);
