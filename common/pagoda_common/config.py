@@ -16,6 +16,7 @@ from pagoda_common.speculative_config import SpeculativeConfig
 
 DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
+ActivationQuantization: TypeAlias = Literal["auto", "none"]
 AttentionBackend: TypeAlias = Literal["auto", "triton", "flashinfer", "flash_attn"]
 KVCacheDType: TypeAlias = Literal["auto", "int8", "fp8"]
 LoadFormat: TypeAlias = Literal["auto", "safetensors", "dummy"]
@@ -54,6 +55,11 @@ class ModelConfig:
     quantization: str | None = None
     """How weights are held: int8, int4 and the other schemes of pagoda_common.quantization make small integers of
     floats; a method such as gptq insists that the checkpoint is of it; None takes what the checkpoint says."""
+    activation_quantization: ActivationQuantization = "auto"
+    """auto: with quantized weights (int8, int4) in bfloat16 on a CPU, a layer's inputs (activations) also become 8-bit
+    integers while it computes, by a scale for each token and group of at most 128 inputs (dynamic activation
+    quantization: products of integers). none: they stay bfloat16. Without effect with other weights, in float32 and
+    float16, and on a GPU."""
     device: Device = "auto"
     """auto takes an accelerator if there is one."""
     max_model_len: int | None = None
@@ -85,6 +91,7 @@ class ModelConfig:
         _check(bool(self.model), "model", self.model, "a directory or hub id")
         _check_choice("dtype", self.dtype, get_args(DType))
         parse_quantization(self.quantization)
+        _check_choice("activation_quantization", self.activation_quantization, get_args(ActivationQuantization))
         _check_choice("device", self.device, get_args(Device))
         _check_choice("load_format", self.load_format, get_args(LoadFormat))
         _check_choice("attention_backend", self.attention_backend, get_args(AttentionBackend))

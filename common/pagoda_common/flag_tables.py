@@ -88,6 +88,10 @@ MODEL_FLAGS = (
         metavar="METHOD",
         help="hold weights as int8 or int4 (int4-g32, int4-g64); a quantized checkpoint's method is found by itself",
     ),
+    Flag(
+        field="activation_quantization",
+        help="with quantized weights in bfloat16 on a CPU: auto computes with 8-bit activations, none with bfloat16",
+    ),
     Flag(field="device", help="auto takes an accelerator if there is one"),
     Flag(
         field="max_model_len",

@@ -36,6 +36,7 @@ def worker_config_to_proto(config: EngineConfig) -> worker_pb2.WorkerConfig:
         revision=model.revision or "",
         dtype=model.dtype,
         quantization=model.quantization or "",
+        activation_quantization=model.activation_quantization,
         device=model.device,
         max_model_len=model.max_model_len or 0,
         block_size=cache.block_size,

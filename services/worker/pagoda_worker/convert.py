@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from pagoda.v1 import types_pb2, worker_pb2
 from pagoda_common.config import (
+    ActivationQuantization,
     AttentionBackend,
     CacheConfig,
     Device,
@@ -46,6 +47,7 @@ def engine_config_from_proto(message: worker_pb2.WorkerConfig) -> EngineConfig:
             revision=message.revision or None,
             dtype=cast("DType", message.dtype or "auto"),
             quantization=message.quantization or None,
+            activation_quantization=cast("ActivationQuantization", message.activation_quantization or "auto"),
             device=cast("Device", message.device or "auto"),
             max_model_len=message.max_model_len or None,
             load_format=cast("LoadFormat", message.load_format or "auto"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from pagoda_common.config import AttentionBackend, Device, DType, KVCacheDType
+from pagoda_common.config import ActivationQuantization, AttentionBackend, Device, DType, KVCacheDType
 from pagoda_common.errors import ConfigError, ModelLoadError
 from pagoda_kernels.external.adapters import ADAPTERS, installed_adapters
 from pagoda_kernels.quantized_cache import FP8
@@ -73,6 +73,15 @@ def choose_dtype(asked: DType, stored: str | None, *, device: torch.device, num_
     if device.type == "cpu" and num_parameters * 4 <= SMALL_MODEL_BYTES:
         return torch.float32
     return DTYPES[stored]
+
+
+def quantizes_inputs(asked: ActivationQuantization, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether layers with quantized weights also take their inputs to 8 bits while computing.
+
+    Only in bfloat16, which has 8 significant bits itself: float16 and float32 keep more than such inputs would. Only on
+    a CPU: the GPU's kernel multiplies floats.
+    """
+    return asked == "auto" and dtype == torch.bfloat16 and device.type == "cpu"
 
 
 def cache_dtype(asked: KVCacheDType, dtype: torch.dtype) -> torch.dtype:

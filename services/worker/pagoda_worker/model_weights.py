@@ -15,7 +15,7 @@ from pagoda_common.errors import ModelLoadError, OutOfMemory
 from pagoda_common.memory import trim_memory
 from pagoda_common.quantization import OnlineQuantization, parse_quantization
 from pagoda_common.weights_source import WeightsSource
-from pagoda_worker.device import available_memory_bytes
+from pagoda_worker.device import available_memory_bytes, quantizes_inputs
 from pagoda_worker.loader.checkpoint import Checkpoint, open_checkpoint
 from pagoda_worker.loader.quantized_tensors import StoredFormat, stored_format
 from pagoda_worker.loader.weights import Progress, fill_dummy_weights, load_weights
@@ -44,7 +44,12 @@ class ModelWeights:
         self._model = model
         asked = parse_quantization(config.quantization)
         online = asked if isinstance(asked, OnlineQuantization) else None
-        self._methods = LinearMethods(online=online, dtype=dtype, device=device)
+        self._methods = LinearMethods(
+            online=online,
+            dtype=dtype,
+            device=device,
+            quantizes_inputs=quantizes_inputs(config.activation_quantization, dtype, device),
+        )
         self._set_methods(model)
         self._in_host: dict[str, Tensor] = {}
         """Parameters that wait in host memory, by name."""

@@ -29,6 +29,7 @@ ENGINE = EngineConfig(
         served_model_name=("a", "b"),
         dtype="bfloat16",
         quantization="int4-g32",
+        activation_quantization="none",
         device="cuda",
         max_model_len=300,
         load_format="dummy",
@@ -224,6 +225,22 @@ def test_attention_may_have_the_names_of_vllm(text: str, name: str) -> None:
     assert parse_engine(["--attention-backend", text]).model.attention_backend == name
 
 
+def test_activations_are_quantized_unless_none_are_asked_for() -> None:
+    assert parse_engine([]).model.activation_quantization == "auto"
+    assert parse_engine(["--activation-quantization", "none"]).model.activation_quantization == "none"
+
+
+def test_it_may_be_asked_for_where_it_has_no_effect() -> None:
+    for others in (["--device", "cuda"], ["--dtype", "float32"], []):
+        assert parse_engine(["--activation-quantization", "none", *others]).model.activation_quantization == "none"
+
+
+def test_a_config_names_the_choices_of_activation_quantization() -> None:
+    with pytest.raises(ConfigError, match="activation_quantization is 'int8', must be one of auto, none") as caught:
+        ModelConfig(activation_quantization="int8")  # type: ignore[arg-type]  # no choice: that is the test
+    assert caught.value.field == "activation_quantization"
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -237,6 +254,7 @@ def test_attention_may_have_the_names_of_vllm(text: str, name: str) -> None:
             ["--attention-backend", "xformers"],
             ["--attention-backend", "xformers", "triton", "flashinfer", "flash_attn"],
         ),
+        (["--activation-quantization", "int8"], ["--activation-quantization", "int8", "auto", "none"]),
         (["--attention-backend", "triton", "--device", "cpu"], ["attention_backend", "triton", "auto on a CPU"]),
         (["--kv-cache-memory", "lots"], ["--kv-cache-memory", "lots", "512M"]),
         (["--no-enable-chunked-prefill", "--max-model-len=4k"], ["max_num_batched_tokens", "2048", "4000"]),

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from pagoda.v1 import types_pb2, worker_pb2
+from pagoda_common.config import ActivationQuantization, EngineConfig, ModelConfig
 from pagoda_common.errors import Code, ConfigError, InvalidRequest
+from pagoda_scheduler.convert import worker_config_to_proto
 from pagoda_worker.batch import BadSlot, LogprobColumns, ModelRunnerOutput, PromptLogprobs, StepTimings
 from pagoda_worker.convert import (
     engine_config_from_proto,
@@ -124,8 +126,25 @@ def test_the_config_is_validated() -> None:
     assert config.model.attention_backend == "auto"
     message.attention_backend = "triton"
     assert engine_config_from_proto(message).model.attention_backend == "triton"
+    assert config.model.activation_quantization == "auto"
+    message.activation_quantization = "none"
+    assert engine_config_from_proto(message).model.activation_quantization == "none"
     message.enforce_eager = True
     assert engine_config_from_proto(message).model.enforce_eager
     message.block_size = 0
     with pytest.raises(ConfigError, match="block_size is 0"):
+        engine_config_from_proto(message)
+
+
+@pytest.mark.parametrize("value", ["auto", "none"])
+def test_activation_quantization_reaches_the_worker(value: ActivationQuantization) -> None:
+    message = worker_config_to_proto(EngineConfig(model=ModelConfig(activation_quantization=value)))
+    assert message.activation_quantization == value
+    assert engine_config_from_proto(message).model.activation_quantization == value
+
+
+def test_a_worker_refuses_what_it_does_not_know_of_activation_quantization() -> None:
+    message = worker_config_to_proto(EngineConfig())
+    message.activation_quantization = "int8"
+    with pytest.raises(ConfigError, match="activation_quantization is 'int8', must be one of auto, none"):
         engine_config_from_proto(message)

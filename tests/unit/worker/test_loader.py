@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from pagoda_common.config import EngineConfig, ModelConfig
 from pagoda_common.errors import ConfigError, ModelLoadError
-from pagoda_worker.device import choose_dtype
+from pagoda_worker.device import choose_dtype, quantizes_inputs
 from pagoda_worker.loader.checkpoint import open_checkpoint
 from pagoda_worker.worker import Worker
 from tests.checkpoints import ARCHITECTURES, make_checkpoint
@@ -210,6 +210,20 @@ def test_rope_is_read_in_the_form_before_transformers_5(checkpoint: Path) -> Non
 def test_the_data_type(asked: Any, stored: str | None, device: str, num_parameters: int, expected: torch.dtype) -> None:
     chosen = choose_dtype(asked, stored, device=torch.device(device), num_parameters=num_parameters)
     assert chosen == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "dtype", "device", "expected"),
+    [
+        ("auto", torch.bfloat16, "cpu", True),
+        ("none", torch.bfloat16, "cpu", False),
+        ("auto", torch.float32, "cpu", False),
+        ("auto", torch.float16, "cpu", False),
+        ("auto", torch.bfloat16, "cuda", False),
+    ],
+)
+def test_inputs_are_quantized_in_bfloat16_on_a_cpu(asked: Any, dtype: torch.dtype, device: str, expected: bool) -> None:
+    assert quantizes_inputs(asked, dtype, torch.device(device)) is expected
 
 
 def test_dummy_weights_need_no_files_and_follow_the_seed(checkpoint: Path) -> None:

@@ -147,8 +147,11 @@ class DequantizedLinearMethod(PlainLinearMethod):
 class LinearMethods:
     """Chooses the method of each layer of one model."""
 
-    def __init__(self, *, online: OnlineQuantization | None, dtype: torch.dtype, device: torch.device) -> None:
-        """`online`: what floats become."""
+    def __init__(
+        self, *, online: OnlineQuantization | None, dtype: torch.dtype, device: torch.device, quantizes_inputs: bool
+    ) -> None:
+        """`online`: what floats become. `quantizes_inputs`: whether layers of integers take their inputs to 8 bits."""
+        self._quantizes_inputs = quantizes_inputs
         self._has_rows = triton_kernel("quantized_linear", torch.empty(0, device=device)) is not None
         self._has_tiles = device.type == "cpu" and native("quantized_linear") is not None
         self._floats = choose_linear_method(dtype=dtype, device=device)
