@@ -21,7 +21,21 @@ from pagoda_common.sampling_params import SamplingParams
 from pagoda_worker.grammars import load_tokenizer
 from tests.unit.worker.driver import Driver
 
-SCHEMES = ("float32", "bfloat16", "int8", "int8-g128", "int8-g32", "int4-g128", "int4-g64", "int4-g32")
+SCHEMES = ("int8", "int8-g128", "int8-g32", "int4-g128", "int4-g64", "int4-g32")
+KINDS: dict[str, dict[str, str]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    **{
+        f"{scheme}{name}": {"dtype": dtype, "quantization": scheme, "activation_quantization": activations}
+        for scheme in SCHEMES
+        for name, dtype, activations in (
+            (" in float32", "float32", "none"),
+            (" in bfloat16", "bfloat16", "none"),
+            (" with inputs of 8 bits", "bfloat16", "auto"),
+        )
+    },
+}
+"""What is measured, and the options that it is served with."""
 NUM_TEXTS, NUM_TOKENS = 24, 200
 
 
@@ -53,15 +67,13 @@ def main() -> None:
         ids = load_tokenizer(args.model, revision=None).encode(args.text.read_text()).ids
         prompts = [ids[start : start + NUM_TOKENS] for start in range(0, len(ids) - 1, NUM_TOKENS)]
     expected = logprobs(exact, prompts)
-    for scheme in SCHEMES:
-        is_float = scheme in ("float32", "bfloat16")
-        options = {"dtype": scheme} if is_float else {"dtype": "float32", "quantization": scheme}
+    for kind, options in KINDS.items():
         driver = Driver(args.model, **options)
         found = logprobs(driver, prompts)
         n = len(found)
-        report.add(f"{scheme} perplexity", math.exp(-float(found.mean())), "", n=n)
-        report.add(f"{scheme} error of logprobs", float((found - expected).abs().mean()), "nats", n=n)
-        report.add(f"{scheme} weights", driver.facts.weight_bytes / 2**20, "MiB", n=1)
+        report.add(f"{kind} perplexity", math.exp(-float(found.mean())), "", n=n)
+        report.add(f"{kind} error of logprobs", float((found - expected).abs().mean()), "nats", n=n)
+        report.add(f"{kind} weights", driver.facts.weight_bytes / 2**20, "MiB", n=1)
 
 
 if __name__ == "__main__":

@@ -206,6 +206,6 @@ def _native(linear: LinearWeights) -> object:
     matrix, bias = linear.matrix, linear.bias
     make = native("linear_weights")
     if isinstance(matrix, PackedMatrix):
-        sizes = matrix.num_outputs, matrix.num_inputs
-        return make(matrix.codes, matrix.scales, matrix.zeros, matrix.group_size, bias, *sizes)
-    return make(matrix, None, None, 0, bias, linear.out_features, linear.in_features)
+        fields = matrix.codes, matrix.scales, matrix.zeros, matrix.group_size, matrix.quantizes_inputs
+        return make(*fields, bias, matrix.num_outputs, matrix.num_inputs)
+    return make(matrix, None, None, 0, False, bias, linear.out_features, linear.in_features)

@@ -9,8 +9,10 @@ from pagoda_kernels.quantized_matrix import PackedMatrix, unpack
 from pagoda_kernels.quantized_rows import RowMatrix, fits_rows, unpack_row_matrix
 from pagoda_kernels.selection import TRITON_DTYPES, triton_kernel
 
-_MAX_PART = 128
+MAX_PART = 128
 """Inputs that the C++ kernel sums up before it scales: groups that are larger must be multiples."""
+_TINY = 2.0**-100
+"""Inputs that are all smaller become 0 when they are quantized."""
 
 
 def quantized_linear(
@@ -21,10 +23,11 @@ def quantized_linear(
     *,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """x W^T + bias + residual, rounded once; x is not quantized.
+    """x W^T + bias + residual, rounded once.
 
-    On a CPU a row of the result does not depend on the other rows of x. The C++ kernel reads packed weights at memory
-    speed for a few rows; for many it takes a tile at a time to bfloat16 in the nearest cache.
+    On a CPU a row of the result does not depend on the other rows of x. A weight that `quantizes_inputs` meets
+    bfloat16 x as `quantize_inputs` gives it, in products of integers, whose sums are exact within a part; any other x
+    stays as it is, and the C++ kernel takes a tile of the weight at a time to x's data type in the nearest cache.
 
     On a GPU the Triton kernel takes codes to x's data type in registers, sums in float32 and divides the inputs among
     programs for a few rows, so sums depend on how many rows there are. Not measured: `benchmarks/gpu/run_all.py` does.
@@ -36,8 +39,8 @@ def quantized_linear(
         bias: [num_outputs], as x.
         residual: [num_tokens, num_outputs], as x.
         out_dtype: x's, unless it is given: float32.
-    Source: bfloat16 products with exact integers, as in Frantar et al. 2022 (arXiv 2210.17323); the look-up of 4-bit
-        codes is Dettmers et al. 2023's (arXiv 2305.14314).
+    Source: bfloat16 products with exact integers, as in Frantar et al. 2022 (arXiv 2210.17323); inputs in 8 bits by
+        groups with 4-bit weights are llama.cpp's Q8 activations, by rows Dettmers et al. 2022's (arXiv 2208.07339).
     """
     if x.shape[-1] != weight.num_inputs:
         raise ValueError(f"x has {x.shape[-1]} columns, the weights have {weight.num_inputs} inputs")
@@ -58,7 +61,8 @@ def quantized_linear(
     rows = _rows(x, weight.num_inputs)
     added = None if residual is None else _rows(residual, weight.num_outputs)
     out = torch.empty(*x.shape[:-1], weight.num_outputs, dtype=out_dtype)
-    kernel(rows, weight.codes, weight.scales, weight.zeros, weight.group_size, bias, added, out)
+    fields = weight.codes, weight.scales, weight.zeros, weight.group_size, weight.quantizes_inputs
+    kernel(rows, *fields, bias, added, out)
     return out
 
 
@@ -82,7 +86,25 @@ def _rows(x: Tensor, columns: int) -> Tensor:
 def has_kernel_for(weight: PackedMatrix) -> bool:
     """Whether the C++ kernel takes groups like these."""
     group_size = weight.group_size
-    return group_size <= _MAX_PART or group_size % _MAX_PART == 0 or group_size >= weight.num_inputs
+    return group_size <= MAX_PART or group_size % MAX_PART == 0 or group_size >= weight.num_inputs
+
+
+def quantize_inputs(x: Tensor, part: int) -> Tensor:
+    """What is left of x after 8 bits: in each part of a row, its largest magnitude is 127 steps.
+
+    Args:
+        x: [..., num_inputs] of any float type.
+        part: inputs that share a step; the last one may be smaller.
+
+    Returns:
+        As x, float32.
+    """
+    num_inputs = x.shape[-1]
+    padded = F.pad(x.float(), (0, -num_inputs % part))
+    parts = padded.view(*x.shape[:-1], -1, part)
+    largest = parts.abs().amax(-1, keepdim=True)
+    numbers = (parts * (torch.full_like(largest, 127) / largest)).round()  # 127 / largest would divide 1 by it
+    return torch.where(largest < _TINY, 0.0, numbers * (largest / 127)).flatten(-2)[..., :num_inputs]
 
 
 def quantized_linear_reference(
@@ -95,6 +117,8 @@ def quantized_linear_reference(
 ) -> Tensor:
     """The specification of `quantized_linear`."""
     integers = unpack_row_matrix(weight) if isinstance(weight, RowMatrix) else unpack(weight)
+    if x.dtype == torch.bfloat16 and isinstance(weight, PackedMatrix) and weight.quantizes_inputs:
+        x, out_dtype = quantize_inputs(x, min(weight.group_size, MAX_PART)), out_dtype or x.dtype
     out = F.linear(x.float(), integers.dequantize().to(x.device))
     for other in (bias, residual):
         if other is not None:

@@ -6,8 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-TILE = 64
+TILE = 32
 """Output features of a packed tile."""
+QUAD = 4
+"""Inputs that are together in a tile."""
 SHARES = (1.0, 0.93, 0.86)
 """Of the largest value of a group, that the end of four bits may stand for: the one that errs least, squared, is taken.
 Cutting that value short makes the steps of all others smaller."""
@@ -38,18 +40,20 @@ class QuantizedMatrix:
 
 
 class PackedMatrix(NamedTuple):
-    """The same in the order in which the kernels read it: tiles of 64 outputs, zeros behind the last output."""
+    """The same in the order in which the kernels read it: tiles of 32 outputs, zeros behind the last output."""
 
     codes: Tensor
-    """[num_tiles, num_inputs / 2, 16 * bits] uint8: pairs of inputs of the tile's outputs, see quantized_codes.h."""
+    """[num_tiles, num_inputs / 4, 16 * bits] uint8: four inputs of the tile's outputs, see quantized_codes.h."""
     scales: Tensor
-    """[num_tiles, num_groups, 64] float32."""
+    """[num_tiles, num_groups, 32] float32."""
     zeros: Tensor | None
     """The same, or None."""
     bits: int
     group_size: int
     num_outputs: int
     num_inputs: int
+    quantizes_inputs: bool = False
+    """Whether bfloat16 that is multiplied with it is taken to int8 before, see `quantize_inputs`."""
 
 
 def quantize(weight: Tensor, *, bits: int, group_size: int) -> QuantizedMatrix:
@@ -94,35 +98,37 @@ def _scales(grouped: Tensor, bits: int) -> Tensor:
     return best
 
 
-def pack(matrix: QuantizedMatrix) -> PackedMatrix:
+def pack(matrix: QuantizedMatrix, *, quantizes_inputs: bool = False) -> PackedMatrix:
     """For `quantized_linear`.
 
     Raises:
-        ValueError: the number of inputs or a group's is odd.
+        ValueError: the number of inputs or a group's is no multiple of 4.
     """
     num_outputs, num_inputs = matrix.numbers.shape
-    if num_inputs % 2 or (matrix.group_size % 2 and matrix.group_size < num_inputs):
-        raise ValueError(f"{num_inputs} inputs in groups of {matrix.group_size}: both must be even")
+    if not can_pack(num_inputs, matrix.group_size):
+        raise ValueError(f"{num_inputs} inputs in groups of {matrix.group_size}: both must be multiples of {QUAD}")
     num_tiles = -(-num_outputs // TILE)
     padding = num_tiles * TILE - num_outputs
     numbers = torch.nn.functional.pad(matrix.numbers, (0, 0, 0, padding))
+    offset = 1 << (matrix.bits - 1)
+    codes = (numbers.to(torch.int16) + offset).to(torch.uint8).view(num_tiles, TILE, num_inputs // QUAD, QUAD)
     if matrix.bits == 4:
-        blocks = (numbers + 8).view(torch.uint8).view(num_tiles, 4, 16, num_inputs // 2, 2)
-        low, high = blocks[:, 0] | blocks[:, 1] << 4, blocks[:, 2] | blocks[:, 3] << 4
-        codes = torch.stack((low, high), dim=-1).permute(0, 2, 1, 3, 4)
-    else:
-        magnitudes = numbers.abs().view(torch.uint8)  # of -128: 128, which is the sign alone
-        signed = magnitudes | (numbers < 0).to(torch.uint8) << 7
-        codes = signed.view(num_tiles, 2, 2, 4, 4, num_inputs // 2, 2).permute(0, 5, 1, 3, 2, 4, 6)
+        codes = codes[:, :16] | codes[:, 16:] << 4
     return PackedMatrix(
-        codes=codes.reshape(num_tiles, num_inputs // 2, 16 * matrix.bits),
+        codes=codes.transpose(1, 2).reshape(num_tiles, num_inputs // QUAD, 16 * matrix.bits),
         scales=_tiled(matrix.scales, padding),
         zeros=None if matrix.zeros is None else _tiled(matrix.zeros, padding),
         bits=matrix.bits,
         group_size=matrix.group_size,
         num_outputs=num_outputs,
         num_inputs=num_inputs,
+        quantizes_inputs=quantizes_inputs,
     )
+
+
+def can_pack(num_inputs: int, group_size: int) -> bool:
+    """Whether groups like these can be a PackedMatrix."""
+    return num_inputs % QUAD == 0 and (group_size % QUAD == 0 or group_size >= num_inputs)
 
 
 def empty_packed(
@@ -131,7 +137,7 @@ def empty_packed(
     """Memory for a matrix without zeros."""
     num_tiles, num_groups = -(-num_outputs // TILE), -(-num_inputs // group_size)
     return PackedMatrix(
-        codes=torch.empty(num_tiles, num_inputs // 2, 16 * bits, dtype=torch.uint8, device=device),
+        codes=torch.empty(num_tiles, num_inputs // QUAD, 16 * bits, dtype=torch.uint8, device=device),
         scales=torch.empty(num_tiles, num_groups, TILE, device=device),
         zeros=None,
         bits=bits,
@@ -144,41 +150,26 @@ def empty_packed(
 def unpack_rows(packed: PackedMatrix, ids: Tensor) -> Tensor:
     """Rows of the matrix by number: [n] int64 to [n, num_inputs] float32."""
     tiles, within = ids // TILE, ids % TILE
+    outputs = TILE if packed.bits == 8 else TILE // 2
+    words = packed.codes.view(-1, packed.num_inputs // QUAD, outputs, QUAD)
+    numbers = words[tiles, :, within % outputs].flatten(1)
     if packed.bits == 4:
-        block, lane = within // 16, within % 16
-        at = (4 * lane + block // 2)[:, None] + torch.tensor([0, 2], device=ids.device)  # [n, 2]
-        codes = packed.codes[tiles[:, None, None], torch.arange(packed.num_inputs // 2)[:, None], at[:, None]]
-        numbers = ((codes >> (4 * (block % 2))[:, None, None]) & 15).flatten(1).float() - 8
-    else:
-        start = 64 * (within // 32) + 8 * (within // 16 % 2) + 16 * (within % 16 // 4) + 2 * (within % 4)
-        at = start[:, None] + torch.tensor([0, 1], device=ids.device)
-        codes = packed.codes[tiles[:, None, None], torch.arange(packed.num_inputs // 2)[:, None], at[:, None]]
-        numbers = _numbers_of_codes(codes.flatten(1)).float()
+        numbers = (numbers >> (4 * (within // outputs))[:, None]) & 15
+    numbers = numbers.float() - (1 << (packed.bits - 1))
     groups = torch.arange(packed.num_inputs, device=ids.device) // packed.group_size
     if packed.zeros is not None:
         numbers = numbers - packed.zeros[tiles, :, within][:, groups]
     return numbers * packed.scales[tiles, :, within][:, groups]
 
 
-def _numbers_of_codes(codes: Tensor) -> Tensor:
-    """Sign and magnitude, the sign alone for -128: uint8 to int8."""
-    magnitudes = (codes & 127).view(torch.int8)
-    return torch.where(codes == 128, -128, torch.where(codes > 128, -magnitudes, magnitudes)).to(torch.int8)
-
-
 def unpack(packed: PackedMatrix) -> QuantizedMatrix:
     """The inverse of `pack`."""
-    codes, pairs = packed.codes, packed.num_inputs // 2
+    codes = packed.codes.view(-1, packed.num_inputs // QUAD, 4 * packed.bits, QUAD)
     if packed.bits == 4:
-        words = codes.view(-1, pairs, 16, 2, 2)
-        low, high = words[..., 0], words[..., 1]
-        blocks = torch.stack((low & 15, low >> 4, high & 15, high >> 4), dim=1)  # [tiles, 4, pairs, 16, 2]
-        numbers = blocks.permute(0, 1, 3, 2, 4).reshape(-1, packed.num_inputs).view(torch.int8) - 8
-    else:
-        signed = codes.view(-1, pairs, 2, 4, 2, 4, 2).permute(0, 2, 4, 3, 5, 1, 6)
-        numbers = _numbers_of_codes(signed.reshape(-1, packed.num_inputs))
+        codes = torch.cat((codes & 15, codes >> 4), dim=2)
+    numbers = codes.transpose(1, 2).reshape(-1, packed.num_inputs).to(torch.int16) - (1 << (packed.bits - 1))
     return QuantizedMatrix(
-        numbers=numbers[: packed.num_outputs],
+        numbers=numbers[: packed.num_outputs].to(torch.int8),
         scales=_untiled(packed.scales, packed.num_outputs),
         zeros=None if packed.zeros is None else _untiled(packed.zeros, packed.num_outputs),
         bits=packed.bits,
@@ -187,7 +178,7 @@ def unpack(packed: PackedMatrix) -> QuantizedMatrix:
 
 
 def _tiled(values: Tensor, padding: int) -> Tensor:
-    """[num_outputs, num_groups] to [num_tiles, num_groups, 64]."""
+    """[num_outputs, num_groups] to [num_tiles, num_groups, 32]."""
     padded = torch.nn.functional.pad(values, (0, 0, 0, padding))
     return padded.view(-1, TILE, values.shape[1]).transpose(1, 2).contiguous()
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pagoda_kernels.native.library import load_native, native
-from pagoda_kernels.quantized_linear import quantized_linear, quantized_linear_reference
+from pagoda_kernels.quantized_linear import quantize_inputs, quantized_linear, quantized_linear_reference
 from pagoda_kernels.quantized_matrix import QuantizedMatrix, pack, quantize, unpack, unpack_rows
 from pagoda_kernels.selection import use_references
 
@@ -68,7 +68,7 @@ def test_rows_can_be_looked_up(bits: int, has_zeros: bool) -> None:
 @pytest.mark.parametrize(
     ("rows", "columns", "group_size"),
     [
-        (1, 2, 2),
+        (1, 4, 4),
         (63, 64, 64),
         (64, 96, 32),
         (65, 300, 128),
@@ -101,12 +101,54 @@ def test_bias_and_residual_are_added_before_the_only_rounding() -> None:
         assert_close(out, expected, weights, x)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("rows", "columns", "group_size"), [(1, 4, 4), (65, 300, 128), (130, 256, 256), (70, 200, 200), (64, 320, 36)]
+)
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_quantized_inputs_are_those_of_the_reference(
+    bits: int, rows: int, columns: int, group_size: int, has_zeros: bool
+) -> None:
+    matrix = random_matrix(rows, columns, bits=bits, group_size=group_size, has_zeros=has_zeros)
+    packed, weights = pack(matrix, quantizes_inputs=True), matrix.dequantize()
+    for num_tokens in (1, 2, 5, 14, 15, 200):
+        x = torch.randn(num_tokens, columns).bfloat16() * torch.logspace(-3, 2, num_tokens).bfloat16()[:, None]
+        x[0, : columns // 2] = 0
+        seen = quantize_inputs(x, min(group_size, 128))
+        assert bool(((seen - x).abs() <= x.abs().amax(dim=1, keepdim=True) * 0.504 / 127).all())
+        out = quantized_linear(x, packed, out_dtype=torch.float32)
+        assert_close(out, seen.double() @ weights.double().t(), weights, seen)
+    wide = torch.randn(3, columns)
+    assert torch.equal(quantized_linear(wide, packed), quantized_linear(wide, pack(matrix)))
+
+
+def test_inputs_of_8_bits_lose_nothing_where_8_bits_hold_them() -> None:
+    numbers = torch.randint(-127, 128, (3, 256)).float()
+    numbers[:, ::32] = 127
+    assert torch.equal(quantize_inputs(numbers, 32), numbers)
+    assert torch.equal(quantize_inputs(torch.full((1, 8), 1e-38), 8), torch.zeros(1, 8))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_reaches_the_sums(value: float) -> None:
+    matrix = random_matrix(40, 256, bits=8, group_size=256, has_zeros=False)
+    x = torch.randn(4, 256).bfloat16()
+    x[2, 200] = value
+    out = quantized_linear(x, pack(matrix, quantizes_inputs=True))
+    assert bool(out[[0, 1, 3]].isfinite().all())
+    assert not bool(out[2].isfinite().any())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_a_row_does_not_depend_on_its_neighbours(kernel: str, dtype: torch.dtype, bits: int) -> None:
+@pytest.mark.parametrize("quantizes_inputs", [False, True])
+def test_a_row_does_not_depend_on_its_neighbours(
+    kernel: str, dtype: torch.dtype, bits: int, quantizes_inputs: bool
+) -> None:
     if kernel == "reference":
         pytest.skip("PyTorch's sums depend on the number of rows")
-    packed = pack(random_matrix(150, 300, bits=bits, group_size=128, has_zeros=True))
+    matrix = random_matrix(150, 300, bits=bits, group_size=128, has_zeros=True)
+    packed = pack(matrix, quantizes_inputs=quantizes_inputs)
     x = torch.randn(400, 300).to(dtype)
     together = quantized_linear(x, packed)
     for start, stop in ((0, 1), (3, 7), (10, 16), (20, 33), (100, 320)):
@@ -148,10 +190,10 @@ def test_zeros_stay_zeros_and_quantizing_again_changes_nothing() -> None:
 
 
 def test_what_does_not_fit_is_named() -> None:
-    matrix = random_matrix(4, 6, bits=8, group_size=6, has_zeros=False)
-    with pytest.raises(ValueError, match="x has 5 columns, the weights have 6 inputs"):
+    matrix = random_matrix(4, 8, bits=8, group_size=8, has_zeros=False)
+    with pytest.raises(ValueError, match="x has 5 columns, the weights have 8 inputs"):
         quantized_linear(torch.randn(1, 5), pack(matrix))
     with pytest.raises(ValueError, match=r"bias is torch\.bfloat16, must be torch\.float32 as x"):
-        quantized_linear(torch.randn(1, 6), pack(matrix), torch.zeros(4).bfloat16())
-    with pytest.raises(ValueError, match="6 inputs in groups of 3: both must be even"):
-        pack(dataclasses.replace(matrix, group_size=3))
+        quantized_linear(torch.randn(1, 8), pack(matrix), torch.zeros(4).bfloat16())
+    with pytest.raises(ValueError, match="8 inputs in groups of 6: both must be multiples of 4"):
+        pack(dataclasses.replace(matrix, group_size=6))

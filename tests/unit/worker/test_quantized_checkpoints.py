@@ -116,10 +116,13 @@ def test_half_precision_errs_as_it_does_with_floats(llama: Path, tmp_path: Path,
     quantize_checkpoint(llama, tmp_path / "quantized", tmp_path / "twin", method="gptq")
     wide = served_logprobs(Driver(tmp_path / "quantized"))
     errors = [
-        float((served_logprobs(Driver(tmp_path / name, dtype=dtype)) - wide).abs().mean())
-        for name in ("quantized", "twin")
+        float((served_logprobs(Driver(tmp_path / name, dtype=dtype, **options)) - wide).abs().mean())
+        for name, options in (("quantized", {"activation_quantization": "none"}), ("quantized", {}), ("twin", {}))
     ]
-    assert errors[0] < 2 * errors[1] + 0.01
+    weights_only, default, floats = errors
+    assert weights_only < 2 * floats + 0.01
+    assert default < 6 * floats + 0.01
+    assert (default == weights_only) == (dtype == "float16")
 
 
 def test_two_ranks_share_the_integers(llama: Path, tmp_path: Path) -> None:

@@ -123,8 +123,8 @@ void paged_attention(const Tensor& query, const Tensor& k_cache, const Tensor& v
 }
 
 void quantized_linear(const Tensor& x, const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& zeros,
-                      int64_t group_size, const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
-                      const Tensor& out) {
+                      int64_t group_size, bool quantizes_inputs, const std::optional<Tensor>& bias,
+                      const std::optional<Tensor>& residual, const Tensor& out) {
   const pagoda::QuantizedMatrix weight{data<uint8_t>(codes),
                                        data<float>(scales),
                                        zeros ? data<float>(*zeros) : nullptr,
@@ -132,7 +132,8 @@ void quantized_linear(const Tensor& x, const Tensor& codes, const Tensor& scales
                                        x.size(1),
                                        scales.size(1),
                                        group_size,
-                                       static_cast<int>(codes.size(2) / 16)};
+                                       static_cast<int>(codes.size(2) / 16),
+                                       quantizes_inputs};
   by_dtype(x, [&](auto zero) {
     using T = decltype(zero);
     const auto run = [&](auto* to) {

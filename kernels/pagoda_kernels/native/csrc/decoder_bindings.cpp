@@ -30,8 +30,8 @@ struct LinearTensors {
 };
 
 LinearTensors linear_weights(const Tensor& weight, const std::optional<Tensor>& scales, const std::optional<Tensor>& zeros,
-                             int64_t group_size, const std::optional<Tensor>& bias, int64_t num_outputs,
-                             int64_t num_inputs) {
+                             int64_t group_size, bool quantizes_inputs, const std::optional<Tensor>& bias,
+                             int64_t num_outputs, int64_t num_inputs) {
   LinearTensors result{{nullptr, {}, pointer(bias), num_outputs, num_inputs}, {weight}};
   if (!scales) {
     result.weights.packed = data<const pagoda::bf16>(weight);
@@ -39,7 +39,8 @@ LinearTensors linear_weights(const Tensor& weight, const std::optional<Tensor>& 
   }
   result.weights.quantized = {data<uint8_t>(weight), data<float>(*scales), zeros ? data<float>(*zeros) : nullptr,
                               num_outputs,           num_inputs,           scales->size(1),
-                              group_size,            static_cast<int>(weight.size(2) / 16)};
+                              group_size,            static_cast<int>(weight.size(2) / 16),
+                              quantizes_inputs};
   result.tensors.push_back(*scales);
   if (zeros) result.tensors.push_back(*zeros);
   return result;

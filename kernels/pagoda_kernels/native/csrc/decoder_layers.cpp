@@ -44,7 +44,7 @@ void linear(const LinearWeights& weights, const bf16* x, const bf16* residual, O
 bool gated_linear(const LinearWeights& weights, Activation activation, const bf16* x, bf16* out, int64_t num_rows,
                   int num_threads) {
   const int64_t inputs = weights.num_inputs, size = weights.num_outputs / 2;
-  if (!should_gate(num_rows, size) || (!weights.packed && !can_gate(weights.quantized))) return false;
+  if (!should_gate(num_rows, size)) return false;
   if (weights.packed) {
     packed_gated_linear(x, inputs, weights.packed, weights.bias, activation, out, num_rows, size, inputs, num_threads);
   } else {

@@ -75,15 +75,16 @@ void paged_attention(const AttentionBatch& batch, const AttentionCache<S>& cache
 void race(const float* probs, int64_t stride, const int64_t* keys, int64_t* winners, int64_t num_rows, int64_t size,
           int num_threads);
 
-// A matrix [num_outputs, num_inputs] of int4 or int8 numbers, packed in tiles of 64 outputs (quantized_codes.h), zeros
+// A matrix [num_outputs, num_inputs] of int4 or int8 numbers, packed in tiles of 32 outputs (quantized_codes.h), zeros
 // behind the last. An element is scale * (number - zero).
 struct QuantizedMatrix {
   const uint8_t* codes;
-  const float* scales;  // [tiles, num_groups, 64]
+  const float* scales;  // [tiles, num_groups, 32]
   const float* zeros;   // the same; null where all are 0
-  int64_t num_outputs, num_inputs;  // num_inputs is even
-  int64_t num_groups, group_size;   // inputs of a group, even; above 128 a multiple of 128, or all
+  int64_t num_outputs, num_inputs;  // num_inputs is a multiple of 4
+  int64_t num_groups, group_size;   // inputs of a group, a multiple of 4; above 128 of 128, or all
   int bits;
+  bool quantizes_inputs;  // rows of bfloat16 are taken to int8 with a scale for each of their parts (quantized_rows.h)
 };
 
 // out = x W^T + bias + residual, rounded once. x: [num_rows, num_inputs]; bias and residual may be null; out contiguous.
@@ -92,8 +93,7 @@ template <typename T, typename Out>
 void quantized_linear(const T* x, int64_t x_stride, const QuantizedMatrix& weight, const T* bias, const T* residual,
                       int64_t residual_stride, Out* out, int64_t num_rows, int num_threads, Helpers* helpers = nullptr);
 
-// As packed_gated_linear, of a matrix that can_gate.
-bool can_gate(const QuantizedMatrix& weight);
+// As packed_gated_linear.
 void quantized_gated_linear(const bf16* x, int64_t x_stride, const QuantizedMatrix& weight, const bf16* bias,
                             Activation activation, bf16* out, int64_t num_rows, int num_threads);
 

@@ -58,19 +58,6 @@ constexpr Tile tile_of(int rows, std::integer_sequence<int, R...>) {
 
 inline Tile tile_of(int rows) { return tile_of(rows, std::make_integer_sequence<int, kTileRows>{}); }
 
-// sums[r, :] = scales * (sums[r, :] - zeros * x_sums[r]); zeros may be null.
-inline void scale(float* sums, int rows, const float* scales, const float* zeros, const float* x_sums) {
-  for (int j = 0; j < kPanel; j += kLanes) {
-    const __m512 scale = _mm512_loadu_ps(scales + j);
-    for (int r = 0; r < rows; ++r) {
-      float* to = sums + r * kPanel + j;
-      __m512 all = _mm512_load_ps(to);
-      if (zeros) all = _mm512_fmadd_ps(_mm512_loadu_ps(zeros + j), _mm512_set1_ps(-x_sums[r]), all);
-      _mm512_store_ps(to, _mm512_fmadd_ps(scale, all, _mm512_setzero_ps()));
-    }
-  }
-}
-
 // Rows divided into tiles of nearly equal height, so that no tile leaves registers idle.
 struct Tiles {
   int64_t count, height, num_higher;
@@ -80,14 +67,20 @@ struct Tiles {
   int rows(int64_t tile) const { return static_cast<int>(height + (tile < num_higher)); }
 };
 
-// x [rows, pairs] to [pairs, width], rows <= width <= 16, in squares of 16 by 16; what is behind the last row is zero.
-inline void pack_rows(const bf16* x, int64_t stride, int rows, int64_t pairs, uint32_t* to, int64_t to_stride, int width) {
+// x [rows, words] of four bytes to [words, width], rows <= width <= 16, in squares of 16 by 16; what is behind the last
+// row is zero. `stride` is in bytes.
+inline void pack_rows(const void* x, int64_t stride, int rows, int64_t words, uint32_t* to, int64_t to_stride, int width) {
+  if (width == 1 && to_stride == 1) {
+    std::memcpy(to, x, static_cast<size_t>(words) * 4);
+    return;
+  }
+  const auto* bytes = static_cast<const char*>(x);
   const __mmask16 mask = first_lanes(width);
-  for (int64_t k = 0; k < pairs; k += 16) {
-    const int count = static_cast<int>(std::min<int64_t>(16, pairs - k));
+  for (int64_t k = 0; k < words; k += 16) {
+    const int count = static_cast<int>(std::min<int64_t>(16, words - k));
     __m512i a[16], b[16];
     for (int r = 0; r < 16; ++r) {
-      a[r] = r < rows ? _mm512_maskz_loadu_epi32(first_lanes(count), x + r * stride + 2 * k) : _mm512_setzero_si512();
+      a[r] = r < rows ? _mm512_maskz_loadu_epi32(first_lanes(count), bytes + r * stride + 4 * k) : _mm512_setzero_si512();
     }
     // Transposed within pairs of rows, then of pairs, then of the four 128-bit lanes.
     for (int r = 0; r < 16; r += 2) {

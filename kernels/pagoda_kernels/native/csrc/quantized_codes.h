@@ -1,127 +1,96 @@
-// Codes of quantized weights to numbers: for tiles of 64 output features, a pair of inputs after the other.
+// Codes of quantized weights to numbers: for tiles of 32 output features, four inputs after the other four.
 #pragma once
+
+#include <algorithm>
 
 #include "ops.h"
 #include "vec.h"
 
 namespace pagoda {
 
-constexpr int kTile = 64;
-// Inputs whose products are summed before they are scaled, at most; a group of more is summed in several parts. Products
-// of bfloat16 with one group for all inputs are one part.
+constexpr int kTile = 32;
+// Inputs whose products are summed before they are scaled, at most; a group of more is summed in several parts.
 constexpr int64_t kMaxPart = 128;
 
-// int4: a 16-bit word holds one input of four output features; bits 4 j .. 4 j + 3 of word 2 i + h are those of output
-// 16 j + i, input h of the pair. A code is the number plus 8.
+inline int64_t part_size(const QuantizedMatrix& w) { return std::min({w.num_inputs, w.group_size, kMaxPart}); }
+// Where the scales of a tile are, and the zero points, for the inputs from k on.
+inline int64_t scales_at(const QuantizedMatrix& w, int64_t tile, int64_t k) {
+  return (tile * w.num_groups + k / w.group_size) * kTile;
+}
+
+// int8: of the 128 bytes of a quad, four inputs of a tile, byte 4 i + h belongs to output i, input h. A code is the number
+// plus 128.
 //
-// int8: of the 128 bytes, byte 64 b + 16 l + 8 c + 2 i + h belongs to output 32 b + 16 c + 4 l + i, input h of the pair.
-// A code is sign and magnitude, with the sign alone for -128.
+// int4: bits 0 to 3 of byte 4 i + h, of 64, are of output i, input h; bits 4 to 7 of output 16 + i. A code is the number
+// plus 8.
 template <int kBits>
-struct Codes;
+struct Codes {
+  static constexpr int64_t kQuadBytes = 16 * kBits;
+  static constexpr int kOffset = 1 << (kBits - 1);
 
-inline int number_of(const uint8_t* pair, int bits, int output, int half) {
-  if (bits == 4) {
-    const int block = output / 16, word = 2 * (output % 16) + half;
-    return ((pair[2 * word + block / 2] >> (4 * (block % 2))) & 15) - 8;
+  static const uint8_t* at(const QuantizedMatrix& w, int64_t tile, int64_t k) {
+    return w.codes + (tile * w.num_inputs + k) / 4 * kQuadBytes;
   }
-  const int within = output % 16;
-  const uint8_t code = pair[64 * (output / 32) + 16 * (within / 4) + 8 * (output / 16 % 2) + 2 * (within % 4) + half];
-  if (code == 0x80) return -128;
-  return code & 0x80 ? -(code & 0x7f) : code;
-}
-
-#if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
-
-// Four vectors of pairs of bfloat16, [16 outputs, 2] each; every code is exact in bfloat16.
-template <>
-struct Codes<4> {
-  static constexpr int64_t kPairBytes = 64;
-  __m512i table;
-
-  Codes() {
-    alignas(64) uint16_t values[32];
-    for (int i = 0; i < 32; ++i) {  // twice: the index has five bits, and only four are the code's
-      bf16 value;
-      from_float(static_cast<float>(i % 16 - 8), &value);
-      values[i] = value.bits;
-    }
-    table = _mm512_load_si512(values);
+  static int number(const uint8_t* quad, int output, int input) {
+    if (kBits == 8) return quad[4 * output + input] - kOffset;
+    return ((quad[4 * (output % 16) + input] >> (output / 16 * 4)) & 15) - kOffset;
   }
-  // The vectors of one half of the outputs.
-  template <int kHalf>
-  void half(const uint8_t* from, __m512i* w) const {
-    const __m512i words = _mm512_loadu_si512(from);
-    w[0] = _mm512_permutexvar_epi16(kHalf ? _mm512_srli_epi16(words, 8) : words, table);
-    w[1] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 8 * kHalf + 4), table);
+#if defined(__AVX512F__)
+  // Input h of 16 outputs, the first or the second ones.
+  static __m512 numbers(const uint8_t* quad, int half, int h) {
+    const __m512i codes = _mm512_loadu_si512(quad + (kBits == 8 ? 64 * half : 0));
+    const __m512i shifted = _mm512_srli_epi32(codes, static_cast<unsigned>(8 * h + (kBits == 8 ? 0 : 4 * half)));
+    const __m512i code = _mm512_and_si512(shifted, _mm512_set1_epi32((1 << kBits) - 1));
+    return _mm512_cvtepi32_ps(_mm512_sub_epi32(code, _mm512_set1_epi32(kOffset)));
   }
-  void operator()(const uint8_t* from, __m512i (&w)[4]) const {
-    half<0>(from, w);
-    half<1>(from, w + 2);
-  }
-};
-
-template <>
-struct Codes<8> {
-  static constexpr int64_t kPairBytes = 128;
-  __m512i low[2], high[2];  // bytes of the bfloat16 of each magnitude
-
-  Codes() {
-    alignas(64) uint8_t lows[128], highs[128];
-    for (int i = 0; i < 128; ++i) {
-      bf16 value;
-      from_float(static_cast<float>(i), &value);
-      lows[i] = static_cast<uint8_t>(value.bits), highs[i] = static_cast<uint8_t>(value.bits >> 8);
-    }
-    for (int i = 0; i < 2; ++i) low[i] = _mm512_load_si512(lows + 64 * i), high[i] = _mm512_load_si512(highs + 64 * i);
-  }
-  template <int kHalf>
-  void half(const uint8_t* from, __m512i* w) const {
-    const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80)), least = _mm512_set1_epi8(static_cast<char>(0xc3));
-    const __m512i codes = _mm512_loadu_si512(from + 64 * kHalf);
-    const __m512i lows = _mm512_permutex2var_epi8(low[0], codes, low[1]);
-    __m512i highs = _mm512_permutex2var_epi8(high[0], codes, high[1]);
-    highs = _mm512_ternarylogic_epi64(highs, codes, sign, 0xf8);  // highs | (codes & sign)
-    highs = _mm512_mask_mov_epi8(highs, _mm512_cmpeq_epi8_mask(codes, sign), least);
-    w[0] = _mm512_unpacklo_epi8(lows, highs);
-    w[1] = _mm512_unpackhi_epi8(lows, highs);
-  }
-  void operator()(const uint8_t* from, __m512i (&w)[4]) const {
-    half<0>(from, w);
-    half<1>(from, w + 2);
-  }
-};
-
-#else
-
-template <>
-struct Codes<4> {
-  static constexpr int64_t kPairBytes = 64;
-};
-template <>
-struct Codes<8> {
-  static constexpr int64_t kPairBytes = 128;
-};
-
 #endif
+};
 
-// `pairs` pairs of inputs of a tile as float32 [2 pairs, 64].
+// Quads of a tile as float32 [4 quads, 32].
 template <int kBits>
-inline void to_floats(const Codes<kBits>& codes, const uint8_t* from, int64_t pairs, float* to) {
-  for (int64_t p = 0; p < pairs; ++p, from += Codes<kBits>::kPairBytes, to += 2 * kTile) {
-#if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
-    __m512i w[4];
-    codes(from, w);
-    for (int j = 0; j < 4; ++j) {
-      _mm512_store_si512(to + 16 * j, _mm512_slli_epi32(w[j], 16));
-      _mm512_store_si512(to + kTile + 16 * j, _mm512_and_si512(w[j], _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+inline void to_floats(const uint8_t* from, int64_t quads, float* to) {
+  for (int64_t q = 0; q < quads; ++q, from += Codes<kBits>::kQuadBytes, to += 4 * kTile) {
+#if defined(__AVX512F__)
+    for (int h = 0; h < 4; ++h) {
+      for (int half = 0; half < 2; ++half) {
+        _mm512_store_ps(to + h * kTile + 16 * half, Codes<kBits>::numbers(from, half, h));
+      }
     }
 #else
-    for (int output = 0; output < kTile; ++output) {
-      to[output] = static_cast<float>(number_of(from, kBits, output, 0));
-      to[kTile + output] = static_cast<float>(number_of(from, kBits, output, 1));
+    for (int h = 0; h < 4; ++h) {
+      for (int i = 0; i < kTile; ++i) to[h * kTile + i] = static_cast<float>(Codes<kBits>::number(from, i, h));
     }
 #endif
   }
 }
+
+#if defined(__AVX512BF16__)
+
+// The same as pairs of bfloat16 [2 quads, 32, 2], which hold them exactly.
+template <int kBits>
+inline void to_pairs(const uint8_t* from, int64_t quads, uint8_t* to) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  for (int64_t q = 0; q < quads; ++q, from += Codes<kBits>::kQuadBytes) {
+    for (int h = 0; h < 4; h += 2) {
+      for (int half = 0; half < 2; ++half, to += 64) {
+        const __m512i even = _mm512_castps_si512(Codes<kBits>::numbers(from, half, h));
+        const __m512i odd = _mm512_castps_si512(Codes<kBits>::numbers(from, half, h + 1));
+        _mm512_store_si512(to, _mm512_ternarylogic_epi64(_mm512_srli_epi32(even, 16), odd, upper, 0xf8));  // a | (b & c)
+      }
+    }
+  }
+}
+
+// Codes of four bits, a byte each: [quads, 32, 4].
+inline void to_bytes(const uint8_t* from, int64_t quads, uint8_t* to) {
+  const __m512i low = _mm512_set1_epi8(15);
+  for (int64_t q = 0; q < quads; ++q, from += 64, to += 128) {
+    const __m512i codes = _mm512_loadu_si512(from);
+    _mm512_store_si512(to, _mm512_and_si512(codes, low));
+    _mm512_store_si512(to + 64, _mm512_and_si512(_mm512_srli_epi16(codes, 4), low));
+  }
+}
+
+#endif
 
 }  // namespace pagoda

@@ -7,7 +7,15 @@ from pagoda_common.quantization import OnlineQuantization
 from pagoda_kernels.decoder_layers import LinearWeights
 from pagoda_kernels.native.library import native
 from pagoda_kernels.quantized_linear import has_kernel_for, quantized_linear
-from pagoda_kernels.quantized_matrix import PackedMatrix, QuantizedMatrix, empty_packed, pack, quantize, unpack_rows
+from pagoda_kernels.quantized_matrix import (
+    PackedMatrix,
+    QuantizedMatrix,
+    can_pack,
+    empty_packed,
+    pack,
+    quantize,
+    unpack_rows,
+)
 from pagoda_kernels.quantized_rows import RowMatrix, empty_rows, fits_rows, look_up_rows, pack_rows
 from pagoda_kernels.selection import triton_kernel
 from pagoda_worker.models.linear_method import PLAIN, LinearMethod, MatrixLayer, PlainLinearMethod, choose_linear_method
@@ -22,10 +30,11 @@ _FLOAT_PREFIXES = (".router", ".shared_gate")
 class QuantizedLinearMethod(PlainLinearMethod):
     """Integers as `quantized_linear` reads them: `weight` (codes), `weight_scale`, perhaps `weight_zero_point`."""
 
-    def __init__(self, *, bits: int, group_size: int) -> None:
-        """`group_size`: inputs that share a scale; 0 is all."""
+    def __init__(self, *, bits: int, group_size: int, quantizes_inputs: bool) -> None:
+        """`group_size`: inputs that share a scale; 0 is all. `quantizes_inputs`: of a PackedMatrix."""
         self._bits = bits
         self._group_size = group_size
+        self._quantizes_inputs = quantizes_inputs
 
     def process_weights_after_loading(self, layer: MatrixLayer) -> None:
         """As in LinearMethod; floats become integers."""
@@ -60,8 +69,11 @@ class QuantizedLinearMethod(PlainLinearMethod):
         parameters = layer.weight, layer.weight_scale, layer.weight_zero_point
         return *parameters, self._bits, group_size, layer.rows, layer.columns
 
+    def _tiles(self, layer: MatrixLayer) -> PackedMatrix:
+        return PackedMatrix(*self._fields(layer), quantizes_inputs=self._quantizes_inputs)
+
     def _packed(self, layer: MatrixLayer) -> PackedMatrix | RowMatrix:
-        return PackedMatrix(*self._fields(layer))
+        return self._tiles(layer)
 
     def apply(
         self,
@@ -77,11 +89,11 @@ class QuantizedLinearMethod(PlainLinearMethod):
 
     def embedding(self, layer: MatrixLayer, ids: Tensor) -> Tensor:
         """As in LinearMethod."""
-        return unpack_rows(PackedMatrix(*self._fields(layer)), ids).to(layer.dtype)
+        return unpack_rows(self._tiles(layer), ids).to(layer.dtype)
 
     def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
         """As in LinearMethod."""
-        packed = PackedMatrix(*self._fields(layer))
+        packed = self._tiles(layer)
         if not has_kernel_for(packed):
             return None
         return LinearWeights(matrix=packed, bias=bias, out_features=layer.rows, in_features=layer.columns)
@@ -183,11 +195,11 @@ class LinearMethods:
         """Whether a kernel reads such groups."""
         if self._has_rows:
             return fits_rows(num_inputs, group_size)
-        return self._has_tiles and not num_inputs % 2 and not (group_size % 2 and group_size < num_inputs)
+        return self._has_tiles and can_pack(num_inputs, group_size)
 
     def _method(self, bits: int, group_size: int) -> QuantizedLinearMethod:
         key = bits, group_size
         if key not in self._quantized:
             kind = QuantizedRowsMethod if self._has_rows else QuantizedLinearMethod
-            self._quantized[key] = kind(bits=bits, group_size=group_size)
+            self._quantized[key] = kind(bits=bits, group_size=group_size, quantizes_inputs=self._quantizes_inputs)
         return self._quantized[key]
