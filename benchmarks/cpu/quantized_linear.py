@@ -2,7 +2,8 @@
 
     python benchmarks/cpu/quantized_linear.py --json benchmarks/results/quantized_linear.jsonl
 
-Every layer has so many copies that none is in a cache when its turn comes, as in a model.
+Every layer has so many copies that none is in a cache when its turn comes, as in a model. Inputs are taken to 8 bits by
+layers of integers, but for "weights": with those they stay bfloat16.
 """
 
 import sys
@@ -25,6 +26,7 @@ from pagoda_kernels.quantized_matrix import pack, quantize
 
 SHAPES = ((2304, 768), (768, 2048), (6144, 1024))
 """Outputs and inputs: fused qkv and down projection of a Llama of 125 M, fused gate and up of Qwen3-0.6B."""
+KINDS = ("bf16", "int8", "int8 weights", "int4-g128", "int4-g128 weights", "int4-g32")
 FEW, MANY = (1, 4, 16), (32, 128, 512)
 COLD_BYTES = 384 << 20
 """Of weights that pass between two uses of the same."""
@@ -41,8 +43,9 @@ def layers(kind: str, weight: Tensor) -> tuple[list[Layer], int]:
         copies = [packed.clone() for _ in range(-(-COLD_BYTES // num_bytes))]
         rows = weight.shape[0]
         return [partial(packed_linear, packed=held, out_features=rows) for held in copies], num_bytes
-    bits, group_size = (8, weight.shape[1]) if kind == "int8" else (4, int(kind.removeprefix("int4-g")))
-    matrix = pack(quantize(weight, bits=bits, group_size=group_size))
+    scheme, _, what = kind.partition(" ")
+    bits, group_size = (8, weight.shape[1]) if scheme == "int8" else (4, int(scheme.removeprefix("int4-g")))
+    matrix = pack(quantize(weight, bits=bits, group_size=group_size), quantizes_inputs=what != "weights")
     num_bytes = matrix.codes.numel() + 4 * matrix.scales.numel()
     held_all = [
         matrix._replace(codes=matrix.codes.clone(), scales=matrix.scales.clone())
@@ -72,7 +75,7 @@ def main() -> None:
     torch.manual_seed(0)
     for num_outputs, num_inputs in SHAPES:
         weight = torch.randn(num_outputs, num_inputs).bfloat16()
-        for kind in ("bf16", "int8", "int4-g128", "int4-g32"):
+        for kind in KINDS:
             copies, num_bytes = layers(kind, weight)
             for num_rows in FEW + MANY:
                 x = torch.randn(num_rows, num_inputs).bfloat16()
