@@ -1,5 +1,6 @@
 """Outgoing side of the scheduler's streams: steps as SchedulerMessages for frontends, as TokenOutputs for stubs."""
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -12,6 +13,9 @@ from pagoda_scheduler.request import Request
 from pagoda_scheduler.state import EngineState
 from pagoda_scheduler.step import LogprobRows, StepResult
 
+LOAD_PERIOD_NS = 50_000_000
+"""Steps in which sequences merely go on tell the load that often: it costs as much as the rest of their message."""
+
 
 class SessionSink:
     """Encodes a frontend's share of each step as one SchedulerMessage."""
@@ -23,6 +27,7 @@ class SessionSink:
         """Open sequences by the frontend's slots."""
         self._state = state
         self._announced_model: types_pb2.ModelInfo | None = None
+        self._load_told_ns = 0
         self._on_room = on_room
         self._has_announcement = False
         """Kept until the frontend keeps up."""
@@ -62,8 +67,10 @@ class SessionSink:
 
     def push(self, result: StepResult) -> None:
         """Send one step's news."""
-        message = self._message(step=result.step)
         requests = result.requests
+        goes_on = requests and not result.admitted and not result.finished
+        is_load_due = not goes_on or time.monotonic_ns() - self._load_told_ns >= LOAD_PERIOD_NS
+        message = self._message(step=result.step, has_load=is_load_due)
         if requests:
             message.slots = column([request.session_slot for request in requests], "<u4")
             message.offsets = column(result.offsets, "<u4")
@@ -88,9 +95,12 @@ class SessionSink:
             message.prompt_logprobs.add(slot=request.session_slot, start=chunk.start, logprobs=columns)
         self.outbox.put(message)
 
-    def _message(self, *, step: int) -> scheduler_pb2.SchedulerMessage:
+    def _message(self, *, step: int, has_load: bool = True) -> scheduler_pb2.SchedulerMessage:
         state = self._state
-        message = scheduler_pb2.SchedulerMessage(session_epoch=state.session_epoch, step=step, load=state.load())
+        message = scheduler_pb2.SchedulerMessage(session_epoch=state.session_epoch, step=step)
+        if has_load:
+            message.load.CopyFrom(state.load())
+            self._load_told_ns = time.monotonic_ns()
         if state.model_info is not self._announced_model and state.model_info is not None:
             self._announced_model = state.model_info
             message.model_info.CopyFrom(state.model_info)
