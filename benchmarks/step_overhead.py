@@ -22,9 +22,9 @@ import os
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -106,13 +106,10 @@ class MeanTimeline(Timeline):
         if output.num_tokens == len(output.slots) == self._num_seqs:
             self._schedule_ns[output.step] = schedule_ns
 
-    @contextmanager
-    def result(self, output: ModelRunnerOutput) -> Iterator[None]:
-        started_ns = time.perf_counter_ns()
-        yield
+    def delivered(self, output: ModelRunnerOutput, deliver_ns: int) -> None:
         schedule_ns = self._schedule_ns.pop(output.step, None)
         if schedule_ns is not None and output.timings is not None:
-            self._steps.append((schedule_ns, output.timings, time.perf_counter_ns() - started_ns))
+            self._steps.append((schedule_ns, output.timings, deliver_ns))
 
     @property
     def stages(self) -> dict[str, list[int]]:

@@ -7,7 +7,6 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     GCCollector,
-    Histogram,
     PlatformCollector,
     ProcessCollector,
     generate_latest,
@@ -17,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from pagoda_common.engine_client import EngineClient
 from pagoda_common.engine_metrics import ENGINE, LABELS, EngineCollector
+from pagoda_common.lean_histogram import HistogramSeries, LeanHistogram
 from pagoda_common.outputs import SequenceDelta
 
 QUEUE_BOUNDS = ("max_num_queued_reqs", "max_num_queued_tokens")
@@ -66,8 +66,8 @@ class RequestMetrics:
         def counter(name: str, text: str) -> Counter:
             return Counter(f"vllm:{name}", text, LABELS, registry=registry).labels(*labels)
 
-        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
-            return Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=registry).labels(*labels)
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> HistogramSeries:
+            return LeanHistogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=registry).labels(*labels)
 
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests that got a token, or their embedding.")
         self.generation_tokens = counter("generation_tokens", "Tokens generated.")

@@ -85,12 +85,14 @@ class EngineCore:
             self._num_in_flight += 1
 
     def _take(self, output: ModelRunnerOutput) -> None:
+        started_ns = time.perf_counter_ns()
+        self._timeline.answered(output)
         result = StepResult(step=output.step)
-        with self._timeline.result(output):
-            try:
-                self.scheduler.update(output, result)
-            finally:  # tokens that were taken are delivered, whatever happened behind them
-                self._deliver(result)
+        try:
+            self.scheduler.update(output, result)
+        finally:  # tokens that were taken are delivered, whatever happened behind them
+            self._deliver(result)
+        self._timeline.delivered(output, time.perf_counter_ns() - started_ns)
 
     def _schedule(self) -> SchedulerOutput | None:
         started_ns = time.perf_counter_ns()

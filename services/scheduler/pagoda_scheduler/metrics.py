@@ -1,13 +1,12 @@
 """The scheduler's own Prometheus metrics: where each step's time goes, how much it computes, how each group fares."""
 
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pagoda_common.lean_histogram import LeanHistogram
 from pagoda_scheduler.engine_core import EngineCore
 from pagoda_scheduler.step import ModelRunnerOutput, SchedulerOutput
 from pagoda_scheduler.timeline import Timeline
@@ -27,11 +26,11 @@ class HistogramTimeline(Timeline):
 
     def __init__(self, *, registry: CollectorRegistry, model_name: str = "") -> None:
         text = "Time of one stage of a step."
-        stages = Histogram("pagoda:step_seconds", text, ("stage",), buckets=_SECONDS, registry=registry)
+        stages = LeanHistogram("pagoda:step_seconds", text, ("stage",), buckets=_SECONDS, registry=registry)
         self._stages = {stage: stages.labels(stage) for stage in STAGES}
         text = "Tokens computed in a step."
         names = ("model_name", "engine")
-        tokens = Histogram("vllm:iteration_tokens_total", text, names, buckets=_TOKENS, registry=registry)
+        tokens = LeanHistogram("vllm:iteration_tokens_total", text, names, buckets=_TOKENS, registry=registry)
         self._tokens = tokens.labels(model_name, "0")
         text = "Tokens sampled, for whichever frontend."
         self._sampled = Counter("pagoda:sampled_tokens", text, registry=registry)
@@ -47,15 +46,11 @@ class HistogramTimeline(Timeline):
             self._moved["swap_in"].inc(len(output.blocks_to_swap_in))
             self._moved["copy"].inc(len(output.blocks_to_copy))
 
-    @contextmanager
-    def result(self, output: ModelRunnerOutput) -> Iterator[None]:
-        """A step's result is taken and delivered inside of this context."""
-        started_ns = time.perf_counter_ns()
-        yield
+    def delivered(self, output: ModelRunnerOutput, deliver_ns: int) -> None:
+        """A step's result was taken and delivered in `deliver_ns` nanoseconds."""
         self._sampled.inc(len(output.token_ids))
-        stages = self._stages
-        stages["deliver"].observe((time.perf_counter_ns() - started_ns) / 1e9)
-        timings = output.timings
+        stages, timings = self._stages, output.timings
+        stages["deliver"].observe(deliver_ns / 1e9)
         if timings is not None:
             stages["encode"].observe(timings.encode_ns / 1e9)
             stages["wire"].observe(timings.wire_ns / 1e9)

@@ -1,8 +1,5 @@
 """Where a step's time goes. This one forgets it; metrics.py has one that keeps histograms."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from pagoda_scheduler.step import ModelRunnerOutput, SchedulerOutput
 
 
@@ -12,7 +9,8 @@ class Timeline:
     def scheduled(self, output: SchedulerOutput, schedule_ns: int) -> None:
         """A step was decided in `schedule_ns` nanoseconds."""
 
-    @contextmanager
-    def result(self, output: ModelRunnerOutput) -> Iterator[None]:
-        """A step's result is taken and delivered inside of this context."""
-        yield
+    def answered(self, output: ModelRunnerOutput) -> None:
+        """A step's result is there; it is taken and delivered next."""
+
+    def delivered(self, output: ModelRunnerOutput, deliver_ns: int) -> None:
+        """A step's result was taken and delivered in `deliver_ns` nanoseconds."""

@@ -4,8 +4,7 @@ What is not sampled is not in here; while nothing is, a step pays for one test.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from pagoda_scheduler.request import Request
@@ -122,14 +121,16 @@ class TracedTimeline(Timeline):
         if self._traces and (found := self._traces.scheduled(output.step)):
             self._in_flight[output.step] = found
 
-    @contextmanager
-    def result(self, output: ModelRunnerOutput) -> Iterator[None]:
-        """A step's result is taken and delivered inside of this context."""
+    def answered(self, output: ModelRunnerOutput) -> None:
+        """A step's result is there; it is taken and delivered next."""
+        self._inner.answered(output)
         if self._in_flight:
             now_ns = time.time_ns()
             for trace, chunk in self._in_flight.pop(output.step, ()):
                 chunk.end_ns, chunk.timings = now_ns, output.timings
                 if chunk.is_last and not trace.first_token_ns:
                     trace.first_token_ns = now_ns
-        with self._inner.result(output):
-            yield
+
+    def delivered(self, output: ModelRunnerOutput, deliver_ns: int) -> None:
+        """A step's result was taken and delivered in `deliver_ns` nanoseconds."""
+        self._inner.delivered(output, deliver_ns)

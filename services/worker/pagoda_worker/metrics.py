@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 import torch
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pagoda_common.lean_histogram import LeanHistogram
 from pagoda_worker.batch import ExecuteModelInput, ModelRunnerOutput
 from pagoda_worker.worker import Worker
 
@@ -20,7 +21,7 @@ class WorkerMetrics:
 
     def __init__(self, *, registry: CollectorRegistry) -> None:
         text = "Time of one stage of a step in the worker."
-        stages = Histogram("pagoda:worker_step_seconds", text, ("stage",), buckets=_SECONDS, registry=registry)
+        stages = LeanHistogram("pagoda:worker_step_seconds", text, ("stage",), buckets=_SECONDS, registry=registry)
         self._stages = {stage: stages.labels(stage) for stage in STAGES}
         self._tokens = Counter("pagoda:worker_tokens", "Tokens computed.", registry=registry)
         self._sequences = Counter("pagoda:worker_sequences", "Sequences of all steps together.", registry=registry)

@@ -19,8 +19,7 @@ def test_every_stage_of_a_step_is_in_a_histogram() -> None:
     assert output is not None
     timeline.scheduled(output, 30_000)
     timings = StepTimings(wire_ns=1_000_000, forward_ns=4_000_000)
-    with timeline.result(ModelRunnerOutput(output.step, None, [1], timings=timings)):
-        pass
+    timeline.delivered(ModelRunnerOutput(output.step, None, [1], timings=timings), 20_000)
     for stage in STAGES:
         assert registry.get_sample_value("pagoda:step_seconds_count", {"stage": stage}) == 1, stage
     assert registry.get_sample_value("pagoda:step_seconds_sum", {"stage": "forward"}) == 0.004

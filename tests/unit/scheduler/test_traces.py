@@ -26,8 +26,9 @@ class Story:
         samples = [request.num_pending > 0 for request in self.scheduler.running]
         counts = [int(is_sampled) for is_sampled in samples]
         answer = ModelRunnerOutput(output.step, counts, [7] * sum(counts), timings=StepTimings(forward_ns=5))
-        with self.timeline.result(answer):
-            result = self.scheduler.update(answer)
+        self.timeline.answered(answer)
+        result = self.scheduler.update(answer)
+        self.timeline.delivered(answer, 0)
         self.traces.end(result.finished)
         return output
 
