@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import secrets
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import aclosing
+from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from os import PathLike
@@ -46,6 +46,8 @@ CONNECT_TIMEOUT_S = 60.0
 """Seconds for a running scheduler (`address`) to become ready."""
 RPC_TIMEOUT_S = 10.0
 SETTLE_TIMEOUT_S = 2.0
+COLLECTED_TOKENS = 64
+"""Tokens that become text together where nobody reads them before the end: to wake up costs more than one's text."""
 
 
 class AsyncLLM(RefusedCalls):
@@ -200,14 +202,16 @@ class AsyncLLM(RefusedCalls):
         await asyncio.to_thread(self.check_params, params)
         request = self.make_request(read, params, request_id=request_id, priority=priority)
         builder = RequestOutputBuilder(request=request, prompt=read, tokenizer=tokenizer)
-        async with aclosing(self.follow(request, builder)) as changes:
-            async for _ in changes:
-                if params.output_kind is RequestOutputKind.DELTA:
-                    yield builder.take()
-                elif params.output_kind is RequestOutputKind.CUMULATIVE:
-                    yield builder.build()
         if params.output_kind is RequestOutputKind.FINAL_ONLY:
+            await self.collect(request, builder)
             yield builder.build()
+            return
+        read_output = builder.take if params.output_kind is RequestOutputKind.DELTA else builder.build
+        with closing(self._open(request)) as stream:
+            while not stream.is_finished:
+                builder.append(await stream.get())
+                builder.prompt_logprobs = stream.prompt_logprobs
+                yield read_output()
 
     async def embed(
         self,
@@ -348,13 +352,16 @@ class AsyncLLM(RefusedCalls):
             self._bad_words = words, bad_words_token_ids(words, self.tokenizer)
         return self._bad_words[1]
 
-    async def follow(self, request: EngineRequest, builder: RequestOutputBuilder) -> AsyncGenerator[None, None]:
-        """Submit `request` and fill `builder`; yields after each change, aborts when closed."""
-        stream = TextStream(engine=self.engine, tokenizer=self.tokenizer, request=request)
-        try:
+    async def collect(self, request: EngineRequest, builder: RequestOutputBuilder) -> None:
+        """Submit `request` and fill `builder` until it has ended; aborts when cancelled.
+
+        Raises:
+            PagodaError: the request was refused or failed; `builder` has what there was.
+        """
+        with closing(self._open(request)) as stream:
             while not stream.is_finished:
-                builder.append(await stream.get())
+                builder.append(await stream.get(at_least=COLLECTED_TOKENS))
                 builder.prompt_logprobs = stream.prompt_logprobs
-                yield
-        finally:
-            stream.close()
+
+    def _open(self, request: EngineRequest) -> TextStream:
+        return TextStream(engine=self.engine, tokenizer=self.tokenizer, request=request)

@@ -360,8 +360,7 @@ class LLM(EmbedCalls, RefusedCalls):
 
     async def _run_one(self, builder: RequestOutputBuilder) -> None:
         try:
-            async for _ in self._async_llm.follow(builder.request, builder):
-                pass
+            await self._async_llm.collect(builder.request, builder)
         except PagodaError as error:
             if error.code is not Code.INTERNAL:
                 raise

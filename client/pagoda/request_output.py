@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pagoda.prompts import Prompt
 from pagoda_common.engine_stream import EngineRequest
@@ -57,14 +57,19 @@ def logprobs_by_token(entry: TokenLogprobs, tokenizer: Tokenizer, *, are_ranked:
 
 @dataclass(slots=True)
 class _Sequence:
-    text: str = ""
+    parts: list[str] = field(default_factory=list)
+    """Of its text."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     cumulative_logprob: float = 0.0
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    num_taken_chars: int = 0
-    num_taken_tokens: int = 0
+
+    def text(self) -> str:
+        """All of it; put together once."""
+        if len(self.parts) > 1:
+            self.parts = ["".join(self.parts)]
+        return self.parts[0] if self.parts else ""
 
 
 class RequestOutputBuilder:
@@ -86,13 +91,13 @@ class RequestOutputBuilder:
     @property
     def num_output_tokens(self) -> int:
         """Tokens of all sequences."""
-        return sum(len(sequence.token_ids) for sequence in self._sequences)
+        return self._metrics.num_generation_tokens
 
     def append(self, deltas: list[SequenceDelta]) -> None:
         """Take the news of some sequences."""
         for delta in deltas:
             sequence = self._sequences[delta.index]
-            sequence.text += delta.text
+            sequence.parts.append(delta.text)
             sequence.token_ids += delta.token_ids
             for entry in delta.logprobs or ():
                 shaped = logprobs_by_token(entry, self._tokenizer, are_ranked=not self._are_chosen)
@@ -124,27 +129,23 @@ class RequestOutputBuilder:
             prompt=self._prompt.text,
             prompt_token_ids=self._prompt.token_ids,
             outputs=[self._completion(index, sequence) for index, sequence in enumerate(self._sequences)],
-            finished=all(sequence.finish_reason is not None for sequence in self._sequences),
+            finished=None not in [sequence.finish_reason for sequence in self._sequences],
             prompt_logprobs=self._prompt_logprobs(),
             num_cached_tokens=self._num_cached_tokens,
-            metrics=replace(self._metrics),
+            metrics=self._metrics.copy(),
         )
 
     def take(self) -> RequestOutput:
-        """What is new since the last time, in the shape of `build` (output_kind DELTA)."""
+        """What is new since the last time, in the shape of `build` (output_kind DELTA); it is forgotten here."""
         output = self.build()
-        for completion, sequence in zip(output.outputs, self._sequences, strict=True):
-            completion.text = completion.text[sequence.num_taken_chars :]
-            completion.token_ids = completion.token_ids[sequence.num_taken_tokens :]
-            if completion.logprobs is not None:
-                completion.logprobs = completion.logprobs[sequence.num_taken_tokens :]
-            sequence.num_taken_chars, sequence.num_taken_tokens = len(sequence.text), len(sequence.token_ids)
+        for sequence in self._sequences:
+            sequence.parts, sequence.token_ids, sequence.logprobs = [], [], []
         return output
 
     def _completion(self, index: int, sequence: _Sequence) -> CompletionOutput:
         return CompletionOutput(
             index=index,
-            text=sequence.text,
+            text=sequence.text(),
             token_ids=list(sequence.token_ids),
             cumulative_logprob=sequence.cumulative_logprob if self._with_logprobs else None,
             logprobs=list(sequence.logprobs) if self._with_logprobs else None,

@@ -5,6 +5,7 @@ a new session and submits them again.
 """
 
 import asyncio
+import struct
 from collections import deque
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
@@ -265,28 +266,36 @@ class EngineSession:
     def _receive(self, message: scheduler_pb2.SchedulerMessage) -> None:
         if message.HasField("load") or message.HasField("model_info"):
             self._on_state(message)
+        # Most messages are tokens alone; to find a list empty costs a quarter of a loop over it.
+        if message.admitted:
+            self._take_admissions(message)
+        if message.prompt_logprobs:
+            for prompt in message.prompt_logprobs:
+                self._take_prompt_logprobs(prompt)
+        gaps: dict[str, EngineStream] = {}
+        if message.slots:
+            self._take_tokens(message, gaps)
+        if message.finished:
+            for finished in message.finished:
+                self._take_end(finished, gaps)
+        if message.rejected:
+            for rejected in message.rejected:
+                self._take_rejection(rejected)
+        for stream in gaps.values():
+            self._close_gap(stream)
+
+    def _take_admissions(self, message: scheduler_pb2.SchedulerMessage) -> None:
         for admitted in message.admitted:
             if (sequence := self._slots.get(admitted.slot)) is not None:
                 if sequence.num_cached_tokens is None:  # after a loss, the first attempt's stands
                     sequence.num_cached_tokens = admitted.num_cached_tokens
                 if sequence.queue_s is None:
                     sequence.queue_s = admitted.queue_ns / 1e9
-        for prompt in message.prompt_logprobs:
-            self._take_prompt_logprobs(prompt)
-        gaps: dict[str, EngineStream] = {}
-        if message.slots:
-            self._take_tokens(message, gaps)
-        for finished in message.finished:
-            self._take_end(finished, gaps)
-        for rejected in message.rejected:
-            self._take_rejection(rejected)
-        for stream in gaps.values():
-            self._close_gap(stream)
 
     def _take_tokens(self, message: scheduler_pb2.SchedulerMessage, gaps: dict[str, EngineStream]) -> None:
-        slots = np.frombuffer(message.slots, UINT32).tolist()
-        offsets = np.frombuffer(message.offsets, UINT32).tolist()
-        token_ids = np.frombuffer(message.token_ids, UINT32).tolist()
+        slots = _integers(message.slots)
+        offsets = _integers(message.offsets)
+        token_ids = _integers(message.token_ids)
         get = self._slots.get
         if not message.counts and not message.HasField("logprobs"):
             # The usual step: one token each, its offset the next one.
@@ -294,7 +303,8 @@ class EngineSession:
                 sequence = get(slot)
                 if sequence is None:
                     continue
-                if offset == len(sequence.token_ids) and sequence.logprobs is None and not sequence.is_finished:
+                is_next = offset == len(sequence.token_ids) and sequence.logprobs is None
+                if is_next and sequence.finish_reason is None and not sequence.is_closed:
                     sequence.token_ids.append(token_id)
                     sequence.stream.wake(sequence)
                 elif not sequence.extend(offset, [token_id]):
@@ -374,6 +384,11 @@ class EngineSession:
         self._streams.pop(stream.request.request_id, None)
         for sequence in stream.sequences:
             sequence.finish("error", error=RequestFailed("the engine keeps leaving out tokens of this request"))
+
+
+def _integers(column: bytes) -> tuple[int, ...]:
+    """A little-endian uint32 column; struct is twice as fast as numpy for one integer, and no slower for hundreds."""
+    return struct.unpack(f"<{len(column) // 4}I", column)
 
 
 def logprob_rows(message: types_pb2.LogprobColumns) -> dict[int, TokenLogprobs]:

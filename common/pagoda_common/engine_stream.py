@@ -5,7 +5,7 @@ Law of addresses: a sequence takes exactly its next offset, drops what it has, a
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pagoda_common.beam_search import BeamSearchParams
@@ -125,7 +125,7 @@ class SequenceLog:
         """Nothing more is expected from the engine."""
         return self.finish_reason is not None or self.is_closed
 
-    def extend(self, offset: int, token_ids: list[int], logprobs: list[TokenLogprobs] | None = None) -> bool:
+    def extend(self, offset: int, token_ids: Sequence[int], logprobs: list[TokenLogprobs] | None = None) -> bool:
         """Take the tokens from `offset` on; returns whether all of them are known now (False is a gap)."""
         num_known = len(self.token_ids)
         if self.is_finished or offset + len(token_ids) <= num_known:
@@ -151,23 +151,32 @@ class SequenceLog:
         self.finish_reason, self.stop_token_id, self.error = reason, stop_token_id, error
         self.stream.wake(self)
 
+    def has_news(self, at_least: int) -> bool:
+        """Whether there are so many new tokens, the first one or the end."""
+        num_delivered = self.num_delivered
+        is_due = num_delivered == 0 or len(self.token_ids) - num_delivered >= at_least
+        return is_due or self.finish_reason is not None
+
     def take(self) -> EngineOutput:
-        """What is new since the last time."""
-        start = self.num_delivered
+        """What is new since the last time; an error comes behind the tokens."""
+        start, reason = self.num_delivered, self.finish_reason
         self.num_delivered = len(self.token_ids)
         self.is_waiting = False
-        self.is_closed = self.finish_reason is not None
+        if reason == "error" and start < self.num_delivered:  # by itself: whoever raises it drops what comes with it
+            reason = None
+            self.stream.wake(self)
+        self.is_closed = reason is not None
         return EngineOutput(
             index=self.index,
             offset=start,
             token_ids=self.token_ids[start:],
             logprobs=None if self.logprobs is None else self.logprobs[start:],
-            finish_reason=self.finish_reason,
+            finish_reason=reason,
             stop_token_id=self.stop_token_id,
             num_cached_tokens=self.num_cached_tokens or 0,
             num_preemptions=self.num_preemptions,
             queue_s=self.queue_s,
-            error=self.error,
+            error=self.error if reason is not None else None,
             hypothesis=self.hypothesis,
             embedding=self.embedding,
         )
@@ -209,6 +218,8 @@ class EngineStream:
         self._error: PagodaError | None = None
         self._has_raised = False
         self._waiter: asyncio.Future[None] | None = None
+        self._at_least = 1
+        """New tokens for which it is woken."""
         if request.adopted is not None:
             self._take_over(request.adopted)
 
@@ -227,19 +238,29 @@ class EngineStream:
     @property
     def is_finished(self) -> bool:
         """Every sequence's end was given out, or `get` has raised why there is none."""
-        return self._has_raised or all(sequence.is_closed for sequence in self.sequences)
+        if self._has_raised:
+            return True
+        for sequence in self.sequences:  # noqa: SIM110 (asked for every token: a generator costs as much as the rest)
+            if not sequence.is_closed:
+                return False
+        return True
 
     @property
     def is_done(self) -> bool:
         """Nothing more is expected from the engine."""
         return self._error is not None or all(sequence.is_finished for sequence in self.sequences)
 
-    async def get(self) -> list[EngineOutput]:
+    async def get(self, *, at_least: int = 1) -> list[EngineOutput]:
         """All that is waiting, at least one output; empty only when the stream is finished.
+
+        Args:
+            at_least: new tokens of a sequence that are worth waking up for, when nothing waits yet; its first token
+                and its end always are.
 
         Raises:
             PagodaError: the request was rejected.
         """
+        self._at_least = at_least
         while True:
             news, self._news = self._news, []
             outputs = [sequence.take() for sequence in news if not sequence.is_closed]
@@ -317,7 +338,7 @@ class EngineStream:
         if not sequence.is_waiting:
             sequence.is_waiting = True
             self._news.append(sequence)
-        if self._waiter is not None:
+        if self._waiter is not None and (self._at_least == 1 or sequence.has_news(self._at_least)):
             self._wake_waiter()
 
     def _wake_waiter(self) -> None:

@@ -127,6 +127,7 @@ class TextStream:
             SequenceText(index=index, request=request, tokenizer=tokenizer)
             for index in range(request.sampling_params.n)
         ]
+        self._has_stop_strings = bool(request.sampling_params.stop_strings)
         self._known = request.known
         self._deadline: asyncio.TimerHandle | None = None
         if request.timeout_s > 0:  # here as well as in the engine, which may be away or stuck
@@ -142,18 +143,21 @@ class TextStream:
         """One per prompt token when asked for, None for the first; there before the first output token."""
         return self._stream.prompt_logprobs
 
-    async def get(self) -> list[SequenceDelta]:
+    async def get(self, *, at_least: int = 1) -> list[SequenceDelta]:
         """The news of all sequences that have some.
+
+        Args:
+            at_least: as of `EngineStream.get`; where stop strings are looked for, every token counts.
 
         Raises:
             PagodaError: the request was rejected, a sequence failed, or its time is over.
         """
         deltas = []
-        for output in await self._stream.get():
+        for output in await self._stream.get(at_least=1 if self._has_stop_strings else at_least):
             if output.finish_reason == "error":
                 raise output.error or RequestFailed("the engine failed this request")
             text = self._texts[output.index]
-            for part, is_replayed in _cut(output, self._known):
+            for part, is_replayed in _cut(output, self._known) if self._known else ((output, False),):
                 deltas.append(text.append(part))
                 deltas[-1].prompt_logprobs = self._stream.prompt_logprobs
                 deltas[-1].is_replayed = is_replayed
@@ -171,8 +175,6 @@ class TextStream:
 
 def _cut(output: EngineOutput, known: tuple[Known, ...]) -> list[tuple[EngineOutput, bool]]:
     """`output` cut where what the client has ends; with each part, whether the client has it."""
-    if not known:
-        return [(output, False)]
     has = known[output.index]
     num_known = has.num_tokens - output.offset
     if len(output.token_ids) <= num_known and (output.finish_reason is None or has.is_finished):

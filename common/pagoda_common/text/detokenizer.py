@@ -36,7 +36,8 @@ class ByteLevelDetokenizer(IncrementalDetokenizer):
     def __init__(self, vocabulary: Vocabulary, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> None:
         self._token_bytes = vocabulary.token_bytes
         self._skipped: frozenset[int] = vocabulary.special_ids if skip_special_tokens else frozenset()
-        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        self._held = b""
+        """The beginning of a character."""
         self.append(prompt_token_ids[-NUM_CONTEXT_TOKENS:])  # the prompt may end within a character
 
     def append(self, token_ids: Sequence[int]) -> str:
@@ -46,7 +47,14 @@ class ByteLevelDetokenizer(IncrementalDetokenizer):
         return self._decode(b"".join([token_bytes(token_id) for token_id in token_ids if token_id not in skipped]))
 
     def flush(self) -> str:
-        return self._decode(b"", final=True)
+        return self._decode(b"", is_last=True)
+
+    def _decode(self, more: bytes, *, is_last: bool = False) -> str:
+        """As codecs' incremental decoder, whose layers cost more than the decoding of a token."""
+        data = self._held + more
+        text, num_decoded = codecs.utf_8_decode(data, "replace", is_last)
+        self._held = data[num_decoded:]
+        return text
 
 
 class ByteFallbackDetokenizer(IncrementalDetokenizer):

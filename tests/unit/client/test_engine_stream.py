@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pagoda_common.engine_session import SlotTable
 from pagoda_common.engine_stream import EngineRequest, EngineStream
-from pagoda_common.errors import DeadlineExceeded, NotReady
+from pagoda_common.errors import DeadlineExceeded, NotReady, RequestFailed
 from pagoda_common.sampling_params import SamplingParams
 
 
@@ -134,4 +134,39 @@ async def test_a_failure_while_the_consumer_is_busy_is_raised_when_it_comes_back
     assert not stream.is_finished  # whoever looks at that alone would take it for the end
     with pytest.raises(NotReady):
         await stream.get()
+    assert stream.is_finished
+
+
+async def test_a_patient_consumer_wakes_for_the_first_token_for_so_many_and_for_the_end() -> None:
+    stream, _ = make_stream()
+    log = stream.sequences[0]
+
+    async def outputs_of(num_tokens: int) -> list[int]:
+        waiting = asyncio.create_task(stream.get(at_least=3))
+        for place in range(num_tokens):
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            log.extend(len(log.token_ids), [place])
+        return (await waiting)[0].token_ids
+
+    assert await outputs_of(1) == [0]
+    assert await outputs_of(3) == [0, 1, 2]
+    ending = asyncio.create_task(stream.get(at_least=3))
+    await asyncio.sleep(0)
+    log.extend(4, [7])
+    log.finish("length")
+    (end,) = await ending
+    assert (end.token_ids, end.finish_reason) == ([7], "length")
+
+
+async def test_an_error_comes_behind_the_tokens_that_waited_with_it() -> None:
+    stream, _ = make_stream()
+    stream.sequences[0].extend(0, [5, 6])
+    stream.sequences[0].finish("error", error=RequestFailed("lost"))
+    (news,) = await stream.get()
+    assert (news.token_ids, news.finish_reason, news.error) == ([5, 6], None, None)
+    assert not stream.is_finished
+    (end,) = await stream.get()
+    assert (end.offset, end.token_ids, end.finish_reason) == (2, [], "error")
+    assert end.error is not None
     assert stream.is_finished

@@ -5,10 +5,12 @@ import json
 import pytest
 
 from pagoda.llm_options import engine_config_from_options
-from pagoda.request_output import default_sampling_params, logprobs_by_token
+from pagoda.prompts import Prompt
+from pagoda.request_output import RequestOutputBuilder, default_sampling_params, logprobs_by_token
 from pagoda_common.config import EMBEDDED_MODEL
+from pagoda_common.engine_stream import EngineRequest
 from pagoda_common.errors import ConfigError
-from pagoda_common.outputs import TokenLogprobs
+from pagoda_common.outputs import FinishReason, SequenceDelta, TokenLogprobs
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_common.text.tokenizer import Tokenizer
 
@@ -46,3 +48,48 @@ def test_an_unknown_argument_is_named() -> None:
     with pytest.raises(ConfigError, match="unknown argument 'max_modle_len'") as caught:
         engine_config_from_options(max_modle_len=5)
     assert caught.value.field == "max_modle_len"
+
+
+def make_builder() -> RequestOutputBuilder:
+    params = SamplingParams(n=2, logprobs=0)
+    request = EngineRequest(request_id="a", prompt_token_ids=[1], sampling_params=params)
+    return RequestOutputBuilder(
+        request=request, prompt=Prompt(text="x", token_ids=[1]), tokenizer=Tokenizer.load(EMBEDDED_MODEL)
+    )
+
+
+def delta(index: int, text: str, token_id: int, finish_reason: FinishReason | None = None) -> SequenceDelta:
+    logprobs = [TokenLogprobs(token_ids=[token_id], logprobs=[-1.0], sampled_rank=1)]
+    return SequenceDelta(
+        index=index, text=text, token_ids=[token_id], offset=0, logprobs=logprobs, finish_reason=finish_reason
+    )
+
+
+def test_what_was_taken_is_not_given_again() -> None:
+    builder = make_builder()
+    builder.append([delta(0, "a", 7), delta(0, "b", 8)])
+    builder.append([delta(1, "c", 9, finish_reason="stop")])
+    first = builder.take()
+    assert [(one.text, one.token_ids) for one in first.outputs] == [("ab", [7, 8]), ("c", [9])]
+    assert not first.finished
+    builder.append([delta(0, "d", 10, finish_reason="length")])
+    second = builder.take()
+    assert [(one.text, one.token_ids) for one in second.outputs] == [("d", [10]), ("", [])]
+    assert [[list(entry) for entry in one.logprobs or ()] for one in second.outputs] == [[[10]], []]
+    assert (second.finished, second.outputs[0].cumulative_logprob) == (True, -3.0)
+    assert builder.num_output_tokens == 4
+    assert [(one.text, one.token_ids) for one in first.outputs] == [("ab", [7, 8]), ("c", [9])]
+
+
+def test_a_snapshot_stays_as_it_is() -> None:
+    builder = make_builder()
+    builder.append([delta(0, "a", 7)])
+    first = builder.build()
+    builder.append([delta(0, "b", 8, finish_reason="stop")])
+    second = builder.build()
+    assert [(output.outputs[0].text, output.outputs[0].token_ids) for output in (first, second)] == [
+        ("a", [7]),
+        ("ab", [7, 8]),
+    ]
+    assert first.metrics is not None
+    assert first.metrics.num_generation_tokens == 1
