@@ -88,7 +88,8 @@ inline void pack_tile(const bf16* x, int64_t stride, int height, const RowLayout
       if (layout.has_scales) {
         int32_t sum;
         scales[r] = quantize(from + r * stride, size, numbers[r], &sum);
-        starts[r] = -offset * sum;
+        // Without a sign: of a part that is not finite the sum is anything.
+        starts[r] = static_cast<int32_t>(0u - static_cast<uint32_t>(offset) * static_cast<uint32_t>(sum));
         if (layout.has_sums) sums[r] = static_cast<float>(sum);
       } else if (layout.has_sums) {
         sums[r] = sum_of(from + r * stride, size);
