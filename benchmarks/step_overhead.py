@@ -25,7 +25,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -117,7 +117,7 @@ class MeanTimeline(Timeline):
         stages: dict[str, list[int]] = defaultdict(list)
         for schedule_ns, timings, deliver_ns in self._steps:
             stages["schedule"].append(schedule_ns)
-            for name, duration_ns in asdict(timings).items():
+            for name, duration_ns in timings._asdict().items():
                 stages[name.removesuffix("_ns")].append(duration_ns)
             stages["deliver"].append(deliver_ns)
         return stages

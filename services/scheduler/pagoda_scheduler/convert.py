@@ -122,7 +122,7 @@ class StepEncoder:
 
 
 def _pairs(pairs: list[tuple[int, int]]) -> bytes:
-    return column((block for pair in pairs for block in pair), "<u4")
+    return column([block for pair in pairs for block in pair], "<u4")
 
 
 def _new_request_to_proto(new: NewRequestData) -> worker_pb2.NewRequest:
@@ -149,32 +149,31 @@ def model_runner_output_from_proto(
         encode_ns, round_trip_ns: what the caller measured of the step; goes into the timings.
     """
     started_ns = time.perf_counter_ns()
-    timings = message.timings
-    in_worker_ns = timings.queue_ns + timings.prepare_ns + timings.forward_ns + timings.sample_ns
-    counts = message.num_sampled_tokens
+    in_worker = message.timings
+    queue_ns, prepare_ns = in_worker.queue_ns, in_worker.prepare_ns
+    forward_ns, sample_ns = in_worker.forward_ns, in_worker.sample_ns
+    wire_ns = max(0, round_trip_ns - queue_ns - prepare_ns - forward_ns - sample_ns)
+    counts, num_draft_tokens, bad_slots = message.num_sampled_tokens, message.num_draft_tokens, message.bad_slots
     token_ids = np.frombuffer(message.token_ids, dtype=U32).tolist()
+    logprobs = logprob_rows_from_proto(message.logprobs) if message.HasField("logprobs") else None
+    prompt_logprobs = [_prompt_logprobs(chunk) for chunk in chunks] if (chunks := message.prompt_logprobs) else []
+    pooled = _embeddings(message.pooled) if message.HasField("pooled") else None
+    decode_ns = time.perf_counter_ns() - started_ns
     return ModelRunnerOutput(
         step=message.step,
         num_sampled_tokens=list(counts) if counts else None,
         token_ids=token_ids,
-        logprobs=logprob_rows_from_proto(message.logprobs) if message.HasField("logprobs") else None,
-        prompt_logprobs=[
-            PromptLogprobRows(chunk.slot, chunk.start, logprob_rows_from_proto(chunk.logprobs))
-            for chunk in message.prompt_logprobs
-        ],
-        bad_slots=[BadSlot(bad.slot, bad.code, bad.message, bad.field) for bad in message.bad_slots],
-        num_draft_tokens=list(message.num_draft_tokens) or None,
-        pooled=_embeddings(message.pooled) if message.HasField("pooled") else None,
-        timings=StepTimings(
-            encode_ns=encode_ns,
-            wire_ns=max(0, round_trip_ns - in_worker_ns),
-            queue_ns=timings.queue_ns,
-            prepare_ns=timings.prepare_ns,
-            forward_ns=timings.forward_ns,
-            sample_ns=timings.sample_ns,
-            decode_ns=time.perf_counter_ns() - started_ns,
-        ),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        bad_slots=[BadSlot(bad.slot, bad.code, bad.message, bad.field) for bad in bad_slots] if bad_slots else [],
+        num_draft_tokens=list(num_draft_tokens) if num_draft_tokens else None,
+        pooled=pooled,
+        timings=StepTimings(encode_ns, wire_ns, queue_ns, prepare_ns, forward_ns, sample_ns, decode_ns),
     )
+
+
+def _prompt_logprobs(message: worker_pb2.PromptLogprobs) -> PromptLogprobRows:
+    return PromptLogprobRows(message.slot, message.start, logprob_rows_from_proto(message.logprobs))
 
 
 def _embeddings(message: worker_pb2.PooledColumns) -> dict[int, bytes]:

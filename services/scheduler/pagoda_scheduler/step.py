@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -93,8 +94,7 @@ class BadSlot:
     """The request's field at fault, if there is one."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimings:
+class StepTimings(NamedTuple):
     """Durations of one step outside of the scheduler's own work, nanoseconds."""
 
     encode_ns: int = 0
