@@ -33,8 +33,10 @@ from pagoda_common.outputs import HypothesisLogprobs, TokenLogprobs
 HELLO_TIMEOUT_S = 10.0
 ACK_EVERY = 64
 """Messages after which the scheduler is told that they were taken."""
-ACK_DELAY_S = 0.1
-"""It is told of fewer after so long."""
+ACK_BYTES = 1024 * 1024
+"""It is told of fewer when they are so large: its window counts bytes as well."""
+ACK_DELAY_S = 1.0
+"""It is told of fewer and smaller ones after so long. Nothing waits for that: they are a small part of its window."""
 ENDS = (types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH)
 """Of a sequence that has all it asked for."""
 MAX_BATCH_BYTES = 256 * 1024
@@ -107,6 +109,7 @@ class EngineSession:
         self._epoch = 0
         self._num_received = 0
         self._num_acknowledged = 0
+        self._num_unacknowledged_bytes = 0
         self._acknowledges = False
         self._ack_timer: asyncio.TimerHandle | None = None
 
@@ -135,7 +138,7 @@ class EngineSession:
             self._acknowledges = first.hello.takes_acknowledgements
             self._on_open(self)
             self._receive(first)
-            self._count()
+            self._count(first)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write(call))
                 tasks.create_task(self._read(call))
@@ -239,17 +242,19 @@ class EngineSession:
         while (message := await call.read()) is not grpc.aio.EOF:
             if message.session_epoch >= self._epoch:  # anything older comes from a scheduler that was replaced
                 self._receive(message)
-            self._count()
+            self._count(message)
         await self._raise_end(call, "the scheduler ended the session")
 
     async def _raise_end(self, call: Any, message: str) -> None:
         code = await call.code()
         raise NotReady(f"{message}: {await call.details()}" if code is not grpc.StatusCode.OK else message)
 
-    def _count(self) -> None:
-        """A message was taken."""
+    def _count(self, message: scheduler_pb2.SchedulerMessage) -> None:
+        """`message` was taken."""
         self._num_received += 1
-        if self._num_received - self._num_acknowledged >= ACK_EVERY:
+        self._num_unacknowledged_bytes += message.ByteSize()
+        num_messages = self._num_received - self._num_acknowledged
+        if num_messages >= ACK_EVERY or self._num_unacknowledged_bytes >= ACK_BYTES:
             self._acknowledge()
         elif self._ack_timer is None and self._acknowledges:
             self._ack_timer = asyncio.get_running_loop().call_later(ACK_DELAY_S, self._acknowledge)
@@ -259,6 +264,7 @@ class EngineSession:
             self._ack_timer.cancel()
             self._ack_timer = None
         self._num_acknowledged = self._num_received
+        self._num_unacknowledged_bytes = 0
         if self._acknowledges:
             taken = scheduler_pb2.Acknowledgement(num_messages=self._num_received)
             self._send(scheduler_pb2.FrontendMessage(acknowledgement=taken))
