@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pagoda_common.errors import Code, PagodaError, RequestFailed
 from pagoda_scheduler.beams import Beams
@@ -16,8 +16,7 @@ OUTPUT_TOKEN_COST = 2
 """Under the fair policy: an output token costs about as much as two of a prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Flight:
+class _Flight(NamedTuple):
     """A step that was sent and not answered: its rows."""
 
     step: int

@@ -38,15 +38,15 @@ class StepPlan:
 
     def output(self, *, step: int, freed_slots: list[int], transfers: Transfers) -> SchedulerOutput:
         """The step as the worker gets it."""
-        ahead = self.ahead
+        ahead, appended = self.ahead, self.appended.items()
         return SchedulerOutput(
             step=step,
             new_requests=[_new_request_data(request, computed) for request, computed in self.admitted],
             freed_slots=freed_slots,
             slots=[request.slot for request in self.scheduled],
             num_scheduled_tokens=list(self.scheduled.values()),
-            appended_slots=[request.slot for request, blocks in self.appended.items() for _ in blocks],
-            appended_block_ids=[block_id for blocks in self.appended.values() for block_id in blocks],
+            appended_slots=[request.slot for request, blocks in appended for _ in blocks] if appended else [],
+            appended_block_ids=[block_id for _, blocks in appended for block_id in blocks] if appended else [],
             blocks_to_swap_out=transfers.swap_out,
             blocks_to_swap_in=transfers.swap_in,
             blocks_to_copy=transfers.copy,
