@@ -51,6 +51,7 @@ class ChunkEncoder(ABC, Generic[Delta]):
     ) -> None:
         """`envelope`: id, object, created, model, …; `usage`: the usage object as of now."""
         self._options = options
+        self._is_plain = options.is_plain
         self._prompts = prompts
         self._n = n
         self._usage = usage
@@ -64,8 +65,7 @@ class ChunkEncoder(ABC, Generic[Delta]):
 
     def delta(self, delta: Delta) -> bytes:
         """The event for `delta`; b"" when there is nothing to tell yet."""
-        options = self._options
-        if options.is_plain and delta.finish_reason is None:
+        if self._is_plain and delta.finish_reason is None:
             return self._plain(delta)
         if delta.is_empty and not (delta.token_ids or delta.finish_reason):
             return b""
