@@ -1,5 +1,6 @@
 """Pagoda: what users import. Attributes load on first use, so that `import pagoda` is cheap."""
 
+import os
 from importlib import import_module
 from typing import Any
 
@@ -42,4 +43,9 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'pagoda' has no attribute {name!r}")
+    if name in ("LLM", "AsyncLLM"):  # before gRPC is imported, which reads it then; one that is set already stays
+        from pagoda_common.process import GRPC_ENVIRONMENT
+
+        for key, value in GRPC_ENVIRONMENT.items():
+            os.environ.setdefault(key, value)
     return getattr(import_module(_HOMES[name]), name)

@@ -1,5 +1,6 @@
 """What services find in their environment."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,3 +36,22 @@ def test_images_set_the_same() -> None:
         for name, value in service_environment(service_command(f"pagoda_{service}", [])).items():
             if name in (*GRPC_ENVIRONMENT, "PYTHONMALLOC", "MALLOC_ARENA_MAX"):
                 assert f"{name}={value}" in text, (service, name)
+
+
+@pytest.mark.parametrize(
+    ("statement", "given", "expected"),
+    [
+        ("import pagoda", None, None),
+        ("from pagoda import LLM", None, GRPC_ENVIRONMENT["GRPC_EXPERIMENTS"]),
+        ("from pagoda import AsyncLLM", "-event_engine_client", "-event_engine_client"),
+    ],
+)
+def test_the_library_sets_what_grpc_reads_unless_its_user_has(
+    statement: str, given: str | None, expected: str | None
+) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
+    if given is not None:
+        env["GRPC_EXPERIMENTS"] = given
+    program = f"{statement}; import os; print(os.environ.get('GRPC_EXPERIMENTS'))"
+    result = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == str(expected)
