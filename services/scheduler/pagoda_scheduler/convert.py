@@ -1,6 +1,7 @@
 """Steps to worker messages, and results back. Pure functions."""
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -121,7 +122,7 @@ class StepEncoder:
         return message
 
 
-def _pairs(pairs: list[tuple[int, int]]) -> bytes:
+def _pairs(pairs: Sequence[tuple[int, int]]) -> bytes:
     return column([block for pair in pairs for block in pair], "<u4")
 
 

@@ -39,14 +39,16 @@ class StepPlan:
     def output(self, *, step: int, freed_slots: list[int], transfers: Transfers) -> SchedulerOutput:
         """The step as the worker gets it."""
         ahead, appended = self.ahead, self.appended.items()
+        num_scheduled_tokens = list(self.scheduled.values())
         return SchedulerOutput(
             step=step,
             new_requests=[_new_request_data(request, computed) for request, computed in self.admitted],
             freed_slots=freed_slots,
             slots=[request.slot for request in self.scheduled],
-            num_scheduled_tokens=list(self.scheduled.values()),
+            num_scheduled_tokens=num_scheduled_tokens,
             appended_slots=[request.slot for request, blocks in appended for _ in blocks] if appended else [],
             appended_block_ids=[block_id for _, blocks in appended for block_id in blocks] if appended else [],
+            num_tokens=sum(num_scheduled_tokens),
             blocks_to_swap_out=transfers.swap_out,
             blocks_to_swap_in=transfers.swap_in,
             blocks_to_copy=transfers.copy,

@@ -1,7 +1,5 @@
 """Sequences that are there for their embedding: they end with their prompt, and hold nothing behind it."""
 
-from dataclasses import replace
-
 import pytest
 
 from pagoda_common.errors import RequestFailed, RequestTooLong
@@ -129,7 +127,7 @@ def test_a_worker_that_gives_none_fails_it_alone() -> None:
         scheduler.add(each)
     output = scheduler.schedule()
     assert output is not None
-    scheduler.update(replace(worker.execute(output), pooled={}))
+    scheduler.update(worker.execute(output)._replace(pooled={}))
     assert isinstance(request.error, RequestFailed)
     assert request.error.message == "the worker has given no embedding"
     run(scheduler, worker)
