@@ -162,7 +162,8 @@ class SequenceLog:
         start, reason = self.num_delivered, self.finish_reason
         self.num_delivered = len(self.token_ids)
         self.is_waiting = False
-        if reason == "error" and start < self.num_delivered:  # by itself: whoever raises it drops what comes with it
+        has_tokens = start < self.num_delivered and self.stream.request.pooling is None
+        if reason == "error" and has_tokens:  # by itself: whoever raises it drops what comes with it
             reason = None
             self.stream.wake(self)
         self.is_closed = reason is not None
