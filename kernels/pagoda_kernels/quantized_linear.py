@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pagoda_kernels.native.library import NATIVE_DTYPES, native
+from pagoda_kernels.native.library import NATIVE_DTYPES, cpu_level, native
 from pagoda_kernels.quantized_matrix import PackedMatrix, unpack
 from pagoda_kernels.quantized_rows import RowMatrix, fits_rows, unpack_row_matrix
 from pagoda_kernels.selection import TRITON_DTYPES, triton_kernel
@@ -87,6 +87,11 @@ def has_kernel_for(weight: PackedMatrix) -> bool:
     """Whether the C++ kernel takes groups like these."""
     group_size = weight.group_size
     return group_size <= MAX_PART or group_size % MAX_PART == 0 or group_size >= weight.num_inputs
+
+
+def multiplies_integers() -> bool:
+    """Whether the C++ kernel takes inputs to 8 bits where weights ask for it: only with AVX512-VNNI."""
+    return cpu_level() == "avx512"
 
 
 def quantize_inputs(x: Tensor, part: int) -> Tensor:

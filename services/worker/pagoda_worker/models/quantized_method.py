@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from pagoda_common.quantization import OnlineQuantization
 from pagoda_kernels.decoder_layers import LinearWeights
 from pagoda_kernels.native.library import native
-from pagoda_kernels.quantized_linear import has_kernel_for, quantized_linear
+from pagoda_kernels.quantized_linear import has_kernel_for, multiplies_integers, quantized_linear
 from pagoda_kernels.quantized_matrix import (
     PackedMatrix,
     QuantizedMatrix,
@@ -163,7 +163,7 @@ class LinearMethods:
         self, *, online: OnlineQuantization | None, dtype: torch.dtype, device: torch.device, quantizes_inputs: bool
     ) -> None:
         """`online`: what floats become. `quantizes_inputs`: whether layers of integers take their inputs to 8 bits."""
-        self._quantizes_inputs = quantizes_inputs
+        self._quantizes_inputs = quantizes_inputs and multiplies_integers()
         self._has_rows = triton_kernel("quantized_linear", torch.empty(0, device=device)) is not None
         self._has_tiles = device.type == "cpu" and native("quantized_linear") is not None
         self._floats = choose_linear_method(dtype=dtype, device=device)
