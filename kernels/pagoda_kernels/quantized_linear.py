@@ -9,7 +9,7 @@ from pagoda_kernels.quantized_matrix import PackedMatrix, unpack
 from pagoda_kernels.quantized_rows import RowMatrix, fits_rows, unpack_row_matrix
 from pagoda_kernels.selection import TRITON_DTYPES, triton_kernel
 
-MAX_PART = 128
+_MAX_PART = 128
 """Inputs that the C++ kernel sums up before it scales: groups that are larger must be multiples."""
 _TINY = 2.0**-100
 """Inputs that are all smaller become 0 when they are quantized."""
@@ -86,7 +86,7 @@ def _rows(x: Tensor, columns: int) -> Tensor:
 def has_kernel_for(weight: PackedMatrix) -> bool:
     """Whether the C++ kernel takes groups like these."""
     group_size = weight.group_size
-    return group_size <= MAX_PART or group_size % MAX_PART == 0 or group_size >= weight.num_inputs
+    return group_size <= _MAX_PART or group_size % _MAX_PART == 0 or group_size >= weight.num_inputs
 
 
 def multiplies_integers() -> bool:
@@ -123,7 +123,7 @@ def quantized_linear_reference(
     """The specification of `quantized_linear`."""
     integers = unpack_row_matrix(weight) if isinstance(weight, RowMatrix) else unpack(weight)
     if x.dtype == torch.bfloat16 and isinstance(weight, PackedMatrix) and weight.quantizes_inputs:
-        x, out_dtype = quantize_inputs(x, min(weight.group_size, MAX_PART)), out_dtype or x.dtype
+        x, out_dtype = quantize_inputs(x, min(weight.group_size, _MAX_PART)), out_dtype or x.dtype
     out = F.linear(x.float(), integers.dequantize().to(x.device))
     for other in (bias, residual):
         if other is not None:

@@ -112,11 +112,11 @@ struct Quantized {
 
     void add(const uint32_t* tile, int height, float* sums) {
       const RowPart rows = layout->at(tile, height, part);
-      if (kBits == 4 && is_direct) {
-        part_tile_of<Kind, Nibbles>(height)(rows, panel, sums);
-      } else {
-        part_tile_of<Kind, Bytes>(height)(rows, panel, sums);
+      PartTile tile_of_part = part_tile_of<Kind, Bytes>(height);
+      if constexpr (kBits == 4 && Kind::kScales) {
+        if (is_direct) tile_of_part = part_tile_of<Kind, Nibbles>(height);
       }
+      tile_of_part(rows, panel, sums);
       panel.ahead += panel.steps * panel.ahead_step;
     }
   };
