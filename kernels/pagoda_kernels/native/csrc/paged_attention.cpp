@@ -293,8 +293,12 @@ class Attention {
       multiply_all(count, (end + kLanes - 1) / kLanes, rows_query, query_width_, scratch.keys.get(0),
                    int64_t{kTileKeys} * kStep<P>, query_steps, scratch.products, kTileKeys, nullptr);
       float factors[kRows];
-      std::array<int, kRows> begins, ends;  // of what each row sees of the tile
-      for (int i = 0; i < count; ++i) {
+      // Of what each row sees of the tile: mostly all of it.
+      std::array<int, kRows> begins{}, ends;
+      ends.fill(kTileKeys);
+      const bool sees_all = num_keys == kTileKeys && positions[row] + 1 >= start + kTileKeys &&
+                            plan_.first_key(positions[row + count - 1]) <= start;
+      for (int i = 0; i < count && !sees_all; ++i) {
         const int64_t position = positions[row + i];
         begins[i] = static_cast<int>(std::clamp<int64_t>(plan_.first_key(position) - start, 0, kTileKeys));
         ends[i] = static_cast<int>(std::clamp<int64_t>(position + 1 - start, 0, num_keys));

@@ -34,66 +34,94 @@ inline __m512 reduce_rows(const __m512* rows, const Combine& combine) {
   return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0), all);
 }
 
-constexpr bool kCanBatchSoftmax = true;
-
-// As softmax_row for `count` rows, a tile of products and of weights each. Products are overwritten.
-template <typename P>
-void softmax_rows(int count, float* products, P* weights, const int* begins, const int* ends, float scale, RowState* states,
-                  float* factors) {
-  const Vec factor(scale * kLog2E);
-  uint64_t seen[kRowsAtOnce];  // a bit for each key
-  bool sees_all = true;
-  for (int r = 0; r < count; ++r) {
-    seen[r] = first_keys(ends[r]) & ~first_keys(begins[r]);
-    sees_all &= seen[r] == first_keys(kTileKeys);
+// Weights of one row's keys, a vector each.
+inline void store_weights(float* to, const Vec* weights) {
+  for (int i = 0; i < kKeyVectors; ++i) store(to + i * kLanes, weights[i]);
+}
+inline void store_weights(bf16* to, const Vec* weights) {
+#if defined(__AVX512BF16__)
+  for (int i = 0; i < kKeyVectors; i += 2) {
+    _mm512_storeu_si512(to + i * kLanes, (__m512i)_mm512_cvtne2ps_pbh(weights[i + 1].v, weights[i].v));
   }
+#else
+  for (int i = 0; i < kKeyVectors; ++i) store(to + i * kLanes, weights[i]);
+#endif
+}
+
+// As softmax_row for kCount rows, a tile of products and of weights each. `seen`: a bit for each key of each row.
+template <int kCount, bool kSeesAll, typename P>
+void softmax_rows(const float* products, P* weights, const uint64_t* seen, float scale, RowState* states, float* factors) {
+  const Vec factor(scale * kLog2E);
   __m512 rows[kRowsAtOnce];
-  for (int r = count; r < kRowsAtOnce; ++r) rows[r] = _mm512_setzero_ps();
-  for (int r = 0; r < count; ++r) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kRowsAtOnce; ++r) {
     Vec top(-kInfinity);
-    for (int i = 0; i < kKeyVectors; ++i) {
-      float* at = products + r * kTileKeys + i * kLanes;
-      Vec x = load(at) * factor;
-      if (!sees_all) x = _mm512_mask_mov_ps(_mm512_set1_ps(-kInfinity), lanes_of(seen[r], i), x.v);
+#pragma GCC unroll 4
+    for (int i = 0; i < kKeyVectors && r < kCount; ++i) {
+      Vec x = load(products + r * kTileKeys + i * kLanes);
+      if (!kSeesAll) x = _mm512_mask_mov_ps(_mm512_set1_ps(-kInfinity), lanes_of(seen[r], i), x.v);
       top = max(top, x);
-      store(at, x);
     }
     rows[r] = top.v;
   }
   // States are pairs of maximum and sum.
-  const __mmask16 used = first_lanes(count), used_pairs = first_lanes(2 * count);
-  const __m512 pairs = _mm512_maskz_loadu_ps(used_pairs, reinterpret_cast<const float*>(states));
+  constexpr auto kUsed = static_cast<__mmask16>((1 << kCount) - 1), kUsedPairs = static_cast<__mmask16>((1 << 2 * kCount) - 1);
+  const __m512 pairs = _mm512_maskz_loadu_ps(kUsedPairs, reinterpret_cast<const float*>(states));
   const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 0, 0, 0, 0, 0, 0, 0, 0);
   const __m512 before = _mm512_permutexvar_ps(even, pairs);
   const __m512 sums = _mm512_permutexvar_ps(_mm512_add_epi32(even, _mm512_set1_epi32(1)), pairs);
-  const __m512 tops = reduce_rows(rows, [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); });
-  const __m512 after = _mm512_max_ps(tops, before);
+  const Vec tops = Vec(reduce_rows(rows, [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); })) * factor;
+  const __m512 after = _mm512_max_ps(tops.v, before);
   const __mmask16 has_sum = _mm512_cmp_ps_mask(before, _mm512_set1_ps(-kInfinity), _CMP_NEQ_UQ);
   const __m512 shrunk = _mm512_maskz_mov_ps(has_sum, exp2_of_negative(Vec(before) - Vec(after)).v);
-  _mm512_mask_storeu_ps(factors, used, shrunk);
-  alignas(64) float maxima[kLanes];
-  _mm512_store_ps(maxima, after);
-  for (int r = 0; r < count; ++r) {
-    Vec total;
+  _mm512_mask_storeu_ps(factors, kUsed, shrunk);
+  alignas(64) float offsets[kLanes];
+  _mm512_store_ps(offsets, _mm512_sub_ps(_mm512_setzero_ps(), after));
+#pragma GCC unroll 8
+  for (int r = 0; r < kCount; ++r) {
+    Vec weight[kKeyVectors], total;
+#pragma GCC unroll 4
     for (int i = 0; i < kKeyVectors; ++i) {
-      Vec weight = weight_of(load(products + r * kTileKeys + i * kLanes) - Vec(maxima[r]), P{});
-      if (!sees_all) weight = _mm512_maskz_mov_ps(lanes_of(seen[r], i), weight.v);
-      total = total + weight;
-      store(weights + r * kTileKeys + i * kLanes, weight);
+      weight[i] = weight_of(fma(load(products + r * kTileKeys + i * kLanes), factor, Vec(offsets[r])), P{});
+      if (!kSeesAll) weight[i] = _mm512_maskz_mov_ps(lanes_of(seen[r], i), weight[i].v);
+      total = total + weight[i];
     }
+    store_weights(weights + r * kTileKeys, weight);
     rows[r] = total.v;
   }
   const __m512 more = reduce_rows(rows, [](__m512 a, __m512 b) { return _mm512_add_ps(a, b); });
   const __m512 totals = _mm512_fmadd_ps(sums, shrunk, more);
   const __m512i mixed = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-  _mm512_mask_storeu_ps(reinterpret_cast<float*>(states), used_pairs, _mm512_permutex2var_ps(after, mixed, totals));
+  _mm512_mask_storeu_ps(reinterpret_cast<float*>(states), kUsedPairs, _mm512_permutex2var_ps(after, mixed, totals));
 }
+
+template <bool kSeesAll, typename P, int... kCounts>
+constexpr auto softmax_by_count(std::integer_sequence<int, kCounts...>) {
+  return std::array{&softmax_rows<kCounts + 1, kSeesAll, P>...};
+}
+
+// For `count` rows, each of which sees keys [begins[row], ends[row]) of the tile.
+template <typename P>
+void softmax_rows(int count, const float* products, P* weights, const int* begins, const int* ends, float scale,
+                  RowState* states, float* factors) {
+  static constexpr auto kOfSome = softmax_by_count<false, P>(std::make_integer_sequence<int, kRows>());
+  static constexpr auto kOfAll = softmax_by_count<true, P>(std::make_integer_sequence<int, kRows>());
+  uint64_t seen[kRowsAtOnce];
+  bool sees_all = true;
+  for (int r = 0; r < count; ++r) {
+    seen[r] = first_keys(ends[r]) & ~first_keys(begins[r]);
+    sees_all &= seen[r] == first_keys(kTileKeys);
+  }
+  (sees_all ? kOfAll : kOfSome)[count - 1](products, weights, seen, scale, states, factors);
+}
+
+constexpr bool kCanBatchSoftmax = true;
 
 #else
 
 constexpr bool kCanBatchSoftmax = false;
 template <typename P>
-void softmax_rows(int, float*, P*, const int*, const int*, float, RowState*, float*) {}
+void softmax_rows(int, const float*, P*, const int*, const int*, float, RowState*, float*) {}
 
 #endif
 

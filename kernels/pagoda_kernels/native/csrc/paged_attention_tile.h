@@ -233,19 +233,26 @@ void multiply(const P* a, int64_t a_stride, const P* b, int64_t b_stride, int nu
               const float* factors) {
   Vec sums[kM][kN];
   if (factors != nullptr) {
+#pragma GCC unroll 8
     for (int m = 0; m < kM; ++m) {
+#pragma GCC unroll 8
       for (int n = 0; n < kN; ++n) sums[m][n] = load(out + m * out_stride + n * kLanes) * Vec(factors[m]);
     }
   }
   for (int step = 0; step < num_steps; ++step) {
     Vec columns[kN];
+#pragma GCC unroll 8
     for (int n = 0; n < kN; ++n) columns[n] = load(reinterpret_cast<const float*>(b + step * b_stride + n * kLanes * kStep<P>));
+#pragma GCC unroll 8
     for (int m = 0; m < kM; ++m) {
       const P* element = a + m * a_stride + step * kStep<P>;
+#pragma GCC unroll 8
       for (int n = 0; n < kN; ++n) sums[m][n] = multiply_add(element, columns[n], sums[m][n]);
     }
   }
+#pragma GCC unroll 8
   for (int m = 0; m < kM; ++m) {
+#pragma GCC unroll 8
     for (int n = 0; n < kN; ++n) store(out + m * out_stride + n * kLanes, sums[m][n]);
   }
 }
@@ -369,26 +376,31 @@ template <typename P>
   }
   const bool is_edge = begin > 0 || end < kTileKeys;
   alignas(64) static const float kCount[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  // Where there is nothing but a scale, it is applied in one rounding with the maximum's subtraction.
+  const bool is_plain = k_scales == nullptr && scoring.softcap == 0.0f && slope == 0.0f;
+  const float unit = is_plain ? scoring.scale * kLog2E : 1.0f;  // of the scores below
   Vec scores[kKeyVectors], top(-kInfinity);
   for (int i = 0; i < kKeyVectors; ++i) {
     Vec x = load(products + i * kLanes);
     if (k_scales != nullptr) x = x * load(k_scales + i * kLanes);
-    if (scoring.softcap == 0.0f) {
-      x = x * Vec(scoring.scale * kLog2E);
-    } else {
-      x = tanh(x * Vec(scoring.scale / scoring.softcap)) * Vec(scoring.softcap * kLog2E);
+    if (!is_plain) {
+      if (scoring.softcap == 0.0f) {
+        x = x * Vec(scoring.scale * kLog2E);
+      } else {
+        x = tanh(x * Vec(scoring.scale / scoring.softcap)) * Vec(scoring.softcap * kLog2E);
+      }
+      if (slope != 0.0f) x = fma(Vec(slope * kLog2E), load(kCount) + Vec(distance + static_cast<float>(i * kLanes)), x);
     }
-    if (slope != 0.0f) x = fma(Vec(slope * kLog2E), load(kCount) + Vec(distance + static_cast<float>(i * kLanes)), x);
     if (is_edge) x = only_lanes(x, begin - i * kLanes, end - i * kLanes, Vec(-kInfinity));
     top = max(top, x);
     scores[i] = x;
   }
-  const float before = state->maximum, after = std::max(before, maximum(top));
+  const float before = state->maximum, after = std::max(before, maximum(top) * unit);
   // Most tiles leave the maximum as it is, and 2^0 is exactly 1.
   const float factor = before == -kInfinity ? 0.0f : before == after ? 1.0f : exp2_of_negative(before - after);
   Vec total;
   for (int i = 0; i < kKeyVectors; ++i) {
-    Vec weight = weight_of(scores[i] - Vec(after), P{});
+    Vec weight = weight_of(fma(scores[i], Vec(unit), Vec(-after)), P{});
     if (is_edge) weight = only_lanes(weight, begin - i * kLanes, end - i * kLanes, Vec());
     total = total + weight;
     if (v_scales != nullptr) weight = weight * load(v_scales + i * kLanes);
