@@ -50,6 +50,43 @@ inline void rotate_neighbours(float* x, const float* cos, const float* sin, int 
   }
 }
 
+// A head of 2 * kHalf vectors, read, normed, rotated by halves and written in registers: the same numbers.
+template <typename T, int kHalf>
+inline void rotate_head(const T* from, T* to, const T* weight, float eps, float weight_offset, const float* cos,
+                        const float* sin) {
+  constexpr int kVectors = 2 * kHalf;
+  Vec x[kVectors];
+#pragma GCC unroll 16
+  for (int i = 0; i < kVectors; ++i) x[i] = load(from + i * kLanes);
+  if (weight != nullptr) {
+    Vec squares;
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) squares = fma(x[i], x[i], squares);
+    const Vec scale(1.0f / std::sqrt(sum(squares) / static_cast<float>(kVectors * kLanes) + eps)), offset(weight_offset);
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) x[i] = x[i] * scale * (load(weight + i * kLanes) + offset);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kHalf; ++i) {
+    const Vec first = x[i], second = x[kHalf + i], c = load(cos + i * kLanes), s = load(sin + i * kLanes);
+    store(to + i * kLanes, first * c - second * s);
+    store(to + (kHalf + i) * kLanes, second * c + first * s);
+  }
+}
+
+template <typename T>
+using RotateHead = void (*)(const T*, T*, const T*, float, float, const float*, const float*);
+
+// Of whole heads rotated by halves; null: there is none for this size.
+template <typename T>
+inline RotateHead<T> rotate_head_of(int head_dim, int half, bool is_interleaved) {
+  if (is_interleaved || 2 * half != head_dim) return nullptr;
+  if (half == 2 * kLanes) return rotate_head<T, 2>;
+  if (half == 4 * kLanes) return rotate_head<T, 4>;
+  if (half == 8 * kLanes) return rotate_head<T, 8>;
+  return nullptr;
+}
+
 template <typename T>
 inline void write_head(const float* from, T* to, int size) {
   const int whole = size / kLanes * kLanes, rest = size - whole;
@@ -66,24 +103,25 @@ void rope_store(T* qkv, int64_t qkv_stride, const T* q_weight, const T* k_weight
                 int head_dim, int num_threads) {
   const int64_t width = static_cast<int64_t>(num_heads + 2 * num_kv_heads) * head_dim;
   const int64_t grain = std::max<int64_t>(1, 8192 / std::max<int64_t>(width, 1));
+  const bool has_whole_values = layout.v_strides[2] == head_dim;  // the heads of a token side by side
+  const RotateHead<T> in_registers = rotate_head_of<T>(head_dim, half, is_interleaved);
   parallel_for(num_tokens, grain, num_threads, [&](int64_t begin, int64_t end) {
     float head[kMaxHeadDim];
     for (int64_t token = begin; token < end; ++token) {
       T* row = qkv + token * qkv_stride;
       const float* c = cos + token * half;
       const float* s = sin + token * half;
-      const auto read = [&](const T* from, const T* weight) {
+      const auto rotate = [&](const T* from, T* to, const T* weight) {
+        if (in_registers != nullptr) return in_registers(from, to, weight, eps, weight_offset, c, s);
         read_head(from, head, head_dim, weight, eps, weight_offset);
         if (is_interleaved) {
           rotate_neighbours(head, c, s, half);
         } else {
           rotate_halves(head, c, s, half);
         }
+        write_head(head, to, head_dim);
       };
-      for (int h = 0; h < num_heads; ++h) {
-        read(row + h * head_dim, q_weight);
-        write_head(head, row + h * head_dim, head_dim);
-      }
+      for (int h = 0; h < num_heads; ++h) rotate(row + h * head_dim, row + h * head_dim, q_weight);
       const int64_t slot = slot_mapping[token];
       if (slot < 0) continue;
       const int64_t block = slot / layout.block_size, offset = slot % layout.block_size;
@@ -92,10 +130,10 @@ void rope_store(T* qkv, int64_t qkv_stride, const T* q_weight, const T* k_weight
       const T* key = row + static_cast<int64_t>(num_heads) * head_dim;
       const T* value = key + static_cast<int64_t>(num_kv_heads) * head_dim;
       for (int h = 0; h < num_kv_heads; ++h) {
-        read(key + h * head_dim, k_weight);
-        write_head(head, k_to + h * layout.k_strides[2], head_dim);
-        std::memcpy(v_to + h * layout.v_strides[2], value + h * head_dim, head_dim * sizeof(T));
+        rotate(key + h * head_dim, k_to + h * layout.k_strides[2], k_weight);
+        if (!has_whole_values) std::memcpy(v_to + h * layout.v_strides[2], value + h * head_dim, head_dim * sizeof(T));
       }
+      if (has_whole_values) std::memcpy(v_to, value, static_cast<size_t>(num_kv_heads) * head_dim * sizeof(T));
     }
   });
 }
