@@ -1,6 +1,7 @@
 """What a step reads and writes that decodes the last known token of each sequence, in the columns of all sequences."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +11,9 @@ from pagoda_kernels.native.library import native
 IntArray = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SequenceColumns:
+class SequenceColumns(NamedTuple):
     """What is known of the sequence in each slot. Arrays are contiguous, indexed by slot; the last two have at least a
-    row for every slot in use."""
+    row for every slot in use. C++ kernels take them in this order."""
 
     is_in_use: npt.NDArray[np.bool_]
     is_greedy: npt.NDArray[np.bool_]
@@ -55,19 +55,7 @@ def decode_rows(slots: IntArray, columns: SequenceColumns, *, block_size: int, m
     if kernel is None:
         return decode_rows_reference(slots, columns, block_size=block_size, max_tokens=max_tokens)
     rows = np.empty((4, slots.size), dtype=np.int64)
-    max_blocks, is_greedy = kernel(
-        slots,
-        columns.is_in_use,
-        columns.is_greedy,
-        columns.num_tokens,
-        columns.num_computed_tokens,
-        columns.num_blocks,
-        columns.tokens,
-        columns.block_table,
-        block_size,
-        max_tokens,
-        rows,
-    )
+    max_blocks, is_greedy = kernel(slots, *columns, block_size, max_tokens, rows)
     if max_blocks < 0:
         return None
     seq_lens, positions, input_ids, slot_mapping = rows

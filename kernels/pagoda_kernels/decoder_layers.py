@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pagoda_kernels.act_and_mul import ACTIVATIONS
 from pagoda_kernels.attention_plan import AttentionPlan
+from pagoda_kernels.decode_rows import IntArray, SequenceColumns
 from pagoda_kernels.native.library import native
 from pagoda_kernels.quantized_matrix import PackedMatrix
 from pagoda_kernels.rope_store import HeadNorms
@@ -178,6 +180,20 @@ class DecoderLayers:
         batch = *plan.columns(), slot_mapping, positions
         self._kernel.forward_to_logits(input_ids, *batch, rows, logits, values, indices)
         return logits, (values, indices)
+
+    def decode(self, slots: IntArray, columns: SequenceColumns, *, max_tokens: int) -> IntArray | None:
+        """One token of each sequence: `decode_rows`, `logits` and `append_rows` in one call, for steps so short that
+        calls count.
+
+        Args:
+            slots: [n].
+
+        Returns:
+            [n] the likeliest tokens; None: it is no such step, not all are greedy, the tokens have no column for one
+            more, or some logits are not finite. Nothing but the cache has changed then.
+        """
+        token_ids = np.empty(slots.size, dtype=np.int64)
+        return token_ids if self._kernel.decode(slots, *columns, max_tokens, token_ids) else None
 
 
 def set_num_helpers(count: int) -> None:

@@ -1,7 +1,5 @@
 """decode_rows and append_rows: the C++ kernel against the specification, and what is no such step."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -96,8 +94,10 @@ def test_a_slot_that_does_not_exist() -> None:
 def test_tokens_are_appended() -> None:
     slots, token_ids = np.array([8, 0, 3]), np.array([11, 22, 33])
     ours = make_columns()
-    spec = replace(
-        ours, **{name: getattr(ours, name).copy() for name in ("num_tokens", "num_computed_tokens", "tokens")}
+    spec = ours._replace(
+        num_tokens=ours.num_tokens.copy(),
+        num_computed_tokens=ours.num_computed_tokens.copy(),
+        tokens=ours.tokens.copy(),
     )
     append_rows(slots, token_ids, ours)
     append_rows_reference(slots, token_ids, spec)

@@ -9,6 +9,7 @@ from pagoda_common.errors import Code
 from pagoda_common.pooling_params import PoolingParams
 from pagoda_common.speculative_config import takes_drafts
 from pagoda_kernels.decode_rows import SequenceColumns, append_rows, decode_rows
+from pagoda_kernels.decoder_layers import DecoderLayers
 from pagoda_worker.batch import NO_INTS, BadSlot, ExecuteModelInput, IntArray, NewRequest, TokenArray
 from pagoda_worker.columns import grown
 from pagoda_worker.drafter import Drafter
@@ -182,6 +183,18 @@ class InputBatch:
         self.block_table = grown(self.block_table, (int(unique[-1]) + 1, int(place.max()) + 1))
         self.block_table[slots, place] = block_ids
         self.num_blocks_of[unique] += counts
+
+    def decode(self, step: ExecuteModelInput, layers: DecoderLayers) -> IntArray | None:
+        """Compute a step whose changes are applied, if each of its sequences decodes its likeliest token and nothing
+        else is asked for: [num_seqs] tokens, which are logged. None: nothing is done."""
+        slots = self._last_slots if step.slots is None else step.slots
+        has_more = step.num_scheduled_tokens is not None or self.drafter is not None or self._failed or self.poolers
+        if has_more or not slots.size or slots.size != step.num_seqs:
+            return None
+        token_ids = layers.decode(slots, self._columns(), max_tokens=self._max_tokens)
+        if token_ids is not None:
+            self._last_slots = slots
+        return token_ids
 
     def prepare(self, step: ExecuteModelInput) -> StepInputs:
         """The token rows of a step whose changes are applied. Slots that cannot be computed become bad slots."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from pagoda_common.config import LogprobsMode
 from pagoda_common.errors import Code
 from pagoda_common.speculative_config import SpeculativeConfig
+from pagoda_kernels.decoder_layers import DecoderLayers
 from pagoda_worker.attention_choice import AttentionChoice
 from pagoda_worker.batch import (
     BadSlot,
@@ -105,6 +106,8 @@ class ModelRunner:
             logprobs_mode=logprobs_mode,
         )
         self._overlaps = overlaps and parallel.world_size == 1
+        self._is_alone = not overlaps and parallel.world_size == 1
+        """Steps follow each other, and no other rank takes part."""
         self._outputs: deque[ModelRunnerOutput] = deque()
         """Of steps that came before those in flight, and are not given to anybody yet."""
         self._constraints = Constraints(
@@ -149,6 +152,10 @@ class ModelRunner:
             return False
         clock = StepClock(step.arrived_ns)
         self._apply(step)
+        decoded = self._decode(step, clock)
+        if decoded is not None:
+            self._outputs.append(decoded)
+            return True
         inputs = self.input_batch.prepare(step) if step.num_seqs else None
         if self._overlaps and inputs is not None and in_flight.can_launch(inputs):
             in_flight.launch(step, inputs, clock)
@@ -186,6 +193,20 @@ class ModelRunner:
         self._update_processors(step)
         if self._parallel.is_leader:
             self._constraints.apply(step, self.input_batch.is_in_use)
+
+    def _decode(self, step: ExecuteModelInput, clock: StepClock) -> ModelRunnerOutput | None:
+        """A plain step of greedy requests, where that is one call; None: nothing is done."""
+        layers = self.forward.fused
+        if not self._is_alone or not isinstance(layers, DecoderLayers) or not layers.has_ends:
+            return None
+        if not self._processors.is_empty or not self._constraints.is_empty:
+            return None
+        clock.prepared()
+        token_ids = self.input_batch.decode(step, layers)
+        if token_ids is None:
+            return None
+        clock.computed()
+        return ModelRunnerOutput(token_ids=token_ids, timings=clock.timings())
 
     def _run(self, step: ExecuteModelInput, inputs: StepInputs | None, clock: StepClock) -> ModelRunnerOutput:
         """Run the model over a batch and sample. `inputs`: None when the batch is empty."""

@@ -103,6 +103,11 @@ class Constraints:
         self._is_constrained = np.zeros(max_num_seqs, dtype=np.bool_)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="token-mask")
 
+    @property
+    def is_empty(self) -> bool:
+        """No sequence is constrained."""
+        return not self._sequences
+
     def apply(self, step: ExecuteModelInput, is_in_use: npt.NDArray[np.bool_]) -> None:
         """Forget freed slots, take on new constrained sequences."""
         if self._sequences:

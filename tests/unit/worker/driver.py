@@ -153,7 +153,7 @@ class Driver:
             appended_block_ids=np.array([block for _, block in appended], dtype=np.int64),
             num_seqs=len(batch),
             slots=np.array([sequence.slot for sequence in batch]),
-            num_scheduled_tokens=np.array(counts),
+            num_scheduled_tokens=None if all(count == 1 for count in counts) else np.array(counts),
             num_lookahead_tokens=np.array(lookahead) if any(lookahead) else None,
         )
         if output.num_draft_tokens is not None:

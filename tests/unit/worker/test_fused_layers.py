@@ -134,6 +134,27 @@ def test_the_ends_of_usual_models_are_in_the_same_call(
     assert layers.has_ends == has_ends
 
 
+@needs_bf16
+@pytest.mark.parametrize(("params", "in_one"), [(GREEDY, True), (RANDOM, False), (PARAMS, False)])
+def test_steps_that_only_decode_the_likeliest_token_are_one_call(
+    params: SamplingParams, in_one: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    decode = DecoderLayers.decode
+
+    def counted(self: DecoderLayers, slots: Any, *args: Any, **kwargs: Any) -> Any:
+        token_ids = decode(self, slots, *args, **kwargs)
+        if token_ids is not None:
+            calls.append(slots.size)
+        return token_ids
+
+    monkeypatch.setattr(DecoderLayers, "decode", counted)
+    driver = Driver(make_checkpoint("LlamaForCausalLM", tmp_path), dtype="bfloat16")
+    driver.generate(make_prompts((5, 40)), params, chunk=64)
+    assert bool(calls) == in_one
+    assert all(size == 2 for size in calls)
+
+
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=needs_bf16)])
 def test_a_sequence_without_a_number_ends_alone(dtype: str, tmp_path: Path) -> None:
     driver = Driver(make_checkpoint("LlamaForCausalLM", tmp_path), dtype=dtype)

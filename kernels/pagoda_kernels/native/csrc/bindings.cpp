@@ -15,9 +15,6 @@ namespace {
 
 using at::Tensor;
 
-template <typename T>
-using Array = pybind11::array_t<T, pybind11::array::c_style>;
-
 // Calls body with a value of the tensor's type, float or pagoda::bf16.
 template <typename Body>
 void by_dtype(const Tensor& tensor, const Body& body) {
@@ -195,18 +192,8 @@ std::pair<int64_t, bool> decode_rows(const Array<int64_t>& slots, const Array<bo
                                      const Array<int64_t>& num_blocks, const Array<int32_t>& tokens,
                                      const Array<int32_t>& block_table, int64_t block_size, int64_t max_tokens,
                                      Array<int64_t>& rows) {
-  const pagoda::SequenceColumns columns{
-      .num_slots = is_in_use.size(),
-      .is_in_use = is_in_use.data(),
-      .is_greedy = is_greedy.data(),
-      .num_tokens = num_tokens.data(),
-      .num_computed = num_computed.data(),
-      .num_blocks = num_blocks.data(),
-      .tokens = tokens.data(),
-      .tokens_stride = tokens.shape(1),
-      .block_table = block_table.data(),
-      .table_stride = block_table.shape(1),
-  };
+  const pagoda::SequenceColumns columns =
+      sequence_columns(is_in_use, is_greedy, num_tokens, num_computed, num_blocks, tokens, block_table);
   bool all_greedy = true;
   const int64_t most =
       pagoda::decode_rows(columns, slots.data(), slots.size(), block_size, max_tokens, rows.mutable_data(), all_greedy);

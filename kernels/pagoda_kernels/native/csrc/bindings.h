@@ -1,11 +1,36 @@
 // What the files of bindings share, and what the others add to the module.
 #pragma once
 
+#include <pybind11/numpy.h>
 #include <torch/csrc/utils/pybind.h>
+
+#include "decode_rows.h"
+
+template <typename T>
+using Array = pybind11::array_t<T, pybind11::array::c_style>;
 
 template <typename T>
 T* data(const at::Tensor& tensor) {
   return static_cast<T*>(tensor.data_ptr());
+}
+
+// The arguments are described in pagoda_kernels/decode_rows.py.
+inline pagoda::SequenceColumns sequence_columns(const Array<bool>& is_in_use, const Array<bool>& is_greedy,
+                                                const Array<int64_t>& num_tokens, const Array<int64_t>& num_computed,
+                                                const Array<int64_t>& num_blocks, const Array<int32_t>& tokens,
+                                                const Array<int32_t>& block_table) {
+  return {
+      .num_slots = is_in_use.size(),
+      .is_in_use = is_in_use.data(),
+      .is_greedy = is_greedy.data(),
+      .num_tokens = num_tokens.data(),
+      .num_computed = num_computed.data(),
+      .num_blocks = num_blocks.data(),
+      .tokens = tokens.data(),
+      .tokens_stride = tokens.shape(1),
+      .block_table = block_table.data(),
+      .table_stride = block_table.shape(1),
+  };
 }
 
 void bind_decoder_layers(pybind11::module_& module);

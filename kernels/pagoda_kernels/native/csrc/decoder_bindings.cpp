@@ -6,7 +6,10 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -96,15 +99,96 @@ class DecoderLayers {
 
   void forward(const Tensor& x, const Tensor& query_lens, const Tensor& seq_lens, const Tensor& block_table,
                const Tensor& slot_mapping, const Tensor& positions) {
+    compute(data<pagoda::bf16>(x), {
+                                       .num_tokens = x.size(0),
+                                       .positions = data<int64_t>(positions),
+                                       .slot_mapping = data<int64_t>(slot_mapping),
+                                       .num_seqs = query_lens.size(0),
+                                       .query_lens = data<int64_t>(query_lens),
+                                       .seq_lens = data<int64_t>(seq_lens),
+                                       .block_table = data<int32_t>(block_table),
+                                       .table_stride = block_table.stride(0),
+                                   });
+  }
+
+  // `forward` of embedded tokens, and the logits of some rows with the argmax of each.
+  void forward_to_logits(const Tensor& input_ids, const Tensor& query_lens, const Tensor& seq_lens, const Tensor& block_table,
+                         const Tensor& slot_mapping, const Tensor& positions, const Tensor& rows, const Tensor& logits,
+                         const Tensor& values, const Tensor& indices) {
+    const Tensor x = embedded(data<int64_t>(input_ids), input_ids.size(0));
+    forward(x, query_lens, seq_lens, block_table, slot_mapping, positions);
+    compute_logits(x, data<int64_t>(rows), rows.size(0), data<float>(logits), data<float>(values), data<int64_t>(indices));
+  }
+
+  // A step that decodes the likeliest token of each sequence: `decode_rows`, `forward_to_logits` and `append_rows` in one.
+  // False: it is no such step, its tokens have no room, or some logits are not finite. Only the cache has changed then.
+  bool decode(const Array<int64_t>& slots, const Array<bool>& is_in_use, const Array<bool>& is_greedy,
+              Array<int64_t>& num_tokens, Array<int64_t>& num_computed, const Array<int64_t>& num_blocks,
+              Array<int32_t>& tokens, const Array<int32_t>& block_table, int64_t max_tokens, Array<int64_t>& token_ids) {
+    const pagoda::SequenceColumns columns =
+        sequence_columns(is_in_use, is_greedy, num_tokens, num_computed, num_blocks, tokens, block_table);
+    const int64_t count = slots.size(), *slot = slots.data();
+    int64_t *next = token_ids.mutable_data(), *lengths = num_tokens.mutable_data(), *computed = num_computed.mutable_data();
+    int32_t* log = tokens.mutable_data();
+    const pybind11::gil_scoped_release unlocked;
+    rows_.resize(4 * count);
+    bool all_greedy = true;
+    const int64_t most =
+        pagoda::decode_rows(columns, slot, count, block_size_, std::min(max_tokens, columns.tokens_stride), rows_.data(), all_greedy);
+    if (most <= 0 || !all_greedy) return false;
+    table_.resize(count * most);
+    for (int64_t row = 0; row < count; ++row) {
+      std::copy_n(columns.block_table + slot[row] * columns.table_stride, most, table_.data() + row * most);
+    }
+    ones_.assign(count, 1);
+    each_.resize(count);
+    std::iota(each_.begin(), each_.end(), 0);
+    const int64_t *seq_lens = rows_.data(), *positions = seq_lens + count, *ids = positions + count, *mapping = ids + count;
+    const Tensor x = embedded(ids, count);
+    compute(data<pagoda::bf16>(x), {count, positions, mapping, count, ones_.data(), seq_lens, table_.data(), most});
+    const Tensor logits = at::empty({count, head_->linear.num_outputs}, at::TensorOptions(at::kFloat));
+    values_.resize(count);
+    compute_logits(x, each_.data(), count, data<float>(logits), values_.data(), next);
+    if (!std::all_of(values_.begin(), values_.end(), [](float x) { return std::isfinite(x); })) return false;
+    pagoda::append_rows(slot, count, next, lengths, computed, log, columns.tokens_stride);
+    return true;
+  }
+
+ private:
+  // Tokens of a step, and their sequences.
+  struct Rows {
+    int64_t num_tokens;
+    const int64_t *positions, *slot_mapping;
+    int64_t num_seqs;
+    const int64_t *query_lens, *seq_lens;
+    const int32_t* block_table;
+    int64_t table_stride;
+  };
+
+  Tensor embedded(const int64_t* ids, int64_t num_tokens) {
     using pagoda::bf16;
+    TORCH_CHECK(head_, "tokens and logits need both ends of the model");
+    const int64_t size = head_->linear.num_inputs;
+    const Tensor x = at::empty({num_tokens, size}, at::TensorOptions(at::kBFloat16));
+    if (is_plain_) {
+      pagoda::gather(embedding_.packed, ids, num_tokens, size, data<bf16>(x));
+    } else if (embedding_.packed) {
+      pagoda::packed_embedding(ids, embedding_.packed, data<bf16>(x), num_tokens, size, at::get_num_threads());
+    } else {
+      pagoda::quantized_embedding(ids, embedding_.quantized, data<bf16>(x), num_tokens, at::get_num_threads());
+    }
+    return x;
+  }
+
+  void compute(pagoda::bf16* x, const Rows& rows) {
     pagoda::DecoderBatch batch{};
-    batch.num_tokens = x.size(0);
-    batch.slot_mapping = data<int64_t>(slot_mapping);
-    batch.attention.num_seqs = query_lens.size(0);
-    batch.attention.query_lens = data<int64_t>(query_lens);
-    batch.attention.seq_lens = data<int64_t>(seq_lens);
-    batch.attention.block_table = data<int32_t>(block_table);
-    batch.attention.table_stride = block_table.stride(0);
+    batch.num_tokens = rows.num_tokens;
+    batch.slot_mapping = rows.slot_mapping;
+    batch.attention.num_seqs = rows.num_seqs;
+    batch.attention.query_lens = rows.query_lens;
+    batch.attention.seq_lens = rows.seq_lens;
+    batch.attention.block_table = rows.block_table;
+    batch.attention.table_stride = rows.table_stride;
     batch.attention.block_size = block_size_;
     batch.attention.num_heads = num_heads_;
     batch.attention.num_kv_heads = num_kv_heads_;
@@ -118,38 +202,20 @@ class DecoderLayers {
       for (int j = 0; j < 2; ++j) {
         angles_[2 * i + j].resize(batch.num_tokens * half);
         angles[j] = angles_[2 * i + j].data();
-        pagoda::gather(data<float>(j ? tables_[i].second : tables_[i].first), data<int64_t>(positions), batch.num_tokens,
-                       half, angles[j]);
+        pagoda::gather(data<float>(j ? tables_[i].second : tables_[i].first), rows.positions, batch.num_tokens, half,
+                       angles[j]);
       }
       batch.rotations.push_back({angles[0], angles[1], static_cast<int>(half)});
     }
-    bf16* scratch = scratch_of(x, pagoda::decoder_scratch_size(layers_, batch));
-    pagoda::decoder_layers(layers_, batch, data<bf16>(x), scratch, team());
+    pagoda::decoder_layers(layers_, batch, x, scratch_of(pagoda::decoder_scratch_size(layers_, batch)), team());
   }
 
-  // `forward` of embedded tokens, and the logits of some rows with the argmax of each.
-  void forward_to_logits(const Tensor& input_ids, const Tensor& query_lens, const Tensor& seq_lens, const Tensor& block_table,
-                         const Tensor& slot_mapping, const Tensor& positions, const Tensor& rows, const Tensor& logits,
-                         const Tensor& values, const Tensor& indices) {
-    using pagoda::bf16;
-    TORCH_CHECK(head_, "forward_to_logits needs both ends of the model");
-    const int64_t num_tokens = input_ids.size(0), size = head_->linear.num_inputs;
-    const int64_t* ids = data<int64_t>(input_ids);
-    const Tensor x = at::empty({num_tokens, size}, at::TensorOptions(at::kBFloat16));
-    if (is_plain_) {
-      pagoda::gather(embedding_.packed, ids, num_tokens, size, data<bf16>(x));
-    } else if (embedding_.packed) {
-      pagoda::packed_embedding(ids, embedding_.packed, data<bf16>(x), num_tokens, size, at::get_num_threads());
-    } else {
-      pagoda::quantized_embedding(ids, embedding_.quantized, data<bf16>(x), num_tokens, at::get_num_threads());
-    }
-    forward(x, query_lens, seq_lens, block_table, slot_mapping, positions);
-    pagoda::bf16* scratch = scratch_of(x, pagoda::head_scratch_size(*head_, rows.size(0)));
-    pagoda::decoder_logits(*head_, data<pagoda::bf16>(x), data<int64_t>(rows), rows.size(0), scratch, data<float>(logits),
-                           data<float>(values), data<int64_t>(indices), team());
+  // Of some rows of x.
+  void compute_logits(const Tensor& x, const int64_t* rows, int64_t num_rows, float* logits, float* values, int64_t* indices) {
+    pagoda::bf16* scratch = scratch_of(pagoda::head_scratch_size(*head_, num_rows));
+    pagoda::decoder_logits(*head_, data<pagoda::bf16>(x), rows, num_rows, scratch, logits, values, indices, team());
   }
 
- private:
   pagoda::Team team() {
     const int count = pagoda::num_helpers();
     if (count == 0) return {at::get_num_threads(), nullptr};
@@ -162,10 +228,10 @@ class DecoderLayers {
     return linear.weights;
   }
 
-  pagoda::bf16* scratch_of(const Tensor& x, int64_t size) {
+  pagoda::bf16* scratch_of(int64_t size) {
     if (!scratch_.defined() || scratch_.numel() < size) {
       scratch_ = Tensor();  // before there is another
-      scratch_ = at::empty({size}, x.options());
+      scratch_ = at::empty({size}, at::TensorOptions(at::kBFloat16));
     }
     return data<pagoda::bf16>(scratch_);
   }
@@ -178,6 +244,9 @@ class DecoderLayers {
   bool is_plain_ = false;
   std::vector<std::vector<float>> angles_;
   Tensor scratch_;
+  std::vector<int64_t> rows_, ones_, each_;  // of `decode`
+  std::vector<int32_t> table_;
+  std::vector<float> values_;
   std::vector<Tensor> kept_;                  // all that helpers read
   std::unique_ptr<pagoda::Helpers> helpers_;  // ends before that
 };
@@ -186,6 +255,7 @@ class DecoderLayers {
 
 void bind_decoder_layers(pybind11::module_& module) {
   using AllUnlocked = pybind11::call_guard<pybind11::gil_scoped_release>;
+  const pybind11::arg as_is = pybind11::arg().noconvert();  // an array of another type is refused, not copied
   module.def("set_num_helpers", &pagoda::set_num_helpers);
   module.def("linear_weights", &linear_weights);
   pybind11::class_<LinearTensors>(module, "LinearTensors");
@@ -195,7 +265,8 @@ void bind_decoder_layers(pybind11::module_& module) {
       .def("rotate", &DecoderLayers::rotate)
       .def("ends", &DecoderLayers::ends)
       .def("forward", &DecoderLayers::forward, AllUnlocked())
-      .def("forward_to_logits", &DecoderLayers::forward_to_logits, AllUnlocked());
+      .def("forward_to_logits", &DecoderLayers::forward_to_logits, AllUnlocked())
+      .def("decode", &DecoderLayers::decode, as_is, as_is, as_is, as_is, as_is, as_is, as_is, as_is, pybind11::arg(), as_is);
 }
 
 #else
