@@ -104,7 +104,7 @@ class InputBatch:
         for request in step.new_requests:
             self._add(request)
         if step.appended_slots.size:
-            self._append_blocks(step.appended_slots, step.appended_block_ids)
+            self._append_blocks(step.appended_slots.tolist(), step.appended_block_ids.tolist())
 
     def fail(self, slot: int, code: Code, message: str, *, field: str = "") -> BadSlot:
         """Mark a slot as bad until it is freed or filled again; `field`: the request's at fault."""
@@ -152,7 +152,7 @@ class InputBatch:
             self.poolers[slot] = request.pooling
         self.is_in_use[slot] = True
         self.sampling.set(slot, request.sampling_params, request.eos_token_ids)
-        self._append_blocks(np.full(request.block_ids.size, slot), request.block_ids)
+        self._append_blocks([slot] * request.block_ids.size, request.block_ids.tolist())
 
     def _problem(self, request: NewRequest, num_tokens: int) -> str | None:
         if request.prompt_token_ids.size == 0:
@@ -166,23 +166,23 @@ class InputBatch:
             return f"num_computed_tokens is {request.num_computed_tokens}, must be less than {num_tokens}"
         return None
 
-    def _append_blocks(self, slots: IntArray, block_ids: IntArray) -> None:
-        """Append each block to its slot; a slot may occur repeatedly."""
-        if not slots.size:
+    def _append_blocks(self, slots: list[int], block_ids: list[int]) -> None:
+        """Append each block to its slot; a slot may occur repeatedly. Few at a time: numpy would take longer."""
+        if not slots:
             return
-        order = np.argsort(slots, kind="stable")
-        slots, block_ids = slots[order], block_ids[order]
-        unique, first, counts = np.unique(slots, return_index=True, return_counts=True)
-        if int(unique[-1]) >= self._max_num_seqs:
-            raise ValueError(f"slot {int(unique[-1])} is not below max_num_seqs ({self._max_num_seqs})")
-        highest = int(block_ids.max())
+        highest_slot, highest = max(slots), max(block_ids)
+        if highest_slot >= self._max_num_seqs:
+            raise ValueError(f"slot {highest_slot} is not below max_num_seqs ({self._max_num_seqs})")
         if highest >= self._num_blocks:
             raise ValueError(f"block {highest} is not below num_blocks ({self._num_blocks})")
         self.num_blocks_used = max(self.num_blocks_used, highest + 1)
-        place = self.num_blocks_of[slots] + np.arange(slots.size) - np.repeat(first, counts)
-        self.block_table = grown(self.block_table, (int(unique[-1]) + 1, int(place.max()) + 1))
-        self.block_table[slots, place] = block_ids
-        self.num_blocks_of[unique] += counts
+        num_blocks_of = self.num_blocks_of
+        for slot, block_id in zip(slots, block_ids, strict=True):
+            place = int(num_blocks_of[slot])
+            if slot >= self.block_table.shape[0] or place >= self.block_table.shape[1]:
+                self.block_table = grown(self.block_table, (slot + 1, place + 1))
+            self.block_table[slot, place] = block_id
+            num_blocks_of[slot] = place + 1
 
     def decode(self, step: ExecuteModelInput, layers: DecoderLayers) -> IntArray | None:
         """Compute a step whose changes are applied, if each of its sequences decodes its likeliest token and nothing
