@@ -32,7 +32,7 @@ def _png(groups: Sequence[tuple[str, Mapping[str, float | None]]], engines: Sequ
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     figure, axes = pyplot.subplots(figsize=(max(7.0, 1.6 * len(groups)), 4.5))
     width = 0.8 / max(1, len(engines))
@@ -52,6 +52,8 @@ def _png(groups: Sequence[tuple[str, Mapping[str, float | None]]], engines: Sequ
     axes.set_yscale("log")
     axes.set_xticks(range(len(groups)), [name for name, _ in groups])
     axes.set_title(TITLE, fontsize=10)
+    axes.yaxis.set_major_locator(ticker.MaxNLocator(8))
+    axes.minorticks_off()
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     if engines and axes.patches:
         axes.legend(fontsize=8, ncols=2)
