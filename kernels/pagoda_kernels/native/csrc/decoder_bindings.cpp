@@ -99,16 +99,17 @@ class DecoderLayers {
 
   void forward(const Tensor& x, const Tensor& query_lens, const Tensor& seq_lens, const Tensor& block_table,
                const Tensor& slot_mapping, const Tensor& positions) {
-    compute(data<pagoda::bf16>(x), {
-                                       .num_tokens = x.size(0),
-                                       .positions = data<int64_t>(positions),
-                                       .slot_mapping = data<int64_t>(slot_mapping),
-                                       .num_seqs = query_lens.size(0),
-                                       .query_lens = data<int64_t>(query_lens),
-                                       .seq_lens = data<int64_t>(seq_lens),
-                                       .block_table = data<int32_t>(block_table),
-                                       .table_stride = block_table.stride(0),
-                                   });
+    const Rows rows{
+        .num_tokens = x.size(0),
+        .positions = data<int64_t>(positions),
+        .slot_mapping = data<int64_t>(slot_mapping),
+        .num_seqs = query_lens.size(0),
+        .query_lens = data<int64_t>(query_lens),
+        .seq_lens = data<int64_t>(seq_lens),
+        .block_table = data<int32_t>(block_table),
+        .table_stride = block_table.stride(0),
+    };
+    compute(data<pagoda::bf16>(x), rows);
   }
 
   // `forward` of embedded tokens, and the logits of some rows with the argmax of each.
@@ -133,8 +134,8 @@ class DecoderLayers {
     const pybind11::gil_scoped_release unlocked;
     rows_.resize(4 * count);
     bool all_greedy = true;
-    const int64_t most =
-        pagoda::decode_rows(columns, slot, count, block_size_, std::min(max_tokens, columns.tokens_stride), rows_.data(), all_greedy);
+    const int64_t room = std::min(max_tokens, columns.tokens_stride);
+    const int64_t most = pagoda::decode_rows(columns, slot, count, block_size_, room, rows_.data(), all_greedy);
     if (most <= 0 || !all_greedy) return false;
     table_.resize(count * most);
     for (int64_t row = 0; row < count; ++row) {

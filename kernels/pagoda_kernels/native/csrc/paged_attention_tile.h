@@ -376,7 +376,7 @@ template <typename P>
   }
   const bool is_edge = begin > 0 || end < kTileKeys;
   alignas(64) static const float kCount[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  // Where there is nothing but a scale, it is applied in one rounding with the maximum's subtraction.
+  // Where there is nothing but a scale, which is positive, it is applied in one rounding with the maximum's subtraction.
   const bool is_plain = k_scales == nullptr && scoring.softcap == 0.0f && slope == 0.0f;
   const float unit = is_plain ? scoring.scale * kLog2E : 1.0f;  // of the scores below
   Vec scores[kKeyVectors], top(-kInfinity);
