@@ -71,7 +71,10 @@ Helpers::Helpers(int count) : input_(allocate(kInputBytes), std::free), shares_(
   for (Share& share : shares_) share.ticket.store(kClosed);
   CPU_ZERO(&allowed_);
   sched_getaffinity(0, sizeof(allowed_), &allowed_);
-  for (int i = 1; i <= count; ++i) threads_.emplace_back([this, i] { help(i); });
+  for (int i = 1; i <= count; ++i) {
+    threads_.emplace_back([this, i] { help(i); });
+    pthread_setname_np(threads_.back().native_handle(), "pagoda-helper");
+  }
 }
 
 Helpers::~Helpers() {
@@ -161,7 +164,6 @@ void Helpers::settle(const Job& job, int64_t part, int64_t patience) {
 }
 
 void Helpers::help(int64_t number) {
-  pthread_setname_np(pthread_self(), "pagoda-helper");
   const sched_param none{};
   pthread_setschedparam(pthread_self(), SCHED_IDLE, &none);  // where that is forbidden, as any other thread
   Sums sums;
