@@ -6,7 +6,10 @@ from pagoda_worker.batch import StepTimings
 
 
 class StepClock:
-    """Laps of one step, which begins now. Each is taken once, in the order of the methods."""
+    """Laps of one step, which begins now, in the order of the methods.
+
+    A step that is prepared, and then has to take another way, is prepared twice: both count.
+    """
 
     def __init__(self, arrived_ns: int) -> None:
         """`arrived_ns`: time.perf_counter_ns() when the step came to this process; 0 is not known."""
@@ -16,7 +19,7 @@ class StepClock:
 
     def prepared(self) -> None:
         """What the model reads is there, or on its way."""
-        self._prepare_ns = self._lap()
+        self._prepare_ns += self._lap()
 
     def computed(self) -> None:
         """The model has run, or is launched."""
