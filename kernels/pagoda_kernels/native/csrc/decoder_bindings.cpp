@@ -99,25 +99,17 @@ class DecoderLayers {
 
   void forward(const Tensor& x, const Tensor& query_lens, const Tensor& seq_lens, const Tensor& block_table,
                const Tensor& slot_mapping, const Tensor& positions) {
-    const Rows rows{
-        .num_tokens = x.size(0),
-        .positions = data<int64_t>(positions),
-        .slot_mapping = data<int64_t>(slot_mapping),
-        .num_seqs = query_lens.size(0),
-        .query_lens = data<int64_t>(query_lens),
-        .seq_lens = data<int64_t>(seq_lens),
-        .block_table = data<int32_t>(block_table),
-        .table_stride = block_table.stride(0),
-    };
-    compute(data<pagoda::bf16>(x), rows);
+    compute(data<pagoda::bf16>(x), rows_of(query_lens, seq_lens, block_table, slot_mapping, positions));
   }
 
-  // `forward` of embedded tokens, and the logits of some rows with the argmax of each.
+  // `forward` of embedded tokens as far as the logits of some rows need it, these, and the argmax of each.
   void forward_to_logits(const Tensor& input_ids, const Tensor& query_lens, const Tensor& seq_lens, const Tensor& block_table,
                          const Tensor& slot_mapping, const Tensor& positions, const Tensor& rows, const Tensor& logits,
                          const Tensor& values, const Tensor& indices) {
     const Tensor x = embedded(data<int64_t>(input_ids), input_ids.size(0));
-    forward(x, query_lens, seq_lens, block_table, slot_mapping, positions);
+    Rows batch = rows_of(query_lens, seq_lens, block_table, slot_mapping, positions);
+    want(data<int64_t>(rows), rows.size(0), batch);
+    compute(data<pagoda::bf16>(x), batch);
     compute_logits(x, data<int64_t>(rows), rows.size(0), data<float>(logits), data<float>(values), data<int64_t>(indices));
   }
 
@@ -164,7 +156,36 @@ class DecoderLayers {
     const int64_t *query_lens, *seq_lens;
     const int32_t* block_table;
     int64_t table_stride;
+    const int64_t* wanted = nullptr;  // as of a DecoderBatch
   };
+
+  static Rows rows_of(const Tensor& query_lens, const Tensor& seq_lens, const Tensor& block_table, const Tensor& slot_mapping,
+                      const Tensor& positions) {
+    return {
+        .num_tokens = positions.size(0),
+        .positions = data<int64_t>(positions),
+        .slot_mapping = data<int64_t>(slot_mapping),
+        .num_seqs = query_lens.size(0),
+        .query_lens = data<int64_t>(query_lens),
+        .seq_lens = data<int64_t>(seq_lens),
+        .block_table = data<int32_t>(block_table),
+        .table_stride = block_table.stride(0),
+    };
+  }
+
+  // No more than some rows: of each sequence its tokens from the first of these on.
+  void want(const int64_t* rows, int64_t num_rows, Rows& batch) {
+    std::vector<bool> is_wanted(batch.num_tokens);
+    for (int64_t i = 0; i < num_rows; ++i) is_wanted[rows[i]] = true;
+    wanted_.clear();
+    auto begin = is_wanted.begin();
+    for (int64_t seq = 0; seq < batch.num_seqs; ++seq) {
+      const auto end = begin + batch.query_lens[seq];
+      wanted_.push_back(end - std::find(begin, end, true));
+      begin = end;
+    }
+    batch.wanted = wanted_.data();
+  }
 
   Tensor embedded(const int64_t* ids, int64_t num_tokens) {
     using pagoda::bf16;
@@ -185,6 +206,7 @@ class DecoderLayers {
     pagoda::DecoderBatch batch{};
     batch.num_tokens = rows.num_tokens;
     batch.slot_mapping = rows.slot_mapping;
+    batch.wanted = rows.wanted;
     batch.attention.num_seqs = rows.num_seqs;
     batch.attention.query_lens = rows.query_lens;
     batch.attention.seq_lens = rows.seq_lens;
@@ -245,6 +267,7 @@ class DecoderLayers {
   bool is_plain_ = false;
   std::vector<std::vector<float>> angles_;
   Tensor scratch_;
+  std::vector<int64_t> wanted_;
   std::vector<int64_t> rows_, ones_, each_;  // of `decode`
   std::vector<int32_t> table_;
   std::vector<float> values_;

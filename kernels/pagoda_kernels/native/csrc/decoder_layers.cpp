@@ -61,6 +61,29 @@ int threads_for_attention(const AttentionBatch& batch, const Team& team) {
   return bytes < kWakingBytes ? team.num_threads : team.helpers->count() + 1;
 }
 
+// Rows of the wanted tokens in all rows of a batch, ascending.
+std::vector<int64_t> wanted_rows(const DecoderBatch& batch) {
+  std::vector<int64_t> rows;
+  int64_t end = 0;
+  for (int64_t seq = 0; seq < batch.attention.num_seqs; ++seq) {
+    end += batch.attention.query_lens[seq];
+    for (int64_t row = end - batch.wanted[seq]; row < end; ++row) rows.push_back(row);
+  }
+  return rows;
+}
+
+void move_row(bf16* table, int64_t from, int64_t to, int64_t size) {
+  if (from != to) std::memcpy(table + to * size, table + from * size, size * sizeof(bf16));
+}
+
+// Some rows to the front, and back.
+void bring_together(bf16* table, const std::vector<int64_t>& rows, int64_t size) {
+  for (size_t i = 0; i < rows.size(); ++i) move_row(table, rows[i], static_cast<int64_t>(i), size);
+}
+void bring_apart(bf16* table, const std::vector<int64_t>& rows, int64_t size) {
+  for (size_t i = rows.size(); i-- > 0;) move_row(table, static_cast<int64_t>(i), rows[i], size);
+}
+
 }  // namespace
 
 int64_t decoder_scratch_size(const std::vector<DecoderLayer>& layers, const DecoderBatch& batch) {
@@ -69,7 +92,8 @@ int64_t decoder_scratch_size(const std::vector<DecoderLayer>& layers, const Deco
 
 void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch, bf16* x, bf16* scratch, const Team& team) {
   const Widths widths(layers);
-  const int64_t rows = batch.num_tokens;
+  int64_t rows = batch.num_tokens;
+  std::vector<int64_t> wanted;
   const int num_threads = team.num_threads, attending = threads_for_attention(batch.attention, team);
   AttentionBatch& attention = batch.attention;
   bf16 *normed = scratch, *qkv = normed + rows * widths.hidden, *attended = qkv + rows * widths.qkv;
@@ -83,6 +107,14 @@ void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch
                      rotation.cos, rotation.sin, rotation.half, layer.is_interleaved, batch.slot_mapping, layer.k_cache,
                      layer.v_cache, batch.cache, rows, static_cast<int>(attention.num_heads),
                      static_cast<int>(attention.num_kv_heads), static_cast<int>(attention.head_dim), num_threads);
+    if (batch.wanted != nullptr && &layer == &layers.back()) {
+      wanted = wanted_rows(batch);
+      attention.query_lens = batch.wanted;
+      rows = static_cast<int64_t>(wanted.size());
+      if (rows == 0) return;
+      bring_together(x, wanted, hidden);
+      bring_together(qkv, wanted, layer.qkv.num_outputs);
+    }
     attention.query_stride = layer.qkv.num_outputs;
     attention.window = layer.window;
     attention.scale = layer.scale;
@@ -97,6 +129,7 @@ void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch
     }
     linear(layer.down, gated, x, x, rows, team);
   }
+  if (batch.wanted != nullptr) bring_apart(x, wanted, layers.back().qkv.num_inputs);
 }
 
 int64_t head_scratch_size(const DecoderHead& head, int64_t num_rows) { return 2 * num_rows * head.linear.num_inputs; }

@@ -48,7 +48,8 @@ struct DecoderHead {
 struct DecoderBatch {
   int64_t num_tokens;
   const int64_t* slot_mapping;
-  AttentionBatch attention;  // all but what a layer says itself
+  AttentionBatch attention;         // all but what a layer says itself
+  const int64_t* wanted = nullptr;  // last tokens of each sequence whose hidden states are wanted; null: all
   CacheLayout cache;
   std::vector<Rotation> rotations;
 };
@@ -62,7 +63,8 @@ struct Team {
 // Numbers of bfloat16 that `decoder_layers` needs for a batch beside x.
 int64_t decoder_scratch_size(const std::vector<DecoderLayer>& layers, const DecoderBatch& batch);
 
-// x: [num_tokens, hidden_size], in place.
+// x: [num_tokens, hidden_size], in place. Of tokens that are not wanted, the last layer computes keys and values alone, and
+// their rows of x hold anything.
 void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch, bf16* x, bf16* scratch, const Team& team);
 
 // Numbers of bfloat16 that `decoder_logits` needs.
