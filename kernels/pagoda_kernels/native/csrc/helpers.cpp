@@ -203,6 +203,7 @@ uint64_t Helpers::wait_for_job(uint64_t last_epoch) {
     const uint64_t ticket = shares_[0].ticket.load();
     if (has_ended_.load(std::memory_order_relaxed)) return 0;
     if (is_news(ticket)) return epoch_of(ticket);
+    sched_yield();
     if (static_cast<int64_t>(__rdtsc()) - begin > kSpinTicks) {
       const uint32_t calls = calls_.load();
       sleepers_.fetch_add(1);
