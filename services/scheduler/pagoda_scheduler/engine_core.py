@@ -15,6 +15,9 @@ from pagoda_scheduler.timeline import Timeline
 from pagoda_scheduler.watchdog import StepWatchdog
 
 WATCH_PERIOD_S = 0.25
+SHORT_STEP_NS = 4_000_000
+"""Of steps that take the worker less, one more is sent ahead: who has to wait for a processor may wait for 2 to 3 ms,
+longer than such a step."""
 
 
 class Executor(Protocol):
@@ -64,7 +67,8 @@ class EngineCore:
         )
         self.num_steps = 0
         """Counter: steps finished."""
-        self._window = 2 if config.scheduler.async_scheduling else 1
+        self._sends_ahead = config.scheduler.async_scheduling
+        self._has_short_steps = False
         self._executor = executor
         self._timeline = timeline or Timeline()
         self._deliver = deliver
@@ -73,6 +77,11 @@ class EngineCore:
         self._watchdog = StepWatchdog(min_s=min_s) if min_s else None
         self._wake = asyncio.Event()
         self._last_progress_ns = time.monotonic_ns()
+
+    @property
+    def _window(self) -> int:
+        """Most steps in flight."""
+        return 2 + self._has_short_steps if self._sends_ahead else 1
 
     def step(self) -> None:
         """Send what the window allows."""
@@ -138,6 +147,8 @@ class EngineCore:
                 self._watchdog.answered((now_ns - self._last_progress_ns) / 1e9)
             self._last_progress_ns = now_ns
             self._num_in_flight -= 1
+            if output.timings is not None:
+                self._has_short_steps = output.timings.compute_ns < SHORT_STEP_NS
             self._take(output)
             self.step()  # here and now: waking `run` would cost another turn of the event loop
 

@@ -105,6 +105,11 @@ class StepTimings(NamedTuple):
     sample_ns: int = 0
     decode_ns: int = 0
 
+    @property
+    def compute_ns(self) -> int:
+        """While the worker was at it."""
+        return self.prepare_ns + self.forward_ns + self.sample_ns
+
 
 class ModelRunnerOutput(NamedTuple):
     """The result of one step; rows are in batch order."""

@@ -72,7 +72,7 @@ class SpanMaker:
 
 def _add_worker(span: Span, chunk: PrefillChunk, timings: StepTimings) -> None:
     """The worker's share of a chunk, whose answer took half of the way back; its clock is not asked."""
-    spent_ns = timings.queue_ns + timings.prepare_ns + timings.forward_ns + timings.sample_ns
+    spent_ns = timings.queue_ns + timings.compute_ns
     end_ns = max(chunk.start_ns, chunk.end_ns - timings.decode_ns - timings.wire_ns // 2)
     start_ns = max(chunk.start_ns, end_ns - spent_ns)
     attributes: dict[str, Value] = {
