@@ -195,7 +195,8 @@ bool Helpers::take_part(int64_t part, uint64_t epoch, const Job& job, float* sum
   return true;
 }
 
-// The number of a job that is not the last one seen; 0: there will be none.
+// The number of a job that is not the last one seen; 0: there will be none. Yields meanwhile: the kernel may have taken a
+// helper, which has had next to nothing so far, before a process that is ready, and would leave it the core for a time slice.
 uint64_t Helpers::wait_for_job(uint64_t last_epoch) {
   const auto is_news = [&](uint64_t ticket) { return epoch_of(ticket) != last_epoch && claimed_of(ticket) != kClosed; };
   auto begin = static_cast<int64_t>(__rdtsc());
