@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pagoda_common.sampling_params import SamplingParams
+from pagoda_kernels.attention_plan import AttentionPlan
 from pagoda_kernels.composed_layers import ComposedLayers
 from pagoda_kernels.decoder_layers import DecoderLayers, set_num_helpers
 from pagoda_kernels.native.library import load_native, native
@@ -132,6 +133,26 @@ def test_the_ends_of_usual_models_are_in_the_same_call(
     layers = fused_of(Driver(make_checkpoint(architecture, tmp_path), dtype=dtype))
     assert layers is not None
     assert layers.has_ends == has_ends
+
+
+@needs_bf16
+@pytest.mark.parametrize(
+    "rows",
+    [[59], [0, 59], [24], [25, 24], [9, 39, 40, 59], [20, 21, 22, 23, 24], list(range(60)), []],
+)
+def test_the_last_layer_computes_what_is_asked_for(rows: list[int], tmp_path: Path) -> None:
+    layers = fused_of(Driver(make_checkpoint("MistralForCausalLM", tmp_path), dtype="bfloat16"))
+    assert isinstance(layers, DecoderLayers)
+    lengths = np.array([25, 15, 20])
+    block_table = np.arange(12, dtype=np.int32).reshape(3, 4)
+    plan = AttentionPlan(lengths, lengths, block_table, 16, torch.bfloat16, torch.device("cpu"))
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    slots = np.repeat(block_table[:, 0], lengths) * 16 + positions
+    batch = torch.arange(60) % 31, plan, torch.from_numpy(slots).long(), torch.from_numpy(positions)
+    everything, _ = layers.logits(*batch, torch.arange(60))
+    asked, (_, likeliest) = layers.logits(*batch, torch.tensor(rows, dtype=torch.int64))
+    assert torch.equal(asked, everything[rows])
+    assert torch.equal(likeliest, asked.argmax(1) if rows else likeliest)
 
 
 @needs_bf16
