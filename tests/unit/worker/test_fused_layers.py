@@ -149,10 +149,11 @@ def test_the_last_layer_computes_what_is_asked_for(rows: list[int], tmp_path: Pa
     positions = np.concatenate([np.arange(length) for length in lengths])
     slots = np.repeat(block_table[:, 0], lengths) * 16 + positions
     batch = torch.arange(60) % 31, plan, torch.from_numpy(slots).long(), torch.from_numpy(positions)
-    everything, _ = layers.logits(*batch, torch.arange(60))
-    asked, (_, likeliest) = layers.logits(*batch, torch.tensor(rows, dtype=torch.int64))
-    assert torch.equal(asked, everything[rows])
-    assert torch.equal(likeliest, asked.argmax(1) if rows else likeliest)
+    logits, likeliest = layers.logits(*batch, torch.arange(60))
+    asked, likeliest_asked = layers.logits(*batch, torch.tensor(rows, dtype=torch.int64))
+    assert torch.equal(asked, logits[rows])
+    for ours, of_all in zip(likeliest_asked, likeliest, strict=True):
+        assert torch.equal(ours, of_all[rows])
 
 
 @needs_bf16

@@ -53,6 +53,7 @@ int64_t Plan::cost_of(int64_t num_keys, int64_t tokens) const { return num_keys 
 // Of all KV heads of a sequence, without the keys that it shares.
 int64_t Plan::own_cost(int64_t seq) const {
   const int64_t tokens = batch_.query_lens[seq], position = batch_.seq_lens[seq] - tokens;
+  if (tokens == 0) return 0;
   const int64_t begin = std::max(first_key(position), num_shared_keys_[seq]);
   return cost_of(position + tokens / 2 + 1 - begin, tokens) * batch_.num_kv_heads;
 }
