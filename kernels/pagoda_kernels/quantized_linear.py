@@ -91,7 +91,7 @@ def has_kernel_for(weight: PackedMatrix) -> bool:
 
 def multiplies_integers() -> bool:
     """Whether the C++ kernel takes inputs to 8 bits where weights ask for it: only with AVX512-VNNI."""
-    return cpu_level() == "avx512"
+    return cpu_level() in ("amx", "avx512")
 
 
 def quantize_inputs(x: Tensor, part: int) -> Tensor:

@@ -37,12 +37,17 @@ def build(level: str, directory: Path) -> Path:
         cpp_extension.load(
             name=NAME,
             sources=[str(path) for path in sorted(SOURCES.glob("*.cpp"))],
-            extra_cflags=[*FLAGS, *(f"-m{name.replace('_', '')}" for name in LEVELS[level])],
+            extra_cflags=[*FLAGS, *(_flag(name) for name in LEVELS[level])],
             build_directory=scratch,
         )
         target.parent.mkdir(exist_ok=True)
         os.replace(Path(scratch) / f"{NAME}.so", target)
     return target
+
+
+def _flag(instructions: str) -> str:
+    """The compiler's, for instructions as Linux calls them."""
+    return "-m" + instructions.replace("_", "-" if instructions.startswith("amx") else "")
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Finds and loads the C++ kernels, has them compiled once per machine, and says which operations they take over."""
 
+import ctypes
 import fcntl
 import hashlib
 import importlib.util
@@ -28,8 +29,11 @@ NATIVE_DTYPES = (torch.float32, torch.bfloat16)
 """What the C++ kernels compute with, unless one says otherwise."""
 _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16")
-LEVELS = {"avx512": _AVX2 + _AVX512, "avx2": _AVX2}
-"""Instruction sets of each level as Linux calls them, the widest level first; a compiler leaves out the underscores."""
+_AMX = ("amx_tile", "amx_bf16", "amx_int8")
+LEVELS = {"amx": _AVX2 + _AVX512 + _AMX, "avx512": _AVX2 + _AVX512, "avx2": _AVX2}
+"""Instruction sets of each level as Linux calls them, the widest level first."""
+LEVEL_VARIABLE = "PAGODA_CPU_LEVEL"
+"""Of the environment: the widest level to use, so that machines of several kinds compute the same bits."""
 
 _library: ModuleType | None = None
 
@@ -72,7 +76,28 @@ def cpu_level() -> str | None:
         return None
     match = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
     found = set(match[1].split()) if match else set()
-    return next((level for level, needed in LEVELS.items() if found.issuperset(needed)), None)
+    for level in allowed_levels():
+        if found.issuperset(LEVELS[level]) and (level != "amx" or _may_use_amx()):
+            return level
+    return None
+
+
+def allowed_levels() -> list[str]:
+    """Those of LEVELS from the one that the environment names on; all, unless it does.
+
+    Raises:
+        ValueError: it names something else.
+    """
+    levels, widest = list(LEVELS), os.environ.get(LEVEL_VARIABLE) or next(iter(LEVELS))
+    if widest not in levels:
+        raise ValueError(f"{LEVEL_VARIABLE} is {widest!r}, must be one of {', '.join(levels)}")
+    return levels[levels.index(widest) :]
+
+
+def _may_use_amx() -> bool:
+    """Ask Linux to keep this process's tiles when it switches threads: without its leave the first one is a SIGILL."""
+    arch_prctl, request, tile_data = 158, 0x1023, 18  # Linux: Documentation/arch/x86/xstate.rst
+    return ctypes.CDLL(None, use_errno=True).syscall(arch_prctl, request, tile_data) == 0
 
 
 def default_cache_directory() -> Path:

@@ -21,7 +21,7 @@ struct Pairs {
     int64_t step;
 
     void add(const uint32_t* tile, int height, float* sums) {
-      tile_of(height)(tile + begin * height, w, size, sums, begin == 0, ahead, step);
+      packed::tile(tile + begin * height, height, w, size, sums, begin == 0, ahead, step);
       ahead += size * step;
     }
   };
@@ -33,7 +33,11 @@ struct Pairs {
     return num_rows == 1 ? reinterpret_cast<const uint32_t*>(x.rows) : nullptr;
   }
   void pack_tile(int64_t row, int height, uint32_t* to) const {
+#if defined(__AMX_BF16__)
+    pack_blocks(x.rows + row * x.stride, x.stride * 2, height, x.pairs, to);
+#else
     pack_rows(x.rows + row * x.stride, x.stride * 2, height, x.pairs, to, height, height);
+#endif
   }
   int64_t depth(int64_t num_tiles) const { return num_tiles == 1 ? x.pairs : kPairsInL1; }
   int64_t num_stretches(int64_t num_tiles) const { return (x.pairs + depth(num_tiles) - 1) / depth(num_tiles); }

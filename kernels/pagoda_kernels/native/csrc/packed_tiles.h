@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "amx.h"
 #include "vec.h"
 
 namespace pagoda {
@@ -14,8 +15,80 @@ namespace pagoda {
 namespace packed {
 
 constexpr int kPanel = 2 * kLanes;          // output features of a panel: two vectors
-constexpr int kTileRows = 14;               // rows of x in registers: 28 accumulators, 2 vectors of weights, 1 of x
+constexpr int kVectorRows = 14;             // rows of x in vectors: 28 accumulators, 2 vectors of weights, 1 of x
+#if defined(__AMX_BF16__)
+constexpr int kTileRows = 2 * amx::kRows;   // rows of x whose sums are in registers at a time
+#else
+constexpr int kTileRows = kVectorRows;
+#endif
 constexpr int64_t kPairsInL1 = 128;         // pairs of inputs whose weights (16 KiB a panel) stay in L1 for all tiles
+
+#if defined(__AMX_BF16__)
+
+// One tile: sums[r, :] += x[r, begin..end) W^T, 16 pairs of inputs after the other, whatever the number of rows.
+// x: [pairs / 16, height, 16] pairs, of the last block [height, the rest]; w: [pairs, 32] pairs; both at `begin`. Meanwhile
+// the lines from `ahead` come nearer.
+template <bool kIsHigh>
+void tile_blocks(const uint32_t* x, int height, const bf16* w, int64_t blocks, int words, float* sums, bool is_first,
+                 const char* ahead, int64_t step) {
+  constexpr int kStride = kPanel * 4;
+  const amx::Tiles tiles(amx::Shapes(height, words));
+  if (!is_first) {
+    _tile_loadd(0, sums, kStride);
+    _tile_loadd(1, sums + amx::kWords, kStride);
+    if constexpr (kIsHigh) {
+      _tile_loadd(2, sums + amx::kRows * kPanel, kStride);
+      _tile_loadd(3, sums + amx::kRows * kPanel + amx::kWords, kStride);
+    }
+  }
+  for (int64_t i = 0; i < blocks; ++i) {
+    _tile_loadd(4, x, words * 4);
+    if constexpr (kIsHigh) _tile_loadd(5, x + amx::kRows * words, words * 4);
+    _tile_loadd(6, w, kStride);
+    _tile_loadd(7, w + 2 * amx::kWords, kStride);
+    for (int line = 0; line < words; ++line, ahead += step) {
+      _mm_prefetch(ahead, _MM_HINT_T1);
+      _mm_prefetch(ahead + 64, _MM_HINT_T1);
+    }
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (kIsHigh) {
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    x += height * words;
+    w += words * 2 * kPanel;
+  }
+  _tile_stored(0, sums, kStride);
+  _tile_stored(1, sums + amx::kWords, kStride);
+  if constexpr (kIsHigh) {
+    _tile_stored(2, sums + amx::kRows * kPanel, kStride);
+    _tile_stored(3, sums + amx::kRows * kPanel + amx::kWords, kStride);
+  }
+}
+
+inline void tile(const uint32_t* x, int height, const bf16* w, int64_t pairs, float* sums, bool is_first, const char* ahead,
+                 int64_t step) {
+  const auto run = height > amx::kRows ? tile_blocks<true> : tile_blocks<false>;
+  const int64_t blocks = pairs / amx::kWords, done = blocks * amx::kWords;
+  if (blocks > 0) run(x, height, w, blocks, amx::kWords, sums, is_first, ahead, step);
+  if (done < pairs) {
+    const int rest = static_cast<int>(pairs - done);
+    run(x + done * height, height, w + done * 2 * kPanel, 1, rest, sums, is_first && blocks == 0, ahead + done * step, step);
+  }
+}
+
+// Rows [height, words] of four bytes as `tile` reads them. `stride` is in bytes.
+inline void pack_blocks(const void* x, int64_t stride, int height, int64_t words, uint32_t* to) {
+  for (int64_t k = 0; k < words; k += amx::kWords) {
+    const int count = static_cast<int>(std::min<int64_t>(amx::kWords, words - k));
+    for (int r = 0; r < height; ++r, to += count) {
+      std::memcpy(to, static_cast<const char*>(x) + r * stride + 4 * k, static_cast<size_t>(count) * 4);
+    }
+  }
+}
+
+#else
 
 // One tile: sums[r, :] += x[r, begin..end) W^T, a pair of inputs after the other, whatever the number of rows.
 // x: [pairs, R] pairs; w: [pairs, 32] pairs; both at `begin`. Meanwhile the lines from `ahead` come nearer.
@@ -56,13 +129,20 @@ constexpr Tile tile_of(int rows, std::integer_sequence<int, R...>) {
   return tiles[rows - 1];
 }
 
-inline Tile tile_of(int rows) { return tile_of(rows, std::make_integer_sequence<int, kTileRows>{}); }
+inline Tile tile_of(int rows) { return tile_of(rows, std::make_integer_sequence<int, kVectorRows>{}); }
+
+inline void tile(const uint32_t* x, int height, const bf16* w, int64_t pairs, float* sums, bool is_first, const char* ahead,
+                 int64_t step) {
+  tile_of(height)(x, w, pairs, sums, is_first, ahead, step);
+}
+
+#endif
 
 // Rows divided into tiles of nearly equal height, so that no tile leaves registers idle.
 struct Tiles {
   int64_t count, height, num_higher;
-  explicit Tiles(int64_t rows)
-      : count((rows + kTileRows - 1) / kTileRows), height(rows / count), num_higher(rows % count) {}
+  explicit Tiles(int64_t rows, int64_t highest = kTileRows)
+      : count((rows + highest - 1) / highest), height(rows / count), num_higher(rows % count) {}
   int64_t begin(int64_t tile) const { return tile * height + std::min(tile, num_higher); }
   int rows(int64_t tile) const { return static_cast<int>(height + (tile < num_higher)); }
 };

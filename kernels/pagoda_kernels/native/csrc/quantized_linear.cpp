@@ -155,7 +155,7 @@ template <typename Epilogue>
 void run_panels(const Input& x, const QuantizedMatrix& w, const Epilogue& epilogue, int64_t num_rows, int num_threads,
                 Helpers* helpers) {
   const auto run = [&](const auto& kernel) {
-    PanelProduct<std::decay_t<decltype(kernel)>, Epilogue>{kernel, epilogue, Tiles(num_rows)}.run(num_threads, helpers);
+    PanelProduct<std::decay_t<decltype(kernel)>, Epilogue>{kernel, epilogue, Tiles(num_rows, kVectorRows)}.run(num_threads, helpers);
   };
   if (w.bits == 4) {
     w.quantizes_inputs ? run(Quantized<4, Integers>{x, w}) : run(Quantized<4, Floats>{x, w});

@@ -135,7 +135,7 @@ constexpr PartTile part_tile_of(int rows, std::integer_sequence<int, R...>) {
 
 template <typename Kind, typename Source>
 PartTile part_tile_of(int rows) {
-  return part_tile_of<Kind, Source>(rows, std::make_integer_sequence<int, kTileRows>{});
+  return part_tile_of<Kind, Source>(rows, std::make_integer_sequence<int, kVectorRows>{});
 }
 
 }  // namespace packed
