@@ -37,10 +37,16 @@ struct alignas(64) Shapes {
 };
 static_assert(sizeof(Shapes) == 64);
 
+// What has been written so far is in memory: to a compiler, the loads of tiles do not read what their addresses point to.
+inline void settle(const void* p) { asm volatile("" : : "r"(p) : "memory"); }
+
 // Within: this thread's tiles have shapes. Behind, none: a thread that waits has nothing to save.
 class Tiles {
  public:
-  explicit Tiles(const Shapes& shapes) { _tile_loadconfig(&shapes); }
+  explicit Tiles(const Shapes& shapes) {
+    settle(&shapes);
+    _tile_loadconfig(&shapes);
+  }
   ~Tiles() { _tile_release(); }
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;

@@ -63,7 +63,7 @@ class Helpers {
     void (*compute)(const void* work, int64_t part, float* sums);
     void (*finish)(const void* work, int64_t part, const float* sums);
     int64_t count, sums_size;
-    alignas(8) unsigned char work[224];
+    alignas(8) unsigned char work[240];
   };
   static constexpr size_t kWords = sizeof(Job) / 8;
 

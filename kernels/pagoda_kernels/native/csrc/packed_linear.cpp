@@ -28,16 +28,19 @@ struct Pairs {
   Input x;
   const bf16* weight;
 
-  int64_t row_words() const { return x.pairs; }
-  const uint32_t* in_place(int64_t num_rows) const {
-    return num_rows == 1 ? reinterpret_cast<const uint32_t*>(x.rows) : nullptr;
-  }
-  void pack_tile(int64_t row, int height, uint32_t* to) const {
 #if defined(__AMX_BF16__)
-    pack_blocks(x.rows + row * x.stride, x.stride * 2, height, x.pairs, to);
+  int64_t row_words() const { return (x.pairs + amx::kWords - 1) / amx::kWords * amx::kWords; }
+  void pack_tile(int64_t row, int rows, int height, uint32_t* to) const {
+    pack_blocks(x.rows + row * x.stride, x.stride * 2, rows, height, x.pairs, to);
+  }
 #else
-    pack_rows(x.rows + row * x.stride, x.stride * 2, height, x.pairs, to, height, height);
+  int64_t row_words() const { return x.pairs; }
+  void pack_tile(int64_t row, int rows, int height, uint32_t* to) const {
+    pack_rows(x.rows + row * x.stride, x.stride * 2, rows, x.pairs, to, height, height);
+  }
 #endif
+  const uint32_t* in_place(int64_t num_rows) const {
+    return num_rows == 1 && row_words() == x.pairs ? reinterpret_cast<const uint32_t*>(x.rows) : nullptr;
   }
   int64_t depth(int64_t num_tiles) const { return num_tiles == 1 ? x.pairs : kPairsInL1; }
   int64_t num_stretches(int64_t num_tiles) const { return (x.pairs + depth(num_tiles) - 1) / depth(num_tiles); }

@@ -25,65 +25,78 @@ constexpr int64_t kPairsInL1 = 128;         // pairs of inputs whose weights (16
 
 #if defined(__AMX_BF16__)
 
+// Within, this thread's registers are for tiles of this height.
+struct TileRegisters : amx::Tiles {
+  explicit TileRegisters(int64_t height) : amx::Tiles(amx::Shapes(static_cast<int>(height), amx::kWords)) {}
+};
+
 // One tile: sums[r, :] += x[r, begin..end) W^T, 16 pairs of inputs after the other, whatever the number of rows.
-// x: [pairs / 16, height, 16] pairs, of the last block [height, the rest]; w: [pairs, 32] pairs; both at `begin`. Meanwhile
-// the lines from `ahead` come nearer.
+// x: [blocks, height, 16] pairs; w: [16 blocks, 32] pairs; both at `begin`. Meanwhile `lines` lines a block from `ahead` on
+// come nearer.
 template <bool kIsHigh>
-void tile_blocks(const uint32_t* x, int height, const bf16* w, int64_t blocks, int words, float* sums, bool is_first,
-                 const char* ahead, int64_t step) {
+void tile_blocks(const uint32_t* x, int height, const bf16* w, int64_t blocks, float* sums, bool is_first, const char* ahead,
+                 int64_t lines) {
   constexpr int kStride = kPanel * 4;
-  const amx::Tiles tiles(amx::Shapes(height, words));
-  if (!is_first) {
+  float* high = sums + amx::kRows * kPanel;
+  amx::settle(w);
+  if (is_first) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (kIsHigh) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+  } else {
     _tile_loadd(0, sums, kStride);
     _tile_loadd(1, sums + amx::kWords, kStride);
     if constexpr (kIsHigh) {
-      _tile_loadd(2, sums + amx::kRows * kPanel, kStride);
-      _tile_loadd(3, sums + amx::kRows * kPanel + amx::kWords, kStride);
+      _tile_loadd(2, high, kStride);
+      _tile_loadd(3, high + amx::kWords, kStride);
     }
   }
   for (int64_t i = 0; i < blocks; ++i) {
-    _tile_loadd(4, x, words * 4);
-    if constexpr (kIsHigh) _tile_loadd(5, x + amx::kRows * words, words * 4);
     _tile_loadd(6, w, kStride);
+    _tile_loadd(4, x, amx::kWords * 4);
     _tile_loadd(7, w + 2 * amx::kWords, kStride);
-    for (int line = 0; line < words; ++line, ahead += step) {
-      _mm_prefetch(ahead, _MM_HINT_T1);
-      _mm_prefetch(ahead + 64, _MM_HINT_T1);
-    }
+    for (int64_t line = 0; line < lines; ++line, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
     if constexpr (kIsHigh) {
+      _tile_loadd(5, x + amx::kRows * amx::kWords, amx::kWords * 4);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
-    x += height * words;
-    w += words * 2 * kPanel;
+    x += height * amx::kWords;
+    w += amx::kWords * 2 * kPanel;
   }
   _tile_stored(0, sums, kStride);
   _tile_stored(1, sums + amx::kWords, kStride);
   if constexpr (kIsHigh) {
-    _tile_stored(2, sums + amx::kRows * kPanel, kStride);
-    _tile_stored(3, sums + amx::kRows * kPanel + amx::kWords, kStride);
+    _tile_stored(2, high, kStride);
+    _tile_stored(3, high + amx::kWords, kStride);
   }
 }
 
+// x has zeros behind the last pair, w has not.
 inline void tile(const uint32_t* x, int height, const bf16* w, int64_t pairs, float* sums, bool is_first, const char* ahead,
                  int64_t step) {
   const auto run = height > amx::kRows ? tile_blocks<true> : tile_blocks<false>;
-  const int64_t blocks = pairs / amx::kWords, done = blocks * amx::kWords;
-  if (blocks > 0) run(x, height, w, blocks, amx::kWords, sums, is_first, ahead, step);
+  const int64_t blocks = pairs / amx::kWords, done = blocks * amx::kWords, lines = std::max<int64_t>(1, step / 4);
+  if (blocks > 0) run(x, height, w, blocks, sums, is_first, ahead, lines);
   if (done < pairs) {
-    const int rest = static_cast<int>(pairs - done);
-    run(x + done * height, height, w + done * 2 * kPanel, 1, rest, sums, is_first && blocks == 0, ahead + done * step, step);
+    alignas(64) bf16 padded[amx::kWords * 2 * kPanel] = {};
+    std::copy_n(w + done * 2 * kPanel, (pairs - done) * 2 * kPanel, padded);
+    run(x + done * height, height, padded, 1, sums, is_first && blocks == 0, ahead, 0);
   }
 }
 
-// Rows [height, words] of four bytes as `tile` reads them. `stride` is in bytes.
-inline void pack_blocks(const void* x, int64_t stride, int height, int64_t words, uint32_t* to) {
+// Rows [height, words] of four bytes as `tile` reads them, of which the first `rows` are there. `stride` is in bytes.
+inline void pack_blocks(const void* x, int64_t stride, int rows, int height, int64_t words, uint32_t* to) {
   for (int64_t k = 0; k < words; k += amx::kWords) {
-    const int count = static_cast<int>(std::min<int64_t>(amx::kWords, words - k));
-    for (int r = 0; r < height; ++r, to += count) {
-      std::memcpy(to, static_cast<const char*>(x) + r * stride + 4 * k, static_cast<size_t>(count) * 4);
+    const __mmask16 mask = first_lanes(static_cast<int>(std::min<int64_t>(amx::kWords, words - k)));
+    for (int r = 0; r < height; ++r, to += amx::kWords) {
+      const char* from = static_cast<const char*>(x) + r * stride + 4 * k;
+      _mm512_storeu_si512(to, r < rows ? _mm512_maskz_loadu_epi32(mask, from) : _mm512_setzero_si512());
     }
   }
 }
@@ -136,15 +149,27 @@ inline void tile(const uint32_t* x, int height, const bf16* w, int64_t pairs, fl
   tile_of(height)(x, w, pairs, sums, is_first, ahead, step);
 }
 
+struct TileRegisters {
+  explicit TileRegisters(int64_t) {}
+};
+
 #endif
 
 // Rows divided into tiles of nearly equal height, so that no tile leaves registers idle.
 struct Tiles {
-  int64_t count, height, num_higher;
+  int64_t num_rows, count, height, num_higher;
   explicit Tiles(int64_t rows, int64_t highest = kTileRows)
-      : count((rows + highest - 1) / highest), height(rows / count), num_higher(rows % count) {}
+      : num_rows(rows), count((rows + highest - 1) / highest), height(rows / count), num_higher(rows % count) {
+#if defined(__AMX_BF16__)
+    // All of one height, so that registers keep their shapes; rows of zeros behind the last one.
+    if (num_higher > 0) ++height;
+    num_higher = 0;
+#endif
+  }
   int64_t begin(int64_t tile) const { return tile * height + std::min(tile, num_higher); }
-  int rows(int64_t tile) const { return static_cast<int>(height + (tile < num_higher)); }
+  int height_of(int64_t tile) const { return static_cast<int>(height + (tile < num_higher)); }
+  // Of them, those that are not behind the last one.
+  int rows(int64_t tile) const { return static_cast<int>(std::min<int64_t>(height_of(tile), num_rows - begin(tile))); }
 };
 
 // x [rows, words] of four bytes to [words, width], rows <= width <= 16, in squares of 16 by 16; what is behind the last

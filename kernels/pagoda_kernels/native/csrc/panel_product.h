@@ -19,7 +19,7 @@ struct Parts;
 // x W^T, of which an epilogue makes the output. A kernel knows how rows and weights lie in memory:
 //   int64_t row_words() const                                        of a packed row; those of a tile are together
 //   const uint32_t* in_place(int64_t num_rows) const                 the rows, if they need no packing; or null
-//   void pack_tile(int64_t first_row, int height, uint32_t* to) const
+//   void pack_tile(int64_t first_row, int rows, int height, uint32_t* to) const   zeros behind `rows`
 //   int64_t num_stretches(int64_t num_tiles) const                   into which the inputs are divided
 //   Stretch stretch(int64_t panel, int64_t i, int64_t num_tiles) const
 // and a Stretch, made for all tiles of some rows one after the other, has
@@ -32,10 +32,12 @@ struct PanelProduct {
   Tiles tiles;
   int64_t items = epilogue.items();
 
-  int64_t num_rows() const { return tiles.begin(tiles.count); }
+  int64_t num_rows() const { return tiles.begin(tiles.count); }  // of all tiles
   int64_t row_words() const { return kernel.row_words(); }
   bool reads_packed() const { return kernel.in_place(num_rows()) == nullptr; }
-  void pack_tile(int64_t t, uint32_t* to) const { kernel.pack_tile(tiles.begin(t), tiles.rows(t), to); }
+  void pack_tile(int64_t t, uint32_t* to) const {
+    kernel.pack_tile(tiles.begin(t), tiles.rows(t), tiles.height_of(t), to);
+  }
 
   void run(int num_threads, Helpers* helpers = nullptr) const {
     if (helpers != nullptr && num_rows() * row_words() * 4 <= Helpers::kInputBytes && tiles.count <= kMaxTiles) {
@@ -68,21 +70,21 @@ struct PanelProduct {
       const bool is_last = kFinishes && i + 1 == kPanels && s + 1 == stretches;
       auto stretch = kernel.stretch(panel, s, num_tiles);
       for (int64_t t = block.first_tile; t < block.last_tile; ++t) {
-        const int height = tiles.rows(t);
+        const int height = tiles.height_of(t), rows = tiles.rows(t);
         const int64_t row = tiles.begin(t), place = row - first;
-        if (is_last) epilogue.fetch(row, height, item);
+        if (is_last) epilogue.fetch(row, rows, item);
         const uint32_t* tile = block.packed ? block.packed + place * words : kernel.in_place(num_rows());
         stretch.add(tile, height, all_sums + i * of_panel + place * kPanel);
-        if (is_last) finish(row, height, item, all_sums + place * kPanel, of_panel);
+        if (is_last) finish(row, rows, item, all_sums + place * kPanel, of_panel);
       }
     }
   }
 
   // The outputs of a tile. sums: of its first row, a panel's after `of_panel` of another's.
-  void finish(int64_t row, int height, int64_t item, const float* sums, int64_t of_panel) const {
+  void finish(int64_t row, int rows, int64_t item, const float* sums, int64_t of_panel) const {
     std::array<const float*, kPanels> of_tile;
     for (int i = 0; i < kPanels; ++i) of_tile[i] = sums + i * of_panel;
-    epilogue.finish(row, height, item, of_tile);
+    epilogue.finish(row, rows, item, of_tile);
   }
 
   friend struct Parts<PanelProduct>;
@@ -100,6 +102,7 @@ struct Parts {
   int64_t end(int64_t part) const { return std::min(product.items, (part + 1) * grain); }
 
   void compute(int64_t part, float* sums) const {
+    const TileRegisters registers(product.tiles.height);
     for (int64_t item = part * grain; item < end(part); ++item, sums += sums_of_item()) {
       for (int i = 0; i < Product::kPanels; ++i) product.template multiply<false>(rows, item, i, sums);
     }

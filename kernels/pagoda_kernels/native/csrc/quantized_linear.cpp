@@ -126,8 +126,8 @@ struct Quantized {
 
   int64_t row_words() const { return layout.row_words(); }
   const uint32_t* in_place(int64_t) const { return nullptr; }
-  void pack_tile(int64_t row, int height, uint32_t* to) const {
-    packed::pack_tile(x.rows + row * x.stride, x.stride, height, layout, Codes<kBits>::kOffset, to);
+  void pack_tile(int64_t row, int rows, int height, uint32_t* to) const {
+    packed::pack_tile(x.rows + row * x.stride, x.stride, rows, height, layout, Codes<kBits>::kOffset, to);
   }
   int64_t num_stretches(int64_t) const { return layout.parts(); }
   // A stretch is a part. Codes of four bits become bytes once for several tiles; bfloat16 meets them as bfloat16.

@@ -74,8 +74,9 @@ inline float sum_of(const bf16* x, int64_t size) {
   return sum(total);
 }
 
-// A tile of rows [height, num_inputs], packed. `offset` is of the codes that they will meet.
-inline void pack_tile(const bf16* x, int64_t stride, int height, const RowLayout& layout, int offset, uint32_t* to) {
+// A tile of rows [height, num_inputs], of which the first `rows` are there, packed. `offset` is of the codes that they will meet.
+inline void pack_tile(const bf16* x, int64_t stride, int rows, int height, const RowLayout& layout, int offset,
+                      uint32_t* to) {
   alignas(64) int8_t numbers[kTileRows][kMaxPart];
   for (int64_t i = 0; i < layout.parts(); ++i) {
     const bf16* from = x + i * layout.part;
@@ -84,7 +85,7 @@ inline void pack_tile(const bf16* x, int64_t stride, int height, const RowLayout
     auto *inputs = const_cast<uint32_t*>(part.x);
     auto *scales = const_cast<float*>(part.scales), *sums = const_cast<float*>(part.sums);
     auto* starts = const_cast<int32_t*>(part.starts);
-    for (int r = 0; r < height; ++r) {
+    for (int r = 0; r < rows; ++r) {
       if (layout.has_scales) {
         int32_t sum;
         scales[r] = quantize(from + r * stride, size, numbers[r], &sum);
@@ -96,9 +97,9 @@ inline void pack_tile(const bf16* x, int64_t stride, int height, const RowLayout
       }
     }
     if (layout.has_scales) {
-      pack_rows(numbers, kMaxPart, height, words, inputs, height, height);
+      pack_rows(numbers, kMaxPart, rows, words, inputs, height, height);
     } else {
-      pack_rows(from, stride * 2, height, words, inputs, height, height);
+      pack_rows(from, stride * 2, rows, words, inputs, height, height);
     }
   }
 }

@@ -17,7 +17,11 @@ namespace pagoda {
 
 namespace packed {
 
+#if defined(__AMX_BF16__)
+constexpr int64_t kBlockBytes = 1 << 20;  // of an L2 of 2 MiB
+#else
 constexpr int64_t kBlockBytes = 384 << 10;
+#endif
 constexpr int64_t kMaxTiles = 32;  // of one block
 constexpr int64_t kOwnTiles = 8;   // threads that find so many each do not share blocks
 
@@ -132,6 +136,7 @@ class RowBlocks {
   // The items that nobody has claimed.
   void multiply(Block& block, int64_t grain) {
     alignas(64) float sums[Work::kPanels * kMaxTiles * kTileRows * kPanel];
+    const TileRegisters registers(tiles_.height);
     for (;;) {
       const int64_t begin = block.next_item.fetch_add(grain), end = std::min(work_.items, begin + grain);
       if (begin >= work_.items) return;
