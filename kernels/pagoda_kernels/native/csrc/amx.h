@@ -10,6 +10,7 @@ namespace pagoda::amx {
 #if defined(__AMX_BF16__)
 
 constexpr int kRows = 16;   // of a tile, at most
+constexpr int kBlock = 2 * kRows;  // rows whose sums are in registers at a time
 constexpr int kWords = 16;  // of four bytes in a row of a tile: what one instruction takes of the inner dimension
 
 // Registers: 0 to 3 are sums, of two tiles of rows with two of columns each; 4 and 5 rows of the left matrix, 6 and 7 the
@@ -40,17 +41,79 @@ static_assert(sizeof(Shapes) == 64);
 // What has been written so far is in memory: to a compiler, the loads of tiles do not read what their addresses point to.
 inline void settle(const void* p) { asm volatile("" : : "r"(p) : "memory"); }
 
-// Within: this thread's tiles have shapes. Behind, none: a thread that waits has nothing to save.
-class Tiles {
+// While it lives, this thread's registers have shapes; behind, none: a thread that waits has nothing to save.
+class Registers {
  public:
-  explicit Tiles(const Shapes& shapes) {
+  Registers() = default;
+  explicit Registers(int64_t height) { set(height); }
+  ~Registers() {
+    if (height_ != 0) _tile_release();
+  }
+  Registers(const Registers&) = delete;
+  Registers& operator=(const Registers&) = delete;
+
+  // For up to kBlock rows.
+  void set(int64_t height) {
+    if (height == height_) return;
+    height_ = height;
+    const Shapes shapes(static_cast<int>(height), kWords);
     settle(&shapes);
     _tile_loadconfig(&shapes);
   }
-  ~Tiles() { _tile_release(); }
-  Tiles(const Tiles&) = delete;
-  Tiles& operator=(const Tiles&) = delete;
+
+ private:
+  int64_t height_ = 0;
 };
+
+// Where a matrix lies, in bytes: [blocks][rows], kWords words a row.
+struct Operand {
+  const void* at;
+  int64_t stride;  // between rows: of the left matrix, or of the right one's words of the inner dimension
+  int64_t step;    // between blocks, of kWords of the inner dimension
+
+  const char* block(int64_t i) const { return static_cast<const char*>(at) + i * step; }
+};
+
+// out = left right, or added to what is there: `height` rows of 16 or 32 columns, `stride` bytes from one to the next. The
+// registers have that height. A sum takes what it adds up in one order, whatever the height: pairs of a block by
+// themselves, even ones and odd ones, then the block's sum. `between(i)` is called in block i.
+template <bool kIsHigh, bool kIsWide, typename Between>
+inline void multiply(const Operand& left, const Operand& right, int64_t blocks, float* out, int64_t stride, bool adds,
+                     const Between& between) {
+  float* high = out + kRows * stride / 4;
+  settle(left.at);
+  settle(right.at);
+  settle(out);
+  if (adds) {
+    _tile_loadd(0, out, stride);
+    if constexpr (kIsWide) _tile_loadd(1, out + kWords, stride);
+    if constexpr (kIsHigh) _tile_loadd(2, high, stride);
+    if constexpr (kIsHigh && kIsWide) _tile_loadd(3, high + kWords, stride);
+  } else {
+    _tile_zero(0);
+    if constexpr (kIsWide) _tile_zero(1);
+    if constexpr (kIsHigh) _tile_zero(2);
+    if constexpr (kIsHigh && kIsWide) _tile_zero(3);
+  }
+  for (int64_t i = 0; i < blocks; ++i) {
+    const char *rows = left.block(i), *columns = right.block(i);
+    _tile_loadd(6, columns, right.stride);
+    _tile_loadd(4, rows, left.stride);
+    if constexpr (kIsWide) _tile_loadd(7, columns + kWords * 4, right.stride);
+    between(i);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (kIsWide) _tile_dpbf16ps(1, 4, 7);
+    if constexpr (kIsHigh) {
+      _tile_loadd(5, rows + kRows * left.stride, left.stride);
+      _tile_dpbf16ps(2, 5, 6);
+      if constexpr (kIsWide) _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, out, stride);
+  if constexpr (kIsWide) _tile_stored(1, out + kWords, stride);
+  if constexpr (kIsHigh) _tile_stored(2, high, stride);
+  if constexpr (kIsHigh && kIsWide) _tile_stored(3, high + kWords, stride);
+}
 
 #endif
 

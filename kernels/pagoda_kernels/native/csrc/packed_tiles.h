@@ -17,7 +17,7 @@ namespace packed {
 constexpr int kPanel = 2 * kLanes;          // output features of a panel: two vectors
 constexpr int kVectorRows = 14;             // rows of x in vectors: 28 accumulators, 2 vectors of weights, 1 of x
 #if defined(__AMX_BF16__)
-constexpr int kTileRows = 2 * amx::kRows;   // rows of x whose sums are in registers at a time
+constexpr int kTileRows = amx::kBlock;
 #else
 constexpr int kTileRows = kVectorRows;
 #endif
@@ -25,68 +25,32 @@ constexpr int64_t kPairsInL1 = 128;         // pairs of inputs whose weights (16
 
 #if defined(__AMX_BF16__)
 
-// Within, this thread's registers are for tiles of this height.
-struct TileRegisters : amx::Tiles {
-  explicit TileRegisters(int64_t height) : amx::Tiles(amx::Shapes(static_cast<int>(height), amx::kWords)) {}
-};
+using TileRegisters = amx::Registers;
 
 // One tile: sums[r, :] += x[r, begin..end) W^T, 16 pairs of inputs after the other, whatever the number of rows.
-// x: [blocks, height, 16] pairs; w: [16 blocks, 32] pairs; both at `begin`. Meanwhile `lines` lines a block from `ahead` on
-// come nearer.
-template <bool kIsHigh>
-void tile_blocks(const uint32_t* x, int height, const bf16* w, int64_t blocks, float* sums, bool is_first, const char* ahead,
-                 int64_t lines) {
-  constexpr int kStride = kPanel * 4;
-  float* high = sums + amx::kRows * kPanel;
-  amx::settle(w);
-  if (is_first) {
-    _tile_zero(0);
-    _tile_zero(1);
-    if constexpr (kIsHigh) {
-      _tile_zero(2);
-      _tile_zero(3);
-    }
-  } else {
-    _tile_loadd(0, sums, kStride);
-    _tile_loadd(1, sums + amx::kWords, kStride);
-    if constexpr (kIsHigh) {
-      _tile_loadd(2, high, kStride);
-      _tile_loadd(3, high + amx::kWords, kStride);
-    }
-  }
-  for (int64_t i = 0; i < blocks; ++i) {
-    _tile_loadd(6, w, kStride);
-    _tile_loadd(4, x, amx::kWords * 4);
-    _tile_loadd(7, w + 2 * amx::kWords, kStride);
-    for (int64_t line = 0; line < lines; ++line, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    if constexpr (kIsHigh) {
-      _tile_loadd(5, x + amx::kRows * amx::kWords, amx::kWords * 4);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-    x += height * amx::kWords;
-    w += amx::kWords * 2 * kPanel;
-  }
-  _tile_stored(0, sums, kStride);
-  _tile_stored(1, sums + amx::kWords, kStride);
-  if constexpr (kIsHigh) {
-    _tile_stored(2, high, kStride);
-    _tile_stored(3, high + amx::kWords, kStride);
-  }
-}
-
-// x has zeros behind the last pair, w has not.
+// x: [blocks, height, 16] pairs, zeros behind the last one; w: [pairs, 32] pairs; both at `begin`. Meanwhile lines from
+// `ahead` on come nearer.
 inline void tile(const uint32_t* x, int height, const bf16* w, int64_t pairs, float* sums, bool is_first, const char* ahead,
                  int64_t step) {
-  const auto run = height > amx::kRows ? tile_blocks<true> : tile_blocks<false>;
+  constexpr int64_t kRow = amx::kWords * 4, kStride = kPanel * 4;
   const int64_t blocks = pairs / amx::kWords, done = blocks * amx::kWords, lines = std::max<int64_t>(1, step / 4);
-  if (blocks > 0) run(x, height, w, blocks, sums, is_first, ahead, lines);
+  const auto run = [&](const uint32_t* rows, const bf16* columns, int64_t count, bool adds, const auto& between) {
+    const amx::Operand left{rows, kRow, height * kRow}, right{columns, kStride, amx::kWords * kStride};
+    if (height > amx::kRows) {
+      amx::multiply<true, true>(left, right, count, sums, kStride, adds, between);
+    } else {
+      amx::multiply<false, true>(left, right, count, sums, kStride, adds, between);
+    }
+  };
+  if (blocks > 0) {
+    run(x, w, blocks, !is_first, [&](int64_t) {
+      for (int64_t line = 0; line < lines; ++line, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
+    });
+  }
   if (done < pairs) {
     alignas(64) bf16 padded[amx::kWords * 2 * kPanel] = {};
     std::copy_n(w + done * 2 * kPanel, (pairs - done) * 2 * kPanel, padded);
-    run(x + done * height, height, padded, 1, sums, is_first && blocks == 0, ahead, 0);
+    run(x + done * height, padded, 1, !is_first || blocks > 0, [](int64_t) {});
   }
 }
 

@@ -64,8 +64,8 @@ struct Scratch {
   Buffer<int64_t> positions;  // of the rows of one KV head
   Tile tile, next_tile;
   alignas(64) float k_scales[kTileKeys], v_scales[kTileKeys];
-  alignas(64) float products[kRows * kTileKeys];
-  alignas(64) P weights[kRows * kTileKeys];
+  alignas(64) float products[kRowsOf<P> * kTileKeys];
+  alignas(64) P weights[kRowsOf<P> * kTileKeys];
 };
 
 // total += part, for sums over later keys; the order of partitions is always that of their keys.
@@ -111,7 +111,7 @@ class Attention {
         out_(out),
         num_threads_(num_threads),
         group_(batch.num_heads / batch.num_kv_heads),
-        query_width_(round_up(batch.head_dim, kStep<P>)),
+        query_width_(round_up(batch.head_dim, kStep<P> * kStepsAtOnce<P>)),
         width_(round_up(batch.head_dim, kLanes)),
         plan_(batch, num_threads) {}
 
@@ -130,12 +130,13 @@ class Attention {
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
       static thread_local Scratch<P> scratch;
+      Registers registers;
       const Task* task = claim();
       if (task != nullptr) fetch_first_tile(*task, scratch);
       while (task != nullptr) {
         // Tasks are begun in order: whatever this one has to wait for is under way.
         while (task->order == Task::Order::kAfterShared && shared_left.load() > 0) std::this_thread::yield();
-        const Task* following = compute(*task, claim, partials, scratch);
+        const Task* following = compute(*task, claim, partials, registers, scratch);
         if (task->order == Task::Order::kShared) --shared_left;
         task = following;
       }
@@ -149,7 +150,8 @@ class Attention {
   // Returns the task that the thread goes on with: it claims that when its last tile begins, to fetch the next one's first
   // keys meanwhile.
   template <typename Claim>
-  const Task* compute(const Task& task, const Claim& claim, const Sums& partials, Scratch<P>& scratch) const {
+  const Task* compute(const Task& task, const Claim& claim, const Sums& partials, Registers& registers,
+                      Scratch<P>& scratch) const {
     const int64_t all_rows = task.num_queries * group_ * task.num_heads;
     P* query = scratch.query.get(all_rows * query_width_);
     pack_query(task, query);
@@ -178,7 +180,7 @@ class Attention {
       for (int64_t start = std::max(partition * kPartitionKeys, task.begin); start < end; start += kTileKeys) {
         const bool is_last = start + kTileKeys >= task.end;
         if (is_last) following = claim();
-        add_tile_of_heads(task, start, is_last ? following : &task, query, sums, scratch);
+        add_tile_of_heads(task, start, is_last ? following : &task, query, sums, registers, scratch);
       }
       if (task.is_apart) {
         put_aside(task, partition, sums, partials);
@@ -215,7 +217,7 @@ class Attention {
 
   // All heads of the task over the keys of scratch.tile, while the next tile is fetched: that of task `next`, if any.
   void add_tile_of_heads(const Task& task, int64_t start, const Task* next, const P* query, const Sums& sums,
-                         Scratch<P>& scratch) const {
+                         Registers& registers, Scratch<P>& scratch) const {
     const int64_t rows = task.num_queries * group_;
     Tile& coming = scratch.next_tile;
     coming.num_keys = 0;
@@ -225,7 +227,7 @@ class Attention {
       Prefetch ahead = prefetch(next == nullptr ? task : *next, coming, first, last, scratch.tile.num_keys);
       pack_tile(task.head + i, !can_stay_unpacked<P>(rows, batch_.head_dim), ahead, scratch);
       const Sums of_head{sums.values + i * rows * width_, sums.states + i * rows};
-      add_tile(task, task.head + i, start, query + i * rows * query_width_, of_head, ahead, scratch);
+      add_tile(task, task.head + i, start, query + i * rows * query_width_, of_head, ahead, registers, scratch);
     }
     std::swap(scratch.tile, coming);
   }
@@ -276,43 +278,22 @@ class Attention {
 
   // The rows of one KV head over the packed tile, the keys from `start` on.
   void add_tile(const Task& task, int64_t head, int64_t start, const P* query, const Sums& sums, Prefetch& ahead,
-                Scratch<P>& scratch) const {
+                Registers& registers, Scratch<P>& scratch) const {
     const int64_t rows = task.num_queries * group_;
     const int num_keys = scratch.tile.num_keys;
     const int query_steps = static_cast<int>(query_width_ / kStep<P>);
-    const Scoring scoring{batch_.scale, batch_.softcap};
-    const bool is_quantized = std::is_same_v<S, int8_t>;
-    const bool is_plain = kCanBatchSoftmax && !is_quantized && batch_.softcap == 0.0f && batch_.slopes == nullptr;
-    const float *k_scales = is_quantized ? scratch.k_scales : nullptr, *v_scales = is_quantized ? scratch.v_scales : nullptr;
     const int64_t* positions = scratch.positions.get(0);
-    for (int64_t row = 0; row < rows; row += kRows) {
-      const int count = static_cast<int>(std::min<int64_t>(kRows, rows - row));
+    for (int64_t row = 0; row < rows; row += kRowsOf<P>) {
+      const int count = static_cast<int>(std::min<int64_t>(kRowsOf<P>, rows - row));
       const int end = static_cast<int>(std::min<int64_t>(num_keys, positions[row + count - 1] + 1 - start));
       if (end <= 0 || plan_.first_key(positions[row]) >= start + end) continue;
+      registers.set(count);
       const P* rows_query = query + row * query_width_;
       multiply_all(count, (end + kLanes - 1) / kLanes, rows_query, query_width_, scratch.keys.get(0),
                    int64_t{kTileKeys} * kStep<P>, query_steps, scratch.products, kTileKeys, nullptr);
-      float factors[kRows];
-      // Of what each row sees of the tile: mostly all of it.
-      std::array<int, kRows> begins{}, ends;
-      ends.fill(kTileKeys);
-      const bool sees_all = num_keys == kTileKeys && positions[row] + 1 >= start + kTileKeys &&
-                            plan_.first_key(positions[row + count - 1]) <= start;
-      for (int i = 0; i < count && !sees_all; ++i) {
-        const int64_t position = positions[row + i];
-        begins[i] = static_cast<int>(std::clamp<int64_t>(plan_.first_key(position) - start, 0, kTileKeys));
-        ends[i] = static_cast<int>(std::clamp<int64_t>(position + 1 - start, 0, num_keys));
-      }
-      if (is_plain && count > 1) {
-        softmax_rows(count, scratch.products, scratch.weights, begins.data(), ends.data(), batch_.scale, sums.states + row,
-                     factors);
-      } else {
-        for (int i = 0; i < count; ++i) {
-          const float slope = batch_.slopes == nullptr ? 0.0f : batch_.slopes[head * group_ + (row + i) % group_];
-          const auto distance = static_cast<float>(start - positions[row + i]);
-          factors[i] = softmax_row(scratch.products + i * kTileKeys, scratch.weights + i * kTileKeys, begins[i], ends[i],
-                                   scoring, slope, distance, k_scales, v_scales, sums.states + row + i);
-        }
+      float factors[kRowsOf<P>];
+      for (int first = 0; first < count; first += kRows) {
+        weigh(head, start, row + first, first, std::min(kRows, count - first), sums, factors + first, scratch);
       }
       if (can_stay_unpacked<P>(rows, batch_.head_dim)) {
         const int64_t stride = batch_.num_kv_heads * cache_.width;
@@ -322,6 +303,39 @@ class Attention {
         multiply_all(count, static_cast<int>(width_ / kLanes), scratch.weights, kTileKeys, scratch.values.get(0),
                      width_ * kStep<P>, (end + kStep<P> - 1) / kStep<P>, sums.values + row * width_, width_, factors);
       }
+    }
+  }
+
+  // Products to weights for some rows from `row` on, which are at `place` among products and weights.
+  void weigh(int64_t head, int64_t start, int64_t row, int place, int count, const Sums& sums, float* factors,
+             Scratch<P>& scratch) const {
+    const int num_keys = scratch.tile.num_keys;
+    const Scoring scoring{batch_.scale, batch_.softcap};
+    const bool is_quantized = std::is_same_v<S, int8_t>;
+    const bool is_plain = kCanBatchSoftmax && !is_quantized && batch_.softcap == 0.0f && batch_.slopes == nullptr;
+    const float *k_scales = is_quantized ? scratch.k_scales : nullptr, *v_scales = is_quantized ? scratch.v_scales : nullptr;
+    const int64_t* positions = scratch.positions.get(0);
+    const float* products = scratch.products + place * kTileKeys;
+    P* weights = scratch.weights + place * kTileKeys;
+    // Of what each row sees of the tile: mostly all of it.
+    std::array<int, kRows> begins{}, ends;
+    ends.fill(kTileKeys);
+    const bool sees_all = num_keys == kTileKeys && positions[row] + 1 >= start + kTileKeys &&
+                          plan_.first_key(positions[row + count - 1]) <= start;
+    for (int i = 0; i < count && !sees_all; ++i) {
+      const int64_t position = positions[row + i];
+      begins[i] = static_cast<int>(std::clamp<int64_t>(plan_.first_key(position) - start, 0, kTileKeys));
+      ends[i] = static_cast<int>(std::clamp<int64_t>(position + 1 - start, 0, num_keys));
+    }
+    if (is_plain && count > 1) {
+      softmax_rows(count, products, weights, begins.data(), ends.data(), batch_.scale, sums.states + row, factors);
+      return;
+    }
+    for (int i = 0; i < count; ++i) {
+      const float slope = batch_.slopes == nullptr ? 0.0f : batch_.slopes[head * group_ + (row + i) % group_];
+      const auto distance = static_cast<float>(start - positions[row + i]);
+      factors[i] = softmax_row(products + i * kTileKeys, weights + i * kTileKeys, begins[i], ends[i], scoring, slope,
+                               distance, k_scales, v_scales, sums.states + row + i);
     }
   }
 

@@ -9,13 +9,14 @@
 #include <limits>
 #include <type_traits>
 
+#include "amx.h"
 #include "vec.h"
 
 namespace pagoda::attention {
 
 constexpr int kTileKeys = 64;  // tiles begin at multiples of this position
 constexpr int kKeyVectors = kTileKeys / kLanes;
-constexpr int kRows = 6;  // query rows of a multiplication that stays in registers
+constexpr int kRows = 6;  // query rows of a multiplication that stays in vectors
 #if defined(__AVX512F__)
 constexpr int kVectors = 4;  // columns of it, in vectors: 24 sums of 32 registers
 #else
@@ -35,6 +36,24 @@ using Packed = float;
 #endif
 template <typename P>
 constexpr int kStep = sizeof(float) / sizeof(P);
+// Whether that is done by AMX, which takes more steps and more rows at a time.
+#if defined(__AMX_BF16__)
+template <typename P>
+constexpr bool kUsesAmx = std::is_same_v<P, bf16>;
+constexpr int kAmxRows = amx::kBlock, kAmxSteps = amx::kWords;
+using Registers = amx::Registers;
+#else
+template <typename P>
+constexpr bool kUsesAmx = false;
+constexpr int kAmxRows = kRows, kAmxSteps = 1;
+struct Registers {
+  void set(int64_t) {}
+};
+#endif
+template <typename P>
+constexpr int kRowsOf = kUsesAmx<P> ? kAmxRows : kRows;
+template <typename P>
+constexpr int kStepsAtOnce = kUsesAmx<P> ? kAmxSteps : 1;
 
 inline constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline constexpr int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
@@ -153,11 +172,12 @@ inline void load_square(const S* base, int64_t stride, const int64_t* slots, int
   transpose(square);
 }
 
-// Keys at base + slots[key] * stride to packed[step][key][kStep]; zeros behind the last key up to a whole vector.
+// Keys at base + slots[key] * stride to packed[step][key][kStep]; zeros behind the last key up to a whole vector, behind the
+// last step as far as they are taken at once.
 template <typename P, typename S>
 void pack_keys(const S* base, int64_t stride, const int64_t* slots, int num_keys, int64_t head_dim, P* packed,
                Prefetch& ahead) {
-  const int num_steps = static_cast<int>(divide_up(head_dim, kStep<P>));
+  const int num_steps = static_cast<int>(round_up(divide_up(head_dim, kStep<P>), kStepsAtOnce<P>));
   for (int first = 0; first < num_keys; first += kLanes) {
     for (int step = 0; step < num_steps; step += kLanes) {
       const int64_t column = int64_t{step} * kStep<P>;
@@ -193,13 +213,15 @@ inline void pair_values(Vec* keys, bf16) {
 }
 #endif
 
-// Values to packed[key / kStep][column][kStep], rows of `padded_dim` columns; zeros behind the last key and column.
+// Values to packed[key / kStep][column][kStep], rows of `padded_dim` columns; zeros behind the last column, and behind the
+// last key as far as keys are taken at once.
 template <typename P, typename S>
 void pack_values(const S* base, int64_t stride, const int64_t* slots, int num_keys, int64_t head_dim, int64_t padded_dim,
                  P* packed, Prefetch& ahead) {
   constexpr int kWidth = kLanes * kStep<P>;
-  for (int key = 0; key < num_keys; key += kStep<P>) {
-    if (key % 8 == 0) ahead.step();
+  const int64_t end = round_up(num_keys, kStep<P> * kStepsAtOnce<P>);
+  for (int key = 0; key < end; key += kStep<P>) {
+    if (key % 8 == 0 && key < num_keys) ahead.step();
     for (int64_t column = 0; column < padded_dim; column += kWidth) {
       const int rest = head_dim - column >= kWidth ? -1 : static_cast<int>(head_dim - column);
       Vec columns[kStep<P>];
@@ -269,10 +291,44 @@ constexpr auto by_rows(std::integer_sequence<int, kMs...>) {
 template <typename P>
 inline constexpr auto kMultiply = by_rows<P>(std::make_integer_sequence<int, kRows>());
 
+#if defined(__AMX_BF16__)
+inline void scale_row(float* row, int num_vectors, float factor) {
+  if (factor == 1.0f) return;
+  for (int i = 0; i < num_vectors; ++i) store(row + i * kLanes, load(row + i * kLanes) * Vec(factor));
+}
+
+// The same in AMX's order, for up to kAmxRows rows. Steps are rounded up to blocks of kAmxSteps: a has zeros there, b
+// nothing that is not finite.
+inline void multiply_in_tiles(int num_rows, int num_vectors, const bf16* a, int64_t a_stride, const bf16* b, int64_t b_stride,
+                              int num_steps, float* out, int64_t out_stride, const float* factors) {
+  const int64_t blocks = divide_up(num_steps, kAmxSteps), stride = out_stride * 4;
+  const auto nothing = [](int64_t) {};
+  if (factors != nullptr) {
+    for (int row = 0; row < num_rows; ++row) scale_row(out + row * out_stride, num_vectors, factors[row]);
+  }
+  const auto run = [&](auto is_high, auto is_wide, int vector) {
+    const amx::Operand left{a, a_stride * 2, amx::kWords * 4};
+    const amx::Operand right{b + vector * kLanes * 2, b_stride * 2, kAmxSteps * b_stride * 2};
+    amx::multiply<is_high, is_wide>(left, right, blocks, out + vector * kLanes, stride, factors != nullptr, nothing);
+  };
+  const std::true_type yes;
+  const std::false_type no;
+  int vector = 0;
+  for (; vector + 2 <= num_vectors; vector += 2) num_rows > amx::kRows ? run(yes, yes, vector) : run(no, yes, vector);
+  if (vector < num_vectors) num_rows > amx::kRows ? run(yes, no, vector) : run(no, no, vector);
+}
+#endif
+
 // The same for any number of vectors, in parts of like size.
 template <typename P>
 inline void multiply_all(int num_rows, int num_vectors, const P* a, int64_t a_stride, const P* b, int64_t b_stride,
                          int num_steps, float* out, int64_t out_stride, const float* factors) {
+#if defined(__AMX_BF16__)
+  if constexpr (kUsesAmx<P>) {
+    multiply_in_tiles(num_rows, num_vectors, a, a_stride, b, b_stride, num_steps, out, out_stride, factors);
+    return;
+  }
+#endif
   const int parts = (num_vectors + kVectors - 1) / kVectors;
   for (int part = 0; part < parts; ++part) {
     const int first = num_vectors * part / parts, count = num_vectors * (part + 1) / parts - first;

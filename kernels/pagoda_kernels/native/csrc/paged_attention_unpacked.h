@@ -65,10 +65,10 @@ constexpr auto by_rows_and_chunks(std::integer_sequence<int, kMs...>) {
 template <typename P, typename S>
 inline constexpr auto kMultiplyChunks = by_rows_and_chunks<P, S>(std::make_integer_sequence<int, kRows>());
 
-// Whether there is a kernel: others are packed.
+// Whether there is a kernel: others are packed, and for AMX all.
 template <typename P>
 inline bool can_stay_unpacked(int64_t num_rows, int64_t head_dim) {
-  return num_rows <= kRows && head_dim % (kLanes * kStep<P>) == 0;
+  return !kUsesAmx<P> && num_rows <= kRows && head_dim % (kLanes * kStep<P>) == 0;
 }
 
 // The same for any number of chunks, in parts of like size. Weights and out: rows of kTileKeys and of head_dim.
