@@ -53,6 +53,7 @@ def test_a_broken_library_is_a_warning(
     path.parent.mkdir()
     path.write_bytes(b"not a library")
     monkeypatch.setattr(library, "_library", None)
+    monkeypatch.setattr(library, "cpu_levels", lambda: (level,))
     monkeypatch.setattr(library, "PREBUILT", tmp_path)
     assert not load_native(cache_directory=tmp_path)
     assert "operations run as plain PyTorch" in caplog.text
@@ -76,3 +77,29 @@ def test_threads_are_those_of_torch() -> None:
     rms_norm(torch.randn(3000, 300), torch.randn(300), 1e-5)
     mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
     assert len(mapped) <= 1, "two OpenMP runtimes would fight for the cores"
+
+
+def test_the_environment_names_the_widest_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = library.cpu_levels.__wrapped__()
+    monkeypatch.setenv("PAGODA_CPU_LEVEL", "avx2")
+    assert library.cpu_levels.__wrapped__() == ("avx2",) == own[-1:]
+    monkeypatch.setenv("PAGODA_CPU_LEVEL", "sse")
+    with pytest.raises(ValueError, match="PAGODA_CPU_LEVEL is 'sse', must be one of amx, avx512, avx2"):
+        library.cpu_levels.__wrapped__()
+
+
+def test_the_next_level_is_taken_where_the_widest_cannot_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def find(level: str, _: Path) -> Path:
+        if level == "amx":
+            raise RuntimeError("unrecognized option '-mamx-bf16'")
+        return tmp_path / level
+
+    monkeypatch.setattr(library, "_library", None)
+    monkeypatch.setattr(library, "cpu_levels", lambda: ("amx", "avx512", "avx2"))
+    monkeypatch.setattr(library, "_find_or_build", find)
+    monkeypatch.setattr(library, "_import", lambda path: path)
+    assert load_native(cache_directory=tmp_path)
+    assert str(library._library) == str(tmp_path / "avx512")
+    assert "no C++ kernels for amx, those for avx512 are next: unrecognized option" in caplog.text

@@ -4,6 +4,7 @@ import ctypes
 import fcntl
 import hashlib
 import importlib.util
+import itertools
 import logging
 import os
 import platform
@@ -46,58 +47,62 @@ def native(operation: str) -> Any:
 def load_native(*, cache_directory: Path | None = None) -> bool:
     """Load the C++ kernels, compiling them first where this machine never did (about half a minute).
 
-    Where that is not possible, one warning says why, and every operation runs as plain PyTorch.
+    Where that is not possible for the widest level, a warning says why, and the next one is tried; behind the last one
+    every operation runs as plain PyTorch.
 
     Returns:
         Whether they are loaded.
     """
     global _library
-    if _library is None:
-        level = cpu_level()
-        if level is None:
-            logger.warning("this CPU has no AVX2: operations run as plain PyTorch")
-            return False
+    if _library is not None:
+        return True
+    levels = cpu_levels()
+    if not levels:
+        logger.warning("this CPU has no AVX2: operations run as plain PyTorch")
+        return False
+    for level, instead in itertools.pairwise((*levels, "")):
         try:
             _library = _import(_find_or_build(level, cache_directory or default_cache_directory()))
         except (OSError, RuntimeError, ImportError) as error:
-            logger.warning("no C++ kernels, operations run as plain PyTorch: %s", error)
-            return False
-    return True
+            consequence = f"those for {instead} are next" if instead else "operations run as plain PyTorch"
+            logger.warning("no C++ kernels for %s, %s: %s", level, consequence, error)
+        else:
+            return True
+    return False
+
+
+def cpu_level() -> str | None:
+    """The widest level of LEVELS that this process may use."""
+    return next(iter(cpu_levels()), None)
 
 
 @cache
-def cpu_level() -> str | None:
-    """The widest level of LEVELS that this CPU has."""
-    if platform.machine() != "x86_64":
-        return None
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    match = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
-    found = set(match[1].split()) if match else set()
-    for level in allowed_levels():
-        if found.issuperset(LEVELS[level]) and (level != "amx" or _may_use_amx()):
-            return level
-    return None
-
-
-def allowed_levels() -> list[str]:
-    """Those of LEVELS from the one that the environment names on; all, unless it does.
+def cpu_levels() -> tuple[str, ...]:
+    """Those of LEVELS that this CPU has, the widest one first, from that on which the environment names.
 
     Raises:
         ValueError: it names something else.
     """
-    levels, widest = list(LEVELS), os.environ.get(LEVEL_VARIABLE) or next(iter(LEVELS))
-    if widest not in levels:
-        raise ValueError(f"{LEVEL_VARIABLE} is {widest!r}, must be one of {', '.join(levels)}")
-    return levels[levels.index(widest) :]
+    widest = os.environ.get(LEVEL_VARIABLE) or next(iter(LEVELS))
+    if widest not in LEVELS:
+        raise ValueError(f"{LEVEL_VARIABLE} is {widest!r}, must be one of {', '.join(LEVELS)}")
+    if platform.machine() != "x86_64":
+        return ()
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ()
+    match = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    found = set(match[1].split()) if match else set()
+    allowed = itertools.dropwhile(lambda level: level != widest, LEVELS)
+    return tuple(x for x in allowed if found.issuperset(LEVELS[x]) and (x != "amx" or _may_use_amx()))
 
 
 def _may_use_amx() -> bool:
     """Ask Linux to keep this process's tiles when it switches threads: without its leave the first one is a SIGILL."""
     arch_prctl, request, tile_data = 158, 0x1023, 18  # Linux: Documentation/arch/x86/xstate.rst
-    return ctypes.CDLL(None, use_errno=True).syscall(arch_prctl, request, tile_data) == 0
+    refused: int = ctypes.CDLL(None).syscall(arch_prctl, request, tile_data)
+    return not refused
 
 
 def default_cache_directory() -> Path:
