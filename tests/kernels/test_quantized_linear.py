@@ -162,6 +162,25 @@ def test_a_row_does_not_depend_on_its_neighbours(
         assert torch.equal(quantized_linear(x[start:stop], packed), together[start:stop])
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("group_size", [32, 64, 100, 128, 400])
+@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize("quantizes_inputs", [False, True])
+def test_a_row_does_not_depend_on_how_many_there_are(
+    kernel: str, bits: int, group_size: int, has_zeros: bool, quantizes_inputs: bool
+) -> None:
+    if kernel == "reference":
+        pytest.skip("PyTorch's sums depend on the number of rows")
+    matrix = random_matrix(72, 400, bits=bits, group_size=group_size, has_zeros=has_zeros)
+    packed = pack(matrix, quantizes_inputs=quantizes_inputs)
+    x = torch.randn(600, 400).bfloat16()
+    x[0, 150] = float("inf")
+    together = quantized_linear(x, packed, out_dtype=torch.float32).view(torch.int32)
+    for num_rows in (1, 2, 4, 5, 14, 15, 16, 17, 31, 32, 33, 64, 65, 100):
+        out = quantized_linear(x[:num_rows], packed, out_dtype=torch.float32)
+        assert torch.equal(out.view(torch.int32), together[:num_rows])
+
+
 def test_other_data_types_are_computed_as_well() -> None:
     matrix = random_matrix(10, 64, bits=8, group_size=64, has_zeros=False)
     x = torch.randn(3, 64).half()

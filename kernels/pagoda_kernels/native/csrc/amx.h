@@ -45,24 +45,26 @@ inline void settle(const void* p) { asm volatile("" : : "r"(p) : "memory"); }
 class Registers {
  public:
   Registers() = default;
-  explicit Registers(int64_t height) { set(height); }
+  explicit Registers(int64_t height, int words = kWords) { set(height, words); }
   ~Registers() {
     if (height_ != 0) _tile_release();
   }
   Registers(const Registers&) = delete;
   Registers& operator=(const Registers&) = delete;
 
-  // For up to kBlock rows.
-  void set(int64_t height) {
-    if (height == height_) return;
+  // For up to kBlock rows, with up to kWords words of the inner dimension.
+  void set(int64_t height, int words = kWords) {
+    if (height == height_ && words == words_) return;
     height_ = height;
-    const Shapes shapes(static_cast<int>(height), kWords);
+    words_ = words;
+    const Shapes shapes(static_cast<int>(height), words);
     settle(&shapes);
     _tile_loadconfig(&shapes);
   }
 
  private:
   int64_t height_ = 0;
+  int words_ = 0;
 };
 
 // Where a matrix lies, in bytes: [blocks][rows], kWords words a row.

@@ -28,6 +28,7 @@ struct Pairs {
   Input x;
   const bf16* weight;
 
+  int block_words() const { return kBlockWords; }
 #if defined(__AMX_BF16__)
   int64_t row_words() const { return (x.pairs + amx::kWords - 1) / amx::kWords * amx::kWords; }
   void pack_tile(int64_t row, int rows, int height, uint32_t* to) const {

@@ -26,6 +26,7 @@ constexpr int64_t kPairsInL1 = 128;         // pairs of inputs whose weights (16
 #if defined(__AMX_BF16__)
 
 using TileRegisters = amx::Registers;
+constexpr int kBlockWords = amx::kWords;  // of a row, that an instruction takes at a time
 
 // One tile: sums[r, :] += x[r, begin..end) W^T, 16 pairs of inputs after the other, whatever the number of rows.
 // x: [blocks, height, 16] pairs, zeros behind the last one; w: [pairs, 32] pairs; both at `begin`. Meanwhile lines from
@@ -44,7 +45,7 @@ inline void tile(const uint32_t* x, int height, const bf16* w, int64_t pairs, fl
   };
   if (blocks > 0) {
     run(x, w, blocks, !is_first, [&](int64_t) {
-      for (int64_t line = 0; line < lines; ++line, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T0);
+      for (int64_t line = 0; line < lines; ++line, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
     });
   }
   if (done < pairs) {
@@ -113,8 +114,10 @@ inline void tile(const uint32_t* x, int height, const bf16* w, int64_t pairs, fl
   tile_of(height)(x, w, pairs, sums, is_first, ahead, step);
 }
 
+constexpr int kBlockWords = 1;
+
 struct TileRegisters {
-  explicit TileRegisters(int64_t) {}
+  TileRegisters(int64_t, int) {}
 };
 
 #endif

@@ -17,6 +17,7 @@ template <typename Product>
 struct Parts;
 
 // x W^T, of which an epilogue makes the output. A kernel knows how rows and weights lie in memory:
+//   int block_words() const                                          that registers take of a packed row at a time
 //   int64_t row_words() const                                        of a packed row; those of a tile are together
 //   const uint32_t* in_place(int64_t num_rows) const                 the rows, if they need no packing; or null
 //   void pack_tile(int64_t first_row, int rows, int height, uint32_t* to) const   zeros behind `rows`
@@ -33,6 +34,7 @@ struct PanelProduct {
   int64_t items = epilogue.items();
 
   int64_t num_rows() const { return tiles.begin(tiles.count); }  // of all tiles
+  int block_words() const { return kernel.block_words(); }
   int64_t row_words() const { return kernel.row_words(); }
   bool reads_packed() const { return kernel.in_place(num_rows()) == nullptr; }
   void pack_tile(int64_t t, uint32_t* to) const {
@@ -102,7 +104,7 @@ struct Parts {
   int64_t end(int64_t part) const { return std::min(product.items, (part + 1) * grain); }
 
   void compute(int64_t part, float* sums) const {
-    const TileRegisters registers(product.tiles.height);
+    const TileRegisters registers(product.tiles.height, product.block_words());
     for (int64_t item = part * grain; item < end(part); ++item, sums += sums_of_item()) {
       for (int i = 0; i < Product::kPanels; ++i) product.template multiply<false>(rows, item, i, sums);
     }

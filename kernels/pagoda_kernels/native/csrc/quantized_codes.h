@@ -68,14 +68,41 @@ inline void to_floats(const uint8_t* from, int64_t quads, float* to) {
 
 // The same as pairs of bfloat16 [2 quads, 32, 2], which hold them exactly.
 template <int kBits>
-inline void to_pairs(const uint8_t* from, int64_t quads, uint8_t* to) {
-  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-  for (int64_t q = 0; q < quads; ++q, from += Codes<kBits>::kQuadBytes) {
-    for (int h = 0; h < 4; h += 2) {
-      for (int half = 0; half < 2; ++half, to += 64) {
-        const __m512i even = _mm512_castps_si512(Codes<kBits>::numbers(from, half, h));
-        const __m512i odd = _mm512_castps_si512(Codes<kBits>::numbers(from, half, h + 1));
-        _mm512_store_si512(to, _mm512_ternarylogic_epi64(_mm512_srli_epi32(even, 16), odd, upper, 0xf8));  // a | (b & c)
+void to_pairs(const uint8_t* from, int64_t quads, uint8_t* to);
+
+// Codes of inputs 0 and 1 in the lower bytes of a pair of words, those of 2 and 3 in the upper ones. Tables of the numbers
+// that follow ignore all but the lowest four bits of a word.
+template <>
+inline void to_pairs<4>(const uint8_t* from, int64_t quads, uint8_t* to) {
+  alignas(32) static constexpr uint16_t kNumbers[16] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,
+                                                        0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
+  const __m512i table = _mm512_broadcast_i64x4(_mm256_load_si256(reinterpret_cast<const __m256i*>(kNumbers)));
+  const __m512i order = _mm512_set4_epi32(0x0f0d0e0c, 0x0b090a08, 0x07050604, 0x03010200);
+  for (int64_t q = 0; q < quads; ++q, from += 64, to += 256) {
+    const __m512i codes = _mm512_shuffle_epi8(_mm512_loadu_si512(from), order);
+    _mm512_store_si512(to, _mm512_permutexvar_epi16(codes, table));
+    _mm512_store_si512(to + 64, _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4), table));
+    _mm512_store_si512(to + 128, _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 8), table));
+    _mm512_store_si512(to + 192, _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), table));
+  }
+}
+
+// A code in the lowest byte of 2^23 as float32 adds to it; the difference has the number's bfloat16 in its upper half.
+template <>
+inline void to_pairs<8>(const uint8_t* from, int64_t quads, uint8_t* to) {
+  const __m512i whole = _mm512_set1_epi32(0x4b000000), upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m512 offset = _mm512_set1_ps(0x1p23f + Codes<8>::kOffset);
+  for (int64_t q = 0; q < quads; ++q, from += 128, to += 256) {
+    for (int half = 0; half < 2; ++half) {
+      const __m512i codes = _mm512_loadu_si512(from + 64 * half);
+      const auto number = [&](int h) __attribute__((always_inline)) {
+        const __m512i places = _mm512_set4_epi32(12 + h, 8 + h, 4 + h, h);
+        const __m512i code = _mm512_mask_shuffle_epi8(whole, 0x1111111111111111u, codes, places);
+        return _mm512_castps_si512(_mm512_sub_ps(_mm512_castsi512_ps(code), offset));
+      };
+      for (int h = 0; h < 4; h += 2) {
+        const __m512i even = _mm512_srli_epi32(number(h), 16), odd = number(h + 1);
+        _mm512_store_si512(to + 64 * (h + half), _mm512_ternarylogic_epi64(even, odd, upper, 0xf8));  // a | (b & c)
       }
     }
   }
@@ -88,6 +115,27 @@ inline void to_bytes(const uint8_t* from, int64_t quads, uint8_t* to) {
     const __m512i codes = _mm512_loadu_si512(from);
     _mm512_store_si512(to, _mm512_and_si512(codes, low));
     _mm512_store_si512(to + 64, _mm512_and_si512(_mm512_srli_epi16(codes, 4), low));
+  }
+}
+
+#endif
+
+#if defined(__AMX_BF16__)
+
+// The numbers themselves, a byte each: [quads, 32, 4].
+template <int kBits>
+inline void to_numbers(const uint8_t* from, int64_t quads, uint8_t* to) {
+  const __m512i low = _mm512_set1_epi8(15), offset = _mm512_set1_epi8(static_cast<char>(Codes<kBits>::kOffset));
+  for (int64_t q = 0; q < quads; ++q, from += Codes<kBits>::kQuadBytes, to += 128) {
+    __m512i first = _mm512_loadu_si512(from), second;
+    if constexpr (kBits == 8) {
+      second = _mm512_loadu_si512(from + 64);
+    } else {
+      second = _mm512_and_si512(_mm512_srli_epi16(first, 4), low);
+      first = _mm512_and_si512(first, low);
+    }
+    _mm512_store_si512(to, _mm512_sub_epi8(first, offset));
+    _mm512_store_si512(to + 64, _mm512_sub_epi8(second, offset));
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include "panel_product.h"
 #include "parallel.h"
+#include "quantized_blocks.h"
 #include "quantized_rows.h"
 
 // Products of a part (a group's inputs, or some of them) are summed for all numbers of rows in the same order, or exactly,
@@ -124,6 +125,7 @@ struct Quantized {
   QuantizedMatrix w;
   RowLayout layout{w};
 
+  int block_words() const { return kBlockWords; }
   int64_t row_words() const { return layout.row_words(); }
   const uint32_t* in_place(int64_t) const { return nullptr; }
   void pack_tile(int64_t row, int rows, int height, uint32_t* to) const {
@@ -151,17 +153,113 @@ struct Quantized {
   }
 };
 
+#if defined(__AMX_BF16__)
+
+constexpr int64_t kStretchBytes = 16 << 10;  // of numbers, which stay in L1 for all tiles
+constexpr int64_t kExactRows = 4;            // so few meet codes of 8 bits in vectors
+
+// The same on tiles of AMX. Its sums of bfloat16 are in an order of its own, so all rows are summed here; sums of integers
+// are exact wherever they are made.
+template <int kBits, typename Kind>
+struct QuantizedBlocks {
+  // Some parts of a panel, whose codes become numbers once for all tiles. Those that follow come nearer while tiles are
+  // multiplied; for a single one numbers of bfloat16 take longer to make, so then they come meanwhile.
+  struct Stretch {
+    const BlockLayout& layout;
+    Blocks blocks;
+    alignas(64) uint8_t numbers[kStretchBytes];
+
+    Stretch(const QuantizedBlocks& kernel, int64_t panel, int64_t first, int64_t last, int64_t num_tiles)
+        : layout(kernel.layout) {
+      const QuantizedMatrix& w = kernel.w;
+      const int64_t at = scales_at(w, panel, 0), inputs = std::min(last * layout.part, w.num_inputs) - first * layout.part;
+      const uint8_t* from = Codes<kBits>::at(w, panel, first * layout.part);
+      const int64_t bytes = inputs / 4 * Codes<kBits>::kQuadBytes;
+      const bool fetches_now = num_tiles == 1 && !Kind::kScales;
+      blocks.w = numbers;
+      blocks.scales = w.scales + at;
+      blocks.zeros = w.zeros ? w.zeros + at : nullptr;
+      blocks.first = first;
+      blocks.last = last;
+      blocks.parts_of_group = (w.group_size + layout.part - 1) / layout.part;
+      blocks.ahead = reinterpret_cast<const char*>(from + (num_tiles == 1 ? kAheadBytes : bytes));
+      blocks.ahead_bytes = fetches_now ? 0 : bytes / ((last - first) * num_tiles);
+      uint8_t* to = numbers;
+      for (int64_t i = first; i < last; ++i, to += layout.part_words() * 128) {
+        const int64_t quads = layout.size(i) / 4, used = quads * 4 / layout.inputs_of_word * 128;
+        convert(from, quads, to, fetches_now);
+        std::memset(to + used, 0, static_cast<size_t>(layout.part_words() * 128 - used));
+        from += quads * Codes<kBits>::kQuadBytes;
+      }
+      amx::settle(numbers);
+    }
+    Stretch(const Stretch&) = delete;
+    Stretch& operator=(const Stretch&) = delete;
+
+    static void convert(const uint8_t* from, int64_t quads, uint8_t* to, bool fetches) {
+      if constexpr (Kind::kScales) {
+        to_numbers<kBits>(from, quads, to);
+      } else {
+        for (int64_t q = 0; q < quads; q += 2) {  // few lines at a time, or they wait for each other
+          const int64_t count = std::min<int64_t>(2, quads - q);
+          const uint8_t* codes = from + q * Codes<kBits>::kQuadBytes;
+          for (int64_t i = 0; fetches && i < count * Codes<kBits>::kQuadBytes; i += 64) {
+            _mm_prefetch(reinterpret_cast<const char*>(codes + kAheadBytes + i), _MM_HINT_T1);
+          }
+          to_pairs<kBits>(codes, count, to + q * 256);
+        }
+      }
+    }
+
+    void add(const uint32_t* tile, int height, float* sums) {
+      const bool is_high = height > amx::kRows;
+      if (blocks.zeros) {
+        (is_high ? add_blocks<true, Kind, true> : add_blocks<false, Kind, true>)(layout, tile, height, blocks, sums);
+      } else {
+        (is_high ? add_blocks<true, Kind, false> : add_blocks<false, Kind, false>)(layout, tile, height, blocks, sums);
+      }
+      blocks.ahead += (blocks.last - blocks.first) * blocks.ahead_bytes;
+    }
+  };
+  Input x;
+  QuantizedMatrix w;
+  BlockLayout layout{w};
+
+  int block_words() const { return layout.words; }
+  int64_t row_words() const { return layout.row_words(); }
+  const uint32_t* in_place(int64_t) const { return nullptr; }
+  void pack_tile(int64_t row, int rows, int height, uint32_t* to) const {
+    packed::pack_tile(x.rows + row * x.stride, x.stride, rows, height, layout, to);
+  }
+  int64_t depth() const { return kStretchBytes / (layout.part_words() * 128); }
+  int64_t num_stretches(int64_t) const { return (layout.parts() + depth() - 1) / depth(); }
+  Stretch stretch(int64_t panel, int64_t i, int64_t num_tiles) const {
+    return Stretch(*this, panel, i * depth(), std::min((i + 1) * depth(), layout.parts()), num_tiles);
+  }
+};
+
+#endif
+
+// Calls f with the kernel for a few rows, and with how many rows a tile of it has at most.
+template <int kBits, typename F>
+void with_kernel(const Input& x, const QuantizedMatrix& w, [[maybe_unused]] int64_t num_rows, const F& f) {
+#if defined(__AMX_BF16__)
+  if (!w.quantizes_inputs) return f(QuantizedBlocks<kBits, Floats>{x, w}, kTileRows);
+  if (num_rows > kExactRows) return f(QuantizedBlocks<kBits, Integers>{x, w}, kTileRows);
+#else
+  if (!w.quantizes_inputs) return f(Quantized<kBits, Floats>{x, w}, kVectorRows);
+#endif
+  f(Quantized<kBits, Integers>{x, w}, kVectorRows);
+}
+
 template <typename Epilogue>
 void run_panels(const Input& x, const QuantizedMatrix& w, const Epilogue& epilogue, int64_t num_rows, int num_threads,
                 Helpers* helpers) {
-  const auto run = [&](const auto& kernel) {
-    PanelProduct<std::decay_t<decltype(kernel)>, Epilogue>{kernel, epilogue, Tiles(num_rows, kVectorRows)}.run(num_threads, helpers);
+  const auto run = [&](const auto& kernel, int height) {
+    using Kernel = std::decay_t<decltype(kernel)>;
+    PanelProduct<Kernel, Epilogue>{kernel, epilogue, Tiles(num_rows, height)}.run(num_threads, helpers);
   };
-  if (w.bits == 4) {
-    w.quantizes_inputs ? run(Quantized<4, Integers>{x, w}) : run(Quantized<4, Floats>{x, w});
-  } else {
-    w.quantizes_inputs ? run(Quantized<8, Integers>{x, w}) : run(Quantized<8, Floats>{x, w});
-  }
+  w.bits == 4 ? with_kernel<4>(x, w, num_rows, run) : with_kernel<8>(x, w, num_rows, run);
 }
 
 #endif

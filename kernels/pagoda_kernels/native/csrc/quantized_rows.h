@@ -31,7 +31,9 @@ inline float quantize(const bf16* x, int64_t size, int8_t* to, int32_t* sum) {
   __m512i total = _mm512_setzero_si512();
   for (int64_t i = 0; i < size; i += kLanes) {
     const int n = static_cast<int>(std::min<int64_t>(kLanes, size - i));
-    const __m512i number = _mm512_cvtps_epi32(_mm512_mul_ps(load(x + i, n).v, factor));
+    // What is not finite becomes the least integer, and -128 where it is written, so also in the sum.
+    const __m512i integer = _mm512_cvtps_epi32(_mm512_mul_ps(load(x + i, n).v, factor));
+    const __m512i number = _mm512_max_epi32(integer, _mm512_set1_epi32(-128));
     _mm512_mask_cvtsepi32_storeu_epi8(to + i, first_lanes(n), number);
     total = _mm512_add_epi32(total, number);
   }
@@ -74,7 +76,8 @@ inline float sum_of(const bf16* x, int64_t size) {
   return sum(total);
 }
 
-// A tile of rows [height, num_inputs], of which the first `rows` are there, packed. `offset` is of the codes that they will meet.
+// A tile of rows [height, num_inputs], of which the first `rows` are there, packed. `offset` is of the codes that they will
+// meet.
 inline void pack_tile(const bf16* x, int64_t stride, int rows, int height, const RowLayout& layout, int offset,
                       uint32_t* to) {
   alignas(64) int8_t numbers[kTileRows][kMaxPart];
@@ -89,8 +92,7 @@ inline void pack_tile(const bf16* x, int64_t stride, int rows, int height, const
       if (layout.has_scales) {
         int32_t sum;
         scales[r] = quantize(from + r * stride, size, numbers[r], &sum);
-        // Without a sign: of a part that is not finite the sum is anything.
-        starts[r] = static_cast<int32_t>(0u - static_cast<uint32_t>(offset) * static_cast<uint32_t>(sum));
+        starts[r] = -offset * sum;
         if (layout.has_sums) sums[r] = static_cast<float>(sum);
       } else if (layout.has_sums) {
         sums[r] = sum_of(from + r * stride, size);

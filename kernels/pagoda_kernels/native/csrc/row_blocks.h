@@ -60,6 +60,7 @@ struct Block : Rows {
 // All items of all rows of a product, each once. `Work` has
 //   static constexpr int kPanels                                   of sums that an item takes
 //   Tiles tiles; int64_t items
+//   int block_words() const                                        that registers take of a packed row at a time
 //   int64_t row_words() const                                      of a packed row; those of a tile are together
 //   bool reads_packed() const                                      or rows where they were, which then are few
 //   void pack_tile(int64_t tile, uint32_t* to) const
@@ -136,7 +137,7 @@ class RowBlocks {
   // The items that nobody has claimed.
   void multiply(Block& block, int64_t grain) {
     alignas(64) float sums[Work::kPanels * kMaxTiles * kTileRows * kPanel];
-    const TileRegisters registers(tiles_.height);
+    const TileRegisters registers(tiles_.height, work_.block_words());
     for (;;) {
       const int64_t begin = block.next_item.fetch_add(grain), end = std::min(work_.items, begin + grain);
       if (begin >= work_.items) return;
