@@ -45,7 +45,7 @@ inline void tile(const uint32_t* x, int height, const bf16* w, int64_t pairs, fl
   };
   if (blocks > 0) {
     run(x, w, blocks, !is_first, [&](int64_t) {
-      for (int64_t line = 0; line < lines; ++line, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
+      for (int64_t line = 0; line < lines; ++line, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T0);
     });
   }
   if (done < pairs) {
