@@ -33,6 +33,11 @@ class LoadedModel:
     attention: AttentionChoice = field(default_factory=AttentionChoice)
     """Who computes attention in steps without a CUDA graph."""
 
+    @property
+    def is_large(self) -> bool:
+        """Whether memory is taken before it is used."""
+        return self.weight_bytes >= LARGE_MODEL_BYTES
+
     def make_cache(self, *, num_blocks: int, num_cpu_blocks: int = 0) -> KVCache:
         """A new cache."""
         return KVCache(
@@ -42,5 +47,5 @@ class LoadedModel:
             block_size=self.config.cache.block_size,
             dtype=self.cache_dtype,
             device=self.device,
-            takes_memory_early=self.weight_bytes >= LARGE_MODEL_BYTES,
+            takes_memory_early=self.is_large,
         )

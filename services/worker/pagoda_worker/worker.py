@@ -22,6 +22,7 @@ from pagoda_worker.device import (
     claim_device,
 )
 from pagoda_worker.grammars import Grammars, load_compiler
+from pagoda_worker.huge_pages import use_huge_pages
 from pagoda_worker.loaded_model import LoadedModel
 from pagoda_worker.loader.weights import Progress
 from pagoda_worker.logits_processors import load_logits_processors
@@ -271,6 +272,8 @@ class Worker:
             raise ConfigError(f"num_blocks is {num_blocks}, must be at least 1", field="num_blocks")
         self._runner = None
         loaded = self._loaded_model()
+        if loaded.is_large:
+            use_huge_pages(model.parameters())
         try:
             kv_cache = loaded.make_cache(num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks)
         except (MemoryError, torch.OutOfMemoryError) as error:

@@ -18,6 +18,8 @@ namespace {
 
 using namespace attention;
 
+constexpr int64_t kManyRows = 64;  // of a task
+
 // Memory that grows and is kept by its thread.
 template <typename T>
 class Buffer {
@@ -212,7 +214,7 @@ class Attention {
   void fetch_first_tile(const Task& task, Scratch<P>& scratch) const {
     find_keys(task, task.begin, scratch.tile);
     const int num_keys = scratch.tile.num_keys;
-    prefetch(task, scratch.tile, 0, num_keys, num_keys).step(num_keys * task.num_heads * cache_.width);
+    prefetch(task, scratch.tile, 0, num_keys, 1).step();
   }
 
   // All heads of the task over the keys of scratch.tile, while the next tile is fetched: that of task `next`, if any.
@@ -224,8 +226,11 @@ class Attention {
     if (next != nullptr) find_keys(*next, next == &task ? start + kTileKeys : next->begin, coming);
     for (int64_t i = 0; i < task.num_heads; ++i) {
       const int64_t first = coming.num_keys * i / task.num_heads, last = coming.num_keys * (i + 1) / task.num_heads;
-      Prefetch ahead = prefetch(next == nullptr ? task : *next, coming, first, last, scratch.tile.num_keys);
-      pack_tile(task.head + i, !can_stay_unpacked<P>(rows, batch_.head_dim), ahead, scratch);
+      // Between the products of many rows there is more time for it than while keys are packed.
+      const bool is_spread = kUsesAmx<P> && rows >= kManyRows;
+      const int64_t calls = is_spread ? divide_up(rows, kRowsOf<P>) : packing_calls(scratch.tile.num_keys);
+      Prefetch ahead = prefetch(next == nullptr ? task : *next, coming, first, last, calls), nothing{};
+      pack_tile(task.head + i, !can_stay_unpacked<P>(rows, batch_.head_dim), is_spread ? nothing : ahead, scratch);
       const Sums of_head{sums.values + i * rows * width_, sums.states + i * rows};
       add_tile(task, task.head + i, start, query + i * rows * query_width_, of_head, ahead, registers, scratch);
     }
@@ -243,11 +248,15 @@ class Attention {
     }
   }
 
-  // Of the task's heads in slots [first, last), while one head's keys and values are packed, num_keys each.
-  Prefetch prefetch(const Task& task, const Tile& tile, int64_t first, int64_t last, int num_keys) const {
+  // How often packing of one head's keys and values, so many, steps ahead.
+  int64_t packing_calls(int num_keys) const {
+    return divide_up(num_keys, kLanes) * divide_up(query_width_ / kStep<P>, kLanes) + divide_up(num_keys, 8);
+  }
+
+  // Of the task's heads in slots [first, last), in so many steps.
+  Prefetch prefetch(const Task& task, const Tile& tile, int64_t first, int64_t last, int64_t calls) const {
     const int64_t column = task.head * cache_.width, row = batch_.num_kv_heads * cache_.width;
     const int64_t bytes = task.num_heads * cache_.width * sizeof(S);
-    const int64_t calls = divide_up(num_keys, kLanes) * divide_up(query_width_ / kStep<P>, kLanes) + divide_up(num_keys, 8);
     return {reinterpret_cast<const char*>(cache_.keys + column),
             reinterpret_cast<const char*>(cache_.values + column),
             static_cast<int64_t>(row * sizeof(S)),
@@ -288,12 +297,13 @@ class Attention {
       const int end = static_cast<int>(std::min<int64_t>(num_keys, positions[row + count - 1] + 1 - start));
       if (end <= 0 || plan_.first_key(positions[row]) >= start + end) continue;
       registers.set(count);
+      if (kUsesAmx<P> && rows >= kManyRows) ahead.step();
       const P* rows_query = query + row * query_width_;
       multiply_all(count, (end + kLanes - 1) / kLanes, rows_query, query_width_, scratch.keys.get(0),
                    int64_t{kTileKeys} * kStep<P>, query_steps, scratch.products, kTileKeys, nullptr);
       float factors[kRowsOf<P>];
-      for (int first = 0; first < count; first += kRows) {
-        weigh(head, start, row + first, first, std::min(kRows, count - first), sums, factors + first, scratch);
+      for (int first = 0; first < count; first += kRowsAtOnce) {
+        weigh(head, start, row + first, first, std::min(kRowsAtOnce, count - first), sums, factors + first, scratch);
       }
       if (can_stay_unpacked<P>(rows, batch_.head_dim)) {
         const int64_t stride = batch_.num_kv_heads * cache_.width;
@@ -318,7 +328,7 @@ class Attention {
     const float* products = scratch.products + place * kTileKeys;
     P* weights = scratch.weights + place * kTileKeys;
     // Of what each row sees of the tile: mostly all of it.
-    std::array<int, kRows> begins{}, ends;
+    std::array<int, kRowsAtOnce> begins{}, ends;
     ends.fill(kTileKeys);
     const bool sees_all = num_keys == kTileKeys && positions[row] + 1 >= start + kTileKeys &&
                           plan_.first_key(positions[row + count - 1]) <= start;

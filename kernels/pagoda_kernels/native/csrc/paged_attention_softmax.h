@@ -6,9 +6,10 @@
 
 namespace pagoda::attention {
 
+constexpr int kRowsAtOnce = 8;
+
 #if defined(__AVX512F__)
 
-constexpr int kRowsAtOnce = 8;
 static_assert(kRows <= kRowsAtOnce && kTileKeys == 64);
 
 inline uint64_t first_keys(int n) { return n == kTileKeys ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
@@ -104,8 +105,8 @@ constexpr auto softmax_by_count(std::integer_sequence<int, kCounts...>) {
 template <typename P>
 void softmax_rows(int count, const float* products, P* weights, const int* begins, const int* ends, float scale,
                   RowState* states, float* factors) {
-  static constexpr auto kOfSome = softmax_by_count<false, P>(std::make_integer_sequence<int, kRows>());
-  static constexpr auto kOfAll = softmax_by_count<true, P>(std::make_integer_sequence<int, kRows>());
+  static constexpr auto kOfSome = softmax_by_count<false, P>(std::make_integer_sequence<int, kRowsAtOnce>());
+  static constexpr auto kOfAll = softmax_by_count<true, P>(std::make_integer_sequence<int, kRowsAtOnce>());
   uint64_t seen[kRowsAtOnce];
   bool sees_all = true;
   for (int r = 0; r < count; ++r) {
