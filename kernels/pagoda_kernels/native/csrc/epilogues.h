@@ -82,6 +82,28 @@ struct Gated {
   }
 };
 
+// Rows whose sums are there and whose outputs are not.
+template <typename Epilogue>
+struct Unfinished {
+  static constexpr int kAhead = 8;  // rows whose lines come meanwhile
+
+  const Epilogue* epilogue = nullptr;
+  int64_t row = 0, item = 0;
+  int rows = 0;  // that are left
+  std::array<const float*, Epilogue::kPanels> sums{};
+
+  void finish(int most) {
+    const int count = std::min(most, rows);
+    if (count == 0) return;
+    if (rows > kAhead) epilogue->fetch(row + kAhead, std::min(count, rows - kAhead), item);
+    epilogue->finish(row, count, item, sums);
+    for (const float*& of_panel : sums) of_panel += count * kPanel;
+    row += count;
+    rows -= count;
+  }
+  void finish() { finish(rows); }
+};
+
 }  // namespace packed
 
 #endif

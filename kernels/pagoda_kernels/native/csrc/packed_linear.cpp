@@ -20,11 +20,13 @@ struct Pairs {
     const char* ahead;
     int64_t step;
 
-    void add(const uint32_t* tile, int height, float* sums) {
-      packed::tile(tile + begin * height, height, w, size, sums, begin == 0, ahead, step);
+    template <typename Meanwhile>
+    void add(const uint32_t* tile, int height, float* sums, const Meanwhile& meanwhile) {
+      packed::tile(tile + begin * height, height, w, size, sums, begin == 0, ahead, step, meanwhile);
       ahead += size * step;
     }
   };
+  static constexpr bool kLeavesVectors = packed::kLeavesVectors;
   Input x;
   const bf16* weight;
 

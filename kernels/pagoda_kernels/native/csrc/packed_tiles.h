@@ -27,12 +27,14 @@ constexpr int64_t kPairsInL1 = 128;         // pairs of inputs whose weights (16
 
 using TileRegisters = amx::Registers;
 constexpr int kBlockWords = amx::kWords;  // of a row, that an instruction takes at a time
+constexpr bool kLeavesVectors = true;     // `tile` computes with none
 
 // One tile: sums[r, :] += x[r, begin..end) W^T, 16 pairs of inputs after the other, whatever the number of rows.
 // x: [blocks, height, 16] pairs, zeros behind the last one; w: [pairs, 32] pairs; both at `begin`. Meanwhile lines from
-// `ahead` on come nearer.
-inline void tile(const uint32_t* x, int height, const bf16* w, int64_t pairs, float* sums, bool is_first, const char* ahead,
-                 int64_t step) {
+// `ahead` on come nearer, and meanwhile(i, n) is called for each i before n.
+template <typename Meanwhile>
+void tile(const uint32_t* x, int height, const bf16* w, int64_t pairs, float* sums, bool is_first, const char* ahead,
+          int64_t step, const Meanwhile& meanwhile) {
   constexpr int64_t kRow = amx::kWords * 4, kStride = kPanel * 4;
   const int64_t blocks = pairs / amx::kWords, done = blocks * amx::kWords, lines = std::max<int64_t>(1, step / 4);
   const auto run = [&](const uint32_t* rows, const bf16* columns, int64_t count, bool adds, const auto& between) {
@@ -44,8 +46,9 @@ inline void tile(const uint32_t* x, int height, const bf16* w, int64_t pairs, fl
     }
   };
   if (blocks > 0) {
-    run(x, w, blocks, !is_first, [&](int64_t) {
+    run(x, w, blocks, !is_first, [&](int64_t i) {
       for (int64_t line = 0; line < lines; ++line, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T0);
+      meanwhile(i, blocks);
     });
   }
   if (done < pairs) {
@@ -109,12 +112,14 @@ constexpr Tile tile_of(int rows, std::integer_sequence<int, R...>) {
 
 inline Tile tile_of(int rows) { return tile_of(rows, std::make_integer_sequence<int, kVectorRows>{}); }
 
-inline void tile(const uint32_t* x, int height, const bf16* w, int64_t pairs, float* sums, bool is_first, const char* ahead,
-                 int64_t step) {
+template <typename Meanwhile>
+void tile(const uint32_t* x, int height, const bf16* w, int64_t pairs, float* sums, bool is_first, const char* ahead,
+          int64_t step, const Meanwhile&) {
   tile_of(height)(x, w, pairs, sums, is_first, ahead, step);
 }
 
 constexpr int kBlockWords = 1;
+constexpr bool kLeavesVectors = false;
 
 struct TileRegisters {
   TileRegisters(int64_t, int) {}

@@ -111,7 +111,8 @@ struct Quantized {
     bool is_direct;
     alignas(64) uint8_t numbers[kMaxPart / 2 * 128];
 
-    void add(const uint32_t* tile, int height, float* sums) {
+    template <typename Meanwhile>
+    void add(const uint32_t* tile, int height, float* sums, const Meanwhile&) {
       const RowPart rows = layout->at(tile, height, part);
       PartTile tile_of_part = part_tile_of<Kind, Bytes>(height);
       if constexpr (kBits == 4 && Kind::kScales) {
@@ -121,6 +122,7 @@ struct Quantized {
       panel.ahead += panel.steps * panel.ahead_step;
     }
   };
+  static constexpr bool kLeavesVectors = false;
   Input x;
   QuantizedMatrix w;
   RowLayout layout{w};
@@ -211,7 +213,8 @@ struct QuantizedBlocks {
       }
     }
 
-    void add(const uint32_t* tile, int height, float* sums) {
+    template <typename Meanwhile>
+    void add(const uint32_t* tile, int height, float* sums, const Meanwhile&) {
       const bool is_high = height > amx::kRows;
       if (blocks.zeros) {
         (is_high ? add_blocks<true, Kind, true> : add_blocks<false, Kind, true>)(layout, tile, height, blocks, sums);
@@ -221,6 +224,7 @@ struct QuantizedBlocks {
       blocks.ahead += (blocks.last - blocks.first) * blocks.ahead_bytes;
     }
   };
+  static constexpr bool kLeavesVectors = false;
   Input x;
   QuantizedMatrix w;
   BlockLayout layout{w};

@@ -19,11 +19,12 @@ namespace packed {
 
 #if defined(__AMX_BF16__)
 constexpr int64_t kBlockBytes = 1 << 20;  // of an L2 of 2 MiB
+constexpr int64_t kMaxTiles = 24;         // of one block
 #else
 constexpr int64_t kBlockBytes = 384 << 10;
+constexpr int64_t kMaxTiles = 32;
 #endif
-constexpr int64_t kMaxTiles = 32;  // of one block
-constexpr int64_t kOwnTiles = 8;   // threads that find so many each do not share blocks
+constexpr int64_t kOwnTiles = 8;  // threads that find so many each do not share blocks
 
 // Memory of one thread that callers of the kernel share, one behind the other.
 inline uint32_t* scratch(int64_t size) {
@@ -59,12 +60,14 @@ struct Block : Rows {
 
 // All items of all rows of a product, each once. `Work` has
 //   static constexpr int kPanels                                   of sums that an item takes
+//   static constexpr int kItemsWithSums                            at a time: one, or also the one before
 //   Tiles tiles; int64_t items
 //   int block_words() const                                        that registers take of a packed row at a time
 //   int64_t row_words() const                                      of a packed row; those of a tile are together
 //   bool reads_packed() const                                      or rows where they were, which then are few
 //   void pack_tile(int64_t tile, uint32_t* to) const
-//   void multiply(const Rows&, int64_t item, float* sums) const
+//   Unfinished                                                     what an item may leave, until `finish()` or the next item
+//   void multiply(const Rows&, int64_t item, float* sums, Unfinished&) const
 template <typename Work>
 class RowBlocks {
  public:
@@ -136,13 +139,19 @@ class RowBlocks {
 
   // The items that nobody has claimed.
   void multiply(Block& block, int64_t grain) {
-    alignas(64) float sums[Work::kPanels * kMaxTiles * kTileRows * kPanel];
+    alignas(64) float sums[Work::kItemsWithSums][Work::kPanels * kMaxTiles * kTileRows * kPanel];
+    int turn = 0;
     const TileRegisters registers(tiles_.height, work_.block_words());
+    typename Work::Unfinished unfinished;
     for (;;) {
       const int64_t begin = block.next_item.fetch_add(grain), end = std::min(work_.items, begin + grain);
-      if (begin >= work_.items) return;
-      for (int64_t item = begin; item < end; ++item) work_.multiply(block, item, sums);
+      if (begin >= work_.items) break;
+      for (int64_t item = begin; item < end; ++item) {
+        work_.multiply(block, item, sums[turn], unfinished);
+        turn = (turn + 1) % Work::kItemsWithSums;
+      }
     }
+    unfinished.finish();
   }
 
   const Work& work_;
