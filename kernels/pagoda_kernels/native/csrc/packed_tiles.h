@@ -31,7 +31,7 @@ constexpr bool kLeavesVectors = true;     // `tile` computes with none
 
 // One tile: sums[r, :] += x[r, begin..end) W^T, 16 pairs of inputs after the other, whatever the number of rows.
 // x: [blocks, height, 16] pairs, zeros behind the last one; w: [pairs, 32] pairs; both at `begin`. Meanwhile lines from
-// `ahead` on come nearer, and meanwhile(i, n) is called for each i before n.
+// `ahead` on come nearer, and meanwhile(n) is called n times.
 template <typename Meanwhile>
 void tile(const uint32_t* x, int height, const bf16* w, int64_t pairs, float* sums, bool is_first, const char* ahead,
           int64_t step, const Meanwhile& meanwhile) {
@@ -46,9 +46,9 @@ void tile(const uint32_t* x, int height, const bf16* w, int64_t pairs, float* su
     }
   };
   if (blocks > 0) {
-    run(x, w, blocks, !is_first, [&](int64_t i) {
+    run(x, w, blocks, !is_first, [&](int64_t) {
       for (int64_t line = 0; line < lines; ++line, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T0);
-      meanwhile(i, blocks);
+      meanwhile(blocks);
     });
   }
   if (done < pairs) {

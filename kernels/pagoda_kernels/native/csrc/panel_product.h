@@ -26,7 +26,7 @@ struct Parts;
 //   Stretch stretch(int64_t panel, int64_t i, int64_t num_tiles) const
 // and a Stretch, made for all tiles of some rows one after the other, has
 //   void add(const uint32_t* tile, int height, float* sums, const auto& meanwhile)   of the packed tile; sums [height, 32].
-//       meanwhile(i, n) is called for each i before n, if it leaves vectors time
+//       meanwhile(n) is called n times, if it leaves vectors time
 template <typename Kernel, typename Epilogue>
 struct PanelProduct {
   static constexpr int kPanels = Epilogue::kPanels;
@@ -94,7 +94,7 @@ struct PanelProduct {
         const int64_t tiles_left = (kPanels - i) * stretches * num_tiles - s * num_tiles - (t - block.first_tile);
         const auto share = static_cast<int>((unfinished.rows + tiles_left - 1) / tiles_left);
         stretch.add(tile, height, all_sums + i * of_panel + place * kPanel,
-                    [&](int64_t, int64_t n) { unfinished.finish(static_cast<int>((share + n - 1) / n)); });
+                    [&](int64_t n) { unfinished.finish(static_cast<int>((share + n - 1) / n)); });
         if (makes_outputs) outputs(row, rows, item, all_sums + place * kPanel, of_panel).finish();
       }
     }
