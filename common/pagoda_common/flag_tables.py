@@ -328,6 +328,13 @@ FRONTEND_FLAGS = (
         metavar="SECONDS",
         help="silence after which a stream gets a comment line; 0 sends none",
     ),
+    Flag(
+        field="keep_alive_timeout_s",
+        names=("--keep-alive-timeout",),
+        parse=int,
+        metavar="SECONDS",
+        help="time for which a connection without a request stays open; more than a proxy in front keeps its own",
+    ),
     Flag(field="enable_log_requests", help="log each request: its parameters; at level debug its prompt, too"),
     Flag(field="max_log_len", parse=int, metavar="N", help="most characters of a prompt in the log; all if not given"),
     Flag(

@@ -87,6 +87,9 @@ class FrontendConfig:
     """Largest HTTP request body in bytes."""
     sse_keep_alive_interval_s: float = 15.0
     """Seconds without a token until a stream gets a comment line that keeps proxies awake; 0 sends none."""
+    keep_alive_timeout_s: int = 75
+    """Seconds for which a connection stays open after an answer. More than clients and proxies keep theirs (httpx and
+    openai 5, aiohttp 15, nginx and AWS 60): else one sends a request while it is being closed, and gets a reset."""
     enable_log_requests: bool = False
     """Log each request: its parameters; at level debug its prompt as well."""
     max_log_len: int | None = None
@@ -152,6 +155,7 @@ class FrontendConfig:
         body = self.max_request_body_bytes
         _check(body >= 1, "max_request_body_bytes", body, "at least 1 byte")
         _check(self.send_timeout_s >= 0, "send_timeout", self.send_timeout_s, "at least 0 seconds")
+        _check(self.keep_alive_timeout_s >= 1, "keep_alive_timeout", self.keep_alive_timeout_s, "at least 1 second")
         interval = self.sse_keep_alive_interval_s
         _check(interval >= 0, "sse_keep_alive_interval", interval, "at least 0 seconds")
         head, count = self.h11_max_incomplete_event_size, self.h11_max_header_count

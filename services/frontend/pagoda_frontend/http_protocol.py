@@ -48,6 +48,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """It is gone."""
         self._stop_timer()
         self._stop_send_timer()
+        self._unset_keepalive_if_required()  # else a connection that was reset is kept as long as one that is idle
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:

@@ -177,6 +177,7 @@ def _uvicorn_config(app: FastAPI, config: FrontendConfig) -> uvicorn.Config:
         log_level=config.uvicorn_log_level,
         access_log=not config.disable_uvicorn_access_log,
         backlog=BACKLOG,
+        timeout_keep_alive=config.keep_alive_timeout_s,
         timeout_graceful_shutdown=int(CLOSE_S),
         server_header=False,
         ssl_keyfile=config.ssl_keyfile,

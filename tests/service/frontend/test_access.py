@@ -2,7 +2,9 @@
 
 import asyncio
 import shutil
+import socket
 import ssl
+import struct
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from pagoda_common.security_config import SecurityConfig
 from pagoda_frontend.http_protocol import BoundedHttpProtocol
 from pagoda_frontend.server import FrontendServer
 from tests.harness.certificates import make_certificates
-from tests.service.frontend.harness import MODEL, Running, running_frontend
+from tests.service.frontend.harness import MODEL, Running, running_frontend, until
 
 
 async def test_keys_come_from_flag_and_file_and_open_http_and_grpc(tmp_path: Path) -> None:
@@ -128,6 +130,39 @@ async def test_heads_that_do_not_end_get_408(monkeypatch: pytest.MonkeyPatch) ->
             events = await running.events("/v1/completions", prompt=[5], max_tokens=24)
             assert events[-1] == "[DONE]"
             await asyncio.sleep(1.1)
+
+
+GET_HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def test_a_connection_stays_open_for_as_long_as_configured() -> None:
+    async with running_frontend(keep_alive_timeout_s=1) as running:
+        assert (await _raw(running, GET_HEALTH)).startswith(b"HTTP/1.1 200 ")  # which ends with the connection
+    async with running_frontend() as running:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.server.port)
+        writer.write(GET_HEALTH)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        with pytest.raises(TimeoutError):  # clients such as openai's take one that is idle for 5 s
+            await asyncio.wait_for(reader.read(), timeout=6)
+        writer.close()
+
+
+async def test_nothing_waits_for_a_connection_that_was_reset() -> None:
+    async with running_frontend() as running:
+        assert running.server._http is not None
+        connections = running.server._http.server_state.connections
+        before = set(connections)
+        with socket.create_connection(("127.0.0.1", running.server.port)) as client:
+            client.sendall(GET_HEALTH)
+            await until(lambda: any(_keeps_alive(connection) for connection in set(connections) - before))
+            (connection,) = set(connections) - before
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
+        await until(lambda: connection not in connections)
+        assert not _keeps_alive(connection)
+
+
+def _keeps_alive(connection: Any) -> bool:
+    return connection.timeout_keep_alive_task is not None
 
 
 async def test_browsers_may_do_what_the_flags_say() -> None:

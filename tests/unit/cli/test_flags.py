@@ -149,6 +149,7 @@ def test_frontend_values_survive_the_way_through_a_command_line() -> None:
         max_request_body_bytes=99,
         sse_keep_alive_interval_s=0.0,
         send_timeout_s=7.5,
+        keep_alive_timeout_s=65,
         disable_uvicorn_access_log=True,
         grpc_host="10.0.0.2",
         security=SECURITY,
