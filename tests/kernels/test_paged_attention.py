@@ -180,6 +180,21 @@ def test_a_nan_of_a_sequence_stays_its_own() -> None:
     assert torch.equal(actual[others], expected[others])
 
 
+@pytest.mark.parametrize("path", ["native"], indirect=True)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("num_kv_heads", [6, 3, 2])
+def test_what_lies_behind_a_sequence_makes_no_difference(num_kv_heads: int, dtype: torch.dtype) -> None:
+    lengths = [1, 17, 63, 200, 40]
+    case = make_case([1, 1, 1, 1, 9], lengths, num_kv_heads=num_kv_heads, head_dim=64, dtype=dtype)
+    _, k_cache, v_cache, plan = case
+    expected = paged_attention(*case, scale=0.3)
+    for row, length in enumerate(lengths):
+        last = plan.block_table[row, (length - 1) // 16]
+        for cache, junk in ((k_cache, torch.nan), (v_cache, torch.inf)):
+            cache[last, (length - 1) % 16 + 1 :] = junk
+    assert torch.equal(paged_attention(*case, scale=0.3), expected)
+
+
 def part_of(plan: AttentionPlan, row: int, query_len: int, seq_len: int) -> AttentionPlan:
     """A batch of `query_len` tokens of one sequence, up to `seq_len`."""
     table = plan.block_table[row : row + 1].copy()
@@ -189,14 +204,15 @@ def part_of(plan: AttentionPlan, row: int, query_len: int, seq_len: int) -> Atte
 @pytest.mark.parametrize("path", ["native"], indirect=True)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("head_dim", [40, 64, 96])
+@pytest.mark.parametrize("num_kv_heads", [6, 3, 2])
 @pytest.mark.parametrize("options", [{}, {"window": 900}, {"softcap": 30.0}], ids=str)
 def test_a_tokens_bits_depend_on_its_own_sequence_alone(
-    options: dict[str, Any], head_dim: int, dtype: torch.dtype
+    options: dict[str, Any], num_kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> None:
     """Neither neighbours, nor threads, nor how a prompt is cut, nor whether it is one: the C++ kernel promises that."""
     assert native("paged_attention") is not None
     lens = [1, 300, 1200, 5, 1], [2500, 300, 2300, 1030, 40]
-    query, k_cache, v_cache, plan = make_case(*lens, num_heads=6, num_kv_heads=2, head_dim=head_dim, dtype=dtype)
+    query, k_cache, v_cache, plan = make_case(*lens, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype)
     torch.set_num_threads(1)
     expected = paged_attention(query, k_cache, v_cache, plan, scale=0.3, **options)
     for count in (2, 3, 8):

@@ -35,6 +35,12 @@ struct alignas(64) Shapes {
     }
     for (int tile = 6; tile < 8; ++tile) set(tile, words, kWords);
   }
+  // Registers 0 to 3 are sums of tiles of 16 rows with up to 16 columns, 4 and 5 such rows, 6 and 7 the columns.
+  static Shapes of_columns(int count) {
+    Shapes shapes(0, 0);
+    for (int tile = 0; tile < 8; ++tile) shapes.set(tile, kRows, tile == 4 || tile == 5 ? kWords : count);
+    return shapes;
+  }
 };
 static_assert(sizeof(Shapes) == 64);
 
@@ -55,16 +61,38 @@ class Registers {
   // For up to kBlock rows, with up to kWords words of the inner dimension.
   void set(int64_t height, int words = kWords) {
     if (height == height_ && words == words_) return;
+    load(height, words, Shapes(static_cast<int>(height), words));
+  }
+  // For tiles of 16 rows with up to 16 columns.
+  void set_columns(int count) {
+    if (count == height_ && words_ == kOfColumns) return;
+    load(count, kOfColumns, Shapes::of_columns(count));
+  }
+
+ private:
+  static constexpr int kOfColumns = -1;
+
+  void load(int64_t height, int words, const Shapes& shapes) {
     height_ = height;
     words_ = words;
-    const Shapes shapes(static_cast<int>(height), words);
     settle(&shapes);
     _tile_loadconfig(&shapes);
   }
 
- private:
   int64_t height_ = 0;
   int words_ = 0;
+};
+
+// While it lives, vectors take numbers nearer to zero than normal ones for zero, as tiles always do.
+class TinyIsZero {
+ public:
+  TinyIsZero() { _mm_setcsr(before_ | _MM_FLUSH_ZERO_ON | 0x40 /* denormals are zeros */); }
+  ~TinyIsZero() { _mm_setcsr(before_); }
+  TinyIsZero(const TinyIsZero&) = delete;
+  TinyIsZero& operator=(const TinyIsZero&) = delete;
+
+ private:
+  const unsigned before_ = _mm_getcsr();
 };
 
 // Where a matrix lies, in bytes: [blocks][rows], kWords words a row.

@@ -66,7 +66,7 @@ struct AttentionCache {
 };
 
 // out [num_tokens, num_heads, head_dim] = softmax(query keys^T * scale) values, each token over the keys up to itself. What
-// is behind a sequence's length is not read.
+// is behind a sequence's length makes no difference.
 template <typename T, typename S>
 void paged_attention(const AttentionBatch& batch, const AttentionCache<S>& cache, const T* query, T* out, int num_threads);
 

@@ -2,14 +2,13 @@
 
 #include <array>
 #include <atomic>
-#include <cstdlib>
-#include <memory>
-#include <new>
 #include <thread>
 
 #include "ops.h"
+#include "paged_attention_in_place.h"
 #include "paged_attention_plan.h"
 #include "paged_attention_softmax.h"
+#include "paged_attention_sums.h"
 #include "paged_attention_tile.h"
 #include "paged_attention_unpacked.h"
 
@@ -19,38 +18,6 @@ namespace {
 using namespace attention;
 
 constexpr int64_t kManyRows = 64;  // of a task
-
-// Memory that grows and is kept by its thread.
-template <typename T>
-class Buffer {
- public:
-  T* get(int64_t count) {
-    if (count > size_) {
-      size_ = round_up(count + count / 4, 64);
-      memory_.reset(static_cast<T*>(std::aligned_alloc(64, static_cast<size_t>(size_) * sizeof(T))));
-      if (memory_ == nullptr) throw std::bad_alloc();
-    }
-    return memory_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(T* memory) const { std::free(memory); }
-  };
-  std::unique_ptr<T, Free> memory_;
-  int64_t size_ = 0;
-};
-
-// Sums of rows: [row][padded_dim] values and a state each.
-struct Sums {
-  float* values;
-  RowState* states;
-
-  void clear(int64_t rows, int64_t width) const {
-    std::fill(values, values + rows * width, 0.0f);
-    std::fill(states, states + rows, RowState{});
-  }
-};
 
 // Where a tile's keys and values are.
 struct Tile {
@@ -63,43 +30,14 @@ struct Scratch {
   Buffer<P> query, keys, values;
   Buffer<float> sums, total_sums;
   Buffer<RowState> states, total_states;
-  Buffer<int64_t> positions;  // of the rows of one KV head
+  Buffer<int64_t> positions;  // of the rows of all heads of a task
   Tile tile, next_tile;
+  Buffer<float> factors, all_products;  // of these rows
+  Buffer<P> all_weights;
   alignas(64) float k_scales[kTileKeys], v_scales[kTileKeys];
   alignas(64) float products[kRowsOf<P> * kTileKeys];
   alignas(64) P weights[kRowsOf<P> * kTileKeys];
 };
-
-// total += part, for sums over later keys; the order of partitions is always that of their keys.
-void add_sums(const Sums& total, const Sums& part, int64_t rows, int64_t width) {
-  for (int64_t row = 0; row < rows; ++row) {
-    RowState &to = total.states[row], &from = part.states[row];
-    if (from.sum == 0.0f) continue;
-    float* values = total.values + row * width;
-    const float* more = part.values + row * width;
-    if (to.sum == 0.0f) {
-      to = from;
-      std::copy(more, more + width, values);
-      continue;
-    }
-    const float top = std::max(to.maximum, from.maximum);
-    const Vec old_factor(exp2_of_negative(to.maximum - top)), new_factor(exp2_of_negative(from.maximum - top));
-    for (int64_t i = 0; i < width; i += kLanes) {
-      store(values + i, fma(load(more + i), new_factor, load(values + i) * old_factor));
-    }
-    alignas(64) float sums[kLanes];
-    store(sums, fma(Vec(from.sum), new_factor, Vec(to.sum) * old_factor));
-    to = {top, sums[0]};
-  }
-}
-
-template <typename T>
-void store_row(const float* values, float sum, int64_t size, T* out) {
-  const Vec factor(1.0f / sum);
-  int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) store(out + i, load(values + i) * factor);
-  if (i < size) store(out + i, load(values + i) * factor, static_cast<int>(size - i));
-}
 
 template <typename T, typename S>
 class Attention {
@@ -133,6 +71,7 @@ class Attention {
     {
       static thread_local Scratch<P> scratch;
       Registers registers;
+      [[maybe_unused]] const Rounding<P> rounding;
       const Task* task = claim();
       if (task != nullptr) fetch_first_tile(*task, scratch);
       while (task != nullptr) {
@@ -156,10 +95,11 @@ class Attention {
                       Scratch<P>& scratch) const {
     const int64_t all_rows = task.num_queries * group_ * task.num_heads;
     P* query = scratch.query.get(all_rows * query_width_);
-    pack_query(task, query);
-    int64_t* positions = scratch.positions.get(task.num_queries * group_);
-    for (int64_t i = 0; i < task.num_queries; ++i) {
-      std::fill_n(positions + i * group_, group_, plan_.queries[task.query + i].position);
+    const bool is_in_place = can_stay_in_place<P, S>(task.num_queries * group_, batch_.head_dim, batch_.block_size);
+    is_in_place ? pack_query_columns(task, query) : pack_query(task, query);
+    int64_t* positions = scratch.positions.get(all_rows);
+    for (int64_t i = 0; i < task.num_heads * task.num_queries; ++i) {
+      std::fill_n(positions + i * group_, group_, plan_.queries[task.query + i % task.num_queries].position);
     }
     scratch.keys.get(kTileKeys * query_width_);
     scratch.values.get(kTileKeys * width_);
@@ -182,7 +122,12 @@ class Attention {
       for (int64_t start = std::max(partition * kPartitionKeys, task.begin); start < end; start += kTileKeys) {
         const bool is_last = start + kTileKeys >= task.end;
         if (is_last) following = claim();
-        add_tile_of_heads(task, start, is_last ? following : &task, query, sums, registers, scratch);
+        const Task* next = is_last ? following : &task;
+        if (is_in_place) {
+          add_tile_in_place(task, start, next, query, sums, registers, scratch);
+        } else {
+          add_tile_of_heads(task, start, next, query, sums, registers, scratch);
+        }
       }
       if (task.is_apart) {
         put_aside(task, partition, sums, partials);
@@ -211,6 +156,18 @@ class Attention {
     }
   }
 
+  // [head][pair][token and head of the group] pairs.
+  void pack_query_columns(const Task& task, P* packed) const {
+    const int64_t rows = task.num_queries * group_, pairs = batch_.head_dim / 2;
+    for (int64_t head = task.head; head < task.head + task.num_heads; ++head, packed += 2 * pairs * rows) {
+      for (int64_t row = 0; row < rows; ++row) {
+        const T* from = query_ + plan_.queries[task.query + row / group_].token * batch_.query_stride +
+                        (head * group_ + row % group_) * batch_.head_dim;
+        for (int64_t i = 0; i < pairs; ++i) std::memcpy(packed + 2 * (i * rows + row), from + 2 * i, 2 * sizeof(T));
+      }
+    }
+  }
+
   void fetch_first_tile(const Task& task, Scratch<P>& scratch) const {
     find_keys(task, task.begin, scratch.tile);
     const int num_keys = scratch.tile.num_keys;
@@ -231,10 +188,63 @@ class Attention {
       const int64_t calls = is_spread ? divide_up(rows, kRowsOf<P>) : packing_calls(scratch.tile.num_keys);
       Prefetch ahead = prefetch(next == nullptr ? task : *next, coming, first, last, calls), nothing{};
       pack_tile(task.head + i, !can_stay_unpacked<P>(rows, batch_.head_dim), is_spread ? nothing : ahead, scratch);
-      const Sums of_head{sums.values + i * rows * width_, sums.states + i * rows};
-      add_tile(task, task.head + i, start, query + i * rows * query_width_, of_head, ahead, registers, scratch);
+      add_tile(task, i, start, query + i * rows * query_width_, sums, ahead, registers, scratch);
     }
     std::swap(scratch.tile, coming);
+  }
+
+  // The same for few rows, mostly from where keys and values lie: first the products of all heads, then their weights, then
+  // the sums of values.
+  void add_tile_in_place(const Task& task, int64_t start, const Task* next, const P* columns, const Sums& sums,
+                         Registers& registers, Scratch<P>& scratch) const {
+    if constexpr (kHasInPlace<P, S>) {
+      Tile& coming = scratch.next_tile;
+      coming.num_keys = 0;
+      if (next != nullptr) find_keys(*next, next == &task ? start + kTileKeys : next->begin, coming);
+      const int64_t rows = task.num_queries * group_, all_rows = rows * task.num_heads;
+      const int num_keys = scratch.tile.num_keys, num_rows = static_cast<int>(rows);
+      const bool has_packed_values = rows > kValueRowsInPlace;
+      const int64_t key_calls = divide_up(num_keys, kKeysInPlace) * divide_up(batch_.head_dim, kStep<P> * kAmxSteps);
+      const int64_t value_calls = has_packed_values ? divide_up(num_keys, 8)
+                                                    : divide_up(num_keys, kValuesAStep) * divide_up(batch_.head_dim, 64);
+      const int64_t calls = task.num_heads * (key_calls + value_calls);
+      Prefetch ahead = prefetch(next == nullptr ? task : *next, coming, 0, coming.num_keys, calls);
+      const auto of_head = [&](const S* all, int64_t i) {
+        const int64_t stride = batch_.num_kv_heads * cache_.width;
+        return InPlace<S>{all + (task.head + i) * cache_.width, stride, scratch.tile.slots, num_keys};
+      };
+      float* products = scratch.all_products.get(all_rows * kTileKeys);
+      registers.set_columns(num_rows);
+      for (int64_t i = 0; i < task.num_heads; ++i) {
+        multiply_keys(of_head(cache_.keys, i), columns + i * rows * batch_.head_dim, num_rows, batch_.head_dim,
+                      products + i * rows * kTileKeys, ahead);
+      }
+      P* weights = scratch.all_weights.get(all_rows * kTileKeys);
+      float* factors = scratch.factors.get(all_rows);
+      const int64_t part = task.num_queries == 1 ? all_rows : rows;  // what sees no less the later it comes
+      for (int64_t row = 0; row < all_rows;) {
+        const auto count = static_cast<int>(std::min<int64_t>(kRowsAtOnce, part - row % part));
+        weigh(task, start, row, count, products + row * kTileKeys, weights + row * kTileKeys, sums, factors + row, scratch);
+        row += count;
+      }
+      const int64_t seen = scratch.positions.get(0)[rows - 1] + 1 - start;
+      const int end = static_cast<int>(std::min<int64_t>(num_keys, seen));
+      if (has_packed_values) registers.set(rows);
+      for (int64_t i = 0; i < task.num_heads; ++i) {
+        const InPlace<S> values = of_head(cache_.values, i);
+        const P* of_rows = weights + i * rows * kTileKeys;
+        float* out = sums.values + i * rows * width_;
+        if (has_packed_values) {
+          P* packed = scratch.values.get(0);
+          pack_values(values.base, values.stride, values.slots, num_keys, batch_.head_dim, width_, packed, ahead);
+          multiply_all(num_rows, static_cast<int>(width_ / kLanes), of_rows, kTileKeys, packed, width_ * kStep<P>,
+                       divide_up(end, kStep<P>), out, width_, factors + i * rows);
+        } else {
+          multiply_values(num_rows, of_rows, values, end, batch_.head_dim, out, factors + i * rows, ahead);
+        }
+      }
+      std::swap(scratch.tile, coming);
+    }
   }
 
   // Slots of the task's keys [start, start + kTileKeys).
@@ -285,10 +295,11 @@ class Attention {
     }
   }
 
-  // The rows of one KV head over the packed tile, the keys from `start` on.
-  void add_tile(const Task& task, int64_t head, int64_t start, const P* query, const Sums& sums, Prefetch& ahead,
+  // The rows of the task's KV head `i` over the packed tile, the keys from `start` on.
+  void add_tile(const Task& task, int64_t i, int64_t start, const P* query, const Sums& sums, Prefetch& ahead,
                 Registers& registers, Scratch<P>& scratch) const {
-    const int64_t rows = task.num_queries * group_;
+    const int64_t rows = task.num_queries * group_, head = task.head + i;
+    float* values_of_head = sums.values + i * rows * width_;
     const int num_keys = scratch.tile.num_keys;
     const int query_steps = static_cast<int>(query_width_ / kStep<P>);
     const int64_t* positions = scratch.positions.get(0);
@@ -303,30 +314,29 @@ class Attention {
                    int64_t{kTileKeys} * kStep<P>, query_steps, scratch.products, kTileKeys, nullptr);
       float factors[kRowsOf<P>];
       for (int first = 0; first < count; first += kRowsAtOnce) {
-        weigh(head, start, row + first, first, std::min(kRowsAtOnce, count - first), sums, factors + first, scratch);
+        weigh(task, start, i * rows + row + first, std::min(kRowsAtOnce, count - first), scratch.products + first * kTileKeys,
+              scratch.weights + first * kTileKeys, sums, factors + first, scratch);
       }
       if (can_stay_unpacked<P>(rows, batch_.head_dim)) {
         const int64_t stride = batch_.num_kv_heads * cache_.width;
         const Values<S> values{cache_.values + head * cache_.width, stride, scratch.tile.slots, num_keys};
-        multiply_values(count, scratch.weights, values, end, batch_.head_dim, sums.values, factors, ahead);
+        multiply_values(count, scratch.weights, values, end, batch_.head_dim, values_of_head, factors, ahead);
       } else {
         multiply_all(count, static_cast<int>(width_ / kLanes), scratch.weights, kTileKeys, scratch.values.get(0),
-                     width_ * kStep<P>, (end + kStep<P> - 1) / kStep<P>, sums.values + row * width_, width_, factors);
+                     width_ * kStep<P>, (end + kStep<P> - 1) / kStep<P>, values_of_head + row * width_, width_, factors);
       }
     }
   }
 
-  // Products to weights for some rows from `row` on, which are at `place` among products and weights.
-  void weigh(int64_t head, int64_t start, int64_t row, int place, int count, const Sums& sums, float* factors,
-             Scratch<P>& scratch) const {
+  // Products to weights for some rows of the task from `row` on, which see no less the later they come.
+  void weigh(const Task& task, int64_t start, int64_t row, int count, const float* products, P* weights, const Sums& sums,
+             float* factors, Scratch<P>& scratch) const {
     const int num_keys = scratch.tile.num_keys;
     const Scoring scoring{batch_.scale, batch_.softcap};
     const bool is_quantized = std::is_same_v<S, int8_t>;
     const bool is_plain = kCanBatchSoftmax && !is_quantized && batch_.softcap == 0.0f && batch_.slopes == nullptr;
     const float *k_scales = is_quantized ? scratch.k_scales : nullptr, *v_scales = is_quantized ? scratch.v_scales : nullptr;
     const int64_t* positions = scratch.positions.get(0);
-    const float* products = scratch.products + place * kTileKeys;
-    P* weights = scratch.weights + place * kTileKeys;
     // Of what each row sees of the tile: mostly all of it.
     std::array<int, kRowsAtOnce> begins{}, ends;
     ends.fill(kTileKeys);
@@ -342,7 +352,8 @@ class Attention {
       return;
     }
     for (int i = 0; i < count; ++i) {
-      const float slope = batch_.slopes == nullptr ? 0.0f : batch_.slopes[head * group_ + (row + i) % group_];
+      const int64_t head = (task.head + (row + i) / (task.num_queries * group_)) * group_ + (row + i) % group_;
+      const float slope = batch_.slopes == nullptr ? 0.0f : batch_.slopes[head];
       const auto distance = static_cast<float>(start - positions[row + i]);
       factors[i] = softmax_row(products + i * kTileKeys, weights + i * kTileKeys, begins[i], ends[i], scoring, slope,
                                distance, k_scales, v_scales, sums.states + row + i);

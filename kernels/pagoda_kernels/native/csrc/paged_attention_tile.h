@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <variant>
 
 #include "amx.h"
 #include "vec.h"
@@ -42,13 +43,18 @@ template <typename P>
 constexpr bool kUsesAmx = std::is_same_v<P, bf16>;
 constexpr int kAmxRows = amx::kBlock, kAmxSteps = amx::kWords;
 using Registers = amx::Registers;
+template <typename P>
+using Rounding = std::conditional_t<kUsesAmx<P>, amx::TinyIsZero, std::monostate>;
 #else
 template <typename P>
 constexpr bool kUsesAmx = false;
 constexpr int kAmxRows = kRows, kAmxSteps = 1;
 struct Registers {
   void set(int64_t) {}
+  void set_columns(int) {}
 };
+template <typename P>
+using Rounding = std::monostate;
 #endif
 template <typename P>
 constexpr int kRowsOf = kUsesAmx<P> ? kAmxRows : kRows;
