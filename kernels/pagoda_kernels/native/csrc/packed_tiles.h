@@ -47,7 +47,7 @@ void tile(const uint32_t* x, int height, const bf16* w, int64_t pairs, float* su
   };
   if (blocks > 0) {
     run(x, w, blocks, !is_first, [&](int64_t) {
-      for (int64_t line = 0; line < lines; ++line, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T0);
+      for (int64_t line = 0; line < lines; ++line, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
       meanwhile(blocks);
     });
   }
