@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import resource
 import select
 import signal
@@ -11,16 +12,30 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 PARENT_POLL_S = 0.5
+LOCAL_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+LOWEST_PORT = 16384
+"""That is drawn: most servers' own ports lie lower."""
+PORT_DRAWS = 32
 GRPC_ENVIRONMENT = {"GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener"}
 """Sockets are read by the thread that waits for them, not handed on to a pool of threads that wake each other: a tenth
 less CPU for a step's messages (benchmarks/step_overhead.py). gRPC reads it when it is imported."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that is free now. Only for ports that several processes must know; a lone server binds 0."""
+    """A TCP port that is free now. Only for ports that several processes must know; a lone server binds 0.
+
+    Linux gives connections, and servers that bind 0, ports of `ip_local_port_range`. This one lies below it where it
+    can: between this call and the server's, nobody gets it by chance but a caller that draws the same.
+    """
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        for _ in range(PORT_DRAWS):
+            with contextlib.suppress(OSError, ValueError):  # taken; not Linux, or nothing lies below
+                port = random.SystemRandom().randrange(LOWEST_PORT, int(LOCAL_PORT_RANGE.read_text().split()[0]))
+                probe.bind((host, port))
+                return port
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
