@@ -104,10 +104,19 @@ struct Operand {
   const char* block(int64_t i) const { return static_cast<const char*>(at) + i * step; }
 };
 
+// Intrinsics take a register's number as it is written.
+#define PAGODA_LOAD_TILE(number, passes_by, from, stride) \
+  if constexpr (passes_by) {                              \
+    _tile_stream_loadd(number, from, stride);             \
+  } else {                                                \
+    _tile_loadd(number, from, stride);                    \
+  }
+
 // out = left right, or added to what is there: `height` rows of 16 or 32 columns, `stride` bytes from one to the next. The
 // registers have that height. A sum takes what it adds up in one order, whatever the height: pairs of a block by
-// themselves, even ones and odd ones, then the block's sum. `between(i)` is called in block i.
-template <bool kIsHigh, bool kIsWide, typename Between>
+// themselves, even ones and odd ones, then the block's sum. `between(i)` is called in block i. kKeepsRight: lines
+// of the left matrix and of what is added to leave L1 first.
+template <bool kIsHigh, bool kIsWide, bool kKeepsRight, typename Between>
 inline void multiply(const Operand& left, const Operand& right, int64_t blocks, float* out, int64_t stride, bool adds,
                      const Between& between) {
   float* high = out + kRows * stride / 4;
@@ -115,10 +124,10 @@ inline void multiply(const Operand& left, const Operand& right, int64_t blocks, 
   settle(right.at);
   settle(out);
   if (adds) {
-    _tile_loadd(0, out, stride);
-    if constexpr (kIsWide) _tile_loadd(1, out + kWords, stride);
-    if constexpr (kIsHigh) _tile_loadd(2, high, stride);
-    if constexpr (kIsHigh && kIsWide) _tile_loadd(3, high + kWords, stride);
+    PAGODA_LOAD_TILE(0, kKeepsRight, out, stride);
+    if constexpr (kIsWide) PAGODA_LOAD_TILE(1, kKeepsRight, out + kWords, stride);
+    if constexpr (kIsHigh) PAGODA_LOAD_TILE(2, kKeepsRight, high, stride);
+    if constexpr (kIsHigh && kIsWide) PAGODA_LOAD_TILE(3, kKeepsRight, high + kWords, stride);
   } else {
     _tile_zero(0);
     if constexpr (kIsWide) _tile_zero(1);
@@ -128,13 +137,13 @@ inline void multiply(const Operand& left, const Operand& right, int64_t blocks, 
   for (int64_t i = 0; i < blocks; ++i) {
     const char *rows = left.block(i), *columns = right.block(i);
     _tile_loadd(6, columns, right.stride);
-    _tile_loadd(4, rows, left.stride);
+    PAGODA_LOAD_TILE(4, kKeepsRight, rows, left.stride);
     if constexpr (kIsWide) _tile_loadd(7, columns + kWords * 4, right.stride);
     between(i);
     _tile_dpbf16ps(0, 4, 6);
     if constexpr (kIsWide) _tile_dpbf16ps(1, 4, 7);
     if constexpr (kIsHigh) {
-      _tile_loadd(5, rows + kRows * left.stride, left.stride);
+      PAGODA_LOAD_TILE(5, kKeepsRight, rows + kRows * left.stride, left.stride);
       _tile_dpbf16ps(2, 5, 6);
       if constexpr (kIsWide) _tile_dpbf16ps(3, 5, 7);
     }

@@ -22,6 +22,12 @@ constexpr int kTileRows = amx::kBlock;
 constexpr int kTileRows = kVectorRows;
 #endif
 constexpr int64_t kPairsInL1 = 128;         // pairs of inputs whose weights (16 KiB a panel) stay in L1 for all tiles
+constexpr int64_t kManyRows = 256;
+#if defined(__AMX_BF16__)
+constexpr int64_t kPairsForMany = 256;  // the same for many rows, whose sums then come and go half as often
+#else
+constexpr int64_t kPairsForMany = kPairsInL1;
+#endif
 
 #if defined(__AMX_BF16__)
 
@@ -40,9 +46,9 @@ void tile(const uint32_t* x, int height, const bf16* w, int64_t pairs, float* su
   const auto run = [&](const uint32_t* rows, const bf16* columns, int64_t count, bool adds, const auto& between) {
     const amx::Operand left{rows, kRow, height * kRow}, right{columns, kStride, amx::kWords * kStride};
     if (height > amx::kRows) {
-      amx::multiply<true, true>(left, right, count, sums, kStride, adds, between);
+      amx::multiply<true, true, true>(left, right, count, sums, kStride, adds, between);
     } else {
-      amx::multiply<false, true>(left, right, count, sums, kStride, adds, between);
+      amx::multiply<false, true, true>(left, right, count, sums, kStride, adds, between);
     }
   };
   if (blocks > 0) {

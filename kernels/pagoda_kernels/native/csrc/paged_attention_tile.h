@@ -315,7 +315,7 @@ inline void multiply_in_tiles(int num_rows, int num_vectors, const bf16* a, int6
   const auto run = [&](auto is_high, auto is_wide, int vector) {
     const amx::Operand left{a, a_stride * 2, amx::kWords * 4};
     const amx::Operand right{b + vector * kLanes * 2, b_stride * 2, kAmxSteps * b_stride * 2};
-    amx::multiply<is_high, is_wide>(left, right, blocks, out + vector * kLanes, stride, factors != nullptr, nothing);
+    amx::multiply<is_high, is_wide, false>(left, right, blocks, out + vector * kLanes, stride, factors != nullptr, nothing);
   };
   const std::true_type yes;
   const std::false_type no;
