@@ -28,8 +28,8 @@ struct Tile {
 template <typename P>
 struct Scratch {
   Buffer<P> query, keys, values;
-  Buffer<float> sums, total_sums;
-  Buffer<RowState> states, total_states;
+  Buffer<float> sums, more_sums;
+  Buffer<RowState> states, more_states;
   Buffer<int64_t> positions;  // of the rows of all heads of a task
   Tile tile, next_tile;
   Buffer<float> factors, all_products;  // of these rows
@@ -103,16 +103,15 @@ class Attention {
     }
     scratch.keys.get(kTileKeys * query_width_);
     scratch.values.get(kTileKeys * width_);
-    const Sums sums{scratch.sums.get(all_rows * width_), scratch.states.get(all_rows)};
+    const Sums total{scratch.sums.get(all_rows * width_), scratch.states.get(all_rows)};
     const int64_t first = task.begin / kPartitionKeys, last = (task.end - 1) / kPartitionKeys;
     const bool is_added_up = !task.is_apart && first < last;
     const Task* following = nullptr;
-    Sums total{};
-    if (is_added_up) {
-      total = {scratch.total_sums.get(all_rows * width_), scratch.total_states.get(all_rows)};
-      total.clear(all_rows, width_);
-    }
+    Sums more{};
+    if (is_added_up) more = {scratch.more_sums.get(all_rows * width_), scratch.more_states.get(all_rows)};
     for (int64_t partition = first; partition <= last; ++partition) {
+      // Of the first partition nothing has to be added to anything.
+      const Sums sums = is_added_up && partition > first ? more : total;
       if (partition == first && task.is_resumed()) {
         resume(task, partition, partials, sums);
       } else {
@@ -131,11 +130,11 @@ class Attention {
       }
       if (task.is_apart) {
         put_aside(task, partition, sums, partials);
-      } else if (is_added_up) {
+      } else if (partition > first) {
         add_sums(total, sums, all_rows, width_);
       }
     }
-    if (!task.is_apart) finish(task, is_added_up ? total : sums);
+    if (!task.is_apart) finish(task, total);
     return following;
   }
 

@@ -72,7 +72,8 @@ void softmax_rows(const float* products, P* weights, const uint64_t* seen, float
   const __m512 before = _mm512_permutexvar_ps(even, pairs);
   const __m512 sums = _mm512_permutexvar_ps(_mm512_add_epi32(even, _mm512_set1_epi32(1)), pairs);
   const Vec tops = Vec(reduce_rows(rows, [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); })) * factor;
-  const __m512 after = _mm512_max_ps(tops.v, before);
+  const __mmask16 is_higher = _mm512_cmp_ps_mask(tops.v, _mm512_add_ps(before, _mm512_set1_ps(kSlack)), _CMP_GT_OQ);
+  const __m512 after = _mm512_mask_mov_ps(before, is_higher, tops.v);
   const __mmask16 has_sum = _mm512_cmp_ps_mask(before, _mm512_set1_ps(-kInfinity), _CMP_NEQ_UQ);
   const __m512 shrunk = _mm512_maskz_mov_ps(has_sum, exp2_of_negative(Vec(before) - Vec(after)).v);
   _mm512_mask_storeu_ps(factors, kUsed, shrunk);

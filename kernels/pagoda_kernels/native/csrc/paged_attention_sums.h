@@ -53,8 +53,8 @@ inline void add_sums(const Sums& total, const Sums& part, int64_t rows, int64_t 
       std::copy(more, more + width, values);
       continue;
     }
-    const float top = std::max(to.maximum, from.maximum);
-    const Vec old_factor(exp2_of_negative(to.maximum - top)), new_factor(exp2_of_negative(from.maximum - top));
+    const float top = std::max(to.reference, from.reference);
+    const Vec old_factor(exp2_of_negative(to.reference - top)), new_factor(exp2_of_negative(from.reference - top));
     for (int64_t i = 0; i < width; i += kLanes) {
       store(values + i, fma(load(more + i), new_factor, load(values + i) * old_factor));
     }

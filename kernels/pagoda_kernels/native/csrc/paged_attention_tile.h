@@ -420,9 +420,13 @@ struct Scoring {
   float softcap;  // 0: none
 };
 
-// One query row's sums over the keys so far: exponents are relative to the maximum, and powers of two.
+// Weights are powers of two, relative to one of the row's scores: the first tile's maximum, and another one's only where
+// that is higher by more than kSlack. So sums are hardly ever scaled, and no weight is above 2^kSlack (FlashAttention-4).
+constexpr float kSlack = 8.0f;
+
+// One query row's sums over the keys so far.
 struct RowState {
-  float maximum = -kInfinity;
+  float reference = -kInfinity;
   float sum = 0.0f;
 };
 
@@ -457,8 +461,7 @@ template <typename P>
     top = max(top, x);
     scores[i] = x;
   }
-  const float before = state->maximum, after = std::max(before, maximum(top) * unit);
-  // Most tiles leave the maximum as it is, and 2^0 is exactly 1.
+  const float before = state->reference, highest = maximum(top) * unit, after = highest > before + kSlack ? highest : before;
   const float factor = before == -kInfinity ? 0.0f : before == after ? 1.0f : exp2_of_negative(before - after);
   Vec total;
   for (int i = 0; i < kKeyVectors; ++i) {
@@ -468,7 +471,7 @@ template <typename P>
     if (v_scales != nullptr) weight = weight * load(v_scales + i * kLanes);
     store(weights + i * kLanes, weight);
   }
-  state->maximum = after;
+  state->reference = after;
   state->sum = std::fma(state->sum, factor, sum(total));
   return factor;
 }
