@@ -104,6 +104,8 @@ struct Operand {
   const char* block(int64_t i) const { return static_cast<const char*>(at) + i * step; }
 };
 
+constexpr int kTurns = 4;  // of what is done meanwhile, in each block of a product
+
 // Intrinsics take a register's number as it is written.
 #define PAGODA_LOAD_TILE(number, passes_by, from, stride) \
   if constexpr (passes_by) {                              \
@@ -114,8 +116,8 @@ struct Operand {
 
 // out = left right, or added to what is there: `height` rows of 16 or 32 columns, `stride` bytes from one to the next. The
 // registers have that height. A sum takes what it adds up in one order, whatever the height: pairs of a block by
-// themselves, even ones and odd ones, then the block's sum. `between(i)` is called in block i. kKeepsRight: lines
-// of the left matrix and of what is added to leave L1 first.
+// themselves, even ones and odd ones, then the block's sum. `between(turn)` is called in each block between products, for
+// turns up to kTurns. kKeepsRight: lines of the left matrix and of what is added to leave L1 first.
 template <bool kIsHigh, bool kIsWide, bool kKeepsRight, typename Between>
 inline void multiply(const Operand& left, const Operand& right, int64_t blocks, float* out, int64_t stride, bool adds,
                      const Between& between) {
@@ -139,14 +141,17 @@ inline void multiply(const Operand& left, const Operand& right, int64_t blocks, 
     _tile_loadd(6, columns, right.stride);
     PAGODA_LOAD_TILE(4, kKeepsRight, rows, left.stride);
     if constexpr (kIsWide) _tile_loadd(7, columns + kWords * 4, right.stride);
-    between(i);
+    between(0);
     _tile_dpbf16ps(0, 4, 6);
+    between(1);
     if constexpr (kIsWide) _tile_dpbf16ps(1, 4, 7);
+    between(2);
     if constexpr (kIsHigh) {
       PAGODA_LOAD_TILE(5, kKeepsRight, rows + kRows * left.stride, left.stride);
       _tile_dpbf16ps(2, 5, 6);
-      if constexpr (kIsWide) _tile_dpbf16ps(3, 5, 7);
     }
+    between(3);
+    if constexpr (kIsHigh && kIsWide) _tile_dpbf16ps(3, 5, 7);
   }
   _tile_stored(0, out, stride);
   if constexpr (kIsWide) _tile_stored(1, out + kWords, stride);

@@ -52,15 +52,16 @@ void tile(const uint32_t* x, int height, const bf16* w, int64_t pairs, float* su
     }
   };
   if (blocks > 0) {
-    run(x, w, blocks, !is_first, [&](int64_t) {
-      for (int64_t line = 0; line < lines; ++line, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
-      meanwhile(blocks);
+    run(x, w, blocks, !is_first, [&](int turn) {
+      // A few at a time: more than a core can wait for would hold up the loads of tiles.
+      for (int64_t line = turn; line < lines; line += amx::kTurns, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
+      if (turn == 0) meanwhile(blocks);
     });
   }
   if (done < pairs) {
     alignas(64) bf16 padded[amx::kWords * 2 * kPanel] = {};
     std::copy_n(w + done * 2 * kPanel, (pairs - done) * 2 * kPanel, padded);
-    run(x + done * height, padded, 1, !is_first || blocks > 0, [](int64_t) {});
+    run(x + done * height, padded, 1, !is_first || blocks > 0, [](int) {});
   }
 }
 

@@ -308,7 +308,7 @@ inline void scale_row(float* row, int num_vectors, float factor) {
 inline void multiply_in_tiles(int num_rows, int num_vectors, const bf16* a, int64_t a_stride, const bf16* b, int64_t b_stride,
                               int num_steps, float* out, int64_t out_stride, const float* factors) {
   const int64_t blocks = divide_up(num_steps, kAmxSteps), stride = out_stride * 4;
-  const auto nothing = [](int64_t) {};
+  const auto nothing = [](int) {};
   if (factors != nullptr) {
     for (int row = 0; row < num_rows; ++row) scale_row(out + row * out_stride, num_vectors, factors[row]);
   }
