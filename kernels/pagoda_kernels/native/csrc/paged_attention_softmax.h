@@ -75,7 +75,7 @@ void softmax_rows(const float* products, P* weights, const uint64_t* seen, float
   const __mmask16 is_higher = _mm512_cmp_ps_mask(tops.v, _mm512_add_ps(before, _mm512_set1_ps(kSlack)), _CMP_GT_OQ);
   const __m512 after = _mm512_mask_mov_ps(before, is_higher, tops.v);
   const __mmask16 has_sum = _mm512_cmp_ps_mask(before, _mm512_set1_ps(-kInfinity), _CMP_NEQ_UQ);
-  const __m512 shrunk = _mm512_maskz_mov_ps(has_sum, exp2_of_negative(Vec(before) - Vec(after)).v);
+  const __m512 shrunk = _mm512_maskz_mov_ps(has_sum, power_of_two(Vec(before) - Vec(after)).v);
   _mm512_mask_storeu_ps(factors, kUsed, shrunk);
   alignas(64) float offsets[kLanes];
   _mm512_store_ps(offsets, _mm512_sub_ps(_mm512_setzero_ps(), after));

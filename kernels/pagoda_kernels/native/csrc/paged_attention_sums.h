@@ -54,7 +54,7 @@ inline void add_sums(const Sums& total, const Sums& part, int64_t rows, int64_t 
       continue;
     }
     const float top = std::max(to.reference, from.reference);
-    const Vec old_factor(exp2_of_negative(to.reference - top)), new_factor(exp2_of_negative(from.reference - top));
+    const Vec old_factor(power_of_two(to.reference - top)), new_factor(power_of_two(from.reference - top));
     for (int64_t i = 0; i < width; i += kLanes) {
       store(values + i, fma(load(more + i), new_factor, load(values + i) * old_factor));
     }

@@ -359,8 +359,8 @@ inline Vec only_lanes(Vec x, int begin, int end, Vec other) {
 #endif
 }
 
-// 2^x for x <= 0 to within 2 units in the last place; 2^-126 below that, NaN for NaN. Cephes' polynomial.
-inline Vec exp2_of_negative(Vec x) {
+// 2^x for x up to kSlack to within 2 units in the last place; 2^-126 for x below -126, NaN for NaN. Cephes' polynomial.
+inline Vec power_of_two(Vec x) {
   x = max(Vec(-126.0f), x);  // in this order NaN stays
   const Vec n = round_even(x), r = x - n;
   Vec p(1.535336188319500e-4f);
@@ -373,14 +373,14 @@ inline Vec exp2_of_negative(Vec x) {
   return scale_by_power(p, n);
 }
 
-inline float exp2_of_negative(float x) {
+inline float power_of_two(float x) {
   alignas(64) float lanes[kLanes];
-  store(lanes, exp2_of_negative(Vec(x)));
+  store(lanes, power_of_two(Vec(x)));
   return lanes[0];
 }
 
-// The weight of a key: 2^x for x <= 0, NaN for NaN. One that is rounded to bfloat16 is made to within 3e-6 of itself.
-inline Vec weight_of(Vec x, float) { return exp2_of_negative(x); }
+// The weight of a key: 2^x for x up to kSlack, NaN for NaN. One that is rounded to bfloat16 is made to within 3e-6 of itself.
+inline Vec weight_of(Vec x, float) { return power_of_two(x); }
 #if defined(__AVX512BF16__)
 inline Vec weight_of(Vec x, bf16) {
   const Vec r(_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));  // x - floor(x)
@@ -396,7 +396,7 @@ inline Vec weight_of(Vec x, bf16) {
 // To within some 1e-7: (1 - e) / (1 + e) with e = 2^(-2 |x| log2 e), a polynomial where that would cancel.
 inline Vec tanh(Vec x) {
   const Vec zero, magnitude = max(zero - x, x);
-  const Vec e = exp2_of_negative(magnitude * Vec(-2.0f * kLog2E));
+  const Vec e = power_of_two(magnitude * Vec(-2.0f * kLog2E));
   const Vec square = x * x;
   Vec p(-5.70498872745e-3f);
   p = fma(p, square, Vec(2.06390887954e-2f));
@@ -462,7 +462,7 @@ template <typename P>
     scores[i] = x;
   }
   const float before = state->reference, highest = maximum(top) * unit, after = highest > before + kSlack ? highest : before;
-  const float factor = before == -kInfinity ? 0.0f : before == after ? 1.0f : exp2_of_negative(before - after);
+  const float factor = before == -kInfinity ? 0.0f : before == after ? 1.0f : power_of_two(before - after);
   Vec total;
   for (int i = 0; i < kKeyVectors; ++i) {
     Vec weight = weight_of(fma(scores[i], Vec(unit), Vec(-after)), P{});
