@@ -25,7 +25,8 @@ class LinearWeights:
     """One matrix of a layer."""
 
     matrix: Tensor | PackedMatrix
-    """bfloat16 as `pack_weight` gives it, or integers; with `is_plain` [out_features, in_features] of any type."""
+    """bfloat16 as `pack_weight` or `compress_weight` gives it, or integers; with `is_plain` [out_features, in_features]
+    of any type."""
     bias: Tensor | None
     """[out_features]."""
     out_features: int

@@ -73,7 +73,7 @@ def packed_linear(
     if x.shape[1] % 2:
         x = F.pad(x, (0, 1))  # models do not have odd sizes
     out = torch.empty(x.shape[0], out_features, dtype=out_dtype or x.dtype)
-    kernel(_rows(x), packed, bias, None if residual is None else _rows(residual), out)
+    kernel(dense_rows(x), packed, bias, None if residual is None else dense_rows(residual), out)
     return out
 
 
@@ -109,8 +109,7 @@ def packed_embedding(ids: Tensor, packed: Tensor, in_features: int) -> Tensor:
         IndexError: there is no such row.
     """
     num_rows = packed.shape[0] * PANEL
-    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_rows:
-        raise IndexError(f"ids are between {int(ids.min())} and {int(ids.max())}, must be from 0 to {num_rows - 1}")
+    check_ids(ids, num_rows)
     kernel = native("packed_embedding") if packed.is_cpu and packed.dtype == torch.bfloat16 else None
     if kernel is not None and not in_features % 2:
         out = torch.empty(ids.numel(), in_features, dtype=packed.dtype)
@@ -119,7 +118,24 @@ def packed_embedding(ids: Tensor, packed: Tensor, in_features: int) -> Tensor:
     return packed[ids // PANEL, :, ids % PANEL].flatten(1)[:, :in_features]
 
 
-def _rows(x: Tensor) -> Tensor:
+def check_ids(ids: Tensor, num_rows: int) -> None:
+    """Raise IndexError for an id of a row that is not there."""
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_rows:
+        raise IndexError(f"ids are between {int(ids.min())} and {int(ids.max())}, must be from 0 to {num_rows - 1}")
+
+
+def check_addends(x: Tensor, out_features: int, bias: Tensor | None, residual: Tensor | None) -> None:
+    """Raise ValueError for what cannot be added to a product with x [num_tokens, in_features]."""
+    if bias is not None and bias.shape != (out_features,):
+        raise ValueError(f"bias has shape {tuple(bias.shape)}, must be {(out_features,)}")
+    for name, tensor in (("bias", bias), ("residual", residual)):
+        if tensor is not None and (tensor.dtype != x.dtype or tensor.device != x.device):
+            raise ValueError(f"{name} is {tensor.dtype} on {tensor.device}, must be {x.dtype} on {x.device} as x")
+    if residual is not None and residual.shape != (x.shape[0], out_features):
+        raise ValueError(f"residual has shape {tuple(residual.shape)}, must be {(x.shape[0], out_features)}")
+
+
+def dense_rows(x: Tensor) -> Tensor:
     """With neighbours in a row side by side in memory."""
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
@@ -131,10 +147,6 @@ def _check(x: Tensor, packed: Tensor, out_features: int, bias: Tensor | None, re
             f"x has shape {tuple(x.shape)}, packed {tuple(packed.shape)}: must be [num_tokens, in_features] and, for "
             f"{out_features} out_features, {(panels, pairs, PANEL, 2)}"
         )
-    if bias is not None and bias.shape != (out_features,):
-        raise ValueError(f"bias has shape {tuple(bias.shape)}, must be {(out_features,)}")
-    for name, tensor in (("bias", bias), ("residual", residual), ("packed", packed)):
-        if tensor is not None and (tensor.dtype != x.dtype or tensor.device != x.device):
-            raise ValueError(f"{name} is {tensor.dtype} on {tensor.device}, must be {x.dtype} on {x.device} as x")
-    if residual is not None and residual.shape != (x.shape[0], out_features):
-        raise ValueError(f"residual has shape {tuple(residual.shape)}, must be {(x.shape[0], out_features)}")
+    if packed.dtype != x.dtype or packed.device != x.device:
+        raise ValueError(f"packed is {packed.dtype} on {packed.device}, must be {x.dtype} on {x.device} as x")
+    check_addends(x, out_features, bias, residual)

@@ -6,18 +6,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from pagoda_common.errors import ModelLoadError
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_common.weights_source import WeightsSource
+from pagoda_kernels.compressed_weight import compressed_bytes
 from pagoda_kernels.native.library import load_native, native
 from pagoda_worker.models.layers import Matrix
-from pagoda_worker.models.linear_method import PACKED, PLAIN
+from pagoda_worker.models.linear_method import COMPRESSED, PACKED, PLAIN
 from tests.checkpoints import make_checkpoint
 from tests.unit.worker.driver import Driver
 
 load_native()
 needs_kernel = pytest.mark.skipif(native("packed_linear") is None, reason="this CPU has no AVX512-BF16, or no compiler")
+needs_compression = pytest.mark.skipif(
+    native("compressed_linear") is None, reason="this CPU has no AMX, or no compiler"
+)
 PROMPTS = [[5 + (7 * row + 3 * at) % 90 for at in range(3 + 5 * row)] for row in range(9)]
 
 
@@ -39,7 +44,8 @@ def logprobs(driver: Driver, prompts: list[list[int]], **options: Any) -> list[n
 
 @needs_kernel
 def test_every_matrix_is_packed_and_held_once(checkpoint: Path) -> None:
-    packed, plain = Driver(checkpoint, dtype="bfloat16"), Driver(checkpoint, dtype="float32")
+    packed = Driver(checkpoint, dtype="bfloat16", reference_kernels=("compressed_linear",))
+    plain = Driver(checkpoint, dtype="float32")
     model = packed.worker._model
     for layer in matrices(packed):
         assert layer.method is (PACKED if layer.is_multiplied else PLAIN)
@@ -51,6 +57,40 @@ def test_every_matrix_is_packed_and_held_once(checkpoint: Path) -> None:
     padding = 32 * sum(layer.columns + 1 for layer in matrices(packed))
     assert packed.facts.num_parameters <= held <= packed.facts.num_parameters + padding
     assert packed.facts.weight_bytes == 2 * held
+
+
+@needs_compression
+def test_every_matrix_is_compressed_and_computes_the_same_bits(checkpoint: Path) -> None:
+    compressed = Driver(checkpoint, dtype="bfloat16")
+    for layer in matrices(compressed):
+        assert layer.method is (COMPRESSED if layer.is_multiplied else PLAIN), layer.prefix
+        if layer.is_multiplied:
+            assert layer.weight.shape == (compressed_bytes(layer.rows, layer.columns),)
+    held = sum(parameter.numel() * parameter.element_size() for parameter in compressed.worker._model.parameters())
+    assert compressed.facts.weight_bytes == held
+    actual = logprobs(compressed, PROMPTS)
+    packed = Driver(checkpoint, dtype="bfloat16", reference_kernels=("compressed_linear",))
+    assert not any(layer.method is COMPRESSED for layer in matrices(packed))
+    each = zip(actual, logprobs(packed, PROMPTS), strict=True)
+    assert all(np.array_equal(one, other) for one, other in each)
+
+
+@needs_compression
+def test_a_matrix_of_numbers_of_all_sizes_is_packed(tmp_path: Path) -> None:
+    directory = make_checkpoint("LlamaForCausalLM", tmp_path / "model")
+    tensors = load_file(directory / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj.weight"
+    powers = torch.arange(tensors[name].numel()).view(tensors[name].shape) % 60
+    tensors[name] = tensors[name] * torch.exp2(-powers.float())
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    driver = Driver(directory, dtype="bfloat16")
+    methods = {layer.prefix: layer.method for layer in matrices(driver)}
+    packed = [prefix for prefix, method in methods.items() if method is PACKED]
+    assert packed == ["layers.0.mlp.down_proj"]
+    actual = logprobs(driver, PROMPTS)
+    twin = Driver(directory, dtype="bfloat16", reference_kernels=("compressed_linear",))
+    each = zip(actual, logprobs(twin, PROMPTS), strict=True)
+    assert all(np.array_equal(one, other) for one, other in each)
 
 
 @needs_kernel

@@ -247,7 +247,8 @@ def test_weights_are_cast(original: Path, asked: str, expected: str) -> None:
     assert worker.facts is not None
     assert worker._model is not None
     assert worker.facts.dtype == expected
-    assert {str(parameter.dtype) for parameter in worker._model.parameters()} == {f"torch.{expected}"}
+    held = {str(parameter.dtype) for parameter in worker._model.parameters()}
+    assert held - {"torch.uint8"} == {f"torch.{expected}"}, "but for matrices that are compressed"
 
 
 def test_end_tokens_are_those_of_both_configs(checkpoint: Path) -> None:

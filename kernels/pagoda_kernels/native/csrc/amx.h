@@ -117,9 +117,9 @@ constexpr int kTurns = 4;  // of what is done meanwhile, in each block of a prod
 // out = left right, or added to what is there: `height` rows of 16 or 32 columns, `stride` bytes from one to the next. The
 // registers have that height. A sum takes what it adds up in one order, whatever the height: pairs of a block by
 // themselves, even ones and odd ones, then the block's sum. `between(turn)` is called in each block between products,
-// with 0 to kTurns - 1. kKeepsRight: lines of the left matrix and of what is added to leave L1 first.
-template <bool kIsHigh, bool kIsWide, bool kKeepsRight, typename Between>
-inline void multiply(const Operand& left, const Operand& right, int64_t blocks, float* out, int64_t stride, bool adds,
+// with 0 to kTurns - 1. Right is an Operand, or what has its `at`, `stride` and `block`. kKeepsRight: lines of the left matrix and of what is added to leave L1 first.
+template <bool kIsHigh, bool kIsWide, bool kKeepsRight, typename Right, typename Between>
+inline void multiply(const Operand& left, const Right& right, int64_t blocks, float* out, int64_t stride, bool adds,
                      const Between& between) {
   float* high = out + kRows * stride / 4;
   settle(left.at);

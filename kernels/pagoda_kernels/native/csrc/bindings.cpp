@@ -78,6 +78,35 @@ void packed_linear(const Tensor& x, const Tensor& weight, const std::optional<Te
 }
 #endif
 
+#if defined(__AMX_BF16__)
+// Into a tensor of bytes whose end has room for outliers; false: they are too many.
+bool compress_weight(const Tensor& weight, const Tensor& out) {
+  const int64_t outputs = weight.size(0), inputs = weight.size(1);
+  const auto [codes, units, outliers] = compressed_matrix(out, outputs, inputs);
+  const int64_t capacity = (data<uint8_t>(out) + out.numel() - reinterpret_cast<const uint8_t*>(outliers)) / 4;
+  return pagoda::compress_weight(data<pagoda::bf16>(weight), const_cast<uint8_t*>(codes), const_cast<uint32_t*>(units),
+                                 const_cast<uint32_t*>(outliers), capacity, outputs, inputs, at::get_num_threads());
+}
+
+void compressed_embedding(const Tensor& ids, const Tensor& weight, int64_t num_outputs, const Tensor& out) {
+  using pagoda::bf16;
+  pagoda::compressed_embedding(data<int64_t>(ids), compressed_matrix(weight, num_outputs, out.size(1)), data<bf16>(out),
+                               ids.numel(), out.size(1), at::get_num_threads());
+}
+
+void compressed_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                       const std::optional<Tensor>& residual, const Tensor& out) {
+  using pagoda::bf16;
+  by_dtype(out, [&](auto zero) {
+    using Out = decltype(zero);
+    pagoda::compressed_linear<Out>(data<bf16>(x), x.stride(0), compressed_matrix(weight, out.size(1), x.size(1)),
+                                   bias ? data<bf16>(*bias) : nullptr, residual ? data<bf16>(*residual) : nullptr,
+                                   residual ? residual->stride(0) : 0, data<Out>(out), x.size(0), out.size(1), x.size(1),
+                                   at::get_num_threads());
+  });
+}
+#endif
+
 void race(const Tensor& probs, const Tensor& keys, const Tensor& winners) {
   pagoda::race(data<float>(probs), probs.stride(0), data<int64_t>(keys), data<int64_t>(winners), probs.size(0),
                probs.size(1), at::get_num_threads());
@@ -220,6 +249,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("pack_weight", &pack_weight, AllUnlocked());
   module.def("packed_embedding", &packed_embedding, AllUnlocked());
   module.def("packed_linear", &packed_linear, AllUnlocked());
+#endif
+#if defined(__AMX_BF16__)
+  module.def("compress_weight", &compress_weight, AllUnlocked());
+  module.def("compressed_embedding", &compressed_embedding, AllUnlocked());
+  module.def("compressed_linear", &compressed_linear, AllUnlocked());
 #endif
   module.def("paged_attention", &paged_attention, AllUnlocked());
   module.def("race", &race, AllUnlocked());

@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "decode_rows.h"
+#include "ops.h"
 
 template <typename T>
 using Array = pybind11::array_t<T, pybind11::array::c_style>;
@@ -13,6 +14,16 @@ template <typename T>
 T* data(const at::Tensor& tensor) {
   return static_cast<T*>(tensor.data_ptr());
 }
+
+#if defined(__AMX_BF16__)
+// Of the bytes that `compress_weight` returns.
+inline pagoda::CompressedMatrix compressed_matrix(const at::Tensor& weight, int64_t num_outputs, int64_t num_inputs) {
+  const auto* codes = data<const uint8_t>(weight);
+  const auto* units = codes + pagoda::compressed_code_bytes(num_outputs, num_inputs);
+  const auto* outliers = units + 4 * (pagoda::compressed_units(num_outputs, num_inputs) + 1);
+  return {codes, reinterpret_cast<const uint32_t*>(units), reinterpret_cast<const uint32_t*>(outliers)};
+}
+#endif
 
 // The arguments are described in pagoda_kernels/decode_rows.py.
 inline pagoda::SequenceColumns sequence_columns(const Array<bool>& is_in_use, const Array<bool>& is_greedy,

@@ -26,7 +26,7 @@ const pagoda::bf16* pointer(const std::optional<Tensor>& tensor) {
   return tensor ? data<const pagoda::bf16>(*tensor) : nullptr;
 }
 
-// A matrix of one layer: packed, or codes with scales. The bias is for its owner to keep.
+// A matrix of one layer: packed, compressed, or codes with scales. The bias is for its owner to keep.
 struct LinearTensors {
   pagoda::LinearWeights weights;
   std::vector<Tensor> tensors;  // the matrix itself
@@ -36,6 +36,12 @@ LinearTensors linear_weights(const Tensor& weight, const std::optional<Tensor>& 
                              int64_t group_size, bool quantizes_inputs, const std::optional<Tensor>& bias,
                              int64_t num_outputs, int64_t num_inputs) {
   LinearTensors result{{nullptr, {}, pointer(bias), num_outputs, num_inputs}, {weight}};
+#if defined(__AMX_BF16__)
+  if (!scales && weight.scalar_type() == at::kByte) {
+    result.weights.compressed = compressed_matrix(weight, num_outputs, num_inputs);
+    return result;
+  }
+#endif
   if (!scales) {
     result.weights.packed = data<const pagoda::bf16>(weight);
     return result;
@@ -196,6 +202,10 @@ class DecoderLayers {
       pagoda::gather(embedding_.packed, ids, num_tokens, size, data<bf16>(x));
     } else if (embedding_.packed) {
       pagoda::packed_embedding(ids, embedding_.packed, data<bf16>(x), num_tokens, size, at::get_num_threads());
+#if defined(__AMX_BF16__)
+    } else if (embedding_.compressed.codes) {
+      pagoda::compressed_embedding(ids, embedding_.compressed, data<bf16>(x), num_tokens, size, at::get_num_threads());
+#endif
     } else {
       pagoda::quantized_embedding(ids, embedding_.quantized, data<bf16>(x), num_tokens, at::get_num_threads());
     }

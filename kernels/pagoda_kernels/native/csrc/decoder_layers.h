@@ -10,12 +10,13 @@
 
 namespace pagoda {
 
-// y = x W^T + bias, of a packed bfloat16 matrix, or of integers where `packed` is null.
+// y = x W^T + bias, of a packed bfloat16 matrix, of a compressed one where `packed` is null, or of integers where both are.
 struct LinearWeights {
   const bf16* packed;
   QuantizedMatrix quantized;
   const bf16* bias;  // or null
   int64_t num_outputs, num_inputs;
+  CompressedMatrix compressed{};
 };
 
 // x += attention(norm(x)); x += down(activation(gate(norm(x))) * up(norm(x))).

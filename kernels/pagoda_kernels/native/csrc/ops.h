@@ -39,8 +39,37 @@ void packed_linear(const bf16* x, int64_t x_stride, const bf16* weight, const bf
 // act_and_mul of packed_linear of 2 * `size` outputs, to the bit, in one go. `size` is a multiple of 32.
 void packed_gated_linear(const bf16* x, int64_t x_stride, const bf16* weight, const bf16* bias, Activation activation,
                          bf16* out, int64_t num_rows, int64_t size, int64_t num_inputs, int num_threads);
-// Whether that is possible, and faster.
+// Whether products with gates are possible, and faster.
 bool should_gate(int64_t num_rows, int64_t size);
+#endif
+
+// A packed weight in 12 bits for each number, to the bit the same (compressed_weight.h).
+struct CompressedMatrix {
+  const uint8_t* codes;
+  const uint32_t* units;
+  const uint32_t* outliers;
+};
+
+#if defined(__AMX_BF16__)
+// Bytes of codes, and how many units there are.
+int64_t compressed_code_bytes(int64_t num_outputs, int64_t num_inputs);
+int64_t compressed_units(int64_t num_outputs, int64_t num_inputs);
+
+// Compresses a contiguous weight [num_outputs, num_inputs]; units: one more than there are. False, with nothing of use
+// written, if there are more outliers than `capacity`.
+bool compress_weight(const bf16* weight, uint8_t* codes, uint32_t* units, uint32_t* outliers, int64_t capacity,
+                     int64_t num_outputs, int64_t num_inputs, int num_threads);
+
+// The same of a compressed weight, to the bit.
+void compressed_embedding(const int64_t* ids, const CompressedMatrix& weight, bf16* out, int64_t num_ids,
+                          int64_t num_inputs, int num_threads);
+template <typename Out>
+void compressed_linear(const bf16* x, int64_t x_stride, const CompressedMatrix& weight, const bf16* bias,
+                       const bf16* residual, int64_t residual_stride, Out* out, int64_t num_rows, int64_t num_outputs,
+                       int64_t num_inputs, int num_threads, Helpers* helpers = nullptr);
+void compressed_gated_linear(const bf16* x, int64_t x_stride, const CompressedMatrix& weight, const bf16* bias,
+                             Activation activation, bf16* out, int64_t num_rows, int64_t size, int64_t num_inputs,
+                             int num_threads);
 #endif
 
 // A ragged batch of queries over the paged KV cache; AttentionPlan's fields.

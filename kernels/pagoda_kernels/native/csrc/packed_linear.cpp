@@ -1,5 +1,5 @@
 #include "ops.h"
-#include "panel_product.h"
+#include "packed_pairs.h"
 #include "parallel.h"
 
 namespace pagoda {
@@ -11,51 +11,6 @@ namespace {
 using namespace packed;
 
 constexpr int64_t kGatedRows = 128;  // fewer wait for weights, which come fastest one panel behind the other
-
-// Rows of bfloat16 against packed weights.
-struct Pairs {
-  struct Stretch {
-    const bf16* w;
-    int64_t begin, size;  // of the pairs
-    const char* ahead;
-    int64_t step;
-
-    template <typename Meanwhile>
-    void add(const uint32_t* tile, int height, float* sums, const Meanwhile& meanwhile) {
-      packed::tile(tile + begin * height, height, w, size, sums, begin == 0, ahead, step, meanwhile);
-      ahead += size * step;
-    }
-  };
-  static constexpr bool kLeavesVectors = packed::kLeavesVectors;
-  Input x;
-  const bf16* weight;
-  int64_t num_rows;
-
-  int block_words() const { return kBlockWords; }
-#if defined(__AMX_BF16__)
-  int64_t row_words() const { return (x.pairs + amx::kWords - 1) / amx::kWords * amx::kWords; }
-  void pack_tile(int64_t row, int rows, int height, uint32_t* to) const {
-    pack_blocks(x.rows + row * x.stride, x.stride * 2, rows, height, x.pairs, to);
-  }
-#else
-  int64_t row_words() const { return x.pairs; }
-  void pack_tile(int64_t row, int rows, int height, uint32_t* to) const {
-    pack_rows(x.rows + row * x.stride, x.stride * 2, rows, x.pairs, to, height, height);
-  }
-#endif
-  const uint32_t* in_place(int64_t num_packed_rows) const {
-    return num_packed_rows == 1 && row_words() == x.pairs ? reinterpret_cast<const uint32_t*>(x.rows) : nullptr;
-  }
-  int64_t pairs_in_l1() const { return num_rows < kManyRows ? kPairsInL1 : kPairsForMany; }
-  int64_t depth(int64_t num_tiles) const { return num_tiles == 1 ? x.pairs : pairs_in_l1(); }
-  int64_t num_stretches(int64_t num_tiles) const { return (x.pairs + depth(num_tiles) - 1) / depth(num_tiles); }
-  // While all tiles pass over one stretch of weights, the next one comes into L2, of the next panel at the end.
-  Stretch stretch(int64_t panel, int64_t i, int64_t num_tiles) const {
-    const int64_t begin = i * depth(num_tiles), size = std::min(depth(num_tiles), x.pairs - begin);
-    const bf16* w = weight + (panel * x.pairs + begin) * 2 * kPanel;
-    return {w, begin, size, reinterpret_cast<const char*>(w + pairs_in_l1() * 2 * kPanel), 128 / num_tiles};
-  }
-};
 
 }  // namespace
 
@@ -88,7 +43,7 @@ void packed_linear(const bf16* x, int64_t x_stride, const bf16* weight, const bf
                    int num_threads, Helpers* helpers) {
   if (num_rows == 0) return;
   const Linear<Out> linear{bias, residual, residual_stride, out, num_outputs};
-  const Pairs pairs{{x, x_stride, num_inputs / 2}, weight, num_rows};
+  const Pairs pairs{{{x, x_stride, num_inputs / 2}, num_rows}, weight};
   PanelProduct<Pairs, Linear<Out>>{pairs, linear, Tiles(num_rows)}.run(num_threads, helpers);
 }
 
@@ -99,7 +54,7 @@ void packed_gated_linear(const bf16* x, int64_t x_stride, const bf16* weight, co
   if (num_rows == 0) return;
   with_activation(activation, [&](const auto& act) {
     const Gated<std::decay_t<decltype(act)>> gated{bias, out, size, act};
-    const Pairs pairs{{x, x_stride, num_inputs / 2}, weight, num_rows};
+    const Pairs pairs{{{x, x_stride, num_inputs / 2}, num_rows}, weight};
     PanelProduct<Pairs, std::decay_t<decltype(gated)>>{pairs, gated, Tiles(num_rows)}.run(num_threads);
   });
 }

@@ -184,7 +184,7 @@ struct QuantizedBlocks {
       blocks.first = first;
       blocks.last = last;
       blocks.parts_of_group = (w.group_size + layout.part - 1) / layout.part;
-      blocks.ahead = reinterpret_cast<const char*>(from + (num_tiles == 1 ? kAheadBytes : bytes));
+      blocks.ahead = reinterpret_cast<const char*>(from + bytes);
       blocks.ahead_bytes = fetches_now ? 0 : bytes / ((last - first) * num_tiles);
       uint8_t* to = numbers;
       for (int64_t i = first; i < last; ++i, to += layout.part_words() * 128) {

@@ -26,8 +26,9 @@ constexpr int64_t kMaxTiles = 32;
 #endif
 constexpr int64_t kOwnTiles = 8;  // threads that find so many each do not share blocks
 
-// Memory of one thread that callers of the kernel share, one behind the other.
-inline uint32_t* scratch(int64_t size) {
+// Memory of one thread that callers of the kernel share, one behind the other; another one for each use.
+template <int kUse = 0>
+uint32_t* scratch(int64_t size) {
   struct Free {
     void operator()(void* p) const { std::free(p); }
   };

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pagoda_kernels.compressed_weight import compress_weight, compressed_embedding, compressed_linear
 from pagoda_kernels.decoder_layers import LinearWeights
 from pagoda_kernels.native.library import native
 from pagoda_kernels.packed_linear import pack_weight, packed_embedding, packed_linear
@@ -20,6 +21,7 @@ class MatrixLayer(Protocol):
     columns: int
     is_multiplied: bool
     dtype: torch.dtype
+    method: "LinearMethod"
     weight: nn.Parameter
     weight_scale: nn.Parameter | None
     weight_zero_point: nn.Parameter | None
@@ -36,7 +38,10 @@ class LinearMethod(Protocol):
         """Give the layer the parameters that a checkpoint fills, on the meta device."""
 
     def process_weights_after_loading(self, layer: MatrixLayer) -> None:
-        """Replace what a checkpoint has filled by what `apply` wants. On the meta device too: shapes only, then."""
+        """Replace what a checkpoint has filled by what `apply` wants. On the meta device too: shapes only, then.
+
+        What cannot be held this way gets another method.
+        """
 
     def apply(
         self,
@@ -129,12 +134,49 @@ class PackedLinearMethod(PlainLinearMethod):
         return LinearWeights(matrix=layer.weight, bias=bias, out_features=layer.rows, in_features=layer.columns)
 
 
+class CompressedLinearMethod(PlainLinearMethod):
+    """A bfloat16 matrix as `compressed_linear` reads it, three quarters of its size: `weight` [num_bytes] uint8.
+
+    A matrix that cannot be compressed, since its numbers are of too many sizes, is packed.
+    """
+
+    def process_weights_after_loading(self, layer: MatrixLayer) -> None:
+        """As in LinearMethod; the layer holds its matrix twice meanwhile, and may have another method then."""
+        compressed = compress_weight(layer.weight)
+        if compressed is None:
+            layer.method = PACKED
+            PACKED.process_weights_after_loading(layer)
+        else:
+            layer.weight = nn.Parameter(compressed, requires_grad=False)
+
+    def apply(
+        self,
+        layer: MatrixLayer,
+        x: Tensor,
+        *,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """As in LinearMethod."""
+        return compressed_linear(x, layer.weight, layer.rows, bias=bias, residual=residual, out_dtype=out_dtype)
+
+    def embedding(self, layer: MatrixLayer, ids: Tensor) -> Tensor:
+        """As in LinearMethod."""
+        return compressed_embedding(ids, layer.weight, layer.rows, layer.columns)
+
+    def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
+        """As in LinearMethod."""
+        return LinearWeights(matrix=layer.weight, bias=bias, out_features=layer.rows, in_features=layer.columns)
+
+
 PLAIN = PlainLinearMethod()
 PACKED = PackedLinearMethod()
+COMPRESSED = CompressedLinearMethod()
 
 
 def choose_linear_method(*, dtype: torch.dtype, device: torch.device) -> LinearMethod:
-    """For the matrices that a model multiplies with: packed where there is a kernel for it."""
-    if device.type == "cpu" and dtype == torch.bfloat16 and native("packed_linear") is not None:
-        return PACKED
-    return PLAIN
+    """For the matrices that a model multiplies with: compressed or packed where there is a kernel for it."""
+    if device.type != "cpu" or dtype != torch.bfloat16 or native("packed_linear") is None:
+        return PLAIN
+    return PACKED if native("compressed_linear") is None else COMPRESSED

@@ -1,0 +1,205 @@
+#include "compressed_weight.h"
+#include "packed_pairs.h"
+#include "parallel.h"
+
+namespace pagoda {
+
+#if defined(__AMX_BF16__)
+
+namespace {
+
+using namespace packed;
+
+constexpr int64_t kAheadUnits = 6;
+constexpr int64_t kWholeRows = 1536;        // so many pass over a matrix often enough to decompress it once for all
+constexpr int64_t kWholeBytes = 32 << 20;   // unless it is so large that it would come from memory again
+
+// Compressed weights, which become numbers once for all tiles of some rows, in L1.
+struct CompressedPairs : PairRows {
+  struct Stretch {
+    const CompressedPairs& kernel;
+    int64_t panel, begin, size;  // pairs
+    bool is_decompressed = false;
+    alignas(64) bf16 weights[kPairsForMany * 2 * kPanel];
+
+    Stretch(const CompressedPairs& kernel, int64_t panel, int64_t begin, int64_t size)
+        : kernel(kernel), panel(panel), begin(begin), size(size) {}
+    Stretch(const Stretch&) = delete;
+    Stretch& operator=(const Stretch&) = delete;
+
+    template <typename Meanwhile>
+    void add(const uint32_t* tile, int height, float* sums, const Meanwhile& meanwhile) {
+      const uint32_t* x = tile + begin * height;
+      if (!is_decompressed) {
+        is_decompressed = true;
+        return height > amx::kRows ? add_decompressing<true>(x, height, sums, meanwhile)
+                                   : add_decompressing<false>(x, height, sums, meanwhile);
+      }
+      packed::tile(x, height, weights, size, sums, begin == 0, reinterpret_cast<const char*>(x), 0, meanwhile);
+    }
+
+    Unit unit(int64_t i) const { return {kernel.weight, panel, begin / kUnitPairs + i, units_of(kernel.x.pairs), kAheadUnits}; }
+
+    // Units that follow each other; behind the last place comes the first one again.
+    struct Ring {
+      const bf16* at;
+      int64_t stride, mask;
+      const char* block(int64_t i) const { return reinterpret_cast<const char*>(at + (i & mask) * kUnitNumbers); }
+    };
+
+    // While tiles multiply one unit, the one after the next is decompressed.
+    template <bool kIsHigh, typename Meanwhile>
+    void add_decompressing(const uint32_t* x, int height, float* sums, const Meanwhile& meanwhile) {
+      constexpr int64_t kRow = amx::kWords * 4, kStride = kPanel * 4, kAtOnce = 2;
+      const int64_t units = units_of(size);
+      const Ring ring{weights, kStride, kernel.pairs_in_l1() / kUnitPairs - 1};
+      int64_t i = 0;
+      for (; i < std::min(kAtOnce, units); ++i) decompress(unit(i), weights + i * kUnitNumbers);
+      Unit next = unit(i);
+      const auto between = [&](int turn) __attribute__((always_inline)) {
+        if (turn == 0) meanwhile(units);
+        if (i == units) return;
+        bf16* to = weights + (i & ring.mask) * kUnitNumbers;
+        for (int group = 2 * turn; group < 2 * turn + 2; ++group) next.decompress_group(group, to);
+        if (turn + 1 == amx::kTurns) {
+          next.set_outliers(to);
+          amx::settle(weights);
+          next = unit(++i);
+        }
+      };
+      amx::multiply<kIsHigh, true, true>(amx::Operand{x, kRow, height * kRow}, ring, units, sums, kStride, begin > 0, between);
+    }
+  };
+  CompressedMatrix weight;
+
+  int64_t depth(int64_t num_tiles) const { return num_tiles == 1 ? x.pairs : pairs_in_l1(); }
+  int64_t num_stretches(int64_t num_tiles) const { return (x.pairs + depth(num_tiles) - 1) / depth(num_tiles); }
+  Stretch stretch(int64_t panel, int64_t i, int64_t num_tiles) const {
+    const int64_t begin = i * depth(num_tiles);
+    return Stretch(*this, panel, begin, std::min(depth(num_tiles), x.pairs - begin));
+  }
+};
+
+// The packed weight, where that is faster; else null.
+const bf16* decompressed(const CompressedMatrix& weight, int64_t num_rows, int64_t num_outputs, int64_t num_inputs,
+                         int num_threads) {
+  const int64_t panels = (num_outputs + kPanel - 1) / kPanel, units = units_of(num_inputs / 2);
+  const int64_t bytes = panels * units * kUnitNumbers * 2;
+  if (num_rows < kWholeRows || bytes > kWholeBytes || num_inputs % (2 * kUnitPairs) != 0) return nullptr;
+  bf16* to = reinterpret_cast<bf16*>(scratch<1>(bytes / 4));
+  parallel_for(panels, 1, num_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin * units; i < end * units; ++i) {
+      decompress(Unit(weight, i / units, i % units, units, kAheadUnits), to + i * kUnitNumbers);
+    }
+  });
+  return to;
+}
+
+}  // namespace
+
+int64_t compressed_units(int64_t num_outputs, int64_t num_inputs) {
+  return (num_outputs + kPanel - 1) / kPanel * units_of(num_inputs / 2);
+}
+
+int64_t compressed_code_bytes(int64_t num_outputs, int64_t num_inputs) {
+  return compressed_units(num_outputs, num_inputs) * kStreams * kUnitBytes;
+}
+
+bool compress_weight(const bf16* weight, uint8_t* codes, uint32_t* words, uint32_t* outliers, int64_t capacity,
+                     int64_t num_outputs, int64_t num_inputs, int num_threads) {
+  const int64_t pairs = num_inputs / 2, units = units_of(pairs), panels = (num_outputs + kPanel - 1) / kPanel;
+  std::vector<std::vector<uint32_t>> of_panels(static_cast<size_t>(panels));
+  parallel_for(panels, 4, num_threads, [&](int64_t begin, int64_t end) {
+    std::vector<bf16> lines(static_cast<size_t>(units * kUnitNumbers), bf16{0});
+    for (int64_t panel = begin; panel < end; ++panel) {
+      const int64_t row = panel * kPanel;
+      pack_weight(weight + row * num_inputs, lines.data(), std::min<int64_t>(kPanel, num_outputs - row), num_inputs, 1);
+      auto& found = of_panels[static_cast<size_t>(panel)];
+      for (int64_t u = 0; u < units; ++u) {
+        const int64_t unit = panel * units + u;
+        const auto first = static_cast<uint32_t>(found.size());
+        words[unit] = compress(lines.data() + u * kUnitNumbers, {codes, panel, u, units}, found) | first;
+      }
+    }
+  });
+  int64_t count = 0;
+  for (int64_t panel = 0; panel < panels; ++panel) {
+    const auto& found = of_panels[static_cast<size_t>(panel)];
+    const auto size = static_cast<int64_t>(found.size());
+    if (count + size > std::min<int64_t>(capacity, kOutlierMask)) return false;
+    for (int64_t u = 0; u < units; ++u) words[panel * units + u] += static_cast<uint32_t>(count);
+    std::copy(found.begin(), found.end(), outliers + count);
+    count += size;
+  }
+  words[panels * units] = static_cast<uint32_t>(count);
+  return true;
+}
+
+void compressed_embedding(const int64_t* ids, const CompressedMatrix& weight, bf16* out, int64_t num_ids,
+                          int64_t num_inputs, int num_threads) {
+  const int64_t pairs = num_inputs / 2, units = units_of(pairs);
+  parallel_for(num_ids, 8, num_threads, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = ids[i] / kPanel * units, half = ids[i] % kPanel / kLanes, lane = ids[i] % kLanes * 2;
+      bf16* to = out + i * num_inputs;
+      for (int64_t k = 0; k < pairs; ++k) {
+        const int64_t unit = k / kUnitPairs, line = k % kUnitPairs * 2 + half;
+        const Streams<const uint8_t> of_unit(weight.codes, ids[i] / kPanel, unit, units);
+        const int group = static_cast<int>(line / kGroupLines), in_group = static_cast<int>(line % kGroupLines);
+        const uint8_t *exponents = of_unit.exponents(group) + 2 * lane, *bytes = of_unit.bytes(group, in_group) + lane;
+        const uint32_t least = weight.units[first + unit] >> kExponentShift;
+        for (int j = 0; j < 2; ++j) {
+          uint16_t codes;
+          std::memcpy(&codes, exponents + 2 * j, 2);
+          const uint32_t code = codes >> (4 * in_group) & 15u, exponent = code == 0 ? 0 : least + code;
+          to[2 * k + j].bits = static_cast<uint16_t>((bytes[j] & 0x80u) << 8 | exponent << 7 | (bytes[j] & 0x7fu));
+        }
+      }
+      for (int64_t u = 0; u < units; ++u) {
+        const uint32_t end_of_unit = weight.units[first + u + 1] & kOutlierMask;
+        for (uint32_t o = weight.units[first + u] & kOutlierMask; o < end_of_unit; ++o) {
+          const int64_t place = weight.outliers[o] >> 16, line = place / kLineNumbers, number = place % kLineNumbers - lane;
+          if (line % 2 != half || (number != 0 && number != 1)) continue;
+          to[(u * kUnitPairs + line / 2) * 2 + number].bits = static_cast<uint16_t>(weight.outliers[o]);
+        }
+      }
+    }
+  });
+}
+
+template <typename Out>
+void compressed_linear(const bf16* x, int64_t x_stride, const CompressedMatrix& weight, const bf16* bias,
+                       const bf16* residual, int64_t residual_stride, Out* out, int64_t num_rows, int64_t num_outputs,
+                       int64_t num_inputs, int num_threads, Helpers* helpers) {
+  if (num_rows == 0) return;
+  if (const bf16* packed = decompressed(weight, num_rows, num_outputs, num_inputs, num_threads)) {
+    return packed_linear<Out>(x, x_stride, packed, bias, residual, residual_stride, out, num_rows, num_outputs, num_inputs,
+                              num_threads, nullptr);  // these are too many for helpers
+  }
+  const Linear<Out> linear{bias, residual, residual_stride, out, num_outputs};
+  const CompressedPairs pairs{{{x, x_stride, num_inputs / 2}, num_rows}, weight};
+  PanelProduct<CompressedPairs, Linear<Out>>{pairs, linear, Tiles(num_rows)}.run(num_threads, helpers);
+}
+
+void compressed_gated_linear(const bf16* x, int64_t x_stride, const CompressedMatrix& weight, const bf16* bias,
+                             Activation activation, bf16* out, int64_t num_rows, int64_t size, int64_t num_inputs,
+                             int num_threads) {
+  if (num_rows == 0) return;
+  if (const bf16* packed = decompressed(weight, num_rows, 2 * size, num_inputs, num_threads)) {
+    return packed_gated_linear(x, x_stride, packed, bias, activation, out, num_rows, size, num_inputs, num_threads);
+  }
+  with_activation(activation, [&](const auto& act) {
+    const Gated<std::decay_t<decltype(act)>> gated{bias, out, size, act};
+    const CompressedPairs pairs{{{x, x_stride, num_inputs / 2}, num_rows}, weight};
+    PanelProduct<CompressedPairs, std::decay_t<decltype(gated)>>{pairs, gated, Tiles(num_rows)}.run(num_threads);
+  });
+}
+
+template void compressed_linear(const bf16*, int64_t, const CompressedMatrix&, const bf16*, const bf16*, int64_t, float*,
+                                int64_t, int64_t, int64_t, int, Helpers*);
+template void compressed_linear(const bf16*, int64_t, const CompressedMatrix&, const bf16*, const bf16*, int64_t, bf16*,
+                                int64_t, int64_t, int64_t, int, Helpers*);
+
+#endif
+
+}  // namespace pagoda

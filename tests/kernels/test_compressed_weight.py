@@ -1,0 +1,139 @@
+"""Weights in 12 bits a number: the same numbers again, and the same products to the bit."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from pagoda_kernels.compressed_weight import (
+    NUMBERS_OF_OUTLIER,
+    compress_weight,
+    compressed_bytes,
+    compressed_embedding,
+    compressed_linear,
+    decompress_weight,
+)
+from pagoda_kernels.native.library import load_native, native
+from pagoda_kernels.packed_linear import pack_weight, packed_linear, unpack_weight
+from pagoda_kernels.selection import use_references
+
+BF16 = torch.bfloat16
+
+load_native()
+pytestmark = pytest.mark.skipif(native("compressed_linear") is None, reason="this CPU has no AMX, or no compiler")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    torch.manual_seed(0)
+    yield
+    use_references(())
+
+
+def bits(x: Tensor) -> Tensor:
+    return x.view(torch.int16)
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape).to(BF16)
+
+
+def compressed(weight: Tensor) -> Tensor:
+    found = compress_weight(weight)
+    assert found is not None
+    assert found.shape == (compressed_bytes(*weight.shape),)
+    return found
+
+
+@pytest.mark.parametrize("rows", [16, 32, 33, 300])
+@pytest.mark.parametrize("columns", [30, 32, 34, 300, 1024])
+def test_compression_and_back(rows: int, columns: int) -> None:
+    weight = drawn(rows, columns)
+    if rows * columns >= 20 * NUMBERS_OF_OUTLIER:
+        # Zeros of both signs, the least number there is, tiny ones beside a large one: all stay what they are.
+        weight[0, :6] = torch.tensor([0.0, -0.0, 2.0**-133, -(2.0**-133), 2.0**-40, 1.2e-38]).to(BF16)
+        weight[rows - 1, columns - 2 :] = torch.tensor([1.5e-5, -100.0]).to(BF16)
+    held = compressed(weight)
+    packed = decompress_weight(held, rows, columns)
+    assert torch.equal(bits(packed), bits(pack_weight(weight)))
+    ids = torch.randint(rows, (40,))
+    expected = bits(weight[ids])
+    assert torch.equal(bits(compressed_embedding(ids, held, rows, columns)), expected)
+    use_references(["compressed_embedding"])
+    assert torch.equal(bits(compressed_embedding(ids, held, rows, columns)), expected)
+    meta = compress_weight(weight.to("meta"))
+    assert meta is not None
+    assert meta.shape == held.shape
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan, 3e38])
+def test_a_number_of_another_size_costs_its_neighbours_their_codes(value: float) -> None:
+    weight = drawn(1024, 1024)
+    weight[100, 200] = value
+    assert compress_weight(drawn(32, 512).index_fill(1, torch.tensor([5]), value)) is None, "too many"
+    held = compress_weight(weight)
+    assert held is not None, "one unit of 1,024 has no codes, there is room for four"
+    assert torch.equal(bits(unpack_weight(decompress_weight(held, 1024, 1024), 1024, 1024)), bits(weight))
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 15, 17, 32, 33, 70, 300, 1000, 1600])
+@pytest.mark.parametrize("in_features", [30, 32, 300, 1000, 1024])
+def test_products_are_those_of_the_packed_weight(num_tokens: int, in_features: int) -> None:
+    for out_features in (33, 256):
+        x, weight = drawn(num_tokens, in_features), drawn(out_features, in_features)
+        bias, residual = drawn(out_features), drawn(num_tokens, out_features)
+        held, packed = compressed(weight), pack_weight(weight)
+        for b, r in itertools.product((None, bias), (None, residual)):
+            for dtype in (torch.float32, BF16):
+                expected = packed_linear(x, packed, out_features, bias=b, residual=r, out_dtype=dtype)
+                actual = compressed_linear(x, held, out_features, bias=b, residual=r, out_dtype=dtype)
+                assert torch.equal(actual, expected)
+
+
+def test_the_reference() -> None:
+    x, weight, bias = drawn(17, 64), drawn(70, 64), drawn(70)
+    held = compressed(weight)
+    expected = compressed_linear(x, held, 70, bias=bias, out_dtype=torch.float32)
+    use_references(["compressed_linear"])
+    torch.testing.assert_close(compressed_linear(x, held, 70, bias=bias, out_dtype=torch.float32), expected)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("num_tokens", [1, 50, 700, 1600])
+def test_a_result_does_not_depend_on_the_threads(num_threads: int, num_tokens: int) -> None:
+    x, weight = drawn(num_tokens, 512), drawn(1000, 512)
+    held = compressed(weight)
+    expected = packed_linear(x, pack_weight(weight), 1000)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(num_threads)
+        assert torch.equal(bits(decompress_weight(compressed(weight), 1000, 512)), bits(pack_weight(weight)))
+        assert torch.equal(compressed_linear(x, held, 1000), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_has_no_kernel_is_not_compressed() -> None:
+    assert compress_weight(torch.randn(64, 64)) is None
+    assert compress_weight(drawn(64, 63)) is None
+    use_references(["compress_weight"])
+    assert compress_weight(drawn(64, 64)) is None
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x, held = drawn(3, 20), compressed(drawn(40, 20))
+    for wrong in (drawn(3, 19), drawn(20)):
+        with pytest.raises(ValueError, match="x has shape"):
+            compressed_linear(wrong, held, 40)
+    for other in (held[:-1], held.view(torch.int32)):
+        with pytest.raises(ValueError, match="for 40 out_features"):
+            compressed_linear(x, other, 40)
+    with pytest.raises(ValueError, match="bias has shape"):
+        compressed_linear(x, held, 40, bias=drawn(39))
+    with pytest.raises(ValueError, match="residual has shape"):
+        compressed_linear(x, held, 40, residual=drawn(2, 40))
+    for wrong_id in (-1, 40):
+        with pytest.raises(IndexError, match="must be from 0 to 39"):
+            compressed_embedding(torch.tensor([3, wrong_id]), held, 40, 20)
