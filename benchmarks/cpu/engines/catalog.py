@@ -163,7 +163,8 @@ def _serve_llama_cpp(engine: Engine, setup: Setup, model: Path, port: int) -> li
 def _pagoda(name: str, weight_bytes: WeightBytes, **options: Any) -> Engine:
     flags = []
     for option, value in options.items():
-        flags += [f"--{option.replace('_', '-')}", value if isinstance(value, str) else json.dumps(value)]
+        text = ",".join(value) if isinstance(value, list) else value if isinstance(value, str) else json.dumps(value)
+        flags += [f"--{option.replace('_', '-')}", text]
     return Engine(
         name=name,
         module="pagoda_engine",
@@ -181,10 +182,11 @@ VARIANTS = {
     for engine in (
         _pagoda("pagoda-int8", WeightBytes(linear=1.0, head=1.0), quantization="int8"),
         _pagoda("pagoda-int4", WeightBytes(linear=0.5 + 4 / 128, head=1.0), quantization="int4"),
+        _pagoda("pagoda-packed", BF16, reference_kernels=["compressed_linear"]),
         _pagoda("pagoda-ngram", BF16, speculative_config={"method": "ngram", "num_speculative_tokens": 4}),
     )
 }
-"""Pagoda with fewer bytes or with speculation (`--pagoda-variants`)."""
+"""Pagoda with fewer bytes, with weights that are not compressed, or with speculation (`--pagoda-variants`)."""
 
 PEERS = {
     engine.name: engine

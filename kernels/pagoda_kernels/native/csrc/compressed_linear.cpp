@@ -10,9 +10,9 @@ namespace {
 
 using namespace packed;
 
-constexpr int64_t kAheadUnits = 6;
-constexpr int64_t kWholeRows = 1536;        // so many pass over a matrix often enough to decompress it once for all
-constexpr int64_t kWholeBytes = 32 << 20;   // unless it is so large that it would come from memory again
+constexpr int64_t kAheadUnits = 6;         // that come nearer: 9 KiB of codes
+constexpr int64_t kWholeRows = 1536;       // so many pass over a matrix often enough to decompress it once for all
+constexpr int64_t kWholeBytes = 32 << 20;  // unless it is larger than this, which the calling thread keeps for it
 
 // Compressed weights, which become numbers once for all tiles of some rows, in L1.
 struct CompressedPairs : PairRows {
@@ -143,17 +143,19 @@ void compressed_embedding(const int64_t* ids, const CompressedMatrix& weight, bf
       const int64_t first = ids[i] / kPanel * units, half = ids[i] % kPanel / kLanes, lane = ids[i] % kLanes * 2;
       bf16* to = out + i * num_inputs;
       for (int64_t k = 0; k < pairs; ++k) {
+        // Both numbers of a pair at once, in the halves of a word.
         const int64_t unit = k / kUnitPairs, line = k % kUnitPairs * 2 + half;
         const Streams<const uint8_t> of_unit(weight.codes, ids[i] / kPanel, unit, units);
         const int group = static_cast<int>(line / kGroupLines), in_group = static_cast<int>(line % kGroupLines);
-        const uint8_t *exponents = of_unit.exponents(group) + 2 * lane, *bytes = of_unit.bytes(group, in_group) + lane;
-        const uint32_t least = weight.units[first + unit] >> kExponentShift;
-        for (int j = 0; j < 2; ++j) {
-          uint16_t codes;
-          std::memcpy(&codes, exponents + 2 * j, 2);
-          const uint32_t code = codes >> (4 * in_group) & 15u, exponent = code == 0 ? 0 : least + code;
-          to[2 * k + j].bits = static_cast<uint16_t>((bytes[j] & 0x80u) << 8 | exponent << 7 | (bytes[j] & 0x7fu));
-        }
+        uint32_t codes;
+        uint16_t bytes;
+        std::memcpy(&codes, of_unit.exponents(group) + 2 * lane, 4);
+        std::memcpy(&bytes, of_unit.bytes(group, in_group) + lane, 2);
+        codes = codes >> (4 * in_group) & 0x000f000fu;
+        const uint32_t is_coded = (codes + 0x000f000fu) >> 4 & 0x00010001u, spread = (bytes & 0xff00u) << 8 | (bytes & 0xffu);
+        const uint32_t exponents = codes + is_coded * (weight.units[first + unit] >> kExponentShift);
+        const uint32_t numbers = (spread & 0x00800080u) << 8 | exponents << 7 | (spread & 0x007f007fu);
+        std::memcpy(to + 2 * k, &numbers, 4);
       }
       for (int64_t u = 0; u < units; ++u) {
         const uint32_t end_of_unit = weight.units[first + u + 1] & kOutlierMask;
