@@ -87,6 +87,7 @@ class EngineClient:
         """Begin to connect in the background."""
         if self._task is None:
             self._is_closed = False
+            self._ready.clear()
             self._connection.renew()
             self._task = asyncio.create_task(self._run())
 
@@ -100,6 +101,8 @@ class EngineClient:
         for stream in list(self._streams.values()):
             stream.fail(NotReady(reason))
         self._streams.clear()
+        self._reason = reason
+        self._ready.set()  # wakes those who wait for it, and they are told
         for connection in self._connections:
             await connection.close()
 
@@ -107,13 +110,15 @@ class EngineClient:
         """Wait until requests can be served.
 
         Raises:
-            NotReady: not within `timeout_s`; the message says why.
+            NotReady: not within `timeout_s`, or closed; the message says why.
         """
         try:
             async with asyncio.timeout(timeout_s):
                 await self._ready.wait()
         except TimeoutError:
             raise NotReady(f"not ready after {timeout_s:g} s: {self.not_ready_reason}", retry_after_s=1) from None
+        if self._is_closed:
+            raise NotReady(self.not_ready_reason, retry_after_s=1)
 
     @property
     def is_connected(self) -> bool:
@@ -182,11 +187,11 @@ class EngineClient:
         """Start a request. Its seed is drawn here when it has none, once and for all attempts.
 
         Raises:
-            NotReady: there never was a connection.
+            NotReady: there never was a connection, or it was closed.
             InvalidRequest: the request_id is in use.
             QueueFull: the connection cannot keep up.
         """
-        if not self._was_connected:
+        if self._is_closed or not self._was_connected:
             raise NotReady(self.not_ready_reason, retry_after_s=1)
         if request.adopted is not None and (old := self._streams.pop(request.request_id, None)) is not None:
             # By whom its connection was lost without a word: its reader is told, the engine goes on.

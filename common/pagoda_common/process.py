@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,25 +20,45 @@ LOCAL_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOWEST_PORT = 16384
 """That is drawn: most servers' own ports lie lower."""
 PORT_DRAWS = 32
+MAX_RESERVED_PORTS = 128
 GRPC_ENVIRONMENT = {"GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener"}
 """Sockets are read by the thread that waits for them, not handed on to a pool of threads that wake each other: a tenth
 less CPU for a step's messages (benchmarks/step_overhead.py). gRPC reads it when it is imported."""
+
+
+_reservations: deque[socket.socket] = deque(maxlen=MAX_RESERVED_PORTS)
+"""Bound and not listening: the latest results of `free_port`."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
     """A TCP port that is free now. Only for ports that several processes must know; a lone server binds 0.
 
     Linux gives connections, and servers that bind 0, ports of `ip_local_port_range`. This one lies below it where it
-    can: between this call and the server's, nobody gets it by chance but a caller that draws the same.
+    can. It is reserved for as long as this process lives and draws few others: no call of any process draws it again,
+    while a server that sets SO_REUSEADDR, as all of ours do, can bind it, end, and bind it anew.
     """
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
-        for _ in range(PORT_DRAWS):
-            with contextlib.suppress(OSError, ValueError):  # taken; not Linux, or nothing lies below
-                port = random.SystemRandom().randrange(LOWEST_PORT, int(LOCAL_PORT_RANGE.read_text().split()[0]))
-                probe.bind((host, port))
-                return port
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        port = _bind_free_port(probe, host)
+        # Only now: the bind itself fails where another socket has the port, whatever that one allows.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "SO_REUSEPORT"):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # for servers that set this one alone
+    except BaseException:
+        probe.close()
+        raise
+    _reservations.append(probe)
+    return port
+
+
+def _bind_free_port(probe: socket.socket, host: str) -> int:
+    for _ in range(PORT_DRAWS):
+        with contextlib.suppress(OSError, ValueError):  # taken; not Linux, or nothing lies below
+            port = random.SystemRandom().randrange(LOWEST_PORT, int(LOCAL_PORT_RANGE.read_text().split()[0]))
+            probe.bind((host, port))
+            return port
+    probe.bind((host, 0))
+    return int(probe.getsockname()[1])
 
 
 def raise_file_limit() -> None:

@@ -7,6 +7,7 @@ from pagoda_frontend import answers
 from pagoda_frontend.access import RequestIds, RequireApiKey, RootPath
 from pagoda_frontend.chat import ChatCompletions
 from pagoda_frontend.completions import Completions
+from pagoda_frontend.draining import CountCalls
 from pagoda_frontend.embeddings import Embeddings
 from pagoda_frontend.errors import install_error_handlers
 from pagoda_frontend.invocations import Invocations
@@ -81,6 +82,7 @@ def make_app(serving: Serving) -> FastAPI:
         )
     if serving.tracer is not None:
         app.add_middleware(TraceHttp, tracer=serving.tracer)
+    app.add_middleware(CountCalls, serving=serving)
     app.add_middleware(RequestIds)
     if config.root_path:
         app.add_middleware(RootPath, root_path=config.root_path)

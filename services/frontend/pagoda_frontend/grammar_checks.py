@@ -53,6 +53,7 @@ class GrammarChecks:
         Raises:
             InvalidRequest: it cannot be compiled, or not within the bounds on time and memory.
             QueueFull: too many others wait.
+            NotReady: the process does not start, or `close` was called.
         """
         if params is None:
             return
@@ -79,7 +80,11 @@ class GrammarChecks:
                 raise QueueFull(f"{MAX_WAITING} constraints wait to be compiled", retry_after_s=1)
             task = self._running[key] = asyncio.create_task(self._ask(key))
             task.add_done_callback(lambda _: self._running.pop(key, None))
-        return await asyncio.shield(task)  # others may wait for the same answer
+        # Others may wait for the same answer: it is not cancelled with us, and we are not cancelled with it.
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise NotReady("structured outputs are not checked any more: the server is shutting down", retry_after_s=1)
+        return task.result()
 
     async def _ask(self, key: Key) -> str | None:
         async with self._turn:

@@ -133,15 +133,16 @@ class FrontendServer:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self.serving.wait_until_idle()
-        if self.serving.num_open:
-            logger.warning("%d requests were not finished after %g s", self.serving.num_open, timeout_s)
+        if not self.serving.is_idle:
+            num_unfinished = max(self.serving.num_open, self.serving.num_calls)
+            logger.warning("%d requests were not finished after %g s", num_unfinished, timeout_s)
         await self.close()
 
     async def close(self) -> None:
         """End open requests with an error, then everything else."""
         self.serving.is_draining = True
         await self.serving.close()
-        await self._engine.close()
+        await self._engine.close(self.serving.not_ready_reason)
         await self._rpc.stop(grace_s=CLOSE_S)
         if self._http is not None:
             self._http.should_exit = True

@@ -107,6 +107,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         return inference_pb2.ChatUnaryResponse(request_id=run.request_id, messages=messages)
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Any) -> inference_pb2.EmbedResponse:
+        self._count(context)
         model = self._serving.model_named(request.model)
         check_cache_salt(request.cache_salt or None)
         given = [one.text if one.HasField("text") else list(one.token_ids.ids) for one in request.inputs]
@@ -179,6 +180,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         resumption: Resumption | None = None,
     ) -> Run:
         """The run of `request`; note and resumption as `Run` has them."""
+        self._count(context)
         serving = self._serving
         model = serving.model_named(request.model)
         params = sampling_params_of(
@@ -217,6 +219,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         resumption: Resumption | None = None,
     ) -> Conversation:
         """The conversation of `request`; note and resumption as `Run` has them."""
+        self._count(context)
         beam_search = None
         if request.HasField("beam_search"):
             beam_search = beam_search_params_from_proto(request.beam_search, n=max(1, request.sampling_params.n))
@@ -255,6 +258,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         if given and self._serving.is_open(given, tenant=self._tenant(context)):
             raise InvalidRequest(f"request_id {given!r} is in use", field="request_id")
         return given or unique_id(prefix)
+
+    def _count(self, context: Any) -> None:
+        """A drain waits for this call."""
+        self._serving.begin_call()
+        context.add_done_callback(lambda _: self._serving.end_call())
 
     def _tenant(self, context: Any) -> str:
         headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}

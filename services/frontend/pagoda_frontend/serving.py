@@ -73,10 +73,12 @@ class Serving:
         self.is_draining = False
         self.num_open = 0
         """Requests that are being answered."""
+        self.num_calls = 0
+        """Calls of the API between their head and the end of their answer, those whose body is awaited or whose prompt
+        and grammar are being checked included."""
         self.num_requests = 0
         """Counter: requests that were taken in."""
         self._idle = asyncio.Event()
-        self._idle.set()
         self.dialect = dialect_of(config)
         """Parsers of tool calls and reasoning."""
         self.chat_template = load_chat_template(config.chat_template)
@@ -146,21 +148,39 @@ class Serving:
         known.extend(engine_ids)
         self.num_open += 1
         self.num_requests += 1
-        self._idle.clear()
         try:
             yield
         finally:
             self.num_open -= 1
-            if self.num_open == 0:
-                self._idle.set()
+            self._note_idle()
             for engine_id in engine_ids:
                 known.remove(engine_id)
             if not known and self._open.get(key) is known:
                 del self._open[key]
 
+    def begin_call(self) -> None:
+        """Count a call of the API; `end_call` follows."""
+        self.num_calls += 1
+
+    def end_call(self) -> None:
+        """It is over."""
+        self.num_calls -= 1
+        self._note_idle()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way: no open request, and no call on its way to one."""
+        return self.num_open == 0 and self.num_calls == 0
+
     async def wait_until_idle(self) -> None:
-        """Return when no request is open."""
-        await self._idle.wait()
+        """Return when nothing is under way."""
+        while not self.is_idle:
+            self._idle.clear()
+            await self._idle.wait()
+
+    def _note_idle(self) -> None:
+        if self.is_idle:
+            self._idle.set()
 
     def is_open(self, request_id: str, *, tenant: str) -> bool:
         """Whether `tenant` has a request of that id open here."""
@@ -179,7 +199,9 @@ class Serving:
         Raises:
             PagodaError: the request was refused or failed.
         """
-        model = self.model
+        model = self._model  # while a drain waits for the calls that were taken in, they go on
+        if model is None:
+            raise NotReady(self.not_ready_reason, retry_after_s=RETRY_AFTER_S)
         params = request.sampling_params
         if not log_request_id.get():
             log_request_id.set(request.request_id)

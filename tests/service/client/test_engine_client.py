@@ -323,3 +323,29 @@ async def test_closing_fails_what_is_open(fake: FakeScheduler, client: EngineCli
     await client.close()
     with pytest.raises(NotReady):
         await stream.get()
+
+
+async def test_a_closed_client_takes_nothing_and_nobody_waits_for_it(client: EngineClient) -> None:
+    await client.close("enough")
+    for refused in (client.wait_until_ready(), client.wait_until_ready(60)):
+        with pytest.raises(NotReady, match="enough"):
+            await refused
+    with pytest.raises(NotReady, match="enough"):
+        client.submit(request())
+
+
+async def test_those_who_wait_are_told_that_it_was_closed() -> None:
+    client = EngineClient(address="127.0.0.1:1")
+    await client.start()
+    waiting = asyncio.create_task(client.wait_until_ready())
+    await asyncio.sleep(0)
+    await client.close("enough")
+    with pytest.raises(NotReady, match="enough"):
+        await waiting
+
+
+async def test_a_client_that_is_started_again_serves(client: EngineClient) -> None:
+    await client.close()
+    await client.start()
+    await client.wait_until_ready(5)
+    assert len((await collect(client.submit(request())))[0].token_ids) == 20
