@@ -159,69 +159,81 @@ struct Quantized {
 
 constexpr int64_t kStretchBytes = 16 << 10;  // of numbers, which stay in L1 for all tiles
 constexpr int64_t kExactRows = 4;            // so few meet codes of 8 bits in vectors
+constexpr int64_t kPieces = 8;               // of a part that becomes pairs
 
 // The same on tiles of AMX. Its sums of bfloat16 are in an order of its own, so all rows are summed here; sums of integers
 // are exact wherever they are made.
 template <int kBits, typename Kind>
 struct QuantizedBlocks {
-  // Some parts of a panel, whose codes become numbers once for all tiles. Those that follow come nearer while tiles are
-  // multiplied; for a single one numbers of bfloat16 take longer to make, so then they come meanwhile.
+  // Integers meet codes of eight bits as they lie: what that adds to a sum is known beforehand.
+  static constexpr bool kIsCodes = kBits == 8 && Kind::kScales;
+
+  // Some parts of a panel. Other codes become numbers, once for all tiles. Those that follow come nearer meanwhile.
   struct Stretch {
     const BlockLayout& layout;
     Blocks blocks;
+    Ahead ahead;
     alignas(64) uint8_t numbers[kStretchBytes];
 
     Stretch(const QuantizedBlocks& kernel, int64_t panel, int64_t first, int64_t last, int64_t num_tiles)
-        : layout(kernel.layout) {
-      const QuantizedMatrix& w = kernel.w;
-      const int64_t at = scales_at(w, panel, 0), inputs = std::min(last * layout.part, w.num_inputs) - first * layout.part;
-      const uint8_t* from = Codes<kBits>::at(w, panel, first * layout.part);
-      const int64_t bytes = inputs / 4 * Codes<kBits>::kQuadBytes;
-      const bool fetches_now = num_tiles == 1 && !Kind::kScales;
-      blocks.w = numbers;
-      blocks.scales = w.scales + at;
-      blocks.zeros = w.zeros ? w.zeros + at : nullptr;
-      blocks.first = first;
-      blocks.last = last;
-      blocks.parts_of_group = (w.group_size + layout.part - 1) / layout.part;
-      blocks.ahead = reinterpret_cast<const char*>(from + bytes);
-      blocks.ahead_bytes = fetches_now ? 0 : bytes / ((last - first) * num_tiles);
-      uint8_t* to = numbers;
-      for (int64_t i = first; i < last; ++i, to += layout.part_words() * 128) {
-        const int64_t quads = layout.size(i) / 4, used = quads * 4 / layout.inputs_of_word * 128;
-        convert(from, quads, to, fetches_now);
-        std::memset(to + used, 0, static_cast<size_t>(layout.part_words() * 128 - used));
-        from += quads * Codes<kBits>::kQuadBytes;
-      }
-      amx::settle(numbers);
-    }
+        : Stretch(kernel, panel, first, last, num_tiles, Codes<kBits>::at(kernel.w, panel, first * kernel.layout.part)) {}
     Stretch(const Stretch&) = delete;
     Stretch& operator=(const Stretch&) = delete;
 
-    static void convert(const uint8_t* from, int64_t quads, uint8_t* to, bool fetches) {
-      if constexpr (Kind::kScales) {
-        to_numbers<kBits>(from, quads, to);
+    template <typename Meanwhile>
+    void add(const uint32_t* tile, int height, float* sums, const Meanwhile&) {
+      const auto run = [&](auto is_high, auto has_zeros) {
+        add_blocks<is_high, Kind, kIsCodes, has_zeros>(layout, tile, height, blocks, ahead, sums);
+      };
+      const bool is_high = height > amx::kRows;
+      if (blocks.zeros) {
+        is_high ? run(std::true_type{}, std::true_type{}) : run(std::false_type{}, std::true_type{});
       } else {
-        for (int64_t q = 0; q < quads; q += 2) {  // few lines at a time, or they wait for each other
-          const int64_t count = std::min<int64_t>(2, quads - q);
-          const uint8_t* codes = from + q * Codes<kBits>::kQuadBytes;
-          for (int64_t i = 0; fetches && i < count * Codes<kBits>::kQuadBytes; i += 64) {
-            _mm_prefetch(reinterpret_cast<const char*>(codes + kAheadBytes + i), _MM_HINT_T1);
-          }
-          to_pairs<kBits>(codes, count, to + q * 256);
-        }
+        is_high ? run(std::true_type{}, std::false_type{}) : run(std::false_type{}, std::false_type{});
       }
     }
 
-    template <typename Meanwhile>
-    void add(const uint32_t* tile, int height, float* sums, const Meanwhile&) {
-      const bool is_high = height > amx::kRows;
-      if (blocks.zeros) {
-        (is_high ? add_blocks<true, Kind, true> : add_blocks<false, Kind, true>)(layout, tile, height, blocks, sums);
-      } else {
-        (is_high ? add_blocks<true, Kind, false> : add_blocks<false, Kind, false>)(layout, tile, height, blocks, sums);
+   private:
+    Stretch(const QuantizedBlocks& kernel, int64_t panel, int64_t first, int64_t last, int64_t num_tiles,
+            const uint8_t* codes)
+        : layout(kernel.layout),
+          ahead(codes + code_bytes(first, last), code_bytes(first, last),
+                (last - first) * (kPieces * !Kind::kScales + layout.blocks * Ahead::kTurns * num_tiles)) {
+      const QuantizedMatrix& w = kernel.w;
+      const int64_t at = scales_at(w, panel, 0), of_part = layout.part_words() * 128;
+      // Parts that fill their blocks are read where they are; tiles would read over the end of another one.
+      const int64_t full = layout.part_words() * layout.inputs_of_word;
+      const auto fills = [&](int64_t i) { return kIsCodes && layout.size(i) == full; };
+      const bool all_but_last = fills(first), also_last = fills(last - 1);
+      blocks = {all_but_last ? codes : numbers, (also_last ? codes : numbers) + (last - 1 - first) * of_part,
+                w.scales + at, w.zeros ? w.zeros + at : nullptr, first, last,
+                (w.group_size + layout.part - 1) / layout.part};
+      if (also_last) return;
+      for (int64_t i = all_but_last ? last - 1 : first; i < last; ++i) {
+        convert(codes + code_bytes(first, i), layout.size(i) / 4, numbers + (i - first) * of_part);
       }
-      blocks.ahead += (blocks.last - blocks.first) * blocks.ahead_bytes;
+      amx::settle(numbers);
+    }
+
+    int64_t code_bytes(int64_t first, int64_t last) const {
+      return (std::min(last * layout.part, layout.num_inputs) - first * layout.part) / 4 * Codes<kBits>::kQuadBytes;
+    }
+
+    // A part, with zeros behind it. Pairs of bfloat16 take as long to make as to multiply, so lines come nearer here, too.
+    void convert(const uint8_t* from, int64_t quads, uint8_t* to) {
+      const int64_t used = quads * 4 / layout.inputs_of_word * 128;
+      if constexpr (kIsCodes) {
+        std::memcpy(to, from, static_cast<size_t>(used));
+      } else if constexpr (Kind::kScales) {
+        to_numbers<kBits>(from, quads, to);
+      } else {
+        for (int64_t i = 0; i < kPieces; ++i) {
+          const int64_t begin = quads * i / kPieces, end = quads * (i + 1) / kPieces;
+          ahead.fetch();
+          to_pairs<kBits>(from + begin * Codes<kBits>::kQuadBytes, end - begin, to + begin * 256);
+        }
+      }
+      std::memset(to + used, 0, static_cast<size_t>(layout.part_words() * 128 - used));
     }
   };
   static constexpr bool kLeavesVectors = false;

@@ -11,6 +11,9 @@ namespace pagoda {
 
 namespace packed {
 
+// A mask of the first of 64 bytes.
+inline __mmask64 first_bytes(int64_t count) { return count >= 64 ? ~__mmask64{0} : (__mmask64{1} << count) - 1; }
+
 // The inputs of one part of a row in eight bits: x ~ scale * to, by the largest magnitude. `size` is a multiple of 4, at
 // most kMaxPart. What is next to nothing becomes 0; of a part with a NaN or an infinity the scale is one.
 inline float quantize(const bf16* x, int64_t size, int8_t* to, int32_t* sum) {
@@ -29,13 +32,19 @@ inline float quantize(const bf16* x, int64_t size, int8_t* to, int32_t* sum) {
   }
   const __m512 factor = _mm512_set1_ps(127.0f / largest);
   __m512i total = _mm512_setzero_si512();
-  for (int64_t i = 0; i < size; i += kLanes) {
-    const int n = static_cast<int>(std::min<int64_t>(kLanes, size - i));
-    // What is not finite becomes the least integer, and -128 where it is written, so also in the sum.
-    const __m512i integer = _mm512_cvtps_epi32(_mm512_mul_ps(load(x + i, n).v, factor));
-    const __m512i number = _mm512_max_epi32(integer, _mm512_set1_epi32(-128));
-    _mm512_mask_cvtsepi32_storeu_epi8(to + i, first_lanes(n), number);
-    total = _mm512_add_epi32(total, number);
+  // Lane l of four vectors' packed bytes holds four of each, in their order.
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  for (int64_t i = 0; i < size; i += 4 * kLanes) {
+    const int64_t left = size - i;
+    const auto integers = [&](int vector) __attribute__((always_inline)) {
+      const auto count = static_cast<int>(std::clamp<int64_t>(left - vector * kLanes, 0, kLanes));
+      const Vec numbers = load(x + i + vector * kLanes, count);
+      return _mm512_cvtps_epi32(_mm512_mul_ps(numbers.v, factor));  // what is not finite becomes the least one, so -128
+    };
+    const __m512i low = _mm512_packs_epi32(integers(0), integers(1)), high = _mm512_packs_epi32(integers(2), integers(3));
+    const __m512i bytes = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high));
+    _mm512_mask_storeu_epi8(to + i, first_bytes(left), bytes);
+    total = _mm512_dpbusd_epi32(total, _mm512_set1_epi8(1), bytes);
   }
   *sum = _mm512_reduce_add_epi32(total);
   return largest / 127.0f;
