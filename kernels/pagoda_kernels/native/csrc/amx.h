@@ -114,22 +114,26 @@ constexpr int kTurns = 4;  // of what is done meanwhile, in each block of a prod
     _tile_loadd(number, from, stride);                    \
   }
 
+// Whose lines leave L1 first: those that come only once, or from L2 each time.
+enum class Passing { kNothing, kLeft, kRight };  // kLeft: what is added to, too
+
 // out = left right, or added to what is there: `height` rows of 16 or 32 columns, `stride` bytes from one to the next. The
 // registers have that height. A sum takes what it adds up in one order, whatever the height: pairs of a block by
 // themselves, even ones and odd ones, then the block's sum. `between(turn)` is called in each block between products,
-// with 0 to kTurns - 1. Right is an Operand, or what has its `at`, `stride` and `block`. kKeepsRight: lines of the left matrix and of what is added to leave L1 first.
-template <bool kIsHigh, bool kIsWide, bool kKeepsRight, typename Right, typename Between>
-inline void multiply(const Operand& left, const Right& right, int64_t blocks, float* out, int64_t stride, bool adds,
+// with 0 to kTurns - 1. Left and Right are Operands, or what has their `at`, `stride` and `block`.
+template <bool kIsHigh, bool kIsWide, Passing kPassing, typename Left, typename Right, typename Between>
+inline void multiply(const Left& left, const Right& right, int64_t blocks, float* out, int64_t stride, bool adds,
                      const Between& between) {
+  constexpr bool kLeftPasses = kPassing == Passing::kLeft, kRightPasses = kPassing == Passing::kRight;
   float* high = out + kRows * stride / 4;
   settle(left.at);
   settle(right.at);
   settle(out);
   if (adds) {
-    PAGODA_LOAD_TILE(0, kKeepsRight, out, stride);
-    if constexpr (kIsWide) PAGODA_LOAD_TILE(1, kKeepsRight, out + kWords, stride);
-    if constexpr (kIsHigh) PAGODA_LOAD_TILE(2, kKeepsRight, high, stride);
-    if constexpr (kIsHigh && kIsWide) PAGODA_LOAD_TILE(3, kKeepsRight, high + kWords, stride);
+    PAGODA_LOAD_TILE(0, kLeftPasses, out, stride);
+    if constexpr (kIsWide) PAGODA_LOAD_TILE(1, kLeftPasses, out + kWords, stride);
+    if constexpr (kIsHigh) PAGODA_LOAD_TILE(2, kLeftPasses, high, stride);
+    if constexpr (kIsHigh && kIsWide) PAGODA_LOAD_TILE(3, kLeftPasses, high + kWords, stride);
   } else {
     _tile_zero(0);
     if constexpr (kIsWide) _tile_zero(1);
@@ -138,16 +142,16 @@ inline void multiply(const Operand& left, const Right& right, int64_t blocks, fl
   }
   for (int64_t i = 0; i < blocks; ++i) {
     const char *rows = left.block(i), *columns = right.block(i);
-    _tile_loadd(6, columns, right.stride);
-    PAGODA_LOAD_TILE(4, kKeepsRight, rows, left.stride);
-    if constexpr (kIsWide) _tile_loadd(7, columns + kWords * 4, right.stride);
+    PAGODA_LOAD_TILE(6, kRightPasses, columns, right.stride);
+    PAGODA_LOAD_TILE(4, kLeftPasses, rows, left.stride);
+    if constexpr (kIsWide) PAGODA_LOAD_TILE(7, kRightPasses, columns + kWords * 4, right.stride);
     between(0);
     _tile_dpbf16ps(0, 4, 6);
     between(1);
     if constexpr (kIsWide) _tile_dpbf16ps(1, 4, 7);
     between(2);
     if constexpr (kIsHigh) {
-      PAGODA_LOAD_TILE(5, kKeepsRight, rows + kRows * left.stride, left.stride);
+      PAGODA_LOAD_TILE(5, kLeftPasses, rows + kRows * left.stride, left.stride);
       _tile_dpbf16ps(2, 5, 6);
     }
     between(3);

@@ -67,7 +67,8 @@ struct CompressedPairs : PairRows {
           next = unit(++i);
         }
       };
-      amx::multiply<kIsHigh, true, true>(amx::Operand{x, kRow, height * kRow}, ring, units, sums, kStride, begin > 0, between);
+      const amx::Operand rows{x, kRow, height * kRow};
+      amx::multiply<kIsHigh, true, amx::Passing::kLeft>(rows, ring, units, sums, kStride, begin > 0, between);
     }
   };
   CompressedMatrix weight;

@@ -46,9 +46,9 @@ void tile(const uint32_t* x, int height, const bf16* w, int64_t pairs, float* su
   const auto run = [&](const uint32_t* rows, const bf16* columns, int64_t count, bool adds, const auto& between) {
     const amx::Operand left{rows, kRow, height * kRow}, right{columns, kStride, amx::kWords * kStride};
     if (height > amx::kRows) {
-      amx::multiply<true, true, true>(left, right, count, sums, kStride, adds, between);
+      amx::multiply<true, true, amx::Passing::kLeft>(left, right, count, sums, kStride, adds, between);
     } else {
-      amx::multiply<false, true, true>(left, right, count, sums, kStride, adds, between);
+      amx::multiply<false, true, amx::Passing::kLeft>(left, right, count, sums, kStride, adds, between);
     }
   };
   if (blocks > 0) {

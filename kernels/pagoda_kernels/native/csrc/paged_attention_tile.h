@@ -150,10 +150,11 @@ struct Prefetch {
   int64_t lines_a_step;
   int64_t at = 0;
 
+  template <_mm_hint kHint = _MM_HINT_T0>
   void step(int64_t lines) {
     for (; lines > 0 && first < last; --lines) {
-      _mm_prefetch(keys + slots[first] * stride + at, _MM_HINT_T0);
-      _mm_prefetch(values + slots[first] * stride + at, _MM_HINT_T0);
+      _mm_prefetch(keys + slots[first] * stride + at, kHint);
+      _mm_prefetch(values + slots[first] * stride + at, kHint);
       at += 64;
       if (at >= bytes) {
         at = 0;
@@ -162,6 +163,7 @@ struct Prefetch {
     }
   }
   void step() { step(lines_a_step); }
+  void step_to_l2() { step<_MM_HINT_T1>(lines_a_step); }  // of more than L1 has room for
 };
 
 // A transposed square of up to kLanes keys, the first columns of each: a vector holds one step of every key. Zeros behind
@@ -303,19 +305,15 @@ inline void scale_row(float* row, int num_vectors, float factor) {
   for (int i = 0; i < num_vectors; ++i) store(row + i * kLanes, load(row + i * kLanes) * Vec(factor));
 }
 
-// The same in AMX's order, for up to kAmxRows rows. Steps are rounded up to blocks of kAmxSteps: a has zeros there, b
-// nothing that is not finite.
-inline void multiply_in_tiles(int num_rows, int num_vectors, const bf16* a, int64_t a_stride, const bf16* b, int64_t b_stride,
-                              int num_steps, float* out, int64_t out_stride, const float* factors) {
-  const int64_t blocks = divide_up(num_steps, kAmxSteps), stride = out_stride * 4;
-  const auto nothing = [](int) {};
-  if (factors != nullptr) {
-    for (int row = 0; row < num_rows; ++row) scale_row(out + row * out_stride, num_vectors, factors[row]);
-  }
+// The same in AMX's order, for up to kAmxRows rows: an amx::Operand, or what is like one, with `blocks` of kAmxSteps steps.
+// Behind the last step a has zeros, b nothing that is not finite. kPassesBy: b is in L2, and leaves L1 first.
+template <bool kPassesBy, typename Left, typename Between>
+inline void multiply_in_tiles(int num_rows, int num_vectors, const Left& a, const bf16* b, int64_t b_stride, int64_t blocks,
+                              float* out, int64_t out_stride, bool adds, const Between& between) {
   const auto run = [&](auto is_high, auto is_wide, int vector) {
-    const amx::Operand left{a, a_stride * 2, amx::kWords * 4};
     const amx::Operand right{b + vector * kLanes * 2, b_stride * 2, kAmxSteps * b_stride * 2};
-    amx::multiply<is_high, is_wide, false>(left, right, blocks, out + vector * kLanes, stride, factors != nullptr, nothing);
+    constexpr amx::Passing kPassing = kPassesBy ? amx::Passing::kRight : amx::Passing::kNothing;
+    amx::multiply<is_high, is_wide, kPassing>(a, right, blocks, out + vector * kLanes, out_stride * 4, adds, between);
   };
   const std::true_type yes;
   const std::false_type no;
@@ -331,7 +329,12 @@ inline void multiply_all(int num_rows, int num_vectors, const P* a, int64_t a_st
                          int num_steps, float* out, int64_t out_stride, const float* factors) {
 #if defined(__AMX_BF16__)
   if constexpr (kUsesAmx<P>) {
-    multiply_in_tiles(num_rows, num_vectors, a, a_stride, b, b_stride, num_steps, out, out_stride, factors);
+    if (factors != nullptr) {
+      for (int row = 0; row < num_rows; ++row) scale_row(out + row * out_stride, num_vectors, factors[row]);
+    }
+    const amx::Operand left{a, a_stride * 2, amx::kWords * 4};
+    multiply_in_tiles<false>(num_rows, num_vectors, left, b, b_stride, divide_up(num_steps, kAmxSteps), out, out_stride,
+                             factors != nullptr, [](int) {});
     return;
   }
 #endif
