@@ -205,6 +205,18 @@ def test_a_nan_of_a_sequence_stays_its_own() -> None:
 
 @pytest.mark.parametrize("path", ["native"], indirect=True)
 @pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("softcap", [None, 30.0])
+def test_a_nan_does_not_stay_behind_in_a_thread(softcap: float | None, window: int | None, dtype: torch.dtype) -> None:
+    query, *rest = make_case([300, 1200, 1], [1100, 1200, 40], head_dim=64, dtype=dtype)
+    options = {"scale": 0.3, "softcap": softcap, "window": window}
+    expected = paged_attention(query, *rest, **options)
+    assert paged_attention(torch.full_like(query, torch.nan), *rest, **options).isnan().all()
+    assert torch.equal(paged_attention(query, *rest, **options), expected)
+
+
+@pytest.mark.parametrize("path", ["native"], indirect=True)
+@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("num_kv_heads", [6, 3, 2])
 def test_what_lies_behind_a_sequence_makes_no_difference(num_kv_heads: int, dtype: torch.dtype) -> None:
     lengths = [1, 17, 63, 200, 40]

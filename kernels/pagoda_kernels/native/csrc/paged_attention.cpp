@@ -48,7 +48,9 @@ class Attention {
       while (task != nullptr) {
         // Tasks are begun in order: whatever this one has to wait for is under way.
         while (task->order == Task::Order::kAfterShared && shared_left.load() > 0) std::this_thread::yield();
-        const Task* following = compute(*task, claim, partials, registers, scratch);
+        const Task* following = steps_.takes_partitions(*task)
+                                    ? compute_many_rows(*task, claim, partials, registers, scratch)
+                                    : compute(*task, claim, partials, registers, scratch);
         if (task->order == Task::Order::kShared) --shared_left;
         task = following;
       }
@@ -67,13 +69,9 @@ class Attention {
     const int64_t all_rows = task.num_queries * group_ * task.num_heads;
     P* query = scratch.query.get(all_rows * query_width_);
     steps_.is_in_place(task) ? pack_query_columns(task, query) : pack_query(task, query);
-    int64_t* positions = scratch.positions.get(all_rows);
-    for (int64_t i = 0; i < task.num_heads * task.num_queries; ++i) {
-      std::fill_n(positions + i * group_, group_, plan_.queries[task.query + i % task.num_queries].position);
-    }
-    const int64_t keys_at_once = steps_.keys_at_once(task);
-    scratch.keys.get(keys_at_once * query_width_);
-    scratch.values.get(keys_at_once * width_);
+    find_positions(task, scratch.positions.get(all_rows));
+    scratch.keys.get(kTileKeys * query_width_);
+    scratch.values.get(kTileKeys * width_);
     const Sums total{scratch.sums.get(all_rows * width_), scratch.states.get(all_rows)};
     const int64_t first = task.begin / kPartitionKeys, last = (task.end - 1) / kPartitionKeys;
     const bool is_added_up = !task.is_apart && first < last;
@@ -89,19 +87,60 @@ class Attention {
         sums.clear(all_rows, width_);
       }
       const int64_t end = std::min((partition + 1) * kPartitionKeys, task.end);
-      for (int64_t start = std::max(partition * kPartitionKeys, task.begin), stop; start < end; start = stop) {
-        stop = std::min(start + keys_at_once, end);
-        if (stop == task.end) following = claim();
-        steps_.add(task, start, stop, stop == task.end ? following : &task, query, sums, registers, scratch);
+      for (int64_t start = std::max(partition * kPartitionKeys, task.begin); start < end; start += kTileKeys) {
+        const bool is_last = start + kTileKeys >= task.end;
+        if (is_last) following = claim();
+        steps_.add_tile(task, start, is_last ? following : &task, query, sums, registers, scratch);
       }
       if (task.is_apart) {
-        put_aside(task, partition, sums, partials);
+        put_aside(task, partition, 0, all_rows, sums, partials);
       } else if (partition > first) {
         add_sums(total, sums, all_rows, width_);
       }
     }
-    if (!task.is_apart) finish(task, total);
+    if (!task.is_apart) finish(task, 0, all_rows, total);
     return following;
+  }
+
+  // The same for a task that takes partitions: of each, some rows after the others with what becomes of their sums. It is
+  // never resumed: that are few rows.
+  template <typename Claim>
+  const Task* compute_many_rows(const Task& task, const Claim& claim, const Sums& partials, Registers& registers,
+                                Scratch<P>& scratch) const {
+    const int64_t rows = task.num_queries * group_;
+    P* query = scratch.query.get(rows * query_width_);
+    pack_query(task, query);
+    find_positions(task, scratch.positions.get(rows));
+    scratch.keys.get(kPartitionKeys * query_width_);
+    scratch.values.get(kPartitionKeys * width_);
+    const int64_t first = task.begin / kPartitionKeys, last = (task.end - 1) / kPartitionKeys;
+    const bool is_added_up = !task.is_apart && first < last;
+    const Sums some{scratch.more_sums.get(kRowsOf<P> * width_), scratch.more_states.get(kRowsOf<P>)};
+    Sums total{};  // of all rows; the first partition's are made there
+    if (is_added_up) total = {scratch.sums.get(rows * width_), scratch.states.get(rows)};
+    const auto total_of = [&](int64_t row) { return Sums{total.values + row * width_, total.states + row}; };
+    const Task* following = nullptr;
+    for (int64_t partition = first; partition <= last; ++partition) {
+      const int64_t begin = std::max(partition * kPartitionKeys, task.begin);
+      const int64_t end = std::min((partition + 1) * kPartitionKeys, task.end);
+      if (partition == last) following = claim();
+      const auto sums_of = [&](int64_t row) { return is_added_up && partition == first ? total_of(row) : some; };
+      const auto take = [&](int64_t row, int64_t count, const Sums& sums) {
+        if (task.is_apart) return put_aside(task, partition, row, count, sums, partials);
+        if (!is_added_up) return finish(task, row, count, sums);
+        if (partition > first) add_sums(total_of(row), sums, count, width_);
+        if (partition == last) finish(task, row, count, total_of(row));
+      };
+      steps_.add_partition(task, begin, end, partition == last ? following : &task, query, registers, scratch, sums_of, take);
+    }
+    return following;
+  }
+
+  // Of each row.
+  void find_positions(const Task& task, int64_t* positions) const {
+    for (int64_t i = 0; i < task.num_heads * task.num_queries; ++i) {
+      std::fill_n(positions + i * group_, group_, plan_.queries[task.query + i % task.num_queries].position);
+    }
   }
 
   // [head][token][head of the group][query_width_].
@@ -141,9 +180,11 @@ class Attention {
     return (query.partial + partition * query.partial_stride) * batch_.num_heads + head;
   }
 
-  void put_aside(const Task& task, int64_t partition, const Sums& sums, const Sums& partials) const {
-    for (int64_t i = 0; i < task.num_heads * task.num_queries * group_; ++i) {
-      const int64_t row = partial_row(task, partition, i);
+  // The sums of `count` rows from `first` on.
+  void put_aside(const Task& task, int64_t partition, int64_t first, int64_t count, const Sums& sums,
+                 const Sums& partials) const {
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t row = partial_row(task, partition, first + i);
       std::copy_n(sums.values + i * width_, width_, partials.values + row * width_);
       partials.states[row] = sums.states[i];
     }
@@ -157,11 +198,11 @@ class Attention {
     }
   }
 
-  void finish(const Task& task, const Sums& sums) const {
+  void finish(const Task& task, int64_t first, int64_t count, const Sums& sums) const {
     const int64_t rows = task.num_queries * group_;
-    for (int64_t i = 0; i < task.num_heads * rows; ++i) {
-      const int64_t token = plan_.queries[task.query + i % rows / group_].token;
-      const int64_t head = (task.head + i / rows) * group_ + i % group_;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t row = first + i, token = plan_.queries[task.query + row % rows / group_].token;
+      const int64_t head = (task.head + row / rows) * group_ + row % group_;
       T* out = out_ + (token * batch_.num_heads + head) * batch_.head_dim;
       store_row(sums.values + i * width_, sums.states[i].sum, batch_.head_dim, out);
     }

@@ -9,7 +9,9 @@ namespace pagoda::attention {
 namespace {
 
 constexpr int64_t kStreamRows = 16;     // up to so many rows of a KV head, reading the cache is what takes the time
-constexpr int64_t kPrefillRows = 512;   // rows of one task otherwise: packing a tile of keys costs like some 5 rows
+// Rows of one task otherwise: packing a key costs like some 5. Those that do not take partitions go through the sums of all
+// of them for each tile.
+constexpr int64_t kPrefillRows = kUsesAmx<bf16> ? 1024 : 512;
 constexpr int64_t kPackingRows = 8;     // what packing a key costs, in rows
 constexpr int64_t kTasksPerThread = 4;
 

@@ -1,4 +1,4 @@
-// What a task of paged attention does with its next keys: a tile at a time, or, where it has many rows, a stretch of tiles.
+// What a task of paged attention does with its next keys: a tile at a time, or, where it has many rows, a partition.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +14,11 @@
 namespace pagoda::attention {
 
 constexpr int64_t kManyRows = 64;      // of a task
-constexpr int kStretchKeys = 512;      // whose packed keys and values stay in L2 while many rows pass by
-constexpr int kTilesAtOnce = 2;        // of such a stretch, whose values are multiplied in one go
+constexpr int kTilesAtOnce = 2;        // of a partition, whose values are multiplied in one go
 
-// Where some keys and values are, those of a tile or of a stretch.
+// Where some keys and values are, those of a tile or of a partition.
 struct Tile {
-  int64_t slots[kStretchKeys];
+  int64_t slots[kPartitionKeys];
   int num_keys = 0;
 };
 
@@ -32,7 +31,7 @@ struct Scratch {
   Tile tile, next_tile;
   Buffer<float> factors, all_products;  // of these rows
   Buffer<P> all_weights;
-  alignas(64) float k_scales[kStretchKeys], v_scales[kStretchKeys];
+  alignas(64) float k_scales[kPartitionKeys], v_scales[kPartitionKeys];
   alignas(64) float products[kRowsOf<P> * kTileKeys];
   alignas(64) P weights[kTilesAtOnce * kRowsOf<P> * kTileKeys];
 };
@@ -65,54 +64,28 @@ class Steps {
     return can_stay_in_place<P, S>(task.num_queries * group_, batch_.head_dim, batch_.block_size);
   }
 
-  // Keys that are added at a time.
-  int64_t keys_at_once(const Task& task) const { return takes_stretches(task) ? kStretchKeys : kTileKeys; }
-
-  // The task's keys [begin, end), no more than at once; `next` is the task whose keys come then, if any. query: of all rows,
-  // packed, as columns where they meet keys in place.
-  void add(const Task& task, int64_t begin, int64_t end, const Task* next, const P* query, const Sums& sums,
-           Registers& registers, Scratch<P>& scratch) const {
-    if (is_in_place(task)) {
-      add_tile_in_place(task, begin, next, query, sums, registers, scratch);
-    } else if (takes_stretches(task)) {
-      add_stretch(task, begin, end, next, query, sums, registers, scratch);
-    } else {
-      add_tile_of_heads(task, begin, next, query, sums, registers, scratch);
-    }
-  }
-
-  void fetch_first_tile(const Task& task, Scratch<P>& scratch) const {
-    find_keys(task, task.begin, kTileKeys, scratch.tile);
-    const int num_keys = scratch.tile.num_keys;
-    prefetch(task, scratch.tile, 0, num_keys, 1).step();
-  }
-
- private:
-  bool takes_stretches(const Task& task) const {
+  // Whether many rows take a partition at once.
+  bool takes_partitions(const Task& task) const {
     return kUsesAmx<P> && task.num_heads == 1 && task.num_queries * group_ >= kManyRows;
   }
 
-  // All heads of the task over the keys of scratch.tile, while the next tile is fetched: that of task `next`, if any.
-  void add_tile_of_heads(const Task& task, int64_t start, const Task* next, const P* query, const Sums& sums,
-                         Registers& registers, Scratch<P>& scratch) const {
-    const int64_t rows = task.num_queries * group_;
-    Tile& coming = scratch.next_tile;
-    coming.num_keys = 0;
-    if (next != nullptr) find_keys(*next, next == &task ? start + kTileKeys : next->begin, kTileKeys, coming);
-    for (int64_t i = 0; i < task.num_heads; ++i) {
-      const int64_t first = coming.num_keys * i / task.num_heads, last = coming.num_keys * (i + 1) / task.num_heads;
-      const int64_t calls = packing_calls(scratch.tile.num_keys);
-      Prefetch ahead = prefetch(next == nullptr ? task : *next, coming, first, last, calls);
-      pack_tile(task.head + i, 0, !can_stay_unpacked<P>(rows, batch_.head_dim), ahead, scratch);
-      add_tile(task, i, start, query + i * rows * query_width_, sums, ahead, registers, scratch);
+  // The tile of the task's keys that begins at `start`; `next` is the task whose keys come then, if any. query: of all rows,
+  // packed, as columns where they meet keys in place.
+  void add_tile(const Task& task, int64_t start, const Task* next, const P* query, const Sums& sums, Registers& registers,
+                Scratch<P>& scratch) const {
+    if (is_in_place(task)) {
+      add_tile_in_place(task, start, next, query, sums, registers, scratch);
+    } else {
+      add_tile_of_heads(task, start, next, query, sums, registers, scratch);
     }
-    std::swap(scratch.tile, coming);
   }
 
-  // Many rows of one KV head over the keys [begin, end). These are packed as a whole, in L2; each 32 rows stay in L1 with
-  // their sums while keys and values pass by, two tiles between a load of the sums and a store.
-  void add_stretch(const Task& task, int64_t begin, int64_t end, const Task* next, const P* query, const Sums& sums,
-                   Registers& registers, Scratch<P>& scratch) const {
+  // Many rows of one KV head over the keys [begin, end) of a partition. These are packed as a whole, in L2; each 32 rows
+  // stay in L1 with their sums while keys and values pass by, two tiles between a load of the sums and a store. sums_of(row)
+  // is where those of the rows from `row` on go; when `count` rows are done, take(row, count, sums) has them.
+  template <typename SumsOf, typename Take>
+  void add_partition(const Task& task, int64_t begin, int64_t end, const Task* next, const P* query, Registers& registers,
+                     Scratch<P>& scratch, const SumsOf& sums_of, const Take& take) const {
 #if defined(__AMX_BF16__)
     if constexpr (kUsesAmx<P>) {
       find_keys(task, begin, end - begin, scratch.tile);
@@ -127,24 +100,53 @@ class Steps {
       Prefetch ahead = prefetch(next == nullptr ? task : *next, coming, 0, coming.num_keys, calls);
       for (int64_t row = 0; row < rows; row += kRowsOf<P>) {
         const int count = static_cast<int>(std::min<int64_t>(kRowsOf<P>, rows - row));
+        const Sums sums = sums_of(row);
         registers.set(count);
+        sums.forget(count);
         for (int t = 0; t < tiles; t += kTilesAtOnce) {
-          const int last = std::min(tiles, t + kTilesAtOnce);
-          add_tiles(task, begin, t, last, row, count, query + row * query_width_, sums, ahead, scratch);
+          add_tiles(task, begin, t, std::min(tiles, t + kTilesAtOnce), row, count, query, sums, ahead, scratch);
         }
+        take(row, count, sums);
       }
       std::swap(scratch.tile, coming);
     }
 #endif
   }
 
+  void fetch_first_tile(const Task& task, Scratch<P>& scratch) const {
+    find_keys(task, task.begin, kTileKeys, scratch.tile);
+    const int num_keys = scratch.tile.num_keys;
+    prefetch(task, scratch.tile, 0, num_keys, 1).step();
+  }
+
+ private:
+  // Keys that are added at a time.
+  int64_t keys_at_once(const Task& task) const { return takes_partitions(task) ? kPartitionKeys : kTileKeys; }
+
+  // All heads of the task over the keys of scratch.tile, while the next tile is fetched: that of task `next`, if any.
+  void add_tile_of_heads(const Task& task, int64_t start, const Task* next, const P* query, const Sums& sums,
+                         Registers& registers, Scratch<P>& scratch) const {
+    const int64_t rows = task.num_queries * group_;
+    Tile& coming = scratch.next_tile;
+    coming.num_keys = 0;
+    if (next != nullptr) find_keys(*next, next == &task ? start + kTileKeys : next->begin, kTileKeys, coming);
+    for (int64_t i = 0; i < task.num_heads; ++i) {
+      const int64_t first = coming.num_keys * i / task.num_heads, last = coming.num_keys * (i + 1) / task.num_heads;
+      const int64_t calls = packing_calls(scratch.tile.num_keys);
+      Prefetch ahead = prefetch(next == nullptr ? task : *next, coming, first, last, calls);
+      pack_tile(task.head + i, 0, !can_stay_unpacked<P>(rows, batch_.head_dim), ahead, scratch);
+      add_tile_of_head(task, i, start, query + i * rows * query_width_, sums, ahead, registers, scratch);
+    }
+    std::swap(scratch.tile, coming);
+  }
+
 #if defined(__AMX_BF16__)
-  // Some rows over tiles [first, last) of the packed ones.
+  // `count` rows from `row` on, with sums of their own, over tiles [first, last) of the packed ones.
   void add_tiles(const Task& task, int64_t begin, int first, int last, int64_t row, int count, const P* query,
                  const Sums& sums, Prefetch& ahead, Scratch<P>& scratch) const {
     const int64_t* positions = scratch.positions.get(0);
     const P *keys = scratch.keys.get(0), *values = scratch.values.get(0);
-    float* out = sums.values + row * width_;
+    float* out = sums.values;
     float factors[kTilesAtOnce][kRowsOf<P>];
     int ends[kTilesAtOnce] = {};  // of the keys that are seen
     for (int t = first; t < last; ++t) {
@@ -153,7 +155,7 @@ class Steps {
       const int end = static_cast<int>(std::min<int64_t>(num_keys, seen));
       if (end <= 0 || plan_.first_key(positions[row]) >= start + end) continue;
       ends[t - first] = end;
-      const amx::Operand left{query, query_width_ * 2, amx::kWords * 4};
+      const amx::Operand left{query + row * query_width_, query_width_ * 2, amx::kWords * 4};
       multiply_in_tiles<true>(count, static_cast<int>(divide_up(end, kLanes)), left,
                               keys + t * kTileKeys * query_width_, int64_t{kTileKeys} * kStep<P>,
                               divide_up(query_width_ / kStep<P>, kAmxSteps), scratch.products, kTileKeys, false,
@@ -161,7 +163,7 @@ class Steps {
       P* weights = scratch.weights + (t - first) * kRowsOf<P> * kTileKeys;
       for (int i = 0; i < count; i += kRowsAtOnce) {
         weigh(task, t, start, row + i, std::min(kRowsAtOnce, count - i), scratch.products + i * kTileKeys,
-              weights + i * kTileKeys, sums, factors[t - first] + i, scratch);
+              weights + i * kTileKeys, sums.states + i, factors[t - first] + i, scratch);
       }
     }
     const auto all_are = [&](int i, float factor) {
@@ -214,8 +216,8 @@ class Steps {
       const int64_t part = task.num_queries == 1 ? all_rows : rows;  // what sees no less the later it comes
       for (int64_t row = 0; row < all_rows;) {
         const auto count = static_cast<int>(std::min<int64_t>(kRowsAtOnce, part - row % part));
-        weigh(task, 0, start, row, count, products + row * kTileKeys, weights + row * kTileKeys, sums, factors + row,
-              scratch);
+        weigh(task, 0, start, row, count, products + row * kTileKeys, weights + row * kTileKeys, sums.states + row,
+              factors + row, scratch);
         row += count;
       }
       const int64_t seen = scratch.positions.get(0)[rows - 1] + 1 - start;
@@ -291,8 +293,8 @@ class Steps {
   }
 
   // The rows of the task's KV head `i` over the packed tile, the keys from `start` on.
-  void add_tile(const Task& task, int64_t i, int64_t start, const P* query, const Sums& sums, Prefetch& ahead,
-                Registers& registers, Scratch<P>& scratch) const {
+  void add_tile_of_head(const Task& task, int64_t i, int64_t start, const P* query, const Sums& sums, Prefetch& ahead,
+                        Registers& registers, Scratch<P>& scratch) const {
     const int64_t rows = task.num_queries * group_, head = task.head + i;
     float* values_of_head = sums.values + i * rows * width_;
     const int num_keys = scratch.tile.num_keys;
@@ -308,8 +310,9 @@ class Steps {
                    int64_t{kTileKeys} * kStep<P>, query_steps, scratch.products, kTileKeys, nullptr);
       float factors[kRowsOf<P>];
       for (int first = 0; first < count; first += kRowsAtOnce) {
-        weigh(task, 0, start, i * rows + row + first, std::min(kRowsAtOnce, count - first),
-              scratch.products + first * kTileKeys, scratch.weights + first * kTileKeys, sums, factors + first, scratch);
+        const int64_t at = i * rows + row + first;
+        weigh(task, 0, start, at, std::min(kRowsAtOnce, count - first), scratch.products + first * kTileKeys,
+              scratch.weights + first * kTileKeys, sums.states + at, factors + first, scratch);
       }
       if (can_stay_unpacked<P>(rows, batch_.head_dim)) {
         const int64_t stride = batch_.num_kv_heads * cache_.width;
@@ -325,7 +328,7 @@ class Steps {
   // Products to weights for some rows of the task from `row` on, which see no less the later they come: of tile t of those
   // in scratch.tile, the keys from `start` on.
   void weigh(const Task& task, int t, int64_t start, int64_t row, int count, const float* products, P* weights,
-             const Sums& sums, float* factors, Scratch<P>& scratch) const {
+             RowState* states, float* factors, Scratch<P>& scratch) const {
     const int num_keys = std::min(kTileKeys, scratch.tile.num_keys - t * kTileKeys);
     const Scoring scoring{batch_.scale, batch_.softcap};
     const bool is_quantized = std::is_same_v<S, int8_t>;
@@ -344,7 +347,7 @@ class Steps {
       ends[i] = static_cast<int>(std::clamp<int64_t>(position + 1 - start, 0, num_keys));
     }
     if (is_plain && count > 1) {
-      softmax_rows(count, products, weights, begins.data(), ends.data(), batch_.scale, sums.states + row, factors);
+      softmax_rows(count, products, weights, begins.data(), ends.data(), batch_.scale, states, factors);
       return;
     }
     for (int i = 0; i < count; ++i) {
@@ -352,7 +355,7 @@ class Steps {
       const float slope = batch_.slopes == nullptr ? 0.0f : batch_.slopes[head];
       const auto distance = static_cast<float>(start - positions[row + i]);
       factors[i] = softmax_row(products + i * kTileKeys, weights + i * kTileKeys, begins[i], ends[i], scoring, slope,
-                               distance, k_scales, v_scales, sums.states + row + i);
+                               distance, k_scales, v_scales, states + i);
     }
   }
 

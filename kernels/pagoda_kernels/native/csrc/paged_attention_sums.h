@@ -30,15 +30,16 @@ class Buffer {
   int64_t size_ = 0;
 };
 
-// Sums of rows: [row][padded_dim] values and a state each.
+// Sums of rows: [row][padded_dim] values and a state each. Where nothing has been added up yet, values do not count.
 struct Sums {
   float* values;
   RowState* states;
 
   void clear(int64_t rows, int64_t width) const {
     std::fill(values, values + rows * width, 0.0f);
-    std::fill(states, states + rows, RowState{});
+    forget(rows);
   }
+  void forget(int64_t rows) const { std::fill(states, states + rows, RowState{}); }
 };
 
 // total += part, for sums over later keys; the order of partitions is always that of their keys.

@@ -441,7 +441,7 @@ template <typename P>
                                     float distance, const float* k_scales, const float* v_scales, RowState* state) {
   if (begin >= end) {
     std::memset(static_cast<void*>(weights), 0, kTileKeys * sizeof(P));
-    return 1.0f;
+    return state->reference == -kInfinity ? 0.0f : 1.0f;
   }
   const bool is_edge = begin > 0 || end < kTileKeys;
   alignas(64) static const float kCount[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
