@@ -1,10 +1,12 @@
 """Requests to an OpenAI server, a number of streams at a time: one client for every engine.
 
-It shares the processors with the server, so of each stream it reads the first event and the last ones, no more.
+It shares the processors with the server, where users' clients have their own. So of each stream it reads the first
+event and the last ones, no more, and after the first one it sleeps until the server ends the stream or much has come.
 """
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,8 @@ from benchmarks.cpu.session import EngineFailure, EngineGone
 
 TAIL_BYTES = 16 << 10
 """Of a stream, in which its last event is: the usage."""
+MUCH_BYTES = 256 << 10
+"""Of a stream, that have come: the kernel wakes the client then, or when the stream ends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,10 +76,18 @@ async def _send(session: aiohttp.ClientSession, url: str, model: str, prompt: li
                 text = text[-TAIL_BYTES:]
             elif any(event.get("choices") for event in events(text)):
                 ttft_s = time.perf_counter() - started
+                _sleep_until_much_has_come(response)
     usages = [event["usage"] for event in events(text) if event.get("usage")]
     if not usages:
         raise EngineFailure("the stream ended without usage")
     return Answer(ttft_s=ttft_s, num_tokens=usages[-1]["completion_tokens"])
+
+
+def _sleep_until_much_has_come(response: aiohttp.ClientResponse) -> None:
+    """The socket counts as readable from now on when MUCH_BYTES are there, or its end is."""
+    connection = response.connection
+    if connection is not None and connection.transport is not None:  # else all of it has come
+        connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, MUCH_BYTES)
 
 
 def events(text: bytes) -> Iterator[dict[str, Any]]:
