@@ -15,7 +15,7 @@ from tests.process.stack import MODULES, Stack, ask, has_ended, poll_until
 
 @pytest.fixture(scope="module")
 def shared_stack() -> Iterator[Stack]:
-    stack = Stack()
+    stack = Stack('--override-generation-config={"temperature": 0}')  # a sampled answer may end with its first token
     try:
         stack.wait_ready()
         yield stack
