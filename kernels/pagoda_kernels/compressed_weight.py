@@ -2,7 +2,7 @@
 
 A step of few tokens takes as long as its weights take from memory. Exponents in a matrix are much alike: 15 neighbours
 hold all but one number in thousands, so that 4 bits take the place of 8 (the idea of DFloat11, Zhang et al. 2025,
-with codes of one length, for vector instructions). Tiles multiply some numbers while the next ones are decompressed.
+with codes of one length, for vector instructions). Some numbers are multiplied while the next ones are decompressed.
 """
 
 import torch
@@ -24,7 +24,7 @@ UNIT_PAIRS = 16
 NUMBERS_OF_OUTLIER = 256
 """For so many numbers there is room for one without a code: what reading saves, more would take."""
 _UNIT_BYTES = 1536
-_GROUPS, _GROUP_LINES = 8, 4
+_GROUPS = 8
 _EXPONENT_SHIFT = 24
 
 
@@ -61,26 +61,25 @@ def decompress_weight(compressed: Tensor, out_features: int, in_features: int) -
     """
     panels, units = -(-out_features // PANEL), -(-in_features // (2 * UNIT_PAIRS))
     code_bytes, outliers_at = panels * units * _UNIT_BYTES, _outliers_at(out_features, in_features)
-    streams = compressed[:code_bytes].view(panels, 3, units, _GROUPS, 64)
     words = compressed[code_bytes:outliers_at].view(torch.int32).long() & 0xFFFFFFFF
     outliers = compressed[outliers_at:].view(torch.int32).long() & 0xFFFFFFFF
 
-    fours = streams[:, 0].contiguous().view(torch.int16).int() & 0xFFFF  # [panels, units, groups, 32]
-    codes = torch.stack([(fours >> 4 * line) & 15 for line in range(_GROUP_LINES)], dim=3)
-    least = (words[:-1] >> _EXPONENT_SHIFT).view(panels, units, 1, 1, 1)
-    exponents = torch.where(codes == 0, 0, codes + least)
-    bytes_ = torch.stack([streams[:, 1], streams[:, 2]], dim=3).reshape(codes.shape).int()
-    numbers = (bytes_ & 0x80) << 8 | exponents << 7 | bytes_ & 0x7F
+    streams = compressed[:code_bytes].view(torch.int16).int().view(panels, 3, units, _GROUPS, PANEL) & 0xFFFF
+    free = streams >> 11 & 15
+    last = free[:, 0] << 7 | free[:, 1] << 3 | (free[:, 2] & 1) << 15 | free[:, 2] >> 1
+    codes = torch.stack([*(streams & 0x87FF).unbind(1), last], dim=3)  # [panels, units, groups, lines, 32]
+    numbers = codes + ((words[:-1] >> _EXPONENT_SHIFT).int() << 7).view(panels, units, 1, 1, 1)
 
     first = words & ((1 << _EXPONENT_SHIFT) - 1)
     unit_of = torch.repeat_interleave(torch.arange(panels * units), first[1:] - first[:-1])
     flat = numbers.reshape(-1)
     outliers = outliers[: len(unit_of)]
-    flat[unit_of * UNIT_PAIRS * 2 * PANEL + (outliers >> 16)] = outliers & 0xFFFF
+    flat[unit_of * UNIT_PAIRS * 2 * PANEL + (outliers >> 16)] = (outliers & 0xFFFF).int()
     signed = torch.where(flat >= 1 << 15, flat - (1 << 16), flat).to(torch.int16)
     pairs = (in_features + 1) // 2
-    lines = signed.view(panels, units * UNIT_PAIRS, PANEL, 2)[:, :pairs]
-    return lines.contiguous().view(torch.bfloat16)
+    lines = signed.view(panels, units * UNIT_PAIRS, PANEL, 2)[:, :pairs].contiguous().view(torch.bfloat16)
+    lines[-1, :, out_features - PANEL * (panels - 1) :] = 0  # behind the last row
+    return lines
 
 
 def compressed_linear(

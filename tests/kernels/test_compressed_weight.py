@@ -22,7 +22,7 @@ from pagoda_kernels.selection import use_references
 BF16 = torch.bfloat16
 
 load_native()
-pytestmark = pytest.mark.skipif(native("compressed_linear") is None, reason="this CPU has no AMX, or no compiler")
+pytestmark = pytest.mark.skipif(native("compressed_linear") is None, reason="no AVX-512 BF16, or no compiler")
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,7 @@ NAME = "pagoda_native"
 NATIVE_DTYPES = (torch.float32, torch.bfloat16)
 """What the C++ kernels compute with, unless one says otherwise."""
 _AVX2 = ("avx2", "fma", "f16c")
-_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16")
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_vbmi2", "avx512_bf16")
 _AMX = ("amx_tile", "amx_bf16", "amx_int8")
 LEVELS = {"amx": _AVX2 + _AVX512 + _AMX, "avx512": _AVX2 + _AVX512, "avx2": _AVX2}
 """Instruction sets of each level as Linux calls them, the widest level first."""

@@ -78,7 +78,7 @@ void packed_linear(const Tensor& x, const Tensor& weight, const std::optional<Te
 }
 #endif
 
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
 // Into a tensor of bytes whose end has room for outliers; false: they are too many.
 bool compress_weight(const Tensor& weight, const Tensor& out) {
   const int64_t outputs = weight.size(0), inputs = weight.size(1);
@@ -250,7 +250,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("packed_embedding", &packed_embedding, AllUnlocked());
   module.def("packed_linear", &packed_linear, AllUnlocked());
 #endif
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
   module.def("compress_weight", &compress_weight, AllUnlocked());
   module.def("compressed_embedding", &compressed_embedding, AllUnlocked());
   module.def("compressed_linear", &compressed_linear, AllUnlocked());

@@ -15,7 +15,7 @@ T* data(const at::Tensor& tensor) {
   return static_cast<T*>(tensor.data_ptr());
 }
 
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
 // Of the bytes that `compress_weight` returns.
 inline pagoda::CompressedMatrix compressed_matrix(const at::Tensor& weight, int64_t num_outputs, int64_t num_inputs) {
   const auto* codes = data<const uint8_t>(weight);

@@ -4,7 +4,7 @@
 
 namespace pagoda {
 
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
 
 namespace {
 
@@ -14,31 +14,50 @@ constexpr int64_t kAheadUnits = 6;         // that come nearer: 9 KiB of codes
 constexpr int64_t kWholeRows = 1536;       // so many pass over a matrix often enough to decompress it once for all
 constexpr int64_t kWholeBytes = 32 << 20;  // unless it is larger than this, which the calling thread keeps for it
 
-// Compressed weights, which become numbers once for all tiles of some rows, in L1.
+// Compressed weights, which become numbers once for all tiles of some rows.
 struct CompressedPairs : PairRows {
+#if defined(__AMX_BF16__)
+  static constexpr int64_t kMostPairs = kPairsForMany;
+  int64_t pairs_at_once() const { return pairs_in_l1(); }
+#else
+  static constexpr int64_t kMostPairs = 512;  // 64 KiB: vectors read them as quickly out of L2, and begin less often
+  int64_t pairs_at_once() const { return kMostPairs; }
+#endif
+
+  // Some pairs of a panel. The first tile makes numbers of them; for one tile alone a few at a time.
   struct Stretch {
     const CompressedPairs& kernel;
     int64_t panel, begin, size;  // pairs
-    bool is_decompressed = false;
-    alignas(64) bf16 weights[kPairsForMany * 2 * kPanel];
+    int64_t num_tiles, num_added = 0;
+    alignas(64) bf16 weights[kMostPairs * 2 * kPanel];
 
-    Stretch(const CompressedPairs& kernel, int64_t panel, int64_t begin, int64_t size)
-        : kernel(kernel), panel(panel), begin(begin), size(size) {}
+    Stretch(const CompressedPairs& kernel, int64_t panel, int64_t begin, int64_t size, int64_t num_tiles)
+        : kernel(kernel), panel(panel), begin(begin), size(size), num_tiles(num_tiles) {}
     Stretch(const Stretch&) = delete;
     Stretch& operator=(const Stretch&) = delete;
 
     template <typename Meanwhile>
     void add(const uint32_t* tile, int height, float* sums, const Meanwhile& meanwhile) {
       const uint32_t* x = tile + begin * height;
-      if (!is_decompressed) {
-        is_decompressed = true;
-        return height > amx::kRows ? add_decompressing<true>(x, height, sums, meanwhile)
-                                   : add_decompressing<false>(x, height, sums, meanwhile);
-      }
+      if (num_added++ == 0) return add_decompressing(x, height, sums, meanwhile);
+      add_decompressed(x, height, sums, meanwhile);
+    }
+
+    Unit unit(int64_t i, int64_t ahead = kAheadUnits) const {
+      return {kernel.weight, panel, begin / kUnitPairs + i, units_of(kernel.x.pairs), ahead};
+    }
+
+#if defined(__AMX_BF16__)
+    template <typename Meanwhile>
+    void add_decompressed(const uint32_t* x, int height, float* sums, const Meanwhile& meanwhile) {
       packed::tile(x, height, weights, size, sums, begin == 0, reinterpret_cast<const char*>(x), 0, meanwhile);
     }
 
-    Unit unit(int64_t i) const { return {kernel.weight, panel, begin / kUnitPairs + i, units_of(kernel.x.pairs), kAheadUnits}; }
+    template <typename Meanwhile>
+    void add_decompressing(const uint32_t* x, int height, float* sums, const Meanwhile& meanwhile) {
+      return height > amx::kRows ? add_decompressing<true>(x, height, sums, meanwhile)
+                                 : add_decompressing<false>(x, height, sums, meanwhile);
+    }
 
     // Units that follow each other; behind the last place comes the first one again.
     struct Ring {
@@ -52,7 +71,7 @@ struct CompressedPairs : PairRows {
     void add_decompressing(const uint32_t* x, int height, float* sums, const Meanwhile& meanwhile) {
       constexpr int64_t kRow = amx::kWords * 4, kStride = kPanel * 4, kAtOnce = 2;
       const int64_t units = units_of(size);
-      const Ring ring{weights, kStride, kernel.pairs_in_l1() / kUnitPairs - 1};
+      const Ring ring{weights, kStride, kernel.pairs_at_once() / kUnitPairs - 1};
       int64_t i = 0;
       for (; i < std::min(kAtOnce, units); ++i) decompress(unit(i), weights + i * kUnitNumbers);
       Unit next = unit(i);
@@ -60,7 +79,10 @@ struct CompressedPairs : PairRows {
         if (turn == 0) meanwhile(units);
         if (i == units) return;
         bf16* to = weights + (i & ring.mask) * kUnitNumbers;
-        for (int group = 2 * turn; group < 2 * turn + 2; ++group) next.decompress_group(group, to);
+        for (int group = 2 * turn; group < 2 * turn + 2; ++group) {
+          next.ahead.fetch(group * kGroupBytes);
+          next.decompress_group(group, to);
+        }
         if (turn + 1 == amx::kTurns) {
           next.set_outliers(to);
           amx::settle(weights);
@@ -70,14 +92,65 @@ struct CompressedPairs : PairRows {
       const amx::Operand rows{x, kRow, height * kRow};
       amx::multiply<kIsHigh, true, amx::Passing::kLeft>(rows, ring, units, sums, kStride, begin > 0, between);
     }
+#else
+    // Codes come nearer while tiles multiply: for one tile those some units ahead, for several the next stretch's, a share
+    // with each tile.
+    int64_t units_ahead() const { return num_tiles == 1 ? kAheadUnits : units_of(size); }
+    int64_t step() const { return kUnitBytes / kUnitPairs / num_tiles; }  // for a pair, of each stream
+
+    template <typename Meanwhile>
+    void add_decompressed(const uint32_t* x, int height, float* sums, const Meanwhile&) {
+      const Streams<const uint8_t> ahead = unit(0, units_ahead()).ahead;
+      const int64_t first = (num_added - 1) * size, of_pair = step();
+      const auto fetch = [&](int64_t k) __attribute__((always_inline)) { ahead.fetch((first + k) * of_pair); };
+      with_height(height, [&](auto rows) { tile<decltype(rows)::value>(x, weights, size, sums, begin == 0, fetch); });
+    }
+
+    template <typename Meanwhile>
+    void add_decompressing(const uint32_t* x, int height, float* sums, const Meanwhile&) {
+      with_height(height, [&](auto rows) { add_decompressing<decltype(rows)::value>(x, sums); });
+    }
+
+    bf16* place(int64_t i) {
+      const int64_t places = num_tiles == 1 ? 2 : kMostPairs / kUnitPairs;
+      return weights + (i & (places - 1)) * kUnitNumbers;
+    }
+
+    // While some lines of one unit are multiplied, as many of the next one are decompressed.
+    template <int R>
+    void add_decompressing(const uint32_t* x, float* sums) {
+      constexpr int kGroupPairs = kUnitPairs / kGroups;
+      const int64_t units = units_of(size), last = units - 1, of_group = kGroupPairs * step();
+      decompress(unit(0), place(0));
+      Streams<const uint8_t> ahead = unit(0, units_ahead()).ahead;
+      VectorSums<R> of_tile(sums, begin == 0);
+      for (int64_t i = 0; i < last; ++i) {
+        const Unit next = unit(i + 1);
+        const bf16* w = place(i);
+        bf16* to = place(i + 1);
+        if (num_tiles == 1) ahead = next.ahead;
+        for (int group = 0; group < kGroups; ++group) {
+          ahead.fetch(group * of_group);
+          next.decompress_group(group, to);
+#pragma GCC unroll 2
+          for (int k = 0; k < kGroupPairs; ++k, x += R, w += 2 * kPanel) of_tile.add(x, w);
+        }
+        ahead.at += kGroups * of_group;
+        next.set_outliers(to);
+      }
+      const bf16* w = place(last);
+      for (int64_t k = last * kUnitPairs; k < size; ++k, x += R, w += 2 * kPanel) of_tile.add(x, w);
+      of_tile.store(sums);
+    }
+#endif
   };
   CompressedMatrix weight;
 
-  int64_t depth(int64_t num_tiles) const { return num_tiles == 1 ? x.pairs : pairs_in_l1(); }
+  int64_t depth(int64_t num_tiles) const { return num_tiles == 1 ? x.pairs : pairs_at_once(); }
   int64_t num_stretches(int64_t num_tiles) const { return (x.pairs + depth(num_tiles) - 1) / depth(num_tiles); }
   Stretch stretch(int64_t panel, int64_t i, int64_t num_tiles) const {
     const int64_t begin = i * depth(num_tiles);
-    return Stretch(*this, panel, begin, std::min(depth(num_tiles), x.pairs - begin));
+    return Stretch(*this, panel, begin, std::min(depth(num_tiles), x.pairs - begin), num_tiles);
   }
 };
 
@@ -119,7 +192,9 @@ bool compress_weight(const bf16* weight, uint8_t* codes, uint32_t* words, uint32
       for (int64_t u = 0; u < units; ++u) {
         const int64_t unit = panel * units + u;
         const auto first = static_cast<uint32_t>(found.size());
-        words[unit] = compress(lines.data() + u * kUnitNumbers, {codes, panel, u, units}, found) | first;
+        words[unit] = compress(lines.data() + u * kUnitNumbers, pairs - u * kUnitPairs, num_outputs - row,
+                               {codes, panel, u, units}, found) |
+                      first;
       }
     }
   });
@@ -148,14 +223,14 @@ void compressed_embedding(const int64_t* ids, const CompressedMatrix& weight, bf
         const int64_t unit = k / kUnitPairs, line = k % kUnitPairs * 2 + half;
         const Streams<const uint8_t> of_unit(weight.codes, ids[i] / kPanel, unit, units);
         const int group = static_cast<int>(line / kGroupLines), in_group = static_cast<int>(line % kGroupLines);
-        uint32_t codes;
-        uint16_t bytes;
-        std::memcpy(&codes, of_unit.exponents(group) + 2 * lane, 4);
-        std::memcpy(&bytes, of_unit.bytes(group, in_group) + lane, 2);
-        codes = codes >> (4 * in_group) & 0x000f000fu;
-        const uint32_t is_coded = (codes + 0x000f000fu) >> 4 & 0x00010001u, spread = (bytes & 0xff00u) << 8 | (bytes & 0xffu);
-        const uint32_t exponents = codes + is_coded * (weight.units[first + unit] >> kExponentShift);
-        const uint32_t numbers = (spread & 0x00800080u) << 8 | exponents << 7 | (spread & 0x007f007fu);
+        uint32_t words[kStreams];
+        for (int j = 0; j < kStreams; ++j) std::memcpy(&words[j], of_unit.words(j, group) + 2 * lane, 4);
+        const auto select = [](uint32_t mask, uint32_t word) { return word & (mask << 16 | mask); };
+        const uint32_t code = in_group < kStreams ? select(kOwnBits, words[in_group])
+                                                  : select(0x0780, words[0] >> 4) | select(0x0078, words[1] >> 8) |
+                                                        select(0x8000, words[2] << 4) | select(0x0007, words[2] >> 12);
+        const uint32_t least = weight.units[first + unit] >> kExponentShift << kFraction;
+        const uint32_t numbers = code + (least << 16 | least);
         std::memcpy(to + 2 * k, &numbers, 4);
       }
       for (int64_t u = 0; u < units; ++u) {

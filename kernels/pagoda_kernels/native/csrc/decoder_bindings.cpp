@@ -36,7 +36,7 @@ LinearTensors linear_weights(const Tensor& weight, const std::optional<Tensor>& 
                              int64_t group_size, bool quantizes_inputs, const std::optional<Tensor>& bias,
                              int64_t num_outputs, int64_t num_inputs) {
   LinearTensors result{{nullptr, {}, pointer(bias), num_outputs, num_inputs}, {weight}};
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
   if (!scales && weight.scalar_type() == at::kByte) {
     result.weights.compressed = compressed_matrix(weight, num_outputs, num_inputs);
     return result;
@@ -202,7 +202,7 @@ class DecoderLayers {
       pagoda::gather(embedding_.packed, ids, num_tokens, size, data<bf16>(x));
     } else if (embedding_.packed) {
       pagoda::packed_embedding(ids, embedding_.packed, data<bf16>(x), num_tokens, size, at::get_num_threads());
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
     } else if (embedding_.compressed.codes) {
       pagoda::compressed_embedding(ids, embedding_.compressed, data<bf16>(x), num_tokens, size, at::get_num_threads());
 #endif

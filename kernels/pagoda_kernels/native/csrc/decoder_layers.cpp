@@ -34,11 +34,9 @@ void linear(const LinearWeights& weights, const bf16* x, const bf16* residual, O
   if (weights.packed) {
     packed_linear<Out>(x, inputs, weights.packed, weights.bias, residual, outputs, out, num_rows, outputs, inputs,
                        team.num_threads, team.helpers);
-#if defined(__AMX_BF16__)
   } else if (weights.compressed.codes) {
     compressed_linear<Out>(x, inputs, weights.compressed, weights.bias, residual, outputs, out, num_rows, outputs, inputs,
                            team.num_threads, team.helpers);
-#endif
   } else {
     quantized_linear<bf16, Out>(x, inputs, weights.quantized, weights.bias, residual, outputs, out, num_rows,
                                 team.num_threads, team.helpers);
@@ -52,11 +50,9 @@ bool gated_linear(const LinearWeights& weights, Activation activation, const bf1
   if (!should_gate(num_rows, size)) return false;
   if (weights.packed) {
     packed_gated_linear(x, inputs, weights.packed, weights.bias, activation, out, num_rows, size, inputs, num_threads);
-#if defined(__AMX_BF16__)
   } else if (weights.compressed.codes) {
     compressed_gated_linear(x, inputs, weights.compressed, weights.bias, activation, out, num_rows, size, inputs,
                             num_threads);
-#endif
   } else {
     quantized_gated_linear(x, inputs, weights.quantized, weights.bias, activation, out, num_rows, num_threads);
   }

@@ -20,6 +20,13 @@ void act_and_mul(const T* x, int64_t x_stride, T* out, int64_t num_rows, int64_t
 void argmax(const float* x, int64_t x_stride, float* values, int64_t* indices, int64_t num_rows, int64_t size,
             int num_threads);
 
+// A packed weight in 12 bits for each number, to the bit the same (compressed_weight.h).
+struct CompressedMatrix {
+  const uint8_t* codes;
+  const uint32_t* units;
+  const uint32_t* outliers;
+};
+
 #if defined(__AVX512BF16__)
 // The layout of packed_linear of a contiguous weight [num_outputs, num_inputs].
 void pack_weight(const bf16* weight, bf16* out, int64_t num_outputs, int64_t num_inputs, int num_threads);
@@ -41,16 +48,7 @@ void packed_gated_linear(const bf16* x, int64_t x_stride, const bf16* weight, co
                          bf16* out, int64_t num_rows, int64_t size, int64_t num_inputs, int num_threads);
 // Whether products with gates are possible, and faster.
 bool should_gate(int64_t num_rows, int64_t size);
-#endif
 
-// A packed weight in 12 bits for each number, to the bit the same (compressed_weight.h).
-struct CompressedMatrix {
-  const uint8_t* codes;
-  const uint32_t* units;
-  const uint32_t* outliers;
-};
-
-#if defined(__AMX_BF16__)
 // Bytes of codes, and how many units there are.
 int64_t compressed_code_bytes(int64_t num_outputs, int64_t num_inputs);
 int64_t compressed_units(int64_t num_outputs, int64_t num_inputs);

@@ -78,51 +78,72 @@ inline void pack_blocks(const void* x, int64_t stride, int rows, int height, int
 
 #else
 
-// One tile: sums[r, :] += x[r, begin..end) W^T, a pair of inputs after the other, whatever the number of rows.
-// x: [pairs, R] pairs; w: [pairs, 32] pairs; both at `begin`. Meanwhile the lines from `ahead` come nearer.
+// Sums of a tile in registers, [R, 32]: a pair of inputs after the other, whatever the number of rows.
 template <int R>
-void tile(const uint32_t* x, const bf16* w, int64_t pairs, float* sums, bool is_first, const char* ahead, int64_t step) {
-  __m512 acc[R][2];
+class VectorSums {
+ public:
+  VectorSums(const float* sums, bool is_first) {
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    acc[r][0] = is_first ? _mm512_setzero_ps() : _mm512_load_ps(sums + r * kPanel);
-    acc[r][1] = is_first ? _mm512_setzero_ps() : _mm512_load_ps(sums + r * kPanel + kLanes);
+    for (int r = 0; r < R; ++r) {
+      acc_[r][0] = is_first ? _mm512_setzero_ps() : _mm512_load_ps(sums + r * kPanel);
+      acc_[r][1] = is_first ? _mm512_setzero_ps() : _mm512_load_ps(sums + r * kPanel + kLanes);
+    }
   }
-  for (int64_t k = 0; k < pairs; ++k) {
+  // x: [R] pairs; w: [32] pairs.
+  [[gnu::always_inline]] void add(const uint32_t* x, const bf16* w) {
     const __m512bh w0 = (__m512bh)_mm512_loadu_si512(w), w1 = (__m512bh)_mm512_loadu_si512(w + kPanel);
-    w += 2 * kPanel;
-    _mm_prefetch(ahead, _MM_HINT_T1);
-    _mm_prefetch(ahead + 64, _MM_HINT_T1);
-    ahead += step;
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const __m512bh pair = (__m512bh)_mm512_set1_epi32(static_cast<int>(x[r]));
-      acc[r][0] = _mm512_dpbf16_ps(acc[r][0], pair, w0);
-      acc[r][1] = _mm512_dpbf16_ps(acc[r][1], pair, w1);
+      acc_[r][0] = _mm512_dpbf16_ps(acc_[r][0], pair, w0);
+      acc_[r][1] = _mm512_dpbf16_ps(acc_[r][1], pair, w1);
     }
-    x += R;
   }
+  void store(float* sums) const {
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    _mm512_store_ps(sums + r * kPanel, acc[r][0]);
-    _mm512_store_ps(sums + r * kPanel + kLanes, acc[r][1]);
+    for (int r = 0; r < R; ++r) {
+      _mm512_store_ps(sums + r * kPanel, acc_[r][0]);
+      _mm512_store_ps(sums + r * kPanel + kLanes, acc_[r][1]);
+    }
+  }
+
+ private:
+  __m512 acc_[R][2];
+};
+
+// One tile: sums[r, :] += x[r, begin..end) W^T. x: [pairs, R] pairs; w: [pairs, 32] pairs; both at `begin`. fetch(k) is
+// called with each pair, to bring nearer what comes next.
+template <int R, typename Fetch>
+void tile(const uint32_t* x, const bf16* w, int64_t pairs, float* sums, bool is_first, const Fetch& fetch) {
+  VectorSums<R> of_tile(sums, is_first);
+  for (int64_t k = 0; k < pairs; ++k, x += R, w += 2 * kPanel) {
+    fetch(k);
+    of_tile.add(x, w);
+  }
+  of_tile.store(sums);
+}
+
+// f(the number as a constant), of 1 to kVectorRows.
+template <int R = 1, typename F>
+void with_height(int height, const F& f) {
+  if constexpr (R == kVectorRows) {
+    f(std::integral_constant<int, R>());
+  } else if (height == R) {
+    f(std::integral_constant<int, R>());
+  } else {
+    with_height<R + 1>(height, f);
   }
 }
 
-using Tile = void (*)(const uint32_t*, const bf16*, int64_t, float*, bool, const char*, int64_t);
-
-template <int... R>
-constexpr Tile tile_of(int rows, std::integer_sequence<int, R...>) {
-  constexpr Tile tiles[] = {tile<R + 1>...};
-  return tiles[rows - 1];
-}
-
-inline Tile tile_of(int rows) { return tile_of(rows, std::make_integer_sequence<int, kVectorRows>{}); }
-
+// The lines from `ahead` on come nearer.
 template <typename Meanwhile>
 void tile(const uint32_t* x, int height, const bf16* w, int64_t pairs, float* sums, bool is_first, const char* ahead,
           int64_t step, const Meanwhile&) {
-  tile_of(height)(x, w, pairs, sums, is_first, ahead, step);
+  const auto fetch = [&](int64_t k) __attribute__((always_inline)) {
+    _mm_prefetch(ahead + k * step, _MM_HINT_T1);
+    _mm_prefetch(ahead + k * step + 64, _MM_HINT_T1);
+  };
+  with_height(height, [&](auto rows) { tile<decltype(rows)::value>(x, w, pairs, sums, is_first, fetch); });
 }
 
 constexpr int kBlockWords = 1;
