@@ -20,9 +20,7 @@ from tests.unit.worker.driver import Driver
 
 load_native()
 needs_kernel = pytest.mark.skipif(native("packed_linear") is None, reason="this CPU has no AVX512-BF16, or no compiler")
-needs_compression = pytest.mark.skipif(
-    native("compressed_linear") is None, reason="no AVX-512 BF16, or no compiler"
-)
+needs_compression = pytest.mark.skipif(native("compressed_linear") is None, reason="no AVX-512 BF16, or no compiler")
 PROMPTS = [[5 + (7 * row + 3 * at) % 90 for at in range(3 + 5 * row)] for row in range(9)]
 
 
