@@ -1,6 +1,6 @@
 """Linear layers on a CPU with bfloat16 weights in 12 bits each, to the bit the same.
 
-A step of few tokens takes as long as its weights take from memory. Exponents in a matrix are much alike: 15 neighbours
+A step of few tokens takes as long as its weights take from memory. Exponents in a matrix are much alike: 16 neighbours
 hold all but one number in thousands, so that 4 bits take the place of 8 (the idea of DFloat11, Zhang et al. 2025,
 with codes of one length, for vector instructions). Some numbers are multiplied while the next ones are decompressed.
 """
