@@ -68,7 +68,7 @@ class Attention {
                       Scratch<P>& scratch) const {
     const int64_t all_rows = task.num_queries * group_ * task.num_heads;
     P* query = scratch.query.get(all_rows * query_width_);
-    steps_.is_in_place(task) ? pack_query_columns(task, query) : pack_query(task, query);
+    steps_.takes_columns(task) ? pack_query_columns(task, query) : pack_query(task, query);
     find_positions(task, scratch.positions.get(all_rows));
     scratch.keys.get(kTileKeys * query_width_);
     scratch.values.get(kTileKeys * width_);

@@ -1,33 +1,35 @@
-// The products of few query rows with keys and values as they lie in the cache, for AMX: packing them would take longer.
-// Each sum is made of the same products in the same order as multiply_in_tiles's on a packed tile, and so of the same bits.
+// The products of few query rows with keys and values of all heads, as they lie in the cache: packing would take longer. Here
+// are those of AMX; each sum is made of the same products in the same order as multiply_in_tiles's on a packed tile, and so of
+// the same bits. Those of vectors are multiply_keys and multiply_values of paged_attention_unpacked.h.
 #pragma once
 
-#include "paged_attention_tile.h"
+#include "paged_attention_unpacked.h"
 
 namespace pagoda::attention {
 
-constexpr int kKeysInPlace = 16;      // the rows of one register: keys of a block, one behind the other
-constexpr int kRowsInPlace = 16;      // query rows of a KV head, which are columns then
+constexpr int kKeysInPlace = 16;  // the rows of one register: keys of a block, one behind the other
+// Query rows of a KV head: for AMX, which takes them as columns, and for vectors, which load and store the sums of more of
+// them too often.
+template <typename P>
+constexpr int kRowsInPlace = kUsesAmx<P> ? 16 : 2;
 constexpr int kValueRowsInPlace = 2;  // with more of them, values are packed
-constexpr int kValuesAStep = 4;       // of the cache lines ahead
+constexpr int kValuesAStep = 4;  // of the cache lines ahead
 
+// So many keys, or values, of all heads come before those behind them. Vectors go through the cache nearly as it lies: a
+// core then has keys and values of 12 heads of 64 out of memory at 28 GB/s instead of 25.
+template <typename P>
+constexpr int kPartInPlace = kUsesAmx<P> ? kTileKeys : 16;
+
+// A quantized cache has scales that lie elsewhere.
 template <typename P, typename S>
-constexpr bool kHasInPlace = kUsesAmx<P> && std::is_same_v<P, S>;
+constexpr bool kHasInPlace = kUsesAmx<P> ? std::is_same_v<P, S> : !std::is_same_v<S, int8_t>;
 
 template <typename P, typename S>
 inline bool can_stay_in_place(int64_t rows, int64_t head_dim, int64_t block_size) {
-  const bool is_whole = head_dim % (kStep<P> * kAmxSteps) == 0 && block_size % kKeysInPlace == 0;
-  return kHasInPlace<P, S> && is_whole && rows <= kRowsInPlace;
+  if (!kHasInPlace<P, S> || rows > kRowsInPlace<P>) return false;
+  if (!kUsesAmx<P>) return can_stay_unpacked<P>(rows, head_dim);
+  return head_dim % (kStep<P> * kAmxSteps) == 0 && block_size % kKeysInPlace == 0;
 }
-
-// Keys at base + slots[key] * stride, or values.
-template <typename S>
-struct InPlace {
-  const S* base;
-  int64_t stride;
-  const int64_t* slots;
-  int num_keys;
-};
 
 #if defined(__AMX_BF16__)
 
@@ -35,7 +37,7 @@ struct InPlace {
 // amx::kWords of them; the registers are set for as many columns. Calls ahead.step() with every block of every group. What
 // lies behind the last key makes products that nobody takes.
 template <int kGroups>
-void multiply_keys(const InPlace<bf16>& keys, const uint32_t* columns, int num_rows, int64_t blocks, float* products,
+void multiply_keys(const Cached<bf16>& keys, const uint32_t* columns, int num_rows, int64_t blocks, float* products,
                    Prefetch& ahead) {
   const int64_t stride = keys.stride * 2, width = num_rows * 4;
   amx::settle(columns);
@@ -66,7 +68,7 @@ void multiply_keys(const InPlace<bf16>& keys, const uint32_t* columns, int num_r
       _tile_dpbf16ps(3, 5, 6);
     }
   }
-  alignas(64) float turned[kTileKeys * kRowsInPlace];  // [key][row]
+  alignas(64) float turned[kTileKeys * kRowsInPlace<bf16>];  // [key][row]
   float* sums = num_rows == 1 ? products : turned;
   const auto sums_of = [&](int group) { return sums + group * kKeysInPlace * num_rows; };
   _tile_stored(0, sums_of(0), width);
@@ -83,7 +85,7 @@ void multiply_keys(const InPlace<bf16>& keys, const uint32_t* columns, int num_r
   }
 }
 
-inline void multiply_keys(const InPlace<bf16>& keys, const bf16* columns, int num_rows, int64_t head_dim, float* products,
+inline void multiply_keys(const Cached<bf16>& keys, const bf16* columns, int num_rows, int64_t head_dim, float* products,
                           Prefetch& ahead) {
   static constexpr std::array kByGroups{&multiply_keys<1>, &multiply_keys<2>, &multiply_keys<3>, &multiply_keys<4>};
   kByGroups[(keys.num_keys - 1) / kKeysInPlace](keys, reinterpret_cast<const uint32_t*>(columns), num_rows,
@@ -111,7 +113,7 @@ inline void join(Vec* v) {
 // out[row] = factors[row] * out[row] + weights[row] * values of keys [0, end), for kM rows and kChunks times 32 columns, as
 // AMX sums: of 32 keys even ones and odd ones by themselves, then both. Calls ahead.step() every kValuesAStep keys.
 template <int kM, int kChunks>
-void multiply_values(const bf16* weights, const InPlace<bf16>& values, int end, float* out, int64_t out_stride,
+void multiply_values(const bf16* weights, const Cached<bf16>& values, int end, float* out, int64_t out_stride,
                      const float* factors, Prefetch& ahead) {
   constexpr int kN = 2 * kChunks;
   Vec sums[kM][kN];
@@ -151,14 +153,14 @@ void multiply_values(const bf16* weights, const InPlace<bf16>& values, int end, 
 }
 
 // The same for up to kValueRowsInPlace rows, and any number of chunks. Weights and out: rows of kTileKeys and of head_dim.
-inline void multiply_values(int num_rows, const bf16* weights, const InPlace<bf16>& values, int end, int64_t head_dim,
+inline void multiply_values(int num_rows, const bf16* weights, const Cached<bf16>& values, int end, int64_t head_dim,
                             float* out, const float* factors, Prefetch& ahead) {
   constexpr int64_t kChunk = 2 * kLanes;
   static constexpr std::array kOne{&multiply_values<1, 1>, &multiply_values<2, 1>};
   static constexpr std::array kTwo{&multiply_values<1, 2>, &multiply_values<2, 2>};
   for (int64_t column = 0; column < head_dim; column += 2 * kChunk) {
     const auto& kernels = head_dim - column == kChunk ? kOne : kTwo;
-    const InPlace<bf16> from{values.base + column, values.stride, values.slots, values.num_keys};
+    const Cached<bf16> from{values.base + column, values.stride, values.slots, values.num_keys};
     kernels[num_rows - 1](weights, from, end, out + column, head_dim, factors, ahead);
   }
 }

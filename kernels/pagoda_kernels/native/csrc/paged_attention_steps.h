@@ -15,6 +15,11 @@ namespace pagoda::attention {
 
 constexpr int64_t kManyRows = 64;      // of a task
 constexpr int kTilesAtOnce = 2;        // of a partition, whose values are multiplied in one go
+inline constexpr std::array<float, kRows> kOnes = [] {
+  std::array<float, kRows> ones{};
+  ones.fill(1.0f);
+  return ones;
+}();  // factors of sums that stay
 
 // Where some keys and values are, those of a tile or of a partition.
 struct Tile {
@@ -64,13 +69,16 @@ class Steps {
     return can_stay_in_place<P, S>(task.num_queries * group_, batch_.head_dim, batch_.block_size);
   }
 
+  // Whether their queries are columns.
+  bool takes_columns(const Task& task) const { return kUsesAmx<P> && is_in_place(task); }
+
   // Whether many rows take a partition at once.
   bool takes_partitions(const Task& task) const {
     return kUsesAmx<P> && task.num_heads == 1 && task.num_queries * group_ >= kManyRows;
   }
 
   // The tile of the task's keys that begins at `start`; `next` is the task whose keys come then, if any. query: of all rows,
-  // packed, as columns where they meet keys in place.
+  // packed, as columns where the task takes them.
   void add_tile(const Task& task, int64_t start, const Task* next, const P* query, const Sums& sums, Registers& registers,
                 Scratch<P>& scratch) const {
     if (is_in_place(task)) {
@@ -94,7 +102,10 @@ class Steps {
       if (next != nullptr) find_keys(*next, next == &task ? end : next->begin, keys_at_once(*next), coming);
       const int tiles = static_cast<int>(divide_up(end - begin, kTileKeys));
       Prefetch nothing{};
-      for (int t = 0; t < tiles; ++t) pack_tile(task.head, t, true, nothing, scratch);
+      for (int t = 0; t < tiles; ++t) {
+        pack_tile(task.head, t, nothing, scratch);
+        load_scales(task.head, t, scratch);
+      }
       const int64_t rows = task.num_queries * group_, blocks = query_width_ / (kStep<P> * kAmxSteps);
       const int64_t calls = divide_up(rows, kRowsOf<P>) * tiles * (kTileKeys / 32) * blocks * amx::kTurns;
       Prefetch ahead = prefetch(next == nullptr ? task : *next, coming, 0, coming.num_keys, calls);
@@ -134,7 +145,8 @@ class Steps {
       const int64_t first = coming.num_keys * i / task.num_heads, last = coming.num_keys * (i + 1) / task.num_heads;
       const int64_t calls = packing_calls(scratch.tile.num_keys);
       Prefetch ahead = prefetch(next == nullptr ? task : *next, coming, first, last, calls);
-      pack_tile(task.head + i, 0, !can_stay_unpacked<P>(rows, batch_.head_dim), ahead, scratch);
+      if (!can_stay_unpacked<P>(rows, batch_.head_dim)) pack_tile(task.head + i, 0, ahead, scratch);
+      load_scales(task.head + i, 0, scratch);
       add_tile_of_head(task, i, start, query + i * rows * query_width_, sums, ahead, registers, scratch);
     }
     std::swap(scratch.tile, coming);
@@ -187,7 +199,7 @@ class Steps {
 
   // The same for few rows, mostly from where keys and values lie: first the products of all heads, then their weights, then
   // the sums of values.
-  void add_tile_in_place(const Task& task, int64_t start, const Task* next, const P* columns, const Sums& sums,
+  void add_tile_in_place(const Task& task, int64_t start, const Task* next, const P* query, const Sums& sums,
                          Registers& registers, Scratch<P>& scratch) const {
     if constexpr (kHasInPlace<P, S>) {
       Tile& coming = scratch.next_tile;
@@ -195,21 +207,19 @@ class Steps {
       if (next != nullptr) find_keys(*next, next == &task ? start + kTileKeys : next->begin, kTileKeys, coming);
       const int64_t rows = task.num_queries * group_, all_rows = rows * task.num_heads;
       const int num_keys = scratch.tile.num_keys, num_rows = static_cast<int>(rows);
-      const bool has_packed_values = rows > kValueRowsInPlace;
-      const int64_t key_calls = divide_up(num_keys, kKeysInPlace) * divide_up(batch_.head_dim, kStep<P> * kAmxSteps);
-      const int64_t value_calls = has_packed_values ? divide_up(num_keys, 8)
-                                                    : divide_up(num_keys, kValuesAStep) * divide_up(batch_.head_dim, 64);
-      const int64_t calls = task.num_heads * (key_calls + value_calls);
+      const bool has_packed_values = kUsesAmx<P> && rows > kValueRowsInPlace;
+      const int64_t calls = task.num_heads * calls_in_place(num_keys, has_packed_values);
       Prefetch ahead = prefetch(next == nullptr ? task : *next, coming, 0, coming.num_keys, calls);
-      const auto of_head = [&](const S* all, int64_t i) {
-        const int64_t stride = batch_.num_kv_heads * cache_.width;
-        return InPlace<S>{all + (task.head + i) * cache_.width, stride, scratch.tile.slots, num_keys};
-      };
       float* products = scratch.all_products.get(all_rows * kTileKeys);
       registers.set_columns(num_rows);
-      for (int64_t i = 0; i < task.num_heads; ++i) {
-        multiply_keys(of_head(cache_.keys, i), columns + i * rows * batch_.head_dim, num_rows, batch_.head_dim,
-                      products + i * rows * kTileKeys, ahead);
+      constexpr int kPart = kPartInPlace<P>;
+      for (int first = 0; first < num_keys; first += kPart) {
+        for (int64_t i = 0; i < task.num_heads; ++i) {
+          Cached<S> keys = cached(cache_.keys, task.head + i, first, scratch);
+          keys.num_keys = std::min(keys.num_keys, kPart);
+          multiply_keys(keys, query + i * rows * batch_.head_dim, num_rows, batch_.head_dim,
+                        products + i * rows * kTileKeys + first, ahead);
+        }
       }
       P* weights = scratch.all_weights.get(all_rows * kTileKeys);
       float* factors = scratch.factors.get(all_rows);
@@ -223,17 +233,20 @@ class Steps {
       const int64_t seen = scratch.positions.get(0)[rows - 1] + 1 - start;
       const int end = static_cast<int>(std::min<int64_t>(num_keys, seen));
       if (has_packed_values) registers.set(rows);
-      for (int64_t i = 0; i < task.num_heads; ++i) {
-        const InPlace<S> values = of_head(cache_.values, i);
-        const P* of_rows = weights + i * rows * kTileKeys;
-        float* out = sums.values + i * rows * width_;
-        if (has_packed_values) {
-          P* packed = scratch.values.get(0);
-          pack_values(values.base, values.stride, values.slots, num_keys, batch_.head_dim, width_, packed, ahead);
-          multiply_all(num_rows, static_cast<int>(width_ / kLanes), of_rows, kTileKeys, packed, width_ * kStep<P>,
-                       divide_up(end, kStep<P>), out, width_, factors + i * rows);
-        } else {
-          multiply_values(num_rows, of_rows, values, end, batch_.head_dim, out, factors + i * rows, ahead);
+      for (int first = 0; first < end; first += kPart) {
+        for (int64_t i = 0; i < task.num_heads; ++i) {
+          const Cached<S> values = cached(cache_.values, task.head + i, first, scratch);
+          const P* of_rows = weights + i * rows * kTileKeys + first;
+          const float* of_sums = first == 0 ? factors + i * rows : kOnes.data();
+          float* out = sums.values + i * rows * width_;
+          if (has_packed_values) {
+            P* packed = scratch.values.get(0);
+            pack_values(values.base, values.stride, values.slots, num_keys, batch_.head_dim, width_, packed, ahead);
+            multiply_all(num_rows, static_cast<int>(width_ / kLanes), of_rows, kTileKeys, packed, width_ * kStep<P>,
+                         divide_up(end, kStep<P>), out, width_, of_sums);
+          } else {
+            multiply_values(num_rows, of_rows, values, std::min(kPart, end - first), batch_.head_dim, out, of_sums, ahead);
+          }
         }
       }
       std::swap(scratch.tile, coming);
@@ -251,7 +264,15 @@ class Steps {
     }
   }
 
-  // How often packing of one head's keys and values, so many, steps ahead.
+  // How often one head's keys and values in place, so many, step ahead.
+  int64_t calls_in_place(int num_keys, bool has_packed_values) const {
+    if (!kUsesAmx<P>) return packing_calls(num_keys);
+    const int64_t of_keys = divide_up(num_keys, kKeysInPlace) * divide_up(batch_.head_dim, kStep<P> * kAmxSteps);
+    if (has_packed_values) return of_keys + divide_up(num_keys, 8);
+    return of_keys + divide_up(num_keys, kValuesAStep) * divide_up(batch_.head_dim, 64);
+  }
+
+  // How often packing of one head's keys and values, so many, steps ahead; that of what stays unpacked, no less often.
   int64_t packing_calls(int num_keys) const {
     return divide_up(num_keys, kLanes) * divide_up(query_width_ / kStep<P>, kLanes) + divide_up(num_keys, 8);
   }
@@ -271,17 +292,21 @@ class Steps {
   }
 
   // Tile t of those in scratch.tile.
-  void pack_tile(int64_t head, int t, bool has_packed_values, Prefetch& ahead, Scratch<P>& scratch) const {
+  void pack_tile(int64_t head, int t, Prefetch& ahead, Scratch<P>& scratch) const {
     const int64_t stride = batch_.num_kv_heads * cache_.width, column = head * cache_.width;
     const int64_t* slots = scratch.tile.slots + t * kTileKeys;
     const int num_keys = std::min(kTileKeys, scratch.tile.num_keys - t * kTileKeys);
     P *keys = scratch.keys.get(0) + t * kTileKeys * query_width_, *values = scratch.values.get(0) + t * kTileKeys * width_;
     pack_keys(cache_.keys + column, stride, slots, num_keys, batch_.head_dim, keys, ahead);
-    if (has_packed_values) {
-      pack_values(cache_.values + column, stride, slots, num_keys, batch_.head_dim, width_, values, ahead);
-    }
+    pack_values(cache_.values + column, stride, slots, num_keys, batch_.head_dim, width_, values, ahead);
+  }
+
+  void load_scales(int64_t head, int t, Scratch<P>& scratch) const {
     if constexpr (std::is_same_v<S, int8_t>) {
-      const int64_t scale = column + cache_.width - static_cast<int64_t>(sizeof(float));
+      const int64_t stride = batch_.num_kv_heads * cache_.width;
+      const int64_t scale = (head + 1) * cache_.width - static_cast<int64_t>(sizeof(float));
+      const int64_t* slots = scratch.tile.slots + t * kTileKeys;
+      const int num_keys = std::min(kTileKeys, scratch.tile.num_keys - t * kTileKeys);
       float *k_scales = scratch.k_scales + t * kTileKeys, *v_scales = scratch.v_scales + t * kTileKeys;
       for (int key = 0; key < num_keys; ++key) {
         std::memcpy(&k_scales[key], cache_.keys + slots[key] * stride + scale, sizeof(float));
@@ -292,7 +317,13 @@ class Steps {
     }
   }
 
-  // The rows of the task's KV head `i` over the packed tile, the keys from `start` on.
+  // One head's of the tile, or of what lies behind its first keys or values.
+  Cached<S> cached(const S* all, int64_t head, int first, const Scratch<P>& scratch) const {
+    return {all + head * cache_.width, batch_.num_kv_heads * cache_.width, scratch.tile.slots + first,
+            scratch.tile.num_keys - first};
+  }
+
+  // The rows of the task's KV head `i` over the tile, packed or not, the keys from `start` on.
   void add_tile_of_head(const Task& task, int64_t i, int64_t start, const P* query, const Sums& sums, Prefetch& ahead,
                         Registers& registers, Scratch<P>& scratch) const {
     const int64_t rows = task.num_queries * group_, head = task.head + i;
@@ -306,8 +337,12 @@ class Steps {
       if (end <= 0 || plan_.first_key(positions[row]) >= start + end) continue;
       registers.set(count);
       const P* rows_query = query + row * query_width_;
-      multiply_all(count, (end + kLanes - 1) / kLanes, rows_query, query_width_, scratch.keys.get(0),
-                   int64_t{kTileKeys} * kStep<P>, query_steps, scratch.products, kTileKeys, nullptr);
+      if (can_stay_unpacked<P>(rows, batch_.head_dim)) {
+        multiply_keys(cached(cache_.keys, head, 0, scratch), rows_query, count, batch_.head_dim, scratch.products, ahead);
+      } else {
+        multiply_all(count, (end + kLanes - 1) / kLanes, rows_query, query_width_, scratch.keys.get(0),
+                     int64_t{kTileKeys} * kStep<P>, query_steps, scratch.products, kTileKeys, nullptr);
+      }
       float factors[kRowsOf<P>];
       for (int first = 0; first < count; first += kRowsAtOnce) {
         const int64_t at = i * rows + row + first;
@@ -315,9 +350,8 @@ class Steps {
               scratch.weights + first * kTileKeys, sums.states + at, factors + first, scratch);
       }
       if (can_stay_unpacked<P>(rows, batch_.head_dim)) {
-        const int64_t stride = batch_.num_kv_heads * cache_.width;
-        const Values<S> values{cache_.values + head * cache_.width, stride, scratch.tile.slots, num_keys};
-        multiply_values(count, scratch.weights, values, end, batch_.head_dim, values_of_head, factors, ahead);
+        multiply_values(count, scratch.weights, cached(cache_.values, head, 0, scratch), end, batch_.head_dim, values_of_head,
+                        factors, ahead);
       } else {
         multiply_all(count, static_cast<int>(width_ / kLanes), scratch.weights, kTileKeys, scratch.values.get(0),
                      width_ * kStep<P>, (end + kStep<P> - 1) / kStep<P>, values_of_head + row * width_, width_, factors);

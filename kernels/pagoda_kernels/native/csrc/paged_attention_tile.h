@@ -138,6 +138,15 @@ inline void transpose(Vec* v) {
 }
 #endif
 
+// Keys of one head at base + slots[key] * stride, or values.
+template <typename S>
+struct Cached {
+  const S* base;
+  int64_t stride;
+  const int64_t* slots;
+  int num_keys;
+};
+
 // ---- packing
 
 // Cache lines of later keys and values, fetched a few at a time between the work on earlier ones: all at once, they would
