@@ -203,8 +203,8 @@ class DecoderLayers:
 def set_num_helpers(count: int) -> None:
     """Have `count` more threads help with what this thread computes from now on in a DecoderLayers; none at first.
 
-    They are for few tokens: they multiply matrices alone, at idle priority, and nobody waits for one whose core another
-    process takes, as threads of OpenMP wait for each other. What is computed stays the same to the bit.
+    They are for few tokens: they multiply matrices and attend, at idle priority, and nobody waits for one whose core
+    another process takes, as threads of OpenMP wait for each other. What is computed stays the same to the bit.
     """
     set_count = native("set_num_helpers")
     if set_count is not None:

@@ -252,6 +252,34 @@ def test_helpers_change_nothing(helped: Worker, quantization: str | None, tmp_pa
     assert num_helpers() >= 3
 
 
+MANY_KEYS: dict[str, Any] = WIDE | {"max_position_embeddings": 2048}
+"""With a thousand tokens: helpers attend to so many, in two partitions."""
+
+
+@needs_bf16
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [
+        ("LlamaForCausalLM", {}),
+        ("LlamaForCausalLM", {"num_key_value_heads": 4}),
+        ("MistralForCausalLM", {"sliding_window": 700}),
+    ],
+)
+def test_helpers_attend_as_one_thread_does(
+    architecture: str, options: dict[str, Any], helped: Worker, tmp_path: Path
+) -> None:
+    directory = make_checkpoint(architecture, tmp_path, **(MANY_KEYS | options))
+    assert_alike(directory, lengths=(1015, 1100, 290), chunk=400, worker=helped, dtype="bfloat16")
+
+
+@needs_bf16
+def test_a_late_helper_reads_what_is_still_there(helped: Worker, busy_machine: None, tmp_path: Path) -> None:
+    driver = Driver(make_checkpoint("LlamaForCausalLM", tmp_path, **MANY_KEYS), worker=helped, dtype="bfloat16")
+    for _ in range(8):
+        outputs = [one.output for one in driver.generate(make_prompts((1015, 290)), max_tokens=100)]
+        assert all(len(output) == 100 for output in outputs)
+
+
 @needs_bf16
 @pytest.mark.parametrize("quantization", [None, "int4"])
 def test_nobody_waits_for_a_helper_without_a_processor(

@@ -90,6 +90,7 @@ class DecoderLayers {
         .v_cache = data<bf16>(v_cache),
     });
     block_size_ = k_cache.size(1);
+    kept_.insert(kept_.end(), {k_cache, v_cache});
   }
 
   // cos and sin: [max_positions, ..., angles] float32, one pair for each rotation.

@@ -59,12 +59,16 @@ bool gated_linear(const LinearWeights& weights, Activation activation, const bf1
   return true;
 }
 
-// Helpers do not attend: for many keys the threads of OpenMP are woken, as many as there are helpers.
-int threads_for_attention(const AttentionBatch& batch, const Team& team) {
-  if (team.helpers == nullptr) return team.num_threads;
-  const int64_t keys = std::accumulate(batch.seq_lens, batch.seq_lens + batch.num_seqs, int64_t{0});
-  const int64_t bytes = 2 * keys * batch.num_kv_heads * batch.head_dim * static_cast<int64_t>(sizeof(bf16));
-  return bytes < kWakingBytes ? team.num_threads : team.helpers->count() + 1;
+// Where helpers make it no faster the threads of OpenMP are woken for many keys, as many as there are helpers.
+void attend(const AttentionBatch& batch, const AttentionCache<bf16>& cache, const bf16* query, bf16* out, const Team& team) {
+  int num_threads = team.num_threads;
+  if (team.helpers != nullptr) {
+    if (paged_attention(batch, cache, query, out, *team.helpers)) return;
+    const int64_t keys = std::accumulate(batch.seq_lens, batch.seq_lens + batch.num_seqs, int64_t{0});
+    const int64_t bytes = 2 * keys * batch.num_kv_heads * cache.width * static_cast<int64_t>(sizeof(bf16));
+    if (bytes >= kWakingBytes) num_threads = team.helpers->count() + 1;
+  }
+  paged_attention<bf16, bf16>(batch, cache, query, out, num_threads);
 }
 
 // Rows of the wanted tokens in all rows of a batch, ascending.
@@ -100,7 +104,7 @@ void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch
   const Widths widths(layers);
   int64_t rows = batch.num_tokens;
   std::vector<int64_t> wanted;
-  const int num_threads = team.num_threads, attending = threads_for_attention(batch.attention, team);
+  const int num_threads = team.num_threads;
   AttentionBatch& attention = batch.attention;
   bf16 *normed = scratch, *qkv = normed + rows * widths.hidden, *attended = qkv + rows * widths.qkv;
   bf16 *wide = qkv, *gated = wide + rows * widths.wide;
@@ -125,8 +129,7 @@ void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch
     attention.window = layer.window;
     attention.scale = layer.scale;
     attention.softcap = layer.softcap;
-    const AttentionCache<bf16> cache{layer.k_cache, layer.v_cache, attention.head_dim};
-    paged_attention<bf16, bf16>(attention, cache, qkv, attended, attending);
+    attend(attention, {layer.k_cache, layer.v_cache, attention.head_dim}, qkv, attended, team);
     linear(layer.output, attended, x, x, rows, team);
     rms_norm<bf16>(x, hidden, layer.mlp_norm, normed, rows, hidden, layer.eps, layer.weight_offset, num_threads);
     if (!gated_linear(layer.gate_up, layer.activation, normed, gated, rows, num_threads)) {

@@ -55,7 +55,7 @@ struct DecoderBatch {
   std::vector<Rotation> rotations;
 };
 
-// Who computes: threads of OpenMP, and for products of matrices helpers, if there are any.
+// Who computes: threads of OpenMP, and for matrices and attention helpers, if there are any.
 struct Team {
   int num_threads;
   Helpers* helpers;

@@ -65,7 +65,10 @@ float* Helpers::Sums::get(int64_t size) {
   return memory.get();
 }
 
-Helpers::Helpers(int count) : input_(allocate(kInputBytes), std::free), shares_(static_cast<size_t>(count) + 1) {
+Helpers::Helpers(int count)
+    : at_(static_cast<size_t>(count)),
+      input_(allocate(kInputBytes), std::free),
+      shares_(static_cast<size_t>(count) + 1) {
   for (auto& word : words_) word.store(0, std::memory_order_relaxed);
   for (auto& state : states_) state.store(0, std::memory_order_relaxed);
   for (Share& share : shares_) share.ticket.store(kClosed);
@@ -99,7 +102,7 @@ void Helpers::leave_core() {
   for (std::thread& thread : threads_) pthread_setaffinity_np(thread.native_handle(), sizeof(cpu_set_t), &place->second);
 }
 
-void Helpers::run(const Job& job) {
+uint64_t Helpers::run(const Job& job) {
   leave_core();
   const uint64_t epoch = epoch_of(shares_[0].ticket.load(std::memory_order_relaxed)) + 1;
   uint64_t words[kWords];
@@ -127,6 +130,15 @@ void Helpers::run(const Job& job) {
   for (int64_t part = 0; part < job.count; ++part) {
     if (!is_own[part]) settle(job, part, 2 * of_part);
   }
+  return epoch;
+}
+
+// A helper says what it is at before it claims a part, and all parts have been claimed: who is not there now will not come.
+void Helpers::keep(std::shared_ptr<const void> what, uint64_t epoch) {
+  kept_.emplace_back(epoch, std::move(what));
+  std::erase_if(kept_, [&](const auto& kept) {
+    return std::none_of(at_.begin(), at_.end(), [&](const auto& at) { return at.load() == kept.first; });
+  });
 }
 
 // A part that nobody else gets, of one share of a job of `count` parts; -1: there is none.
@@ -177,11 +189,14 @@ void Helpers::help(int64_t number) {
     std::memcpy(&job, words, sizeof(job));
     float* own = sums.get(job.sums_size);
     const auto num_shares = static_cast<int64_t>(shares_.size());
+    std::atomic<uint64_t>& at = at_[static_cast<size_t>(number) - 1];
+    at.store(epoch);
     for (int64_t i = 0; i < num_shares; ++i) {
       for (int64_t part; (part = claim((number + i) % num_shares, epoch, job.count)) >= 0;) {
         if (!take_part(part, epoch, job, own)) break;
       }
     }
+    at.store(0);
   }
 }
 

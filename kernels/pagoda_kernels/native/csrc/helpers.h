@@ -16,6 +16,7 @@
 #include <memory>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace pagoda {
@@ -44,10 +45,11 @@ class Helpers {
 
   // Does parts [0, count) of the work, count <= kMaxParts. One caller at a time. `Work` can be copied as bytes, and has
   //   int64_t sums_size() const                             how many floats a part needs
-  //   void compute(int64_t part, float* sums) const         reads weights and `input`; anybody, perhaps too late
+  //   void compute(int64_t part, float* sums) const         reads weights, `input`, `kept`; anybody, perhaps too late
   //   void finish(int64_t part, const float* sums) const    makes the output of them; once for each part
+  // kept: what has to stay, unlike `input` as it is, until the last late helper has read it.
   template <typename Work>
-  void run(const Work& work, int64_t count) {
+  void run(const Work& work, int64_t count, std::shared_ptr<const void> kept = nullptr) {
     static_assert(std::is_trivially_copyable_v<Work> && sizeof(Work) <= sizeof(Job::work));
     Job job{[](const void* w, int64_t part, float* sums) { static_cast<const Work*>(w)->compute(part, sums); },
             [](const void* w, int64_t part, const float* sums) { static_cast<const Work*>(w)->finish(part, sums); },
@@ -55,7 +57,8 @@ class Helpers {
             work.sums_size(),
             {}};
     std::memcpy(job.work, &work, sizeof(Work));
-    run(job);
+    const uint64_t epoch = run(job);
+    if (kept != nullptr) keep(std::move(kept), epoch);
   }
 
  private:
@@ -73,7 +76,9 @@ class Helpers {
     int64_t capacity = 0;
   };
 
-  void run(const Job& job);
+  // Each returns, or takes, the number of a job.
+  uint64_t run(const Job& job);
+  void keep(std::shared_ptr<const void> what, uint64_t epoch);
   void settle(const Job& job, int64_t part, int64_t patience);
   void help(int64_t number);
   void leave_core();
@@ -90,6 +95,9 @@ class Helpers {
   // What became of a part that a helper has claimed: the job's number, and in the lowest two bits a State.
   alignas(64) std::array<std::atomic<uint64_t>, kMaxParts> states_;
   alignas(64) std::atomic<uint32_t> calls_{0};
+  // What each helper is at: the number of a job, 0 if none.
+  std::vector<std::atomic<uint64_t>> at_;
+  std::vector<std::pair<uint64_t, std::shared_ptr<const void>>> kept_;  // of jobs that some helper has not left
   std::atomic<int> sleepers_{0};
   std::atomic<bool> has_ended_{false};
   std::unique_ptr<void, void (*)(void*)> input_;

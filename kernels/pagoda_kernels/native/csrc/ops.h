@@ -97,6 +97,10 @@ struct AttentionCache {
 template <typename T, typename S>
 void paged_attention(const AttentionBatch& batch, const AttentionCache<S>& cache, const T* query, T* out, int num_threads);
 
+// The same with helpers, to the bit. False: nothing is computed, since they would make it no faster.
+bool paged_attention(const AttentionBatch& batch, const AttentionCache<bf16>& cache, const bf16* query, bf16* out,
+                     Helpers& helpers);
+
 // winners[row] = argmax of probs[row][token] / token_exponentials(keys[row], token), or -1 where two come so close that
 // only the exact logarithms decide.
 void race(const float* probs, int64_t stride, const int64_t* keys, int64_t* winners, int64_t num_rows, int64_t size,

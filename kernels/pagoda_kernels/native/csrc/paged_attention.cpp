@@ -3,6 +3,7 @@
 #include <atomic>
 #include <thread>
 
+#include "paged_attention_rows.h"
 #include "paged_attention_steps.h"
 
 namespace pagoda {
@@ -17,14 +18,13 @@ class Attention {
 
   Attention(const AttentionBatch& batch, const AttentionCache<S>& cache, const T* query, T* out, int num_threads)
       : batch_(batch),
-        query_(query),
         out_(out),
         num_threads_(num_threads),
         group_(batch.num_heads / batch.num_kv_heads),
-        query_width_(round_up(batch.head_dim, kStep<P> * kStepsAtOnce<P>)),
         width_(round_up(batch.head_dim, kLanes)),
         plan_(batch, num_threads),
-        steps_(batch, cache, plan_) {}
+        steps_(batch, cache, plan_),
+        rows_(batch, plan_, query) {}
 
   void run() const {
     static thread_local Buffer<float> partial_values;
@@ -66,12 +66,8 @@ class Attention {
   template <typename Claim>
   const Task* compute(const Task& task, const Claim& claim, const Sums& partials, Registers& registers,
                       Scratch<P>& scratch) const {
-    const int64_t all_rows = task.num_queries * group_ * task.num_heads;
-    P* query = scratch.query.get(all_rows * query_width_);
-    steps_.takes_columns(task) ? pack_query_columns(task, query) : pack_query(task, query);
-    find_positions(task, scratch.positions.get(all_rows));
-    scratch.keys.get(kTileKeys * query_width_);
-    scratch.values.get(kTileKeys * width_);
+    const int64_t all_rows = rows_.count(task);
+    const P* query = rows_.pack(task, steps_.takes_columns(task), kTileKeys, scratch);
     const Sums total{scratch.sums.get(all_rows * width_), scratch.states.get(all_rows)};
     const int64_t first = task.begin / kPartitionKeys, last = (task.end - 1) / kPartitionKeys;
     const bool is_added_up = !task.is_apart && first < last;
@@ -98,7 +94,7 @@ class Attention {
         add_sums(total, sums, all_rows, width_);
       }
     }
-    if (!task.is_apart) finish(task, 0, all_rows, total);
+    if (!task.is_apart) rows_.finish(task, 0, all_rows, total, out_);
     return following;
   }
 
@@ -107,12 +103,8 @@ class Attention {
   template <typename Claim>
   const Task* compute_many_rows(const Task& task, const Claim& claim, const Sums& partials, Registers& registers,
                                 Scratch<P>& scratch) const {
-    const int64_t rows = task.num_queries * group_;
-    P* query = scratch.query.get(rows * query_width_);
-    pack_query(task, query);
-    find_positions(task, scratch.positions.get(rows));
-    scratch.keys.get(kPartitionKeys * query_width_);
-    scratch.values.get(kPartitionKeys * width_);
+    const int64_t rows = rows_.count(task);
+    const P* query = rows_.pack(task, false, kPartitionKeys, scratch);
     const int64_t first = task.begin / kPartitionKeys, last = (task.end - 1) / kPartitionKeys;
     const bool is_added_up = !task.is_apart && first < last;
     const Sums some{scratch.more_sums.get(kRowsOf<P> * width_), scratch.more_states.get(kRowsOf<P>)};
@@ -127,57 +119,19 @@ class Attention {
       const auto sums_of = [&](int64_t row) { return is_added_up && partition == first ? total_of(row) : some; };
       const auto take = [&](int64_t row, int64_t count, const Sums& sums) {
         if (task.is_apart) return put_aside(task, partition, row, count, sums, partials);
-        if (!is_added_up) return finish(task, row, count, sums);
+        if (!is_added_up) return rows_.finish(task, row, count, sums, out_);
         if (partition > first) add_sums(total_of(row), sums, count, width_);
-        if (partition == last) finish(task, row, count, total_of(row));
+        if (partition == last) rows_.finish(task, row, count, total_of(row), out_);
       };
       steps_.add_partition(task, begin, end, partition == last ? following : &task, query, registers, scratch, sums_of, take);
     }
     return following;
   }
 
-  // Of each row.
-  void find_positions(const Task& task, int64_t* positions) const {
-    for (int64_t i = 0; i < task.num_heads * task.num_queries; ++i) {
-      std::fill_n(positions + i * group_, group_, plan_.queries[task.query + i % task.num_queries].position);
-    }
-  }
-
-  // [head][token][head of the group][query_width_].
-  void pack_query(const Task& task, P* packed) const {
-    for (int64_t head = task.head; head < task.head + task.num_heads; ++head) {
-      for (int64_t query = task.query; query < task.query + task.num_queries; ++query) {
-        for (int64_t i = 0; i < group_; ++i, packed += query_width_) {
-          const T* row = query_ + plan_.queries[query].token * batch_.query_stride + (head * group_ + i) * batch_.head_dim;
-          if constexpr (std::is_same_v<P, T>) {
-            std::copy_n(row, batch_.head_dim, packed);
-          } else {
-            for (int64_t column = 0; column < batch_.head_dim; ++column) packed[column] = to_float(row[column]);
-          }
-          std::fill(packed + batch_.head_dim, packed + query_width_, P{});
-        }
-      }
-    }
-  }
-
-  // [head][pair][token and head of the group] pairs.
-  void pack_query_columns(const Task& task, P* packed) const {
-    const int64_t rows = task.num_queries * group_, pairs = batch_.head_dim / 2;
-    for (int64_t head = task.head; head < task.head + task.num_heads; ++head, packed += 2 * pairs * rows) {
-      for (int64_t row = 0; row < rows; ++row) {
-        const T* from = query_ + plan_.queries[task.query + row / group_].token * batch_.query_stride +
-                        (head * group_ + row % group_) * batch_.head_dim;
-        for (int64_t i = 0; i < pairs; ++i) std::memcpy(packed + 2 * (i * rows + row), from + 2 * i, 2 * sizeof(T));
-      }
-    }
-  }
-
   // Index of a task's row in the partials of a partition; rows are [head][query][head of the group].
   int64_t partial_row(const Task& task, int64_t partition, int64_t row) const {
-    const int64_t rows = task.num_queries * group_;
-    const Query& query = plan_.queries[task.query + row % rows / group_];
-    const int64_t head = (task.head + row / rows) * group_ + row % group_;
-    return (query.partial + partition * query.partial_stride) * batch_.num_heads + head;
+    const Query& query = rows_.query_of(task, row);
+    return (query.partial + partition * query.partial_stride) * batch_.num_heads + rows_.head_of(task, row);
   }
 
   // The sums of `count` rows from `first` on.
@@ -191,20 +145,10 @@ class Attention {
   }
 
   void resume(const Task& task, int64_t partition, const Sums& partials, const Sums& sums) const {
-    for (int64_t i = 0; i < task.num_heads * task.num_queries * group_; ++i) {
+    for (int64_t i = 0; i < rows_.count(task); ++i) {
       const int64_t row = partial_row(task, partition, i);
       std::copy_n(partials.values + row * width_, width_, sums.values + i * width_);
       sums.states[i] = partials.states[row];
-    }
-  }
-
-  void finish(const Task& task, int64_t first, int64_t count, const Sums& sums) const {
-    const int64_t rows = task.num_queries * group_;
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t row = first + i, token = plan_.queries[task.query + row % rows / group_].token;
-      const int64_t head = (task.head + row / rows) * group_ + row % group_;
-      T* out = out_ + (token * batch_.num_heads + head) * batch_.head_dim;
-      store_row(sums.values + i * width_, sums.states[i].sum, batch_.head_dim, out);
     }
   }
 
@@ -221,12 +165,12 @@ class Attention {
   }
 
   const AttentionBatch& batch_;
-  const T* query_;
   T* out_;
   int num_threads_;
-  int64_t group_, query_width_, width_;
+  int64_t group_, width_;
   Plan plan_;
   Steps<T, S> steps_;
+  TaskRows<T> rows_;
 };
 
 }  // namespace
