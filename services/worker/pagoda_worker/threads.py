@@ -13,6 +13,8 @@ SPIN_COUNT = 3000
 mostly below 30 us apart, it stays awake; between two steps it sleeps."""
 FEW_ROWS = 4
 """Tokens up to which a step mostly waits for weights from memory."""
+HELPED_ROWS = 16
+"""Tokens up to which helpers are about as fast as threads that nobody takes a core from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class ThreadCounts:
 
     def helpers_of(self, num_rows: int) -> int:
         """Helpers instead of the other threads, where a model has all its layers in one call."""
-        return self.most - 1 if num_rows <= FEW_ROWS else 0
+        return self.most - 1 if num_rows <= HELPED_ROWS else 0
 
 
 def set_wait_policy(environment: MutableMapping[str, str]) -> None:

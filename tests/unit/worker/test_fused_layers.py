@@ -217,7 +217,7 @@ def test_many_rows_are_gated_with_integers_too(quantization: str, tmp_path: Path
 def helped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
     """A worker with three helpers in steps of any size."""
     monkeypatch.setattr("pagoda_worker.threads.SINGLE_THREAD_PARAMETERS", 0)
-    monkeypatch.setattr("pagoda_worker.threads.FEW_ROWS", 1000)
+    monkeypatch.setattr("pagoda_worker.threads.HELPED_ROWS", 1000)
     before = torch.get_num_threads()
     yield Worker(num_threads=4)
     set_num_helpers(0)

@@ -11,6 +11,7 @@ from torch import Tensor
 from pagoda_worker.models.decoder import Decoder
 from pagoda_worker.threads import (
     FEW_ROWS,
+    HELPED_ROWS,
     SINGLE_THREAD_PARAMETERS,
     ThreadCounts,
     num_usable_cores,
@@ -78,8 +79,8 @@ def test_steps_of_few_tokens_have_helpers_instead_of_the_other_threads(
 ) -> None:
     monkeypatch.setattr("pagoda_worker.threads.num_usable_cores", lambda: 4)
     counts = thread_counts(SINGLE_THREAD_PARAMETERS, leaves_core=leaves_core)
-    assert counts.helpers_of(1) == counts.helpers_of(FEW_ROWS) == 3
-    assert counts.helpers_of(FEW_ROWS + 1) == 0
+    assert counts.helpers_of(1) == counts.helpers_of(HELPED_ROWS) == 3
+    assert counts.helpers_of(HELPED_ROWS + 1) == 0
     assert thread_counts(SINGLE_THREAD_PARAMETERS - 1, leaves_core=leaves_core).helpers_of(1) == 0
 
 

@@ -254,7 +254,7 @@ class DecoderLayers {
     const int count = pagoda::num_helpers();
     if (count == 0) return {at::get_num_threads(), nullptr};
     if (!helpers_ || helpers_->count() != count) helpers_ = std::make_unique<pagoda::Helpers>(count);
-    return {1, helpers_.get()};
+    return {at::get_num_threads(), helpers_.get()};
   }
 
   const pagoda::LinearWeights& keep(const LinearTensors& linear) {

@@ -10,6 +10,7 @@ namespace pagoda {
 namespace {
 
 constexpr int64_t kWakingBytes = 4 << 20;  // keys and values of a layer, some 100 us, that are worth waking threads for
+constexpr int64_t kFewTokens = 4;
 
 // Widest rows of each buffer over all layers.
 struct Widths {
@@ -33,13 +34,13 @@ void linear(const LinearWeights& weights, const bf16* x, const bf16* residual, O
   const int64_t inputs = weights.num_inputs, outputs = weights.num_outputs;
   if (weights.packed) {
     packed_linear<Out>(x, inputs, weights.packed, weights.bias, residual, outputs, out, num_rows, outputs, inputs,
-                       team.num_threads, team.helpers);
+                       team.threads(), team.helpers);
   } else if (weights.compressed.codes) {
     compressed_linear<Out>(x, inputs, weights.compressed, weights.bias, residual, outputs, out, num_rows, outputs, inputs,
-                           team.num_threads, team.helpers);
+                           team.threads(), team.helpers);
   } else {
     quantized_linear<bf16, Out>(x, inputs, weights.quantized, weights.bias, residual, outputs, out, num_rows,
-                                team.num_threads, team.helpers);
+                                team.threads(), team.helpers);
   }
 }
 
@@ -59,9 +60,14 @@ bool gated_linear(const LinearWeights& weights, Activation activation, const bf1
   return true;
 }
 
-// Where helpers make it no faster the threads of OpenMP are woken for many keys, as many as there are helpers.
+// Where helpers cannot attend, the threads of OpenMP compute, unless there are so few tokens that memory is what takes time.
+Team team_for(const DecoderBatch& batch, const Team& team) {
+  const bool has_helpers = batch.num_tokens <= kFewTokens || can_help_attend(batch.attention);
+  return {team.num_threads, has_helpers ? team.helpers : nullptr};
+}
+
 void attend(const AttentionBatch& batch, const AttentionCache<bf16>& cache, const bf16* query, bf16* out, const Team& team) {
-  int num_threads = team.num_threads;
+  int num_threads = team.threads();
   if (team.helpers != nullptr) {
     if (paged_attention(batch, cache, query, out, *team.helpers)) return;
     const int64_t keys = std::accumulate(batch.seq_lens, batch.seq_lens + batch.num_seqs, int64_t{0});
@@ -100,11 +106,12 @@ int64_t decoder_scratch_size(const std::vector<DecoderLayer>& layers, const Deco
   return batch.num_tokens * Widths(layers).sum();
 }
 
-void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch, bf16* x, bf16* scratch, const Team& team) {
+void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch, bf16* x, bf16* scratch, const Team& all) {
+  const Team team = team_for(batch, all);
   const Widths widths(layers);
   int64_t rows = batch.num_tokens;
   std::vector<int64_t> wanted;
-  const int num_threads = team.num_threads;
+  const int num_threads = team.threads();
   AttentionBatch& attention = batch.attention;
   bf16 *normed = scratch, *qkv = normed + rows * widths.hidden, *attended = qkv + rows * widths.qkv;
   bf16 *wide = qkv, *gated = wide + rows * widths.wide;
@@ -148,9 +155,9 @@ void decoder_logits(const DecoderHead& head, const bf16* x, const int64_t* rows,
   const int64_t size = head.linear.num_inputs;
   bf16 *chosen = scratch, *normed = scratch + num_rows * size;
   gather(x, rows, num_rows, size, chosen);
-  rms_norm<bf16>(chosen, size, head.norm, normed, num_rows, size, head.eps, head.weight_offset, team.num_threads);
+  rms_norm<bf16>(chosen, size, head.norm, normed, num_rows, size, head.eps, head.weight_offset, team.threads());
   linear<float>(head.linear, normed, nullptr, logits, num_rows, team);
-  argmax(logits, head.linear.num_outputs, values, indices, num_rows, head.linear.num_outputs, team.num_threads);
+  argmax(logits, head.linear.num_outputs, values, indices, num_rows, head.linear.num_outputs, team.threads());
 }
 
 #endif

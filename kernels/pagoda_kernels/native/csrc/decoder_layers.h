@@ -55,10 +55,12 @@ struct DecoderBatch {
   std::vector<Rotation> rotations;
 };
 
-// Who computes: threads of OpenMP, and for matrices and attention helpers, if there are any.
+// Who computes: threads of OpenMP, or, if there are any, helpers of one thread.
 struct Team {
   int num_threads;
   Helpers* helpers;
+
+  int threads() const { return helpers == nullptr ? num_threads : 1; }
 };
 
 // Numbers of bfloat16 that `decoder_layers` needs for a batch beside x.

@@ -97,7 +97,10 @@ struct AttentionCache {
 template <typename T, typename S>
 void paged_attention(const AttentionBatch& batch, const AttentionCache<S>& cache, const T* query, T* out, int num_threads);
 
-// The same with helpers, to the bit. False: nothing is computed, since they would make it no faster.
+// Whether helpers can: no prompt is divided, and no keys are shared, which they would read again and again.
+bool can_help_attend(const AttentionBatch& batch);
+
+// The same with helpers, to the bit. False: nothing is computed; they cannot, or there are too few keys or too many parts.
 bool paged_attention(const AttentionBatch& batch, const AttentionCache<bf16>& cache, const bf16* query, bf16* out,
                      Helpers& helpers);
 

@@ -19,6 +19,14 @@ using namespace attention;
 constexpr int64_t kHelpedBytes = 128 << 10;  // keys and values of a layer, some 5 us, that are worth a call for help
 constexpr int64_t kPartsEach = 2;            // for each thread: the fewer heads, the more scattered is what a part reads
 
+// plan: for one thread.
+bool can_help(const AttentionBatch& batch, const Plan& plan) {
+  const auto is_whole = [&](const Task& task) {  // nothing of a prompt that is divided
+    return task.num_heads == batch.num_kv_heads && task.num_queries == batch.query_lens[task.seq];
+  };
+  return plan.num_shared == 0 && std::all_of(plan.tasks.begin(), plan.tasks.end(), is_whole);
+}
+
 // All that a late helper may read, except for keys and values: nothing here refers to what the caller has.
 class HelpedAttention {
  public:
@@ -42,12 +50,7 @@ class HelpedAttention {
   }
   HelpedAttention(const HelpedAttention&) = delete;
 
-  // Whether no keys would be read more often than by paged_attention.
-  bool is_as_good() const {
-    return plan_.num_shared == 0 && parts_.size() <= Helpers::kMaxParts &&
-           std::all_of(plan_.tasks.begin(), plan_.tasks.end(), [&](const Task& task) { return is_whole(task); });
-  }
-
+  bool is_suitable() const { return can_help(batch_, plan_) && parts_.size() <= Helpers::kMaxParts; }
   int64_t num_parts() const { return static_cast<int64_t>(parts_.size()); }
   int64_t sums_size() const { return sums_size_; }
 
@@ -119,11 +122,6 @@ class HelpedAttention {
     return batch;
   }
 
-  // Not a part of a prompt, whose tokens are divided.
-  bool is_whole(const Task& task) const {
-    return task.num_heads == batch_.num_kv_heads && task.num_queries == batch_.query_lens[task.seq];
-  }
-
   // Heads first, so that each has its partitions one behind the other.
   void divide(const Task& task, int num_threads) {
     const int64_t first = task.begin / kPartitionKeys, last = (task.end - 1) / kPartitionKeys;
@@ -178,12 +176,14 @@ struct Work {
 
 }  // namespace
 
+bool can_help_attend(const AttentionBatch& batch) { return can_help(batch, Plan(batch, 1)); }
+
 bool paged_attention(const AttentionBatch& batch, const AttentionCache<bf16>& cache, const bf16* query, bf16* out,
                      Helpers& helpers) {
   const int64_t keys = std::accumulate(batch.seq_lens, batch.seq_lens + batch.num_seqs, int64_t{0});
   if (keys * batch.num_kv_heads * cache.width * 2 * static_cast<int64_t>(sizeof(bf16)) < kHelpedBytes) return false;
   const auto attention = std::make_shared<HelpedAttention>(batch, cache, query, out, helpers.count() + 1);
-  if (!attention->is_as_good()) return false;
+  if (!attention->is_suitable()) return false;
   helpers.run(Work{attention.get()}, attention->num_parts(), attention);
   attention->merge();
   return true;
