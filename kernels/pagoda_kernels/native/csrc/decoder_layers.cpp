@@ -10,7 +10,7 @@ namespace pagoda {
 namespace {
 
 constexpr int64_t kWakingBytes = 4 << 20;  // keys and values of a layer, some 100 us, that are worth waking threads for
-constexpr int64_t kFewTokens = 4;
+constexpr int64_t kFewTokens = 4;          // up to which memory is what takes time: FEW_ROWS of the worker's threads
 
 // Widest rows of each buffer over all layers.
 struct Widths {
@@ -62,8 +62,8 @@ bool gated_linear(const LinearWeights& weights, Activation activation, const bf1
 
 // Where helpers cannot attend, the threads of OpenMP compute, unless there are so few tokens that memory is what takes time.
 Team team_for(const DecoderBatch& batch, const Team& team) {
-  const bool has_helpers = batch.num_tokens <= kFewTokens || can_help_attend(batch.attention);
-  return {team.num_threads, has_helpers ? team.helpers : nullptr};
+  if (team.helpers == nullptr || batch.num_tokens <= kFewTokens || can_help_attend(batch.attention)) return team;
+  return {team.num_threads, nullptr};
 }
 
 void attend(const AttentionBatch& batch, const AttentionCache<bf16>& cache, const bf16* query, bf16* out, const Team& team) {
