@@ -10,6 +10,8 @@ import pytest
 from pagoda_common.errors import ConfigError
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.reasoning_parsers import TaggedReasoningParser, register_reasoning_parser
+from pagoda_frontend.reasoning_parsers import registry as reasoning_registry
+from pagoda_frontend.tool_parsers import registry as tool_registry
 from tests.service.frontend.harness import MODEL, Running, running_frontend
 
 CHAT = "/v1/chat/completions"
@@ -349,7 +351,9 @@ async def test_a_request_may_bring_a_template_where_it_is_trusted(tokenizer: Tok
         assert prompt_of(frontend, tokenizer) == "one;two;weather"
 
 
-async def test_plugins_bring_parsers(tmp_path: Path, tokenizer: Tokenizer) -> None:
+async def test_plugins_bring_parsers(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for registry in (tool_registry, reasoning_registry):  # what is registered here is not for the tests behind
+        monkeypatch.setattr(registry, "_PARSERS", dict(registry._PARSERS))
     tools, reasoning = tmp_path / "tools.py", tmp_path / "reasoning.py"
     tools.write_text(
         "from pagoda_frontend.tool_parsers import ToolParser, register_tool_parser\n"
