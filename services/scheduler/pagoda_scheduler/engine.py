@@ -5,7 +5,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from pagoda_common.config import EngineConfig
 from pagoda_common.errors import DeadlineExceeded, NotReady, PagodaError, RequestFailed, Superseded
@@ -14,10 +14,10 @@ from pagoda_scheduler.admission import check_queue
 from pagoda_scheduler.deadlines import Deadlines
 from pagoda_scheduler.engine_core import EngineCore
 from pagoda_scheduler.kv_events import KVEventLog
+from pagoda_scheduler.load import Counters, Load
 from pagoda_scheduler.request import Request, RequestStatus
 from pagoda_scheduler.router import ROUTERS, Router
 from pagoda_scheduler.sink import Sink
-from pagoda_scheduler.speculation import SpeculationCounters
 from pagoda_scheduler.step import StepResult
 from pagoda_scheduler.traces import Traces
 
@@ -47,45 +47,6 @@ class OpenRequest:
     def unfinished(self) -> list[Request]:
         """Sequences still open."""
         return [request for request in self.sequences if not request.is_finished]
-
-
-@dataclass(slots=True)
-class Counters:
-    """What lost groups leave behind, so that counters only grow."""
-
-    num_steps: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    num_preemptions: int = 0
-    num_worker_losses: int = 0
-    speculation: SpeculationCounters = field(default_factory=SpeculationCounters)
-
-    def copy(self) -> "Counters":
-        """The same counters, on their own."""
-        counters = replace(self, speculation=SpeculationCounters())
-        counters.speculation.add(self.speculation)
-        return counters
-
-    def take(self, core: EngineCore) -> None:
-        """Add the counters of `core`."""
-        self.num_steps += core.num_steps
-        self.prefix_cache_queries += core.scheduler.kv.num_prefix_queries
-        self.prefix_cache_hits += core.scheduler.kv.num_prefix_hits
-        self.num_preemptions += core.scheduler.num_preemptions
-        self.speculation.add(core.scheduler.speculation.counters)
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Load of the engine; counters only grow."""
-
-    num_running_reqs: int
-    num_waiting_reqs: int
-    num_used_blocks: int
-    num_total_blocks: int
-    silence_ms: int
-    num_groups: int
-    counters: Counters = field(default_factory=Counters)
 
 
 class Engine:
@@ -291,7 +252,7 @@ class Engine:
         for request in result.finished:
             self._close(request)
         is_whole = len(self.sinks) == 1 and not len(self._leases)
-        parts = {next(iter(self.sinks)): result} if is_whole else _split(result)
+        parts = {next(iter(self.sinks)): result} if is_whole else result.by_sink()
         for sink, part in parts.items():
             if sink in self.sinks:
                 try:
@@ -461,34 +422,3 @@ class Engine:
         self._deadlines.cancel(request_id)
         self._leases.cancel(request_id)
         del self.requests[request_id]
-
-
-def _split(result: StepResult) -> dict[Sink, StepResult]:
-    """One step's news by sink."""
-    parts: dict[Sink, StepResult] = {}
-
-    def part_of(request: Request) -> StepResult | None:
-        sink = request.sink
-        if sink is None:  # its frontend is gone
-            return None
-        if sink not in parts:
-            parts[sink] = StepResult(step=result.step, logprobs=result.logprobs)
-        return parts[sink]
-
-    columns = zip(result.requests, result.offsets, result.token_ids, result.rows, strict=True)
-    for request, offset, token_id, row in columns:
-        if (part := part_of(request)) is not None:
-            part.requests.append(request)
-            part.offsets.append(offset)
-            part.token_ids.append(token_id)
-            part.rows.append(row)
-    for request in result.admitted:
-        if (part := part_of(request)) is not None:
-            part.admitted.append(request)
-    for request, chunk in result.prompt_logprobs:
-        if (part := part_of(request)) is not None:
-            part.prompt_logprobs.append((request, chunk))
-    for request in result.finished:
-        if (part := part_of(request)) is not None:
-            part.finished.append(request)
-    return parts

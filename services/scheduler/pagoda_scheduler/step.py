@@ -13,6 +13,7 @@ import numpy.typing as npt
 from pagoda_common.pooling_params import PoolingParams
 from pagoda_common.sampling_params import SamplingParams
 from pagoda_scheduler.request import Request
+from pagoda_scheduler.sink import Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,3 +164,33 @@ class StepResult:
         self.offsets += [len(request.output_token_ids) - 1 for request in requests]
         self.token_ids += token_ids if len(rows) == len(token_ids) else [token_ids[row] for row in rows]
         self.rows += rows
+
+    def by_sink(self) -> dict[Sink, "StepResult"]:
+        """What each sink waits for; sequences without one, whose frontend is gone, are left out."""
+        parts: dict[Sink, StepResult] = {}
+
+        def part_of(request: Request) -> StepResult | None:
+            sink = request.sink
+            if sink is None:
+                return None
+            if sink not in parts:
+                parts[sink] = StepResult(step=self.step, logprobs=self.logprobs)
+            return parts[sink]
+
+        columns = zip(self.requests, self.offsets, self.token_ids, self.rows, strict=True)
+        for request, offset, token_id, row in columns:
+            if (part := part_of(request)) is not None:
+                part.requests.append(request)
+                part.offsets.append(offset)
+                part.token_ids.append(token_id)
+                part.rows.append(row)
+        for request in self.admitted:
+            if (part := part_of(request)) is not None:
+                part.admitted.append(request)
+        for request, chunk in self.prompt_logprobs:
+            if (part := part_of(request)) is not None:
+                part.prompt_logprobs.append((request, chunk))
+        for request in self.finished:
+            if (part := part_of(request)) is not None:
+                part.finished.append(request)
+        return parts
