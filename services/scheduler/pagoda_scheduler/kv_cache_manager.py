@@ -120,7 +120,7 @@ class KVCacheManager:
             shared = prefix.forked_from.block_ids[len(request.block_ids)]
             request.block_ids += self.pool.allocate(1)
             if prefix.num_tokens % self.block_size:
-                self._transfers.copy.append((shared, request.block_ids[-1]))
+                self._copy(shared, request.block_ids[-1])
         request.num_cached_blocks = len(prefix.device_blocks) + len(prefix.host_hashes)
         request.num_computed_tokens = prefix.num_tokens
         if self.enable_prefix_caching and not request.is_uncached:
@@ -141,7 +141,7 @@ class KVCacheManager:
         self.pool.touch(child.block_ids)
         if rest:
             child.block_ids += self.pool.allocate(1)
-            self._transfers.copy.append((parent.block_ids[num_full], child.block_ids[-1]))
+            self._copy(parent.block_ids[num_full], child.block_ids[-1])
         child.num_computed_tokens = parent.num_computed_tokens
         child.num_cached_blocks = min(parent.num_cached_blocks, num_full)
         child.block_hashes = parent.block_hashes[:num_full]
@@ -186,6 +186,8 @@ class KVCacheManager:
 
     def free(self, request: Request) -> None:
         """Give the request's blocks back; what they cached can still be found until they are reused."""
+        if self._transfers.copy:
+            self._give_up_copies(request.block_ids)
         self.pool.free(request.block_ids)
         request.block_ids = []
         request.num_cached_blocks = 0
@@ -197,6 +199,7 @@ class KVCacheManager:
     def take_transfers(self) -> Transfers:
         """The block moves of the step that is being sent."""
         transfers, self._transfers = self._transfers, Transfers()
+        self.pool.free(source for source, _ in transfers.copy)
         self.host.end_step()
         return transfers
 
@@ -209,6 +212,18 @@ class KVCacheManager:
         """Forget every cached block, on the device and on the host; the number on the device."""
         self.host.clear()
         return self.pool.reset_cache()
+
+    def _copy(self, source: int, target: int) -> None:
+        """Copy a block with the next step. Nobody else gets the source before that: it could be swapped into first."""
+        self.pool.touch([source])
+        self._transfers.copy.append((source, target))
+
+    def _give_up_copies(self, targets: list[int]) -> None:
+        """Blocks that are given back are copied to no more: who gets them next may swap something into them first."""
+        given_up = [pair for pair in self._transfers.copy if pair[1] in targets]
+        for pair in given_up:
+            self._transfers.copy.remove(pair)
+            self.pool.free([pair[0]])
 
     def _save(self, block_id: int, block_hash: BlockHash) -> None:
         """Move evicted content to the host if that pays."""

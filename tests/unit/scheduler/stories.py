@@ -119,7 +119,8 @@ class PretendWorker:
                 continue
             self.computed[slot] += count
             log = self.logs[slot]
-            self._check_context(slot)
+            if self.names[slot] not in self.bad:
+                self._check_context(slot)
             if self.names[slot] in self.bad:
                 bad.append(BadSlot(slot, 13, "not a number"))
                 counts.append(0)
@@ -175,6 +176,9 @@ class PretendWorker:
             log, start = list(self.logs[slot]), self.computed[slot]
             if self._is_behind_end(slot, count):
                 continue
+            if start % self.block_size and self.names[slot] not in self.bad:
+                content = self.content[self.blocks[slot][start // self.block_size]]
+                assert content[:start] == tuple(log[:start]), "foreign tokens before those that are written"
             num_tried, num_right = drafts[slot]
             for place in range(num_tried):
                 log.append(self.next_token(log) if place < num_right else -1)
@@ -187,7 +191,9 @@ class PretendWorker:
         log, computed = self.logs[slot], self.computed[slot]
         for position in (*range(self.block_size - 1, computed, self.block_size), computed - 1):
             block = self.blocks[slot][position // self.block_size]
-            assert self.content[block][: position + 1] == tuple(log[: position + 1]), "foreign tokens in a block"
+            content = self.content[block]
+            assert content[: position + 1] == tuple(log[: position + 1]), "foreign tokens in a block"
+            assert (len(content) - 1) // self.block_size == position // self.block_size, "another block's tokens"
 
 
 def likeliest(log: list[int], count: int) -> tuple[list[int], list[float]]:

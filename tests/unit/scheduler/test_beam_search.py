@@ -118,6 +118,33 @@ def test_an_abort_ends_every_beam() -> None:
     assert all(sequence.is_finished for sequence in sequences)
 
 
+@pytest.mark.parametrize("is_urgent", [False, True])
+def test_blocks_of_a_fork_that_was_not_sent_are_swapped_into_without_harm(*, is_urgent: bool) -> None:
+    scheduler = make_scheduler(num_blocks=11, max_num_seqs=3, num_host_blocks=20, policy="priority")
+    worker = PretendWorker()
+    cached = [40 + place for place in range(21)]
+    for name, prompt in (("cached", cached), ("other", [99] * 37)):
+        scheduler.add(make_request(name, prompt, max_tokens=1))
+        run(scheduler, worker)
+    group = make_group("a", [11, 12, 13, 14, 15], n=3)
+    for sequence in group:
+        sequence.priority = 1
+        scheduler.add(sequence)
+    output = scheduler.schedule()
+    assert output is not None
+    scheduler.update(worker.execute(output))  # two beams have forked, and their blocks are copied with the next step
+    for sequence in [] if is_urgent else group:
+        scheduler.finish(sequence)
+    again = make_request("again", cached, max_tokens=4)
+    scheduler.add(again)
+    run(scheduler, worker)
+    assert again.output_token_ids == stories.expected_output(cached, 4)
+    if is_urgent:
+        hypotheses = [list(hypothesis.token_ids) for hypothesis in searched([11, 12, 13, 14, 15])]
+        assert [sequence.output_token_ids for sequence in group] == hypotheses
+    assert scheduler.kv.pool.num_used_blocks == 0
+
+
 def test_a_lost_worker_starts_the_search_again() -> None:
     scheduler, worker = make_scheduler(), PretendWorker()
     sequences = make_group("a", [11, 12, 13])
