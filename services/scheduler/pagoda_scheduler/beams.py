@@ -61,14 +61,14 @@ class Beams:
                 sequence.status = RequestStatus.FINISHED
 
     def reenter(
-        self, scheduled: dict[Request, int], appended: dict[Request, list[int]], admitted: list[tuple[Request, int]]
+        self, scheduled: dict[Request, int], appended: dict[Request, list[int]], admitted: dict[Request, int]
     ) -> None:
         """Send the scheduled beams whose log in the worker is not theirs as new requests."""
         for request in [request for request in self._reentering if request in scheduled]:
             if self._reentering.pop(request):
                 self._slots.renew(request.slot)
             appended.pop(request, None)
-            admitted.append((request, request.num_computed_tokens))
+            admitted[request] = request.num_computed_tokens
 
     def forget(self, request: Request) -> bool:
         """`request` leaves its slot; whether the worker knows it by that slot."""

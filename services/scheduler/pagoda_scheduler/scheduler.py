@@ -326,7 +326,8 @@ class Scheduler:
             request = self.waiting.peek()
             if request.num_pending:
                 break  # preempted while a step in flight samples its next token, which its new start must include
-            if request.is_behind_leader or request.is_held:
+            # Blocks are copied before the step computes, so one whose leader enters a slot in it has to wait as well.
+            if request.is_behind_leader or request.is_held or request.leader in plan.admitted:
                 deferred.append(self.waiting.pop())
                 continue
             prefix = self.kv.find_prefix(request)
@@ -354,7 +355,7 @@ class Scheduler:
         # Found by whoever is admitted next, even within this step.
         self.kv.cache_computed(request, prefix.num_tokens + num_new)
         plan.add(request, num_new)
-        plan.admitted.append((request, prefix.num_tokens))
+        plan.admitted[request] = prefix.num_tokens
 
     def _chunk(self, num_new: int, budget: int) -> int:
         """How many of a sequence's `num_new` tokens this step takes; 0 when it has to wait."""

@@ -19,8 +19,8 @@ class StepPlan:
     """Draft tokens that a sequence may try besides; nothing where that is 0."""
     appended: dict[Request, list[int]] = field(default_factory=dict)
     """New blocks of running sequences."""
-    admitted: list[tuple[Request, int]] = field(default_factory=list)
-    """Sequences that enter a slot, and their tokens found in the cache."""
+    admitted: dict[Request, int] = field(default_factory=dict)
+    """Sequences that enter a slot, and their tokens found in the cache, some of which this step may write first."""
 
     def add(self, request: Request, num_tokens: int, *, num_ahead: int = 0, blocks: list[int] | None = None) -> None:
         """Put a sequence into the step."""
@@ -42,7 +42,7 @@ class StepPlan:
         num_scheduled_tokens = list(self.scheduled.values())
         return SchedulerOutput(
             step=step,
-            new_requests=[_new_request_data(request, computed) for request, computed in self.admitted],
+            new_requests=[_new_request_data(request, computed) for request, computed in self.admitted.items()],
             freed_slots=freed_slots,
             slots=[request.slot for request in self.scheduled],
             num_scheduled_tokens=num_scheduled_tokens,
