@@ -91,6 +91,16 @@ def test_a_long_prompt(dtype: torch.dtype) -> None:
     check(*make_case([1000], [1000], num_heads=2, num_kv_heads=1, dtype=dtype))
 
 
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("size", [1, 3, 40])
+@pytest.mark.parametrize("num_heads", [13, 33, 48, 71])
+def test_many_heads_of_one_kv_head(num_heads: int, size: int, num_threads: int) -> None:
+    """Those of one token alone can be more than a task is to have."""
+    case = make_case([size, 1], [size + 17, 5], num_heads=num_heads, num_kv_heads=1)
+    torch.set_num_threads(num_threads)
+    check(*case)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_decodes_of_all_lengths_together(dtype: torch.dtype) -> None:
     check(*make_case([1] * len(SIZES), list(SIZES), dtype=dtype))

@@ -109,7 +109,9 @@ void Plan::add_stream(int64_t seq, int64_t target) {
 void Plan::add_prefill(int64_t seq, int num_threads) {
   const int64_t tokens = batch_.query_lens[seq], heads = batch_.num_kv_heads;
   int64_t size = std::max<int64_t>(1, kPrefillRows / group_);
-  while (size * group_ > 2 * kRows && divide_up(tokens, size) * heads < num_threads * kTasksPerThread) size = (size + 1) / 2;
+  while (size > 1 && size * group_ > 2 * kRows && divide_up(tokens, size) * heads < num_threads * kTasksPerThread) {
+    size = (size + 1) / 2;
+  }
   for (int64_t first = 0; first < tokens; first += size) {
     const int64_t count = std::min(size, tokens - first), position = batch_.seq_lens[seq] - tokens + first;
     const int64_t from = first_key(position), begin = from / kTileKeys * kTileKeys;
