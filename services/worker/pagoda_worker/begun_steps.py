@@ -83,7 +83,10 @@ class BegunSteps:
     def _fail(self, error: Exception) -> PagodaError:
         self._failure = f"{type(error).__name__}: {error}"
         self._on_failure()
-        logger.error("the step failed", exc_info=error)
+        if isinstance(error, ConnectionError | TimeoutError):  # another rank has gone, which is no fault of this one
+            logger.error("the step failed: %s", self._failure)
+        else:
+            logger.error("the step failed", exc_info=error)
         failed = PagodaError(f"the step failed: {self._failure}")
         failed.__cause__ = error
         return failed

@@ -2,6 +2,9 @@
 
 from typing import cast
 
+import pytest
+
+from pagoda_common.errors import PagodaError
 from pagoda_worker.batch import ExecuteModelInput, ModelRunnerOutput
 from pagoda_worker.begun_steps import BegunSteps
 from pagoda_worker.model_runner import ModelRunner
@@ -38,3 +41,21 @@ def test_it_rests_between_the_end_of_a_step_and_the_next() -> None:
     assert runner.seen == [False] * 4
     assert steps.have_rested(0)
     assert not steps.have_rested(LONG)
+
+
+@pytest.mark.parametrize(
+    ("error", "has_traceback"), [(ConnectionResetError("another rank has gone"), False), (ValueError("a bug"), True)]
+)
+def test_a_rank_that_goes_is_told_in_one_line(
+    error: Exception, has_traceback: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class FailingRunner:
+        def begin(self, step: ExecuteModelInput) -> bool:
+            raise error
+
+    steps = BegunSteps(on_failure=lambda: None)
+    steps.begin(cast("ModelRunner", FailingRunner()), ExecuteModelInput())
+    with pytest.raises(PagodaError, match=str(error)):
+        steps.finish()
+    (record,) = caplog.records
+    assert (record.exc_info is not None) == has_traceback
