@@ -106,7 +106,7 @@ def quantize_inputs(x: Tensor, part: int) -> Tensor:
     """
     num_inputs = x.shape[-1]
     padded = F.pad(x.float(), (0, -num_inputs % part))
-    parts = padded.unflatten(-1, (padded.shape[-1] // part, part))
+    parts = padded.view(*x.shape[:-1], padded.shape[-1] // part, part)
     largest = parts.abs().amax(-1, keepdim=True)
     numbers = (parts * (torch.full_like(largest, 127) / largest)).round()  # 127 / largest would divide 1 by it
     return torch.where(largest < _TINY, 0.0, numbers * (largest / 127)).flatten(-2)[..., :num_inputs]
