@@ -26,8 +26,8 @@ class Prefix:
 class Transfers:
     """Block moves that go with the next step, in the order in which the worker does them."""
 
-    swap_out: list[tuple[int, int]] = field(default_factory=list)
-    """(device block, host block)"""
+    swap_out: dict[int, int] = field(default_factory=dict)
+    """Device block by host block: one that changes hands within a step takes the last content only."""
     swap_in: list[tuple[int, int]] = field(default_factory=list)
     """(host block, device block)"""
     copy: list[tuple[int, int]] = field(default_factory=list)
@@ -228,7 +228,7 @@ class KVCacheManager:
     def _save(self, block_id: int, block_hash: BlockHash) -> None:
         """Move evicted content to the host if that pays."""
         if self.is_swap_cheaper and (host_block := self.host.save(block_hash)) is not None:
-            self._transfers.swap_out.append((block_id, host_block))
+            self._transfers.swap_out[host_block] = block_id
 
     def _hashes(self, request: Request, count: int) -> list[BlockHash]:
         """Hashes of the request's first `count` blocks or more, computed once."""

@@ -50,7 +50,7 @@ class SchedulerOutput(NamedTuple):
     num_tokens: int
     """Tokens in the batch: the sum of `num_scheduled_tokens`."""
     blocks_to_swap_out: Sequence[tuple[int, int]] = ()
-    """(device block, host block), done first."""
+    """(device block, host block), done first. No block is the target of two moves: those of a kind run at once."""
     blocks_to_swap_in: Sequence[tuple[int, int]] = ()
     """(host block, device block), done second."""
     blocks_to_copy: Sequence[tuple[int, int]] = ()

@@ -49,7 +49,7 @@ class StepPlan:
             appended_slots=[request.slot for request, blocks in appended for _ in blocks] if appended else [],
             appended_block_ids=[block_id for _, blocks in appended for block_id in blocks] if appended else [],
             num_tokens=sum(num_scheduled_tokens),
-            blocks_to_swap_out=transfers.swap_out,
+            blocks_to_swap_out=[(block_id, host_block) for host_block, block_id in transfers.swap_out.items()],
             blocks_to_swap_in=transfers.swap_in,
             blocks_to_copy=transfers.copy,
             num_lookahead_tokens=[ahead.get(request, 0) for request in self.scheduled] if ahead else None,

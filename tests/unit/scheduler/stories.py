@@ -88,6 +88,8 @@ class PretendWorker:
         """Run a step."""
         for slot in output.freed_slots:
             del self.logs[slot]
+        for moves in (output.blocks_to_swap_out, output.blocks_to_swap_in, output.blocks_to_copy):
+            assert len({target for _, target in moves}) == len(moves), "two moves at once to one block"
         for block, host_block in output.blocks_to_swap_out:
             self.host_content[host_block] = self.content[block]
         for host_block, block in output.blocks_to_swap_in:

@@ -332,6 +332,17 @@ def test_a_sibling_does_not_copy_from_a_leader_whose_blocks_are_written_in_the_s
     assert [request.output_token_ids for request in (first, leader, sibling)] == [tokens] * 3
 
 
+def test_a_host_block_that_is_evicted_twice_in_a_step_gets_the_last_content_only() -> None:
+    scheduler = make_scheduler(num_blocks=12, max_model_len=44, num_host_blocks=2, preemption_mode="swap")
+    worker = PretendWorker()
+    prompts = [[10 + name] * 40 for name in range(3)]  # each takes most of the cache, and so evicts the one before
+    for name, prompt in enumerate([*prompts, *reversed(prompts)]):
+        request = make_request(str(name), prompt, max_tokens=3)
+        scheduler.add(request)
+        run(scheduler, worker)  # which refuses two moves to one block
+        assert request.output_token_ids == expected_output(prompt, 3)
+
+
 @pytest.mark.parametrize("prefix_caching", [True, False])
 def test_a_preempted_request_comes_back_from_host_memory(prefix_caching: bool) -> None:
     scheduler = make_scheduler(
