@@ -30,8 +30,8 @@ class Transfers:
     """Device block by host block: one that changes hands within a step takes the last content only."""
     swap_in: list[tuple[int, int]] = field(default_factory=list)
     """(host block, device block)"""
-    copy: list[tuple[int, int]] = field(default_factory=list)
-    """(device block, device block)"""
+    copy: dict[int, int] = field(default_factory=dict)
+    """Source by target, both device blocks."""
 
 
 class KVCacheManager:
@@ -199,7 +199,8 @@ class KVCacheManager:
     def take_transfers(self) -> Transfers:
         """The block moves of the step that is being sent."""
         transfers, self._transfers = self._transfers, Transfers()
-        self.pool.free(source for source, _ in transfers.copy)
+        if transfers.copy:
+            self.pool.free(transfers.copy.values())
         self.host.end_step()
         return transfers
 
@@ -216,14 +217,13 @@ class KVCacheManager:
     def _copy(self, source: int, target: int) -> None:
         """Copy a block with the next step. Nobody else gets the source before that: it could be swapped into first."""
         self.pool.touch([source])
-        self._transfers.copy.append((source, target))
+        self._transfers.copy[target] = source
 
     def _give_up_copies(self, targets: list[int]) -> None:
         """Blocks that are given back are copied to no more: who gets them next may swap something into them first."""
-        given_up = [pair for pair in self._transfers.copy if pair[1] in targets]
-        for pair in given_up:
-            self._transfers.copy.remove(pair)
-            self.pool.free([pair[0]])
+        for target in targets:
+            if (source := self._transfers.copy.pop(target, None)) is not None:
+                self.pool.free([source])
 
     def _save(self, block_id: int, block_hash: BlockHash) -> None:
         """Move evicted content to the host if that pays."""

@@ -51,7 +51,7 @@ class StepPlan:
             num_tokens=sum(num_scheduled_tokens),
             blocks_to_swap_out=[(block_id, host_block) for host_block, block_id in transfers.swap_out.items()],
             blocks_to_swap_in=transfers.swap_in,
-            blocks_to_copy=transfers.copy,
+            blocks_to_copy=[(source, target) for target, source in transfers.copy.items()],
             num_lookahead_tokens=[ahead.get(request, 0) for request in self.scheduled] if ahead else None,
         )
 

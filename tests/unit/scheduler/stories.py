@@ -121,12 +121,12 @@ class PretendWorker:
                 continue
             self.computed[slot] += count
             log = self.logs[slot]
-            if self.names[slot] not in self.bad:
-                self._check_context(slot)
             if self.names[slot] in self.bad:
                 bad.append(BadSlot(slot, 13, "not a number"))
                 counts.append(0)
-            elif self.computed[slot] == len(log) and slot in self.pooled:
+                continue
+            self._check_context(slot)
+            if self.computed[slot] == len(log) and slot in self.pooled:
                 embeddings[slot] = self.embedding(log)
                 counts.append(0)
             elif self.computed[slot] == len(log):

@@ -30,7 +30,7 @@ def check(scheduler: Scheduler) -> None:
         assert len(set(request.block_ids)) == len(request.block_ids)
         for block_id in request.block_ids:
             references[block_id] = references.get(block_id, 0) + 1
-    for source, _ in scheduler.kv._transfers.copy:  # kept for a copy that goes with the next step
+    for source in scheduler.kv._transfers.copy.values():  # kept for a copy that goes with the next step
         references[source] = references.get(source, 0) + 1
     assert references == {b: c for b, c in enumerate(scheduler.kv.pool._ref_counts) if c > 0}
     for request in scheduler.running:  # no more blocks than steps in flight and the next one could fill
