@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 
-NUM_CHECKERS = 8
+NUM_CHECKERS = max(1, (os.cpu_count() or 1) - 2)
 """Processes that compile and check at once: compiling is most of it."""
 
 

@@ -30,7 +30,9 @@ def quantize_rows(x: Tensor) -> Tensor:
     """
     head_dim = x.shape[-1]
     wide = x.float()
-    scale = wide.abs().amax(-1, keepdim=True) / MAX_CODE
+    peak = wide.abs().amax(-1, keepdim=True)
+    # A tensor as divisor: on CUDA, torch multiplies by the reciprocal of a number, and ties would fall otherwise.
+    scale = peak / peak.new_full((), MAX_CODE)
     codes = (wide / scale).round().clamp(-MAX_CODE, MAX_CODE).nan_to_num(0)
     rows = torch.zeros(*x.shape[:-1], cache_width(head_dim, torch.int8), dtype=torch.int8, device=x.device)
     rows[..., :head_dim] = codes.to(torch.int8)

@@ -1,6 +1,6 @@
 """Attention of the packages that are installed, on a CUDA device: our log probabilities, and nothing waits.
 
-No machine that these tests have run on so far had a device, or one of the packages.
+No machine that these tests have run on so far had one of the packages.
 """
 
 import json

@@ -15,7 +15,7 @@ from torch.utils import cpp_extension
 
 from pagoda_kernels.native.library import LEVELS, NAME, SOURCES, cpu_level, default_cache_directory, library_path
 
-FLAGS = ("-O3", "-fopenmp", "-fno-math-errno", "-ffp-contract=fast")
+FLAGS = ("-std=c++20", "-O3", "-fopenmp", "-fno-math-errno", "-ffp-contract=fast")
 
 
 def build(level: str, directory: Path) -> Path:
