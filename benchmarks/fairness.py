@@ -22,8 +22,8 @@ import uvloop
 
 from benchmarks.fake_engine import fake_engine
 from benchmarks.figures import Report, parser
-from pagoda_common.engine_client import EngineClient, EngineRequest, EngineStream
-from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.engine.client import EngineClient, EngineRequest, EngineStream
+from pagoda_common.params.sampling_params import SamplingParams
 
 STEP_MS = 2.0
 TOKEN_MS = 0.02

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import psutil
 
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
-from pagoda_common.engine_client import EngineClient
-from pagoda_common.process import free_port, spawn_service, stop_process
-from pagoda_common.rpc import connect
+from pagoda_common.engine.client import EngineClient
+from pagoda_common.process.children import free_port, spawn_service, stop_process
+from pagoda_common.rpc.service import connect
 
 QUIET = {"PAGODA_LOG_LEVEL": "error"}
 READY_TIMEOUT_S = 60.0

@@ -18,7 +18,7 @@ async def main() -> None:
     flags.add_argument("--die-with-parent", type=int)
     args = flags.parse_args()
     if args.die_with_parent:
-        from pagoda_common.process import die_with_parent
+        from pagoda_common.process.children import die_with_parent
 
         die_with_parent(args.die_with_parent)
     worker = FakeWorker(num_blocks=args.num_blocks, max_model_len=65_536, vocab_size=args.vocab_size)

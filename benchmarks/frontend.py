@@ -25,7 +25,7 @@ import psutil
 import uvloop
 
 from benchmarks.figures import Report, median, parser
-from pagoda_common.process import free_port, spawn_service, stop_process
+from pagoda_common.process.children import free_port, spawn_service, stop_process
 
 VOCAB_SIZE = 3072
 """Of pagoda-tiny, whose tokenizer the frontend has."""

@@ -24,8 +24,8 @@ import uvloop
 
 from benchmarks.fake_engine import fake_engine
 from benchmarks.figures import Report, median, parser
-from pagoda_common.engine_client import EngineClient, EngineRequest
-from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.engine.client import EngineClient, EngineRequest
+from pagoda_common.params.sampling_params import SamplingParams
 
 WORKER_FLAGS = ("--step-ms=1", "--token-us=50")
 TRACE_BLOCK_TOKENS = 512

@@ -24,9 +24,9 @@ import uvloop
 from benchmarks import frontend
 from benchmarks.fake_engine import fake_engine
 from benchmarks.figures import Report, median, parser
-from pagoda_common.engine_client import EngineRequest, EngineStream
-from pagoda_common.idle_memory import exempt_what_exists
-from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.engine.client import EngineRequest, EngineStream
+from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_common.process.idle_memory import exempt_what_exists
 
 PROMPT_TOKENS = 16
 

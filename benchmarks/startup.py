@@ -20,7 +20,7 @@ import urllib.request
 from dataclasses import dataclass
 
 from benchmarks.figures import Report, median, parser
-from pagoda_common.process import free_port
+from pagoda_common.process.children import free_port
 
 READY = re.compile(r"Pagoda serves (.+); ready in ([\d.]+) s")
 PHASE = re.compile(r"^  (frontend|scheduler|worker) +(\S.*?)  +([\d.]+) +[\d.]+$")

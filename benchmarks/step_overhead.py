@@ -35,18 +35,18 @@ from benchmarks.cpu import checkpoints
 from benchmarks.cpu.shapes import SHAPES
 from benchmarks.figures import Report, median, parser
 from benchmarks.gpu.steps import SHAPES as GPU_SHAPES
-from pagoda_common.config import EMBEDDED_MODEL, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from pagoda_common.idle_memory import exempt_what_exists
-from pagoda_common.memory import keep_freed_memory
-from pagoda_common.process import service_command, service_environment, spawn_service, stop_process
-from pagoda_common.sampling_params import SamplingParams
-from pagoda_scheduler.engine import Engine
-from pagoda_scheduler.engine_core import EngineCore
-from pagoda_scheduler.request import Request
-from pagoda_scheduler.step import ModelRunnerOutput, SchedulerOutput, StepResult, StepTimings
-from pagoda_scheduler.timeline import Timeline
-from pagoda_worker import batch
-from pagoda_worker.step_loop import StepJob, StepLoop
+from pagoda_common.config.engine_config import EMBEDDED_MODEL, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_common.process.children import service_command, service_environment, spawn_service, stop_process
+from pagoda_common.process.idle_memory import exempt_what_exists
+from pagoda_common.process.memory import keep_freed_memory
+from pagoda_scheduler.core.request import Request
+from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput, StepResult, StepTimings
+from pagoda_scheduler.engine.engine import Engine
+from pagoda_scheduler.engine.engine_core import EngineCore
+from pagoda_scheduler.observability.timeline import Timeline
+from pagoda_worker.steps import batch
+from pagoda_worker.steps.step_loop import StepJob, StepLoop
 from pagoda_worker.threads import set_wait_policy
 from pagoda_worker.worker import Worker
 from tests.harness.scheduler import running_scheduler

@@ -22,10 +22,10 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.figures import Report, median, parser
-from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from pagoda_common.sampling_params import SamplingParams
-from pagoda_common.structured_outputs import StructuredOutputsParams
-from pagoda_worker.batch import ExecuteModelInput, NewRequest
+from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_common.params.structured_outputs import StructuredOutputsParams
+from pagoda_worker.steps.batch import ExecuteModelInput, NewRequest
 from pagoda_worker.worker import Worker
 
 VOCAB_SIZE = 32_000

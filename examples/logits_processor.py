@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from pagoda_common.sampling_params import SamplingParams
-from pagoda_worker.logits_processors import LogitsProcessor
-from pagoda_worker.logits_state import LogitsBatch
+from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_worker.sampling.logits_processors import LogitsProcessor
+from pagoda_worker.sampling.logits_state import LogitsBatch
 
 NAME = "only_token_id"
 

@@ -20,7 +20,7 @@ from benchmarks.cpu.session import Driver, EngineFailure, EngineGone, child, las
 from benchmarks.cpu.shapes import Shape
 from benchmarks.cpu.workloads import Workload, warm_up
 from benchmarks.idle import wait_until_idle
-from pagoda_common.process import free_port
+from pagoda_common.process.children import free_port
 
 SETTLE_S = 20.0
 """Longest wait for what an engine still does behind its last answer: Pagoda takes memory for its cache at rest."""

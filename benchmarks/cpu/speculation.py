@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 
 from benchmarks.figures import Report, median, parser
 from pagoda import LLM, SamplingParams
-from pagoda.metrics import Counter
+from pagoda.llm.metrics import Counter
 from tests.checkpoints import _write_tokenizer
 
 SHAPE = {

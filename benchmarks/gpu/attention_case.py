@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagoda_kernels.attention_plan import AttentionPlan
+from pagoda_kernels.attention.plan import AttentionPlan
 
 BLOCK_SIZE = 16
 

@@ -11,10 +11,10 @@ from benchmarks.gpu.attention_case import BLOCK_SIZE, attention_case
 from benchmarks.gpu.check import TOLERANCE, Check, Pair
 from benchmarks.gpu.kernels import DTYPE, HEAD_DIM, NUM_HEADS, NUM_KV_HEADS, decode_shapes, prompt_lengths
 from benchmarks.gpu.timing import Figures
-from pagoda_kernels.attention_plan import AttentionPlan
+from pagoda_kernels.attention.paged_attention import paged_attention, paged_attention_reference
+from pagoda_kernels.attention.plan import AttentionPlan
 from pagoda_kernels.external.adapter import Adapter, AttentionNeeds, Scoring
 from pagoda_kernels.external.adapters import installed_adapters
-from pagoda_kernels.paged_attention import paged_attention, paged_attention_reference
 
 CHECKED = ([1, 1, 17, 64, 1, 16], [3000, 17, 300, 64, 1, 1000])
 

@@ -12,18 +12,18 @@ from benchmarks.gpu.backends import backend_checks
 from benchmarks.gpu.check import TOLERANCE, Check, Pair
 from benchmarks.gpu.quantized import quantized_checks
 from benchmarks.gpu.small_cache import small_cache_checks
-from pagoda_kernels.act_and_mul import ACTIVATIONS, act_and_mul, act_and_mul_reference
-from pagoda_kernels.add_rms_norm import add_rms_norm, add_rms_norm_reference
-from pagoda_kernels.apply_penalties import apply_token_penalties, apply_token_penalties_reference
-from pagoda_kernels.apply_token_bitmask import apply_token_bitmask, apply_token_bitmask_reference
-from pagoda_kernels.copy_blocks import copy_blocks, copy_blocks_reference
-from pagoda_kernels.paged_attention import paged_attention, paged_attention_reference
-from pagoda_kernels.rms_norm import rms_norm, rms_norm_reference
-from pagoda_kernels.rope_store import HeadNorms, rope_store, rope_store_reference
-from pagoda_kernels.sample_tokens import sample_tokens, sample_tokens_reference
+from pagoda_kernels.attention.copy_blocks import copy_blocks, copy_blocks_reference
+from pagoda_kernels.attention.paged_attention import paged_attention, paged_attention_reference
+from pagoda_kernels.attention.rope_store import HeadNorms, rope_store, rope_store_reference
+from pagoda_kernels.attention.store_kv_cache import store_kv_cache, store_kv_cache_reference
+from pagoda_kernels.layers.act_and_mul import ACTIVATIONS, act_and_mul, act_and_mul_reference
+from pagoda_kernels.layers.add_rms_norm import add_rms_norm, add_rms_norm_reference
+from pagoda_kernels.layers.rms_norm import rms_norm, rms_norm_reference
+from pagoda_kernels.sampling.apply_penalties import apply_token_penalties, apply_token_penalties_reference
+from pagoda_kernels.sampling.apply_token_bitmask import apply_token_bitmask, apply_token_bitmask_reference
+from pagoda_kernels.sampling.sample_tokens import sample_tokens, sample_tokens_reference
+from pagoda_kernels.sampling.top_logprobs import top_logprobs, top_logprobs_reference
 from pagoda_kernels.selection import triton_kernel, use_references
-from pagoda_kernels.store_kv_cache import store_kv_cache, store_kv_cache_reference
-from pagoda_kernels.top_logprobs import top_logprobs, top_logprobs_reference
 
 
 def checks(device: torch.device, *, is_small: bool) -> Iterator[Check]:

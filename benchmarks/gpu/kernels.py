@@ -7,12 +7,12 @@ import torch.nn.functional as F
 
 from benchmarks.gpu.attention_case import attention_case
 from benchmarks.gpu.timing import Figures
-from pagoda_kernels.act_and_mul import act_and_mul
-from pagoda_kernels.add_rms_norm import add_rms_norm
-from pagoda_kernels.paged_attention import paged_attention
-from pagoda_kernels.rope_store import rope_store
-from pagoda_kernels.sample_tokens import sample_tokens
-from pagoda_kernels.top_logprobs import top_logprobs
+from pagoda_kernels.attention.paged_attention import paged_attention
+from pagoda_kernels.attention.rope_store import rope_store
+from pagoda_kernels.layers.act_and_mul import act_and_mul
+from pagoda_kernels.layers.add_rms_norm import add_rms_norm
+from pagoda_kernels.sampling.sample_tokens import sample_tokens
+from pagoda_kernels.sampling.top_logprobs import top_logprobs
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE, VOCAB = 32, 8, 128, 4096, 14336, 128256
 DTYPE = torch.bfloat16

@@ -12,8 +12,8 @@ import numpy as np
 
 from benchmarks.gpu.steps import BLOCK_SIZE, SHAPES, TINY, BusyTimes, make_worker
 from benchmarks.gpu.timing import Figures
-from pagoda_common.sampling_params import SamplingParams
-from pagoda_worker.batch import ExecuteModelInput, NewRequest
+from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_worker.steps.batch import ExecuteModelInput, NewRequest
 from pagoda_worker.worker import Worker
 
 NUM_PARTS = 4

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 
 from benchmarks.gpu.check import Check, Pair
 from benchmarks.gpu.timing import Figures
-from pagoda_kernels.quantized_linear import quantized_linear, quantized_linear_reference
-from pagoda_kernels.quantized_matrix import QuantizedMatrix
-from pagoda_kernels.quantized_rows import RowMatrix, pack_rows
+from pagoda_kernels.linear.quantized_linear import quantized_linear, quantized_linear_reference
+from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
+from pagoda_kernels.linear.quantized_rows import RowMatrix, pack_rows
 from pagoda_kernels.selection import triton_kernel
 
 SCHEMES = ((8, 0), (8, 32), (4, 128), (4, 64), (4, 32))

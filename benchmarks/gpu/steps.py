@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.timing import Figures
-from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from pagoda_common.sampling_params import SamplingParams
-from pagoda_worker.batch import ExecuteModelInput, NewRequest
-from pagoda_worker.input_batch import StepInputs
-from pagoda_worker.step_clock import StepClock
+from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_worker.steps.batch import ExecuteModelInput, NewRequest
+from pagoda_worker.steps.input_batch import StepInputs
+from pagoda_worker.steps.step_clock import StepClock
 from pagoda_worker.worker import Worker
 
 BLOCK_SIZE = 16

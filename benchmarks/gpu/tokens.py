@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pagoda_common.config import EngineConfig, ModelConfig, SchedulerConfig
-from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.config.engine_config import EngineConfig, ModelConfig, SchedulerConfig
+from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_kernels.selection import triton_on_cpu, use_references
-from pagoda_worker.batch import ExecuteModelInput, ModelRunnerOutput, NewRequest
+from pagoda_worker.steps.batch import ExecuteModelInput, ModelRunnerOutput, NewRequest
 from pagoda_worker.worker import Worker
 
 BLOCKS_EACH = 16

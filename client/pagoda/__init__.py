@@ -23,20 +23,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LLM": "pagoda.llm",
-    "AsyncLLM": "pagoda.async_llm",
-    "AsyncEngineArgs": "pagoda.engine_args",
-    "EngineArgs": "pagoda.engine_args",
-    "BeamSearchParams": "pagoda.beam_search",
-    "EmbeddingRequestOutput": "pagoda.embedding",
-    "PoolingParams": "pagoda_common.pooling_params",
-    "TextPrompt": "pagoda.prompts",
-    "TokensPrompt": "pagoda.prompts",
-    "RequestOutput": "pagoda_common.outputs",
-    "CompletionOutput": "pagoda_common.outputs",
-    "RequestOutputKind": "pagoda_common.sampling_params",
-    "SamplingParams": "pagoda_common.sampling_params",
-    "StructuredOutputsParams": "pagoda_common.structured_outputs",
+    "LLM": "pagoda.llm.llm",
+    "AsyncLLM": "pagoda.llm.async_llm",
+    "AsyncEngineArgs": "pagoda.llm.engine_args",
+    "EngineArgs": "pagoda.llm.engine_args",
+    "BeamSearchParams": "pagoda.llm.beam_search",
+    "EmbeddingRequestOutput": "pagoda.llm.embedding",
+    "PoolingParams": "pagoda_common.params.pooling_params",
+    "TextPrompt": "pagoda.llm.prompts",
+    "TokensPrompt": "pagoda.llm.prompts",
+    "RequestOutput": "pagoda_common.params.outputs",
+    "CompletionOutput": "pagoda_common.params.outputs",
+    "RequestOutputKind": "pagoda_common.params.sampling_params",
+    "SamplingParams": "pagoda_common.params.sampling_params",
+    "StructuredOutputsParams": "pagoda_common.params.structured_outputs",
 }
 
 
@@ -44,7 +44,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'pagoda' has no attribute {name!r}")
     if name in ("LLM", "AsyncLLM"):  # before gRPC is imported, which reads it then; one that is set already stays
-        from pagoda_common.process import GRPC_ENVIRONMENT
+        from pagoda_common.process.children import GRPC_ENVIRONMENT
 
         for key, value in GRPC_ENVIRONMENT.items():
             os.environ.setdefault(key, value)

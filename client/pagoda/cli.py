@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import Any
 
 from pagoda import __version__
-from pagoda.arguments import CommandParser
+from pagoda.commands.arguments import CommandParser
 from pagoda_common.errors import PagodaError
-from pagoda_common.logging import configure_logging
+from pagoda_common.process.logging import configure_logging
 
 EXIT_INTERRUPTED = 130
 """Ended by Ctrl-C, as shells count."""

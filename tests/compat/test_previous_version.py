@@ -8,11 +8,11 @@ from typing import Any
 import grpc.aio
 import numpy as np
 
-from pagoda_common.config import CacheConfig, EngineConfig, SchedulerConfig
-from pagoda_common.convert import token_ids_to_bytes
-from pagoda_common.engine_client import EngineClient, EngineRequest
-from pagoda_common.rpc import connect
-from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
+from pagoda_common.engine.client import EngineClient, EngineRequest
+from pagoda_common.engine.convert import token_ids_to_bytes
+from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_common.rpc.service import connect
 from tests.compat.contracts import Contracts
 from tests.fakes.fake_worker import FakeWorker
 from tests.harness.scheduler import running_scheduler

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from pagoda.v1 import scheduler_pb2, types_pb2
-from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from tests.exactness.conftest import Reference
 from tests.harness.engine import running_engine
 

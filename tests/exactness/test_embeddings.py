@@ -7,12 +7,12 @@ import pytest
 import torch
 import transformers
 
-from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from pagoda_common.engine_client import EngineRequest
-from pagoda_common.models import resolve_model
-from pagoda_common.outputs import Embedding
-from pagoda_common.pooling_params import PoolingParams
-from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagoda_common.config.model_files import resolve_model
+from pagoda_common.engine.client import EngineRequest
+from pagoda_common.params.outputs import Embedding
+from pagoda_common.params.pooling_params import PoolingParams
+from pagoda_common.params.sampling_params import SamplingParams
 from tests.exactness.conftest import make_prompts
 from tests.harness.engine import RunningEngine, running_engine
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagoda_common.params.sampling_params import SamplingParams
 from tests.checkpoints import ARCHITECTURES
 from tests.exactness.conftest import LENGTHS, NUM_TOKENS, Reference
 from tests.harness.engine import running_engine

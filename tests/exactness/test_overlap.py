@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from pagoda_common.sampling_params import SamplingParams
-from pagoda_worker.batch import ExecuteModelInput
-from pagoda_worker.input_batch import StepInputs
-from pagoda_worker.step_clock import StepClock
-from pagoda_worker.steps_in_flight import StepsInFlight
+from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_worker.steps.batch import ExecuteModelInput
+from pagoda_worker.steps.input_batch import StepInputs
+from pagoda_worker.steps.step_clock import StepClock
+from pagoda_worker.steps.steps_in_flight import StepsInFlight
 from tests.harness.engine import RunningEngine, running_engine
 
 PARAMS = [

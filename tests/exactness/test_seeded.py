@@ -1,7 +1,7 @@
 """A seeded request samples the same tokens alone, in a batch, and after a preemption."""
 
-from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagoda_common.params.sampling_params import SamplingParams
 from tests.exactness.conftest import Reference
 from tests.exactness.test_greedy import FEW_BLOCKS
 from tests.harness.engine import RunningEngine, running_engine

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from pagoda_common.sampling_params import SamplingParams
-from pagoda_common.speculative_config import SpeculativeConfig
+from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagoda_common.config.speculative_config import SpeculativeConfig
+from pagoda_common.params.sampling_params import SamplingParams
 from tests.exactness.conftest import NUM_TOKENS, Reference
 from tests.exactness.test_greedy import FEW_BLOCKS, GREEDY
 from tests.harness.engine import RunningEngine, running_engine

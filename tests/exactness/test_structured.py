@@ -3,10 +3,10 @@
 import asyncio
 from typing import Any
 
-from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from pagoda_common.engine_client import EngineClient, EngineRequest
-from pagoda_common.sampling_params import SamplingParams
-from pagoda_common.structured_outputs import StructuredOutputsParams
+from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagoda_common.engine.client import EngineClient, EngineRequest
+from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_common.params.structured_outputs import StructuredOutputsParams
 from pagoda_common.text.tokenizer import Tokenizer
 from tests.harness.engine import running_engine, running_worker
 from tests.harness.scheduler import running_scheduler

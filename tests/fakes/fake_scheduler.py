@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
-from pagoda_common.convert import error_to_proto, token_ids_from_bytes, token_ids_to_bytes
+from pagoda_common.engine.convert import error_to_proto, token_ids_from_bytes, token_ids_to_bytes
 from pagoda_common.errors import NotReady, PagodaError
-from pagoda_common.rpc import RpcServer
+from pagoda_common.rpc.service import RpcServer
 from tests.fakes.fake_sleep import FakeSleep
 
 SAMPLED_LOGPROB = -0.5

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
-from pagoda_common.rpc import RpcServer, connect
+from pagoda_common.rpc.service import RpcServer, connect
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServicer):

@@ -4,8 +4,8 @@ import argparse
 import os
 import time
 
-from pagoda_common.flags import add_child_flags
-from pagoda_common.process import die_with_parent
+from pagoda_common.config.flags import add_child_flags
+from pagoda_common.process.children import die_with_parent
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_kernels.external.adapter import Adapter
 from pagoda_kernels.external.adapters import installed_adapters
 from pagoda_kernels.external.flash_attn import CAPABILITY, FlashAttention

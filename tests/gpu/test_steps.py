@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from pagoda_common.sampling_params import SamplingParams
-from pagoda_worker.batch import ExecuteModelInput, NewRequest
-from pagoda_worker.profiling import peak_activation_bytes
+from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_worker.memory.profiling import peak_activation_bytes
+from pagoda_worker.steps.batch import ExecuteModelInput, NewRequest
 from pagoda_worker.worker import Worker
 from tests.unit.worker.driver import Driver
-from tests.unit.worker.step_scripts import (
+from tests.unit.worker.steps.step_scripts import (
     BLOCK_SIZE,
     MAX_NUM_SEQS,
     NUM_BLOCKS,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pagoda_common.security_config import SecurityConfig
+from pagoda_common.config.security_config import SecurityConfig
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "tls" / "make_certs.sh"
 

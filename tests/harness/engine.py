@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from pagoda.v1 import scheduler_pb2, worker_pb2_grpc
-from pagoda_common.config import EngineConfig
-from pagoda_common.engine_client import EngineClient, EngineRequest
-from pagoda_common.outputs import EngineOutput
-from pagoda_common.rpc import RpcServer
-from pagoda_common.sampling_params import SamplingParams
-from pagoda_worker.registration import CAPABILITIES, Registration
-from pagoda_worker.servicer import WorkerServicer
+from pagoda_common.config.engine_config import EngineConfig
+from pagoda_common.engine.client import EngineClient, EngineRequest
+from pagoda_common.params.outputs import EngineOutput
+from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_common.rpc.service import RpcServer
+from pagoda_worker.rpc.registration import CAPABILITIES, Registration
+from pagoda_worker.rpc.servicer import WorkerServicer
 from pagoda_worker.worker import Worker
 from tests.harness.scheduler import RunningScheduler, running_scheduler
 

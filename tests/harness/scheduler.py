@@ -7,14 +7,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from pagoda.v1 import scheduler_pb2_grpc
-from pagoda_common.config import EngineConfig
-from pagoda_common.rpc import RpcServer, connect
-from pagoda_scheduler.engine import Engine
-from pagoda_scheduler.kv_events_zmq import start_kv_events
-from pagoda_scheduler.servicer import SchedulerServicer
-from pagoda_scheduler.state import EngineState
-from pagoda_scheduler.timeline import Timeline
-from pagoda_scheduler.worker_groups import WorkerGroups
+from pagoda_common.config.engine_config import EngineConfig
+from pagoda_common.rpc.service import RpcServer, connect
+from pagoda_scheduler.engine.engine import Engine
+from pagoda_scheduler.groups.worker_groups import WorkerGroups
+from pagoda_scheduler.observability.timeline import Timeline
+from pagoda_scheduler.rpc.kv_events_zmq import start_kv_events
+from pagoda_scheduler.rpc.servicer import SchedulerServicer
+from pagoda_scheduler.rpc.state import EngineState
 
 
 @dataclass

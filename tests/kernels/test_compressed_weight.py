@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pagoda_kernels.compressed_weight import (
+from pagoda_kernels.linear.compressed_weight import (
     NUMBERS_OF_OUTLIER,
     compress_weight,
     compressed_bytes,
@@ -15,8 +15,8 @@ from pagoda_kernels.compressed_weight import (
     compressed_linear,
     decompress_weight,
 )
+from pagoda_kernels.linear.packed_linear import pack_weight, packed_linear, unpack_weight
 from pagoda_kernels.native.library import load_native, native
-from pagoda_kernels.packed_linear import pack_weight, packed_linear, unpack_weight
 from pagoda_kernels.selection import use_references
 
 BF16 = torch.bfloat16

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pagoda_kernels.decode_rows import (
+from pagoda_kernels.decoder.decode_rows import (
     DecodeRows,
     SequenceColumns,
     append_rows,

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from pagoda_kernels.act_and_mul import ACTIVATIONS, act_and_mul, act_and_mul_reference
-from pagoda_kernels.argmax import argmax, argmax_reference
+from pagoda_kernels.attention.rope_store import HeadNorms, rope_store, rope_store_reference
+from pagoda_kernels.layers.act_and_mul import ACTIVATIONS, act_and_mul, act_and_mul_reference
+from pagoda_kernels.layers.rms_norm import rms_norm, rms_norm_reference
 from pagoda_kernels.native.library import load_native, native
-from pagoda_kernels.philox import philox_keys
-from pagoda_kernels.rms_norm import rms_norm, rms_norm_reference
-from pagoda_kernels.rope_store import HeadNorms, rope_store, rope_store_reference
-from pagoda_kernels.sample_tokens import sample_tokens
+from pagoda_kernels.sampling.argmax import argmax, argmax_reference
+from pagoda_kernels.sampling.philox import philox_keys
+from pagoda_kernels.sampling.sample_tokens import sample_tokens
+from pagoda_kernels.sampling.token_exponentials import token_exponentials
 from pagoda_kernels.selection import use_references
-from pagoda_kernels.token_exponentials import token_exponentials
 
 DTYPES = (torch.float32, torch.bfloat16)
 TOLERANCES = {torch.float32: {"atol": 2e-6, "rtol": 1e-5}, torch.bfloat16: {"atol": 1e-3, "rtol": 0.016}}

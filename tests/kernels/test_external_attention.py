@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from pagoda_kernels.attention_plan import AttentionPlan
+from pagoda_kernels.attention.paged_attention import paged_attention, paged_attention_reference
+from pagoda_kernels.attention.plan import AttentionPlan
 from pagoda_kernels.external.adapter import Adapter, AttentionNeeds, Scoring
 from pagoda_kernels.external.adapters import ADAPTERS, installed_adapters
 from pagoda_kernels.external.flash_attn import FlashAttention
 from pagoda_kernels.external.flashinfer import FlashInferAttention, _Wrapper, pages_of, workspace_bytes
-from pagoda_kernels.paged_attention import paged_attention, paged_attention_reference
 from tests.fakes.flash_attn_module import flash_attn_module
 from tests.fakes.flashinfer_module import flashinfer_module
 from tests.kernels.test_paged_attention import make_case

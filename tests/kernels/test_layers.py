@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pagoda_kernels.act_and_mul import act_and_mul
-from pagoda_kernels.copy_blocks import copy_blocks
-from pagoda_kernels.rms_norm import rms_norm
-from pagoda_kernels.rotary_embedding import rotary_embedding
-from pagoda_kernels.store_kv_cache import store_kv_cache
+from pagoda_kernels.attention.copy_blocks import copy_blocks
+from pagoda_kernels.attention.rotary_embedding import rotary_embedding
+from pagoda_kernels.attention.store_kv_cache import store_kv_cache
+from pagoda_kernels.layers.act_and_mul import act_and_mul
+from pagoda_kernels.layers.rms_norm import rms_norm
 
 SIZES = (0, 1, 15, 16, 17, 63, 64, 65, 300)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from pagoda_kernels.layers.rms_norm import rms_norm, rms_norm_reference
 from pagoda_kernels.native import library
 from pagoda_kernels.native.library import load_native, native
-from pagoda_kernels.rms_norm import rms_norm, rms_norm_reference
 from pagoda_kernels.selection import use_references
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from pagoda_kernels.native.library import load_native, native
-from pagoda_kernels.packed_linear import (
+from pagoda_kernels.linear.packed_linear import (
     pack_weight,
     packed_embedding,
     packed_linear,
     packed_linear_reference,
     unpack_weight,
 )
+from pagoda_kernels.native.library import load_native, native
 from pagoda_kernels.selection import use_references
 
 BF16 = torch.bfloat16

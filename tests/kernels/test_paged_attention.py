@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from pagoda_kernels import attention_plan
-from pagoda_kernels import paged_attention as paged_attention_module
-from pagoda_kernels.attention_plan import AttentionPlan
+from pagoda_kernels.attention import paged_attention as paged_attention_module
+from pagoda_kernels.attention import plan as attention_plan
+from pagoda_kernels.attention.paged_attention import paged_attention, paged_attention_reference
+from pagoda_kernels.attention.plan import AttentionPlan
 from pagoda_kernels.native.library import load_native, native
-from pagoda_kernels.paged_attention import paged_attention, paged_attention_reference
 from pagoda_kernels.selection import use_references
 
 CPU = torch.device("cpu")

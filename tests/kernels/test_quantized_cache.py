@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from pagoda_kernels.attention.paged_attention import paged_attention, paged_attention_reference
+from pagoda_kernels.attention.quantized_cache import cache_width, dequantize_rows, quantize_rows, scales_of
+from pagoda_kernels.attention.rope_store import HeadNorms, rope_store
+from pagoda_kernels.attention.rope_store_int8 import rope_store_int8
+from pagoda_kernels.attention.store_kv_cache import store_kv_cache, store_kv_cache_reference
 from pagoda_kernels.native.library import load_native
-from pagoda_kernels.paged_attention import paged_attention, paged_attention_reference
-from pagoda_kernels.quantized_cache import cache_width, dequantize_rows, quantize_rows, scales_of
-from pagoda_kernels.rope_store import HeadNorms, rope_store
-from pagoda_kernels.rope_store_int8 import rope_store_int8
 from pagoda_kernels.selection import use_references
-from pagoda_kernels.store_kv_cache import store_kv_cache, store_kv_cache_reference
 from tests.kernels.test_paged_attention import MIXED, TOLERANCE, make_case
 
 

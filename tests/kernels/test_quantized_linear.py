@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from pagoda_kernels.native.library import load_native, native
-from pagoda_kernels.quantized_linear import (
+from pagoda_kernels.linear.quantized_linear import (
     multiplies_integers,
     quantize_inputs,
     quantized_linear,
     quantized_linear_reference,
 )
-from pagoda_kernels.quantized_matrix import QuantizedMatrix, pack, quantize, unpack, unpack_rows
+from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix, pack, quantize, unpack, unpack_rows
+from pagoda_kernels.native.library import load_native, native
 from pagoda_kernels.selection import use_references
 
 

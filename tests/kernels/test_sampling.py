@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from pagoda_kernels.apply_penalties import apply_token_penalties, count_tokens
-from pagoda_kernels.philox import philox4x32, philox_keys
-from pagoda_kernels.sample_tokens import filter_logits, sample_tokens, sample_tokens_reference
-from pagoda_kernels.token_exponentials import token_exponentials, token_exponentials_reference
+from pagoda_kernels.sampling.apply_penalties import apply_token_penalties, count_tokens
+from pagoda_kernels.sampling.philox import philox4x32, philox_keys
+from pagoda_kernels.sampling.sample_tokens import filter_logits, sample_tokens, sample_tokens_reference
+from pagoda_kernels.sampling.token_exponentials import token_exponentials, token_exponentials_reference
 
 
 def test_philox_gives_the_published_answer() -> None:

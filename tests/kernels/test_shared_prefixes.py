@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from pagoda_kernels.attention_plan import AttentionPlan
+from pagoda_kernels.attention.paged_attention import paged_attention, paged_attention_reference
+from pagoda_kernels.attention.plan import AttentionPlan
+from pagoda_kernels.attention.quantized_cache import quantize_rows
 from pagoda_kernels.native.library import load_native
-from pagoda_kernels.paged_attention import paged_attention, paged_attention_reference
-from pagoda_kernels.quantized_cache import quantize_rows
 
 CPU = torch.device("cpu")
 BF16, F32 = torch.bfloat16, torch.float32

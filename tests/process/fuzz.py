@@ -23,7 +23,7 @@ import grpc.aio
 import httpx
 
 from pagoda.v1 import inference_pb2, types_pb2
-from tests.process.fuzz_cases import NUMBERS, TEXTS, Case, broken_frames, broken_http, make_case
+from tests.process.hostile.fuzz_cases import NUMBERS, TEXTS, Case, broken_frames, broken_http, make_case
 from tests.process.stack import MODULES, Stack, ask
 
 CONCURRENCY = 24

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from pagoda_common.process import free_port
+from pagoda_common.process.children import free_port
 
 WAIT_S = 180.0
 """How long a poll may take on a slow machine; only a broken build waits so long."""

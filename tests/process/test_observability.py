@@ -8,7 +8,7 @@ import grpc
 import pytest
 from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 
-from pagoda_common.process import free_port
+from pagoda_common.process.children import free_port
 from tests.fakes.fake_collector import FakeCollector
 from tests.process.stack import Stack, poll_until
 

@@ -15,7 +15,7 @@ import aiohttp
 
 from benchmarks.cpu.engines.driver import main
 from benchmarks.cpu.http_load import wait_until_served
-from pagoda_common.process import free_port
+from pagoda_common.process.children import free_port
 
 LOAD_TIMEOUT_S = 60.0
 

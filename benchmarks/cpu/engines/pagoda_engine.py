@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.cpu.engines.driver import main
 from pagoda import AsyncLLM, SamplingParams
-from pagoda_common.sampling_params import RequestOutputKind
+from pagoda_common.params.sampling_params import RequestOutputKind
 
 
 class PagodaEngine:

@@ -6,10 +6,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from pagoda.llm import LLM
-from pagoda.vllm_options import add_vllm_flags, check_vllm_args
+from pagoda.llm.llm import LLM
+from pagoda.llm.vllm_options import add_vllm_flags, check_vllm_args
+from pagoda_common.config.flags import add_engine_flags, add_worker_flags, config_errors, engine_config_from_args
 from pagoda_common.errors import PagodaError
-from pagoda_common.flags import add_engine_flags, add_worker_flags, config_errors, engine_config_from_args
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:

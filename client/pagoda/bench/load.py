@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagoda.bench.requests import SampleRequest
-from pagoda.http_client import AsyncHttpClient
+from pagoda.http.http_client import AsyncHttpClient
 from pagoda_common.errors import PagodaError
 
 ENDPOINTS = {

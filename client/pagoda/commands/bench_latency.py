@@ -7,11 +7,11 @@ import time
 import numpy as np
 from tqdm import tqdm
 
-from pagoda.beam_search import BeamSearchParams
 from pagoda.bench.datasets import ordinary_token_ids
 from pagoda.bench.engine import add_engine_arguments, make_llm, save_json
-from pagoda.llm import LLM
-from pagoda_common.sampling_params import SamplingParams
+from pagoda.llm.beam_search import BeamSearchParams
+from pagoda.llm.llm import LLM
+from pagoda_common.params.sampling_params import SamplingParams
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 

@@ -15,9 +15,9 @@ from pagoda.bench.datasets import add_dataset_arguments, read_dataset
 from pagoda.bench.figures import DETAILS, NAMES, report, table
 from pagoda.bench.load import ENDPOINTS, Load, RequestResult, send_all, send_one
 from pagoda.bench.requests import SampleRequest
-from pagoda.http_client import AsyncHttpClient
+from pagoda.http.http_client import AsyncHttpClient
+from pagoda_common.config.flags import config_errors
 from pagoda_common.errors import ConfigError, NotReady, PagodaError
-from pagoda_common.flags import config_errors
 from pagoda_common.text.tokenizer import Tokenizer
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 
-from pagoda.openai_http import OpenAIServer
+from pagoda.http.openai_http import OpenAIServer
 from pagoda_common.errors import PagodaError
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 from pagoda.commands.serve import EXAMPLE_QUESTION, plan, stop_on_signals
 from pagoda.commands.serve import add_arguments as add_serve_arguments
-from pagoda.load_fault import find_load_fault
-from pagoda.local_stack import LocalStack
-from pagoda.openai_http import OpenAIServer
-from pagoda.startup_table import StartupTable
-from pagoda.supervisor import Supervisor
+from pagoda.http.openai_http import OpenAIServer
+from pagoda.server.load_fault import find_load_fault
+from pagoda.server.local_stack import LocalStack
+from pagoda.server.startup_table import StartupTable
+from pagoda.server.supervisor import Supervisor
 from pagoda_common.errors import PagodaError
 
 LOG_LINES_SHOWN = 40

@@ -2,7 +2,7 @@
 
 import argparse
 
-from pagoda_common import health_probe
+from pagoda_common.rpc import health_probe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from pagoda.batch import BatchCounts, run_batch
 from pagoda.commands import serve
-from pagoda.http_client import AsyncHttpClient
-from pagoda.local_server import running_stack
-from pagoda.local_stack import LocalStack
+from pagoda.http.batch import BatchCounts, run_batch
+from pagoda.http.http_client import AsyncHttpClient
+from pagoda.server.local_server import running_stack
+from pagoda.server.local_stack import LocalStack
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,15 +12,20 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pagoda.load_fault import find_load_fault
-from pagoda.local_stack import LocalStack
-from pagoda.output import drop_unwritable, show
-from pagoda.startup_table import StartupTable
-from pagoda.supervisor import EXIT_CONFIG, Supervisor
-from pagoda.vllm_options import add_vllm_flags, check_vllm_args
-from pagoda_common.config import EMBEDDED_MODEL
-from pagoda_common.flags import add_serve_flags, config_errors, engine_config_from_args, frontend_config_from_args
-from pagoda_common.logging import configure_logging
+from pagoda.llm.vllm_options import add_vllm_flags, check_vllm_args
+from pagoda.server.load_fault import find_load_fault
+from pagoda.server.local_stack import LocalStack
+from pagoda.server.output import drop_unwritable, show
+from pagoda.server.startup_table import StartupTable
+from pagoda.server.supervisor import EXIT_CONFIG, Supervisor
+from pagoda_common.config.engine_config import EMBEDDED_MODEL
+from pagoda_common.config.flags import (
+    add_serve_flags,
+    config_errors,
+    engine_config_from_args,
+    frontend_config_from_args,
+)
+from pagoda_common.process.logging import configure_logging
 
 logger = logging.getLogger(__name__)
 

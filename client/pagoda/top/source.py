@@ -13,11 +13,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from pagoda.top.sample import Sample
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
-from pagoda_common.channels import connect
-from pagoda_common.engine_metrics import EngineCollector
+from pagoda_common.config.security_config import SecurityConfig
 from pagoda_common.errors import NotReady
-from pagoda_common.rpc import error_from_rpc
-from pagoda_common.security_config import SecurityConfig
+from pagoda_common.metrics.engine_metrics import EngineCollector
+from pagoda_common.rpc.channels import connect
+from pagoda_common.rpc.service import error_from_rpc
 
 TIMEOUT_S = 5.0
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from pagoda_common.errors import InvalidRequest
-from pagoda_common.sampling_params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
+from pagoda_common.params.sampling_params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
 from pagoda_common.text.tokenizer import Tokenizer
 
 

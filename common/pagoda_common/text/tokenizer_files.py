@@ -8,8 +8,8 @@ from typing import Any, Self
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors
 
+from pagoda_common.config.model_files import resolve_model
 from pagoda_common.errors import ModelLoadError
-from pagoda_common.models import resolve_model
 
 FILE_PATTERNS = [
     "tokenizer*.json",

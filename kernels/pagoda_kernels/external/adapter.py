@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from pagoda_kernels.attention_plan import AttentionPlan
+from pagoda_kernels.attention.plan import AttentionPlan
 
 
 class Scoring(NamedTuple):
@@ -83,7 +83,7 @@ class Adapter(ABC):
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """`pagoda_kernels.paged_attention.paged_attention` without linear biases, whose arguments these are.
+        """`pagoda_kernels.attention.paged_attention.paged_attention` without linear biases, whose arguments these are.
 
         The plan's columns on the host have to be those of the step: it is no plan of a recorded one.
         """

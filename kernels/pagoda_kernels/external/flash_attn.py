@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pagoda_kernels.attention_plan import AttentionPlan
+from pagoda_kernels.attention.plan import AttentionPlan
 from pagoda_kernels.external.adapter import Adapter, AttentionNeeds, plain_refusal
 
 CAPABILITY = (9, 0)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pagoda_kernels.attention_plan import AttentionPlan
+from pagoda_kernels.attention.plan import AttentionPlan
 from pagoda_kernels.external.adapter import Adapter, AttentionNeeds, Scoring, plain_refusal
 
 MIN_VERSION = (0, 3)

@@ -36,7 +36,8 @@ def build(level: str, directory: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=directory) as scratch, _importing_nothing():
         cpp_extension.load(
             name=NAME,
-            sources=[str(path) for path in sorted(SOURCES.glob("*.cpp"))],
+            sources=[str(path) for path in sorted(SOURCES.rglob("*.cpp"))],
+            extra_include_paths=[str(SOURCES)],
             extra_cflags=[*FLAGS, *(_flag(name) for name in LEVELS[level])],
             build_directory=scratch,
         )

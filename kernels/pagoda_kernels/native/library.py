@@ -136,9 +136,9 @@ def _find_or_build(level: str, cache_directory: Path) -> Path:
 def library_path(level: str, directory: Path) -> Path:
     """Where a library of today's sources is, or will be; another path for everything that the binary depends on."""
     digest = hashlib.sha256(repr((LEVELS[level], torch.__version__, sys.implementation.cache_tag)).encode())
-    for path in sorted(SOURCES.iterdir()):
+    for path in sorted(SOURCES.rglob("*")):
         if path.suffix in (".cpp", ".h"):
-            digest.update(path.name.encode() + path.read_bytes())
+            digest.update(str(path.relative_to(SOURCES)).encode() + path.read_bytes())
     return directory / f"{level}-{digest.hexdigest()[:16]}" / f"{NAME}.so"
 
 

@@ -9,7 +9,7 @@ BLOCK = 1024
 
 
 def act_and_mul(x: Tensor, activation: str) -> Tensor:
-    """`pagoda_kernels.act_and_mul.act_and_mul`; contiguous rows. Rounds once."""
+    """`pagoda_kernels.layers.act_and_mul.act_and_mul`; contiguous rows. Rounds once."""
     size = x.shape[1] // 2
     out = torch.empty((x.shape[0], size), dtype=x.dtype, device=x.device)
     if out.numel():

@@ -9,7 +9,7 @@ BLOCK = 2048
 
 
 def apply_token_bitmask(logits: Tensor, bitmask: Tensor) -> Tensor:
-    """`pagoda_kernels.apply_token_bitmask.apply_token_bitmask`."""
+    """`pagoda_kernels.sampling.apply_token_bitmask.apply_token_bitmask`."""
     logits, bitmask = logits.contiguous(), bitmask.contiguous()
     out = torch.empty_like(logits)
     n, vocab_size = logits.shape

@@ -11,7 +11,7 @@ BLOCK = 2048
 def apply_token_penalties(
     logits: Tensor, in_prompt: Tensor, counts: Tensor, *, presence: Tensor, frequency: Tensor, repetition: Tensor
 ) -> Tensor:
-    """`pagoda_kernels.apply_penalties.apply_token_penalties`."""
+    """`pagoda_kernels.sampling.apply_penalties.apply_token_penalties`."""
     logits, in_prompt, counts = logits.contiguous(), in_prompt.contiguous(), counts.contiguous()
     out = torch.empty_like(logits)
     n, vocab_size = logits.shape

@@ -9,7 +9,7 @@ BLOCK = 4096
 
 
 def copy_blocks(source: Tensor, destination: Tensor, source_ids: Tensor, destination_ids: Tensor) -> None:
-    """`pagoda_kernels.copy_blocks.copy_blocks`; contiguous tensors of one dtype on one device.
+    """`pagoda_kernels.attention.copy_blocks.copy_blocks`; contiguous tensors of one dtype on one device.
 
     No block may be read and written: programs run in any order.
     """

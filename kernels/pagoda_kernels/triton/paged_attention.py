@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagoda_kernels.attention_tables import AttentionTables
-from pagoda_kernels.quantized_cache import scales_of
+from pagoda_kernels.attention.quantized_cache import scales_of
+from pagoda_kernels.attention.tables import AttentionTables
 from pagoda_kernels.triton.launch import is_interpreted, num_multiprocessors
 
 MAX_HEAD_DIM = 256
@@ -38,7 +38,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     num_splits: int | None = None,
 ) -> Tensor:
-    """`pagoda_kernels.paged_attention.paged_attention`, whose arguments these are.
+    """`pagoda_kernels.attention.paged_attention.paged_attention`, whose arguments these are.
 
     Args:
         num_splits: parts that the keys of sequences with one query token are divided into; None chooses.

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagoda_kernels.quantized_rows import UNIT, RowMatrix
+from pagoda_kernels.linear.quantized_rows import UNIT, RowMatrix
 from pagoda_kernels.triton.launch import is_interpreted, num_multiprocessors
 
 MAX_SPLIT_ROWS = 64
@@ -61,7 +61,7 @@ def quantized_linear(
     out_dtype: torch.dtype | None = None,
     num_splits: int | None = None,
 ) -> Tensor:
-    """`pagoda_kernels.quantized_linear.quantized_linear`, whose arguments these are.
+    """`pagoda_kernels.linear.quantized_linear.quantized_linear`, whose arguments these are.
 
     Args:
         x: [num_tokens, num_inputs] bfloat16, float16 or float32, contiguous in the last dimension.

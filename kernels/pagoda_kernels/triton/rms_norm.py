@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, weight_offset: float = 0.0) -> Tensor:
-    """`pagoda_kernels.rms_norm.rms_norm`; x of two or three dimensions, contiguous in the last."""
+    """`pagoda_kernels.layers.rms_norm.rms_norm`; x of two or three dimensions, contiguous in the last."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     launch_rms_norm(x, x, weight, out, out, eps, weight_offset, alpha=1.0, has_residual=False)
     return out

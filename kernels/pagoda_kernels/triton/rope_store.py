@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagoda_kernels.quantized_cache import FP8, aligned, scales_of
-from pagoda_kernels.rope_store import HeadNorms
+from pagoda_kernels.attention.quantized_cache import FP8, aligned, scales_of
+from pagoda_kernels.attention.rope_store import HeadNorms
 
 
 def rope_store(
@@ -20,7 +20,7 @@ def rope_store(
     is_interleaved: bool = False,
     norms: HeadNorms | None = None,
 ) -> Tensor:
-    """`pagoda_kernels.rope_store.rope_store`; qkv's rows and the caches' heads contiguous. qkv stays as it was.
+    """`pagoda_kernels.attention.rope_store.rope_store`; qkv's rows and the caches' heads contiguous. Keeps qkv.
 
     Args:
         head_dim: None is the width of the caches' rows, which int8 rows are wider than.

@@ -23,7 +23,7 @@ def sample_tokens(
     top_p: Tensor | None = None,
     min_p: Tensor | None = None,
 ) -> Tensor:
-    """`pagoda_kernels.sample_tokens.sample_tokens`; contiguous rows."""
+    """`pagoda_kernels.sampling.sample_tokens.sample_tokens`; contiguous rows."""
     n, vocab_size = logits.shape
     tokens = torch.empty(n, dtype=torch.int64, device=logits.device)
     if n:

@@ -9,7 +9,7 @@ MAX_BLOCK = 4096
 
 
 def top_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`pagoda_kernels.top_logprobs.top_logprobs`; contiguous rows."""
+    """`pagoda_kernels.sampling.top_logprobs.top_logprobs`; contiguous rows."""
     n, vocab_size = logits.shape
     own = torch.empty(n, dtype=torch.float32, device=logits.device)
     normalizers = torch.empty(n, dtype=torch.float32, device=logits.device)

@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import uvloop
 
-from pagoda_common.flags import add_child_flags, add_frontend_flags, config_errors, frontend_config_from_args
-from pagoda_common.frontend_config import API_KEY_VARIABLE, FrontendConfig
-from pagoda_common.heartbeat import beat
-from pagoda_common.logging import configure_logging
-from pagoda_common.process import die_with_parent, raise_file_limit
-from pagoda_common.rpc import stop_signals
-from pagoda_common.settings import parse_service_args
-from pagoda_common.startup_marks import enable_marks, mark
-from pagoda_frontend.server import FrontendServer
+from pagoda_common.config.flags import add_child_flags, add_frontend_flags, config_errors, frontend_config_from_args
+from pagoda_common.config.frontend_config import API_KEY_VARIABLE, FrontendConfig
+from pagoda_common.config.settings import parse_service_args
+from pagoda_common.process.children import die_with_parent, raise_file_limit
+from pagoda_common.process.heartbeat import beat
+from pagoda_common.process.logging import configure_logging
+from pagoda_common.process.startup_marks import enable_marks, mark
+from pagoda_common.rpc.service import stop_signals
+from pagoda_frontend.http.server import FrontendServer
 
 logger = logging.getLogger(__name__)
 

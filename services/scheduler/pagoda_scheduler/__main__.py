@@ -12,32 +12,32 @@ import uvloop
 from prometheus_client import CollectorRegistry, generate_latest
 
 from pagoda.v1 import scheduler_pb2_grpc
-from pagoda_common.config import EngineConfig
-from pagoda_common.engine_metrics import EngineCollector
-from pagoda_common.flags import (
+from pagoda_common.config.engine_config import EngineConfig
+from pagoda_common.config.flags import (
     add_child_flags,
     add_engine_flags,
     add_listen_flags,
     config_errors,
     engine_config_from_args,
 )
-from pagoda_common.heartbeat import beat
-from pagoda_common.idle_memory import exempt_what_exists, release_memory_when_idle
-from pagoda_common.logging import configure_logging
-from pagoda_common.metrics_server import process_registry, serve_metrics
-from pagoda_common.process import die_with_parent
-from pagoda_common.rpc import RpcServer, stop_signals
-from pagoda_common.settings import parse_service_args
-from pagoda_common.startup_marks import enable_marks, mark
-from pagoda_common.tracing import make_tracer
-from pagoda_scheduler.engine import Engine
-from pagoda_scheduler.kv_events_zmq import start_kv_events
-from pagoda_scheduler.metrics import GroupCollector, HistogramTimeline
-from pagoda_scheduler.servicer import SchedulerServicer
-from pagoda_scheduler.state import EngineState
-from pagoda_scheduler.trace_spans import SpanMaker
-from pagoda_scheduler.traces import Traces
-from pagoda_scheduler.worker_groups import WorkerGroups
+from pagoda_common.config.settings import parse_service_args
+from pagoda_common.metrics.engine_metrics import EngineCollector
+from pagoda_common.metrics.server import process_registry, serve_metrics
+from pagoda_common.metrics.tracing import make_tracer
+from pagoda_common.process.children import die_with_parent
+from pagoda_common.process.heartbeat import beat
+from pagoda_common.process.idle_memory import exempt_what_exists, release_memory_when_idle
+from pagoda_common.process.logging import configure_logging
+from pagoda_common.process.startup_marks import enable_marks, mark
+from pagoda_common.rpc.service import RpcServer, stop_signals
+from pagoda_scheduler.engine.engine import Engine
+from pagoda_scheduler.groups.worker_groups import WorkerGroups
+from pagoda_scheduler.observability.metrics import GroupCollector, HistogramTimeline
+from pagoda_scheduler.observability.trace_spans import SpanMaker
+from pagoda_scheduler.observability.traces import Traces
+from pagoda_scheduler.rpc.kv_events_zmq import start_kv_events
+from pagoda_scheduler.rpc.servicer import SchedulerServicer
+from pagoda_scheduler.rpc.state import EngineState
 
 logger = logging.getLogger("pagoda_scheduler")
 

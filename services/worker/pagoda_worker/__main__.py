@@ -10,8 +10,7 @@ from importlib.metadata import version
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from pagoda_common.errors import ConfigError
-from pagoda_common.flags import (
+from pagoda_common.config.flags import (
     add_child_flags,
     add_listen_flags,
     add_observability_flags,
@@ -21,17 +20,18 @@ from pagoda_common.flags import (
     observability_config_from_args,
     security_config_from_args,
 )
-from pagoda_common.heartbeat import beat
-from pagoda_common.idle_memory import release_memory_when_idle
-from pagoda_common.local_socket import new_local_address
-from pagoda_common.logging import configure_logging
-from pagoda_common.memory import keep_freed_memory
-from pagoda_common.metrics_server import process_registry, serve_metrics
-from pagoda_common.observability_config import ObservabilityConfig
-from pagoda_common.process import die_with_parent
-from pagoda_common.security_config import SecurityConfig, host_of, is_local, is_loopback
-from pagoda_common.settings import parse_service_args
-from pagoda_common.startup_marks import enable_marks, mark
+from pagoda_common.config.observability_config import ObservabilityConfig
+from pagoda_common.config.security_config import SecurityConfig, host_of, is_local, is_loopback
+from pagoda_common.config.settings import parse_service_args
+from pagoda_common.errors import ConfigError
+from pagoda_common.metrics.server import process_registry, serve_metrics
+from pagoda_common.process.children import die_with_parent
+from pagoda_common.process.heartbeat import beat
+from pagoda_common.process.idle_memory import release_memory_when_idle
+from pagoda_common.process.logging import configure_logging
+from pagoda_common.process.memory import keep_freed_memory
+from pagoda_common.process.startup_marks import enable_marks, mark
+from pagoda_common.rpc.local_socket import new_local_address
 from pagoda_worker.threads import set_wait_policy
 
 logger = logging.getLogger("pagoda_worker")
@@ -48,13 +48,13 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
     # Torch is imported after the flags are read, and after OpenMP's threads are told how to wait.
     mark("start of Python")
     from pagoda.v1 import scheduler_pb2, worker_pb2_grpc
-    from pagoda_common.rpc import RpcServer, stop_signals
-    from pagoda_worker.device import claim_device
-    from pagoda_worker.memory_ahead import touch_memory_at_rest
+    from pagoda_common.rpc.service import RpcServer, stop_signals
+    from pagoda_worker.memory.device import claim_device
+    from pagoda_worker.memory.memory_ahead import touch_memory_at_rest
     from pagoda_worker.metrics import WorkerCollector, WorkerMetrics
-    from pagoda_worker.registration import CAPABILITIES, Registration
-    from pagoda_worker.servicer import WorkerServicer
-    from pagoda_worker.tensor_parallel import TensorParallel
+    from pagoda_worker.parallel.tensor_parallel import TensorParallel
+    from pagoda_worker.rpc.registration import CAPABILITIES, Registration
+    from pagoda_worker.rpc.servicer import WorkerServicer
     from pagoda_worker.worker import Worker
 
     mark("imports")

@@ -7,8 +7,8 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pagoda_common.lean_histogram import LeanHistogram
-from pagoda_worker.batch import ExecuteModelInput, ModelRunnerOutput
+from pagoda_common.metrics.lean_histogram import LeanHistogram
+from pagoda_worker.steps.batch import ExecuteModelInput, ModelRunnerOutput
 from pagoda_worker.worker import Worker
 
 STAGES = ("queue", "prepare", "forward", "sample")

@@ -4,35 +4,35 @@ from collections.abc import Callable
 
 import torch
 
-from pagoda_common.bounded_grammar import BoundedCompiler
-from pagoda_common.config import EngineConfig
+from pagoda_common.config.engine_config import EngineConfig
+from pagoda_common.config.weights_source import WeightsSource
 from pagoda_common.errors import ConfigError, OutOfMemory, StaleEpoch
-from pagoda_common.startup_marks import mark
-from pagoda_common.weights_source import WeightsSource
-from pagoda_worker.attention_choice import AttentionChoice, choose_attention
-from pagoda_worker.available_blocks import AvailableBlocks, available_blocks
-from pagoda_worker.batch import ExecuteModelInput, ModelRunnerOutput
-from pagoda_worker.begun_steps import BegunSteps
-from pagoda_worker.cuda_graphs import recorded_graphs, what_waits
-from pagoda_worker.device import (
+from pagoda_common.grammar.bounded_grammar import BoundedCompiler
+from pagoda_common.process.startup_marks import mark
+from pagoda_worker.attention.choice import AttentionChoice, choose_attention
+from pagoda_worker.loader.loaded_model import LoadedModel
+from pagoda_worker.loader.model_facts import ModelFacts
+from pagoda_worker.loader.model_weights import ModelWeights, release_memory
+from pagoda_worker.loader.read_model import read_model
+from pagoda_worker.loader.weights import Progress
+from pagoda_worker.memory.available_blocks import AvailableBlocks, available_blocks
+from pagoda_worker.memory.device import (
     DeviceInfo,
     cache_dtype,
     check_attention_backend,
     check_cache_dtype,
     claim_device,
 )
-from pagoda_worker.grammars import Grammars, load_compiler
-from pagoda_worker.huge_pages import use_huge_pages
-from pagoda_worker.loaded_model import LoadedModel
-from pagoda_worker.loader.weights import Progress
-from pagoda_worker.logits_processors import load_logits_processors
-from pagoda_worker.model_facts import ModelFacts
-from pagoda_worker.model_runner import ModelRunner
-from pagoda_worker.model_weights import ModelWeights, release_memory
+from pagoda_worker.memory.huge_pages import use_huge_pages
 from pagoda_worker.models.decoder import Decoder
-from pagoda_worker.read_model import read_model
-from pagoda_worker.step_threads import StepThreads
-from pagoda_worker.tensor_parallel import ALONE, TensorParallel
+from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
+from pagoda_worker.sampling.grammars import Grammars, load_compiler
+from pagoda_worker.sampling.logits_processors import load_logits_processors
+from pagoda_worker.steps.batch import ExecuteModelInput, ModelRunnerOutput
+from pagoda_worker.steps.begun_steps import BegunSteps
+from pagoda_worker.steps.cuda_graphs import recorded_graphs, what_waits
+from pagoda_worker.steps.model_runner import ModelRunner
+from pagoda_worker.steps.step_threads import StepThreads
 
 
 class Worker:

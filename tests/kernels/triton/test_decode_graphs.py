@@ -12,23 +12,23 @@ import numpy as np
 import pytest
 import torch
 
-from pagoda_common.sampling_params import SamplingParams
-from pagoda_kernels.attention_plan import AttentionPlan
+from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_kernels.attention.plan import AttentionPlan
+from pagoda_kernels.attention.quantized_cache import scales_of
 from pagoda_kernels.external.flash_attn import FlashAttention
-from pagoda_kernels.quantized_cache import scales_of
 from pagoda_kernels.selection import use_references
-from pagoda_worker.attention_choice import AttentionChoice
-from pagoda_worker.batch import ExecuteModelInput, NewRequest
-from pagoda_worker.cuda_graphs import make_decode_graphs, why_eager
-from pagoda_worker.decode_graphs import DecodeGraphs, Graph
-from pagoda_worker.input_batch import StepInputs
-from pagoda_worker.model_runner import ModelRunner
+from pagoda_worker.attention.choice import AttentionChoice
+from pagoda_worker.steps.batch import ExecuteModelInput, NewRequest
+from pagoda_worker.steps.cuda_graphs import make_decode_graphs, why_eager
+from pagoda_worker.steps.decode_graphs import DecodeGraphs, Graph
+from pagoda_worker.steps.input_batch import StepInputs
+from pagoda_worker.steps.model_runner import ModelRunner
 from pagoda_worker.worker import Worker
 from tests.fakes.flash_attn_module import flash_attn_module
 from tests.kernels.test_external_attention import NEEDS
 from tests.kernels.triton.test_model import CONFIG
 from tests.unit.worker.driver import Driver, Tracked
-from tests.unit.worker.step_scripts import ints, run_ahead, run_one_by_one, told
+from tests.unit.worker.steps.step_scripts import ints, run_ahead, run_one_by_one, told
 
 PROMPTS = [list(range(5, 6)), list(range(20, 57)), list(range(100, 117))]
 PARAMS = [

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from pagoda_kernels.act_and_mul import ACTIVATIONS, act_and_mul, act_and_mul_reference
-from pagoda_kernels.add_rms_norm import add_rms_norm, add_rms_norm_reference
-from pagoda_kernels.apply_penalties import apply_token_penalties, apply_token_penalties_reference
-from pagoda_kernels.apply_token_bitmask import apply_token_bitmask, apply_token_bitmask_reference
-from pagoda_kernels.copy_blocks import copy_blocks, copy_blocks_reference
-from pagoda_kernels.rms_norm import rms_norm, rms_norm_reference
-from pagoda_kernels.rope_store import HeadNorms, rope_store, rope_store_reference
-from pagoda_kernels.store_kv_cache import store_kv_cache, store_kv_cache_reference
+from pagoda_kernels.attention.copy_blocks import copy_blocks, copy_blocks_reference
+from pagoda_kernels.attention.rope_store import HeadNorms, rope_store, rope_store_reference
+from pagoda_kernels.attention.store_kv_cache import store_kv_cache, store_kv_cache_reference
+from pagoda_kernels.layers.act_and_mul import ACTIVATIONS, act_and_mul, act_and_mul_reference
+from pagoda_kernels.layers.add_rms_norm import add_rms_norm, add_rms_norm_reference
+from pagoda_kernels.layers.rms_norm import rms_norm, rms_norm_reference
+from pagoda_kernels.sampling.apply_penalties import apply_token_penalties, apply_token_penalties_reference
+from pagoda_kernels.sampling.apply_token_bitmask import apply_token_bitmask, apply_token_bitmask_reference
 from tests.kernels.triton.outputs import nan_filled_outputs
 
 SIZES = (0, 1, 15, 16, 17)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_kernels import selection
 from tests.unit.worker.driver import Driver, Tracked
 

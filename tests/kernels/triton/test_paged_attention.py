@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from pagoda_kernels.attention_plan import AttentionPlan
-from pagoda_kernels.paged_attention import paged_attention, paged_attention_reference
+from pagoda_kernels.attention.paged_attention import paged_attention, paged_attention_reference
+from pagoda_kernels.attention.plan import AttentionPlan
 from pagoda_kernels.selection import triton_kernel, use_references
 from tests.kernels.test_paged_attention import make_case
 from tests.kernels.triton.outputs import nan_filled_outputs

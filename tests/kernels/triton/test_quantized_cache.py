@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from pagoda_kernels.copy_blocks import copy_blocks
-from pagoda_kernels.paged_attention import paged_attention, paged_attention_reference
-from pagoda_kernels.quantized_cache import FP8, MAX_FP8, cache_width, dequantize_rows, quantize_rows, to_fp8
-from pagoda_kernels.rope_store import HeadNorms, rope_store
-from pagoda_kernels.rope_store_int8 import rope_store_int8
+from pagoda_kernels.attention.copy_blocks import copy_blocks
+from pagoda_kernels.attention.paged_attention import paged_attention, paged_attention_reference
+from pagoda_kernels.attention.quantized_cache import FP8, MAX_FP8, cache_width, dequantize_rows, quantize_rows, to_fp8
+from pagoda_kernels.attention.rope_store import HeadNorms, rope_store
+from pagoda_kernels.attention.rope_store_int8 import rope_store_int8
+from pagoda_kernels.attention.store_kv_cache import store_kv_cache, store_kv_cache_reference
 from pagoda_kernels.selection import triton_kernel, use_references
-from pagoda_kernels.store_kv_cache import store_kv_cache, store_kv_cache_reference
 from tests.kernels.test_paged_attention import make_case
 from tests.kernels.triton.outputs import nan_filled_outputs
 

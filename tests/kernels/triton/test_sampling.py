@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from pagoda_kernels.sample_tokens import sample_tokens, sample_tokens_reference
+from pagoda_kernels.sampling.sample_tokens import sample_tokens, sample_tokens_reference
+from pagoda_kernels.sampling.top_logprobs import top_logprobs, top_logprobs_reference
 from pagoda_kernels.selection import use_references
-from pagoda_kernels.top_logprobs import top_logprobs, top_logprobs_reference
 from tests.kernels.triton.outputs import nan_filled_outputs
 
 

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from pagoda import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
-from pagoda_common.config import EMBEDDED_MODEL
+from pagoda_common.config.engine_config import EMBEDDED_MODEL
+from pagoda_common.config.model_files import resolve_model
 from pagoda_common.errors import InvalidRequest, ModelLoadError
-from pagoda_common.models import resolve_model
 
 PROMPTS = [f"Story {i}: Once upon a time" for i in range(8)]
 # Greedy: recomputing a prompt changes logits in the last float digits, which a drawn token may show.

@@ -7,7 +7,7 @@ import pytest
 
 from pagoda.cli import main, make_parser
 from pagoda.commands.chat import open_server
-from pagoda.openai_http import OpenAIServer
+from pagoda.http.openai_http import OpenAIServer
 from tests.fakes.openai_server import FakeOpenAIServer
 
 

@@ -7,9 +7,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from pagoda.openai_http import OpenAIServer
+from pagoda.http.openai_http import OpenAIServer
 from pagoda_common.errors import NotReady, PagodaError
-from pagoda_common.process import free_port
+from pagoda_common.process.children import free_port
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

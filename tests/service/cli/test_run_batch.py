@@ -12,7 +12,7 @@ from tests.fakes.openai_server import FakeOpenAIServer
 
 @pytest.fixture(autouse=True)
 def fast_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagoda.batch.FIRST_RETRY_S", 0.001)
+    monkeypatch.setattr("pagoda.http.batch.FIRST_RETRY_S", 0.001)
 
 
 def line(custom_id: str, prompt: str, **fields: Any) -> dict[str, Any]:

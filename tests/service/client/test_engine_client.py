@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import pytest_asyncio
 
-from pagoda_common.engine_client import EngineClient, EngineRequest, EngineStream
+from pagoda_common.engine.client import EngineClient, EngineRequest, EngineStream
 from pagoda_common.errors import InvalidRequest, NotReady, PagodaError, QueueFull
-from pagoda_common.outputs import EngineOutput
-from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.params.outputs import EngineOutput
+from pagoda_common.params.sampling_params import SamplingParams
 from tests.fakes.fake_scheduler import FakeScheduler, serve_fake_scheduler
 
 PROMPT = [10, 20, 30]
@@ -160,7 +160,7 @@ async def test_a_restarted_scheduler_gets_the_open_requests(fake: FakeScheduler)
 async def test_any_mix_of_faults_gives_the_same_tokens(
     fake: FakeScheduler, client: EngineClient, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagoda_common.engine_client.MAX_BACKOFF_S", 0.01)
+    monkeypatch.setattr("pagoda_common.engine.client.MAX_BACKOFF_S", 0.01)
     draw = random.Random(seed)
     fake.step_s = 0.001
 

@@ -7,12 +7,12 @@ from contextlib import aclosing
 import pytest
 import pytest_asyncio
 
-from pagoda_common.config import EMBEDDED_MODEL
-from pagoda_common.engine_client import EngineClient, EngineRequest
+from pagoda_common.config.engine_config import EMBEDDED_MODEL
+from pagoda_common.engine.client import EngineClient, EngineRequest
+from pagoda_common.engine.generation import generate_text
 from pagoda_common.errors import PagodaError
-from pagoda_common.generation import generate_text
-from pagoda_common.outputs import SequenceDelta
-from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.params.outputs import SequenceDelta
+from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_common.text.tokenizer import Tokenizer
 from tests.fakes.fake_scheduler import FakeScheduler, serve_fake_scheduler
 

@@ -226,7 +226,7 @@ def test_a_forgotten_llm_ends_its_thread(scheduler_thread: FakeSchedulerThread) 
 
 
 def test_nobody_at_the_address_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagoda.async_llm.CONNECT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("pagoda.llm.async_llm.CONNECT_TIMEOUT_S", 0.3)
     with pytest.raises(NotReady, match=r"127\.0\.0\.1:1"):
         LLM(address="127.0.0.1:1")
 

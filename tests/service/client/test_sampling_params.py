@@ -6,10 +6,10 @@ from contextlib import aclosing
 import pytest
 
 from pagoda import LLM, AsyncLLM, SamplingParams
-from pagoda.llm_options import engine_config_from_options
+from pagoda.llm.options import engine_config_from_options
 from pagoda_common.errors import InvalidRequest
-from pagoda_common.outputs import RequestOutput
-from pagoda_common.sampling_params import RequestOutputKind
+from pagoda_common.params.outputs import RequestOutput
+from pagoda_common.params.sampling_params import RequestOutputKind
 from tests.service.client.conftest import FakeSchedulerThread
 
 
@@ -69,5 +69,5 @@ def test_processors_and_overrides_of_llm_are_as_in_vllm() -> None:
     config = engine_config_from_options(
         model="pagoda-tiny", logits_processors=["some:One", RequestOutput], override_generation_config={"top_k": 5}
     )
-    assert config.model.logits_processors == ("some:One", "pagoda_common.outputs:RequestOutput")
+    assert config.model.logits_processors == ("some:One", "pagoda_common.params.outputs:RequestOutput")
     assert config.model.override_generation_config == '{"top_k": 5}'

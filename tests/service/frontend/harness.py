@@ -11,9 +11,9 @@ import httpx
 import openai
 import orjson
 
-from pagoda_common.frontend_config import FrontendConfig
-from pagoda_common.rpc import connect
-from pagoda_frontend.server import FrontendServer
+from pagoda_common.config.frontend_config import FrontendConfig
+from pagoda_common.rpc.service import connect
+from pagoda_frontend.http.server import FrontendServer
 from tests.fakes.fake_scheduler import FakeScheduler, serve_fake_scheduler
 
 MODEL = "tiny"

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from pagoda_common.config import CacheConfig, EngineConfig, SchedulerConfig
+from pagoda_common.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from tests.harness.scheduler import RunningScheduler, running_scheduler
 
 

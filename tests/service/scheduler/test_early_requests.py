@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from pagoda_common.config import CacheConfig, EngineConfig, SchedulerConfig
-from pagoda_common.engine_client import EngineClient, EngineRequest
-from pagoda_common.engine_stream import AdoptedRequest, AdoptedSequence
-from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
+from pagoda_common.engine.client import EngineClient, EngineRequest
+from pagoda_common.engine.stream import AdoptedRequest, AdoptedSequence
+from pagoda_common.params.sampling_params import SamplingParams
 from tests.fakes.fake_worker import FakeWorker
 from tests.harness.scheduler import RunningScheduler, running_scheduler
 

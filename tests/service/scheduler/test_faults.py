@@ -7,12 +7,12 @@ import grpc
 import pytest
 
 from pagoda.v1 import scheduler_pb2, types_pb2
-from pagoda_common.config import CacheConfig, EngineConfig, SchedulerConfig
-from pagoda_common.convert import token_ids_to_bytes
-from pagoda_scheduler import heartbeats
-from pagoda_scheduler.in_flight import InFlight
-from pagoda_scheduler.request import Request
-from pagoda_scheduler.step import StepResult
+from pagoda_common.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
+from pagoda_common.engine.convert import token_ids_to_bytes
+from pagoda_scheduler.core.in_flight import InFlight
+from pagoda_scheduler.core.request import Request
+from pagoda_scheduler.core.step import StepResult
+from pagoda_scheduler.rpc import heartbeats
 from tests.fakes.fake_worker import FakeWorker
 from tests.harness.scheduler import RunningScheduler, running_scheduler
 

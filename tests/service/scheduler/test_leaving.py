@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from pagoda.v1 import scheduler_pb2
-from pagoda_scheduler import heartbeats, worker_groups
+from pagoda_scheduler.groups import worker_groups
+from pagoda_scheduler.rpc import heartbeats
 from tests.fakes.fake_worker import FakeWorker
 from tests.harness.scheduler import RunningScheduler
 from tests.service.scheduler.test_faults import generate

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from pagoda.v1 import scheduler_pb2
-from pagoda_common.local_socket import new_local_address
+from pagoda_common.rpc.local_socket import new_local_address
 from tests.fakes.fake_worker import FakeWorker
 from tests.harness.scheduler import RunningScheduler
 from tests.service.scheduler.test_faults import generate

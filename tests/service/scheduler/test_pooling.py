@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from pagoda.v1 import scheduler_pb2, types_pb2
-from pagoda_common.config import CacheConfig, EngineConfig, SchedulerConfig
-from pagoda_common.convert import token_ids_to_bytes
-from pagoda_common.engine_client import EngineClient, EngineRequest, EngineStream
+from pagoda_common.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
+from pagoda_common.engine.client import EngineClient, EngineRequest, EngineStream
+from pagoda_common.engine.convert import token_ids_to_bytes
 from pagoda_common.errors import Code, DeadlineExceeded, PagodaError, QueueFull
-from pagoda_common.outputs import EngineOutput
-from pagoda_common.pooling_params import PoolingParams
-from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.params.outputs import EngineOutput
+from pagoda_common.params.pooling_params import PoolingParams
+from pagoda_common.params.sampling_params import SamplingParams
 from tests.fakes.fake_worker import FakeWorker
 from tests.harness.scheduler import RunningScheduler, running_scheduler
 

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from pagoda.v1 import scheduler_pb2
-from pagoda_scheduler import worker_groups
+from pagoda_scheduler.groups import worker_groups
 from tests.fakes.fake_worker import FakeWorker
 from tests.harness.scheduler import RunningScheduler
 from tests.service.scheduler.test_leaving import check, run, states

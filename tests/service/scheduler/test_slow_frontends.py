@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
-from pagoda_common.convert import token_ids_to_bytes
-from pagoda_common.engine_client import EngineClient, EngineRequest
-from pagoda_common.sampling_params import SamplingParams
-from pagoda_scheduler import outbox
+from pagoda_common.engine.client import EngineClient, EngineRequest
+from pagoda_common.engine.convert import token_ids_to_bytes
+from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_scheduler.rpc import outbox
 from tests.fakes.fake_worker import FakeWorker
 from tests.harness.scheduler import RunningScheduler
 from tests.service.scheduler.test_faults import generate

@@ -16,9 +16,9 @@ from typing import Any
 import grpc
 import pytest
 
-from pagoda_common.config import CacheConfig, EngineConfig, SchedulerConfig
-from pagoda_common.process import free_port
-from pagoda_common.rpc import connect
+from pagoda_common.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
+from pagoda_common.process.children import free_port
+from pagoda_common.rpc.service import connect
 from tests.fakes.fake_worker import FakeWorker
 from tests.harness.scheduler import RunningScheduler, running_scheduler
 

@@ -7,8 +7,8 @@ import grpc
 import pytest
 
 from pagoda.v1 import scheduler_pb2, types_pb2
-from pagoda_common.config import CacheConfig, EngineConfig, SchedulerConfig
-from pagoda_common.convert import token_ids_to_bytes
+from pagoda_common.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
+from pagoda_common.engine.convert import token_ids_to_bytes
 from tests.fakes.fake_worker import FakeWorker
 from tests.harness.scheduler import RunningScheduler, running_scheduler
 

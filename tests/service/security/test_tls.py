@@ -16,11 +16,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from pagoda import AsyncLLM
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
-from pagoda_common.channels import Connection, connect, connect_blocking
+from pagoda_common.config.security_config import SecurityConfig, ServerSecurity
 from pagoda_common.errors import ConfigError
-from pagoda_common.local_socket import new_local_address
-from pagoda_common.rpc import MAX_METADATA_BYTES, RpcServer
-from pagoda_common.security_config import SecurityConfig, ServerSecurity
+from pagoda_common.rpc.channels import Connection, connect, connect_blocking
+from pagoda_common.rpc.local_socket import new_local_address
+from pagoda_common.rpc.service import MAX_METADATA_BYTES, RpcServer
 from tests.harness.certificates import Certificates, make_certificates
 
 CODES = grpc.StatusCode

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pagoda.v1 import types_pb2, worker_pb2, worker_pb2_grpc
-from pagoda_common.rpc import RpcServer, connect
-from pagoda_worker.servicer import WorkerServicer
+from pagoda_common.rpc.service import RpcServer, connect
+from pagoda_worker.rpc.servicer import WorkerServicer
 from pagoda_worker.worker import Worker
 
 SERVICE = "pagoda.v1.Worker"

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from pagoda.v1 import scheduler_pb2, types_pb2, worker_pb2_grpc
-from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from pagoda_common.convert import token_ids_to_bytes
-from pagoda_common.rpc import RpcServer
-from pagoda_worker.batch import ExecuteModelInput
-from pagoda_worker.model_runner import ModelRunner
-from pagoda_worker.registration import Registration
-from pagoda_worker.servicer import WorkerServicer
+from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagoda_common.engine.convert import token_ids_to_bytes
+from pagoda_common.rpc.service import RpcServer
+from pagoda_worker.rpc.registration import Registration
+from pagoda_worker.rpc.servicer import WorkerServicer
+from pagoda_worker.steps.batch import ExecuteModelInput
+from pagoda_worker.steps.model_runner import ModelRunner
 from pagoda_worker.worker import Worker
 from tests.harness.scheduler import RunningScheduler, running_scheduler
 

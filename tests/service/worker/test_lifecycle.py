@@ -9,9 +9,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pagoda_common.models import resolve_model
-from pagoda_common.rpc import LIVENESS
-from pagoda_worker.batch import ExecuteModelInput
+from pagoda_common.config.model_files import resolve_model
+from pagoda_common.rpc.service import LIVENESS
+from pagoda_worker.steps.batch import ExecuteModelInput
 from tests.service.worker.conftest import SERVICE, Caller, Served, new_request, tokens_of
 
 

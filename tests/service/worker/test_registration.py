@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
-from pagoda_common.process import free_port
-from pagoda_common.rpc import RpcServer
-from pagoda_worker import registration
-from pagoda_worker.registration import Registration
+from pagoda_common.process.children import free_port
+from pagoda_common.rpc.service import RpcServer
+from pagoda_worker.rpc import registration
+from pagoda_worker.rpc.registration import Registration
 
 
 class Listener(scheduler_pb2_grpc.SchedulerServicer):

@@ -13,7 +13,7 @@ import pytest
 from pagoda.bench.datasets import add_dataset_arguments, ordinary_token_ids, random_text, read_dataset
 from pagoda.bench.figures import Statistics, peak_concurrency, peak_tokens_per_s, report, table
 from pagoda.bench.load import Load, RequestResult, send_times
-from pagoda_common.config import EMBEDDED_MODEL
+from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.errors import ConfigError
 from pagoda_common.text.tokenizer import Tokenizer
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.errors import ConfigError
-from pagoda_common.logging import JsonFormatter, LineFormatter, is_no_probe, request_id, trace_id
-from pagoda_common.observability_config import ObservabilityConfig
+from pagoda_common.process.logging import JsonFormatter, LineFormatter, is_no_probe, request_id, trace_id
 
 
 def access(path: str) -> logging.LogRecord:

@@ -12,7 +12,9 @@ LOGS = "import logging, sys; logging.basicConfig(); logging.error('lost'); sys.s
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="the system has no /dev/full")
-@pytest.mark.parametrize(("end", "code"), [("", 120), ("from pagoda.output import drop_unwritable as d; d()", 0)])
+@pytest.mark.parametrize(
+    ("end", "code"), [("", 120), ("from pagoda.server.output import drop_unwritable as d; d()", 0)]
+)
 def test_what_a_full_disk_has_not_taken_is_dropped_at_the_end(end: str, code: int) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     command = [sys.executable, "-c", LOGS + end]

@@ -31,7 +31,7 @@ def config(tmp_path: Path) -> Path:
 def parse(*words: str, environment: Mapping[str, str] | None = None) -> argparse.Namespace:
     parser = make_parser()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pagoda.arguments.CommandParser.environment", environment or {})
+        patch.setattr("pagoda.commands.arguments.CommandParser.environment", environment or {})
         args, unknown = parser.parse_known_args(["serve", *words])
     if unknown:
         args.parser.refuse_unknown(unknown)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pagoda.supervisor import BackOff, RestartPolicy, Service, Supervisor, describe_exit
+from pagoda.server.supervisor import BackOff, RestartPolicy, Service, Supervisor, describe_exit
 
 QUICK = RestartPolicy(first_delay_s=0.01, max_delay_s=0.02, max_failures=4)
 OBEDIENT = "import time; print('up', flush=True); time.sleep(60)"
@@ -151,7 +151,7 @@ async def test_a_grandchild_that_holds_the_pipe_does_not_hide_the_childs_end(tmp
 async def test_a_child_that_hangs_is_killed_and_started_again(hang: str, caplog: pytest.LogCaptureFixture) -> None:
     code = (
         "import asyncio, os, signal, sys, time\n"
-        "from pagoda_common.heartbeat import beat\n"
+        "from pagoda_common.process.heartbeat import beat\n"
         "async def main():\n"
         "    beating = asyncio.create_task(beat())\n"
         "    await asyncio.sleep(0.1)\n"

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from pagoda.supervisor import Service
-from pagoda.worker_services import worker_services
-from pagoda_common.config import EngineConfig, ParallelConfig
+from pagoda.server.supervisor import Service
+from pagoda.server.worker_services import worker_services
+from pagoda_common.config.engine_config import EngineConfig, ParallelConfig
 
 
 def services(**parallel: int) -> tuple[Service, ...]:

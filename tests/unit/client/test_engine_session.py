@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 
 from pagoda.v1 import scheduler_pb2
-from pagoda_common import engine_session
-from pagoda_common.engine_session import ACK_BYTES, ACK_EVERY, EngineSession
+from pagoda_common.engine import session as engine_session
+from pagoda_common.engine.session import ACK_BYTES, ACK_EVERY, EngineSession
 
 
 class FakeCall:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagoda_common.engine_session import SlotTable
-from pagoda_common.engine_stream import EngineRequest, EngineStream
+from pagoda_common.engine.session import SlotTable
+from pagoda_common.engine.stream import EngineRequest, EngineStream
 from pagoda_common.errors import DeadlineExceeded, NotReady, RequestFailed
-from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.params.sampling_params import SamplingParams
 
 
 def make_stream(**params: object) -> tuple[EngineStream, list[object]]:

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from pagoda.hub_tokenizer import HubTokenizer
-from pagoda_common.config import EMBEDDED_MODEL
+from pagoda.llm.hub_tokenizer import HubTokenizer
+from pagoda_common.config.engine_config import EMBEDDED_MODEL
+from pagoda_common.config.model_files import resolve_model
 from pagoda_common.errors import InvalidRequest
-from pagoda_common.models import resolve_model
 from pagoda_common.text.tokenizer import Tokenizer
 
 TEXT = "Once upon a time<|im_end|>, ü"

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from pagoda.llm_options import engine_config_from_options
-from pagoda.prompts import Prompt
-from pagoda.request_output import RequestOutputBuilder, default_sampling_params, logprobs_by_token
-from pagoda_common.config import EMBEDDED_MODEL
-from pagoda_common.engine_stream import EngineRequest
+from pagoda.llm.options import engine_config_from_options
+from pagoda.llm.prompts import Prompt
+from pagoda.llm.request_output import RequestOutputBuilder, default_sampling_params, logprobs_by_token
+from pagoda_common.config.engine_config import EMBEDDED_MODEL
+from pagoda_common.engine.stream import EngineRequest
 from pagoda_common.errors import ConfigError
-from pagoda_common.outputs import FinishReason, SequenceDelta, TokenLogprobs
-from pagoda_common.sampling_params import SamplingParams
+from pagoda_common.params.outputs import FinishReason, SequenceDelta, TokenLogprobs
+from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_common.text.tokenizer import Tokenizer
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pagoda.startup_table import StartupTable
-from pagoda.supervisor import Service
-from pagoda_common.startup_marks import VARIABLE, enable_marks, mark, parse_mark
+from pagoda.server.startup_table import StartupTable
+from pagoda.server.supervisor import Service
+from pagoda_common.process.startup_marks import VARIABLE, enable_marks, mark, parse_mark
 
 
 def test_marks_are_printed_only_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pagoda.v1 import types_pb2
-from pagoda_common.engine_metrics import EngineCollector
+from pagoda_common.metrics.engine_metrics import EngineCollector
 from tests.unit.deploy.test_kubernetes import KUBERNETES, RENDERED, objects_of, pods_of
 
 SCALED = {"overlays/hpa": "HorizontalPodAutoscaler", "overlays/keda": "ScaledObject"}

@@ -9,11 +9,14 @@ import pytest
 from google.protobuf.descriptor import ServiceDescriptor
 
 from pagoda.v1 import inference_pb2, scheduler_pb2, worker_pb2
-from pagoda_common import channels, engine_session, rpc
+from pagoda_common.engine import session as engine_session
 from pagoda_common.errors import Code
-from pagoda_frontend import resume, serving
-from pagoda_scheduler import heartbeats, outbox, worker_client, worker_control, worker_groups
-from pagoda_worker import steps
+from pagoda_common.rpc import channels
+from pagoda_common.rpc import service as rpc
+from pagoda_frontend.requests import resume, serving
+from pagoda_scheduler.groups import worker_groups
+from pagoda_scheduler.rpc import heartbeats, outbox, worker_client, worker_control
+from pagoda_worker.rpc import fence as steps
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "grpc.md").read_text(encoding="utf-8")

@@ -5,11 +5,11 @@ from typing import Any
 import orjson
 import pytest
 
-from pagoda_common.outputs import SequenceDelta, TokenLogprobs
+from pagoda_common.params.outputs import SequenceDelta, TokenLogprobs
 from pagoda_common.text.tokenizer import Tokenizer
-from pagoda_frontend.chunks import DONE, ChatChunks, ChunkOptions, CompletionChunks
-from pagoda_frontend.logprobs import LEAST_LOGPROB, LogprobWriter
-from pagoda_frontend.message import MessageDelta, ToolCallDelta
+from pagoda_frontend.conversation.message import MessageDelta, ToolCallDelta
+from pagoda_frontend.openai.chunks import DONE, ChatChunks, ChunkOptions, CompletionChunks
+from pagoda_frontend.openai.logprobs import LEAST_LOGPROB, LogprobWriter
 
 ENVELOPE = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "tiny"}
 

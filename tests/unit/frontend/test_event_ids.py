@@ -2,10 +2,10 @@
 
 import pytest
 
-from pagoda_common.engine_stream import Known
+from pagoda_common.engine.stream import Known
 from pagoda_common.errors import InvalidRequest
-from pagoda_common.outputs import SequenceDelta
-from pagoda_frontend.resume import EventIds, place_of, with_id
+from pagoda_common.params.outputs import SequenceDelta
+from pagoda_frontend.requests.resume import EventIds, place_of, with_id
 
 
 @pytest.mark.parametrize(

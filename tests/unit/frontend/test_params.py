@@ -3,8 +3,9 @@
 import pytest
 
 from pagoda_common.errors import InvalidRequest, RequestTooLong
-from pagoda_common.sampling_params import SamplingParams
-from pagoda_frontend.params import (
+from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_frontend.openai.protocol import CompletionBody
+from pagoda_frontend.requests.params import (
     SamplingDefaults,
     check_sampling_params,
     check_supported,
@@ -12,7 +13,6 @@ from pagoda_frontend.params import (
     make_sampling_params,
     sampling_defaults,
 )
-from pagoda_frontend.protocol import CompletionBody
 
 
 def body(**fields: object) -> CompletionBody:

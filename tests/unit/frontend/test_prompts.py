@@ -6,8 +6,8 @@ import pytest
 
 from pagoda_common.errors import ConfigError, InvalidRequest, RequestTooLong
 from pagoda_common.text.tokenizer import Tokenizer
-from pagoda_frontend.prompts import Prompts, load_chat_template
-from pagoda_frontend.protocol import ChatMessage
+from pagoda_frontend.openai.protocol import ChatMessage
+from pagoda_frontend.requests.prompts import Prompts, load_chat_template
 
 
 def prompts(chat_template: str | None = None) -> Prompts:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from pagoda_common.errors import NotFound
-from pagoda_frontend.responses_store import ResponseStore, StoredResponse
+from pagoda_frontend.responses.store import ResponseStore, StoredResponse
 
 
 def stored(response_id: str, *, num_bytes: int = 1, tenant: str = "") -> StoredResponse:

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pagoda_common.config import CacheConfig, SchedulerConfig
-from pagoda_common.sampling_params import SamplingParams
-from pagoda_scheduler.request import Request
-from pagoda_scheduler.scheduler import Scheduler
-from pagoda_scheduler.step import BadSlot, LogprobRows, ModelRunnerOutput, SchedulerOutput, StepResult
+from pagoda_common.config.engine_config import CacheConfig, SchedulerConfig
+from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_scheduler.core.request import Request
+from pagoda_scheduler.core.scheduler import Scheduler
+from pagoda_scheduler.core.step import BadSlot, LogprobRows, ModelRunnerOutput, SchedulerOutput, StepResult
 
 EOS = 57
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from pagoda_common.grammar import GrammarCompiler
-from pagoda_common.structured_outputs import StructuredOutputsParams
+from pagoda_common.grammar.matcher import GrammarCompiler
+from pagoda_common.params.structured_outputs import StructuredOutputsParams
 from tests.unit.text.tokenizers_at_hand import NAMES, load
 
 SCHEMA = {

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pagoda_common.config import EMBEDDED_MODEL
+from pagoda_common.config.engine_config import EMBEDDED_MODEL
+from pagoda_common.config.model_files import resolve_model
 from pagoda_common.errors import InvalidRequest, ModelLoadError
-from pagoda_common.models import resolve_model
 from pagoda_common.text.tokenizer import Tokenizer
 
 MESSAGES = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi <|im_end|>"}]
@@ -57,7 +57,7 @@ def test_tokens_have_bytes_and_a_text(tiny: Tokenizer) -> None:
 
 def test_neither_torch_nor_transformers_is_imported() -> None:
     code = (
-        "import sys; from pagoda_common.text.tokenizer import Tokenizer; import pagoda_common.generation;"
+        "import sys; from pagoda_common.text.tokenizer import Tokenizer; import pagoda_common.engine.generation;"
         f"Tokenizer.load({EMBEDDED_MODEL!r}).encode('x'); print({{'torch', 'transformers'}} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
 
-from pagoda_common.config import EMBEDDED_MODEL
+from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_common.text.tokenizer_files import TokenizerFiles
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pagoda_worker.worker import Worker
-from tests.unit.worker.overlap import empty_cache, make_worker
+from tests.unit.worker.steps.overlap import empty_cache, make_worker
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from pagoda_common.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from pagoda_common.sampling_params import SamplingParams
-from pagoda_common.speculative_config import SpeculativeConfig
-from pagoda_worker.batch import BadSlot, ExecuteModelInput, ModelRunnerOutput, NewRequest, PromptLogprobs
+from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagoda_common.config.speculative_config import SpeculativeConfig
+from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_worker.steps.batch import BadSlot, ExecuteModelInput, ModelRunnerOutput, NewRequest, PromptLogprobs
 from pagoda_worker.worker import Worker
-from tests.unit.worker.ranks import Ranks
+from tests.unit.worker.parallel.ranks import Ranks
 
 
 @dataclass

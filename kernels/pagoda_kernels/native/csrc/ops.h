@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "vec.h"
+#include "simd/vec.h"
 
 namespace pagoda {
 

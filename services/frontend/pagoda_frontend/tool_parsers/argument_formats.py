@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from pagoda_common.errors import InvalidRequest
-from pagoda_common.json_schema import resolved
-from pagoda_common.schema_names import literal_pattern
+from pagoda_common.grammar.json_schema import resolved
+from pagoda_common.grammar.schema_names import literal_pattern
 from pagoda_frontend.tool_parsers import formats
 from pagoda_frontend.tool_parsers.formats import Format
 from pagoda_frontend.tool_parsers.values import typed_value, types_of

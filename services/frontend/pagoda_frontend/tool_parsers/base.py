@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from pagoda_frontend.drawn_ids import drawn_id
-from pagoda_frontend.message import ToolCallDelta
+from pagoda_frontend.conversation.drawn_ids import drawn_id
+from pagoda_frontend.conversation.message import ToolCallDelta
 from pagoda_frontend.tool_parsers.formats import Format, Schemas, json_value, tag, triggered
 
 

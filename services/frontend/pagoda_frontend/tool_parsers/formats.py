@@ -1,6 +1,6 @@
 """Structural tags of texts in which a model is free to call tools, and whose calls match their schemas.
 
-A format is what `pagoda_common.structural_tag` reads. Every dialect has its own; what they share is here.
+A format is what `pagoda_common.grammar.structural_tag` reads. Every dialect has its own; what they share is here.
 """
 
 from collections.abc import Iterable, Mapping

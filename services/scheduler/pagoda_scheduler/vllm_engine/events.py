@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from smg_grpc_proto.generated import common_pb2
 
 from pagoda_common.errors import Code, PagodaError
-from pagoda_scheduler.kv_events import BlockRemoved, BlockStored, Event, EventBatch, KVEventLog, short_hash
+from pagoda_scheduler.kv.kv_events import BlockRemoved, BlockStored, Event, EventBatch, KVEventLog, short_hash
 
 HEARTBEAT_S = 1.0
 """Silence after which a batch with the load alone is sent."""

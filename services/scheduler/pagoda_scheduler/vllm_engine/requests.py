@@ -3,7 +3,7 @@
 from smg_grpc_proto import vllm_engine_pb2
 
 from pagoda.v1 import scheduler_pb2, types_pb2
-from pagoda_common.convert import token_ids_to_bytes
+from pagoda_common.engine.convert import token_ids_to_bytes
 from pagoda_common.errors import InvalidRequest
 
 _UNSUPPORTED = ("mm_inputs", "media_refs", "kv_transfer_params", "kv_transfer_params_json")

@@ -13,13 +13,13 @@ from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 
 from pagoda.v1 import scheduler_pb2, types_pb2
-from pagoda_common.convert import token_ids_to_bytes
+from pagoda_common.config.model_files import resolve_model
+from pagoda_common.engine.convert import token_ids_to_bytes
 from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError
-from pagoda_common.models import resolve_model
-from pagoda_scheduler.engine import Engine
-from pagoda_scheduler.servicer import SchedulerServicer
-from pagoda_scheduler.session import GenerateSink
-from pagoda_scheduler.state import EngineState
+from pagoda_scheduler.engine.engine import Engine
+from pagoda_scheduler.rpc.servicer import SchedulerServicer
+from pagoda_scheduler.rpc.sinks import GenerateSink
+from pagoda_scheduler.rpc.state import EngineState
 from pagoda_scheduler.vllm_engine.events import stream_events
 from pagoda_scheduler.vllm_engine.requests import submit_from_vllm
 from pagoda_scheduler.vllm_engine.sink import VllmEngineSink

@@ -6,9 +6,9 @@ import numpy as np
 from smg_grpc_proto import vllm_engine_pb2
 
 from pagoda_common.errors import PagodaError
-from pagoda_scheduler.outbox import Outbox
-from pagoda_scheduler.request import Request
-from pagoda_scheduler.step import LogprobRows, StepResult
+from pagoda_scheduler.core.request import Request
+from pagoda_scheduler.core.step import LogprobRows, StepResult
+from pagoda_scheduler.rpc.outbox import Outbox
 
 _FINISH_REASONS = {"stop": "stop", "length": "length", "abort": "abort", "error": "error"}
 

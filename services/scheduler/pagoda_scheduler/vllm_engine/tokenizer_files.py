@@ -5,8 +5,8 @@ import io
 import zipfile
 from pathlib import Path
 
+from pagoda_common.config.model_files import resolve_model
 from pagoda_common.errors import Code, PagodaError
-from pagoda_common.models import resolve_model
 
 _NAMES = (
     "tokenizer.json",

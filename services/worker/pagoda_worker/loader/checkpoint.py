@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pagoda_common.config import ModelConfig
+from pagoda_common.config.engine_config import ModelConfig
+from pagoda_common.config.model_files import resolve_model
 from pagoda_common.errors import ModelLoadError
-from pagoda_common.models import resolve_model
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pagoda_common.errors import ModelLoadError
-from pagoda_kernels.quantized_matrix import QuantizedMatrix
+from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
 from pagoda_worker.models.hf_config import HfConfig
 
 METHODS = ("awq", "gptq", "compressed-tensors")

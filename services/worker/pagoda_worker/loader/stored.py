@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import Tensor
 
 from pagoda_common.errors import ModelLoadError
-from pagoda_kernels.quantized_matrix import QuantizedMatrix
+from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
 from pagoda_worker.loader.quantized_tensors import StoredFormat
 from pagoda_worker.models.weights import WeightSource
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from pagoda_common.errors import ModelLoadError
-from pagoda_kernels.quantized_matrix import QuantizedMatrix
+from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
 from pagoda_worker.loader.quantized_tensors import StoredFormat
 from pagoda_worker.loader.stored import Stored, StoredTensor, join_quantized
 from pagoda_worker.models.decoder import Decoder

@@ -8,9 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pagoda_kernels.attention_plan import AttentionPlan
-from pagoda_kernels.composed_layers import ComposedLayers, has_composed_layers
-from pagoda_kernels.decoder_layers import (
+from pagoda_kernels.attention.paged_attention import paged_attention
+from pagoda_kernels.attention.plan import AttentionPlan
+from pagoda_kernels.attention.rope_store import HeadNorms, rope_store
+from pagoda_kernels.attention.rope_store_int8 import rope_store_int8
+from pagoda_kernels.decoder.composed_layers import ComposedLayers, has_composed_layers
+from pagoda_kernels.decoder.decoder_layers import (
     AttentionWeights,
     DecoderLayers,
     EndWeights,
@@ -18,14 +21,11 @@ from pagoda_kernels.decoder_layers import (
     has_decoder_layers,
 )
 from pagoda_kernels.native.library import native
-from pagoda_kernels.paged_attention import paged_attention
-from pagoda_kernels.rope_store import HeadNorms, rope_store
-from pagoda_kernels.rope_store_int8 import rope_store_int8
 from pagoda_worker.models.feed_forward import FeedForward, MixtureOfExperts
 from pagoda_worker.models.layers import Embedding, Linear, Norm
 from pagoda_worker.models.rope import RotaryTable
 from pagoda_worker.models.spec import DecoderSpec, RopeSpec
-from pagoda_worker.tensor_parallel import ALONE, TensorParallel
+from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from pagoda_kernels.act_and_mul import ACTIVATIONS, act_and_mul
-from pagoda_kernels.decoder_layers import FeedForwardWeights
+from pagoda_kernels.decoder.decoder_layers import FeedForwardWeights
+from pagoda_kernels.layers.act_and_mul import ACTIVATIONS, act_and_mul
 from pagoda_worker.models.layers import Linear, activation_name
 from pagoda_worker.models.spec import DecoderSpec, MoeSpec
-from pagoda_worker.tensor_parallel import ALONE, TensorParallel
+from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 
 class FeedForward(nn.Module):

@@ -5,10 +5,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pagoda_common.errors import ModelLoadError
-from pagoda_kernels.add_rms_norm import add_rms_norm
-from pagoda_kernels.decoder_layers import LinearWeights
-from pagoda_kernels.quantized_matrix import QuantizedMatrix
-from pagoda_kernels.rms_norm import rms_norm
+from pagoda_kernels.decoder.decoder_layers import LinearWeights
+from pagoda_kernels.layers.add_rms_norm import add_rms_norm
+from pagoda_kernels.layers.rms_norm import rms_norm
+from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
 from pagoda_worker.models.linear_method import PLAIN, LinearMethod
 from pagoda_worker.models.quantized_method import QuantizedLinearMethod
 from pagoda_worker.models.spec import DecoderSpec
@@ -24,7 +24,7 @@ ACTIVATION_NAMES = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "quick_gelu": "quick_gelu",
 }
-"""From the name in config.json to the one in pagoda_kernels.act_and_mul."""
+"""From the name in config.json to the one in pagoda_kernels.layers.act_and_mul."""
 
 
 def activation_name(name: str) -> str:

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pagoda_kernels.compressed_weight import compress_weight, compressed_embedding, compressed_linear
-from pagoda_kernels.decoder_layers import LinearWeights
+from pagoda_kernels.decoder.decoder_layers import LinearWeights
+from pagoda_kernels.linear.compressed_weight import compress_weight, compressed_embedding, compressed_linear
+from pagoda_kernels.linear.packed_linear import pack_weight, packed_embedding, packed_linear
 from pagoda_kernels.native.library import native
-from pagoda_kernels.packed_linear import pack_weight, packed_embedding, packed_linear
 
 
 class MatrixLayer(Protocol):

@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from pagoda_common.quantization import OnlineQuantization
-from pagoda_kernels.decoder_layers import LinearWeights
-from pagoda_kernels.native.library import native
-from pagoda_kernels.quantized_linear import has_kernel_for, multiplies_integers, quantized_linear
-from pagoda_kernels.quantized_matrix import (
+from pagoda_common.config.quantization import OnlineQuantization
+from pagoda_kernels.decoder.decoder_layers import LinearWeights
+from pagoda_kernels.linear.quantized_linear import has_kernel_for, multiplies_integers, quantized_linear
+from pagoda_kernels.linear.quantized_matrix import (
     PackedMatrix,
     QuantizedMatrix,
     can_pack,
@@ -16,7 +15,8 @@ from pagoda_kernels.quantized_matrix import (
     quantize,
     unpack_rows,
 )
-from pagoda_kernels.quantized_rows import RowMatrix, empty_rows, fits_rows, look_up_rows, pack_rows
+from pagoda_kernels.linear.quantized_rows import RowMatrix, empty_rows, fits_rows, look_up_rows, pack_rows
+from pagoda_kernels.native.library import native
 from pagoda_kernels.selection import triton_kernel
 from pagoda_worker.models.linear_method import PLAIN, LinearMethod, MatrixLayer, PlainLinearMethod, choose_linear_method
 

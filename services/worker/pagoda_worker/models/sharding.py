@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from pagoda_common.errors import ConfigError
 from pagoda_worker.models.spec import DecoderSpec
-from pagoda_worker.tensor_parallel import TensorParallel
+from pagoda_worker.parallel.tensor_parallel import TensorParallel
 
 _ROW_SUMMED = re.compile(r"\.(o_proj|down_proj)\.")
 

@@ -6,13 +6,13 @@ from typing import Any, cast
 
 import pytest
 
+from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.errors import ConfigError, InvalidRequest
-from pagoda_common.frontend_config import FrontendConfig
 from pagoda_common.text.tokenizer import Tokenizer
-from pagoda_frontend.dialect import Dialect, dialect_of
-from pagoda_frontend.protocol import ChatBody
-from pagoda_frontend.tool_constraint import constraint_of
-from pagoda_frontend.tools import ToolPlan, plan_tools
+from pagoda_frontend.conversation.dialect import Dialect, dialect_of
+from pagoda_frontend.conversation.tool_constraint import constraint_of
+from pagoda_frontend.conversation.tools import ToolPlan, plan_tools
+from pagoda_frontend.openai.protocol import ChatBody
 
 
 class Vocabulary:

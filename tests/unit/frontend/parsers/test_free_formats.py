@@ -10,11 +10,11 @@ from jsonschema import Draft202012Validator
 from llguidance import LLExecutor, LLMatcher
 
 from pagoda_common.errors import InvalidRequest
-from pagoda_common.grammar import GrammarCompiler
-from pagoda_frontend.protocol import Tool
-from pagoda_frontend.tool_constraint import constraint_of
+from pagoda_common.grammar.matcher import GrammarCompiler
+from pagoda_frontend.conversation.tool_constraint import constraint_of
+from pagoda_frontend.conversation.tools import ToolPlan
+from pagoda_frontend.openai.protocol import Tool
 from pagoda_frontend.tool_parsers.registry import find_tool_parser, tool_parser_names
-from pagoda_frontend.tools import ToolPlan
 
 WEATHER = {
     "type": "object",

@@ -1,0 +1,140 @@
+"""Command-line parsing for all of ``pagoda``'s commands: settings from file and environment, errors in one line."""
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from pagoda.llm.vllm_options import REFUSED_FLAGS
+from pagoda_common.config.settings import SettingError, environment_defaults, file_defaults, misspelled, option_actions
+
+CONFIG_FLAG = "--config"
+
+
+class PartialHelp(argparse.Action):
+    """--help shows everything, --help=WORD the groups of that name, or else the flags that have the word."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        """Show it and end the process."""
+        if values is None:
+            parser.print_help()
+        else:
+            parser.print_part(values)
+        parser.exit()
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose options may also come from ``--config FILE`` and from PAGODA_<FLAG> variables.
+
+    The command line beats the file, the file beats the environment, the environment beats the defaults.
+    """
+
+    environment: Mapping[str, str] = os.environ
+    """Where PAGODA_<FLAG> variables are looked up."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)
+        self._add_arguments: Callable[[argparse.ArgumentParser], None] | None = None
+        self._takes_settings = False
+
+    def fill_later(self, add_arguments: Callable[[argparse.ArgumentParser], None]) -> None:
+        """Have `add_arguments` add the flags when something is to be parsed."""
+        self._add_arguments = add_arguments
+
+    def fill(self) -> None:
+        """Add the flags now, and ``--config``: from then on flags come from settings as well."""
+        if self._add_arguments is None:
+            return
+        self.add_argument(
+            *("-h", "--help"),
+            action=PartialHelp,
+            nargs="?",
+            default=argparse.SUPPRESS,
+            metavar="WORD",
+            help="show all of this, or the group or the flags of that name",
+        )
+        self._add_arguments(self)
+        self._add_arguments, self._takes_settings = None, True
+        self.add_argument(
+            CONFIG_FLAG,
+            metavar="FILE",
+            help="YAML file of flags (max-model-len: 8k); the command line beats it, it beats PAGODA_<FLAG> variables",
+        )
+
+    def print_part(self, word: str) -> None:
+        """Show the groups whose title has `word`, or else the flags whose name has it."""
+        sought = word.lower().replace("_", "-")
+        groups = [group for group in self._action_groups if sought in (group.title or "")]
+        shown = [(group.title, group._group_actions) for group in groups]
+        if not shown:
+            flags = [action for action in self._actions if any(sought in option for option in action.option_strings)]
+            shown = [(f"flags with {word}", flags)] if flags else []
+        if not shown:
+            titles = ", ".join(group.title or "" for group in self._action_groups if group._group_actions)
+            self.error(f"no group and no flag has {word!r}; the groups are {titles}")
+        formatter = self._get_formatter()
+        for title, actions in shown:
+            formatter.start_section(title)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        print(formatter.format_help(), end="")
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with code 2 and one line."""
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse, after the settings became the defaults of the flags."""
+        self.fill()
+        if not self._takes_settings:
+            return super().parse_known_args(args, namespace)
+        given = self._read_settings(list(args or ()))
+        built_in = {dest: self.get_default(dest) for dest in given}
+        for action in option_actions(self).values():
+            action.required = action.required and action.dest not in given
+        self.set_defaults(**given)
+        parsed, unknown = super().parse_known_args(args, namespace)
+        # A model as first argument beats one from file or environment, which came in as if --model had been given.
+        if getattr(parsed, "model_argument", None) is not None and parsed.model == given.get("model", object()):
+            parsed.model = built_in["model"]
+        return parsed, unknown
+
+    def refuse_unknown(self, words: Sequence[str]) -> NoReturn:
+        """End the process over `words` that nothing has taken, with a hint where there is one."""
+        word = next((word for word in words if word.startswith("-")), words[0])
+        flag = word.partition("=")[0]
+        if (reason := REFUSED_FLAGS.get(flag)) is not None:
+            self.error(f"{flag} is not supported: {reason}")
+        shown = [name for name, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
+        close = difflib.get_close_matches(flag, shown, n=2) if flag.startswith("-") else []
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        self.error(f"unknown argument {word!r}{hint}")
+
+    def _read_settings(self, words: list[str]) -> dict[str, Any]:
+        actions = option_actions(self)
+        try:
+            defaults = environment_defaults(self.environment, actions)
+            path = _last_value(words, CONFIG_FLAG)
+            if path is not None:
+                defaults |= file_defaults(path, actions)
+        except SettingError as error:
+            self.error(error.message)
+        for variable, meant in misspelled(self.environment, actions).items():
+            print(f"{self.prog}: warning: {variable} sets nothing; did you mean {meant}?", file=sys.stderr)
+        return defaults
+
+
+def _last_value(words: list[str], flag: str) -> str | None:
+    """What `flag` is given before any "--"; argparse itself reports a flag without a value."""
+    value = None
+    for place, word in enumerate(words):
+        if word == "--":
+            break
+        if word == flag and place + 1 < len(words):
+            value = words[place + 1]
+        elif word.startswith(flag + "="):
+            value = word.partition("=")[2]
+    return value

@@ -1,0 +1,1 @@
+"""Calls of a server over HTTP, for commands, batches and benchmarks."""

@@ -1,0 +1,1 @@
+"""LLM and AsyncLLM: the library's interface. Imports no service."""

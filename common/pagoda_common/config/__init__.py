@@ -1,0 +1,1 @@
+"""One configuration, from flags, variables and files. Starts nothing."""

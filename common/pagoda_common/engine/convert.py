@@ -1,0 +1,289 @@
+"""Domain types to messages and back, for what more than one service converts. Pure functions."""
+
+import json
+import struct
+from array import array
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from pagoda.v1 import scheduler_pb2, types_pb2
+from pagoda_common.config.weights_source import WeightsSource
+from pagoda_common.engine.stream import AdoptedRequest, AdoptedSequence
+from pagoda_common.errors import Code, InvalidRequest, PagodaError
+from pagoda_common.params.beam_search import BeamSearchParams, EarlyStopping
+from pagoda_common.params.outputs import FinishReason
+from pagoda_common.params.pooling_params import PoolingParams
+from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_common.params.structured_outputs import StructuredOutputsParams
+
+UINT32 = np.dtype("<u4")
+NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
+FINISH_REASONS: dict[int, FinishReason] = {
+    types_pb2.FINISH_REASON_STOP: "stop",
+    types_pb2.FINISH_REASON_LENGTH: "length",
+    types_pb2.FINISH_REASON_ABORT: "abort",
+    types_pb2.FINISH_REASON_ERROR: "error",
+}
+FINISH_NUMBERS: dict[FinishReason, types_pb2.FinishReason] = {
+    "stop": types_pb2.FINISH_REASON_STOP,
+    "length": types_pb2.FINISH_REASON_LENGTH,
+    "abort": types_pb2.FINISH_REASON_ABORT,
+    "error": types_pb2.FINISH_REASON_ERROR,
+}
+EARLY_STOPPING: dict[EarlyStopping, types_pb2.EarlyStopping] = {
+    "heuristic": types_pb2.EARLY_STOPPING_HEURISTIC,
+    "first": types_pb2.EARLY_STOPPING_FIRST,
+    "never": types_pb2.EARLY_STOPPING_NEVER,
+}
+EARLY_STOPPING_NAMES: dict[int, EarlyStopping] = {number: name for name, number in EARLY_STOPPING.items()}
+
+
+def token_array_from_bytes(column: bytes, *, field: str = "prompt_token_ids") -> "array[int]":
+    """A little-endian uint32 column as an array("I"): 4 bytes a token, where a list takes 36.
+
+    Raises:
+        InvalidRequest: the length is not a multiple of 4 bytes.
+    """
+    if len(column) % 4:
+        raise InvalidRequest(f"{field} has {len(column)} bytes, must be a multiple of 4", field=field)
+    return array("I", np.frombuffer(column, dtype=UINT32).astype(np.uint32, copy=False).tobytes())
+
+
+def token_ids_to_bytes(token_ids: Sequence[int] | npt.NDArray[Any]) -> bytes:
+    """Token ids as a little-endian uint32 column."""
+    return np.asarray(token_ids, dtype=UINT32).tobytes()
+
+
+def token_ids_from_bytes(column: bytes, *, field: str = "prompt_token_ids") -> list[int]:
+    """A little-endian uint32 column as token ids.
+
+    Raises:
+        InvalidRequest: the length is not a multiple of 4 bytes.
+    """
+    return token_array_from_bytes(column, field=field).tolist()
+
+
+def sampling_params_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
+    """What the engine needs of `params` (stop strings and text options stay with the frontend)."""
+    message = types_pb2.SamplingParams(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        min_tokens=params.min_tokens,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+        n=params.n,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=params.logit_bias,
+        allowed_token_ids=params.allowed_token_ids,
+        logprob_token_ids=params.logprob_token_ids,
+    )
+    for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs"):
+        value = getattr(params, name)
+        if value is not None:
+            setattr(message, name, value)
+    for ids in params.bad_words_token_ids:
+        message.bad_words_token_ids.add(ids=ids)
+    if params.structured_outputs is not None:
+        message.structured_output.CopyFrom(structured_outputs_to_proto(params.structured_outputs))
+    if params.extra_args:
+        message.extra_args_json = json.dumps(params.extra_args)
+    return message
+
+
+def sampling_params_from_proto(
+    message: types_pb2.SamplingParams, *, defaults: Mapping[str, Any] = NO_DEFAULTS, **extra: Any
+) -> SamplingParams:
+    """`message` as validated SamplingParams; `extra` sets fields that the message does not carry (stop, …).
+
+    Args:
+        defaults: values by name for optional fields that are absent; without one, the contract's default.
+
+    Raises:
+        InvalidRequest: a value is out of its bounds; `field` names it.
+    """
+
+    def optional(name: str, default: Any = None) -> Any:
+        return getattr(message, name) if message.HasField(name) else defaults.get(name, default)
+
+    return SamplingParams(
+        n=message.n or 1,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=optional("repetition_penalty", 1.0),
+        temperature=optional("temperature", 1.0),
+        top_p=optional("top_p", 1.0),
+        top_k=optional("top_k", 0),
+        min_p=optional("min_p", 0.0),
+        seed=optional("seed"),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        max_tokens=optional("max_tokens", extra.pop("max_tokens", None)),
+        min_tokens=message.min_tokens,
+        logprobs=optional("logprobs"),
+        prompt_logprobs=optional("prompt_logprobs"),
+        logit_bias=dict(message.logit_bias) or None,
+        allowed_token_ids=tuple(message.allowed_token_ids) or None,
+        bad_words_token_ids=tuple(tuple(words.ids) for words in message.bad_words_token_ids),
+        logprob_token_ids=tuple(message.logprob_token_ids),
+        structured_outputs=(
+            structured_outputs_from_proto(message.structured_output) if message.HasField("structured_output") else None
+        ),
+        extra_args=_extra_args(message.extra_args_json),
+        **extra,
+    )
+
+
+def structured_outputs_to_proto(params: StructuredOutputsParams) -> types_pb2.StructuredOutput:
+    """`params` as a message."""
+    return types_pb2.StructuredOutput(
+        json_schema=params.json if isinstance(params.json, str) else None,
+        json_object=params.json_object,
+        regex=params.regex,
+        choice=types_pb2.StringChoices(texts=params.choice) if params.choice is not None else None,
+        grammar=params.grammar,
+        structural_tag=params.structural_tag if isinstance(params.structural_tag, str) else None,
+        disable_any_whitespace=params.disable_any_whitespace,
+        disable_additional_properties=params.disable_additional_properties,
+        whitespace_pattern=params.whitespace_pattern or "",
+        start_after_token_ids=params.start_after_token_ids,
+    )
+
+
+def structured_outputs_from_proto(message: types_pb2.StructuredOutput) -> StructuredOutputsParams:
+    """`message` as validated StructuredOutputsParams.
+
+    Raises:
+        InvalidRequest: there is no constraint, or it is not a good one; `field` is structured_outputs.
+    """
+    kind = message.WhichOneof("constraint")
+    return StructuredOutputsParams(
+        json=message.json_schema if kind == "json_schema" else None,
+        json_object=message.json_object if kind == "json_object" else None,
+        regex=message.regex if kind == "regex" else None,
+        choice=tuple(message.choice.texts) if kind == "choice" else None,
+        grammar=message.grammar if kind == "grammar" else None,
+        structural_tag=message.structural_tag if kind == "structural_tag" else None,
+        disable_any_whitespace=message.disable_any_whitespace,
+        disable_additional_properties=message.disable_additional_properties,
+        whitespace_pattern=message.whitespace_pattern or None,
+        start_after_token_ids=tuple(message.start_after_token_ids),
+    )
+
+
+def _extra_args(text: str) -> dict[str, Any] | None:
+    if not text:
+        return None
+    try:
+        value: dict[str, Any] = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"extra_args_json is not JSON: {error}", field="extra_args") from error
+    return value
+
+
+def beam_search_params_to_proto(params: BeamSearchParams) -> types_pb2.BeamSearchParams:
+    """`params` as a message."""
+    return types_pb2.BeamSearchParams(
+        beam_width=params.beam_width,
+        length_penalty=params.length_penalty,
+        early_stopping=EARLY_STOPPING[params.early_stopping],
+    )
+
+
+def beam_search_params_from_proto(message: types_pb2.BeamSearchParams, *, n: int) -> BeamSearchParams:
+    """The parameters in `message`; a beam_width of 0 is `n`.
+
+    Raises:
+        InvalidRequest: a value is out of its bounds; `field` names it.
+    """
+    return BeamSearchParams(
+        beam_width=message.beam_width or n,
+        length_penalty=message.length_penalty if message.HasField("length_penalty") else 1.0,
+        early_stopping=EARLY_STOPPING_NAMES.get(message.early_stopping, "heuristic"),
+    )
+
+
+def pooling_params_to_proto(params: PoolingParams) -> types_pb2.PoolingParams:
+    """`params` as a message."""
+    return types_pb2.PoolingParams(normalize=params.normalize)
+
+
+def pooling_params_from_proto(message: types_pb2.PoolingParams) -> PoolingParams:
+    """The parameters in `message`."""
+    return PoolingParams(normalize=not message.HasField("normalize") or message.normalize)
+
+
+def error_to_proto(error: PagodaError) -> types_pb2.RequestError:
+    """`error` as a message of one request."""
+    return types_pb2.RequestError(
+        code=int(error.code), message=error.message, field=error.field or "", retry_after_s=error.retry_after_s
+    )
+
+
+def error_from_proto(message: types_pb2.RequestError) -> PagodaError:
+    """The error of one request."""
+    code = Code(message.code) if message.code in Code._value2member_map_ else Code.INTERNAL
+    field = message.field or None
+    if code is Code.INVALID_ARGUMENT:
+        return InvalidRequest(message.message, field=field)
+    return PagodaError(message.message, field=field, code=code, retry_after_s=message.retry_after_s)
+
+
+def weights_source_to_proto(source: WeightsSource) -> types_pb2.WeightsSource:
+    """`source` as a message."""
+    return types_pb2.WeightsSource(
+        model=source.model,
+        revision=source.revision or "",
+        version=source.version,
+        is_for_one_group=source.is_for_one_group,
+    )
+
+
+def weights_source_from_proto(message: types_pb2.WeightsSource) -> WeightsSource:
+    """Raises ConfigError when it names no model."""
+    return WeightsSource(
+        model=message.model,
+        revision=message.revision or None,
+        version=message.version,
+        is_for_one_group=message.is_for_one_group,
+    )
+
+
+def column(values: Sequence[int], dtype: Literal["<u2", "<u4"]) -> bytes:
+    """Integers as a little-endian column. Several are made in every step, mostly short ones: NumPy takes twice as long.
+
+    Raises:
+        struct.error: a value does not fit.
+    """
+    return struct.pack(f"<{len(values)}{'I' if dtype == '<u4' else 'H'}", *values)
+
+
+def adopted_request_from_proto(message: scheduler_pb2.AdoptedRequest) -> AdoptedRequest:
+    """What an adopter has to know."""
+    submitted = message.submitted
+    return AdoptedRequest(
+        request_id=submitted.request_id,
+        attempt=submitted.attempt,
+        prompt_token_ids=token_ids_from_bytes(submitted.prompt_token_ids),
+        seed=submitted.sampling_params.seed,
+        arrival_time_ns=submitted.arrival_time_ns,
+        timeout_s=submitted.timeout_s,
+        sequences=[
+            AdoptedSequence(
+                token_ids=token_ids_from_bytes(sequence.output_token_ids, field="output_token_ids"),
+                finish_reason=FINISH_REASONS.get(sequence.finish_reason),
+                stop_token_id=sequence.stop_token_id if sequence.HasField("stop_token_id") else None,
+                num_cached_tokens=sequence.num_cached_tokens if sequence.HasField("num_cached_tokens") else None,
+            )
+            for sequence in message.sequences
+        ],
+        note=submitted.frontend_note,
+        tenant=submitted.tenant,
+    )

@@ -1,0 +1,1 @@
+"""Constraints on output: from schemas and grammars to a matcher. Knows no gRPC."""

@@ -1,0 +1,1 @@
+"""Prometheus metrics and traces for all services. Decides nothing."""

@@ -1,0 +1,1 @@
+"""What a request asks for and what it gives back: plain data. Knows no gRPC."""

@@ -1,0 +1,1 @@
+"""Processes: children, heartbeats, memory, logs, watched files. Knows no gRPC."""

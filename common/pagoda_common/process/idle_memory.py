@@ -1,0 +1,51 @@
+"""Gives memory back to the machine after a burst of requests."""
+
+import asyncio
+import gc
+from collections.abc import Callable
+
+from pagoda_common.process.memory import trim_memory
+
+PERIOD_S = 0.5
+YOUNG_OBJECTS = 20_000
+"""New objects after which garbage is looked for: a step makes hundreds that live as long as their request."""
+MIN_EVENTS = 1000
+"""Requests or steps since the last time, below which it is not worth the few tens of milliseconds."""
+RELEASE_AFTER = (1, 3, 7, 15, 31)
+"""Periods of rest after which memory is given back: what others have still to read is free only later."""
+
+
+def exempt_what_exists() -> None:
+    """Keep what exists now out of garbage collection: it lives as long as the process, and looking through it in the
+    middle of a step would cost milliseconds."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)
+
+
+async def release_memory_when_idle(
+    *, count: Callable[[], int], is_idle: Callable[[], bool], compact: Callable[[], None] | None = None
+) -> None:
+    """For ever: after many events, and once the process is idle, collect garbage, move together what stays, and let the
+    allocator return its free pages; a few times, at growing distances.
+
+    Args:
+        count: events so far (requests, steps); may begin anew.
+        is_idle: whether nothing is open now.
+        compact: makes anew what lives on, where a burst has left it scattered: one small object keeps a page.
+    """
+    num_armed, last_seen, num_idle, num_left = 0, 0, 0, 0
+    while True:
+        await asyncio.sleep(PERIOD_S)
+        num_events = count()
+        num_armed = min(num_armed, num_events)
+        if num_events - num_armed >= MIN_EVENTS:
+            num_armed, num_left = num_events, len(RELEASE_AFTER)
+        num_idle = num_idle + 1 if is_idle() and num_events == last_seen else 0
+        last_seen = num_events
+        if num_left and num_idle in RELEASE_AFTER:
+            num_left -= 1
+            gc.collect()
+            if compact is not None:
+                compact()
+            trim_memory()

@@ -1,0 +1,1 @@
+"""gRPC plumbing: servers, channels, credentials, keys. Knows no service of ours."""

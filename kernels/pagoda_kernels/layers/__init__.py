@@ -1,0 +1,1 @@
+"""Norms and gates of a layer. Tensors only."""

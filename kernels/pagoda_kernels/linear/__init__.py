@@ -1,0 +1,1 @@
+"""Linear layers: packed, compressed and quantized weights. Tensors only."""

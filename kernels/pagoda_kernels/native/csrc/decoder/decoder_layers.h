@@ -1,0 +1,86 @@
+// The layers of a decoder one behind the other, from the kernels of ops.h: what they compute, they compute alike.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "threads/helpers.h"
+#include "ops.h"
+
+namespace pagoda {
+
+// y = x W^T + bias, of a packed bfloat16 matrix, of a compressed one where `packed` is null, or of integers where both are.
+struct LinearWeights {
+  const bf16* packed;
+  QuantizedMatrix quantized;
+  const bf16* bias;  // or null
+  int64_t num_outputs, num_inputs;
+  CompressedMatrix compressed{};
+};
+
+// x += attention(norm(x)); x += down(activation(gate(norm(x))) * up(norm(x))).
+struct DecoderLayer {
+  const bf16 *attention_norm, *mlp_norm;
+  float eps, weight_offset;
+  const bf16 *q_norm, *k_norm;  // of each head, or null
+  float head_eps, head_weight_offset;
+  LinearWeights qkv, output, gate_up, down;
+  Activation activation;
+  int rotation;  // index into DecoderBatch::rotations; -1: none
+  bool is_interleaved;
+  float scale, softcap;  // of attention; softcap 0: none
+  int64_t window;        // 0: all
+  bf16 *k_cache, *v_cache;
+};
+
+struct Rotation {
+  const float *cos, *sin;  // [num_tokens, half]
+  int half;
+};
+
+// Logits of the last hidden state: its norm, then a matrix.
+struct DecoderHead {
+  const bf16* norm;
+  float eps, weight_offset;
+  LinearWeights linear;
+};
+
+struct DecoderBatch {
+  int64_t num_tokens;
+  const int64_t* slot_mapping;
+  AttentionBatch attention;         // all but what a layer says itself
+  const int64_t* wanted = nullptr;  // last tokens of each sequence whose hidden states are wanted; null: all
+  CacheLayout cache;
+  std::vector<Rotation> rotations;
+};
+
+// Who computes: threads of OpenMP, or, if there are any, helpers of one thread.
+struct Team {
+  int num_threads;
+  Helpers* helpers;
+
+  int threads() const { return helpers == nullptr ? num_threads : 1; }
+};
+
+// Numbers of bfloat16 that `decoder_layers` needs for a batch beside x.
+int64_t decoder_scratch_size(const std::vector<DecoderLayer>& layers, const DecoderBatch& batch);
+
+// x: [num_tokens, hidden_size], in place. Of tokens that are not wanted, the last layer computes keys and values alone, and
+// their rows of x hold anything.
+void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch, bf16* x, bf16* scratch, const Team& team);
+
+// Numbers of bfloat16 that `decoder_logits` needs.
+int64_t head_scratch_size(const DecoderHead& head, int64_t num_rows);
+
+// logits [num_rows, num_outputs] of some rows of x [num_tokens, hidden_size]; values and indices [num_rows]: argmax.
+void decoder_logits(const DecoderHead& head, const bf16* x, const int64_t* rows, int64_t num_rows, bf16* scratch,
+                    float* logits, float* values, int64_t* indices, const Team& team);
+
+// out[i] = table[rows[i]], rows of `size`.
+template <typename T>
+void gather(const T* table, const int64_t* rows, int64_t num_rows, int64_t size, T* out) {
+  for (int64_t i = 0; i < num_rows; ++i) std::memcpy(out + i * size, table + rows[i] * size, size * sizeof(T));
+}
+
+}  // namespace pagoda

@@ -1,0 +1,311 @@
+// The layers of a decoder as a class for Python. Of a file's own: it takes as long to compile as bindings.cpp does, and
+// beside it.
+#include "decoder/decoder_layers.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <vector>
+
+#include "python/bindings.h"
+#include "threads/helpers.h"
+
+#if defined(__AVX512BF16__)
+
+namespace {
+
+using at::Tensor;
+
+const pagoda::bf16* pointer(const std::optional<Tensor>& tensor) {
+  return tensor ? data<const pagoda::bf16>(*tensor) : nullptr;
+}
+
+// A matrix of one layer: packed, compressed, or codes with scales. The bias is for its owner to keep.
+struct LinearTensors {
+  pagoda::LinearWeights weights;
+  std::vector<Tensor> tensors;  // the matrix itself
+};
+
+LinearTensors linear_weights(const Tensor& weight, const std::optional<Tensor>& scales, const std::optional<Tensor>& zeros,
+                             int64_t group_size, bool quantizes_inputs, const std::optional<Tensor>& bias,
+                             int64_t num_outputs, int64_t num_inputs) {
+  LinearTensors result{{nullptr, {}, pointer(bias), num_outputs, num_inputs}, {weight}};
+#if defined(__AVX512BF16__)
+  if (!scales && weight.scalar_type() == at::kByte) {
+    result.weights.compressed = compressed_matrix(weight, num_outputs, num_inputs);
+    return result;
+  }
+#endif
+  if (!scales) {
+    result.weights.packed = data<const pagoda::bf16>(weight);
+    return result;
+  }
+  result.weights.quantized = {data<uint8_t>(weight), data<float>(*scales), zeros ? data<float>(*zeros) : nullptr,
+                              num_outputs,           num_inputs,           scales->size(1),
+                              group_size,            static_cast<int>(weight.size(2) / 16),
+                              quantizes_inputs};
+  result.tensors.push_back(*scales);
+  if (zeros) result.tensors.push_back(*zeros);
+  return result;
+}
+
+// One caller at a time: the scratch memory is kept from call to call.
+class DecoderLayers {
+ public:
+  DecoderLayers(int64_t num_heads, int64_t num_kv_heads, int64_t head_dim)
+      : num_heads_(num_heads), num_kv_heads_(num_kv_heads), head_dim_(head_dim) {}
+
+  void add(const Tensor& attention_norm, const Tensor& mlp_norm, double eps, double weight_offset,
+           const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm, double head_eps,
+           double head_weight_offset, const std::vector<LinearTensors>& linears, int64_t activation, int rotation,
+           bool is_interleaved, double scale, double softcap, int64_t window, const Tensor& k_cache, const Tensor& v_cache) {
+    using pagoda::bf16;
+    TORCH_CHECK(linears.size() == 4, "a layer has 4 matrices, got ", linears.size());
+    layers_.push_back({
+        .attention_norm = data<const bf16>(attention_norm),
+        .mlp_norm = data<const bf16>(mlp_norm),
+        .eps = static_cast<float>(eps),
+        .weight_offset = static_cast<float>(weight_offset),
+        .q_norm = pointer(q_norm),
+        .k_norm = pointer(k_norm),
+        .head_eps = static_cast<float>(head_eps),
+        .head_weight_offset = static_cast<float>(head_weight_offset),
+        .qkv = keep(linears[0]),
+        .output = keep(linears[1]),
+        .gate_up = keep(linears[2]),
+        .down = keep(linears[3]),
+        .activation = static_cast<pagoda::Activation>(activation),
+        .rotation = rotation,
+        .is_interleaved = is_interleaved,
+        .scale = static_cast<float>(scale),
+        .softcap = static_cast<float>(softcap),
+        .window = window,
+        .k_cache = data<bf16>(k_cache),
+        .v_cache = data<bf16>(v_cache),
+    });
+    block_size_ = k_cache.size(1);
+    kept_.insert(kept_.end(), {k_cache, v_cache});
+  }
+
+  // cos and sin: [max_positions, ..., angles] float32, one pair for each rotation.
+  void rotate(const Tensor& cos, const Tensor& sin) { tables_.push_back({cos, sin}); }
+
+  // embedding: [vocab_size, hidden_size], a weight as of a layer; `is_plain`: bfloat16 as they are.
+  void ends(const LinearTensors& embedding, bool is_plain, const Tensor& norm, double eps, double weight_offset,
+            const LinearTensors& linear) {
+    embedding_ = keep(embedding);
+    is_plain_ = is_plain;
+    head_ = {data<const pagoda::bf16>(norm), static_cast<float>(eps), static_cast<float>(weight_offset), keep(linear)};
+  }
+
+  void forward(const Tensor& x, const Tensor& query_lens, const Tensor& seq_lens, const Tensor& block_table,
+               const Tensor& slot_mapping, const Tensor& positions) {
+    compute(data<pagoda::bf16>(x), rows_of(query_lens, seq_lens, block_table, slot_mapping, positions));
+  }
+
+  // `forward` of embedded tokens as far as the logits of some rows need it, these, and the argmax of each.
+  void forward_to_logits(const Tensor& input_ids, const Tensor& query_lens, const Tensor& seq_lens, const Tensor& block_table,
+                         const Tensor& slot_mapping, const Tensor& positions, const Tensor& rows, const Tensor& logits,
+                         const Tensor& values, const Tensor& indices) {
+    const Tensor x = embedded(data<int64_t>(input_ids), input_ids.size(0));
+    Rows batch = rows_of(query_lens, seq_lens, block_table, slot_mapping, positions);
+    want(data<int64_t>(rows), rows.size(0), batch);
+    compute(data<pagoda::bf16>(x), batch);
+    compute_logits(x, data<int64_t>(rows), rows.size(0), data<float>(logits), data<float>(values), data<int64_t>(indices));
+  }
+
+  // A step that decodes the likeliest token of each sequence: `decode_rows`, `forward_to_logits` and `append_rows` in one.
+  // False: it is no such step, its tokens have no room, or some logits are not finite. Only the cache has changed then.
+  bool decode(const Array<int64_t>& slots, const Array<bool>& is_in_use, const Array<bool>& is_greedy,
+              Array<int64_t>& num_tokens, Array<int64_t>& num_computed, const Array<int64_t>& num_blocks,
+              Array<int32_t>& tokens, const Array<int32_t>& block_table, int64_t max_tokens, Array<int64_t>& token_ids) {
+    const pagoda::SequenceColumns columns =
+        sequence_columns(is_in_use, is_greedy, num_tokens, num_computed, num_blocks, tokens, block_table);
+    const int64_t count = slots.size(), *slot = slots.data();
+    int64_t *next = token_ids.mutable_data(), *lengths = num_tokens.mutable_data(), *computed = num_computed.mutable_data();
+    int32_t* log = tokens.mutable_data();
+    const pybind11::gil_scoped_release unlocked;
+    rows_.resize(4 * count);
+    bool all_greedy = true;
+    const int64_t room = std::min(max_tokens, columns.tokens_stride);
+    const int64_t most = pagoda::decode_rows(columns, slot, count, block_size_, room, rows_.data(), all_greedy);
+    if (most <= 0 || !all_greedy) return false;
+    table_.resize(count * most);
+    for (int64_t row = 0; row < count; ++row) {
+      std::copy_n(columns.block_table + slot[row] * columns.table_stride, most, table_.data() + row * most);
+    }
+    ones_.assign(count, 1);
+    each_.resize(count);
+    std::iota(each_.begin(), each_.end(), 0);
+    const int64_t *seq_lens = rows_.data(), *positions = seq_lens + count, *ids = positions + count, *mapping = ids + count;
+    const Tensor x = embedded(ids, count);
+    compute(data<pagoda::bf16>(x), {count, positions, mapping, count, ones_.data(), seq_lens, table_.data(), most});
+    const Tensor logits = at::empty({count, head_->linear.num_outputs}, at::TensorOptions(at::kFloat));
+    values_.resize(count);
+    compute_logits(x, each_.data(), count, data<float>(logits), values_.data(), next);
+    if (!std::all_of(values_.begin(), values_.end(), [](float x) { return std::isfinite(x); })) return false;
+    pagoda::append_rows(slot, count, next, lengths, computed, log, columns.tokens_stride);
+    return true;
+  }
+
+ private:
+  // Tokens of a step, and their sequences.
+  struct Rows {
+    int64_t num_tokens;
+    const int64_t *positions, *slot_mapping;
+    int64_t num_seqs;
+    const int64_t *query_lens, *seq_lens;
+    const int32_t* block_table;
+    int64_t table_stride;
+    const int64_t* wanted = nullptr;  // as of a DecoderBatch
+  };
+
+  static Rows rows_of(const Tensor& query_lens, const Tensor& seq_lens, const Tensor& block_table, const Tensor& slot_mapping,
+                      const Tensor& positions) {
+    return {
+        .num_tokens = positions.size(0),
+        .positions = data<int64_t>(positions),
+        .slot_mapping = data<int64_t>(slot_mapping),
+        .num_seqs = query_lens.size(0),
+        .query_lens = data<int64_t>(query_lens),
+        .seq_lens = data<int64_t>(seq_lens),
+        .block_table = data<int32_t>(block_table),
+        .table_stride = block_table.stride(0),
+    };
+  }
+
+  // No more than some rows: of each sequence its tokens from the first of these on.
+  void want(const int64_t* rows, int64_t num_rows, Rows& batch) {
+    std::vector<bool> is_wanted(batch.num_tokens);
+    for (int64_t i = 0; i < num_rows; ++i) is_wanted[rows[i]] = true;
+    wanted_.clear();
+    auto begin = is_wanted.begin();
+    for (int64_t seq = 0; seq < batch.num_seqs; ++seq) {
+      const auto end = begin + batch.query_lens[seq];
+      wanted_.push_back(end - std::find(begin, end, true));
+      begin = end;
+    }
+    batch.wanted = wanted_.data();
+  }
+
+  Tensor embedded(const int64_t* ids, int64_t num_tokens) {
+    using pagoda::bf16;
+    TORCH_CHECK(head_, "tokens and logits need both ends of the model");
+    const int64_t size = head_->linear.num_inputs;
+    const Tensor x = at::empty({num_tokens, size}, at::TensorOptions(at::kBFloat16));
+    if (is_plain_) {
+      pagoda::gather(embedding_.packed, ids, num_tokens, size, data<bf16>(x));
+    } else if (embedding_.packed) {
+      pagoda::packed_embedding(ids, embedding_.packed, data<bf16>(x), num_tokens, size, at::get_num_threads());
+#if defined(__AVX512BF16__)
+    } else if (embedding_.compressed.codes) {
+      pagoda::compressed_embedding(ids, embedding_.compressed, data<bf16>(x), num_tokens, size, at::get_num_threads());
+#endif
+    } else {
+      pagoda::quantized_embedding(ids, embedding_.quantized, data<bf16>(x), num_tokens, at::get_num_threads());
+    }
+    return x;
+  }
+
+  void compute(pagoda::bf16* x, const Rows& rows) {
+    pagoda::DecoderBatch batch{};
+    batch.num_tokens = rows.num_tokens;
+    batch.slot_mapping = rows.slot_mapping;
+    batch.wanted = rows.wanted;
+    batch.attention.num_seqs = rows.num_seqs;
+    batch.attention.query_lens = rows.query_lens;
+    batch.attention.seq_lens = rows.seq_lens;
+    batch.attention.block_table = rows.block_table;
+    batch.attention.table_stride = rows.table_stride;
+    batch.attention.block_size = block_size_;
+    batch.attention.num_heads = num_heads_;
+    batch.attention.num_kv_heads = num_kv_heads_;
+    batch.attention.head_dim = head_dim_;
+    const int64_t token = num_kv_heads_ * head_dim_;
+    batch.cache = {block_size_, {block_size_ * token, token, head_dim_}, {block_size_ * token, token, head_dim_}};
+    angles_.resize(2 * tables_.size());
+    for (size_t i = 0; i < tables_.size(); ++i) {
+      const int64_t half = tables_[i].first.size(-1);
+      float* angles[2];
+      for (int j = 0; j < 2; ++j) {
+        angles_[2 * i + j].resize(batch.num_tokens * half);
+        angles[j] = angles_[2 * i + j].data();
+        pagoda::gather(data<float>(j ? tables_[i].second : tables_[i].first), rows.positions, batch.num_tokens, half,
+                       angles[j]);
+      }
+      batch.rotations.push_back({angles[0], angles[1], static_cast<int>(half)});
+    }
+    pagoda::decoder_layers(layers_, batch, x, scratch_of(pagoda::decoder_scratch_size(layers_, batch)), team());
+  }
+
+  // Of some rows of x.
+  void compute_logits(const Tensor& x, const int64_t* rows, int64_t num_rows, float* logits, float* values, int64_t* indices) {
+    pagoda::bf16* scratch = scratch_of(pagoda::head_scratch_size(*head_, num_rows));
+    pagoda::decoder_logits(*head_, data<pagoda::bf16>(x), rows, num_rows, scratch, logits, values, indices, team());
+  }
+
+  pagoda::Team team() {
+    const int count = pagoda::num_helpers();
+    if (count == 0) return {at::get_num_threads(), nullptr};
+    if (!helpers_ || helpers_->count() != count) helpers_ = std::make_unique<pagoda::Helpers>(count);
+    return {at::get_num_threads(), helpers_.get()};
+  }
+
+  const pagoda::LinearWeights& keep(const LinearTensors& linear) {
+    kept_.insert(kept_.end(), linear.tensors.begin(), linear.tensors.end());
+    return linear.weights;
+  }
+
+  pagoda::bf16* scratch_of(int64_t size) {
+    if (!scratch_.defined() || scratch_.numel() < size) {
+      scratch_ = Tensor();  // before there is another
+      scratch_ = at::empty({size}, at::TensorOptions(at::kBFloat16));
+    }
+    return data<pagoda::bf16>(scratch_);
+  }
+
+  int64_t num_heads_, num_kv_heads_, head_dim_, block_size_ = 0;
+  std::vector<pagoda::DecoderLayer> layers_;
+  std::vector<std::pair<Tensor, Tensor>> tables_;
+  std::optional<pagoda::DecoderHead> head_;
+  pagoda::LinearWeights embedding_{};
+  bool is_plain_ = false;
+  std::vector<std::vector<float>> angles_;
+  Tensor scratch_;
+  std::vector<int64_t> wanted_;
+  std::vector<int64_t> rows_, ones_, each_;  // of `decode`
+  std::vector<int32_t> table_;
+  std::vector<float> values_;
+  std::vector<Tensor> kept_;                  // all that helpers read
+  std::unique_ptr<pagoda::Helpers> helpers_;  // ends before that
+};
+
+}  // namespace
+
+void bind_decoder_layers(pybind11::module_& module) {
+  using AllUnlocked = pybind11::call_guard<pybind11::gil_scoped_release>;
+  const pybind11::arg as_is = pybind11::arg().noconvert();  // an array of another type is refused, not copied
+  module.def("set_num_helpers", &pagoda::set_num_helpers);
+  module.def("linear_weights", &linear_weights);
+  pybind11::class_<LinearTensors>(module, "LinearTensors");
+  pybind11::class_<DecoderLayers>(module, "decoder_layers")
+      .def(pybind11::init<int64_t, int64_t, int64_t>())
+      .def("add", &DecoderLayers::add)
+      .def("rotate", &DecoderLayers::rotate)
+      .def("ends", &DecoderLayers::ends)
+      .def("forward", &DecoderLayers::forward, AllUnlocked())
+      .def("forward_to_logits", &DecoderLayers::forward_to_logits, AllUnlocked())
+      .def("decode", &DecoderLayers::decode, as_is, as_is, as_is, as_is, as_is, as_is, as_is, as_is, pybind11::arg(), as_is);
+}
+
+#else
+
+void bind_decoder_layers(pybind11::module_&) {}
+
+#endif

@@ -1,0 +1,138 @@
+"""How the served model writes: which parsers read its text, and what of it they need. Built once from the flags."""
+
+from dataclasses import dataclass
+
+from pagoda_common.config.engine_config import EMBEDDED_MODEL
+from pagoda_common.config.frontend_config import FrontendConfig
+from pagoda_common.text.tokenizer import Tokenizer
+from pagoda_frontend.conversation.tool_constraint import frames_of
+from pagoda_frontend.conversation.tools import ToolPlan
+from pagoda_frontend.reasoning_parsers.base import ReasoningParser
+from pagoda_frontend.reasoning_parsers.registry import find_reasoning_parser
+from pagoda_frontend.tool_parsers.base import Piece, ToolParser
+from pagoda_frontend.tool_parsers.json_calls import RequiredCallsParser
+from pagoda_frontend.tool_parsers.named import NamedCallParser
+from pagoda_frontend.tool_parsers.registry import find_tool_parser, load_plugin
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dialect:
+    """The parsers of one model."""
+
+    tool_parser: type[ToolParser] | None = None
+    """None: it is not known how the model writes calls."""
+    can_choose: bool = False
+    """The model may decide by itself to call tools."""
+    reasoning_parser: type[ReasoningParser] | None = None
+    """None: all text is the answer."""
+
+    def parser(self, plan: ToolPlan, *, prompt: str, id_seed: str = "") -> "MessageParser | None":
+        """A parser for one message that goes on after `prompt` (rendered); None when all of its text is content.
+
+        `id_seed`: what the ids of its calls are drawn from.
+        """
+        calls: ToolParser | None = None
+        if plan.choice != "none" and self._writes_calls(plan):
+            assert self.tool_parser is not None
+            calls = self.tool_parser(schemas=plan.schemas)
+        elif plan.choice == "required":
+            calls = RequiredCallsParser(schemas=plan.schemas)
+        elif plan.choice == "named":
+            calls = NamedCallParser(schemas=plan.schemas, name=plan.name)
+        if calls is not None:
+            calls.is_constrained = plan.choice != "auto"
+            calls.id_seed = id_seed
+        reasoning = self.reasoning_parser(prompt=prompt) if self.reasoning_parser is not None else None
+        if calls is None and reasoning is None:
+            return None
+        if calls is not None and calls.splits_reasoning:
+            reasoning = None
+        return MessageParser(reasoning=reasoning, calls=calls, is_parallel=plan.is_parallel)
+
+    def _writes_calls(self, plan: ToolPlan) -> bool:
+        """Whether calls come in the model's own way: freely, or because it can be held to it."""
+        return plan.choice == "auto" or frames_of(self.tool_parser, plan) is not None
+
+    def needs_special_tokens(self, plan: ToolPlan, tokenizer: Tokenizer) -> bool:
+        """Whether a parser looks for what the text would not have without special tokens."""
+        markers: tuple[str, ...] = ()
+        if self.reasoning_parser is not None:
+            markers += self.reasoning_parser.markers
+        if plan.choice != "none" and self.tool_parser is not None and self._writes_calls(plan):
+            markers += self.tool_parser.markers
+        ids = [token_id for marker in markers if (token_id := tokenizer.token_id(marker)) is not None]
+        return any(not tokenizer.decode([token_id]) for token_id in ids)
+
+    def reasoning_end(self, *, prompt: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+        """The token behind which the answer begins. Empty where it begins at once, and where no single token ends the
+        reasoning: then nobody could tell where a constraint begins."""
+        if self.reasoning_parser is None or self.reasoning_parser(prompt=prompt).is_over:
+            return ()
+        token_id = tokenizer.token_id(self.reasoning_parser.end) if self.reasoning_parser.end else None
+        return () if token_id is None else (token_id,)
+
+
+def dialect_of(config: FrontendConfig) -> Dialect:
+    """The parsers that `config` names, plugins loaded.
+
+    Raises:
+        ConfigError: there is no parser of that name, or a plugin fails.
+    """
+    if config.tool_parser_plugin is not None:
+        load_plugin(config.tool_parser_plugin, field="tool_parser_plugin")
+    if config.reasoning_parser_plugin is not None:
+        load_plugin(config.reasoning_parser_plugin, field="reasoning_parser_plugin")
+    name, can_choose = config.tool_call_parser, config.enable_auto_tool_choice
+    if name is None and config.model == EMBEDDED_MODEL:
+        name, can_choose = "hermes", True
+    return Dialect(
+        tool_parser=find_tool_parser(name) if name is not None else None,
+        can_choose=can_choose,
+        reasoning_parser=find_reasoning_parser(config.reasoning_parser) if config.reasoning_parser else None,
+    )
+
+
+class MessageParser:
+    """Splits the text of one message into reasoning, content and calls."""
+
+    def __init__(self, *, reasoning: ReasoningParser | None, calls: ToolParser | None, is_parallel: bool) -> None:
+        """`is_parallel`: calls after the first one are kept."""
+        self._reasoning = reasoning
+        self._calls = calls
+        self._is_parallel = is_parallel
+        self.has_called = False
+        """There was a call."""
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the text has to be calls and nothing else."""
+        return self._calls is not None and self._calls.is_constrained
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether what comes next is reasoning, as far as is known."""
+        return self._reasoning is not None and self._reasoning.is_inside
+
+    def append(self, text: str, *, is_last: bool) -> Piece:
+        """What `text` adds to the message; with `is_last`, also what was held back."""
+        reasoning, answer = self._reasoning.append(text) if self._reasoning is not None else ("", text)
+        if is_last and self._reasoning is not None:
+            last = self._reasoning.finish()
+            reasoning, answer = reasoning + last[0], answer + last[1]
+        if self._calls is None:
+            return Piece(reasoning, answer)
+        piece = self._calls.append(answer) if answer else Piece()
+        if is_last:
+            _extend(piece, self._calls.finish())
+        piece.reasoning += reasoning
+        if piece.tool_calls:
+            self.has_called = True
+            if not self._is_parallel:
+                piece.tool_calls = [call for call in piece.tool_calls if call.index == 0]
+        return piece
+
+
+def _extend(piece: Piece, last: Piece) -> None:
+    piece.reasoning += last.reasoning
+    piece.content += last.content
+    piece.tool_calls += last.tool_calls

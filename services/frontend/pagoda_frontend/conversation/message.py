@@ -1,0 +1,111 @@
+"""What an assistant's message is made of, whole and in pieces: reasoning, content, tool calls. No HTTP, no gRPC."""
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from pagoda_common.params.outputs import HypothesisLogprobs, SequenceDelta, TokenLogprobs
+
+MessageFinishReason: TypeAlias = Literal["stop", "length", "abort", "error", "tool_calls"]
+"""tool_calls stands for a stop behind calls that the model was free to make; after a named tool it is stop (OpenAI)."""
+
+
+@dataclass(slots=True)
+class ToolCallDelta:
+    """New text of one tool call. The first one of a call has id and name, and no arguments."""
+
+    index: int
+    """Place of the call in its message, from 0."""
+    id: str | None
+    name: str | None
+    arguments: str
+    """JSON text that continues the arguments."""
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A whole call."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON text as the model wrote it; of an answer that was cut off, its beginning."""
+
+
+@dataclass(slots=True)
+class MessageDelta:
+    """What one message has newly: the unit that every streaming API sends in a shape of its own."""
+
+    index: int
+    """Choice within the conversation, 0 to n - 1."""
+    reasoning: str
+    content: str
+    tool_calls: list[ToolCallDelta]
+    source: SequenceDelta | None
+    """The tokens behind it, whose text may be longer or shorter: parsers hold back and take away."""
+    finish_reason: MessageFinishReason | None
+    """Set in a message's last delta."""
+    stop_reason: int | str | None
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to read in it."""
+        return not (self.content or self.reasoning or self.tool_calls)
+
+
+@dataclass(slots=True)
+class CollectedMessage:
+    """A whole message."""
+
+    index: int
+    reasoning: str | None = None
+    """None when the model wrote none, or it is not to be shown."""
+    content: str | None = None
+    """None when there are tool calls and nothing else."""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    finish_reason: MessageFinishReason | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    hypothesis: HypothesisLogprobs | None = None
+    """Of a beam search's result."""
+
+
+class MessageCollector:
+    """Puts the deltas of one message together: what a stream shows is what a single response holds."""
+
+    def __init__(self, index: int) -> None:
+        self._message = CollectedMessage(index)
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self._arguments: list[list[str]] = []
+
+    def add(self, delta: MessageDelta) -> None:
+        """Take what is new."""
+        message = self._message
+        if delta.reasoning:
+            self._reasoning.append(delta.reasoning)
+        if delta.content:
+            self._content.append(delta.content)
+        for call in delta.tool_calls:
+            if call.index == len(message.tool_calls):
+                message.tool_calls.append(ToolCall(call.id or "", call.name or "", ""))
+                self._arguments.append([])
+            self._arguments[call.index].append(call.arguments)
+        message.token_ids += delta.token_ids
+        message.logprobs += delta.logprobs or ()
+        message.finish_reason = delta.finish_reason
+        message.stop_reason = delta.stop_reason
+        message.hypothesis = delta.source.hypothesis if delta.source is not None else None
+
+    def finish(self) -> CollectedMessage:
+        """The message."""
+        message = self._message
+        message.reasoning = "".join(self._reasoning) or None
+        message.content = "".join(self._content)
+        if not message.content and (message.tool_calls or message.reasoning):
+            message.content = None
+        for call, arguments in zip(message.tool_calls, self._arguments, strict=True):
+            call.arguments = "".join(arguments)
+        return message

@@ -1,0 +1,64 @@
+"""The calls that a model has to make, as a constraint on its text: in its own way of writing, else as plain JSON."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pagoda_common.errors import InvalidRequest
+from pagoda_common.params.structured_outputs import StructuredOutputsParams
+from pagoda_frontend.conversation.tools import ToolPlan
+from pagoda_frontend.tool_parsers.base import ToolParser
+from pagoda_frontend.tool_parsers.formats import Format, array_schema
+
+Frames = dict[str, tuple[str, str]]
+
+
+def frames_of(parser: type[ToolParser] | None, plan: ToolPlan) -> Frames | None:
+    """What stands around the arguments of each tool; None where the model's way of writing has no such thing."""
+    if parser is None:
+        return None
+    frames = {name: frame for name in plan.schemas if (frame := parser.frame(name)) is not None}
+    return frames if len(frames) == len(plan.schemas) else None
+
+
+def constraint_of(plan: ToolPlan, parser: type[ToolParser] | None) -> StructuredOutputsParams | None:
+    """What the text must be, that required and named tools are called, and strict ones as they should be.
+
+    Calls are asked for as the model learned to write them, and as JSON where that is not known: an array of name and
+    parameters, or the arguments of the one tool that is named. None where the model is free.
+
+    Raises:
+        InvalidRequest: the schemas are too large.
+    """
+    frames = frames_of(parser, plan)
+    is_free = plan.choice == "auto"
+    if plan.choice == "none" or (is_free and not plan.has_strict_tools):
+        return None
+    schemas = plan.closed_schemas()
+    try:
+        if is_free:
+            format_ = parser.free_format(schemas, is_parallel=plan.is_parallel) if parser is not None else None
+            return None if format_ is None else _structural_tag(format_)
+        if frames is not None and parser is not None:
+            return _structural_tag(_tag(frames, schemas, parser, plan))
+        schema = (
+            array_schema(schemas, is_parallel=plan.is_parallel) if plan.choice == "required" else schemas[plan.name]
+        )
+        return StructuredOutputsParams(json=schema, disable_any_whitespace=True)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message.replace("structured_outputs.", "tools: "), field="tools") from error
+
+
+def _tag(
+    frames: Frames, schemas: Mapping[str, dict[str, Any]], parser: type[ToolParser], plan: ToolPlan
+) -> dict[str, Any]:
+    tags = [
+        {"begin": frames[name][0], "content": {"type": "json_schema", "json_schema": schema}, "end": frames[name][1]}
+        for name, schema in schemas.items()
+    ]
+    is_one = plan.choice == "named" or not plan.is_parallel
+    common = {"tags": tags, "stop_after_first": is_one}
+    return {**common, "type": "tags_with_separator", "separator": parser.separator, "at_least_one": True}
+
+
+def _structural_tag(format_: Format) -> StructuredOutputsParams:
+    return StructuredOutputsParams(structural_tag={"type": "structural_tag", "format": format_})

@@ -1,0 +1,1 @@
+"""The public gRPC service over the same requests and conversations. Knows no HTTP."""

@@ -1,0 +1,291 @@
+"""The public gRPC service: the same engine, prompts and limits as over HTTP, in protobuf."""
+
+import base64
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from google.protobuf.message import Message
+
+from pagoda.v1 import inference_pb2, inference_pb2_grpc
+from pagoda_common.engine.convert import beam_search_params_from_proto, pooling_params_from_proto
+from pagoda_common.engine.stream import Known
+from pagoda_common.errors import InvalidRequest, NotFound, PagodaError
+from pagoda_common.params.pooling_params import POOLED
+from pagoda_frontend.conversation.conversation import Conversation, start_conversation
+from pagoda_frontend.grpc.convert import delta_to_proto, sampling_params_of, sequence_to_proto
+from pagoda_frontend.grpc.convert_chat import (
+    PROTO_NAMES,
+    chat_body_from_proto,
+    message_delta_to_proto,
+    message_to_proto,
+    prompt_of,
+    tokenize_body_from_proto,
+)
+from pagoda_frontend.http.access import MAX_REQUEST_ID_CHARS
+from pagoda_frontend.http.errors import renamed
+from pagoda_frontend.http.operations import token_ids_of
+from pagoda_frontend.openai.embeddings import embedding_of, embedding_prompts
+from pagoda_frontend.requests.choices import check_searchable
+from pagoda_frontend.requests.params import check_cache_salt, check_prompt_logprobs, check_token_ids, fit_to_context
+from pagoda_frontend.requests.resume import Place, Resumption, note_of, resumption_at
+from pagoda_frontend.requests.run import Run
+from pagoda_frontend.requests.serving import VERSION, Serving, unique_id
+from pagoda_frontend.requests.terms import Terms, tenant_of
+
+SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+GENERATE, CHAT = f"{SERVICE}/Generate", f"{SERVICE}/Chat"
+"""Streams that can be resumed."""
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServicer):
+    """pagoda.v1.Inference."""
+
+    def __init__(self, *, serving: Serving) -> None:
+        self._serving = serving
+
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: Any
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse]:
+        resumption = await self._resumption(request, context, GENERATE)
+        if resumption is not None:
+            request = inference_pb2.GenerateRequest.FromString(base64.b64decode(resumption.note["body"]))
+        run = await self._run(request, context, note=_note_of(request, GENERATE), resumption=resumption)
+        num_prompt_tokens = run.num_prompt_tokens
+        try:
+            async with aclosing(run.deltas()) as stream:
+                async for deltas in stream:
+                    for delta in deltas:
+                        if not delta.is_replayed:
+                            yield delta_to_proto(delta, request_id=run.request_id, num_prompt_tokens=num_prompt_tokens)
+        finally:
+            run.release()
+
+    async def GenerateUnary(
+        self, request: inference_pb2.GenerateRequest, context: Any
+    ) -> inference_pb2.GenerateUnaryResponse:
+        _refuse_resume_from(request)
+        run = await self._run(request, context)
+        outputs = [
+            sequence_to_proto(sequence, request_id=run.request_id, num_prompt_tokens=run.num_prompt_tokens)
+            for sequence in await run.collect()
+        ]
+        return inference_pb2.GenerateUnaryResponse(request_id=run.request_id, outputs=outputs)
+
+    async def Chat(
+        self, request: inference_pb2.ChatRequest, context: Any
+    ) -> AsyncGenerator[inference_pb2.ChatResponse]:
+        resumption = await self._resumption(request, context, CHAT)
+        if resumption is not None:
+            request = inference_pb2.ChatRequest.FromString(base64.b64decode(resumption.note["body"]))
+        conversation = await self._conversation(request, context, note=_note_of(request, CHAT), resumption=resumption)
+        run = conversation.run
+        num_output_tokens = [0] * run.n
+        try:
+            async with aclosing(conversation.deltas()) as stream:
+                async for deltas in stream:
+                    for delta, below in zip(deltas, run.latest, strict=True):
+                        offset = num_output_tokens[delta.index]
+                        num_output_tokens[delta.index] += len(delta.token_ids)
+                        is_nothing = delta.is_empty and not delta.token_ids and delta.finish_reason is None
+                        if is_nothing or below.is_replayed:
+                            continue
+                        usage = _usage(run, num_output_tokens[delta.index])
+                        yield message_delta_to_proto(delta, request_id=run.request_id, offset=offset, usage=usage)
+        finally:
+            run.release()
+
+    async def ChatUnary(self, request: inference_pb2.ChatRequest, context: Any) -> inference_pb2.ChatUnaryResponse:
+        _refuse_resume_from(request)
+        conversation = await self._conversation(request, context)
+        run = conversation.run
+        messages = [
+            message_to_proto(message, request_id=run.request_id, usage=_usage(run, len(message.token_ids)))
+            for message in await conversation.collect()
+        ]
+        return inference_pb2.ChatUnaryResponse(request_id=run.request_id, messages=messages)
+
+    async def Embed(self, request: inference_pb2.EmbedRequest, context: Any) -> inference_pb2.EmbedResponse:
+        self._count(context)
+        model = self._serving.model_named(request.model)
+        check_cache_salt(request.cache_salt or None)
+        given = [one.text if one.HasField("text") else list(one.token_ids.ids) for one in request.inputs]
+        prompts = await embedding_prompts(given, model=model, field="inputs")
+        run = Run(
+            serving=self._serving,
+            request_id=self._request_id(request.request_id, "embd-", context, None),
+            prompts=prompts,
+            sampling_params=[POOLED] * len(prompts),
+            terms=self._terms(context, request.priority),
+            cache_salt=request.cache_salt,
+            pooling=pooling_params_from_proto(request.pooling),
+        )
+        embeddings = [
+            inference_pb2.Embedding(values=embedding_of(sequence).tolist()) for sequence in await run.collect()
+        ]
+        return inference_pb2.EmbedResponse(request_id=run.request_id, embeddings=embeddings, usage=_usage(run, 0))
+
+    async def Abort(
+        self, request: inference_pb2.AbortGenerationRequest, context: Any
+    ) -> inference_pb2.AbortGenerationResponse:
+        tenant = self._tenant(context)
+        unknown = [one for one in request.request_ids if not self._serving.abort(one, tenant=tenant)]
+        if unknown:
+            more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+            message = f"request {unknown[0][:MAX_REQUEST_ID_CHARS]!r}{more}: not open here"
+            raise NotFound(message, field="request_ids")
+        return inference_pb2.AbortGenerationResponse()
+
+    async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Any) -> inference_pb2.TokenizeResponse:
+        model = self._serving.model_named(request.model)
+        body = tokenize_body_from_proto(request)
+        try:
+            token_ids = await token_ids_of(body, model=model, serving=self._serving)
+        except PagodaError as error:
+            raise renamed(error, {"prompt": "text"}) from error
+        strings = [model.tokenizer.token_text(token) for token in token_ids] if request.return_token_strs else ()
+        return inference_pb2.TokenizeResponse(
+            token_ids=token_ids, token_strs=strings, max_model_len=model.max_model_len
+        )
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: Any
+    ) -> inference_pb2.DetokenizeResponse:
+        model = self._serving.model_named(request.model)
+        check_token_ids(request.token_ids, vocab_size=model.vocab_size, field="token_ids")
+        text = model.tokenizer.decode(list(request.token_ids), skip_special_tokens=request.skip_special_tokens)
+        return inference_pb2.DetokenizeResponse(text=text)
+
+    async def GetModelInfo(
+        self, request: inference_pb2.GetModelInfoRequest, context: Any
+    ) -> inference_pb2.GetModelInfoResponse:
+        model = self._serving.model
+        info = self._serving.engine.model_info
+        return inference_pb2.GetModelInfoResponse(model_info=info, served_model_names=model.names)
+
+    async def GetServerInfo(
+        self, request: inference_pb2.GetServerInfoRequest, context: Any
+    ) -> inference_pb2.GetServerInfoResponse:
+        serving = self._serving
+        uptime_s = time.monotonic() - serving.started_s
+        return inference_pb2.GetServerInfoResponse(version=VERSION, uptime_s=uptime_s, load=serving.engine.load)
+
+    async def _run(
+        self,
+        request: inference_pb2.GenerateRequest,
+        context: Any,
+        *,
+        note: bytes = b"",
+        resumption: Resumption | None = None,
+    ) -> Run:
+        """The run of `request`; note and resumption as `Run` has them."""
+        self._count(context)
+        serving = self._serving
+        model = serving.model_named(request.model)
+        params = sampling_params_of(
+            request,
+            defaults=model.defaults,
+            vocab_size=model.vocab_size,
+            max_logprobs=serving.config.max_logprobs,
+        )
+        beam_search = None
+        if request.HasField("beam_search"):
+            beam_search = beam_search_params_from_proto(request.beam_search, n=params.n)
+            check_searchable(params, with_logprobs=params.logprobs is not None)
+        await model.grammars.check(params.structured_outputs)
+        check_cache_salt(request.cache_salt or None)
+        prompt, field = await prompt_of(request, model.prompts)
+        check_prompt_logprobs(params, num_prompt_tokens=len(prompt), vocab_size=model.vocab_size)
+        params = fit_to_context(params, num_prompt_tokens=len(prompt), max_model_len=model.max_model_len, field=field)
+        return Run(
+            serving=serving,
+            request_id=self._request_id(request.request_id, "gen-", context, resumption),
+            prompts=[prompt],
+            sampling_params=[params],
+            terms=self._terms(context, request.priority),
+            cache_salt=request.cache_salt,
+            beam_search=beam_search,
+            note=note,
+            resumption=resumption,
+        )
+
+    async def _conversation(
+        self,
+        request: inference_pb2.ChatRequest,
+        context: Any,
+        *,
+        note: bytes = b"",
+        resumption: Resumption | None = None,
+    ) -> Conversation:
+        """The conversation of `request`; note and resumption as `Run` has them."""
+        self._count(context)
+        beam_search = None
+        if request.HasField("beam_search"):
+            beam_search = beam_search_params_from_proto(request.beam_search, n=max(1, request.sampling_params.n))
+        try:
+            return await start_conversation(
+                chat_body_from_proto(request),
+                serving=self._serving,
+                headers={},
+                request_id=self._request_id(request.request_id, "chat-", context, resumption),
+                terms=self._terms(context, request.priority),
+                beam_search=beam_search,
+                note=note,
+                resumption=resumption,
+            )
+        except PagodaError as error:
+            raise renamed(error, PROTO_NAMES) from error
+
+    async def _resumption(
+        self, request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest, context: Any, path: str
+    ) -> Resumption | None:
+        """What `request` is to go on with; None when it is a new one."""
+        if not request.HasField("resume_from"):
+            return None
+        asked = request.resume_from
+        known = tuple(Known(one.num_tokens, one.is_finished) for one in asked.received)
+        place = Place(key=asked.request_id, known=known, field="resume_from")
+        return await resumption_at(place, serving=self._serving, path=path, tenant=self._tenant(context))
+
+    def _request_id(self, given: str, prefix: str, context: Any, resumption: Resumption | None) -> str:
+        """The id of what is resumed, or the one that the client has `given`, or a new one."""
+        if resumption is not None:
+            return resumption.response_id
+        if len(given) > MAX_REQUEST_ID_CHARS:
+            message = f"request_id has {len(given)} characters, at most {MAX_REQUEST_ID_CHARS} are allowed"
+            raise InvalidRequest(message, field="request_id")
+        if given and self._serving.is_open(given, tenant=self._tenant(context)):
+            raise InvalidRequest(f"request_id {given!r} is in use", field="request_id")
+        return given or unique_id(prefix)
+
+    def _count(self, context: Any) -> None:
+        """A drain waits for this call."""
+        self._serving.begin_call()
+        context.add_done_callback(lambda _: self._serving.end_call())
+
+    def _tenant(self, context: Any) -> str:
+        headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        return tenant_of(headers, has_api_keys=bool(self._serving.config.api_key))
+
+    def _terms(self, context: Any, priority: int) -> Terms:
+        timeout_s = context.time_remaining() or 0.0
+        return Terms(tenant=self._tenant(context), priority=priority, timeout_s=timeout_s)
+
+
+def _note_of(request: Message, path: str) -> bytes:
+    """What a frontend needs that goes on with the stream of `request`."""
+    return note_of(base64.b64encode(request.SerializeToString()).decode(), path=path, created=int(time.time()))
+
+
+def _refuse_resume_from(request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest) -> None:
+    if request.HasField("resume_from"):
+        raise InvalidRequest("resume_from goes with a stream, this call has none", field="resume_from")
+
+
+def _usage(run: Run, num_output_tokens: int) -> inference_pb2.Usage:
+    return inference_pb2.Usage(
+        num_prompt_tokens=run.num_prompt_tokens,
+        num_output_tokens=num_output_tokens,
+        num_cached_tokens=run.num_cached_tokens,
+    )

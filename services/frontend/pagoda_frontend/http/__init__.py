@@ -1,0 +1,1 @@
+"""HTTP: the app, its connections, bodies, streams and errors. Knows no model and no engine's state."""

@@ -1,0 +1,110 @@
+"""Who may call, over HTTP and gRPC, and under which id: thin layers around the app and the service."""
+
+import re
+import uuid
+from typing import Any
+
+import orjson
+from fastapi import Response
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pagoda_common.metrics.tracing import TRACEPARENT_HEADER, trace_id_of
+from pagoda_common.process.logging import request_id as log_request_id
+from pagoda_common.process.logging import trace_id as log_trace_id
+from pagoda_common.rpc.bearer import BearerKeys
+from pagoda_common.rpc.credentials import HEALTH_PREFIX, RequireBearer
+from pagoda_frontend.http.errors import ANTHROPIC_PREFIX, route_path
+
+GUARDED_PREFIXES = (
+    *("/v1", "/v2", "/inference", "/invocations"),
+    *("/sleep", "/wake_up", "/is_sleeping", "/reload_weights"),
+)
+"""vLLM's, the one path that leads to the API under another name, and what operators alone may do; what probes and
+scrapers need stays open."""
+API_KEY_HEADER = "x-api-key"
+"""Where Anthropic's clients show the key."""
+REFLECTION_PREFIX = "/grpc.reflection."
+"""Tells the contracts, which are public."""
+REQUEST_ID_HEADER = "x-request-id"
+MAX_REQUEST_ID_CHARS = 128
+
+
+class RequireApiKey:
+    """Refuses calls of the HTTP API without one of the keys: 401, with vLLM's body."""
+
+    def __init__(self, app: ASGIApp, *, keys: tuple[str, ...]) -> None:
+        self._app = app
+        self._keys = BearerKeys(keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the call on, or refuse it."""
+        if scope["type"] == "http" and scope["method"] != "OPTIONS" and not self._is_allowed(scope):
+            refusal = Response(orjson.dumps(_refusal(route_path(scope))), 401, media_type="application/json")
+            await refusal(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        path = route_path(scope)
+        if not path.startswith(GUARDED_PREFIXES):
+            return True
+        return self._keys.allow(
+            Headers(scope=scope), key_header=API_KEY_HEADER if path.startswith(ANTHROPIC_PREFIX) else None
+        )
+
+
+def _refusal(path: str) -> dict[str, Any]:
+    if path.startswith(ANTHROPIC_PREFIX):
+        return {"type": "error", "error": {"type": "authentication_error", "message": "Unauthorized"}}
+    return {"error": "Unauthorized"}
+
+
+def require_api_key_rpc(keys: tuple[str, ...]) -> RequireBearer:
+    """Refuses gRPC calls without one of the keys: UNAUTHENTICATED. Health and reflection stay open."""
+    allowed = BearerKeys(keys)
+    message = "the call shows none of the API keys: metadata `authorization: Bearer KEY` is expected"
+    return RequireBearer(lambda: allowed, open_prefixes=(HEALTH_PREFIX, REFLECTION_PREFIX), message=message)
+
+
+class RootPath:
+    """Tells the app under which prefix a proxy serves it, whether or not the proxy takes the prefix away."""
+
+    def __init__(self, app: ASGIApp, *, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the call on."""
+        await self._app({**scope, "root_path": self._root_path}, receive, send)
+
+
+class RequestIds:
+    """Gives every response an X-Request-Id: the client's own, or else the one that the endpoint or we drew."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the call on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = clean_request_id(Headers(scope=scope).get(REQUEST_ID_HEADER, ""))
+        log_request_id.set(given)
+        log_trace_id.set(trace_id_of(Headers(scope=scope).get(TRACEPARENT_HEADER, "")))
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                if given or REQUEST_ID_HEADER not in headers:
+                    headers[REQUEST_ID_HEADER] = given or uuid.uuid4().hex
+                log_request_id.set(headers[REQUEST_ID_HEADER])
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+def clean_request_id(given: str) -> str:
+    """What a client calls its request, cut to 128 characters of those that every log and header can hold."""
+    return re.sub(r"[^A-Za-z0-9_.:-]", "_", given[:MAX_REQUEST_ID_CHARS])

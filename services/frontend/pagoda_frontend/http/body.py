@@ -1,0 +1,113 @@
+"""From the bytes of a request to a checked body: size, content type, JSON, fields. Every fault is a 4xx."""
+
+import asyncio
+import json
+import time
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import Request
+from pydantic import ValidationError
+
+from pagoda_common.errors import Code, InvalidRequest
+from pagoda_frontend.http.errors import BodyTooLarge, ClientDisconnected, validation_message
+from pagoda_frontend.openai.protocol import RequestBody
+
+Body = TypeVar("Body", bound=RequestBody)
+
+DISCARD_FACTOR = 8
+"""A body that is too large is read to its end up to this many times the limit, so that its sender sees the answer."""
+DISCARD_S = 10.0
+LARGE_BODY_BYTES = 256 * 1024
+"""Larger ones are parsed on a thread: the loop has streams to serve."""
+
+
+async def read_body(request: Request, body_type: type[Body], *, max_bytes: int) -> Body:
+    """The body of `request` as `body_type`.
+
+    Raises:
+        InvalidRequest: not JSON, or a field is wrong; `field` names it.
+        BodyTooLarge: more than `max_bytes`.
+    """
+    raw = await read_bytes(request, max_bytes=max_bytes)
+    if len(raw) > LARGE_BODY_BYTES:
+        return await asyncio.to_thread(parse_body, raw, body_type)
+    return parse_body(raw, body_type)
+
+
+async def read_bytes(request: Request, *, max_bytes: int) -> bytes:
+    """The JSON text that `request` carries.
+
+    Raises:
+        InvalidRequest: it says that it is something else.
+        BodyTooLarge: more than `max_bytes`.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    raw = await _read(request, max_bytes)
+    if media_type != "application/json":
+        given = f"got {media_type!r}" if media_type else "there is none"
+        raise InvalidRequest(f"Content-Type must be application/json, {given}")
+    return raw
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    announced = request.headers.get("content-length", "")
+    too_large = announced.isdecimal() and int(announced) > max_bytes
+    chunks: list[bytes] = []
+    size = 0
+    deadline = time.monotonic() + DISCARD_S
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if too_large or size > max_bytes:
+            too_large = True
+            chunks.clear()
+            if size > DISCARD_FACTOR * max_bytes or time.monotonic() > deadline:
+                break
+        elif chunk:
+            chunks.append(chunk)
+        if not message.get("more_body", False):
+            break
+    if too_large:
+        size = max(size, int(announced or 0))
+        raise BodyTooLarge(f"request body has {size} bytes, at most {max_bytes} are read", code=Code.INVALID_ARGUMENT)
+    return b"".join(chunks)
+
+
+def parse_body(raw: bytes, body_type: type[Body]) -> Body:
+    """JSON text as `body_type`.
+
+    Raises:
+        InvalidRequest: not JSON, or a field is wrong; `field` names it.
+    """
+    fault: Exception | None = None
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        fault = error
+        value = _parse_leniently(raw)
+    if value is None and fault is not None:
+        raise InvalidRequest(f"request body is not valid JSON: {fault}")
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"request body must be a JSON object, got {type(value).__name__}")
+    try:
+        body = body_type.model_validate(value)
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_context=False)
+        raise InvalidRequest(validation_message(errors), field=str(errors[0]["loc"][0])) from None
+    if fault is not None:
+        raise InvalidRequest(f"request body is not valid JSON: {fault}")
+    return body
+
+
+def _parse_leniently(raw: bytes) -> Any:
+    """Python's reading of `raw`, which knows NaN and Infinity, so that the field that holds them can be named."""
+    if b"NaN" not in raw and b"Infinity" not in raw:
+        return None
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,41 @@
+"""The calls that a drain waits for, and what those are told that it cannot wait for."""
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pagoda_common.errors import NotReady
+from pagoda_frontend.http.errors import error_response
+from pagoda_frontend.requests.serving import RETRY_AFTER_S, Serving
+
+
+class CountCalls:
+    """Counts each POST from its head to the last byte of its answer. When the server is closed and gives it up before
+    its answer has begun: 503, which a client or a load balancer tries elsewhere."""
+
+    def __init__(self, app: ASGIApp, *, serving: Serving) -> None:
+        self._app = app
+        self._serving = serving
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the call on."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        has_begun = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        self._serving.begin_call()
+        try:
+            await self._app(scope, receive, send_and_note)
+        except asyncio.CancelledError:
+            if has_begun or not self._serving.is_draining:
+                raise
+            error = NotReady(self._serving.not_ready_reason, retry_after_s=RETRY_AFTER_S)
+            await error_response(error, scope)(scope, receive, send)
+        finally:
+            self._serving.end_call()

@@ -1,0 +1,119 @@
+"""The OpenAPI document: of each path the body, the answers and the errors. Knows no engine."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from pagoda_frontend.http.access import GUARDED_PREFIXES
+from pagoda_frontend.http.answers import AnthropicErrorAnswer, ErrorAnswer, UnauthorizedAnswer
+from pagoda_frontend.http.errors import ANTHROPIC_PREFIX
+
+BEARER = "bearer"
+"""Name of the API keys' security scheme."""
+REFERENCE = "#/components/schemas/{model}"
+ERRORS = {
+    400: "The request is wrong; `param` names the field.",
+    404: "There is nothing of that name.",
+    409: "The worker cannot: the weights are not there, damaged, or of another model.",
+    413: "The body is too large.",
+    500: "The server failed.",
+    501: "The workers are of an earlier version, which does not do this.",
+    503: "The server is not ready, or has too much to do.",
+    504: "The request's own time limit is over.",
+}
+GENERATION_ERRORS = (400, 404, 413, 500, 503, 504)
+EVENT_STREAM: dict[str, Any] = {"text/event-stream": {}}
+
+
+class Paths:
+    """Adds paths to an app, and describes them."""
+
+    def __init__(self, app: FastAPI, *, has_api_keys: bool) -> None:
+        self._app = app
+        self._has_api_keys = has_api_keys
+        self._bodies: list[type[BaseModel]] = []
+        app.openapi = self._document  # type: ignore[method-assign]  # FastAPI's own way
+
+    def add(
+        self,
+        method: str,
+        path: str,
+        handler: Callable[..., Any],
+        *,
+        body: type[BaseModel] | None = None,
+        answer: type[BaseModel] | None = None,
+        errors: tuple[int, ...] = (),
+        media: dict[str, Any] | None = None,
+        query: tuple[dict[str, Any], ...] = (),
+    ) -> None:
+        """Serve `path`.
+
+        Args:
+            body: what is sent as JSON.
+            answer: what is answered with 200 as JSON; None where it is not JSON.
+            errors: statuses besides 200; those of missing keys and wrong methods are known.
+            media: further contents of the 200, by media type.
+            query: parameters in the query, as the document has them.
+        """
+        is_anthropic = path.startswith(ANTHROPIC_PREFIX)
+        shape = AnthropicErrorAnswer if is_anthropic else ErrorAnswer
+        responses: dict[int | str, dict[str, Any]] = {
+            status: {"model": shape, "description": ERRORS[status]} for status in errors
+        }
+        extra: dict[str, Any] = {"parameters": list(query)} if query else {}
+        if self._has_api_keys and path.startswith(GUARDED_PREFIXES):
+            extra["security"] = [{BEARER: []}]
+            refusal = AnthropicErrorAnswer if is_anthropic else UnauthorizedAnswer
+            responses[401] = {"model": refusal, "description": "The call shows none of the API keys."}
+        responses[200] = {"description": "Success."}
+        if answer is not None:
+            responses[200]["model"] = answer
+        if media is not None:
+            responses[200]["content"] = media
+        if body is not None:
+            self._bodies.append(body)
+            schema = {"$ref": REFERENCE.format(model=body.__name__)}
+            extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        self._app.add_api_route(
+            path,
+            handler,
+            methods=[method],
+            responses=responses,
+            openapi_extra=extra or None,
+            summary=(handler.__doc__ or "").partition("\n")[0],
+            description=" ",
+        )
+
+    def _document(self) -> dict[str, Any]:
+        app = self._app
+        if app.openapi_schema is None:
+            document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            _, definitions = models_json_schema([(body, "validation") for body in self._bodies], ref_template=REFERENCE)
+            schemas = document["components"]["schemas"]
+            schemas |= definitions.get("$defs", {})
+            for operations in document["paths"].values():
+                for operation in operations.values():
+                    _clean(operation)
+            if self._has_api_keys:
+                document["components"]["securitySchemes"] = {BEARER: {"type": "http", "scheme": "bearer"}}
+            for unused in ("HTTPValidationError", "ValidationError"):
+                schemas.pop(unused, None)
+            app.openapi_schema = document
+        return app.openapi_schema
+
+
+def _clean(operation: dict[str, Any]) -> None:
+    """Take away what FastAPI adds by itself and is not so."""
+    responses = operation["responses"]
+    responses.pop("422", None)
+    operation.pop("description", None)
+    success = responses["200"]
+    content = success.get("content", {})
+    if content.get("application/json", {}).get("schema") == {}:
+        del content["application/json"]
+    if not content:
+        success.pop("content", None)

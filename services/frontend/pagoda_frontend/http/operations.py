@@ -1,0 +1,136 @@
+"""What operators, probes, scrapers and tools ask: health, readiness, models, version, load, metrics, tokens."""
+
+from typing import Any
+
+from fastapi import Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from pagoda_common.errors import InvalidRequest, NotFound, NotReady
+from pagoda_frontend.conversation.conversation import trusted_chat_template
+from pagoda_frontend.http.body import read_body
+from pagoda_frontend.openai.protocol import DetokenizeBody, TokenizeBody
+from pagoda_frontend.requests.http_calls import json_response
+from pagoda_frontend.requests.params import check_token_ids
+from pagoda_frontend.requests.serving import RETRY_AFTER_S, VERSION, ServedModel, Serving
+
+
+class Operations:
+    """The endpoints that generate nothing."""
+
+    def __init__(self, *, serving: Serving) -> None:
+        self._serving = serving
+
+    async def health(self) -> Response:
+        """Live: the process answers."""
+        return Response(status_code=200)
+
+    async def ready(self) -> Response:
+        """Ready: a request that comes now is served; else 503 and why."""
+        if not self._serving.is_ready:
+            raise NotReady(self._serving.not_ready_reason, retry_after_s=RETRY_AFTER_S)
+        return json_response({"status": "ready"})
+
+    async def version(self) -> Response:
+        """The version of Pagoda."""
+        return json_response({"version": VERSION})
+
+    async def load(self) -> Response:
+        """Requests that are being answered."""
+        return json_response({"server_load": self._serving.num_open})
+
+    async def metrics(self) -> Response:
+        """Prometheus' text format."""
+        return Response(await self._serving.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def models(self) -> Response:
+        """Every name the model is served under."""
+        model = self._serving.model
+        return json_response({"object": "list", "data": [_model_card(model, name) for name in model.names]})
+
+    async def model(self, model_id: str) -> Response:
+        """One of them."""
+        model = self._serving.model
+        if model_id not in model.names:
+            raise NotFound(f"The model `{model_id}` does not exist.", field="model")
+        return json_response(_model_card(model, model_id))
+
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of a text or a conversation."""
+        serving = self._serving
+        body = await read_body(request, TokenizeBody, max_bytes=serving.config.max_request_body_bytes)
+        model = serving.model_named(body.model)
+        tokens = await token_ids_of(body, model=model, serving=serving)
+        strings = [model.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
+        answer = {"count": len(tokens), "max_model_len": model.max_model_len, "tokens": tokens, "token_strs": strings}
+        return json_response(answer)
+
+    async def tokenizer_info(self) -> Response:
+        """What the tokenizer is, with its special tokens and the chat template in use."""
+        model = self._serving.model
+        tokenizer = model.tokenizer
+        info: dict[str, Any] = {
+            **tokenizer.special_tokens,
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "name_or_path": tokenizer.name,
+            "vocab_size": tokenizer.vocab_size,
+            "model_max_length": model.max_model_len,
+            "chat_template": self._serving.chat_template or tokenizer.chat_template,
+        }
+        return json_response(info)
+
+    async def detokenize(self, request: Request) -> Response:
+        """Text of token ids, special tokens included."""
+        serving = self._serving
+        body = await read_body(request, DetokenizeBody, max_bytes=serving.config.max_request_body_bytes)
+        model = serving.model_named(body.model)
+        check_token_ids(body.tokens, vocab_size=model.vocab_size, field="tokens")
+        return json_response({"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+
+async def token_ids_of(body: TokenizeBody, *, model: ServedModel, serving: Serving) -> list[int]:
+    """Token ids of the text or the conversation in `body`.
+
+    Raises:
+        InvalidRequest: it has none or both of them, or the messages are wrong.
+    """
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("exactly one of prompt and messages must be given", field="prompt")
+    if body.messages is None:
+        add_special_tokens = body.add_special_tokens is not False
+        return await model.prompts.from_text(body.prompt or "", add_special_tokens=add_special_tokens, field="prompt")
+    return await model.prompts.from_messages(
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
+        chat_template_kwargs=body.chat_template_kwargs,
+        chat_template=trusted_chat_template(body.chat_template, serving=serving),
+        tools=body.tools,
+        add_special_tokens=bool(body.add_special_tokens),
+    )
+
+
+def _model_card(model: ServedModel, name: str) -> dict[str, Any]:
+    permission = {
+        "id": f"modelperm-{model.fingerprint}",
+        "object": "model_permission",
+        "created": model.created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "pagoda",
+        "root": model.names[0],
+        "parent": None,
+        "max_model_len": model.max_model_len,
+        "permission": [permission],
+    }

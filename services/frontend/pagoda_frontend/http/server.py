@@ -1,0 +1,215 @@
+"""One frontend from start to end: HTTP and gRPC on one loop, and the way down that loses no stream."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Iterator
+from dataclasses import replace
+
+import grpc.aio
+import uvicorn
+from fastapi import FastAPI
+
+from pagoda.v1 import inference_pb2_grpc
+from pagoda_common.config.frontend_config import FrontendConfig
+from pagoda_common.engine.client import EngineClient
+from pagoda_common.errors import ConfigError
+from pagoda_common.process.idle_memory import exempt_what_exists, release_memory_when_idle
+from pagoda_common.process.startup_marks import mark
+from pagoda_common.rpc.bearer import read_keys
+from pagoda_common.rpc.service import RpcServer
+from pagoda_frontend.grpc.servicer import SERVICE, InferenceServicer
+from pagoda_frontend.http.access import require_api_key_rpc
+from pagoda_frontend.http.app import make_app
+from pagoda_frontend.http.http_protocol import bounded
+from pagoda_frontend.http.https import follow_certificate
+from pagoda_frontend.observability.traces import TraceRpc
+from pagoda_frontend.requests.serving import Serving
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 2048
+CLOSE_S = 2.0
+"""What connections get to hand over their last bytes."""
+POLL_S = 0.02
+
+
+class _HttpServer(uvicorn.Server):
+    """Uvicorn without signal handlers: signals are ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class FrontendServer:
+    """Serves until `drain()` or `close()`. The engine may come, go and come back meanwhile."""
+
+    def __init__(self, *, config: FrontendConfig) -> None:
+        """Raises ConfigError when what `config` names cannot be read, or gRPC would be plaintext over a network."""
+        if config.api_key_file is not None:
+            keys = read_keys(config.api_key_file, field="api_key_file")
+            config = replace(config, api_key=(*config.api_key, *keys))
+        self._config = config
+        self._engine = EngineClient(address=config.scheduler, security=config.security)
+        self.serving = Serving(config=config, engine=self._engine)
+        guards: list[grpc.aio.ServerInterceptor] = []
+        if config.api_key:
+            guards.append(require_api_key_rpc(config.api_key))
+        if self.serving.tracer is not None:
+            guards.append(TraceRpc(service=SERVICE, tracer=self.serving.tracer))
+        self._grpc_host = config.host if config.grpc_host is None else config.grpc_host
+        config.public_grpc.check_listen(self._grpc_host)
+        self._rpc = RpcServer(
+            services=(SERVICE,),
+            interceptors=guards,
+            security=config.public_grpc,
+            enable_channelz=config.observability.enable_channelz,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+        self._http: _HttpServer | None = None
+        self.port = 0
+        """Bound HTTP port."""
+        self.grpc_port = 0
+        """Bound gRPC port."""
+
+    async def start(self) -> None:
+        """Listen. Returns when both ports answer; the engine may still be loading.
+
+        Raises:
+            OSError: an address cannot be bound.
+        """
+        config = self._config
+        listener = _listen(config.host, config.port)
+        self.port = listener.getsockname()[1]
+        try:
+            servicer = InferenceServicer(serving=self.serving)
+            inference_pb2_grpc.add_InferenceServicer_to_server(servicer, self._rpc.grpc_server)
+            self.grpc_port = await self._rpc.start(host=_bracketed(self._grpc_host), port=config.grpc_port)
+        except BaseException:
+            listener.close()
+            raise
+        await self._engine.start()
+        await self.serving.start()
+        uvicorn_config = _uvicorn_config(make_app(self.serving), config)
+        self._http = _HttpServer(uvicorn_config)
+        if config.uvicorn_log_level == "info":
+            logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it tells of starts and ends, as we do
+        self._tasks = [
+            asyncio.create_task(self._http.serve(sockets=[listener]), name="http"),
+            asyncio.create_task(self._follow_readiness(), name="readiness"),
+            asyncio.create_task(
+                release_memory_when_idle(
+                    count=lambda: self.serving.num_requests, is_idle=lambda: self.serving.num_open == 0
+                ),
+                name="idle memory",
+            ),
+        ]
+        if config.ssl_certfile is not None:
+            assert uvicorn_config.ssl is not None, "loaded"
+            follow = follow_certificate(uvicorn_config.ssl, config)
+            self._tasks.append(asyncio.create_task(follow, name="certificate"))
+        while not self._http.started:
+            if self._tasks[0].done():
+                await self._tasks[0]
+                raise OSError("the HTTP server did not start")
+            await asyncio.sleep(POLL_S)
+        exempt_what_exists()
+        scheme = "http" if config.ssl_certfile is None else "https"
+        logger.info("frontend listening on %s://%s:%d", scheme, _bracketed(config.host), self.port)
+        mark("tokenizer, listening")
+        logger.info("frontend gRPC listening on %s:%d", _bracketed(self._grpc_host), self.grpc_port)
+
+    async def wait_failed(self) -> None:
+        """Return when the HTTP server has ended by itself."""
+        await asyncio.wait(self._tasks[:1])
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, let open ones finish for `timeout_s`, then close. Health stays live meanwhile."""
+        self.serving.is_draining = True
+        await self._rpc.set_serving(False)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.serving.wait_until_idle()
+        if not self.serving.is_idle:
+            num_unfinished = max(self.serving.num_open, self.serving.num_calls)
+            logger.warning("%d requests were not finished after %g s", num_unfinished, timeout_s)
+        await self.close()
+
+    async def close(self) -> None:
+        """End open requests with an error, then everything else."""
+        self.serving.is_draining = True
+        await self.serving.close()
+        await self._engine.close(self.serving.not_ready_reason)
+        await self._rpc.stop(grace_s=CLOSE_S)
+        if self._http is not None:
+            self._http.should_exit = True
+            await asyncio.gather(self._tasks[0], return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _follow_readiness(self) -> None:
+        """Keep grpc.health.v1 at what /ready says."""
+        was_ready = False
+        while True:
+            is_ready = self.serving.is_ready
+            if is_ready != was_ready:
+                was_ready = is_ready
+                await self._rpc.set_serving(is_ready)
+                logger.info("ready" if is_ready else f"not ready: {self.serving.not_ready_reason}")
+            await asyncio.sleep(POLL_S * 5)
+
+
+def _uvicorn_config(app: FastAPI, config: FrontendConfig) -> uvicorn.Config:
+    """Raises ConfigError when a file of the TLS flags cannot be used."""
+    uvicorn_config = uvicorn.Config(
+        app,
+        http=bounded(
+            max_head_bytes=config.h11_max_incomplete_event_size,
+            max_headers=config.h11_max_header_count,
+            send_timeout_s=config.send_timeout_s,
+        ),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level=config.uvicorn_log_level,
+        access_log=not config.disable_uvicorn_access_log,
+        backlog=BACKLOG,
+        timeout_keep_alive=config.keep_alive_timeout_s,
+        timeout_graceful_shutdown=int(CLOSE_S),
+        server_header=False,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile,
+        ssl_ca_certs=config.ssl_ca_certs,
+        ssl_cert_reqs=ssl.CERT_NONE if config.ssl_ca_certs is None else ssl.CERT_REQUIRED,
+    )
+    if config.ssl_certfile is not None:
+        try:
+            uvicorn_config.load()
+        except OSError as error:
+            raise ConfigError(
+                f"ssl_certfile {config.ssl_certfile!r} cannot be used: {error}", field="ssl_certfile"
+            ) from error
+    return uvicorn_config
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio turns Nagle's delay off only where the protocol number is set; connections inherit the option here.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

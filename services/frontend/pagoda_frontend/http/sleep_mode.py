@@ -1,0 +1,53 @@
+"""What operators ask of the engine's memory: sleep, wake-up, other weights. Served with --enable-sleep-mode."""
+
+from fastapi import Request, Response
+
+from pagoda_common.errors import InvalidRequest
+from pagoda_frontend.http.body import read_body
+from pagoda_frontend.openai.protocol import ReloadWeightsBody
+from pagoda_frontend.requests.http_calls import json_response
+from pagoda_frontend.requests.serving import Serving
+
+
+class SleepMode:
+    """vLLM's endpoints of the same names, and /reload_weights. They answer when the engine has done it."""
+
+    def __init__(self, *, serving: Serving) -> None:
+        self._serving = serving
+
+    async def sleep(self, request: Request) -> Response:
+        """Give memory away: the KV cache, and the weights by level."""
+        level = _number(request, "level")
+        await self._serving.engine.control.sleep(
+            level=1 if level is None else level,
+            mode=request.query_params.get("mode", "keep"),
+            group=_number(request, "group"),
+        )
+        return Response(status_code=200)
+
+    async def wake_up(self, request: Request) -> Response:
+        """Serve again."""
+        tags = request.query_params.getlist("tags")
+        await self._serving.engine.control.wake_up(tags=tags, group=_number(request, "group"))
+        return Response(status_code=200)
+
+    async def is_sleeping(self) -> Response:
+        """Whether requests wait because the engine sleeps."""
+        return json_response({"is_sleeping": await self._serving.engine.control.is_sleeping()})
+
+    async def reload_weights(self, request: Request) -> Response:
+        """Serve other weights of the same architecture; what runs goes on with them."""
+        serving = self._serving
+        body = await read_body(request, ReloadWeightsBody, max_bytes=serving.config.max_request_body_bytes)
+        done = await serving.engine.control.reload_weights(body.model, revision=body.revision, group=body.group)
+        return json_response({"num_groups": done.num_groups, "seconds": done.seconds, "pause_s": done.pause_s})
+
+
+def _number(request: Request, name: str) -> int | None:
+    """A number of the query; None when it is not there."""
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    if not text.isdecimal() or len(text) > 9:
+        raise InvalidRequest(f"{name} is {text!r}, must be a number", field=name)
+    return int(text)

@@ -1,0 +1,179 @@
+"""Answers that end when the client goes away: server-sent events, and single responses that are long in the making."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
+
+from fastapi import Request, Response
+from starlette.types import Receive, Scope, Send
+
+from pagoda_common.errors import PagodaError
+from pagoda_frontend.http.errors import ClientDisconnected, error_json, error_response
+from pagoda_frontend.openai.chunks import DONE, ChunkEncoder, Delta, event
+from pagoda_frontend.requests.resume import with_id
+from pagoda_frontend.requests.run import Run
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+PATIENCE_S = 1.0
+"""A stream's status waits this long for its first event: a request that is refused gets its own status, not 200."""
+MAX_TIMEOUT_PATIENCE_S = 10.0
+"""It waits as much longer as the request's own time limit, up to this."""
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client is gone. The request's body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`, which is cancelled at once when the client goes away.
+
+    Raises:
+        ClientDisconnected: it did.
+    """
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(wait_for_disconnect(request.receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnected
+    finally:
+        await _end(task, watcher)
+
+
+class EventStream(Response):
+    """Sends an iterator's events as they come. A client that leaves closes the iterator at once."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        keep_alive_s: float,
+        headers: dict[str, str],
+        timeout_s: float = 0.0,
+    ) -> None:
+        """`events`: whole events; `keep_alive_s`: silence after which a comment is sent, 0 for never; `timeout_s`: the
+        request's time limit, 0 for none: a short one that is over before the first event gets its own status."""
+        self.body_iterator = events
+        self.status_code = 200
+        self.background = None
+        self._keep_alive_s = keep_alive_s
+        self._patience_s = PATIENCE_S
+        if timeout_s:
+            self._patience_s += min(timeout_s, MAX_TIMEOUT_PATIENCE_S)
+        self._last_sent_s = 0.0
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer; returns early when the client is gone."""
+        pump = asyncio.create_task(self._pump(scope, receive, send))
+        watcher = asyncio.create_task(wait_for_disconnect(receive))
+        try:
+            await asyncio.wait({pump, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            if pump.done():
+                pump.result()
+        finally:
+            await _end(pump, watcher)
+
+    async def _pump(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self.body_iterator) as events:
+            first = asyncio.ensure_future(anext(events))
+            keeper: asyncio.Task[None] | None = None
+            try:
+                await asyncio.wait({first}, timeout=self._patience_s)
+                fault = first.exception() if first.done() else None
+                if isinstance(fault, Exception) and not isinstance(fault, StopAsyncIteration):
+                    if not isinstance(fault, PagodaError):
+                        logger.error("a stream failed", exc_info=fault)
+                    await error_response(fault, scope)(scope, receive, send)
+                    return
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                if self._keep_alive_s:
+                    self._last_sent_s = time.monotonic()
+                    keeper = asyncio.create_task(self._keep_alive(send))
+                await self._send_events(events, first, send)
+            finally:
+                await _end(first, *([keeper] if keeper else []))
+
+    async def _send_events(
+        self, events: AsyncGenerator[bytes, None], first: "asyncio.Future[bytes]", send: Send
+    ) -> None:
+        try:
+            await send({"type": "http.response.body", "body": await first, "more_body": True})
+            async for body in events:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                self._last_sent_s = time.monotonic()
+            last = b""
+        except PagodaError as error:
+            last = event(error_json(error)) + DONE
+        except Exception as error:
+            logger.exception("a stream failed")
+            last = event(error_json(error)) + DONE
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _keep_alive(self, send: Send) -> None:
+        while True:
+            silence_s = time.monotonic() - self._last_sent_s
+            if silence_s >= self._keep_alive_s:
+                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+                self._last_sent_s, silence_s = time.monotonic(), 0.0
+            await asyncio.sleep(self._keep_alive_s - silence_s)
+
+
+class Source(Protocol[Delta]):
+    """What a stream is made of: a run, or a conversation."""
+
+    def deltas(self) -> AsyncGenerator[list[Delta], None]:
+        """What is new, as it comes."""
+        ...
+
+
+async def stream_events(
+    source: Source[Delta], chunks: ChunkEncoder[Delta], run: Run, *, is_resumed: bool
+) -> AsyncGenerator[bytes, None]:
+    """Deltas as events: what came together is sent together, and the opening with the first of it.
+
+    Where the run can be resumed each event has an id, and what the client has already is not sent again.
+
+    Args:
+        run: below `source`, whose deltas stand for the run's one by one.
+        is_resumed: the client has had the opening.
+    """
+    ids = run.event_ids
+    opening = b"" if is_resumed else chunks.opening()
+    try:
+        async with aclosing(source.deltas()) as stream:
+            async for deltas in stream:
+                parts: list[bytes] = []
+                for delta, below in zip(deltas, run.latest, strict=True):
+                    body = chunks.delta(delta)
+                    if ids is not None:
+                        event_id = ids.advance(below)
+                        if body and not below.is_replayed:
+                            parts.append(with_id(body, event_id))
+                    elif body:
+                        parts.append(body)
+                if parts:
+                    yield opening + b"".join(parts)
+                    opening = b""
+        yield opening + chunks.closing()
+    finally:
+        run.release()
+
+
+async def _end(*tasks: "asyncio.Future[Any]") -> None:
+    """Cancel what still runs and wait for its end."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API over a conversation. Knows no gRPC."""

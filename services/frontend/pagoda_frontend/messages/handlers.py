@@ -1,0 +1,171 @@
+"""POST /v1/messages and /v1/messages/count_tokens. The conversation behind them is that of chat completions."""
+
+import time
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from typing import Any
+
+import orjson
+from fastapi import Request, Response
+
+from pagoda_common.errors import PagodaError, RequestFailed
+from pagoda_frontend.conversation.conversation import Conversation, start_conversation, template_kwargs
+from pagoda_frontend.conversation.tools import plan_tools
+from pagoda_frontend.http.body import read_body
+from pagoda_frontend.http.errors import anthropic_error, error_object, renamed
+from pagoda_frontend.http.sse import MAX_TIMEOUT_PATIENCE_S, PATIENCE_S, EventStream, unless_disconnected
+from pagoda_frontend.messages.input import chat_body_of
+from pagoda_frontend.messages.output import BlockBuilder, Event
+from pagoda_frontend.messages.protocol import CHAT_NAMES, CountTokensBody, MessagesBody
+from pagoda_frontend.requests.http_calls import json_response
+from pagoda_frontend.requests.opening import announced
+from pagoda_frontend.requests.resume import Resumption, note_of, resumption_of, with_id
+from pagoda_frontend.requests.serving import Serving, unique_id
+
+MESSAGES_PATH = "/v1/messages"
+
+
+class Messages:
+    """The endpoints."""
+
+    def __init__(self, *, serving: Serving) -> None:
+        self._serving = serving
+
+    async def create(self, request: Request) -> Response:
+        """Answer one request.
+
+        Raises:
+            PagodaError: the request is wrong, was refused, or failed.
+        """
+        resumption = await resumption_of(request.headers, serving=self._serving, path=MESSAGES_PATH)
+        if resumption is not None:
+            return await self._answer(request, resumption.body_as(MessagesBody), resumption)
+        body = await read_body(request, MessagesBody, max_bytes=self._serving.config.max_request_body_bytes)
+        if body.stream:
+            return await self._answer(request, body)
+        return await unless_disconnected(request, self._answer(request, body))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Tokens of the prompt that a request would have; as many as there are, even if the context holds fewer.
+
+        Raises:
+            InvalidRequest: a field is wrong.
+        """
+        body = await read_body(request, CountTokensBody, max_bytes=self._serving.config.max_request_body_bytes)
+        model = self._serving.model_named(body.model)
+        chat = chat_body_of(body)
+        try:
+            tools = plan_tools(chat, can_choose=self._serving.dialect.can_choose).tools
+            prompt = await model.prompts.from_messages(
+                chat.messages,
+                add_generation_prompt=chat.add_generation_prompt is not False,
+                continue_final_message=bool(chat.continue_final_message),
+                chat_template_kwargs=template_kwargs(chat),
+                tools=tools,
+            )
+        except PagodaError as error:
+            raise renamed(error, CHAT_NAMES) from error
+        return json_response({"input_tokens": len(prompt)})
+
+    async def _answer(self, request: Request, body: MessagesBody, resumption: Resumption | None = None) -> Response:
+        message_id = unique_id("msg_", request.headers.get("x-request-id"))
+        try:
+            conversation = await start_conversation(
+                chat_body_of(body),
+                serving=self._serving,
+                headers=request.headers,
+                request_id=message_id if resumption is None else resumption.response_id,
+                note=note_of(body, path=MESSAGES_PATH, created=int(time.time())) if body.stream else b"",
+                resumption=resumption,
+            )
+        except PagodaError as error:
+            raise renamed(error, CHAT_NAMES) from error
+        message: dict[str, Any] = {
+            "id": conversation.run.request_id,
+            "type": "message",
+            "role": "assistant",
+            "model": body.model or conversation.model.names[0],
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(conversation),
+        }
+        headers = {"X-Request-Id": conversation.run.request_id}
+        if body.stream:
+            keep_alive_s = self._serving.config.sse_keep_alive_interval_s
+            timeout_s = conversation.run.timeout_s
+            events = _encoded_stream(conversation, message, is_resumed=resumption is not None)
+            return EventStream(events, keep_alive_s=keep_alive_s, timeout_s=timeout_s, headers=headers)
+        async with aclosing(_events(conversation, message)) as stream:
+            async for _ in stream:
+                pass
+        return json_response(message, headers)
+
+
+async def _events(
+    conversation: Conversation, message: dict[str, Any], *, is_resumed: bool = False
+) -> AsyncGenerator[list[Event], None]:
+    """The events of one answer, in their order, but for those that the client has; at the end `message` is whole."""
+    run = conversation.run
+    builder = BlockBuilder(id_seed=run.engine_id)
+    has_begun = is_resumed
+    finish_reason = None
+    patience_s = PATIENCE_S + min(run.timeout_s, MAX_TIMEOUT_PATIENCE_S)
+    async with aclosing(announced(conversation.deltas(), patience_s=patience_s)) as stream:
+        async for deltas in stream:
+            events: list[Event] = []
+            if not has_begun:
+                events.append({"type": "message_start", "message": {**message, "usage": _usage(conversation)}})
+            has_begun = True
+            if deltas is None:
+                yield events
+                continue
+            for delta, below in zip(deltas, run.latest, strict=True):
+                told = list(builder.add(delta))
+                events += told if not below.is_replayed else []
+                run.note_place(below)
+            yield events
+            finish_reason = deltas[-1].finish_reason
+    if finish_reason == "abort":
+        raise RequestFailed("the request was aborted")
+    closing = list(builder.close())
+    message |= {"content": builder.blocks, **builder.stop(), "usage": _usage(conversation)}
+    closing.append({"type": "message_delta", "delta": builder.stop(), "usage": message["usage"]})
+    yield [*closing, {"type": "message_stop"}]
+
+
+async def _encoded_stream(
+    conversation: Conversation, message: dict[str, Any], *, is_resumed: bool
+) -> AsyncGenerator[bytes, None]:
+    """The events as a body. An error before the first one is raised, a later one is told as an event."""
+    has_begun = False
+    run = conversation.run
+    async with aclosing(_events(conversation, message, is_resumed=is_resumed)) as stream:
+        try:
+            async for events in stream:
+                if events:
+                    body = _encoded(events)
+                    yield body if run.event_ids is None else with_id(body, run.event_ids.line())
+                    has_begun = True
+        except PagodaError as error:
+            if not has_begun:
+                raise
+            yield _encoded([anthropic_error(error_object(error))])
+        finally:
+            run.release()
+
+
+def _encoded(events: Iterable[Event]) -> bytes:
+    return b"".join(
+        b"event: " + event["type"].encode() + b"\ndata: " + orjson.dumps(event) + b"\n\n" for event in events
+    )
+
+
+def _usage(conversation: Conversation) -> dict[str, Any]:
+    run = conversation.run
+    return {
+        "input_tokens": run.num_prompt_tokens - run.num_cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": run.num_cached_tokens,
+        "output_tokens": run.num_output_tokens,
+    }

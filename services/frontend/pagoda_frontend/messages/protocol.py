@@ -1,0 +1,124 @@
+"""What clients may send to /v1/messages: Anthropic's Messages API with vLLM's additions. Shapes only, no engine."""
+
+from typing import Any, Literal
+
+from pagoda_frontend.openai.protocol import Bool, Integer, Number, RequestBody, Text
+
+
+class Block(RequestBody):
+    """One block of a message's content. Which fields it has depends on its type."""
+
+    type: Text
+    text: Text | None = None
+    thinking: Text | None = None
+    id: Text | None = None
+    """Of a tool's use."""
+    name: Text | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: Text | None = None
+    """The use that a result belongs to."""
+    content: "Text | list[Block] | None" = None
+    """Of a tool's result."""
+    is_error: Bool | None = None
+
+
+class AnthropicMessage(RequestBody):
+    """One turn."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Text | list[Block]
+
+
+class AnthropicTool(RequestBody):
+    """A tool that the client runs; those that Anthropic's servers run are not understood."""
+
+    name: Text
+    type: Text | None = None
+    description: Text | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: Bool | None = None
+
+
+class AnthropicToolChoice(RequestBody):
+    """Whether and which tools are used."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: Text | None = None
+    disable_parallel_tool_use: Bool | None = None
+
+
+class Thinking(RequestBody):
+    """Whether the model is to think before it answers."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Integer | None = None
+
+
+class OutputConfig(RequestBody):
+    """How the answer is to be."""
+
+    format: dict[str, Any] | None = None
+    effort: Text | None = None
+
+
+class CountTokensBody(RequestBody):
+    """POST /v1/messages/count_tokens."""
+
+    messages: list[AnthropicMessage]
+    model: Text | None = None
+    system: Text | list[Block] | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: AnthropicToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesBody(CountTokensBody):
+    """POST /v1/messages."""
+
+    max_tokens: Integer
+    stream: Bool | None = None
+    stop_sequences: list[Text] | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Integer | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: Text | None = None
+
+
+PASSED_ON = (
+    "model",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "max_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "skip_special_tokens",
+    "priority",
+    "timeout",
+    "cache_salt",
+    "structured_outputs",
+    "vllm_xargs",
+    "chat_template_kwargs",
+)
+"""Fields that a conversation has under the same name; those that Anthropic's API does not name are vLLM's."""
+
+CHAT_NAMES = {
+    "stop": "stop_sequences",
+    "max_completion_tokens": "max_tokens",
+    "response_format": "output_config.format",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "reasoning_effort": "output_config.effort",
+}
+"""Fields of a conversation, and where their values come from here."""

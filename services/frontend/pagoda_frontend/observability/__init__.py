@@ -1,0 +1,1 @@
+"""The frontend's metrics and traces. Decides nothing."""

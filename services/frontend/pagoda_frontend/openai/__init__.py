@@ -1,0 +1,1 @@
+"""OpenAI's API besides Responses: bodies, handlers and chunks. Starts no requests by itself."""

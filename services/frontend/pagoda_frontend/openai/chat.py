@@ -1,0 +1,193 @@
+"""POST /v1/chat/completions."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import Request, Response
+
+from pagoda_common.errors import InvalidRequest
+from pagoda_frontend.conversation.conversation import Conversation, start_conversation
+from pagoda_frontend.conversation.message import CollectedMessage
+from pagoda_frontend.http.body import read_body
+from pagoda_frontend.http.sse import EventStream, stream_events, unless_disconnected
+from pagoda_frontend.openai.chunks import ChatChunks
+from pagoda_frontend.openai.protocol import ChatBatchBody, ChatBody, ConversationBody
+from pagoda_frontend.requests.http_calls import chunk_options, json_response, prompt_logprobs_of
+from pagoda_frontend.requests.prompts import template_message
+from pagoda_frontend.requests.resume import Resumption, note_of, resumption_of
+from pagoda_frontend.requests.serving import ServedModel, Serving, unique_id
+
+CHAT_PATH = "/v1/chat/completions"
+MAX_CONVERSATIONS = 1024
+"""In one batch."""
+
+
+class ChatCompletions:
+    """The endpoint."""
+
+    def __init__(self, *, serving: Serving) -> None:
+        self._serving = serving
+
+    async def create(self, request: Request) -> Response:
+        """Answer one request.
+
+        Raises:
+            PagodaError: the request is wrong, was refused, or failed.
+        """
+        resumption = await resumption_of(request.headers, serving=self._serving, path=CHAT_PATH)
+        if resumption is not None:
+            return await self._answer(request, resumption.body_as(ChatBody), resumption)
+        body = await read_body(request, ChatBody, max_bytes=self._serving.config.max_request_body_bytes)
+        if body.stream:
+            return await self._answer(request, body)
+        return await unless_disconnected(request, self._answer(request, body))
+
+    async def create_batch(self, request: Request) -> Response:
+        """Answer several conversations at once: choice i of conversation c has index c * n + i.
+
+        Raises:
+            PagodaError: a request is wrong, was refused, or failed; the others are aborted.
+        """
+        body = await read_body(request, ChatBatchBody, max_bytes=self._serving.config.max_request_body_bytes)
+        return await unless_disconnected(request, self._answer_batch(request, body))
+
+    async def _answer_batch(self, request: Request, body: ChatBatchBody) -> Response:
+        bodies = batch_bodies(body)
+        request_id = unique_id("chatcmpl-", request.headers.get("x-request-id") or body.request_id)
+        conversations = [
+            await start_conversation(
+                one, serving=self._serving, headers=request.headers, request_id=f"{request_id}-{place}"
+            )
+            for place, one in enumerate(bodies)
+        ]
+        tasks = [asyncio.create_task(conversation.collect()) for conversation in conversations]
+        try:
+            collected = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        choices = []
+        for one, conversation, messages in zip(bodies, conversations, collected, strict=True):
+            choices += [_choice(message, one, conversation, _echo_of(one)) for message in messages]
+        for index, choice in enumerate(choices):
+            choice["index"] = index
+        model = conversations[0].model
+        answer = {
+            **_envelope(body, model, request_id),
+            "choices": choices,
+            "usage": _sum([conversation.usage() for conversation in conversations]),
+        }
+        return json_response(answer, {"X-Request-Id": request_id})
+
+    async def _answer(self, request: Request, body: ChatBody, resumption: Resumption | None = None) -> Response:
+        created = resumption.created if resumption is not None else int(time.time())
+        given_id = request.headers.get("x-request-id") or body.request_id
+        conversation = await start_conversation(
+            body,
+            serving=self._serving,
+            headers=request.headers,
+            request_id=resumption.response_id if resumption is not None else unique_id("chatcmpl-", given_id),
+            note=note_of(body, path=CHAT_PATH, created=created) if body.stream else b"",
+            resumption=resumption,
+        )
+        run, model = conversation.run, conversation.model
+        envelope = _envelope(body, model, run.request_id, created)
+        echo = _echo_of(body)
+        headers = {"X-Request-Id": run.request_id}
+        if body.stream:
+            chunks = ChatChunks(
+                echo=echo,
+                envelope=envelope,
+                options=chunk_options(body, conversation.logprobs),
+                prompts=[conversation.prompt],
+                n=run.n,
+                usage=conversation.usage,
+            )
+            keep_alive_s = self._serving.config.sse_keep_alive_interval_s
+            events = stream_events(conversation, chunks, run, is_resumed=resumption is not None)
+            return EventStream(events, keep_alive_s=keep_alive_s, timeout_s=run.timeout_s, headers=headers)
+        messages = await conversation.collect()
+        shown = [_choice(message, body, conversation, echo) for message in messages]
+        answer: dict[str, Any] = {**envelope, "choices": shown, "usage": conversation.usage()}
+        answer |= {"service_tier": None, "kv_transfer_params": None}
+        answer["prompt_logprobs"] = prompt_logprobs_of(run, model)
+        if body.return_token_ids:
+            answer["prompt_token_ids"] = conversation.prompt
+        return json_response(answer, headers)
+
+
+def batch_bodies(body: ChatBatchBody) -> list[ChatBody]:
+    """A body for each conversation.
+
+    Raises:
+        InvalidRequest: there are none or too many, or they are to be streamed.
+    """
+    if body.stream:
+        raise InvalidRequest("a batch cannot be streamed", field="stream")
+    if not 1 <= len(body.messages) <= MAX_CONVERSATIONS:
+        raise InvalidRequest(
+            f"messages must have between 1 and {MAX_CONVERSATIONS} conversations, got {len(body.messages)}",
+            field="messages",
+        )
+    shared = {name: value for name, value in body if name != "messages" and value is not None}
+    return [ChatBody.model_construct(**shared, messages=messages) for messages in body.messages]
+
+
+def _envelope(
+    body: ConversationBody, model: ServedModel, request_id: str, created: int | None = None
+) -> dict[str, Any]:
+    return {
+        "id": request_id,
+        "object": "chat.completion.chunk" if body.stream else "chat.completion",
+        "created": int(time.time()) if created is None else created,
+        "model": body.model or model.names[0],
+        "system_fingerprint": model.fingerprint,
+    }
+
+
+def _echo_of(body: ChatBody) -> str:
+    """What the answer begins with: the text of the last message, when it is the answer's own and is to be echoed."""
+    is_answered = body.add_generation_prompt is not False and body.messages[-1].role != "assistant"
+    if not body.echo or is_answered:
+        return ""
+    return template_message(body.messages[-1], len(body.messages) - 1)["content"] or ""
+
+
+def _sum(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Usages as one, details included."""
+    total: dict[str, Any] = {}
+    for usage in usages:
+        for name, value in usage.items():
+            total[name] = _sum([total.get(name, {}), value]) if isinstance(value, dict) else total.get(name, 0) + value
+    return total
+
+
+def _choice(message: CollectedMessage, body: ChatBody, conversation: Conversation, echo: str) -> dict[str, Any]:
+    logprobs = conversation.logprobs
+    content = message.content
+    shown: dict[str, Any] = {
+        "role": "assistant",
+        "content": echo + (content or "") if echo or content is not None else None,
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        "tool_calls": [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ],
+        "reasoning": message.reasoning,
+    }
+    choice: dict[str, Any] = {
+        "index": message.index,
+        "message": shown,
+        "logprobs": logprobs.for_chat(message.logprobs) if logprobs is not None else None,
+        "finish_reason": message.finish_reason,
+        "stop_reason": message.stop_reason,
+    }
+    if body.return_token_ids:
+        choice["token_ids"] = message.token_ids
+    return choice

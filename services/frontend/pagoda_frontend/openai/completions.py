@@ -1,0 +1,181 @@
+"""POST /v1/completions."""
+
+import time
+from typing import Any
+
+from fastapi import Request, Response
+
+from pagoda_common.errors import InvalidRequest
+from pagoda_common.params.truncation import Truncation
+from pagoda_frontend.http.body import read_body
+from pagoda_frontend.http.sse import EventStream, stream_events, unless_disconnected
+from pagoda_frontend.openai.chunks import CompletionChunks
+from pagoda_frontend.openai.echo import Echo
+from pagoda_frontend.openai.logprobs import LogprobWriter
+from pagoda_frontend.openai.protocol import CompletionBody
+from pagoda_frontend.requests.choices import choices_of
+from pagoda_frontend.requests.http_calls import (
+    body_truncation,
+    chunk_options,
+    json_response,
+    logprob_writer,
+    make_run,
+    prompt_logprobs_of,
+    sampling_params_of,
+    usage_of,
+)
+from pagoda_frontend.requests.params import COMPLETION_MAX_TOKENS
+from pagoda_frontend.requests.resume import Resumption, note_of, resumption_of
+from pagoda_frontend.requests.run import CollectedSequence
+from pagoda_frontend.requests.serving import ServedModel, Serving, unique_id
+from pagoda_frontend.requests.structured import constraint_field
+from pagoda_frontend.requests.terms import terms_of
+
+COMPLETIONS_PATH = "/v1/completions"
+MAX_PROMPTS = 1024
+
+
+class Completions:
+    """The endpoint."""
+
+    def __init__(self, *, serving: Serving) -> None:
+        self._serving = serving
+
+    async def create(self, request: Request) -> Response:
+        """Answer one request.
+
+        Raises:
+            PagodaError: the request is wrong, was refused, or failed.
+        """
+        serving = self._serving
+        resumption = await resumption_of(request.headers, serving=serving, path=COMPLETIONS_PATH)
+        if resumption is not None:
+            return await self._answer(request, resumption.body_as(CompletionBody), resumption)
+        body = await read_body(request, CompletionBody, max_bytes=serving.config.max_request_body_bytes)
+        return (
+            await unless_disconnected(request, self._answer(request, body))
+            if not body.stream
+            else (await self._answer(request, body))
+        )
+
+    async def _answer(self, request: Request, body: CompletionBody, resumption: Resumption | None = None) -> Response:
+        serving = self._serving
+        created = resumption.created if resumption is not None else int(time.time())
+        given_id = request.headers.get("x-request-id") or body.request_id
+        model = serving.model_named(body.model)
+        max_tokens = body.max_tokens if body.max_tokens is not None else COMPLETION_MAX_TOKENS
+        is_scoring = bool(body.echo) and max_tokens == 0
+        terms = terms_of(request.headers, body, has_api_keys=bool(serving.config.api_key))
+        choices = choices_of(body, best_of=body.best_of, with_logprobs=body.logprobs is not None)
+        params = sampling_params_of(
+            body,
+            serving=serving,
+            model=model,
+            choices=choices,
+            logprobs=body.logprobs,
+            max_tokens=1 if is_scoring else max_tokens,
+            prompt_logprobs=body.logprobs if body.echo and body.prompt_logprobs is None else None,
+        )
+        await model.grammars.check(params.structured_outputs, field=constraint_field(body))
+        truncation = body_truncation(body, params=params, model=model)
+        texts, prompts = await self._prompts(body, model, truncation)
+        run = make_run(
+            body,
+            serving=serving,
+            model=model,
+            request_id=resumption.response_id if resumption is not None else unique_id("cmpl-", given_id),
+            prompts=prompts,
+            params=params,
+            choices=choices,
+            terms=terms,
+            field="prompt",
+            is_scoring=is_scoring,
+            note=note_of(body, path=COMPLETIONS_PATH, created=created) if body.stream else b"",
+            resumption=resumption,
+        )
+        envelope = {
+            "id": run.request_id,
+            "object": "text_completion",
+            "created": created,
+            "model": body.model or model.names[0],
+            "system_fingerprint": model.fingerprint,
+        }
+        logprobs = logprob_writer(body, model, body.logprobs)
+        echo = None
+        if body.echo:
+            echo = [
+                Echo(text=text, token_ids=ids, tokenizer=model.tokenizer, logprobs=logprobs)
+                for text, ids in zip(texts, prompts, strict=True)
+            ]
+        headers = {"X-Request-Id": run.request_id}
+        if body.stream:
+            chunks = CompletionChunks(
+                echo=echo,
+                envelope=envelope,
+                options=chunk_options(body, logprobs),
+                prompts=prompts,
+                n=run.n,
+                usage=lambda: usage_of(run, serving),
+                prompt_logprobs=run.prompt_logprobs,
+            )
+            keep_alive_s = serving.config.sse_keep_alive_interval_s
+            events = stream_events(run, chunks, run, is_resumed=resumption is not None)
+            return EventStream(events, keep_alive_s=keep_alive_s, timeout_s=run.timeout_s, headers=headers)
+        sequences = choices.best(await run.collect())
+        shown = []
+        for sequence in sequences:
+            place = sequence.index // choices.n
+            choice = _choice(sequence, body, prompts[place], logprobs)
+            if echo is not None:
+                echo[place].put_before(choice, run.prompt_logprobs[place])
+            choice["prompt_logprobs"] = prompt_logprobs_of(run, model, place=place)
+            shown.append(choice)
+        answer = {**envelope, "choices": shown, "usage": usage_of(run, serving)}
+        return json_response({**answer, "service_tier": None, "kv_transfer_params": None}, headers)
+
+    async def _prompts(
+        self, body: CompletionBody, model: ServedModel, truncation: Truncation | None
+    ) -> tuple[list[str | None], list[list[int]]]:
+        """Texts (None where they are not known) and token ids of the prompts."""
+        given: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
+        if isinstance(body.prompt, list) and given and isinstance(given[0], int):
+            given = [given]
+        if not given:
+            raise InvalidRequest("prompt is empty: there must be at least one", field="prompt")
+        if len(given) > MAX_PROMPTS:
+            raise InvalidRequest(f"there may be at most {MAX_PROMPTS} prompts, got {len(given)}", field="prompt")
+        texts: list[str | None] = []
+        prompts: list[list[int]] = []
+        add_special_tokens = body.add_special_tokens is not False
+        for prompt in given:
+            if isinstance(prompt, str):
+                ids = await model.prompts.from_text(
+                    prompt, add_special_tokens=add_special_tokens, field="prompt", truncation=truncation
+                )
+            else:
+                ids = model.prompts.from_token_ids(prompt, field="prompt", truncation=truncation)
+            is_whole = truncation is None or len(ids) < truncation.num_tokens
+            texts.append(prompt if isinstance(prompt, str) and is_whole else None)
+            prompts.append(ids)
+        return texts, prompts
+
+
+def _choice(
+    sequence: CollectedSequence,
+    body: CompletionBody,
+    prompt: list[int],
+    logprobs: LogprobWriter | None,
+) -> dict[str, Any]:
+    choice: dict[str, Any] = {
+        "index": sequence.index,
+        "text": sequence.text,
+        "logprobs": None,
+        "finish_reason": sequence.finish_reason,
+        "stop_reason": sequence.stop_reason,
+    }
+    if logprobs is not None:
+        choice["logprobs"] = logprobs.for_completion(sequence.logprobs, sequence.token_text_offsets)
+    if body.return_token_ids:
+        choice["token_ids"] = sequence.token_ids
+        choice["prompt_token_ids"] = prompt
+    return choice

@@ -1,0 +1,147 @@
+"""POST /v1/embeddings."""
+
+import base64
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+from fastapi import Request, Response
+
+from pagoda_common.errors import Code, InvalidRequest, PagodaError
+from pagoda_common.params.outputs import Embedding
+from pagoda_common.params.pooling_params import POOLED, PoolingParams
+from pagoda_common.params.truncation import Truncation, truncation_of
+from pagoda_frontend.http.body import read_body
+from pagoda_frontend.http.sse import unless_disconnected
+from pagoda_frontend.openai.protocol import EmbeddingBody
+from pagoda_frontend.requests.http_calls import usage_of
+from pagoda_frontend.requests.params import check_cache_salt, check_unsupported
+from pagoda_frontend.requests.run import CollectedSequence, Run
+from pagoda_frontend.requests.serving import ServedModel, Serving, unique_id
+from pagoda_frontend.requests.terms import terms_of
+
+MAX_INPUTS = 2048
+"""As OpenAI has it."""
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {"embed_dtype": ("float32",), "endianness": ("native", "little")}
+"""Fields of vLLM's, and the values that say what is done anyway."""
+
+
+class Embeddings:
+    """The endpoint."""
+
+    def __init__(self, *, serving: Serving) -> None:
+        self._serving = serving
+
+    async def create(self, request: Request) -> Response:
+        """Answer one request.
+
+        Raises:
+            PagodaError: the request is wrong, was refused, or failed.
+        """
+        body = await read_body(request, EmbeddingBody, max_bytes=self._serving.config.max_request_body_bytes)
+        return await unless_disconnected(request, self._answer(request, body))
+
+    async def _answer(self, request: Request, body: EmbeddingBody) -> Response:
+        serving = self._serving
+        created = int(time.time())
+        model = serving.model_named(body.model)
+        terms = terms_of(request.headers, body, has_api_keys=bool(serving.config.api_key))
+        check_unsupported(body, UNSUPPORTED)
+        check_cache_salt(body.cache_salt)
+        _check_dimensions(body, model)
+        prompts = await _prompts(body, model)
+        run = Run(
+            serving=serving,
+            request_id=unique_id("embd-", request.headers.get("x-request-id") or body.request_id),
+            prompts=prompts,
+            sampling_params=[POOLED] * len(prompts),
+            terms=terms,
+            cache_salt=body.cache_salt or "",
+            pooling=_pooling_of(body),
+        )
+        sequences = await run.collect()
+        answer = {
+            "id": run.request_id,
+            "object": "list",
+            "created": created,
+            "model": body.model or model.names[0],
+            "data": [_shown(sequence, body) for sequence in sequences],
+            "usage": usage_of(run, serving),
+        }
+        text = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
+        return Response(text, media_type="application/json", headers={"X-Request-Id": run.request_id})
+
+
+def _pooling_of(body: EmbeddingBody) -> PoolingParams:
+    given = body.use_activation if body.use_activation is not None else body.normalize
+    return PoolingParams(normalize=given is not False)
+
+
+def _check_dimensions(body: EmbeddingBody, model: ServedModel) -> None:
+    size = model.embedding_size
+    if body.dimensions is not None and body.dimensions != size and size:
+        text = f"dimensions must be {size}, the model's embeddings cannot be shortened, got {body.dimensions}"
+        raise InvalidRequest(text, field="dimensions")
+
+
+async def _prompts(body: EmbeddingBody, model: ServedModel) -> list[list[int]]:
+    given: list[Any] = body.input if isinstance(body.input, list) else [body.input]
+    if isinstance(body.input, list) and given and isinstance(given[0], int):
+        given = [given]
+    truncation = truncation_of(
+        body.truncate_prompt_tokens, body.truncation_side, max_tokens=0, max_model_len=model.max_model_len
+    )
+    add_special_tokens = body.add_special_tokens is not False
+    return await embedding_prompts(
+        given, model=model, field="input", add_special_tokens=add_special_tokens, truncation=truncation
+    )
+
+
+async def embedding_prompts(
+    given: Sequence[str | list[int]],
+    *,
+    model: ServedModel,
+    field: str,
+    add_special_tokens: bool = True,
+    truncation: Truncation | None = None,
+) -> list[list[int]]:
+    """Token ids of each input.
+
+    Raises:
+        InvalidRequest, RequestTooLong: one is empty or does not fit the context, or they are too many or none.
+    """
+    if not given:
+        raise InvalidRequest(f"{field} is empty: there must be at least one", field=field)
+    if len(given) > MAX_INPUTS:
+        raise InvalidRequest(f"there may be at most {MAX_INPUTS} inputs, got {len(given)}", field=field)
+    prompts = []
+    for place, one in enumerate(given):
+        if not one:
+            name = field if len(given) == 1 else f"{field}.{place}"
+            raise InvalidRequest(f"{name} is empty: it must have at least one token", field=field)
+        prompts.append(
+            await model.prompts.for_embedding(
+                one, add_special_tokens=add_special_tokens, field=field, truncation=truncation
+            )
+        )
+    return prompts
+
+
+def embedding_of(sequence: CollectedSequence) -> Embedding:
+    """What the engine has made of an input.
+
+    Raises:
+        PagodaError: CANCELLED, somebody has aborted it.
+    """
+    if sequence.embedding is None:
+        raise PagodaError("the request was aborted", code=Code.CANCELLED)
+    return sequence.embedding
+
+
+def _shown(sequence: CollectedSequence, body: EmbeddingBody) -> dict[str, Any]:
+    values: Embedding | str = embedding_of(sequence)
+    if body.encoding_format == "base64":
+        values = base64.b64encode(np.ascontiguousarray(values, dtype="<f4").tobytes()).decode("ascii")
+    return {"index": sequence.index, "object": "embedding", "embedding": values}

@@ -1,0 +1,232 @@
+"""From what clients write to prompt token ids: texts, token ids, conversations through the chat template."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import orjson
+
+from pagoda_common.errors import ConfigError, InvalidRequest, RequestTooLong
+from pagoda_common.params.truncation import Truncation
+from pagoda_common.text.tokenizer import Tokenizer
+from pagoda_frontend.openai.protocol import ChatMessage, MessageToolCall, Tool
+from pagoda_frontend.requests.params import check_token_ids, too_long
+
+LONG_TEXT_CHARS = 64 * 1024
+"""Templates are rendered on a thread from here on, and texts that cannot fit are refused untokenized."""
+MAX_TOKEN_CHARS = 128
+"""No token stands for more characters than this (longer runs of spaces apart)."""
+NOT_IN_KWARGS = ("messages", "chat_template", "tools", "documents", "add_generation_prompt", "continue_final_message")
+"""Variables of a chat template that have a field of their own."""
+OWN_FIELDS = ("role", "content", "tool_calls", "reasoning", "reasoning_content", "function_call")
+"""Fields of a message that chat templates get in a shape of their own, or not at all."""
+
+
+class Prompts:
+    """Makes prompts for one model."""
+
+    def __init__(self, *, tokenizer: Tokenizer, chat_template: str | None, max_model_len: int, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+
+    async def from_text(
+        self, text: str, *, add_special_tokens: bool, field: str, truncation: Truncation | None = None
+    ) -> list[int]:
+        """Token ids of `text`, or what `truncation` keeps of them.
+
+        Raises:
+            RequestTooLong: the text is certainly longer than the context.
+        """
+        least = len(text) // MAX_TOKEN_CHARS
+        if len(text) > LONG_TEXT_CHARS and least >= self._max_model_len and truncation is None:
+            raise RequestTooLong(too_long(f"at least {least}", self._max_model_len), field=field)
+        token_ids = await self._tokenizer.encode_async(text, add_special_tokens=add_special_tokens)
+        return token_ids if truncation is None else truncation.apply(token_ids)
+
+    def from_token_ids(
+        self, token_ids: Sequence[int], *, field: str, truncation: Truncation | None = None
+    ) -> list[int]:
+        """`token_ids`, or what `truncation` keeps of them, checked against the vocabulary.
+
+        Raises:
+            InvalidRequest: an id is not in the vocabulary.
+            RequestTooLong: there are more than the context holds.
+        """
+        if truncation is not None:
+            token_ids = truncation.apply(list(token_ids))
+        if len(token_ids) >= self._max_model_len:
+            raise RequestTooLong(too_long(str(len(token_ids)), self._max_model_len), field=field)
+        check_token_ids(token_ids, vocab_size=self._vocab_size, field=field)
+        return list(token_ids)
+
+    async def for_embedding(
+        self,
+        given: str | list[int],
+        *,
+        add_special_tokens: bool,
+        field: str,
+        truncation: Truncation | None = None,
+    ) -> list[int]:
+        """Token ids of a text, or those given: as above, but they may fill the whole context.
+
+        Raises:
+            InvalidRequest: an id is not in the vocabulary, or the text has no token.
+            RequestTooLong: there are more than the context holds.
+        """
+        if isinstance(given, str):
+            token_ids = await self.from_text(
+                given, add_special_tokens=add_special_tokens, field=field, truncation=truncation
+            )
+        else:
+            check_token_ids(given, vocab_size=self._vocab_size, field=field)
+            token_ids = given if truncation is None else truncation.apply(given)
+        if not token_ids:
+            raise InvalidRequest(f"{field} is empty: it must have at least one token", field=field)
+        if len(token_ids) > self._max_model_len:
+            bound = f"This model's maximum context length is {self._max_model_len} tokens"
+            raise RequestTooLong(f"{bound}, but an input has {len(token_ids)} tokens.", field=field)
+        return token_ids
+
+    async def from_messages(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        chat_template: str | None = None,
+        tools: Sequence[Tool] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        add_special_tokens: bool = False,
+        truncation: Truncation | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation, or what `truncation` keeps of them.
+
+        Raises:
+            InvalidRequest: the messages or the template do not allow it.
+            RequestTooLong: the conversation is certainly longer than the context.
+        """
+        text = await self.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template_kwargs=chat_template_kwargs,
+            chat_template=chat_template,
+            tools=tools,
+            documents=documents,
+        )
+        return await self.from_text(
+            text, add_special_tokens=add_special_tokens, field="messages", truncation=truncation
+        )
+
+    async def render(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        chat_template: str | None = None,
+        tools: Sequence[Tool] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+    ) -> str:
+        """The conversation as the chat template writes it; arguments and errors as `from_messages`."""
+        if not messages:
+            raise InvalidRequest("messages is empty: there must be at least one message", field="messages")
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message needs add_generation_prompt=false", field="continue_final_message"
+            )
+        kwargs = chat_template_kwargs or {}
+        for name in NOT_IN_KWARGS:
+            if name in kwargs:
+                raise InvalidRequest(f"chat_template_kwargs must not contain {name}", field="chat_template_kwargs")
+        conversation = [template_message(message, number) for number, message in enumerate(messages)]
+
+        def apply() -> str:
+            return self._tokenizer.apply_chat_template(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                chat_template=chat_template or self._chat_template,
+                tools=[tool.model_dump(exclude_unset=True) for tool in tools] if tools else None,
+                documents=documents,
+                **kwargs,
+            )
+
+        size = sum(len(message["content"] or "") for message in conversation)
+        try:
+            text = await asyncio.to_thread(apply) if size > LONG_TEXT_CHARS else apply()
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            raise InvalidRequest(f"the chat template refused the messages: {error}", field="messages") from error
+        return _cut_after(text, conversation[-1]["content"] or "") if continue_final_message else text
+
+
+def template_message(message: ChatMessage, number: int) -> dict[str, Any]:
+    """`message` as chat templates expect it: parts joined to one text, arguments of calls as objects.
+
+    Raises:
+        InvalidRequest: the content is missing, or is not text.
+    """
+    content = message.content
+    if content is None and message.role != "assistant":
+        raise InvalidRequest(f"messages.{number}.content: a {message.role} message needs content", field="messages")
+    if isinstance(content, list):
+        for place, part in enumerate(content):
+            name = f"messages.{number}.content.{place}"
+            if part.type not in ("text", "refusal"):
+                raise InvalidRequest(f"{name}: parts of type {part.type!r} are not supported yet", field="messages")
+            if part.text is None and part.type == "text":
+                raise InvalidRequest(f"{name}.text: field required", field="messages")
+        content = "\n".join(part.text or "" for part in content if part.type == "text")
+    extra = {**(message.model_extra or {}), "tool_call_id": message.tool_call_id}
+    shown = {name: value for name, value in extra.items() if value is not None and name not in OWN_FIELDS}
+    shown |= {"role": message.role, "content": content or ""}
+    if message.tool_calls:
+        shown["tool_calls"] = [_template_call(call) for call in message.tool_calls]
+    reasoning = message.reasoning or extra.get("reasoning_content")
+    if isinstance(reasoning, str):
+        shown["reasoning"] = shown["reasoning_content"] = reasoning  # templates know either name
+    return shown
+
+
+def _template_call(call: MessageToolCall) -> dict[str, Any]:
+    """`call` with its arguments as an object, which templates write in the model's own way; as text if it is none."""
+    arguments: Any = call.function.arguments
+    if not arguments:
+        arguments = {}
+    elif isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments)
+        except orjson.JSONDecodeError:
+            arguments = call.function.arguments
+    shown: dict[str, Any] = {"type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+    return {"id": call.id, **shown} if call.id is not None else shown
+
+
+def _cut_after(text: str, final: str) -> str:
+    """`text` up to the end of the final message, so that the model goes on writing it."""
+    place = text.rfind(final.strip())
+    if not final.strip() or place < 0:
+        raise InvalidRequest(
+            "continue_final_message: the chat template does not show the final message as it is", field="messages"
+        )
+    whole = final.lstrip()
+    return text[: place + (len(whole) if text.startswith(whole, place) else len(final.strip()))]
+
+
+def load_chat_template(value: str | None) -> str | None:
+    """The template that a flag names: a file, or the text itself.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    if value is None or "{" in value or "\n" in value:
+        return value
+    try:
+        return Path(value).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"chat_template {value!r} cannot be read: {error}", field="chat_template") from error

@@ -1,0 +1,241 @@
+"""One API call at work: one engine request a prompt, their streams merged, what it used counted."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from pagoda_common.engine.client import EngineRequest
+from pagoda_common.params.beam_search import BeamSearchParams
+from pagoda_common.params.outputs import Embedding, FinishReason, HypothesisLogprobs, SequenceDelta, TokenLogprobs
+from pagoda_common.params.pooling_params import PoolingParams
+from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_frontend.requests.resume import MAX_SEQUENCES, EventIds, Resumption
+from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.requests.terms import Terms
+
+MAX_ARRIVED = 64
+"""News of several prompts that wait for the client; the others' text is not made before there is room."""
+
+
+@dataclass(slots=True)
+class CollectedSequence:
+    """A sequence as far as it has come."""
+
+    index: int
+    parts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    token_text_offsets: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    hypothesis: HypothesisLogprobs | None = None
+    """Of a beam search's result."""
+    embedding: Embedding | None = None
+    """With pooling."""
+
+    @property
+    def text(self) -> str:
+        """Its text."""
+        return "".join(self.parts)
+
+    def add(self, delta: SequenceDelta) -> None:
+        """Take what is new."""
+        self.parts.append(delta.text)
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs or ()
+        self.token_text_offsets += delta.token_text_offsets
+        self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
+        self.num_output_tokens = delta.num_output_tokens
+        self.prompt_logprobs = delta.prompt_logprobs
+        self.hypothesis = delta.hypothesis
+        self.embedding = delta.embedding
+        self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
+
+
+class Run:
+    """The generations of one API call. Sequence `i` of prompt `p` has index p * n + i."""
+
+    def __init__(
+        self,
+        *,
+        serving: Serving,
+        request_id: str,
+        prompts: Sequence[list[int]],
+        sampling_params: Sequence[SamplingParams],
+        terms: Terms,
+        cache_salt: str = "",
+        beam_search: BeamSearchParams | None = None,
+        pooling: PoolingParams | None = None,
+        is_scoring: bool = False,
+        note: bytes = b"",
+        resumption: Resumption | None = None,
+    ) -> None:
+        """
+        Args:
+            sampling_params: one per prompt, all with the same n.
+            pooling: each prompt's embedding instead of its continuation; n is 1 then.
+            is_scoring: what is generated is not given out.
+            note: for a frontend that goes on with this run's stream when this one is gone; empty: none may, nor may any
+                where there are more than MAX_SEQUENCES.
+            resumption: what this run goes on with.
+        """
+        self.request_id = request_id
+        self.prompts = prompts
+        self.n = sampling_params[0].n
+        self.num_prompt_tokens = sum(len(prompt) for prompt in prompts)
+        self.timeout_s = terms.timeout_s
+        self._tenant = terms.tenant
+        self._num_output_tokens = [0] * (len(prompts) * self.n)
+        self._num_cached_tokens = [0] * len(prompts)
+        self._is_scoring = is_scoring
+        self.prompt_logprobs: list[list[TokenLogprobs | None] | None] = [None] * len(prompts)
+        """For each prompt when asked for; there before its first output token."""
+        self.latest: list[SequenceDelta] = []
+        """What `deltas` gave last."""
+        self._serving = serving
+        unique = f"{request_id}-{uuid.uuid4().hex[:8]}"
+        self._requests = [
+            EngineRequest(
+                request_id=unique if len(prompts) == 1 else f"{unique}-{number}",
+                prompt_token_ids=prompt,
+                sampling_params=params,
+                priority=terms.priority,
+                cache_salt=cache_salt,
+                timeout_s=terms.timeout_s,
+                tenant=terms.tenant,
+                beam_search=beam_search,
+                pooling=pooling,
+            )
+            for number, (prompt, params) in enumerate(zip(prompts, sampling_params, strict=True))
+        ]
+        self.event_ids: EventIds | None = None
+        """Of a stream that can be resumed."""
+        if note and self.num_sequences <= MAX_SEQUENCES:
+            for request in self._requests:
+                request.resume_key = request_id
+            self._requests[0].note = note
+            self.event_ids = EventIds(response_id=request_id, n=self.num_sequences)
+        if resumption is not None:
+            self._go_on(resumption)
+
+    def _go_on(self, resumption: Resumption) -> None:
+        known = resumption.place.known
+        for place, adopted in enumerate(resumption.adopted):
+            request = self._requests[place]
+            self._requests[place] = replace(
+                request,
+                request_id=adopted.request_id,
+                prompt_token_ids=adopted.prompt_token_ids,
+                sampling_params=replace(request.sampling_params, seed=adopted.seed),
+                timeout_s=adopted.timeout_s,
+                adopted=adopted,
+                known=known[place * self.n : (place + 1) * self.n],
+            )
+        self.num_prompt_tokens = sum(len(request.prompt_token_ids) for request in self._requests)
+
+    @property
+    def engine_id(self) -> str:
+        """What its (first) request is called in the engine: unique, and the same at a frontend that goes on with it."""
+        return self._requests[0].request_id
+
+    def note_place(self, delta: SequenceDelta) -> None:
+        """The client has `delta` by the next event that has an id."""
+        if self.event_ids is not None:
+            self.event_ids.advance(delta)
+
+    def release(self) -> None:
+        """The client has everything, or is gone: nobody will go on with the stream."""
+        if self.event_ids is not None:
+            for request in self._requests:
+                self._serving.engine.release(request.request_id)
+
+    @property
+    def num_sequences(self) -> int:
+        """Over all prompts."""
+        return len(self._num_output_tokens)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """So far, over all sequences."""
+        return sum(self._num_output_tokens)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens found in the prefix cache, over all prompts."""
+        return sum(self._num_cached_tokens)
+
+    async def deltas(self) -> AsyncGenerator[list[SequenceDelta]]:
+        """What is new, as it comes. Closing it aborts what is unfinished.
+
+        Raises:
+            PagodaError: a prompt was refused or failed; the others are aborted.
+        """
+        source = self._serving.generate(self._requests[0]) if len(self._requests) == 1 else self._merged()
+        engine_ids = [request.request_id for request in self._requests]
+        with self._serving.open_request(self.request_id, engine_ids, tenant=self._tenant):
+            async with aclosing(source):
+                async for deltas in source:
+                    for delta in deltas:
+                        if delta.prompt_logprobs is not None:
+                            self.prompt_logprobs[delta.index // self.n] = delta.prompt_logprobs
+                        if self._is_scoring:
+                            _drop_output(delta)
+                        self._num_output_tokens[delta.index] = delta.num_output_tokens
+                        if delta.num_cached_tokens:
+                            self._num_cached_tokens[delta.index // self.n] = delta.num_cached_tokens
+                    self.latest = deltas
+                    yield deltas
+
+    async def collect(self) -> list[CollectedSequence]:
+        """Every sequence, whole, in order of index; raises as `deltas`."""
+        sequences = [CollectedSequence(index) for index in range(self.num_sequences)]
+        async with aclosing(self.deltas()) as stream:
+            async for deltas in stream:
+                for delta in deltas:
+                    sequences[delta.index].add(delta)
+        return sequences
+
+    async def _merged(self) -> AsyncGenerator[list[SequenceDelta]]:
+        arrived: asyncio.Queue[list[SequenceDelta] | Exception | None] = asyncio.Queue(MAX_ARRIVED)
+
+        async def feed(number: int, request: EngineRequest) -> None:
+            try:
+                async with aclosing(self._serving.generate(request)) as stream:
+                    async for deltas in stream:
+                        for delta in deltas:
+                            delta.index += number * self.n
+                        await arrived.put(deltas)
+                await arrived.put(None)
+            except Exception as error:
+                await arrived.put(error)
+
+        tasks = [asyncio.create_task(feed(number, request)) for number, request in enumerate(self._requests)]
+        try:
+            num_running = len(tasks)
+            while num_running:
+                item = await arrived.get()
+                if item is None:
+                    num_running -= 1
+                elif isinstance(item, Exception):
+                    raise item
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _drop_output(delta: SequenceDelta) -> None:
+    """Leave out the one token that was generated because every request generates one."""
+    delta.text, delta.token_ids, delta.token_text_offsets, delta.num_output_tokens = "", [], [], 0
+    delta.logprobs = None if delta.logprobs is None else []
+    delta.stop_reason = None
+    if delta.finish_reason == "stop":
+        delta.finish_reason = "length"

@@ -1,0 +1,269 @@
+"""POST /v1/responses and the calls about what it answered. The conversation behind it is that of chat completions."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import orjson
+from fastapi import Request, Response
+
+from pagoda_common.errors import InvalidRequest, PagodaError
+from pagoda_frontend.conversation.conversation import Conversation, start_conversation
+from pagoda_frontend.http.body import read_body
+from pagoda_frontend.http.errors import renamed
+from pagoda_frontend.http.sse import EventStream, unless_disconnected
+from pagoda_frontend.requests.http_calls import json_response
+from pagoda_frontend.requests.resume import HEADER, Place, Resumption, note_of, place_of, resumption_at
+from pagoda_frontend.requests.serving import Serving, unique_id
+from pagoda_frontend.requests.terms import tenant_of
+from pagoda_frontend.responses.draft import Draft, encoded_stream
+from pagoda_frontend.responses.input import Message, add_input, chat_body_of
+from pagoda_frontend.responses.items import input_items, item_page
+from pagoda_frontend.responses.protocol import CHAT_NAMES, ResponseItem, ResponsesBody
+from pagoda_frontend.responses.store import ResponseStore, StoredResponse
+
+logger = logging.getLogger(__name__)
+
+RESPONSES_PATH = "/v1/responses"
+MAX_METADATA = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_VALUE_CHARS = 512
+
+
+class Responses:
+    """The endpoints."""
+
+    def __init__(self, *, serving: Serving) -> None:
+        self._serving = serving
+        self._store = ResponseStore(max_responses=serving.config.max_stored_responses)
+
+    async def create(self, request: Request) -> Response:
+        """Answer one request.
+
+        Raises:
+            PagodaError: the request is wrong, was refused, or failed.
+        """
+        place = place_of(request.headers)
+        if place is not None:
+            return await self._go_on(request, place)
+        body = await read_body(request, ResponsesBody, max_bytes=self._serving.config.max_request_body_bytes)
+        if body.stream or body.background:
+            return await self._answer(request, body)
+        return await unless_disconnected(request, self._answer(request, body))
+
+    async def retrieve(self, request: Request, response_id: str) -> Response:
+        """A stored answer as of now; with ?stream=true the events of one that is streamed in the background, or with
+        Last-Event-ID those of any stream whose frontend is gone.
+
+        Raises:
+            NotFound: there is none of that id.
+            InvalidRequest: it has no events, or starting_after is not a number, or too small.
+        """
+        is_streamed = request.query_params.get("stream", "").lower() in ("true", "1")
+        place = place_of(request.headers) if is_streamed else None
+        if place is not None:
+            if place.key != response_id:
+                raise InvalidRequest(f"{HEADER} is not an event of {response_id[:100]!r}", field=HEADER)
+            return await self._go_on(request, place)
+        stored = self._store.get(response_id, self._tenant(request))
+        if not is_streamed:
+            return json_response(stored.response)
+        if stored.events is None:
+            message = "only a response that was created with background=true and stream=true can be streamed"
+            raise InvalidRequest(message, field="stream")
+        after = request.query_params.get("starting_after", "-1")
+        if not after.removeprefix("-").isdecimal() or len(after) > 18:
+            raise InvalidRequest(f"starting_after must be an integer, got {after[:100]!r}", field="starting_after")
+        return self._follow(stored, int(after) + 1, field="starting_after")
+
+    async def input_items(self, request: Request, response_id: str) -> Response:
+        """What a stored answer was made of besides its instructions, as a page of items.
+
+        Raises:
+            NotFound: there is none of that id.
+            InvalidRequest: a query parameter is wrong.
+        """
+        stored = self._store.get(response_id, self._tenant(request))
+        return json_response(item_page(stored.input_items, request.query_params))
+
+    async def cancel(self, request: Request, response_id: str) -> Response:
+        """End an answer that is made in the background; one that has ended is given as it is.
+
+        Raises:
+            NotFound: there is none of that id.
+            InvalidRequest: it is not made in the background.
+        """
+        stored = self._store.get(response_id, self._tenant(request))
+        if stored.task is None:
+            raise InvalidRequest("only a response that was created with background=true can be cancelled")
+        stored.task.cancel()
+        await asyncio.wait({stored.task})
+        if stored.response["status"] in ("queued", "in_progress"):
+            stored.response["status"] = "cancelled"
+        return json_response(stored.response)
+
+    async def delete(self, request: Request, response_id: str) -> Response:
+        """Forget a stored answer, and end it if it is still made.
+
+        Raises:
+            NotFound: there is none of that id.
+        """
+        stored = self._store.get(response_id, self._tenant(request))
+        if stored.task is not None:
+            stored.task.cancel()
+        self._store.remove(response_id)
+        return json_response({"id": response_id, "object": "response", "deleted": True})
+
+    async def _go_on(self, request: Request, place: Place) -> Response:
+        """The events behind `place`: of an answer that is made here in the background, or whose frontend is gone."""
+        stored = self._store.find(place.key, self._tenant(request))
+        if stored is not None and stored.events is not None:
+            return self._follow(stored, place.num_events, field=HEADER)
+        tenant = tenant_of(request.headers, has_api_keys=bool(self._serving.config.api_key))
+        resumption = await resumption_at(place, serving=self._serving, path=RESPONSES_PATH, tenant=tenant)
+        return await self._answer(request, resumption.body_as(ResponsesBody), resumption)
+
+    def _follow(self, stored: StoredResponse, start: int, *, field: str) -> EventStream:
+        if 0 < start < stored.first_event:
+            message = f"events before number {stored.first_event} were told by a frontend that is gone, got {start}"
+            raise InvalidRequest(f"{field}: {message}", field=field)
+        return self._event_stream(stored.follow(max(start, stored.first_event)), stored.response["id"])
+
+    async def _answer(self, request: Request, body: ResponsesBody, resumption: Resumption | None = None) -> Response:
+        _check(body, can_store=self._serving.config.max_stored_responses > 0)
+        tenant = self._tenant(request)
+        conversation, draft, kept = await self._draft(request, body, tenant, resumption)
+        if body.background:
+            stored = self._start_in_background(draft, kept, with_events=bool(body.stream))
+            if body.stream:
+                return self._event_stream(stored.follow(draft.num_events), stored.response["id"])
+            return json_response(draft.response)
+        if body.stream:
+            events = self._stored_at_end(draft, body, kept)
+            return self._event_stream(events, draft.response["id"], timeout_s=conversation.run.timeout_s)
+        async with aclosing(draft.events()) as stream:
+            async for _ in stream:
+                pass
+        self._keep(body, kept)
+        return json_response(draft.response)
+
+    async def _draft(
+        self, request: Request, body: ResponsesBody, tenant: str, resumption: Resumption | None
+    ) -> tuple[Conversation, Draft, StoredResponse]:
+        """The answer to be made, in its three forms: at work, as events, and to be stored."""
+        if resumption is None:
+            created, response_id, num_events = int(time.time()), unique_id("resp_"), 0
+            messages = self._messages(body, tenant)
+            items = input_items(body.input, stored_items=lambda: self._store.items(tenant), id_seed=response_id)
+        else:
+            created, response_id = resumption.created, resumption.response_id
+            num_events = resumption.place.num_events
+            messages, items = resumption.note["messages"], resumption.note["input_items"]
+        note = b""
+        if body.stream:
+            note = note_of(body, path=RESPONSES_PATH, created=created, messages=messages, input_items=items)
+        try:
+            conversation = await start_conversation(
+                chat_body_of(body, messages),
+                serving=self._serving,
+                headers=request.headers,
+                request_id=response_id,
+                note=note,
+                resumption=resumption,
+            )
+        except PagodaError as error:
+            raise renamed(error, CHAT_NAMES) from error
+        draft = Draft(
+            body=body, conversation=conversation, response_id=response_id, created=created, num_events=num_events
+        )
+        return conversation, draft, StoredResponse(tenant, draft.response, messages, input_items=items)
+
+    def _tenant(self, request: Request) -> str:
+        """Whose answers a call may see: with keys, those of its key."""
+        return tenant_of(request.headers, has_api_keys=True) if self._serving.config.api_key else ""
+
+    def _messages(self, body: ResponsesBody, tenant: str) -> list[Message]:
+        messages: list[Message] = []
+        if body.previous_response_id is not None:
+            try:
+                previous = self._store.get(body.previous_response_id, tenant)
+            except PagodaError as error:
+                error.field = "previous_response_id"
+                raise
+            if previous.response["status"] not in ("completed", "incomplete"):
+                status = previous.response["status"]
+                raise InvalidRequest(f"the previous response is {status}", field="previous_response_id")
+            messages += map(dict, previous.messages)
+        add_input(messages, body.input, lambda: self._store.items(tenant))
+        return messages
+
+    def _event_stream(
+        self, events: AsyncGenerator[bytes, None], response_id: str, timeout_s: float = 0.0
+    ) -> EventStream:
+        keep_alive_s = self._serving.config.sse_keep_alive_interval_s
+        headers = {"X-Request-Id": response_id}
+        return EventStream(events, keep_alive_s=keep_alive_s, timeout_s=timeout_s, headers=headers)
+
+    async def _stored_at_end(
+        self, draft: Draft, body: ResponsesBody, kept: StoredResponse
+    ) -> AsyncGenerator[bytes, None]:
+        async with aclosing(encoded_stream(draft)) as stream:
+            async for events in stream:
+                if draft.response["status"] != "in_progress":
+                    self._keep(body, kept)  # before the client is told, who may go on at once
+                if events:
+                    yield events
+
+    def _keep(self, body: ResponsesBody, kept: StoredResponse) -> None:
+        if body.store is not False:
+            _complete(kept)
+            self._store.add(kept)
+
+    def _start_in_background(self, draft: Draft, stored: StoredResponse, *, with_events: bool) -> StoredResponse:
+        stored.num_bytes = len(orjson.dumps(stored.messages)) + len(orjson.dumps(stored.input_items))
+        stored.events = [] if with_events else None
+        stored.first_event = draft.num_events
+
+        async def make() -> None:
+            try:
+                async with aclosing(draft.events()) as stream:
+                    async for events in stream:
+                        stored.add_events(events)
+            except Exception as error:
+                if not isinstance(error, PagodaError):
+                    logger.exception("a response failed")
+                stored.add_events(draft.fail(error))
+            else:
+                _complete(stored)
+            finally:
+                draft.release()
+
+        stored.task = asyncio.create_task(make(), name=draft.response["id"])
+        self._store.add(stored)
+        return stored
+
+
+def _complete(stored: StoredResponse) -> None:
+    """Let the conversation hold its answer."""
+    answer = [ResponseItem.model_validate(item) for item in stored.response["output"]]
+    add_input(stored.messages, answer, dict)
+    held = (stored.messages, stored.input_items, stored.response)
+    stored.num_bytes = sum(len(orjson.dumps(one)) for one in held)
+
+
+def _check(body: ResponsesBody, *, can_store: bool) -> None:
+    if body.background and (body.store is False or not can_store):
+        raise InvalidRequest("background needs store=true and a server that stores responses", field="background")
+    metadata: dict[str, Any] = body.metadata or {}
+    if len(metadata) > MAX_METADATA:
+        raise InvalidRequest(f"metadata may have at most {MAX_METADATA} keys, got {len(metadata)}", field="metadata")
+    for key, value in metadata.items():
+        if len(key) > MAX_METADATA_KEY_CHARS or len(value) > MAX_METADATA_VALUE_CHARS:
+            raise InvalidRequest(
+                f"metadata.{key[:MAX_METADATA_KEY_CHARS]}: a key may have {MAX_METADATA_KEY_CHARS} characters and a "
+                f"value {MAX_METADATA_VALUE_CHARS}, got {len(key)} and {len(value)}",
+                field="metadata",
+            )

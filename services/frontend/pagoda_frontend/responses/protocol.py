@@ -1,0 +1,149 @@
+"""What clients may send to /v1/responses: OpenAI's Responses API with vLLM's additions. Shapes only, no engine."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from pagoda_frontend.openai.protocol import Bool, Integer, Number, RequestBody, Text
+
+
+class ResponsePart(RequestBody):
+    """One part of an item's content; only text is understood."""
+
+    type: Text = "input_text"
+    text: Text | None = None
+    refusal: Text | None = None
+
+
+class ResponseItem(RequestBody):
+    """One item of the input: a message, a function call, its output, reasoning, or a reference to one of these."""
+
+    type: Text | None = None
+    """Absent: a message, or a reference if there is an id and nothing else."""
+    id: Text | None = None
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: Text | list[ResponsePart] | None = None
+    summary: list[ResponsePart] | None = None
+    """Of reasoning."""
+    call_id: Text | None = None
+    name: Text | None = None
+    arguments: Text | None = None
+    """JSON text."""
+    output: Text | list[ResponsePart] | None = None
+    """Of a function call."""
+
+
+class ResponseTool(RequestBody):
+    """A tool; only functions are understood."""
+
+    type: Text
+    name: Text | None = None
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Bool | None = None
+
+
+class ResponseToolChoice(RequestBody):
+    """A function that must be called, or the tools that may be."""
+
+    type: Text
+    name: Text | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[ResponseTool] | None = None
+
+
+class ResponseFormat(RequestBody):
+    """The format of the answer's text."""
+
+    type: Text
+    name: Text | None = None
+    description: Text | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: Bool | None = None
+
+
+class ResponseText(RequestBody):
+    """How the answer's text is to be."""
+
+    format: ResponseFormat | None = None
+    verbosity: Text | None = None
+
+
+class ResponseReasoning(RequestBody):
+    """How much the model is to think."""
+
+    effort: Text | None = None
+    summary: Text | None = None
+
+
+class ResponsesBody(RequestBody):
+    """POST /v1/responses."""
+
+    input: Text | list[ResponseItem]
+    model: Text | None = None
+    instructions: Text | None = None
+    previous_response_id: Text | None = None
+    stream: Bool | None = None
+    store: Bool | None = None
+    background: Bool | None = None
+    tools: list[ResponseTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
+    parallel_tool_calls: Bool | None = None
+    text: ResponseText | None = None
+    reasoning: ResponseReasoning | None = None
+    max_output_tokens: Integer | None = None
+    max_tool_calls: Integer | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_logprobs: Integer | None = None
+    include: list[Text] | None = None
+    metadata: dict[str, Text] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    user: Text | None = None
+    service_tier: Text | None = None
+    prompt_cache_key: Text | None = None
+    safety_identifier: Text | None = None
+
+
+PASSED_ON = (
+    "model",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "priority",
+    "timeout",
+    "cache_salt",
+    "structured_outputs",
+    "vllm_xargs",
+    "include_reasoning",
+    "chat_template_kwargs",
+    "parallel_tool_calls",
+    "user",
+)
+"""Fields that a conversation has under the same name; those that OpenAI's API does not name are vLLM's."""
+
+CHAT_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "truncate_prompt_tokens": "truncation",
+    "logprobs": "top_logprobs",
+    "reasoning_effort": "reasoning.effort",
+}
+"""Fields of a conversation, and where their values come from here."""

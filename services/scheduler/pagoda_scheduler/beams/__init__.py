@@ -1,0 +1,1 @@
+"""Beam search: the algorithm, and beams as sequences. Knows no blocks and no gRPC."""

@@ -1,0 +1,101 @@
+"""Beam searches within the scheduler: candidates in; beams that go on, fork and end. Knows no budget."""
+
+from collections.abc import Callable
+
+from pagoda_scheduler.core.request import Request, RequestStatus
+from pagoda_scheduler.core.slot_table import SlotTable
+from pagoda_scheduler.core.step import LogprobRows, StepResult
+from pagoda_scheduler.kv.kv_cache_manager import KVCacheManager
+
+
+class Beams:
+    """The running beams of all groups of one scheduler."""
+
+    def __init__(
+        self,
+        *,
+        kv: KVCacheManager,
+        slots: SlotTable,
+        running: list[Request],
+        wait: Callable[[Request], None],
+        finish: Callable[[Request], None],
+    ) -> None:
+        """`running`: the scheduler's list; `wait`: queues a beam ahead of others; `finish`: ends one."""
+        self._kv = kv
+        self._slots = slots
+        self._running = running
+        self._wait = wait
+        self._finish = finish
+        self._reentering: dict[Request, bool] = {}
+        """Running beams that the worker must be told of anew, and whether it knows their slot by another log."""
+
+    def advance(self, beam: Request, token_id: int, row: int, logprobs: LogprobRows | None, result: StepResult) -> None:
+        """Take one beam's candidates; with the last beam of a step, choose the beams of the next one."""
+        beam.num_pending -= 1
+        beam.num_tokens -= 1
+        group = beam.beam_group
+        assert group is not None
+        assert logprobs is not None, "beams ask for logprobs"
+        beam.sampled_token_id = token_id
+        beam.is_held = True
+        if not group.collect(beam, logprobs, row):
+            return
+        for sequence in group.sequences:
+            sequence.num_crashes = 0
+        parents, continuations = group.beams, group.advance()
+        # The first continuation of a beam takes its place, after the others have forked from it.
+        chosen: list[Request | None] = [None] * len(continuations)
+        firsts: dict[int, int] = {}
+        for place, continuation in enumerate(continuations):
+            if firsts.setdefault(continuation.parent, place) != place:
+                chosen[place] = self._fork(parents[continuation.parent], continuation.token_id)
+        for parent, place in firsts.items():
+            chosen[place] = self._continue(parents[parent], continuations[place].token_id)
+        group.beams = [request for request in chosen if request is not None]
+        for index, parent_beam in enumerate(parents):
+            if index not in firsts:
+                self._finish(parent_beam)
+        if not continuations:
+            group.deliver(result)
+            for sequence in group.sequences:
+                sequence.status = RequestStatus.FINISHED
+
+    def reenter(
+        self, scheduled: dict[Request, int], appended: dict[Request, list[int]], admitted: dict[Request, int]
+    ) -> None:
+        """Send the scheduled beams whose log in the worker is not theirs as new requests."""
+        for request in [request for request in self._reentering if request in scheduled]:
+            if self._reentering.pop(request):
+                self._slots.renew(request.slot)
+            appended.pop(request, None)
+            admitted[request] = request.num_computed_tokens
+
+    def forget(self, request: Request) -> bool:
+        """`request` leaves its slot; whether the worker knows it by that slot."""
+        return self._reentering.pop(request, None) is not False
+
+    def _continue(self, beam: Request, token_id: int) -> Request:
+        """Let a beam go on with `token_id`."""
+        beam.is_held = False
+        beam.output_token_ids.append(token_id)
+        beam.num_tokens += 1
+        beam.max_num_tokens = beam.num_tokens + 1
+        if beam.status is RequestStatus.RUNNING:
+            self._kv.cache_computed(beam, beam.num_computed_tokens)
+            if token_id != beam.sampled_token_id:
+                self._reentering[beam] = True  # the worker's log ends with the likeliest token
+        return beam
+
+    def _fork(self, parent: Request, token_id: int) -> Request:
+        """A new beam: everything that `parent` has, then `token_id`."""
+        output = [*parent.output_token_ids, token_id]
+        child = parent.derive(sampling_params=parent.sampling_params, output_token_ids=output)
+        if parent.status is RequestStatus.RUNNING and self._slots.has_free and self._kv.can_fork():
+            self._kv.fork(parent, child)
+            child.slot = self._slots.take()
+            child.status = RequestStatus.RUNNING
+            self._running.append(child)
+            self._reentering[child] = False
+        else:
+            self._wait(child)
+        return child

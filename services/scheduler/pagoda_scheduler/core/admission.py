@@ -1,0 +1,90 @@
+"""What a scheduler takes in: bounds on a request, and on what waits. Knows requests and queues; no blocks."""
+
+from collections.abc import Collection
+
+import numpy as np
+
+from pagoda_common.config.engine_config import SchedulerConfig
+from pagoda_common.errors import InvalidRequest, QueueFull, RequestTooLong
+from pagoda_scheduler.core.request import Request
+from pagoda_scheduler.core.waiting_queue import WaitingQueue
+
+
+def check_queue(config: SchedulerConfig, *, waiting: Collection[Request], requests: list[Request]) -> None:
+    """Whether `requests` may wait beside those that wait for a worker group.
+
+    Raises:
+        QueueFull: a bound on the waiting queue would be passed.
+    """
+    if config.max_num_queued_reqs is not None or config.max_num_queued_tokens is not None:
+        num_tokens = sum(request.num_prompt_tokens for request in waiting)
+        _check_bounds(config, requests, num_reqs=len(waiting), num_tokens=num_tokens)
+
+
+class Admission:
+    """The bounds of one scheduler."""
+
+    def __init__(
+        self, *, config: SchedulerConfig, waiting: WaitingQueue, max_model_len: int, vocab_size: int | None = None
+    ) -> None:
+        """`vocab_size`: of the model; None takes every token id."""
+        self._config = config
+        self._waiting = waiting
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+
+    def check(self, requests: list[Request]) -> None:
+        """Whether `requests`, which are new, may be added.
+
+        Raises:
+            RequestTooLong, InvalidRequest: as of check_fits.
+            QueueFull: a bound on the waiting queue would be passed.
+        """
+        self.check_fits(requests)
+        waiting = self._waiting
+        _check_bounds(self._config, requests, num_reqs=len(waiting), num_tokens=waiting.num_prompt_tokens)
+
+    def check_fits(self, requests: list[Request]) -> None:
+        """Whether `requests` can be computed at all: for those that were taken in before, the queue has no bound.
+
+        Raises:
+            RequestTooLong: the prompt does not fit the context, or a step.
+            InvalidRequest: a token is not in the vocabulary.
+        """
+        for request in requests:
+            num_tokens, budget = request.num_prompt_tokens, self._config.max_num_batched_tokens
+            if request.pooling is not None:
+                if num_tokens > self._max_model_len:
+                    text = f"prompt has {num_tokens} tokens, max_model_len is {self._max_model_len}"
+                    raise RequestTooLong(text, field="prompt_token_ids")
+            elif num_tokens >= self._max_model_len:
+                raise RequestTooLong(
+                    f"prompt has {num_tokens} tokens, max_model_len is {self._max_model_len}"
+                    " and at least 1 token must be left for the output",
+                    field="prompt_token_ids",
+                )
+            if not self._config.enable_chunked_prefill and num_tokens > budget:
+                raise RequestTooLong(
+                    f"prompt has {num_tokens} tokens, max_num_batched_tokens is {budget} and chunked prefill is off",
+                    field="prompt_token_ids",
+                )
+            if self._vocab_size is not None:
+                _check_tokens(request, self._vocab_size)
+
+
+def _check_tokens(request: Request, vocab_size: int) -> None:
+    """Whether the model knows every token: a request may have come before the model was known."""
+    named = (("prompt_token_ids", request.prompt_token_ids), ("output_token_ids", request.output_token_ids))
+    for field, token_ids in named:
+        if len(token_ids) and (highest := int(np.max(token_ids))) >= vocab_size:
+            raise InvalidRequest(f"{field} has token {highest}, the vocabulary has {vocab_size}", field=field)
+
+
+def _check_bounds(config: SchedulerConfig, requests: list[Request], *, num_reqs: int, num_tokens: int) -> None:
+    """`num_reqs` sequences with `num_tokens` prompt tokens wait already."""
+    max_reqs, max_tokens = config.max_num_queued_reqs, config.max_num_queued_tokens
+    if max_reqs is not None and num_reqs + len(requests) > max_reqs:
+        raise QueueFull(f"{num_reqs} sequences are waiting, max_num_queued_reqs is {max_reqs}", retry_after_s=1)
+    tokens = num_tokens + sum(request.num_prompt_tokens for request in requests)
+    if max_tokens is not None and tokens > max_tokens:
+        raise QueueFull(f"{tokens} prompt tokens would wait, max_num_queued_tokens is {max_tokens}", retry_after_s=1)

@@ -1,0 +1,272 @@
+"""One sequence of one request: its token log and where its computation stands. No policy."""
+
+import functools
+from array import array
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from pagoda_common.config.speculative_config import takes_drafts
+from pagoda_common.errors import PagodaError
+from pagoda_common.params.outputs import FinishReason
+from pagoda_common.params.pooling_params import PoolingParams
+from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_scheduler.core.sink import Sink
+
+if TYPE_CHECKING:
+    from pagoda_scheduler.beams.beam_group import BeamGroup
+
+
+class RequestStatus(Enum):
+    """Where a sequence is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class _HotFields:
+    """What every step touches of every sequence. Slots lie in memory in the order of their names, those of a base class
+    first: so this is two cache lines, not six, and between two steps the caches have been somebody else's."""
+
+    __slots__ = (
+        "block_ids",
+        "end_token_ids",
+        "is_announced",
+        "is_beam",
+        "max_num_tokens",
+        "num_computed_tokens",
+        "num_crashes",
+        "num_lookahead",
+        "num_pending",
+        "num_tokens",
+        "output_token_ids",
+        "slot",
+        "status",
+        "takes_drafts",
+    )
+
+
+class Request(_HotFields):
+    """A sequence: prompt, output so far, and how much of both is in the KV cache.
+
+    `num_tokens` counts prompt, known output and `num_pending` tokens that a step in flight will sample. With drafts
+    that is what is certain; the worker may have up to `num_lookahead` more by then.
+    """
+
+    __slots__ = (
+        "admitted_ns",
+        "arrival_ns",
+        "attempt",
+        "beam_group",
+        "block_hashes",
+        "cache_salt",
+        "embedding",
+        "eos_token_ids",
+        "error",
+        "finish_reason",
+        "first_cached_tokens",
+        "index",
+        "is_held",
+        "is_uncached",
+        "leader",
+        "num_cached_blocks",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "pooling",
+        "priority",
+        "prompt_token_ids",
+        "request_id",
+        "sampled_token_id",
+        "sampling_params",
+        "session_slot",
+        "sink",
+        "stop_token_id",
+        "stop_token_ids",
+        "tenant",
+    )
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        prompt_token_ids: Iterable[int],
+        sampling_params: SamplingParams,
+        max_model_len: int,
+        index: int = 0,
+        attempt: int = 0,
+        eos_token_ids: Sequence[int] = (),
+        output_token_ids: Sequence[int] = (),
+        priority: int = 0,
+        arrival_ns: int = 0,
+        cache_salt: str = "",
+        tenant: str = "",
+        sink: Sink | None = None,
+        session_slot: int = 0,
+        pooling: PoolingParams | None = None,
+    ) -> None:
+        """`prompt_token_ids` as an array("I") is kept, not copied. `eos_token_ids` are ignored when the sampling
+        parameters say so; the seed must be set. With `pooling` it ends with its embedding, and max_tokens must be 1:
+        the step that computes the last prompt token is its last one."""
+        self.request_id = request_id
+        self.index = index
+        self.attempt = attempt
+        if not isinstance(prompt_token_ids, array):
+            prompt_token_ids = array("I", prompt_token_ids)
+        self.prompt_token_ids: array[int] = prompt_token_ids
+        self.output_token_ids = list(output_token_ids)
+        self.sampling_params = sampling_params
+        self.eos_token_ids = () if sampling_params.ignore_eos else tuple(eos_token_ids)
+        self.stop_token_ids = _token_set(tuple(sampling_params.stop_token_ids or ()))
+        self.end_token_ids = _token_set((*self.stop_token_ids, *self.eos_token_ids))
+        self.priority = priority
+        self.arrival_ns = arrival_ns
+        self.admitted_ns = 0
+        self.cache_salt = cache_salt
+        self.tenant = tenant
+        self.sink = sink
+        self.beam_group: BeamGroup | None = None
+        """The beam search that it waits for, or belongs to as a beam."""
+        self.leader: Request | None = None
+        """The first sequence of the same request, whose prompt is shared when it is computed."""
+        self.session_slot = session_slot
+        self.pooling = pooling
+        self.embedding = b""
+        """With `pooling`, once it is there: little-endian float32."""
+
+        self.num_prompt_tokens = len(self.prompt_token_ids)
+        limit = max_model_len - self.num_prompt_tokens
+        max_tokens = sampling_params.max_tokens
+        self.max_num_tokens = self.num_prompt_tokens + (limit if max_tokens is None else min(max_tokens, limit))
+        self.num_pending = 0
+        self.num_lookahead = 0
+        """Draft tokens that steps in flight may try: as many more tokens than `num_tokens` the worker may have."""
+        self.takes_drafts = pooling is None and takes_drafts(sampling_params)
+        """Whether the worker may guess its next tokens."""
+        self.num_tokens = self.num_prompt_tokens + len(self.output_token_ids)
+        self.num_computed_tokens = 0
+        self.num_preemptions = 0
+        self.num_crashes = 0
+        """Losses of its worker while it was in flight, since its last token."""
+        self.first_cached_tokens = 0
+        self.is_announced = False
+        self.is_beam = False
+        self.is_held = False
+        """Of a beam: it has given its candidates and waits for its siblings."""
+        self.sampled_token_id = -1
+        """Of a beam: the token that the worker has appended to its log."""
+        self.is_uncached = sampling_params.prompt_logprobs is not None
+        """Prefix hits would hide prompt logprobs."""
+
+        self.status = RequestStatus.WAITING
+        self.slot = -1
+        self.block_ids: list[int] = []
+        self.block_hashes: list[bytes] = []
+        self.num_cached_blocks = 0
+        self.finish_reason: FinishReason | None = None
+        self.stop_token_id: int | None = None
+        self.error: PagodaError | None = None
+
+    def learn_model(self, *, max_model_len: int, eos_token_ids: Sequence[int]) -> None:
+        """Take the model's bounds, for a request that came before any worker had loaded the model."""
+        self.max_num_tokens = min(self.max_num_tokens, max_model_len)
+        if not self.eos_token_ids and not self.sampling_params.ignore_eos:
+            self.eos_token_ids = tuple(eos_token_ids)
+            self.end_token_ids = _token_set((*self.stop_token_ids, *self.eos_token_ids))
+
+    def derive(self, *, sampling_params: SamplingParams, output_token_ids: list[int]) -> "Request":
+        """A beam beside this sequence: same prompt, its own output, one token at a time."""
+        beam = Request(
+            request_id=self.request_id,
+            index=self.index,
+            attempt=self.attempt,
+            prompt_token_ids=self.prompt_token_ids,
+            output_token_ids=output_token_ids,
+            sampling_params=sampling_params,
+            max_model_len=self.max_num_tokens,
+            priority=self.priority,
+            arrival_ns=self.arrival_ns,
+            cache_salt=self.cache_salt,
+            tenant=self.tenant,
+        )
+        beam.beam_group = self.beam_group
+        beam.is_beam = True
+        beam.takes_drafts = False
+        beam.eos_token_ids = self.eos_token_ids  # its constraint ends there; that it ends itself is the search's to say
+        beam.is_announced = True
+        beam.max_num_tokens = beam.num_tokens + 1
+        return beam
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has ended."""
+        return self.status is RequestStatus.FINISHED
+
+    @property
+    def has_computed_prompt(self) -> bool:
+        """Whether its blocks hold its whole prompt, by a step that was sent."""
+        return self.status is RequestStatus.RUNNING and self.num_computed_tokens >= self.num_prompt_tokens
+
+    @property
+    def is_behind_leader(self) -> bool:
+        """Whether the prompt it shares is being computed by its leader right now, so that waiting saves the work."""
+        leader = self.leader
+        return leader is not None and leader.status is RequestStatus.RUNNING and not leader.has_computed_prompt
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Prompt and output tokens whose ids are known here."""
+        return self.num_tokens - self.num_pending
+
+    def known_tokens(self, start: int, stop: int) -> Sequence[int]:
+        """Token ids at positions [start, stop) of prompt plus output."""
+        num_prompt = self.num_prompt_tokens
+        if stop <= num_prompt:
+            return self.prompt_token_ids[start:stop]
+        if start >= num_prompt:
+            return self.output_token_ids[start - num_prompt : stop - num_prompt]
+        return [*self.prompt_token_ids[start:], *self.output_token_ids[: stop - num_prompt]]
+
+    def check_finished(self) -> bool:
+        """Set finish_reason when the last output token ends the sequence; whether it does."""
+        output = self.output_token_ids
+        if not output:
+            return False
+        if output[-1] in self.end_token_ids and len(output) >= self.sampling_params.min_tokens:
+            self.finish_reason = "stop"
+            if output[-1] in self.stop_token_ids and output[-1] not in self.eos_token_ids:
+                self.stop_token_id = output[-1]
+        elif self.num_prompt_tokens + len(output) >= self.max_num_tokens:
+            self.finish_reason = "length"
+        return self.finish_reason is not None
+
+    def settle(self, *, num_accepted: int, num_ahead: int) -> None:
+        """A step that might try `num_ahead` draft tokens was answered: `num_accepted` of them were right. They count as
+        pending until they are appended."""
+        self.num_lookahead -= num_ahead
+        if num_accepted:
+            self.num_tokens += num_accepted
+            self.num_pending += num_accepted
+            if self.status is RequestStatus.RUNNING:  # else preempted meanwhile: nothing of it is computed
+                self.num_computed_tokens += num_accepted
+
+    def forget_computed(self) -> None:
+        """Nothing of it is in a KV cache any more, and no step in flight will answer for it."""
+        self.num_tokens -= self.num_pending
+        self.num_pending = 0
+        self.num_lookahead = 0
+        self.num_computed_tokens = 0
+        self.slot = -1
+        self.block_ids = []
+        self.num_cached_blocks = 0
+        self.status = RequestStatus.WAITING
+
+    def __repr__(self) -> str:
+        progress = f"{self.num_computed_tokens}/{self.num_tokens}"
+        return f"Request({self.request_id}/{self.index}, {self.status.value}, {progress})"
+
+
+@functools.lru_cache(maxsize=256)
+def _token_set(token_ids: tuple[int, ...]) -> frozenset[int]:
+    """The same set for the same tokens: most requests end at the same ones."""
+    return frozenset(token_ids)

@@ -1,0 +1,399 @@
+"""Decides which tokens run in the next step. Knows requests and blocks; no tensors, no gRPC, no clock."""
+
+from pagoda_common.config.engine_config import CacheConfig, SchedulerConfig
+from pagoda_scheduler.beams.running_beams import Beams
+from pagoda_scheduler.core.admission import Admission
+from pagoda_scheduler.core.in_flight import InFlight
+from pagoda_scheduler.core.quarantine import MAX_CRASHES, Quarantine
+from pagoda_scheduler.core.request import Request, RequestStatus
+from pagoda_scheduler.core.slot_table import SlotTable
+from pagoda_scheduler.core.speculation import Speculation
+from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput, StepResult
+from pagoda_scheduler.core.step_plan import StepPlan
+from pagoda_scheduler.core.waiting_queue import QUEUES
+from pagoda_scheduler.kv.kv_cache_manager import KVCacheManager, Prefix
+from pagoda_scheduler.kv.swap_cost import SwapCost
+
+
+class Scheduler:
+    """Continuous batching over a token budget for one worker group.
+
+    There is no prefill phase and no decode phase: each running sequence's `num_computed_tokens` chases its
+    `num_tokens`, and a step takes what fits the budget, running sequences first. A step may be scheduled while others
+    are in flight: a token they will sample counts as pending, and the worker knows it by the time it is needed.
+    Source: iteration-level scheduling, Yu et al. 2022 (Orca); chunked prefill, Agrawal et al. 2023 (arXiv 2308.16369).
+    """
+
+    def __init__(
+        self,
+        *,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        num_blocks: int,
+        max_model_len: int,
+        vocab_size: int | None = None,
+        num_host_blocks: int = 0,
+        swap_block_ns: int = 0,
+        num_speculative_tokens: int = 0,
+    ) -> None:
+        """`num_blocks`, `max_model_len`, `num_host_blocks`, `swap_block_ns`: measured by the worker; `vocab_size`: of
+        its model, None takes every token id; `num_speculative_tokens`: draft tokens that it may try for a sequence."""
+        self._config = config
+        self.kv = KVCacheManager(
+            num_blocks=num_blocks,
+            block_size=cache.block_size,
+            enable_prefix_caching=cache.enable_prefix_caching,
+            num_host_blocks=num_host_blocks if config.preemption_mode != "recompute" else 0,
+        )
+        self.max_model_len = min(max_model_len, self.kv.capacity_tokens)
+        self.running: list[Request] = []
+        self.waiting = QUEUES[config.policy]()
+        self.admission = Admission(
+            config=config, waiting=self.waiting, max_model_len=self.max_model_len, vocab_size=vocab_size
+        )
+        self.held: dict[Request, None] = {}
+        """Sequences that wait for their reader, outside of the queue."""
+        self.num_preemptions = 0
+        self.quarantine = Quarantine()
+        self._slots = SlotTable(size=config.max_num_seqs)
+        self._beams = Beams(
+            kv=self.kv,
+            slots=self._slots,
+            running=self.running,
+            wait=self.waiting.append_front,
+            finish=self.finish,
+        )
+        self.speculation = Speculation(num_speculative_tokens=num_speculative_tokens)
+        weighs = swap_block_ns and config.preemption_mode == "auto"
+        self._in_flight = InFlight(
+            kv=self.kv,
+            beams=self._beams,
+            speculation=self.speculation,
+            finish=self.finish,
+            charge=self.waiting.charge if config.policy == "fair" else None,
+            swap_cost=SwapCost(swap_block_ns=swap_block_ns, block_size=cache.block_size) if weighs else None,
+        )
+        self._now_ns = 0
+        self._step = 0
+        # A little room for running sequences to grow, so that an admission does not preempt one at once.
+        self._watermark_blocks = max(1, num_blocks // 100)
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        """Whether some sequence waits or runs."""
+        return bool(self.running) or len(self.waiting) > 0 or len(self.quarantine) > 0
+
+    def add(self, request: Request, *, at_front: bool = False) -> None:
+        """Queue a sequence; `at_front` for one that had already been admitted elsewhere."""
+        limit = max(self.max_model_len, request.num_prompt_tokens + 1)
+        request.max_num_tokens = min(request.max_num_tokens, limit)
+        if request.beam_group is not None:
+            if request is not request.beam_group.sequences[0]:
+                return  # it waits for the beams of the first
+            request = request.beam_group.start()
+        if request.num_crashes >= MAX_CRASHES:
+            self.quarantine.add(request)
+        elif at_front:
+            self.waiting.append_front(request)
+        else:
+            self.waiting.append(request)
+
+    def finish(self, request: Request) -> None:
+        """End a sequence now, whatever it does; its blocks are free at once.
+
+        A step in flight may still write to those blocks, but it runs before any step that gets them anew.
+        """
+        if request.beam_group is not None and not request.is_beam:
+            for beam in request.beam_group.beams:
+                self.finish(beam)
+            request.beam_group.beams = []
+        elif request.status is RequestStatus.RUNNING:
+            if not self.kv.enable_prefix_caching:
+                self.kv.forget(request)
+            self.running.remove(request)
+            self._release(request)
+        elif request in self.held:
+            del self.held[request]
+        elif request.status is RequestStatus.WAITING and request not in self.quarantine:
+            self.waiting.remove(request)
+        self.quarantine.discard(request)
+        request.status = RequestStatus.FINISHED
+
+    def hold(self, request: Request) -> None:
+        """Take a sequence out of the queue until `let_go`; its blocks and its slot are for others.
+
+        A beam search is not held (it says nothing before its end), nor is a suspect (others wait for it to be cleared).
+        """
+        if request.is_finished or request.beam_group is not None or request in self.quarantine:
+            return
+        if request.status is RequestStatus.RUNNING:
+            self._preempt(request)
+        if request not in self.held:
+            self.waiting.remove(request)
+            self.held[request] = None
+
+    def let_go(self, request: Request) -> None:
+        """Queue a sequence that was held, ahead of the others; no-op for one that was not."""
+        if request in self.held:
+            del self.held[request]
+            self.waiting.append_front(request)
+
+    def schedule(self, now_ns: int = 0) -> SchedulerOutput | None:
+        """Decide the next step; None when there is nothing to compute. `now_ns` is noted as time of admission."""
+        self._now_ns = now_ns
+        plan = StepPlan(budget=self._config.max_num_batched_tokens)
+        if self.quarantine:
+            self._schedule_suspect(plan)
+        else:
+            self._preempt_for_urgent()
+            if self._schedule_running(plan):
+                self._schedule_waiting(plan)
+        if not plan.scheduled:
+            if self.running and self.waiting and not self._in_flight and not self.quarantine:
+                # Beams hold all blocks while they wait for a sibling that has none.
+                self._preempt(self.running[-1])
+                return self.schedule(now_ns)
+            return None
+        self._beams.reenter(plan.scheduled, plan.appended, plan.admitted)
+        self._step += 1
+        freed_slots, transfers = self._slots.take_freed(), self.kv.take_transfers()
+        output = plan.output(step=self._step, freed_slots=freed_slots, transfers=transfers)
+        samples = []
+        for request, num_new in plan.scheduled.items():
+            num_tokens = request.num_tokens
+            if num_new == 1 and request.num_computed_tokens + 1 == num_tokens:  # a decode
+                request.num_computed_tokens = num_tokens
+                request.num_pending += 1
+                request.num_tokens = num_tokens + 1
+                samples.append(True)
+            else:
+                samples.append(self._advance(request, num_new))
+        for request, num_ahead in plan.ahead.items():
+            request.num_lookahead += num_ahead
+        self._in_flight.add(output, list(plan.scheduled), samples)
+        return output
+
+    def update(self, output: ModelRunnerOutput, result: StepResult | None = None) -> StepResult:
+        """Take a step's result: append tokens, end sequences. Results come in the order of their steps.
+
+        Args:
+            result: filled and returned; what was taken before an exception is in it.
+        """
+        result = result or StepResult(step=output.step)
+        self._in_flight.take(output, result)
+        if self.quarantine:
+            for request in result.requests:
+                self.quarantine.discard(request)
+        return result
+
+    def take_all(self) -> list[Request]:
+        """Take every unfinished sequence out, in the order in which they should run again; their worker is lost."""
+        taken: dict[Request, None] = {}
+        for request in (*self.running, *self.waiting):
+            owners = [request] if request.beam_group is None else request.beam_group.sequences
+            taken.update(dict.fromkeys(owners))
+        taken.update(dict.fromkeys((*self.quarantine.take_all(), *self.held)))
+        self.held.clear()
+        requests = list(taken)
+        for request in requests:
+            request.forget_computed()
+        self.running.clear()
+        for request in list(self.waiting):
+            self.waiting.remove(request)
+        return requests
+
+    def take_waiting(self) -> list[Request]:
+        """Take out, in their order, the waiting sequences of requests that have nothing else here."""
+        bound = {request.request_id for request in (*self.running, *self.held, *self.quarantine)}
+        bound |= {request.request_id for request in self.waiting if request.num_pending or request.beam_group}
+        taken = [request for request in self.waiting if request.request_id not in bound]
+        for request in taken:
+            self.waiting.remove(request)
+            request.forget_computed()
+        return taken
+
+    def compact(self) -> None:
+        """Give back memory that a burst has left fragmented; only while there are no unfinished requests."""
+        if not self.has_unfinished_requests and not self.held:
+            self.waiting.compact()
+            self.kv.compact()
+
+    def blame(self) -> list[Request]:
+        """The worker is lost: count that against the sequences in flight; those that were alone in it twice over.
+
+        To be called before `take_all`. Whoever is returned crashes its worker whenever it is computed.
+        """
+        in_flight: dict[Request, None] = {}
+        for request in self._in_flight:
+            if not request.is_finished:
+                owners = [request] if request.beam_group is None else request.beam_group.sequences
+                in_flight.update(dict.fromkeys(owners))
+        for request in in_flight:
+            request.num_crashes += 1
+        return [request for request in in_flight if request.num_crashes > MAX_CRASHES]
+
+    # One step, part by part.
+
+    def _schedule_suspect(self, plan: StepPlan) -> None:
+        """Schedule the first suspect and nothing else, one step at a time."""
+        if self._in_flight:
+            return
+        suspect = self.quarantine.first
+        if suspect.status is RequestStatus.WAITING:
+            while not (self._slots.has_free and self.kv.can_admit(suspect, self.kv.find_prefix(suspect))):
+                self._preempt(self.running[-1])
+            prefix = self.kv.find_prefix(suspect)
+            self._admit(suspect, prefix, min(suspect.num_tokens - prefix.num_tokens, plan.budget), plan)
+            return
+        num_new = min(suspect.num_tokens - suspect.num_computed_tokens, plan.budget)
+        while (blocks := self.kv.extend(suspect, suspect.num_computed_tokens + num_new)) is None:
+            self._preempt(next(request for request in reversed(self.running) if request is not suspect))
+        plan.add(suspect, num_new, blocks=blocks)
+
+    def _preempt_for_urgent(self) -> None:
+        """Under the priority policy, make room for a waiting sequence at the cost of less urgent running ones."""
+        if self._config.policy != "priority" or not self.waiting:
+            return
+        urgent = self.waiting.peek()
+        if urgent.num_pending:
+            return
+        watermark = self._watermark_blocks
+        while self.running and not (
+            self._slots.has_free and self.kv.can_admit(urgent, self.kv.find_prefix(urgent), watermark_blocks=watermark)
+        ):
+            victim = self._victim()
+            if victim.priority <= urgent.priority:
+                return
+            self._preempt(victim)
+
+    def _schedule_running(self, plan: StepPlan) -> bool:
+        """Schedule running sequences in order, preempting from the end when blocks run out.
+
+        Returns whether sequences may be admitted: not after a preemption, in the place of whom was preempted.
+        """
+        is_short, block_size, num_ahead_of = False, self.kv.block_size, self.speculation.num_ahead
+        speculates = self.speculation.num_speculative_tokens > 0
+        scheduled = plan.scheduled
+        # Drafts are tried with what is left of the budget when every running sequence has a token.
+        spare = plan.budget - len(self.running)
+        index = 0
+        while index < len(self.running) and plan.budget > 0:
+            request = self.running[index]
+            index += 1
+            computed, num_ahead = request.num_computed_tokens, 0
+            num_new = request.num_tokens - computed
+            if num_new == 0 or (request.num_pending and request.num_tokens >= request.max_num_tokens):
+                continue  # its last token is in flight already
+            if num_new == 1 and not speculates and computed % block_size:  # a decode within its last block
+                scheduled[request] = 1
+                plan.budget -= 1
+                continue
+            computed += request.num_lookahead  # at most, when the step runs
+            if num_new == 1:
+                if speculates and spare > 0:
+                    num_ahead = num_ahead_of(request, min(spare, plan.budget - 1))
+                    spare -= num_ahead
+                if computed + num_ahead < len(request.block_ids) * block_size:  # the same with its drafts
+                    scheduled[request] = 1
+                    plan.budget -= 1 + num_ahead
+                    if num_ahead:
+                        plan.ahead[request] = num_ahead
+                    continue
+            else:
+                num_new = self._chunk(num_new, plan.budget)
+                if num_new == 0:
+                    continue
+            num_tokens = min(computed + num_new, request.max_num_tokens)
+            blocks = self.kv.extend(request, min(num_tokens + num_ahead, request.max_num_tokens)) if num_ahead else None
+            if blocks is None:
+                num_ahead = 0  # nobody is preempted for a guess
+            while blocks is None and (blocks := self.kv.extend(request, num_tokens)) is None:
+                is_short = True
+                victim = self._victim()
+                plan.drop(victim)
+                index -= self.running.index(victim) < index
+                self._preempt(victim)
+                if victim is request:
+                    break
+            if blocks is not None:
+                plan.add(request, num_new, num_ahead=num_ahead, blocks=blocks)
+        return not is_short
+
+    def _schedule_waiting(self, plan: StepPlan) -> None:
+        """Admit waiting sequences while budget, slots and blocks last."""
+        deferred: list[Request] = []
+        while self.waiting and self._slots.has_free and plan.budget > 0:
+            request = self.waiting.peek()
+            if request.num_pending:
+                break  # preempted while a step in flight samples its next token, which its new start must include
+            # Blocks are copied before the step computes, so one whose leader enters a slot in it has to wait as well.
+            if request.is_behind_leader or request.is_held or request.leader in plan.admitted:
+                deferred.append(self.waiting.pop())
+                continue
+            prefix = self.kv.find_prefix(request)
+            num_new = self._chunk(request.num_tokens - prefix.num_tokens, plan.budget)
+            watermark = self._watermark_blocks if self.running else 0
+            if num_new == 0 or not self.kv.can_admit(request, prefix, watermark_blocks=watermark):
+                break
+            self.waiting.pop()
+            self._admit(request, prefix, num_new, plan)
+        for request in reversed(deferred):
+            self.waiting.append_front(request)
+
+    def _admit(self, request: Request, prefix: Prefix, num_new: int, plan: StepPlan) -> None:
+        """Give a waiting sequence a slot, its prefix, and blocks for its first `num_new` tokens behind that."""
+        self.kv.admit(request, prefix)
+        blocks = self.kv.extend(request, prefix.num_tokens + num_new)
+        assert blocks is not None, "can_admit() promised these blocks"
+        if request.num_preemptions == 0:
+            request.first_cached_tokens = prefix.num_tokens
+            request.admitted_ns = self._now_ns
+        request.slot = self._slots.take()
+        request.status = RequestStatus.RUNNING
+        self.running.append(request)
+        self.waiting.charge(request, num_new)
+        # Found by whoever is admitted next, even within this step.
+        self.kv.cache_computed(request, prefix.num_tokens + num_new)
+        plan.add(request, num_new)
+        plan.admitted[request] = prefix.num_tokens
+
+    def _chunk(self, num_new: int, budget: int) -> int:
+        """How many of a sequence's `num_new` tokens this step takes; 0 when it has to wait."""
+        if not self._config.enable_chunked_prefill and num_new <= self._config.max_num_batched_tokens:
+            return num_new if num_new <= budget else 0  # one that has outgrown every step is recomputed in chunks
+        threshold = self._config.long_prefill_token_threshold
+        if 0 < threshold < num_new:
+            num_new = threshold
+        return min(num_new, budget)
+
+    def _advance(self, request: Request, num_scheduled: int) -> bool:
+        """Count a scheduled chunk as computed; whether the step samples a token behind it."""
+        request.num_computed_tokens = computed = request.num_computed_tokens + num_scheduled
+        is_last = computed == request.num_tokens
+        if num_scheduled > 1 or not is_last:
+            self.kv.cache_computed(request, computed)
+        if is_last:
+            request.num_pending += 1
+            request.num_tokens = computed + 1
+        return is_last
+
+    def _victim(self) -> Request:
+        """The running sequence to preempt: the last admitted, or the least urgent."""
+        if self._config.policy == "priority":
+            return max(self.running, key=lambda request: (request.priority, request.arrival_ns))
+        return self.running[-1]
+
+    def _preempt(self, request: Request) -> None:
+        """Send a running sequence back to the queue; it will be computed again, from cached prefixes if they last."""
+        self.running.remove(request)
+        self._release(request)
+        request.status = RequestStatus.WAITING
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.append_front(request)
+
+    def _release(self, request: Request) -> None:
+        self.kv.free(request)
+        self._slots.release(request.slot, is_known=self._beams.forget(request))
+        request.slot = -1

@@ -1,0 +1,25 @@
+"""Where the tokens of some requests go. Implemented in session.py; opaque to the scheduler."""
+
+from typing import TYPE_CHECKING, Protocol
+
+from pagoda_common.errors import PagodaError
+
+if TYPE_CHECKING:
+    from pagoda_scheduler.core.step import StepResult
+
+
+class Sink(Protocol):
+    """Where the tokens of some requests go: a frontend's session, or one client's stream."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Its reader does not keep up: its sequences are to be held until `Engine.let_go`."""
+
+    def push(self, result: "StepResult") -> None:
+        """Take one step's news of this sink's sequences; returns at once."""
+
+    def announce(self) -> None:
+        """Load or model have changed outside of a step; returns at once."""
+
+    def close(self, error: PagodaError) -> None:
+        """End the stream: nothing more can be sent on it."""

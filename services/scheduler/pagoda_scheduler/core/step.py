@@ -1,0 +1,196 @@
+"""What travels between the scheduler and a worker in one step: plain frozen data, no tensors, no gRPC.
+
+What every step makes is a named tuple: a frozen dataclass takes two to three times as long to make.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pagoda_common.params.pooling_params import PoolingParams
+from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_scheduler.core.request import Request
+from pagoda_scheduler.core.sink import Sink
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequestData:
+    """What a sequence needs once, when it enters a worker slot."""
+
+    slot: int
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    output_token_ids: list[int]
+    """Output known so far; not empty after a preemption or a recovery."""
+    sampling_params: SamplingParams
+    eos_token_ids: tuple[int, ...]
+    block_ids: list[int]
+    num_computed_tokens: int
+    is_beam: bool = False
+    pooling: PoolingParams | None = None
+    """Its embedding is wanted, and no token."""
+
+
+class SchedulerOutput(NamedTuple):
+    """One step: what changed, and which slots compute how many tokens."""
+
+    step: int
+    new_requests: list[NewRequestData]
+    freed_slots: list[int]
+    slots: list[int]
+    """Batch order."""
+    num_scheduled_tokens: list[int]
+    """Aligned with `slots`. Draft tokens are not in here: the worker may have fewer than it may try."""
+    appended_slots: list[int]
+    """Slots that get one more block, aligned with `appended_block_ids`."""
+    appended_block_ids: list[int]
+    num_tokens: int
+    """Tokens in the batch: the sum of `num_scheduled_tokens`."""
+    blocks_to_swap_out: Sequence[tuple[int, int]] = ()
+    """(device block, host block), done first. No block is the target of two moves: those of a kind run at once."""
+    blocks_to_swap_in: Sequence[tuple[int, int]] = ()
+    """(host block, device block), done second."""
+    blocks_to_copy: Sequence[tuple[int, int]] = ()
+    """(from, to), both on the device, done third."""
+    num_lookahead_tokens: list[int] | None = None
+    """Most draft tokens for each sequence, aligned with `slots`; None: no drafts."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobRows:
+    """Log probabilities of some token rows, in columns; entries of a row stand together, the sampled token first."""
+
+    rows: npt.NDArray[np.uint32]
+    """Indexes into the step's token_ids."""
+    counts: npt.NDArray[np.uint32]
+    """Entries of each row."""
+    token_ids: npt.NDArray[np.uint32]
+    logprobs: npt.NDArray[np.float32]
+    sampled_ranks: npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobRows:
+    """Log probabilities of a chunk of one sequence's prompt."""
+
+    slot: int
+    start: int
+    """Position of the first prompt token described."""
+    logprobs: LogprobRows
+
+
+@dataclass(frozen=True, slots=True)
+class BadSlot:
+    """A sequence that failed in a step."""
+
+    slot: int
+    code: int
+    message: str
+    field: str = ""
+    """The request's field at fault, if there is one."""
+
+
+class StepTimings(NamedTuple):
+    """Durations of one step outside of the scheduler's own work, nanoseconds."""
+
+    encode_ns: int = 0
+    wire_ns: int = 0
+    """Both ways: what is left of the round trip without the worker's share."""
+    queue_ns: int = 0
+    """In the worker, until the model thread took it up; the step before runs then."""
+    prepare_ns: int = 0
+    forward_ns: int = 0
+    sample_ns: int = 0
+    decode_ns: int = 0
+
+    @property
+    def compute_ns(self) -> int:
+        """While the worker was at it."""
+        return self.prepare_ns + self.forward_ns + self.sample_ns
+
+
+class ModelRunnerOutput(NamedTuple):
+    """The result of one step; rows are in batch order."""
+
+    step: int
+    num_sampled_tokens: list[int] | None
+    """Tokens each sequence got; None: 1 each. More than 1: accepted draft tokens, and the one behind them."""
+    token_ids: list[int]
+    logprobs: LogprobRows | None = None
+    prompt_logprobs: Sequence[PromptLogprobRows] = ()
+    bad_slots: Sequence[BadSlot] = ()
+    num_draft_tokens: list[int] | None = None
+    """Draft tokens tried for each sequence; None: no drafts."""
+    pooled: dict[int, bytes] | None = None
+    """Embeddings by slot, little-endian float32: of sequences that are pooled, with their last prompt token."""
+    timings: StepTimings | None = None
+    """Where the step's time went, as far as it is known."""
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What one step gave to requests: columns aligned over the tokens, and the sequences that ended.
+
+    Several tokens of one sequence stand together, in their order.
+    """
+
+    step: int
+    requests: list[Request] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    """Place of the token in the sequence's output."""
+    token_ids: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    """Row of the token in the worker's token_ids, which logprobs refer to."""
+    logprobs: LogprobRows | None = None
+    admitted: list[Request] = field(default_factory=list)
+    """Sequences that got their first token here."""
+    prompt_logprobs: list[tuple[Request, PromptLogprobRows]] = field(default_factory=list)
+    finished: list[Request] = field(default_factory=list)
+
+    def add_token(self, request: Request, token_id: int, row: int) -> None:
+        """`request` got one token, its last one by now: that at `row` of the worker's token_ids."""
+        self.requests.append(request)
+        self.offsets.append(len(request.output_token_ids) - 1)
+        self.token_ids.append(token_id)
+        self.rows.append(row)
+
+    def add_last_tokens(self, batch: list[Request], rows: list[int], token_ids: list[int]) -> None:
+        """The sequences at `rows` of a batch got one token each, their last one: those at `rows` of `token_ids`."""
+        requests = batch if len(rows) == len(batch) else [batch[row] for row in rows]
+        self.requests += requests
+        self.offsets += [len(request.output_token_ids) - 1 for request in requests]
+        self.token_ids += token_ids if len(rows) == len(token_ids) else [token_ids[row] for row in rows]
+        self.rows += rows
+
+    def by_sink(self) -> dict[Sink, "StepResult"]:
+        """What each sink waits for; sequences without one, whose frontend is gone, are left out."""
+        parts: dict[Sink, StepResult] = {}
+
+        def part_of(request: Request) -> StepResult | None:
+            sink = request.sink
+            if sink is None:
+                return None
+            if sink not in parts:
+                parts[sink] = StepResult(step=self.step, logprobs=self.logprobs)
+            return parts[sink]
+
+        columns = zip(self.requests, self.offsets, self.token_ids, self.rows, strict=True)
+        for request, offset, token_id, row in columns:
+            if (part := part_of(request)) is not None:
+                part.requests.append(request)
+                part.offsets.append(offset)
+                part.token_ids.append(token_id)
+                part.rows.append(row)
+        for request in self.admitted:
+            if (part := part_of(request)) is not None:
+                part.admitted.append(request)
+        for request, chunk in self.prompt_logprobs:
+            if (part := part_of(request)) is not None:
+                part.prompt_logprobs.append((request, chunk))
+        for request in self.finished:
+            if (part := part_of(request)) is not None:
+                part.finished.append(request)
+        return parts

@@ -1,0 +1,71 @@
+"""StepPlan: the next step while it is being decided. Knows requests and block ids; no policy."""
+
+from dataclasses import dataclass, field
+
+from pagoda_scheduler.core.request import Request
+from pagoda_scheduler.core.step import NewRequestData, SchedulerOutput
+from pagoda_scheduler.kv.kv_cache_manager import Transfers
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """Who computes how many tokens, on which new blocks."""
+
+    budget: int
+    """Tokens that the step still has room for."""
+    scheduled: dict[Request, int] = field(default_factory=dict)
+    """Tokens by sequence, in batch order."""
+    ahead: dict[Request, int] = field(default_factory=dict)
+    """Draft tokens that a sequence may try besides; nothing where that is 0."""
+    appended: dict[Request, list[int]] = field(default_factory=dict)
+    """New blocks of running sequences."""
+    admitted: dict[Request, int] = field(default_factory=dict)
+    """Sequences that enter a slot, and their tokens found in the cache, some of which this step may write first."""
+
+    def add(self, request: Request, num_tokens: int, *, num_ahead: int = 0, blocks: list[int] | None = None) -> None:
+        """Put a sequence into the step."""
+        self.scheduled[request] = num_tokens
+        self.budget -= num_tokens + num_ahead
+        if num_ahead:
+            self.ahead[request] = num_ahead
+        if blocks:
+            self.appended[request] = blocks
+
+    def drop(self, request: Request) -> None:
+        """Take a sequence out again, if it is in the step."""
+        self.budget += self.scheduled.pop(request, 0) + self.ahead.pop(request, 0)
+        self.appended.pop(request, None)
+
+    def output(self, *, step: int, freed_slots: list[int], transfers: Transfers) -> SchedulerOutput:
+        """The step as the worker gets it."""
+        ahead, appended = self.ahead, self.appended.items()
+        num_scheduled_tokens = list(self.scheduled.values())
+        return SchedulerOutput(
+            step=step,
+            new_requests=[_new_request_data(request, computed) for request, computed in self.admitted.items()],
+            freed_slots=freed_slots,
+            slots=[request.slot for request in self.scheduled],
+            num_scheduled_tokens=num_scheduled_tokens,
+            appended_slots=[request.slot for request, blocks in appended for _ in blocks] if appended else [],
+            appended_block_ids=[block_id for _, blocks in appended for block_id in blocks] if appended else [],
+            num_tokens=sum(num_scheduled_tokens),
+            blocks_to_swap_out=[(block_id, host_block) for host_block, block_id in transfers.swap_out.items()],
+            blocks_to_swap_in=transfers.swap_in,
+            blocks_to_copy=[(source, target) for target, source in transfers.copy.items()],
+            num_lookahead_tokens=[ahead.get(request, 0) for request in self.scheduled] if ahead else None,
+        )
+
+
+def _new_request_data(request: Request, num_cached: int) -> NewRequestData:
+    return NewRequestData(
+        slot=request.slot,
+        request_id=f"{request.request_id}/{request.index}",
+        prompt_token_ids=request.prompt_token_ids,
+        output_token_ids=list(request.output_token_ids),
+        sampling_params=request.sampling_params,
+        eos_token_ids=request.eos_token_ids,
+        block_ids=list(request.block_ids),
+        num_computed_tokens=num_cached,
+        is_beam=request.is_beam,
+        pooling=request.pooling,
+    )

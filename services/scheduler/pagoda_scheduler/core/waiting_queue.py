@@ -1,0 +1,139 @@
+"""The order in which waiting sequences are admitted: one class a policy."""
+
+import heapq
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import count
+
+from pagoda_common.config.engine_config import SchedulingPolicy
+from pagoda_scheduler.core.request import Request
+
+
+class WaitingQueue(ABC):
+    """Waiting sequences. Adding, taking and removing are cheap, however many wait."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[Request, int] = OrderedDict()
+        self._tickets = count()
+        self.num_prompt_tokens = 0
+        """Prompt tokens of everything that waits."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(list(self._waiting))
+
+    def append(self, request: Request) -> None:
+        """Add a sequence that has not run yet."""
+        self._waiting[request] = next(self._tickets)
+        self.num_prompt_tokens += request.num_prompt_tokens
+
+    def append_front(self, request: Request) -> None:
+        """Put a sequence back that had been admitted."""
+        self.append(request)
+        self._waiting.move_to_end(request, last=False)
+
+    @abstractmethod
+    def peek(self) -> Request:
+        """The next sequence; the queue must not be empty."""
+
+    def pop(self) -> Request:
+        """Take the next sequence."""
+        request = self.peek()
+        self.remove(request)
+        return request
+
+    def remove(self, request: Request) -> None:
+        """Take out a sequence wherever it stands."""
+        del self._waiting[request]
+        self.num_prompt_tokens -= request.num_prompt_tokens
+
+    def compact(self) -> None:
+        """Give back what a burst has left in empty tables; while nothing waits."""
+        self._waiting.clear()
+
+    def charge(self, request: Request, num_tokens: int) -> None:  # noqa: B027 (most policies do not count)
+        """`request` was served `num_tokens` tokens; matters to the fair policy alone."""
+
+
+class FcfsQueue(WaitingQueue):
+    """First come first served; preempted sequences come first of all."""
+
+    def peek(self) -> Request:
+        """The next sequence; the queue must not be empty."""
+        return next(iter(self._waiting))
+
+
+class PriorityQueue(WaitingQueue):
+    """Lower `priority` first, then arrival time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Entries are (priority, arrival, ticket, request); one is dead when its ticket is not the request's own.
+        self._heap: list[tuple[int, int, int, Request]] = []
+
+    def append(self, request: Request) -> None:
+        """Add a sequence."""
+        super().append(request)
+        heapq.heappush(self._heap, (request.priority, request.arrival_ns, self._waiting[request], request))
+
+    def peek(self) -> Request:
+        """The next sequence; the queue must not be empty."""
+        while self._waiting.get(self._heap[0][-1]) != self._heap[0][2]:
+            heapq.heappop(self._heap)
+        return self._heap[0][-1]
+
+    def compact(self) -> None:
+        """Give back empty tables, and sequences that were removed and still stand in the heap."""
+        super().compact()
+        self._heap.clear()
+
+
+class FairQueue(WaitingQueue):
+    """The tenant that was served least goes first; first come first served within a tenant.
+
+    A tenant that comes back from a pause starts level with the least served of those that wait, so that nobody saves
+    up. Source: virtual token counters, Sheng et al. 2024 (arXiv 2401.00588).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tenants: dict[str, OrderedDict[Request, None]] = {}
+        self._served: dict[str, int] = {}
+
+    def append(self, request: Request) -> None:
+        """Add a sequence."""
+        super().append(request)
+        tenant = request.tenant
+        if tenant not in self._tenants:
+            floor = min((self._served[other] for other in self._tenants), default=0)
+            self._served[tenant] = max(self._served.get(tenant, 0), floor)
+            self._tenants[tenant] = OrderedDict()
+        self._tenants[tenant][request] = None
+
+    def append_front(self, request: Request) -> None:
+        """Put a sequence back in front of its tenant's others."""
+        super().append_front(request)
+        self._tenants[request.tenant].move_to_end(request, last=False)
+
+    def peek(self) -> Request:
+        """The next sequence; the queue must not be empty."""
+        tenant = min(self._tenants, key=lambda name: self._served[name])
+        return next(iter(self._tenants[tenant]))
+
+    def remove(self, request: Request) -> None:
+        """Take out a sequence wherever it stands."""
+        super().remove(request)
+        waiting = self._tenants[request.tenant]
+        del waiting[request]
+        if not waiting:
+            del self._tenants[request.tenant]
+
+    def charge(self, request: Request, num_tokens: int) -> None:
+        """Count what a tenant was served."""
+        self._served[request.tenant] = self._served.get(request.tenant, 0) + num_tokens
+
+
+QUEUES: dict[SchedulingPolicy, type[WaitingQueue]] = {"fcfs": FcfsQueue, "priority": PriorityQueue, "fair": FairQueue}

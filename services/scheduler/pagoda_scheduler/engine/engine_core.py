@@ -1,0 +1,195 @@
+"""One worker group, its scheduler, and the step loop over both. No gRPC, no messages."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from pagoda_common.config.engine_config import EngineConfig
+from pagoda_common.errors import NotReady
+from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_scheduler.core.request import Request
+from pagoda_scheduler.core.scheduler import Scheduler
+from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput, StepResult
+from pagoda_scheduler.engine.watchdog import StepWatchdog
+from pagoda_scheduler.observability.timeline import Timeline
+
+WATCH_PERIOD_S = 0.25
+SHORT_STEP_NS = 4_000_000
+"""Of steps that take the worker less, one more is sent ahead: who has to wait for a processor may wait for 2 to 3 ms,
+longer than such a step."""
+
+
+class Executor(Protocol):
+    """A worker group as the step loop sees it: steps go out, results come back in the same order."""
+
+    def send(self, output: SchedulerOutput) -> None:
+        """Send a step; returns at once."""
+
+    async def receive(self) -> ModelRunnerOutput:
+        """The next result.
+
+        Raises:
+            PagodaError: the group is lost.
+        """
+
+
+class EngineCore:
+    """One worker group, its scheduler, and the step loop over both."""
+
+    def __init__(
+        self,
+        *,
+        config: EngineConfig,
+        executor: Executor,
+        num_blocks: int,
+        max_model_len: int,
+        deliver: Callable[[StepResult], None],
+        eos_token_ids: Sequence[int] = (),
+        vocab_size: int | None = None,
+        num_host_blocks: int = 0,
+        swap_block_ns: int = 0,
+        can_speculate: bool = False,
+        timeline: Timeline | None = None,
+    ) -> None:
+        """`can_speculate`: the group makes and verifies drafts, where the config wants them."""
+        self.eos_token_ids = tuple(eos_token_ids)
+        """The model's end tokens."""
+        self.scheduler = Scheduler(
+            config=config.scheduler,
+            cache=config.cache,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            vocab_size=vocab_size,
+            num_host_blocks=num_host_blocks,
+            swap_block_ns=swap_block_ns,
+            num_speculative_tokens=config.speculative.num_speculative_tokens if can_speculate else 0,
+        )
+        self.num_steps = 0
+        """Counter: steps finished."""
+        self._sends_ahead = config.scheduler.async_scheduling
+        self._has_short_steps = False
+        self._executor = executor
+        self._timeline = timeline or Timeline()
+        self._deliver = deliver
+        self._num_in_flight = 0
+        min_s = config.scheduler.step_watchdog_s
+        self._watchdog = StepWatchdog(min_s=min_s) if min_s else None
+        self._wake = asyncio.Event()
+        self._last_progress_ns = time.monotonic_ns()
+
+    @property
+    def _window(self) -> int:
+        """Most steps in flight."""
+        return 2 + self._has_short_steps if self._sends_ahead else 1
+
+    def step(self) -> None:
+        """Send what the window allows."""
+        while self._num_in_flight < self._window and (output := self._schedule()) is not None:
+            if self._watchdog is not None:
+                if not self._num_in_flight:
+                    self._last_progress_ns = time.monotonic_ns()
+                self._watchdog.sent(output.num_tokens)
+            self._executor.send(output)
+            self._num_in_flight += 1
+
+    def _take(self, output: ModelRunnerOutput) -> None:
+        started_ns = time.perf_counter_ns()
+        self._timeline.answered(output)
+        result = StepResult(step=output.step)
+        try:
+            self.scheduler.update(output, result)
+        finally:  # tokens that were taken are delivered, whatever happened behind them
+            self._deliver(result)
+        self._timeline.delivered(output, time.perf_counter_ns() - started_ns)
+
+    def _schedule(self) -> SchedulerOutput | None:
+        started_ns = time.perf_counter_ns()
+        output = self.scheduler.schedule(time.time_ns())
+        if output is not None:
+            self._timeline.scheduled(output, time.perf_counter_ns() - started_ns)
+        return output
+
+    async def run(self) -> None:
+        """Step for ever.
+
+        Raises:
+            PagodaError: the worker group is lost.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._receive())
+            tasks.create_task(self._watch())
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                self.step()
+
+    async def warm_up(self) -> None:
+        """Run one real token through the group, while `run` is running and before it serves anyone."""
+        done = asyncio.get_running_loop().create_future()
+        deliver, self._deliver = self._deliver, lambda result: done.set_result(result)
+        params = SamplingParams(temperature=0.0, max_tokens=1, seed=0, ignore_eos=True)
+        model_len = self.scheduler.max_model_len
+        request = Request(request_id="warm-up", prompt_token_ids=[0], sampling_params=params, max_model_len=model_len)
+        self.add(request)
+        result = await done
+        self._deliver = deliver
+        for failed in result.finished:
+            if failed.error is not None:
+                raise failed.error
+
+    async def _receive(self) -> None:
+        while True:
+            output = await self._executor.receive()
+            self.num_steps += 1
+            now_ns = time.monotonic_ns()
+            if self._watchdog is not None:
+                self._watchdog.answered((now_ns - self._last_progress_ns) / 1e9)
+            self._last_progress_ns = now_ns
+            self._num_in_flight -= 1
+            if output.timings is not None:
+                self._has_short_steps = output.timings.compute_ns < SHORT_STEP_NS
+            self._take(output)
+            self.step()  # here and now: waking `run` would cost another turn of the event loop
+
+    async def _watch(self) -> None:
+        """Raise NotReady when a step is overdue: the group hangs, and what it may answer later is not wanted."""
+        looked_s = time.monotonic()
+        while self._watchdog is not None:
+            await asyncio.sleep(WATCH_PERIOD_S)
+            now_s = time.monotonic()
+            self._watchdog.tick(now_s - looked_s)
+            looked_s = now_s
+            if self._watchdog.is_overdue:
+                raise NotReady(f"a step was not answered within {self._watchdog.bound_s:.1f} s: the worker hangs")
+
+    def add(self, request: Request, *, at_front: bool = False) -> None:
+        """Queue a sequence and wake the loop."""
+        if not self.scheduler.has_unfinished_requests:
+            self._last_progress_ns = time.monotonic_ns()
+        self.scheduler.add(request, at_front=at_front)
+        self._wake.set()
+
+    def hold(self, request: Request) -> None:
+        """Do not compute a sequence until `let_go`."""
+        self.scheduler.hold(request)
+        self._wake.set()
+
+    def let_go(self, request: Request) -> None:
+        """Compute a sequence again."""
+        if not self.scheduler.has_unfinished_requests:
+            self._last_progress_ns = time.monotonic_ns()
+        self.scheduler.let_go(request)
+        self._wake.set()
+
+    def finish(self, request: Request) -> None:
+        """End a sequence now."""
+        self.scheduler.finish(request)
+        self._wake.set()
+
+    @property
+    def silence_ms(self) -> int:
+        """Milliseconds since the last result while there is work; 0 without work."""
+        if not self.scheduler.has_unfinished_requests:
+            return 0
+        return (time.monotonic_ns() - self._last_progress_ns) // 1_000_000

@@ -1,0 +1,65 @@
+"""GroupOrders: what operators have asked of worker groups. Outlives the workers; knows no gRPC."""
+
+from typing import TypeAlias
+
+from pagoda_common.config.weights_source import WeightsSource
+
+WeightsOrders: TypeAlias = tuple[WeightsSource | None, dict[int, WeightsSource]]
+
+
+class GroupOrders:
+    """Sleep and weights by group number, also for groups that register later. `None` as number is every group."""
+
+    def __init__(self) -> None:
+        self.sleep_level_of_all = 0
+        """0 awake; 1 or 2: what a group of a new number does."""
+        self._sleep_levels: dict[int, int] = {}
+        self._weights_of_all: WeightsSource | None = None
+        self._weights: dict[int, WeightsSource] = {}
+        self._known_incarnations: set[int] = set()
+
+    def sleep(self, level: int, number: int | None = None) -> None:
+        """From now on: sleep at `level`, or be awake (0)."""
+        if number is None:
+            self.sleep_level_of_all = level
+            self._sleep_levels.clear()
+        else:
+            self._sleep_levels[number] = level
+
+    def sleep_level(self, number: int) -> int:
+        """0 awake; 1 or 2."""
+        return self._sleep_levels.get(number, self.sleep_level_of_all)
+
+    def hold_weights(self, source: WeightsSource, number: int | None = None) -> None:
+        """From now on: these weights."""
+        if number is None:
+            self._weights_of_all = source
+            self._weights.clear()
+        else:
+            self._weights[number] = source
+
+    def weights(self, number: int) -> WeightsSource | None:
+        """What a group holds; None is the model's own checkpoint."""
+        return self._weights.get(number, self._weights_of_all)
+
+    def weights_orders(self) -> WeightsOrders:
+        """All of them, for `restore_weights_orders`."""
+        return self._weights_of_all, dict(self._weights)
+
+    def restore_weights_orders(self, orders: WeightsOrders) -> None:
+        """What was asked in between could not be done."""
+        self._weights_of_all, self._weights = orders
+
+    def learn(self, number: int, *, incarnation: int, sleep_level: int, weights: WeightsSource | None) -> None:
+        """A worker tells what an earlier scheduler has asked of it; of no account once we have seen it ourselves."""
+        if incarnation in self._known_incarnations:
+            return
+        self._known_incarnations.add(incarnation)
+        if sleep_level:
+            self._sleep_levels[number] = max(sleep_level, self.sleep_level(number))
+        ours = self.weights(number)
+        if weights is not None and (ours is None or weights.version > ours.version):
+            if weights.is_for_one_group:
+                self._weights[number] = weights
+            else:
+                self._weights_of_all = weights

@@ -1,0 +1,136 @@
+"""Notes when what happened to requests whose trace is sampled: timestamps only. No OpenTelemetry, no gRPC.
+
+What is not sampled is not in here; while nothing is, a step pays for one test.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from pagoda_scheduler.core.request import Request
+from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput, StepTimings
+from pagoda_scheduler.observability.timeline import Timeline
+
+
+@dataclass(slots=True)
+class PrefillChunk:
+    """A part of a prompt in one step. Times are Unix nanoseconds."""
+
+    step: int
+    start_ns: int
+    num_tokens: int
+    """Computed, what came from the cache left out."""
+    is_last: bool
+    """The step samples a token behind it."""
+    end_ns: int = 0
+    """0: it was never answered."""
+    timings: StepTimings | None = None
+
+
+@dataclass(slots=True)
+class RequestTrace:
+    """What is known of one sequence, until it is made spans of."""
+
+    request: Request
+    traceparent: str
+    """The frontend's span."""
+    submitted_ns: int
+    """When the scheduler took it in."""
+    chunks: list[PrefillChunk] = field(default_factory=list)
+    events: list[tuple[str, int]] = field(default_factory=list)
+    """What befell it, and when."""
+    first_token_ns: int = 0
+    end_ns: int = 0
+    num_computed: int = 0
+    """As of the last step."""
+    num_preemptions: int = 0
+    target: int = 0
+    """Tokens that had to be computed at its last admission: what goes beyond them is decoding."""
+
+
+class Traces:
+    """Open traces of one scheduler."""
+
+    def __init__(self, *, on_end: Callable[[RequestTrace], None]) -> None:
+        self._on_end = on_end
+        self._open: dict[Request, RequestTrace] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(self, requests: Iterable[Request], traceparent: str) -> None:
+        """Follow these sequences."""
+        now_ns = time.time_ns()
+        for request in requests:
+            self._open[request] = RequestTrace(request, traceparent, now_ns)
+
+    def end(self, requests: Iterable[Request]) -> None:
+        """These have ended; unknown ones are ignored."""
+        for request in requests:
+            trace = self._open.pop(request, None)
+            if trace is not None:
+                trace.end_ns = time.time_ns()
+                self._on_end(trace)
+
+    def lose(self, requests: Iterable[Request]) -> None:
+        """The worker of these is lost: what was computed of them is gone."""
+        for request in requests:
+            if (trace := self._open.get(request)) is not None:
+                trace.events.append(("worker lost", time.time_ns()))
+                trace.num_computed = 0
+
+    def forget(self, requests: Iterable[Request]) -> None:
+        """These were not accepted."""
+        for request in requests:
+            self._open.pop(request, None)
+
+    def scheduled(self, step: int) -> list[tuple[RequestTrace, PrefillChunk]]:
+        """A step was decided just now: the parts of prompts that are in it."""
+        now_ns, found = time.time_ns(), []
+        for trace in self._open.values():
+            request = trace.request
+            computed = request.num_computed_tokens
+            if request.num_preemptions > trace.num_preemptions:
+                trace.events.append(("preempted", now_ns))
+                trace.num_computed, trace.num_preemptions = 0, request.num_preemptions
+            if computed == trace.num_computed:
+                continue
+            if not trace.num_computed:
+                trace.target = request.num_known_tokens
+                trace.num_computed = request.first_cached_tokens if not trace.chunks else 0
+            if trace.num_computed < trace.target:
+                num_tokens = computed - trace.num_computed
+                chunk = PrefillChunk(step, now_ns, num_tokens, is_last=request.num_pending > 0)
+                trace.chunks.append(chunk)
+                found.append((trace, chunk))
+            trace.num_computed = computed
+        return found
+
+
+class TracedTimeline(Timeline):
+    """The timeline of one worker group, with notes for the traces of what runs there."""
+
+    def __init__(self, *, inner: Timeline, traces: Traces) -> None:
+        self._inner = inner
+        self._traces = traces
+        self._in_flight: dict[int, list[tuple[RequestTrace, PrefillChunk]]] = {}
+
+    def scheduled(self, output: SchedulerOutput, schedule_ns: int) -> None:
+        """A step was decided in `schedule_ns` nanoseconds."""
+        self._inner.scheduled(output, schedule_ns)
+        if self._traces and (found := self._traces.scheduled(output.step)):
+            self._in_flight[output.step] = found
+
+    def answered(self, output: ModelRunnerOutput) -> None:
+        """A step's result is there; it is taken and delivered next."""
+        self._inner.answered(output)
+        if self._in_flight:
+            now_ns = time.time_ns()
+            for trace, chunk in self._in_flight.pop(output.step, ()):
+                chunk.end_ns, chunk.timings = now_ns, output.timings
+                if chunk.is_last and not trace.first_token_ns:
+                    trace.first_token_ns = now_ns
+
+    def delivered(self, output: ModelRunnerOutput, deliver_ns: int) -> None:
+        """A step's result was taken and delivered in `deliver_ns` nanoseconds."""
+        self._inner.delivered(output, deliver_ns)

@@ -1,0 +1,108 @@
+"""Our side of a whole worker group: its bring-up, and its ranks as one for the step loop."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pagoda.v1 import types_pb2
+from pagoda_common.config.engine_config import EngineConfig
+from pagoda_common.config.weights_source import WeightsSource
+from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput
+from pagoda_scheduler.rpc.worker_client import WorkerClient
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class BroughtUp:
+    """What bringing a group up has measured."""
+
+    model_info: types_pb2.ModelInfo
+    num_blocks: int
+    num_host_blocks: int
+    swap_block_ns: int
+
+
+class GroupClient:
+    """The clients of all ranks, rank 0 first (an engine_core.Executor).
+
+    Every rank gets every step, and the result of a step is rank 0's once all have answered it: so a rank that fails,
+    hangs or goes away is noticed as the only worker of a group would be.
+    """
+
+    def __init__(self, ranks: Sequence[WorkerClient]) -> None:
+        self._ranks = ranks
+        self._leader, *self._others = ranks
+
+    async def bring_up(self, config: EngineConfig, weights: WeightsSource | None = None) -> BroughtUp:
+        """InitDevice, LoadModel, DetermineNumAvailableBlocks, InitializeCache on every rank, then the Execute streams.
+
+        Args:
+            weights: to be held instead of the model's own.
+
+        Raises:
+            PagodaError: a rank refused, failed or went away.
+        """
+        # Rank 0 says where the ranks meet; they do so in LoadModel.
+        rendezvous = await self._leader.init_device(config, weights)
+        await _all(rank.init_device(config, weights, rendezvous=rendezvous) for rank in self._others)
+        info, *_ = await _all(rank.load_model() for rank in self._ranks)
+        available = await _all(rank.determine_num_available_blocks() for rank in self._ranks)
+        num_blocks = config.cache.num_blocks_override or min(blocks for blocks, _ in available)
+        num_host_blocks = min(host_blocks for _, host_blocks in available)
+        swap_block_ns = await _all(rank.initialize_cache(num_blocks, num_host_blocks) for rank in self._ranks)
+        size = config.cache.block_size
+        logger.info("worker %s: %d KV-cache blocks of %d tokens", self._leader.address, num_blocks, size)
+        for rank in self._ranks:
+            rank.open_stream()
+        return BroughtUp(info, num_blocks, num_host_blocks, max(swap_block_ns))
+
+    @property
+    def num_bytes_sent(self) -> int:
+        """Counter: bytes of steps, to all ranks."""
+        return sum(rank.num_bytes_sent for rank in self._ranks)
+
+    @property
+    def num_bytes_received(self) -> int:
+        """Counter: bytes of results, of all ranks."""
+        return sum(rank.num_bytes_received for rank in self._ranks)
+
+    def send(self, output: SchedulerOutput) -> None:
+        """Send a step to every rank; returns at once."""
+        for rank in self._ranks:
+            rank.send(output)
+
+    async def receive(self) -> ModelRunnerOutput:
+        """The next result.
+
+        Raises:
+            PagodaError: a rank's stream ended.
+        """
+        if not self._others:
+            return await self._leader.receive()
+        result, *_ = await asyncio.gather(*(rank.receive() for rank in self._ranks))
+        return result
+
+    async def close(self) -> None:
+        """Cancel the streams and close the channels."""
+        for rank in self._ranks:
+            await rank.close()
+
+
+async def _all(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Every result; the first failure cancels the other calls.
+
+    Raises:
+        PagodaError: that failure.
+    """
+    tasks: list[asyncio.Task[Result]] = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]

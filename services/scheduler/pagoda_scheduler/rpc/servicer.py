@@ -1,0 +1,368 @@
+"""The Scheduler service over gRPC: reads messages into domain types, calls the engine, writes the replies."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
+from pagoda_common.engine.convert import (
+    FINISH_REASONS,
+    beam_search_params_from_proto,
+    pooling_params_from_proto,
+    sampling_params_from_proto,
+    token_array_from_bytes,
+    token_ids_from_bytes,
+)
+from pagoda_common.errors import Code, InvalidRequest, NotFound, NotReady, PagodaError
+from pagoda_common.metrics.tracing import sampled_traceparent
+from pagoda_common.params.pooling_params import POOLED, PoolingParams
+from pagoda_scheduler.beams.beam_group import BeamGroup
+from pagoda_scheduler.beams.beam_search import BeamSearch
+from pagoda_scheduler.core.request import Request, RequestStatus
+from pagoda_scheduler.core.sink import Sink
+from pagoda_scheduler.engine.engine import Engine, Origin
+from pagoda_scheduler.groups.weights_control import WeightsControl
+from pagoda_scheduler.groups.worker_groups import WorkerGroups
+from pagoda_scheduler.rpc.adoption import adopted_to_proto, origin_of
+from pagoda_scheduler.rpc.sinks import GenerateSink, SessionSink
+from pagoda_scheduler.rpc.state import EngineState
+
+logger = logging.getLogger(__name__)
+
+UNKNOWN_MODEL_LEN = 2**31
+"""Context while no group has loaded the model; the real bound is applied when a group takes the request."""
+
+
+class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
+    """pagoda.v1.Scheduler."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        groups: WorkerGroups,
+        state: EngineState,
+        version: str,
+        render_metrics: Callable[[], bytes] = bytes,
+    ) -> None:
+        """`render_metrics`: the engine's own metrics in Prometheus' text format."""
+        self._engine = engine
+        self._groups = groups
+        self._state = state
+        self._version = version
+        self._render_metrics = render_metrics
+        self._weights = WeightsControl(engine=engine, groups=groups)
+
+    async def Session(
+        self, request_iterator: AsyncIterator[scheduler_pb2.FrontendMessage], context: Any
+    ) -> AsyncIterator[scheduler_pb2.SchedulerMessage]:
+        """One frontend's stream; when it ends, what the frontend had open is aborted."""
+        sink = SessionSink(state=self._state, on_room=self._engine.let_go)
+        sink.hello(self._version)
+        self._engine.sinks.add(sink)
+        reader = asyncio.create_task(self._read_session(request_iterator, sink))
+        try:
+            async for message in sink.outbox:
+                yield message
+        finally:
+            reader.cancel()
+            self._engine.close_sink(sink)
+
+    async def _read_session(self, messages: AsyncIterator[scheduler_pb2.FrontendMessage], sink: SessionSink) -> None:
+        try:
+            async for message in messages:
+                for part in message.batch.messages if message.HasField("batch") else (message,):
+                    self._take(part, sink)
+        except PagodaError as error:
+            sink.outbox.close(error)
+        else:
+            sink.outbox.close()
+
+    def _take(self, message: scheduler_pb2.FrontendMessage, sink: SessionSink) -> None:
+        """One message of a frontend."""
+        kind = message.WhichOneof("message")
+        if kind == "submit":
+            try:
+                sequences = self.sequences(message.submit, sink)
+                origin = origin_of(message.submit)
+                self._submit(message.submit, sequences, timeout_s=message.submit.timeout_s, origin=origin)
+            except PagodaError as error:
+                sink.reject(message.submit.request_id, error)
+            else:
+                sink.sequences.update((open.session_slot, open) for open in sequences if not open.is_finished)
+        elif kind == "abort":
+            self._engine.abort(message.abort.request_ids)
+        elif kind == "stop":
+            self._engine.stop([sink.sequences[slot] for slot in message.stop.slots if slot in sink.sequences])
+        elif kind == "release":
+            for request_id in message.release.request_ids:
+                self._engine.release(request_id)
+        elif kind == "acknowledgement":
+            sink.outbox.acknowledge(message.acknowledgement.num_messages)
+        elif kind == "hello":
+            sink.outbox.is_acknowledged = message.hello.acknowledges
+            logger.info("frontend %s (%s) is connected", message.hello.frontend_id, message.hello.version)
+        elif kind is not None:  # None is a message that a later version has, and that can be done without
+            raise InvalidRequest(f"unexpected message {kind}", field="message")
+
+    async def Generate(
+        self, request: scheduler_pb2.SubmitRequest, context: Any
+    ) -> AsyncIterator[scheduler_pb2.TokenOutput]:
+        """One request as a stream of tokens."""
+        if not self._engine.is_ready and self._groups.model_info is None:
+            raise NotReady(f"not ready: {self._engine.not_ready_reason}", retry_after_s=1)
+        if not request.request_id:
+            request.request_id = f"generate-{secrets.token_hex(8)}"
+        elif request.request_id in self._engine.requests:
+            raise InvalidRequest(f"request_id {request.request_id!r} is in use", field="request_id")
+        num_sequences = 1 if request.HasField("pooling") else max(1, request.sampling_params.n)
+        sink = GenerateSink(num_sequences=num_sequences, on_room=self._engine.let_go)
+        sequences = self.sequences(request, sink)
+        remaining = context.time_remaining()
+        self._engine.sinks.add(sink)
+        try:
+            if not request.traceparent:
+                request.traceparent = sampled_traceparent(context.invocation_metadata())
+            self._submit(request, sequences, timeout_s=request.timeout_s or remaining or 0.0)
+            async for output in sink.outbox:
+                yield output
+        finally:
+            self._engine.close_sink(sink)
+
+    def _submit(
+        self,
+        message: scheduler_pb2.SubmitRequest,
+        sequences: list[Request],
+        *,
+        timeout_s: float,
+        origin: Origin | None = None,
+    ) -> None:
+        """Hand a request to the engine, and follow it when its trace is sampled.
+
+        Raises:
+            PagodaError: as of Engine.submit.
+        """
+        traces = self._engine.traces
+        if traces is None or not message.traceparent:
+            self._engine.submit(sequences, timeout_s=timeout_s, origin=origin)
+            return
+        traces.begin(sequences, message.traceparent)
+        try:
+            self._engine.submit(sequences, timeout_s=timeout_s, origin=origin)
+        except PagodaError:
+            traces.forget(sequences)
+            raise
+
+    def sequences(self, message: scheduler_pb2.SubmitRequest, sink: Sink) -> list[Request]:
+        """The n sequences of a submitted request.
+
+        Raises:
+            InvalidRequest: a field is wrong.
+        """
+        pooling = self._pooling(message)
+        # The one token that a sequence which is pooled seems to wait for is its embedding.
+        params = sampling_params_from_proto(message.sampling_params) if pooling is None else POOLED
+        prompt = token_array_from_bytes(message.prompt_token_ids)
+        info = self._groups.model_info
+        if not message.request_id:
+            raise InvalidRequest("request_id must not be empty", field="request_id")
+        if not prompt:
+            raise InvalidRequest("prompt_token_ids must not be empty", field="prompt_token_ids")
+        self._check_logprobs(params.logprobs, "logprobs")
+        self._check_logprobs(params.prompt_logprobs, "prompt_logprobs")
+        slots = list(message.slots) or [0] * params.n
+        if len(slots) != params.n:
+            raise InvalidRequest(f"slots has {len(slots)} entries, n is {params.n}", field="slots")
+        resumed = message.resume.sequences
+        if resumed and len(resumed) != params.n:
+            raise InvalidRequest(f"resume has {len(resumed)} sequences, n is {params.n}", field="resume")
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        eos = tuple(message.eos_token_ids) or (tuple(info.eos_token_ids) if info is not None else ())
+        sequences = []
+        for index, slot in enumerate(slots):
+            output = token_ids_from_bytes(resumed[index].output_token_ids, field="resume") if resumed else []
+            sequences.append(
+                Request(
+                    request_id=message.request_id,
+                    index=index,
+                    attempt=message.attempt,
+                    prompt_token_ids=prompt,
+                    output_token_ids=output,
+                    sampling_params=replace(
+                        params,
+                        n=1,
+                        seed=(seed + index) % 2**64,
+                        prompt_logprobs=None if index else params.prompt_logprobs,  # once a prompt
+                    ),
+                    max_model_len=info.max_model_len if info is not None else UNKNOWN_MODEL_LEN,
+                    eos_token_ids=eos,
+                    priority=message.priority,
+                    arrival_ns=message.arrival_time_ns or time.time_ns(),
+                    cache_salt=message.cache_salt,
+                    tenant=message.tenant,
+                    sink=sink,
+                    session_slot=slot,
+                    pooling=pooling,
+                )
+            )
+        if message.HasField("beam_search"):
+            for sequence in sequences:
+                sequence.output_token_ids.clear()
+            BeamGroup(sequences=sequences, search=self._beam_search(message.beam_search, sequences))
+        elif not resumed:
+            for sequence in sequences[1:]:
+                sequence.leader = sequences[0]
+        for sequence, known in zip(sequences, resumed, strict=False):
+            if known.is_finished:
+                sequence.status = RequestStatus.FINISHED
+                sequence.finish_reason = FINISH_REASONS.get(known.finish_reason, "stop")
+                sequence.stop_token_id = known.stop_token_id if known.HasField("stop_token_id") else None
+        if all(sequence.is_finished for sequence in sequences):
+            raise InvalidRequest("resume has no unfinished sequence", field="resume")
+        return sequences
+
+    def _pooling(self, message: scheduler_pb2.SubmitRequest) -> PoolingParams | None:
+        if not message.HasField("pooling"):
+            return None
+        if message.HasField("beam_search"):
+            raise InvalidRequest("a request with pooling cannot have beam_search", field="beam_search")
+        info = self._groups.model_info
+        if info is not None and not info.embedding_size:
+            raise PagodaError("the worker does not pool", code=Code.UNIMPLEMENTED)
+        return pooling_params_from_proto(message.pooling)
+
+    def _beam_search(self, message: types_pb2.BeamSearchParams, sequences: list[Request]) -> BeamSearch:
+        bound = self._engine.config.scheduler.max_num_seqs
+        params = beam_search_params_from_proto(message, n=len(sequences))
+        if not len(sequences) <= params.beam_width <= bound:
+            limits = f"between n ({len(sequences)}) and max_num_seqs ({bound})"
+            raise InvalidRequest(f"beam_width must be {limits}, got {params.beam_width}", field="beam_width")
+        mode = self._engine.config.model.logprobs_mode
+        if not mode.endswith("logprobs"):
+            raise InvalidRequest(f"beam search needs log probabilities, logprobs_mode is {mode}", field="beam_search")
+        first = sequences[0]
+        return BeamSearch(
+            beam_width=params.beam_width,
+            max_tokens=first.max_num_tokens - first.num_prompt_tokens,
+            end_token_ids=first.end_token_ids,
+            length_penalty=params.length_penalty,
+            early_stopping=params.early_stopping,
+        )
+
+    def _check_logprobs(self, value: int | None, name: str) -> None:
+        bound = self._engine.config.model.max_logprobs
+        if value is not None and bound != -1 and (value > bound or value == -1):
+            raise InvalidRequest(f"{name} is {value}, max_logprobs is {bound}", field=name)
+
+    async def Abort(self, request: scheduler_pb2.AbortRequest, context: Any) -> scheduler_pb2.AbortResponse:
+        """Abort by id."""
+        self._engine.abort(request.request_ids)
+        return scheduler_pb2.AbortResponse()
+
+    async def GetLoad(self, request: scheduler_pb2.GetLoadRequest, context: Any) -> types_pb2.EngineLoad:
+        """Load now."""
+        return self._state.load()
+
+    async def RegisterWorker(
+        self, request_iterator: AsyncIterator[scheduler_pb2.WorkerRegistration], context: Any
+    ) -> AsyncIterator[scheduler_pb2.RegisterWorkerResponse]:
+        """A worker announces itself for as long as its stream lives."""
+        yield scheduler_pb2.RegisterWorkerResponse(session_epoch=self._state.session_epoch, can_leave=True)
+        await self._groups.register(request_iterator)
+
+    async def GetModelInfo(
+        self, request: scheduler_pb2.GetSchedulerModelInfoRequest, context: Any
+    ) -> types_pb2.ModelInfo:
+        """What is loaded."""
+        if self._groups.model_info is None:
+            raise NotReady(f"not ready: {self._engine.not_ready_reason}", retry_after_s=1)
+        return self._groups.model_info
+
+    async def ResetPrefixCache(
+        self, request: scheduler_pb2.ResetPrefixCacheRequest, context: Any
+    ) -> scheduler_pb2.ResetPrefixCacheResponse:
+        """Forget every cached prefix."""
+        count = sum(core.scheduler.kv.reset_cache() for core in self._engine.cores)
+        return scheduler_pb2.ResetPrefixCacheResponse(num_blocks=count)
+
+    async def Drain(self, request: scheduler_pb2.DrainRequest, context: Any) -> scheduler_pb2.DrainResponse:
+        """Refuse new requests and wait for the open ones."""
+        await self._engine.drain(request.timeout_s)
+        unfinished = sum(len(open_request.unfinished) for open_request in self._engine.requests.values())
+        return scheduler_pb2.DrainResponse(num_unfinished=unfinished)
+
+    async def Adopt(self, request: scheduler_pb2.AdoptRequest, context: Any) -> scheduler_pb2.AdoptResponse:
+        """What is known of the requests of a frontend that is gone."""
+        found = self._engine.adopt(request.resume_key)
+        if not found:
+            raise NotFound(f"resume_key {request.resume_key!r} is unknown, or its lease is over", field="resume_key")
+        return scheduler_pb2.AdoptResponse(requests=map(adopted_to_proto, found))
+
+    async def GetMetrics(
+        self, request: scheduler_pb2.GetMetricsRequest, context: Any
+    ) -> scheduler_pb2.GetMetricsResponse:
+        """Where steps spend their time, and what they compute."""
+        return scheduler_pb2.GetMetricsResponse(text=self._render_metrics())
+
+    async def GetState(self, request: scheduler_pb2.GetStateRequest, context: Any) -> scheduler_pb2.GetStateResponse:
+        """Open sequences and known workers."""
+        response = scheduler_pb2.GetStateResponse(load=self._state.load())
+        for open_request in self._engine.requests.values():
+            for sequence in open_request.unfinished:
+                response.sequences.add(
+                    request_id=sequence.request_id,
+                    index=sequence.index,
+                    status=sequence.status.value,
+                    num_prompt_tokens=sequence.num_prompt_tokens,
+                    num_output_tokens=len(sequence.output_token_ids),
+                    num_computed_tokens=sequence.num_computed_tokens,
+                    num_blocks=len(sequence.block_ids),
+                )
+        for group in self._groups.groups.values():
+            for rank in group.members:
+                response.workers.add(identity=rank.identity, state=group.state, sleep_level=group.sleep_level)
+        return response
+
+    async def Sleep(self, request: scheduler_pb2.SleepRequest, context: Any) -> scheduler_pb2.SleepResponse:
+        """Let groups give their memory away."""
+        slept = await self._weights.sleep(
+            level=request.level or 1,
+            number=request.group if request.HasField("group") else None,
+            is_abort=request.mode == scheduler_pb2.SLEEP_MODE_ABORT,
+        )
+        return scheduler_pb2.SleepResponse(
+            num_groups=slept.num_groups, freed_bytes=slept.freed_bytes, seconds=slept.seconds
+        )
+
+    async def WakeUp(self, request: scheduler_pb2.WakeUpRequest, context: Any) -> scheduler_pb2.WakeUpResponse:
+        """Let sleeping groups serve again."""
+        number = request.group if request.HasField("group") else None
+        woken = await self._weights.wake_up(tags=request.tags, number=number)
+        return scheduler_pb2.WakeUpResponse(num_groups=woken.num_groups, seconds=woken.seconds)
+
+    async def IsSleeping(
+        self, request: scheduler_pb2.IsSleepingRequest, context: Any
+    ) -> scheduler_pb2.IsSleepingResponse:
+        """Whether the engine sleeps, and each group."""
+        level = self._state.load().sleep_level
+        response = scheduler_pb2.IsSleepingResponse(is_sleeping=level > 0, level=level)
+        for number, group in sorted(self._groups.groups.items()):
+            response.groups.add(group=number, level=group.sleep_level)
+        return response
+
+    async def ReloadWeights(
+        self, request: scheduler_pb2.ReloadWeightsRequest, context: Any
+    ) -> scheduler_pb2.ReloadWeightsResponse:
+        """Serve other weights from now on."""
+        reloaded = await self._weights.reload(
+            model=request.model,
+            revision=request.revision or None,
+            number=request.group if request.HasField("group") else None,
+        )
+        return scheduler_pb2.ReloadWeightsResponse(
+            num_groups=reloaded.num_groups, seconds=reloaded.seconds, pause_s=reloaded.pause_s
+        )

@@ -1,0 +1,178 @@
+"""Our side of one worker's service: bring-up and the Execute stream."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+
+import grpc
+import grpc.aio
+
+from pagoda.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+from pagoda_common.config.engine_config import EngineConfig
+from pagoda_common.config.security_config import SecurityConfig
+from pagoda_common.config.weights_source import WeightsSource
+from pagoda_common.errors import NotReady
+from pagoda_common.rpc.channels import connect
+from pagoda_common.rpc.service import error_from_rpc
+from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput
+from pagoda_scheduler.rpc.convert import StepEncoder, init_device_to_proto, model_runner_output_from_proto
+
+logger = logging.getLogger(__name__)
+
+EXECUTE = f"/{worker_pb2.DESCRIPTOR.services_by_name['Worker'].full_name}/Execute"
+INIT_TIMEOUT_S = 60.0
+CACHE_TIMEOUT_S = 300.0
+"""A profiling run, the allocation of the cache and the recording of CUDA graphs may take a while."""
+
+
+class WorkerClient:
+    """One worker: its channel, the calls of its bring-up, its Execute stream. GroupClient makes them a group's."""
+
+    def __init__(
+        self, *, address: str, incarnation: int, session_epoch: int, security: SecurityConfig | None = None
+    ) -> None:
+        """Raises ConfigError when `security` does not allow the address, or a file of its cannot be used."""
+        self.address = address
+        self._incarnation = incarnation
+        self._epoch = session_epoch
+        self._channel = connect(address, security=security)
+        self._stub = worker_pb2_grpc.WorkerStub(self._channel)
+        # Not the stub's: it would take ByteSize(), which makes the bytes once more, to count them.
+        self._execute = self._channel.stream_stream(
+            EXECUTE, request_serializer=self._to_bytes, response_deserializer=self._from_bytes
+        )
+        self._encoder = StepEncoder(session_epoch=session_epoch, worker_incarnation=incarnation)
+        self._outgoing: asyncio.Queue[SchedulerOutput] = asyncio.Queue()
+        self._stream: grpc.aio.StreamStreamCall[worker_pb2.ExecuteModelRequest, worker_pb2.SamplerOutput] | None = None
+        self._sent: deque[tuple[int, int]] = deque()
+        """Of each step in flight: nanoseconds to encode it, and when it was sent."""
+        self._writer: asyncio.Task[None] | None = None
+        self.num_bytes_sent = 0
+        """Counter: bytes of steps."""
+        self.num_bytes_received = 0
+        """Counter: bytes of results."""
+
+    async def init_device(
+        self, config: EngineConfig, weights: WeightsSource | None = None, *, rendezvous: str = ""
+    ) -> str:
+        """Claim the device.
+
+        Args:
+            weights: to be held instead of the model's own.
+            rendezvous: host:port where this rank meets the others; empty for rank 0.
+
+        Returns:
+            Where the other ranks meet rank 0; empty of any other, and where there is one rank alone.
+
+        Raises:
+            PagodaError: the worker refused, failed or went away; so of the other calls.
+        """
+        request = init_device_to_proto(
+            config, session_epoch=self._epoch, weights=weights, rendezvous_address=rendezvous
+        )
+        with _errors():
+            device = await self._stub.InitDevice(request, timeout=INIT_TIMEOUT_S, wait_for_ready=True)
+        if device.worker_incarnation != self._incarnation:
+            raise NotReady(f"worker at {self.address} was restarted; waiting for its registration")
+        logger.info("worker %s: %s", self.address, device.device)
+        return device.rendezvous_address
+
+    async def load_model(self) -> types_pb2.ModelInfo:
+        """Load the weights, unless they are there."""
+        info: types_pb2.ModelInfo | None = None
+        reported = 0
+        with _errors():
+            async for progress in self._stub.LoadModel(worker_pb2.LoadModelRequest(session_epoch=self._epoch)):
+                tenths = 10 * progress.loaded_bytes // progress.total_bytes if progress.total_bytes else 0
+                if tenths > reported:
+                    reported = tenths
+                    logger.info("worker %s: %d %% of the weights are loaded", self.address, 10 * tenths)
+                if progress.HasField("model_info"):
+                    info = progress.model_info
+        if info is None:
+            raise NotReady(f"worker at {self.address} ended LoadModel without model_info")
+        return info
+
+    async def determine_num_available_blocks(self) -> tuple[int, int]:
+        """KV-cache blocks that fit on the device, and in host memory."""
+        request = worker_pb2.DetermineNumAvailableBlocksRequest(session_epoch=self._epoch)
+        with _errors():
+            available = await self._stub.DetermineNumAvailableBlocks(request, timeout=CACHE_TIMEOUT_S)
+        return available.num_blocks, available.num_cpu_blocks
+
+    async def initialize_cache(self, num_blocks: int, num_host_blocks: int) -> int:
+        """Allocate the KV cache; nanoseconds to move a block to the host or back."""
+        request = worker_pb2.InitializeCacheRequest(
+            session_epoch=self._epoch, num_blocks=num_blocks, num_cpu_blocks=num_host_blocks
+        )
+        with _errors():
+            return int((await self._stub.InitializeCache(request, timeout=CACHE_TIMEOUT_S)).swap_block_ns)
+
+    def open_stream(self) -> None:
+        """Open the Execute stream: `send` and `receive` may be called from now on."""
+        self._stream = self._execute()
+        self._writer = asyncio.create_task(self._write())
+
+    def send(self, output: SchedulerOutput) -> None:
+        """Send a step; returns at once."""
+        self._outgoing.put_nowait(output)
+
+    async def receive(self) -> ModelRunnerOutput:
+        """The next result.
+
+        Raises:
+            PagodaError: the stream ended.
+        """
+        assert self._stream is not None, "open_stream() comes first"
+        try:
+            message = await self._stream.read()
+        except grpc.RpcError as error:
+            raise error_from_rpc(error) from error
+        if not isinstance(message, worker_pb2.SamplerOutput):  # grpc.aio.EOF
+            details = await self._stream.details()
+            raise NotReady(f"worker at {self.address} ended the Execute stream: {details or 'without a reason'}")
+        encode_ns, sent_ns = self._sent.popleft()
+        round_trip_ns = time.perf_counter_ns() - sent_ns
+        return model_runner_output_from_proto(message, encode_ns=encode_ns, round_trip_ns=round_trip_ns)
+
+    async def _write(self) -> None:
+        assert self._stream is not None
+        try:
+            while True:
+                output = await self._outgoing.get()
+                started_ns = time.perf_counter_ns()
+                message = self._encoder.encode(output)
+                sent_ns = time.perf_counter_ns()
+                self._sent.append((sent_ns - started_ns, sent_ns))
+                await self._stream.write(message)
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            pass  # receive() reports why the stream ended
+
+    def _to_bytes(self, message: worker_pb2.ExecuteModelRequest) -> bytes:
+        data = message.SerializeToString()
+        self.num_bytes_sent += len(data)
+        return data
+
+    def _from_bytes(self, data: bytes) -> worker_pb2.SamplerOutput:
+        self.num_bytes_received += len(data)
+        return worker_pb2.SamplerOutput.FromString(data)
+
+    async def close(self) -> None:
+        """Cancel the stream and close the channel."""
+        if self._writer is not None:
+            self._writer.cancel()
+        if self._stream is not None:
+            self._stream.cancel()
+        await self._channel.close()
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Failures of calls as PagodaErrors."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise error_from_rpc(error) from error

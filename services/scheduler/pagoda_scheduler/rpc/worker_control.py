@@ -1,0 +1,162 @@
+"""Our side of a worker's calls beside its steps: sleep, wake up, other weights."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterable, Coroutine, Iterable, Sequence
+from typing import Any, Self, TypeVar
+
+import grpc
+import grpc.aio
+
+from pagoda.v1 import worker_pb2, worker_pb2_grpc
+from pagoda_common.config.engine_config import EngineConfig
+from pagoda_common.config.security_config import SecurityConfig
+from pagoda_common.config.weights_source import WeightsSource
+from pagoda_common.engine.convert import weights_source_to_proto
+from pagoda_common.errors import NotReady
+from pagoda_common.rpc.channels import connect
+from pagoda_common.rpc.service import error_from_rpc
+from pagoda_scheduler.rpc.convert import init_device_to_proto
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+INIT_TIMEOUT_S = 60.0
+MOVE_TIMEOUT_S = 600.0
+"""Weights move to host memory or come back, from disk if need be."""
+
+
+class WorkerControl:
+    """One worker for the time of one operation (`async with`). Every call raises PagodaError, the worker's reason."""
+
+    def __init__(
+        self,
+        *,
+        config: EngineConfig,
+        weights: WeightsSource | None,
+        address: str,
+        incarnation: int,
+        session_epoch: int,
+        security: SecurityConfig | None = None,
+    ) -> None:
+        """`weights`: what the worker is to hold, as far as anyone has asked."""
+        self._config = config
+        self._weights = weights
+        self._address = address
+        self._incarnation = incarnation
+        self._epoch = session_epoch
+        self._channel = connect(address, security=security)
+        self._stub = worker_pb2_grpc.WorkerStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close()
+
+    async def sleep(self, level: int) -> int:
+        """Give memory away; the bytes that the device got back."""
+        request = worker_pb2.WorkerSleepRequest(
+            session_epoch=self._epoch, worker_incarnation=self._incarnation, level=level
+        )
+        try:
+            await self._claim()
+            return int((await self._stub.Sleep(request, timeout=MOVE_TIMEOUT_S)).freed_bytes)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error) from error
+
+    async def wake_up(self, *, weights_only: bool) -> None:
+        """Bring the weights back."""
+        request = worker_pb2.WorkerWakeUpRequest(
+            session_epoch=self._epoch, worker_incarnation=self._incarnation, weights_only=weights_only
+        )
+        try:
+            await self._claim()
+            await self._stub.WakeUp(request, timeout=MOVE_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error) from error
+
+    async def prepare(self, source: WeightsSource | None) -> bool:
+        """Read weights beside the steps; None forgets them. False: the worker has no model yet that they could fit."""
+        request = worker_pb2.PrepareWeightsRequest(session_epoch=self._epoch, worker_incarnation=self._incarnation)
+        if source is not None:
+            request.weights.CopyFrom(weights_source_to_proto(source))
+        try:
+            status = await self._stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=INIT_TIMEOUT_S)
+            if status.session_epoch != self._epoch or not status.HasField("model_info"):
+                return False
+            await self._follow(self._stub.PrepareWeights(request))
+        except grpc.RpcError as error:
+            raise error_from_rpc(error) from error
+        return True
+
+    async def reload(self, source: WeightsSource) -> None:
+        """Change over to other weights, at once if they were prepared."""
+        request = worker_pb2.WorkerReloadWeightsRequest(
+            session_epoch=self._epoch,
+            worker_incarnation=self._incarnation,
+            weights=weights_source_to_proto(source),
+        )
+        try:
+            await self._follow(self._stub.ReloadWeights(request))
+        except grpc.RpcError as error:
+            raise error_from_rpc(error) from error
+
+    async def _claim(self) -> None:
+        """A worker may have registered and not heard of us yet."""
+        request = init_device_to_proto(self._config, session_epoch=self._epoch, weights=self._weights)
+        device = await self._stub.InitDevice(request, timeout=INIT_TIMEOUT_S)
+        if device.worker_incarnation != self._incarnation:
+            raise NotReady(f"worker at {self._address} was restarted; waiting for its registration")
+
+    async def _follow(self, messages: AsyncIterable[worker_pb2.LoadModelProgress]) -> None:
+        told = 0
+        async for progress in messages:
+            tenths = 10 * progress.loaded_bytes // progress.total_bytes if progress.total_bytes else 0
+            if tenths > told:
+                told = tenths
+                logger.info("worker %s: %d %% of the new weights are there", self._address, 10 * tenths)
+
+
+class GroupControl:
+    """All ranks of a group for the time of one operation (`async with`). Every rank does it, whatever the others say.
+
+    Every call raises PagodaError, the first rank's that could not. A group whose ranks are of different minds then does
+    not stay so: its next bring-up tells all of them the same weights.
+    """
+
+    def __init__(self, ranks: Sequence[WorkerControl]) -> None:
+        self._ranks = ranks
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for rank in self._ranks:
+            await rank.__aexit__()
+
+    async def sleep(self, level: int) -> int:
+        """Give memory away; the bytes that the devices got back."""
+        return sum(await _all(rank.sleep(level) for rank in self._ranks))
+
+    async def wake_up(self, *, weights_only: bool) -> None:
+        """Bring the weights back."""
+        await _all(rank.wake_up(weights_only=weights_only) for rank in self._ranks)
+
+    async def prepare(self, source: WeightsSource | None) -> bool:
+        """Read weights beside the steps; None forgets them. False: a worker has no model yet that they could fit."""
+        return all(await _all(rank.prepare(source) for rank in self._ranks))
+
+    async def reload(self, source: WeightsSource) -> None:
+        """Change over to other weights, at once if they were prepared."""
+        await _all(rank.reload(source) for rank in self._ranks)
+
+
+async def _all(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Every result; the first failure when all are over."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]

@@ -1,0 +1,214 @@
+"""AttentionChoice: whose kernels compute a step's attention. Other packages' serve steps that no CUDA graph replays."""
+
+import logging
+import time as clock
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pagoda_common.config.engine_config import EngineConfig
+from pagoda_kernels.attention.paged_attention import MAX_TRITON_HEAD_DIM, paged_attention
+from pagoda_kernels.attention.plan import AttentionBackend, AttentionPlan
+from pagoda_kernels.external.adapter import Adapter, AttentionNeeds, Scoring
+from pagoda_kernels.external.adapters import ADAPTERS, installed_adapters
+from pagoda_kernels.native.library import default_cache_directory
+from pagoda_kernels.selection import triton_kernel
+from pagoda_worker.attention.measurement import StepBounds, Timer, difference, measure, time_on_device
+from pagoda_worker.attention.table import OURS, AttentionTable, load_table, shape_of
+from pagoda_worker.memory.device import cache_dtype
+from pagoda_worker.models.spec import DecoderSpec
+from pagoda_worker.steps.batch import IntArray
+
+logger = logging.getLogger(__name__)
+
+
+class AttentionChoice:
+    """Adapters that were found right, and the table that says when to take one."""
+
+    def __init__(self, adapters: Mapping[str, Adapter] | None = None, table: AttentionTable | None = None) -> None:
+        """Nothing leaves every step to our kernels. `table`: None gives every step to the only adapter."""
+        self._adapters = dict(adapters or {})
+        self._table = table
+        assert table is not None or len(self._adapters) <= 1, "a choice has something to go by"
+
+    @property
+    def names(self) -> list[str]:
+        """Who may be chosen besides ours."""
+        return list(self._adapters)
+
+    def for_step(self, query_lens: IntArray, seq_lens: IntArray) -> AttentionBackend | None:
+        """Who computes a step with these query tokens and keys of each sequence; None: our kernels."""
+        if not self._adapters or not query_lens.size:
+            return None
+        if self._table is None:
+            (name,) = self._adapters
+        else:
+            name = self._table.fastest(shape_of(query_lens, seq_lens), self._adapters)
+        return None if name == OURS else partial(self._attend, name)
+
+    def _attend(
+        self,
+        name: str,
+        query: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        plan: AttentionPlan,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """The adapter's result. If it fails, ours, and nobody asks it again."""
+        try:
+            if name in self._adapters:
+                adapter = self._adapters[name]
+                return adapter(query, k_cache, v_cache, plan, scale=scale, window=window, softcap=softcap)
+        except torch.OutOfMemoryError:
+            raise  # ours would have no more
+        except Exception as error:
+            _say_out(name, f"it failed in a step: {_first_line(error)}")
+            self._adapters.pop(name, None)
+        plan.backend = None
+        return paged_attention(query, k_cache, v_cache, plan, scale=scale, window=window, softcap=softcap)
+
+
+def choose_attention(
+    config: EngineConfig,
+    spec: DecoderSpec,
+    *,
+    dtype: torch.dtype,
+    max_model_len: int,
+    device: torch.device,
+) -> AttentionChoice:
+    """What --attention-backend asks for, on this device and for this rank of a model. Nothing on a CPU, and where our
+    own kernel does not run, be it by --reference-kernels."""
+    asked = config.model.attention_backend
+    if device.type != "cuda" or asked == OURS or spec.head_dim > MAX_TRITON_HEAD_DIM:
+        return AttentionChoice()
+    if triton_kernel("paged_attention", torch.empty(0, dtype=dtype, device=device)) is None:
+        return AttentionChoice()
+    needs = AttentionNeeds(
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        block_size=config.cache.block_size,
+        dtype=dtype,
+        cache_dtype=cache_dtype(config.cache.kv_cache_dtype, dtype),
+        layers=layers_of(spec),
+        has_biases=bool(spec.alibi_slopes),
+        capability=torch.cuda.get_device_capability(device),
+    )
+    candidates = installed_adapters() if asked == "auto" else [ADAPTERS[asked]]
+    adapters = found_right(candidates, needs, device)
+    if asked != "auto":
+        choice = AttentionChoice(adapters)
+    else:
+        bounds = StepBounds(
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            max_model_len=max_model_len,
+        )
+        name = torch.cuda.get_device_name(device)
+        choice = measured_choice(adapters, needs, bounds, device, device_name=name, directory=_directory())
+    torch.cuda.empty_cache()  # of made-up steps, before the KV cache takes what is free
+    return choice
+
+
+def _directory() -> Path | None:
+    """Where tables are kept; None: this user has no home."""
+    try:
+        return default_cache_directory().parent / "attention"
+    except RuntimeError:
+        return None
+
+
+def layers_of(spec: DecoderSpec) -> tuple[Scoring, ...]:
+    """How each layer of a model scores."""
+    layers = range(spec.num_layers)
+    return tuple(Scoring(spec.scale(layer), spec.window(layer), spec.attention_softcap) for layer in layers)
+
+
+@torch.inference_mode()
+def found_right(candidates: Sequence[type[Adapter]], needs: AttentionNeeds, device: torch.device) -> dict[str, Adapter]:
+    """Those that serve such layers with the results of our kernels. One line in the log for each of the others."""
+    adapters: dict[str, Adapter] = {}
+    for candidate in candidates:
+        try:
+            reason = candidate.refusal(needs)
+            if reason is None:
+                worst = difference(candidate, needs, device)
+                if worst <= 1:
+                    adapters[candidate.name] = candidate(needs=needs, device=device)
+                else:
+                    reason = f"its results are {worst:.3g} tolerances from ours"
+        except Exception as error:  # whatever it was: our kernels do without it
+            reason = _first_line(error)
+        if reason is not None:
+            _say_out(candidate.name, reason)
+    return adapters
+
+
+def measured_choice(
+    adapters: Mapping[str, Adapter],
+    needs: AttentionNeeds,
+    bounds: StepBounds,
+    device: torch.device,
+    *,
+    device_name: str,
+    directory: Path | None,
+    time: Timer = time_on_device,
+) -> AttentionChoice:
+    """Go by the table that is kept in `directory` for these adapters, this device and these layers; or measure it, and
+    keep it there. None keeps nothing."""
+    if not adapters:
+        return AttentionChoice()
+    key = table_key(adapters, needs, bounds, device_name)
+    table = None if directory is None else load_table(directory, key)
+    source = "measured before"
+    if table is None:
+        started = clock.monotonic()
+        try:
+            table = measure(adapters, needs, bounds, device, time=time)
+        except Exception as error:  # nothing is known about any of them then
+            _say_out(" and ".join(adapters), f"measuring failed: {_first_line(error)}")
+            return AttentionChoice()
+        source = f"measured in {clock.monotonic() - started:.1f} s"
+        try:
+            if directory is not None:
+                table.save(directory, key)
+        except OSError as error:
+            logger.warning("the table of attention is not kept, the next start measures anew: %s", error)
+    wins = Counter(table.fastest(shape, adapters) for shape in table.rows)
+    told = ", ".join(f"{name} for {count}" for name, count in wins.most_common())
+    logger.info("attention, of %d shapes of steps: %s (%s)", len(table.rows), told, source)
+    return AttentionChoice({name: adapter for name, adapter in adapters.items() if wins[name]}, table)
+
+
+def table_key(
+    adapters: Mapping[str, Adapter], needs: AttentionNeeds, bounds: StepBounds, device_name: str
+) -> dict[str, Any]:
+    """Everything that decides what a table says, as JSON has it."""
+    return {
+        "device": device_name,
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda),
+        "packages": {name: adapter.version() for name, adapter in adapters.items()},
+        "heads": [needs.num_heads, needs.num_kv_heads, needs.head_dim],
+        "block_size": needs.block_size,
+        "dtype": [str(needs.dtype), str(needs.cache_dtype)],
+        "layers": [list(layer) for layer in needs.layers],
+        "bounds": [bounds.max_num_seqs, bounds.max_num_batched_tokens, bounds.max_model_len],
+    }
+
+
+def _say_out(names: str, reason: str) -> None:
+    logger.warning("%s does not compute attention, our kernels do: %s", names, reason)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

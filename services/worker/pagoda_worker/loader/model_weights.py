@@ -1,0 +1,295 @@
+"""The weights of a worker's model: where they come from, how they leave the device's memory, and how others take their
+place. Knows tensors and checkpoints; no requests, no gRPC."""
+
+import dataclasses
+import gc
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from pagoda_common.config.engine_config import ModelConfig
+from pagoda_common.config.quantization import OnlineQuantization, parse_quantization
+from pagoda_common.config.weights_source import WeightsSource
+from pagoda_common.errors import ModelLoadError, OutOfMemory
+from pagoda_common.process.memory import trim_memory
+from pagoda_worker.loader.checkpoint import Checkpoint, open_checkpoint
+from pagoda_worker.loader.quantized_tensors import StoredFormat, stored_format
+from pagoda_worker.loader.weights import Progress, fill_dummy_weights, load_weights
+from pagoda_worker.memory.device import available_memory_bytes, quantizes_inputs
+from pagoda_worker.models.decoder import Decoder
+from pagoda_worker.models.layers import Matrix
+from pagoda_worker.models.quantized_method import LinearMethods
+from pagoda_worker.models.registry import family_of
+from pagoda_worker.models.sharding import Sharding
+from pagoda_worker.models.spec import DecoderSpec
+
+HOST = torch.device("cpu")
+META = torch.device("meta")
+
+
+class ModelWeights:
+    """The parameters of one decoder on one device. One caller at a time, but `prepare`, which may run beside it."""
+
+    def __init__(
+        self, *, model: Decoder, config: ModelConfig, dtype: torch.dtype, device: torch.device, sharding: Sharding
+    ) -> None:
+        """`model`: this rank's part, on the meta device; `reload` gives it its first weights."""
+        self._sharding = sharding
+        self._config = config
+        self._dtype = dtype
+        self._device = device
+        self._model = model
+        asked = parse_quantization(config.quantization)
+        online = asked if isinstance(asked, OnlineQuantization) else None
+        self._methods = LinearMethods(
+            online=online,
+            dtype=dtype,
+            device=device,
+            quantizes_inputs=quantizes_inputs(config.activation_quantization, dtype, device),
+        )
+        self._set_methods(model)
+        self._in_host: dict[str, Tensor] = {}
+        """Parameters that wait in host memory, by name."""
+        self._prepared: tuple[WeightsSource, Decoder] | None = None
+        self._base = WeightsSource(model=config.model, revision=config.revision)
+        self._source = self._base
+
+    @property
+    def source(self) -> WeightsSource | None:
+        """Where the weights are from; None is the model's own checkpoint."""
+        return None if self._source == self._base else self._source
+
+    @property
+    def prepared_source(self) -> WeightsSource | None:
+        """What `prepare` has read; None is nothing."""
+        return None if self._prepared is None else self._prepared[0]
+
+    @property
+    def _is_missing(self) -> bool:
+        """Whether the device does not have them."""
+        return any(parameter.is_meta for parameter in self._model.parameters())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weights, wherever they are."""
+        return sum(parameter.numel() * parameter.element_size() for parameter in self._model.parameters())
+
+    def leave_device(self, *, level: int) -> int:
+        """Free the device's memory: to host memory with level 1, unless that is the device's own; else for good.
+
+        Returns:
+            Bytes that the device got back.
+        """
+        self.forget_prepared()
+        freed = 0
+        for name, module, leaf, parameter in list(_parameters(self._model)):
+            if parameter.is_meta:
+                continue
+            freed += parameter.numel() * parameter.element_size()
+            if level == 1 and self._device.type != "cpu":
+                self._in_host[name] = parameter.data.to(HOST)
+            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=META)
+            setattr(module, leaf, nn.Parameter(empty, requires_grad=False))
+        if level != 1:
+            self._in_host.clear()
+        release_memory(self._device)
+        return freed
+
+    def come_back(self, progress: Progress) -> None:
+        """The end of `leave_device`: from host memory, else from where they were read. Nothing if they are there.
+
+        Raises:
+            ModelLoadError: the checkpoint is not what it was.
+            OutOfMemory: the device has no room for them.
+        """
+        if self._in_host:
+            self._put(self._in_host)
+        elif self._is_missing:
+            self._fill(self._source, progress)
+
+    def prepare(self, source: WeightsSource, progress: Progress) -> None:
+        """Read other weights into host memory, and check them against the model.
+
+        Raises:
+            ModelLoadError: they are not there, damaged, or of another model; the message names file, field or tensor.
+            OutOfMemory: host memory has no room for them.
+        """
+        self.forget_prepared()
+        available = available_memory_bytes()
+        if self.num_bytes > available:
+            raise OutOfMemory(
+                f"the weights of {source.model} need {self.num_bytes / 2**20:.0f} MiB of host memory beside those in "
+                f"use, {available / 2**20:.0f} MiB are available"
+            )
+        with torch.device("meta"):
+            model = Decoder(spec=self._model.spec, parallel=self._sharding.parallel)
+        self._set_methods(model)
+        self._read(source, model, HOST, progress)
+        self._prepared = source, model
+
+    def forget_prepared(self) -> None:
+        """What was prepared is not wanted."""
+        if self._prepared is not None:
+            self._prepared = None
+            release_memory(HOST)
+
+    def reload(self, source: WeightsSource | None, progress: Progress) -> None:
+        """Hold the weights of `source` (None: the model's own) from now on; what was not prepared is read first.
+
+        Raises:
+            ModelLoadError, OutOfMemory: as `prepare`; weights that were there stay.
+        """
+        source = source or self._base
+        if self._prepared is not None and self._prepared[0] == source:
+            pass
+        elif source == self._source:
+            self.come_back(progress)
+            return
+        elif self._is_missing and not self._in_host:  # nothing that could stay: straight to the device
+            self._fill(source, progress)
+            self._source = source
+            return
+        else:
+            self.prepare(source, progress)
+        assert self._prepared is not None, "prepare() has read them"
+        model, self._prepared = self._prepared[1], None
+        self._in_host = {}
+        for layer, other in zip(_matrices(self._model), _matrices(model), strict=True):
+            layer.take_form(other)
+        self._put(dict(model.named_parameters()))
+        self._source = source
+        del model
+        release_memory(self._device)
+
+    def _set_methods(self, model: Decoder) -> None:
+        """Have the matrices of a model on the meta device held as the device's kernels want them."""
+        model.to(self._dtype)
+        for layer in _matrices(model):
+            layer.method = self._methods.of_floats(layer)
+            layer.begin_loading(self._dtype)
+            layer.finish_loading()
+
+    def _fill(self, source: WeightsSource, progress: Progress) -> None:
+        """Read weights to the device, all or none."""
+        try:
+            self._read(source, self._model, self._device, progress)
+        except BaseException:
+            self.leave_device(level=2)
+            for layer in _matrices(self._model):
+                layer.finish_loading()
+            raise
+
+    def _put(self, tensors: dict[str, Tensor]) -> None:
+        """Take host tensors as parameters, out of `tensors` one by one."""
+        try:
+            for name, module, leaf, parameter in list(_parameters(self._model)):
+                if name not in tensors:
+                    continue
+                tensor = tensors[name].detach()
+                if parameter.is_meta or self._device.type == "cpu":
+                    setattr(module, leaf, nn.Parameter(tensor.to(self._device), requires_grad=False))
+                else:
+                    parameter.data.copy_(tensor)
+                del tensors[name]
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise OutOfMemory(f"the device has no room for the weights: {error}") from error
+
+    def _read(self, source: WeightsSource, model: Decoder, device: torch.device, progress: Progress) -> None:
+        """Fill a model on the meta device. If that fails, some matrices are not as they are used."""
+        for layer in _matrices(model):
+            layer.method = self._methods.of_floats(layer)
+            layer.begin_loading(self._dtype)
+        self._read_parameters(source, model, device, progress)
+        for layer in _matrices(model):
+            layer.finish_loading()
+
+    def _read_parameters(self, source: WeightsSource, model: Decoder, device: torch.device, progress: Progress) -> None:
+        config = self._config
+        if source != self._base:
+            config = replace(config, model=source.model, revision=source.revision, load_format="auto")
+        elif config.load_format == "dummy":
+            fill_dummy_weights(model, dtype=self._dtype, device=device, seed=config.seed, sharding=self._sharding)
+            return
+        checkpoint = open_checkpoint(config)
+        family = family_of(checkpoint.config)
+        spec = family.spec(checkpoint.config)
+        _check_same(spec, self._sharding.spec, checkpoint)
+        found = stored_quantization(config, checkpoint)
+        files = checkpoint.weight_files()
+        try:
+            load_weights(
+                model,
+                family.weights(spec),
+                files,
+                dtype=self._dtype,
+                device=device,
+                progress=progress,
+                sharding=self._sharding,
+                methods=self._methods,
+                stored=None if found is None else found[1],
+            )
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise OutOfMemory(f"no memory for the weights of {config.model}: {error}") from error
+        except (OSError, SafetensorError) as error:  # halfway through a file
+            raise ModelLoadError(f"cannot read the weights of {config.model}: {error}") from error
+
+
+def stored_quantization(config: ModelConfig, checkpoint: Checkpoint) -> tuple[str, StoredFormat] | None:
+    """The method of a checkpoint's quantized matrices and how they are stored; None: it has floats.
+
+    Raises:
+        ModelLoadError: a method that is not supported, or another one than --quantization says.
+    """
+    asked = parse_quantization(config.quantization)
+    found = stored_format(checkpoint.config)
+    method = None if found is None else found[0]
+    if (found is not None and isinstance(asked, OnlineQuantization)) or (isinstance(asked, str) and asked != method):
+        what = "floats" if method is None else f"quantized with {method} already"
+        raise ModelLoadError(
+            f"quantization is {config.quantization!r}, the weights of {checkpoint.directory} are {what}",
+            field="quantization",
+        )
+    return found
+
+
+def _check_same(spec: DecoderSpec, served: DecoderSpec, checkpoint: Checkpoint) -> None:
+    """Whether a checkpoint is of the served model.
+
+    Raises:
+        ModelLoadError: it is not; the message names what differs.
+    """
+    for name in (field.name for field in dataclasses.fields(served)):
+        theirs, ours = getattr(spec, name), getattr(served, name)
+        if theirs != ours:
+            raise ModelLoadError(
+                f"{checkpoint.directory} is of another model: {name} is {_shown(theirs)}, the served one has "
+                f"{_shown(ours)}",
+                field=name,
+            )
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "…"
+
+
+def _matrices(model: Decoder) -> Iterator[Matrix]:
+    return (module for module in model.modules() if isinstance(module, Matrix))
+
+
+def _parameters(model: Decoder) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
+    """Dotted name, owner, last part of the name, parameter."""
+    for prefix, module in model.named_modules():
+        for leaf, parameter in module.named_parameters(recurse=False):
+            yield f"{prefix}.{leaf}".lstrip("."), module, leaf, parameter
+
+
+def release_memory(device: torch.device) -> None:
+    """Give what is not used any more back to the machine."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    trim_memory()

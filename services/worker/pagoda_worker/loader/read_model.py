@@ -1,0 +1,106 @@
+"""Reads a model: its shape, its weights on a device, and what is known of it then. Knows no cache and no steps."""
+
+import logging
+import time
+from dataclasses import dataclass
+
+import torch
+
+from pagoda_common.config.engine_config import EngineConfig
+from pagoda_common.config.quantization import OnlineQuantization, parse_quantization
+from pagoda_common.config.weights_source import WeightsSource
+from pagoda_common.errors import ConfigError
+from pagoda_common.process.startup_marks import mark
+from pagoda_kernels.native.library import load_native
+from pagoda_kernels.selection import use_references
+from pagoda_worker.loader.checkpoint import open_checkpoint
+from pagoda_worker.loader.model_facts import ModelFacts
+from pagoda_worker.loader.model_weights import ModelWeights, stored_quantization
+from pagoda_worker.loader.weights import Progress
+from pagoda_worker.memory.device import choose_dtype, reference_kernels
+from pagoda_worker.models.decoder import Decoder
+from pagoda_worker.models.registry import family_of
+from pagoda_worker.models.sharding import Sharding
+from pagoda_worker.parallel.tensor_parallel import TensorParallel
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadModel:
+    """One rank's."""
+
+    model: Decoder
+    weights: ModelWeights
+    facts: ModelFacts
+    dtype: torch.dtype
+    """Of weights and activations."""
+
+
+def read_model(
+    config: EngineConfig,
+    *,
+    device: torch.device,
+    parallel: TensorParallel,
+    source: WeightsSource | None,
+    progress: Progress,
+) -> ReadModel:
+    """The model of a config, on a device; kernels are chosen for the process on the way.
+
+    Args:
+        source: of the weights; None is the model's own checkpoint.
+
+    Raises:
+        ModelLoadError: the checkpoint cannot be served.
+        ConfigError: max_model_len is more than the checkpoint was made for, or the ranks cannot share the model.
+    """
+    started = time.monotonic()
+    if device.type == "cpu" and "all" not in config.model.reference_kernels:
+        load_native()
+        mark("load kernels")
+    checkpoint = open_checkpoint(config.model)
+    family = family_of(checkpoint.config)
+    spec = family.spec(checkpoint.config)
+    max_model_len = config.model.max_model_len or spec.max_position_embeddings
+    if max_model_len > spec.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len is {max_model_len}, the model was made for {spec.max_position_embeddings} tokens",
+            field="max_model_len",
+        )
+    sharding = Sharding(spec, parallel)
+    stored = stored_quantization(config.model, checkpoint)
+    online = parse_quantization(config.model.quantization)
+    with torch.device("meta"):
+        model = Decoder(spec=sharding.local_spec, parallel=parallel)
+        whole = model if parallel.world_size == 1 else Decoder(spec=spec)
+    num_parameters = sum(parameter.numel() for parameter in whole.parameters())
+    dtype = choose_dtype(config.model.dtype, checkpoint.dtype_name, device=device, num_parameters=num_parameters)
+    use_references(reference_kernels(config.model.reference_kernels, dtype, device))
+    weights = ModelWeights(model=model, config=config.model, dtype=dtype, device=device, sharding=sharding)
+    weights.reload(source, progress)
+    mark("load weights")
+    model.prepare(max_model_len=max_model_len, device=device)
+    facts = ModelFacts(
+        model=config.model.model,
+        architecture=spec.architecture,
+        dtype=str(dtype).removeprefix("torch."),
+        vocab_size=spec.vocab_size,
+        max_model_len=max_model_len,
+        num_layers=spec.num_layers,
+        eos_token_ids=tuple(checkpoint.eos_token_ids),
+        generation_config_json=checkpoint.generation_config_json,
+        num_parameters=num_parameters,
+        weight_bytes=weights.num_bytes,
+        embedding_size=spec.embedding_dim or spec.hidden_size,
+        quantization=online.name if isinstance(online, OnlineQuantization) else stored[0] if stored else "",
+    )
+    logger.info(
+        "%s: %s, %.1f M parameters, %s, %d tokens of context, loaded in %.1f s",
+        facts.model,
+        facts.architecture,
+        num_parameters / 1e6,
+        facts.dtype,
+        max_model_len,
+        time.monotonic() - started,
+    )
+    return ReadModel(model=model, weights=weights, facts=facts, dtype=dtype)

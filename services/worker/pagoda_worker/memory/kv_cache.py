@@ -1,0 +1,122 @@
+"""KVCache: the paged cache of all layers on the device, and the host blocks for swapping."""
+
+import time
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagoda_kernels.attention.copy_blocks import copy_blocks
+from pagoda_kernels.attention.quantized_cache import FP8, cache_width, scales_of
+from pagoda_worker.memory.memory_ahead import MemoryAhead
+from pagoda_worker.memory.transfers import to_device
+from pagoda_worker.models.spec import DecoderSpec
+from pagoda_worker.steps.batch import IntArray
+
+
+def block_bytes(spec: DecoderSpec, *, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block's keys and values over all layers; int8 is a quantized cache with its scales."""
+    return 2 * spec.num_layers * block_size * spec.num_kv_heads * cache_width(spec.head_dim, dtype) * dtype.itemsize
+
+
+class KVCache:
+    """Key and value blocks of every layer, [num_blocks, block_size, num_kv_heads, head_dim] each; in int8 and FP8,
+    rows of `pagoda_kernels.attention.quantized_cache`, of int8 with a scale at their end."""
+
+    def __init__(
+        self,
+        *,
+        spec: DecoderSpec,
+        num_blocks: int,
+        num_cpu_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        takes_memory_early: bool = False,
+    ) -> None:
+        """`takes_memory_early`: as `MemoryAhead`, on a CPU."""
+        self.num_blocks = num_blocks
+        self.num_cpu_blocks = num_cpu_blocks
+        self.block_size = block_size
+        shape = (block_size, spec.num_kv_heads, cache_width(spec.head_dim, dtype))
+        layers = range(spec.num_layers)
+        self.k_caches = [_zeros((num_blocks, *shape), dtype, device) for _ in layers]
+        self.v_caches = [_zeros((num_blocks, *shape), dtype, device) for _ in layers]
+        self.memory_ahead = MemoryAhead([*self.k_caches, *self.v_caches], is_early=takes_memory_early)
+        host = torch.device("cpu")
+        self._host_k = [_zeros((num_cpu_blocks, *shape), dtype, host) for _ in layers]
+        self._host_v = [_zeros((num_cpu_blocks, *shape), dtype, host) for _ in layers]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the device."""
+        return sum(cache.numel() * cache.element_size() for cache in (*self.k_caches, *self.v_caches))
+
+    def copy(self, pairs: IntArray) -> None:
+        """Copy blocks on the device; pairs [n, 2] (from, to)."""
+        self._move(self.k_caches, self.k_caches, pairs, (self.num_blocks, self.num_blocks))
+        self._move(self.v_caches, self.v_caches, pairs, (self.num_blocks, self.num_blocks))
+
+    def swap_out(self, pairs: IntArray) -> None:
+        """Copy blocks to the host; pairs [n, 2] (device block, host block)."""
+        self._move(self.k_caches, self._host_k, pairs, (self.num_blocks, self.num_cpu_blocks))
+        self._move(self.v_caches, self._host_v, pairs, (self.num_blocks, self.num_cpu_blocks))
+
+    def swap_in(self, pairs: IntArray) -> None:
+        """Copy blocks from the host; pairs [n, 2] (host block, device block)."""
+        self._move(self._host_k, self.k_caches, pairs, (self.num_cpu_blocks, self.num_blocks))
+        self._move(self._host_v, self.v_caches, pairs, (self.num_cpu_blocks, self.num_blocks))
+
+    def time_swap(self) -> int:
+        """Nanoseconds for one block to the host and back, halved; measured on up to eight blocks."""
+        count = min(8, self.num_blocks, self.num_cpu_blocks)
+        pairs = np.stack([np.arange(count), np.arange(count)], axis=1)
+        self.swap_out(pairs)  # the first run pays for memory that was never touched
+        started = time.perf_counter_ns()
+        self.swap_out(pairs)
+        self.swap_in(pairs)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return max(1, (time.perf_counter_ns() - started) // (2 * count))
+
+    def sanitize(self, block_ids: IntArray) -> None:
+        """Replace NaN and infinity in some blocks: whoever gets the blocks next reads past its own tokens (masked, but
+        zero times NaN is NaN)."""
+        ids = to_device(block_ids, self.k_caches[0].device)
+        for cache in (*self.k_caches, *self.v_caches):
+            if cache.dtype == FP8:
+                cache = cache.view(torch.uint8)
+                codes = cache.index_select(0, ids)
+                cache.index_copy_(0, ids, codes.masked_fill_(codes & 127 == 127, 0))
+                continue
+            blocks = cache.index_select(0, ids)
+            if cache.dtype == torch.int8:
+                scales_of(blocks).nan_to_num_(0, posinf=0, neginf=0)
+            else:
+                blocks.nan_to_num_()
+            cache.index_copy_(0, ids, blocks)
+
+    def clear(self, block_ids: IntArray) -> None:
+        """Fill some blocks with zeros. Waits for nothing."""
+        ids = to_device(block_ids, self.k_caches[0].device)
+        for cache in (*self.k_caches, *self.v_caches):
+            words = cache.view(torch.uint8) if cache.dtype == FP8 else cache
+            words.index_fill_(0, ids, 0)
+
+    def _move(self, source: list[Tensor], target: list[Tensor], pairs: IntArray, bounds: tuple[int, int]) -> None:
+        if not pairs.size:
+            return
+        for column, bound in enumerate(bounds):
+            if int(pairs[:, column].max()) >= bound:
+                raise ValueError(f"block {int(pairs[:, column].max())} is not below {bound}")
+        from_ids, to_ids = (torch.from_numpy(np.ascontiguousarray(pairs[:, column])) for column in (0, 1))
+        for one, other in zip(source, target, strict=True):
+            copy_blocks(one, other, from_ids, to_ids)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu" or 0 in shape:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # calloc: memory is taken when a block is first written (or by `MemoryAhead`), not now.
+    count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).view(shape)

@@ -1,0 +1,128 @@
+"""ExecuteStream: the answers of one Execute stream, in order, while its requests are still being read.
+
+Plain callbacks in place of tasks, queues and semaphores: this is Python that runs beside every step, and each turn of
+the event loop takes the interpreter from the thread that computes.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from pagoda.v1 import worker_pb2
+from pagoda_worker.rpc.fence import MAX_STEPS_AHEAD
+
+
+class StepAnswer:
+    """What a step gives: nothing yet, then a message or a failure, once. Any number of streams may wait for it."""
+
+    __slots__ = ("_error", "_listeners", "_message")
+
+    def __init__(self) -> None:
+        self._message: worker_pb2.SamplerOutput | None = None
+        self._error: BaseException | None = None
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def is_there(self) -> bool:
+        """Whether `result` has something to say."""
+        return self._message is not None or self._error is not None
+
+    def give(self, message: worker_pb2.SamplerOutput) -> None:
+        """The step is done."""
+        self._message = message
+        self._tell()
+
+    def fail(self, error: BaseException) -> None:
+        """The step has failed."""
+        self._error = error
+        self._tell()
+
+    def _tell(self) -> None:
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener()
+
+    def when_there(self, listener: Callable[[], None]) -> None:
+        """Call `listener` once there is a result; at once if there is."""
+        if self.is_there:
+            listener()
+        else:
+            self._listeners.append(listener)
+
+    def result(self) -> worker_pb2.SamplerOutput:
+        """The message of a step that is done.
+
+        Raises:
+            Exception: why it failed.
+        """
+        if self._error is not None:
+            raise self._error
+        assert self._message is not None, "wait for it first"
+        return self._message
+
+
+class ExecuteStream:
+    """A queue of answers that are on their way. One reader puts, one writer takes."""
+
+    def __init__(self) -> None:
+        self._answers: deque[StepAnswer] = deque()
+        self._num_taken_on = 0
+        """Steps that were let in and are not written yet."""
+        self._is_written = True
+        self._is_ended = False
+        self._writer = _Waiter()
+        self._reader = _Waiter()
+
+    async def has_room(self) -> None:
+        """Wait until another step may be taken on, and count it as taken on."""
+        while self._num_taken_on >= MAX_STEPS_AHEAD:
+            await self._reader.wait()
+        self._num_taken_on += 1
+
+    def put(self, answer: StepAnswer) -> None:
+        """The next answer, now or later."""
+        self._answers.append(answer)
+        answer.when_there(self._writer.wake)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """No more answers come; with an error the stream fails behind those that are on their way."""
+        if error is not None:
+            failed = StepAnswer()
+            failed.fail(error)
+            self._answers.append(failed)
+        self._is_ended = True
+        self._writer.wake()
+
+    async def next(self) -> worker_pb2.SamplerOutput | None:
+        """The next answer, once it is there; None at the end. The one before counts as written.
+
+        Raises:
+            Exception: the step, or the stream, has failed.
+        """
+        if not self._is_written:
+            self._is_written = True
+            self._num_taken_on -= 1
+            self._reader.wake()
+        while not (self._answers and self._answers[0].is_there):
+            if self._is_ended and not self._answers:
+                return None
+            await self._writer.wait()
+        self._is_written = False
+        return self._answers.popleft().result()
+
+
+class _Waiter:
+    """One coroutine at a time waits; waking it twice, or waking nobody, does nothing."""
+
+    def __init__(self) -> None:
+        self._future: asyncio.Future[None] | None = None
+
+    async def wait(self) -> None:
+        """Until the next `wake`."""
+        self._future = asyncio.get_running_loop().create_future()
+        await self._future
+
+    def wake(self) -> None:
+        """Whoever waits goes on."""
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)

@@ -1,0 +1,1 @@
+"""Logits to tokens: rules, constraints, log probabilities, drafts. No gRPC, no model."""

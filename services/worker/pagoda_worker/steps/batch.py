@@ -1,0 +1,143 @@
+"""What goes into one step of the model runner and what comes out: frozen, plain, no tensors and no messages."""
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pagoda_common.errors import Code
+from pagoda_common.params.pooling_params import PoolingParams
+from pagoda_common.params.sampling_params import SamplingParams
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+TokenArray: TypeAlias = npt.NDArray[np.int32]
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+
+NO_INTS: IntArray = np.zeros(0, dtype=np.int64)
+NO_PAIRS: IntArray = np.zeros((0, 2), dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BadSlot:
+    """One sequence that could not be computed."""
+
+    slot: int
+    code: Code
+    message: str
+    field: str = ""
+    """The request's field at fault, if there is one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewRequest:
+    """A sequence that enters a slot."""
+
+    slot: int
+    request_id: str
+    prompt_token_ids: IntArray
+    sampling_params: SamplingParams
+    """The seed is set unless the request is greedy."""
+    block_ids: IntArray
+    output_token_ids: IntArray = field(default_factory=lambda: NO_INTS)
+    """Output tokens known so far."""
+    num_computed_tokens: int = 0
+    """Tokens whose KV is in the cache."""
+    eos_token_ids: tuple[int, ...] = ()
+    """Masked with the stop tokens until min_tokens are there."""
+    is_beam: bool = False
+    """Of a beam search: what its constraint forbids has no log probability."""
+    pooling: PoolingParams | None = None
+    """Its embedding is wanted, and no token."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExecuteModelInput:
+    """One step. Applied in the order of the fields."""
+
+    freed_slots: IntArray = field(default_factory=lambda: NO_INTS)
+    blocks_to_swap_out: IntArray = field(default_factory=lambda: NO_PAIRS)
+    """[n, 2] (device block, host block)."""
+    blocks_to_swap_in: IntArray = field(default_factory=lambda: NO_PAIRS)
+    """[n, 2] (host block, device block)."""
+    blocks_to_copy: IntArray = field(default_factory=lambda: NO_PAIRS)
+    """[n, 2] (from block, to block)."""
+    new_requests: list[NewRequest] = field(default_factory=list)
+    rejected: list[BadSlot] = field(default_factory=list)
+    """New requests that could not be read; their slots answer with this until they are freed."""
+    appended_slots: IntArray = field(default_factory=lambda: NO_INTS)
+    appended_block_ids: IntArray = field(default_factory=lambda: NO_INTS)
+    num_seqs: int = 0
+    """Sequences in the batch; 0 runs no forward pass."""
+    slots: IntArray | None = None
+    """[num_seqs] in batch order; None is the batch of the step before."""
+    num_scheduled_tokens: IntArray | None = None
+    """[num_seqs]; None is 1 each."""
+    num_lookahead_tokens: IntArray | None = None
+    """[num_seqs] most draft tokens that each sequence may try, which have blocks; None is 0 each."""
+    arrived_ns: int = 0
+    """time.perf_counter_ns() when it came to this process; 0 is not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogprobColumns:
+    """Log probabilities of token rows. Each row's first entry is the token itself, then the top ones."""
+
+    rows: IntArray
+    """Indexes of the rows described."""
+    counts: IntArray
+    """Entries of each row."""
+    token_ids: IntArray
+    logprobs: FloatArray
+    sampled_ranks: IntArray
+    """One a row; 1 is the likeliest."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptLogprobs:
+    """Log probabilities of a chunk of prompt tokens."""
+
+    slot: int
+    start: int
+    """Position of the first token described."""
+    logprobs: LogprobColumns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PooledColumns:
+    """Embeddings of sequences whose prompt is computed."""
+
+    slots: IntArray
+    """[n]."""
+    values: FloatArray
+    """[n, hidden_size]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTimings:
+    """Durations of one step, nanoseconds."""
+
+    queue_ns: int = 0
+    prepare_ns: int = 0
+    forward_ns: int = 0
+    sample_ns: int = 0
+    """Until the tokens are on the host; of a step that was launched while another one computed, that one's rest is in
+    it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelRunnerOutput:
+    """The result of one step, in batch order."""
+
+    num_sampled_tokens: IntArray | None = None
+    """[num_seqs]; None is 1 each."""
+    num_draft_tokens: IntArray | None = None
+    """[num_seqs] draft tokens tried; None is 0 each."""
+    token_ids: IntArray = field(default_factory=lambda: NO_INTS)
+    logprobs: LogprobColumns | None = None
+    """Rows index token_ids."""
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    pooled: PooledColumns | None = None
+    """Of the sequences that are pooled; they have 0 in num_sampled_tokens."""
+    bad_slots: list[BadSlot] = field(default_factory=list)
+    timings: StepTimings = field(default_factory=StepTimings)

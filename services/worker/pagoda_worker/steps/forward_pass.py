@@ -1,0 +1,121 @@
+"""ForwardPass: the model over the rows of one step, by whichever way is the fastest. Knows no slots and no sampling."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pagoda_kernels.attention.plan import AttentionPlan
+from pagoda_worker.attention.choice import AttentionChoice
+from pagoda_worker.memory.kv_cache import KVCache
+from pagoda_worker.memory.transfers import to_device
+from pagoda_worker.models.decoder import Decoder, ForwardContext
+from pagoda_worker.steps.batch import IntArray
+from pagoda_worker.steps.decode_graphs import DecodeGraphs
+from pagoda_worker.steps.input_batch import StepInputs
+from pagoda_worker.steps.step_clock import StepClock
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Computed:
+    """What a forward pass gives, on the device."""
+
+    logits: Tensor
+    """[num_rows, vocab_size] float32. The next forward pass may overwrite them."""
+    likeliest: tuple[Tensor, Tensor] | None = None
+    """What `argmax` gives of the logits, where it is known."""
+    hidden: Tensor | None = None
+    """[num_tokens, hidden_size], where it is kept."""
+
+
+class ForwardPass:
+    """A replayed graph, all layers in one call, or operation by operation."""
+
+    def __init__(
+        self,
+        *,
+        model: Decoder,
+        kv_cache: KVCache,
+        dtype: torch.dtype,
+        device: torch.device,
+        decode_graphs: DecodeGraphs | None = None,
+        attention: AttentionChoice | None = None,
+    ) -> None:
+        """
+        Args:
+            decode_graphs: recorded ones, over the same model and cache.
+            attention: who computes attention in steps without a graph; None: our kernels.
+        """
+        self.decode_graphs = decode_graphs
+        """None launches every step kernel by kernel."""
+        self.fused = model.fuse_layers(k_caches=kv_cache.k_caches, v_caches=kv_cache.v_caches)
+        """None runs the layers one after the other."""
+        self._model = model
+        self._kv_cache = kv_cache
+        self._dtype = dtype
+        self._device = device
+        self._attention = attention or AttentionChoice()
+
+    def run(
+        self,
+        inputs: StepInputs,
+        logit_rows: IntArray,
+        clock: StepClock,
+        *,
+        needs_hidden: bool = False,
+        token_ids: Tensor | None = None,
+    ) -> Computed:
+        """Write the step's keys and values, and give the logits of some of its tokens.
+
+        Args:
+            logit_rows: places among the step's tokens.
+            needs_hidden: more than these logits is wanted. Nothing but logits can be of steps with graphs.
+            token_ids: [num_tokens] int64 on the device, in place of those of the inputs.
+        """
+        graphs = self.decode_graphs
+        size = 0 if graphs is None else graphs.size_for(inputs, logit_rows.size)
+        if graphs is not None and size:
+            graphs.load(inputs, size, token_ids)
+            clock.prepared()
+            logits = graphs.replay(size, inputs.slots.size)
+            clock.computed()
+            return Computed(logits=logits)
+        if token_ids is None:
+            token_ids = to_device(inputs.input_ids, self._device)
+        positions = to_device(inputs.positions, self._device)
+        context = self._context(inputs, positions)
+        clock.prepared()
+        if self.fused is not None and self.fused.has_ends and not needs_hidden:
+            rows = to_device(logit_rows, self._device)
+            logits, likeliest = self.fused.logits(token_ids, context.plan, context.slot_mapping, positions, rows)
+            clock.computed()
+            return Computed(logits=logits, likeliest=likeliest)
+        hidden = self._model(token_ids, positions, context)
+        logits = self.logits_of(hidden, logit_rows)
+        clock.computed()
+        return Computed(logits=logits, hidden=hidden)
+
+    def logits_of(self, hidden: Tensor, rows: IntArray) -> Tensor:
+        """[num_rows, vocab_size] float32 logits of some rows of [num_tokens, hidden_size]."""
+        if rows.size != hidden.shape[0]:
+            hidden = hidden.index_select(0, to_device(rows, self._device))
+        return self._model.compute_logits(hidden)
+
+    def _context(self, inputs: StepInputs, positions: Tensor) -> ForwardContext:
+        plan = AttentionPlan(
+            query_lens=inputs.num_scheduled_tokens,
+            seq_lens=inputs.seq_lens,
+            block_table=inputs.block_table,
+            block_size=self._kv_cache.block_size,
+            dtype=self._dtype,
+            device=self._device,
+            backend=self._attention.for_step(inputs.num_scheduled_tokens, inputs.seq_lens),
+        )
+        return ForwardContext(
+            plan=plan,
+            slot_mapping=to_device(inputs.slot_mapping, self._device),
+            k_caches=self._kv_cache.k_caches,
+            v_caches=self._kv_cache.v_caches,
+            rotary={} if self.fused is not None else self._model.rotary(positions),
+            fused=self.fused,
+        )

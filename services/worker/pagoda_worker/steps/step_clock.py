@@ -1,0 +1,37 @@
+"""StepClock: where the time of one step goes. On an accelerator launches return early: its time is in the last lap."""
+
+import time
+
+from pagoda_worker.steps.batch import StepTimings
+
+
+class StepClock:
+    """Laps of one step, which begins now, in the order of the methods.
+
+    A step that is prepared, and then has to take another way, is prepared twice: both count.
+    """
+
+    def __init__(self, arrived_ns: int) -> None:
+        """`arrived_ns`: time.perf_counter_ns() when the step came to this process; 0 is not known."""
+        self._last = time.perf_counter_ns()
+        self._queue_ns = self._last - arrived_ns if arrived_ns else 0
+        self._prepare_ns = self._forward_ns = 0
+
+    def prepared(self) -> None:
+        """What the model reads is there, or on its way."""
+        self._prepare_ns += self._lap()
+
+    def computed(self) -> None:
+        """The model has run, or is launched."""
+        self._forward_ns = self._lap()
+
+    def timings(self) -> StepTimings:
+        """All laps; the tokens are there now."""
+        return StepTimings(
+            queue_ns=self._queue_ns, prepare_ns=self._prepare_ns, forward_ns=self._forward_ns, sample_ns=self._lap()
+        )
+
+    def _lap(self) -> int:
+        now = time.perf_counter_ns()
+        elapsed, self._last = now - self._last, now
+        return elapsed

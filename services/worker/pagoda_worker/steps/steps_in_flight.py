@@ -1,0 +1,263 @@
+"""StepsInFlight: steps that the device is given before the host has the tokens of the one before.
+
+What a step needs of the one before are the tokens, and the device has them: the sampler leaves the last token of each
+slot there, and the next step takes its token ids from there. The host logs a placeholder, so that positions, lengths
+and the random numbers' offsets go on, and puts the token in its place when it comes. Knows no messages.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagoda_common.config.engine_config import LogprobsMode
+from pagoda_common.errors import Code
+from pagoda_worker.memory.kv_cache import KVCache
+from pagoda_worker.memory.transfers import Download, to_device
+from pagoda_worker.sampling.logprobs import LaunchedLogprobs, launch_logprobs
+from pagoda_worker.sampling.prompt_logprobs import describes_prompts
+from pagoda_worker.sampling.sampler import BAD_TOKEN, Sampler
+from pagoda_worker.sampling.sampling_columns import NO_LOGPROBS
+from pagoda_worker.steps.batch import BadSlot, ExecuteModelInput, IntArray, ModelRunnerOutput
+from pagoda_worker.steps.forward_pass import ForwardPass
+from pagoda_worker.steps.input_batch import InputBatch, StepInputs
+from pagoda_worker.steps.sampled_rows import SampledRows
+from pagoda_worker.steps.step_clock import StepClock
+
+MAX_IN_FLIGHT = 2
+"""The step that computes, and the one that is to begin the moment it ends."""
+NOBODY = -1
+"""In place of a generation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepInFlight:
+    """What its end needs of a step that was launched."""
+
+    num_seqs: int
+    """In the batch as the scheduler sent it."""
+    inputs: StepInputs
+    rows: SampledRows
+    """Those that sample; none of a step that has nothing but parts of prompts."""
+    generations: IntArray
+    """[n] of these rows' slots, when it was launched: a slot with another one has lost its sequence since."""
+    download: Download
+    logprobs: LaunchedLogprobs | None
+    clock: StepClock
+    failed: dict[int, BadSlot] = field(default_factory=dict)
+    """By slot: sequences that ended in an error of the step before, which was not known when this one was launched."""
+
+
+class StepsInFlight:
+    """Launches steps without drafts, and finishes them in the same order. One caller at a time."""
+
+    def __init__(
+        self,
+        *,
+        batch: InputBatch,
+        forward: ForwardPass,
+        sampler: Sampler,
+        kv_cache: KVCache,
+        device: torch.device,
+        logprobs_mode: LogprobsMode = "raw_logprobs",
+    ) -> None:
+        max_num_seqs = batch.is_in_use.size
+        self._batch = batch
+        self._forward = forward
+        self._sampler = sampler
+        self._kv_cache = kv_cache
+        self._device = device
+        self._gives_processed = logprobs_mode.startswith("processed")
+        self._gives_logprobs = logprobs_mode.endswith("logprobs")
+        self._steps: deque[StepInFlight] = deque()
+        self._last_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        """[max_num_seqs] of each slot of the latest step in flight, 0 where it has sampled none."""
+        self._sampled_last = np.full(max_num_seqs, NOBODY, dtype=np.int64)
+        """[max_num_seqs] generation of the sequence of each slot that the latest step in flight samples, or NOBODY."""
+        self._downloads = deque(Download(num_words=max_num_seqs, device=device) for _ in range(MAX_IN_FLIGHT))
+        self._slots: tuple[IntArray, Tensor] | None = None
+        """Those of the latest step, on the host and on the device."""
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `finish` would not wait."""
+        return self._steps[0].download.is_there
+
+    def can_follow(self, step: ExecuteModelInput) -> bool:
+        """Whether a step can be prepared while others are in flight: there are not too many, and it swaps no block."""
+        if len(self._steps) == MAX_IN_FLIGHT or not step.num_seqs or step.rejected:
+            return False
+        swaps = step.blocks_to_swap_out.size or step.blocks_to_swap_in.size
+        return not swaps and step.num_lookahead_tokens is None
+
+    def can_launch(self, inputs: StepInputs) -> bool:
+        """Whether a step gives nothing but tokens and their log probabilities, without the host's help later on."""
+        batch, slots = self._batch, inputs.slots
+        if not inputs.is_plain:
+            if not slots.size or batch.drafter is not None or inputs.pooled.size or describes_prompts(inputs, batch):
+                return False
+            slots = slots[inputs.is_sampled]
+        if self._gives_processed and (batch.sampling.logprobs[slots] != NO_LOGPROBS).any():
+            return False
+        return not batch.sampling.needs_log[slots].any()
+
+    def launch(self, step: ExecuteModelInput, inputs: StepInputs, clock: StepClock) -> None:
+        """Give the device all that a step has to do. Waits for nothing."""
+        batch = self._batch
+        self._clear_handed_on(step)
+        rows = SampledRows.of(inputs, batch)
+        slots = self._on_device(rows.slots)
+        token_ids = self._token_ids(inputs, rows, slots)
+        computed = self._forward.run(inputs, rows.logit_rows, clock, token_ids=token_ids)
+        sampled, logprobs = slots, None
+        if rows.slots.size:  # otherwise there is nothing in `slots`, and nothing to sample
+            logits_batch = replace(rows.batch, last_tokens=None if token_ids is None else self._last_tokens)
+            sampled = self._sampler.launch(computed.logits, logits_batch, likeliest=computed.likeliest)
+            tokens = sampled.clamp(min=0)
+            self._last_tokens.index_copy_(0, slots, tokens)
+            logprobs = self._launch_logprobs(computed.logits, tokens, rows.slots)
+        download = self._downloads[0]
+        self._downloads.rotate()
+        download.send(sampled)
+        generations = batch.sampling.generations[rows.slots]
+        self._sampled_last.fill(NOBODY)
+        self._sampled_last[rows.slots] = generations
+        batch.append_placeholders(inputs, rows.slots)
+        self._steps.append(
+            StepInFlight(
+                num_seqs=step.num_seqs,
+                inputs=inputs,
+                rows=rows,
+                generations=generations,
+                download=download,
+                logprobs=logprobs,
+                clock=clock,
+            )
+        )
+
+    def _token_ids(self, inputs: StepInputs, rows: SampledRows, slots: Tensor) -> Tensor | None:
+        """[num_tokens] int64 on the device; None: the host knows all of them.
+
+        A token that a step in flight samples is the last one of its sequence. If there is one, `_last_tokens` has the
+        last tokens of all rows that sample afterwards.
+        """
+        if not self._steps:
+            return None
+        is_awaited = self._sampled_last[rows.slots] == self._batch.sampling.generations[rows.slots]
+        if is_awaited.all() and rows.slots.size == inputs.input_ids.size:
+            return self._last_tokens.index_select(0, slots)
+        if not is_awaited.any():
+            return None
+        known = to_device(inputs.input_ids, self._device)
+        places, owners = to_device(np.stack((rows.logit_rows[is_awaited], rows.slots[is_awaited])), self._device)
+        token_ids = known.index_copy(0, places, self._last_tokens.index_select(0, owners))
+        if not is_awaited.all():
+            last = token_ids.index_select(0, to_device(rows.logit_rows, self._device))
+            self._last_tokens.index_copy_(0, slots, last)
+        return token_ids
+
+    def _launch_logprobs(self, logits: Tensor, token_ids: Tensor, slots: IntArray) -> LaunchedLogprobs | None:
+        columns = self._batch.sampling
+        num_top = columns.logprobs[slots]
+        if (num_top == NO_LOGPROBS).all():
+            return None
+        chosen = columns.logprob_token_ids_of(slots)
+        return launch_logprobs(logits, token_ids, num_top, chosen=chosen, is_normalised=self._gives_logprobs)
+
+    def _clear_handed_on(self, step: ExecuteModelInput) -> None:
+        """Clear what a sequence in flight leaves to others, blocks that are to be filled anew.
+
+        Steps run in order, so nothing of the one before is written behind the new owner's back. But whether its
+        sequences are sound nobody knows yet: NaN of one that has left would not be cleaned up before others read it,
+        past their own tokens. Blocks that come with their contents (prefixes, forks) stay as they are: whoever shares a
+        prefix that gives NaN fails by it as well.
+        """
+        if not self._steps or not step.freed_slots.size:
+            return
+        inputs, size = self._steps[-1].inputs, self._kv_cache.block_size
+        has_left = np.isin(inputs.slots, step.freed_slots)
+        is_held = np.arange(inputs.block_table.shape[1]) < -(-inputs.seq_lens[has_left, None] // size)
+        empty = (request.block_ids[-(-request.num_computed_tokens // size) :] for request in step.new_requests)
+        given = np.concatenate((step.appended_block_ids, *empty))
+        handed_on = np.intersect1d(given, inputs.block_table[has_left][is_held])
+        if handed_on.size:
+            self._kv_cache.clear(handed_on)
+
+    def _on_device(self, slots: IntArray) -> Tensor:
+        if self._slots is None or self._slots[0] is not slots:
+            self._slots = slots, to_device(slots, self._device)
+        return self._slots[1]
+
+    def finish(self) -> ModelRunnerOutput:
+        """Wait for the tokens of the oldest step, and log them.
+
+        Raises:
+            RuntimeError: the device has failed; the step stays in flight.
+        """
+        batch, step = self._batch, self._steps[0]
+        token_ids = step.download.wait()
+        self._steps.popleft()
+        inputs, rows = step.inputs, step.rows
+        places = inputs.seq_lens[rows.sequences]
+        is_here = batch.sampling.generations[rows.slots] == step.generations
+        batch.place_tokens(rows.slots[is_here], places[is_here], token_ids[is_here])  # nobody reads a failed one's log
+        bad_slots, is_good = [], token_ids >= 0
+        if step.failed or inputs.bad_slots or not is_good.all():
+            bad_slots = self._bad_slots(step, token_ids)
+            is_good &= ~np.isin(rows.slots, list(step.failed))
+            token_ids = token_ids[is_good]
+        num_sampled = None
+        if bad_slots or rows.slots.size != step.num_seqs:
+            num_sampled = np.zeros(step.num_seqs, dtype=np.int64)
+            num_sampled[inputs.batch_rows[rows.sequences[is_good]]] = 1
+        return ModelRunnerOutput(
+            num_sampled_tokens=num_sampled,
+            token_ids=token_ids,
+            logprobs=None if step.logprobs is None else step.logprobs.columns(is_good),
+            bad_slots=bad_slots,
+            timings=step.clock.timings(),
+        )
+
+    def _bad_slots(self, step: StepInFlight, token_ids: IntArray) -> list[BadSlot]:
+        """What was wrong before, in the order of the batch, then what this step has found out."""
+        inputs, slots = step.inputs, step.rows.slots
+        absent = np.setdiff1d(np.arange(step.num_seqs), inputs.batch_rows).tolist()
+        before = dict(zip(absent, inputs.bad_slots, strict=True))
+        for row in np.flatnonzero(np.isin(inputs.slots, list(step.failed))).tolist():
+            before[int(inputs.batch_rows[row])] = step.failed[int(inputs.slots[row])]
+        found = np.flatnonzero((token_ids < 0) & ~np.isin(slots, list(step.failed))).tolist()
+        return [before[row] for row in sorted(before)] + [self._reject(step, place, token_ids) for place in found]
+
+    def _reject(self, step: StepInFlight, place: int, token_ids: IntArray) -> BadSlot:
+        """End the sequence of a row that has no token, also in the step that is in flight behind it."""
+        batch, row = self._batch, int(step.rows.sequences[place])
+        slot, seq_len = int(step.inputs.slots[row]), int(step.inputs.seq_lens[row])
+        is_here = batch.sampling.generations[slot] == step.generations[place]
+        bad = no_token_left(slot)
+        if token_ids[place] == BAD_TOKEN:
+            bad = no_finite_logits(slot, seq_len)
+            blocks = step.inputs.block_table[row, : -(-seq_len // self._kv_cache.block_size)]
+            if is_here:  # the next step may have had a block more
+                blocks = batch.block_table[slot, : batch.num_blocks_of[slot]]
+            self._kv_cache.sanitize(blocks.astype(np.int64))
+        if is_here:
+            batch.fail(slot, bad.code, bad.message)
+            for later in self._steps:
+                later.failed[slot] = bad
+        return bad
+
+
+def no_finite_logits(slot: int, position: int) -> BadSlot:
+    """The model's fault."""
+    return BadSlot(slot=slot, code=Code.INTERNAL, message=f"the model gave no finite logits for token {position}")
+
+
+def no_token_left(slot: int, problem: str | None = None) -> BadSlot:
+    """The request's fault. `problem`: what is known of it."""
+    message = "the parameters of the request, or a logits processor, leave no token to sample"
+    return BadSlot(slot=slot, code=Code.INVALID_ARGUMENT, message=problem or message)

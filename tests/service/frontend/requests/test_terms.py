@@ -1,0 +1,102 @@
+"""Deadlines, tenants and priorities over HTTP, and a full queue of a real scheduler."""
+
+import asyncio
+import hashlib
+
+import grpc
+import pytest
+from google.protobuf import duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from pagoda.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from pagoda_common.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
+from tests.fakes.fake_scheduler import FakeScheduler
+from tests.fakes.fake_worker import FakeWorker
+from tests.harness.scheduler import running_scheduler
+from tests.service.frontend.harness import Running, frontend_at, running_frontend, until
+
+COMPLETIONS = "/v1/completions"
+ENDLESS = {"prompt": [5], "max_tokens": 400, "ignore_eos": True}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_deadline_before_any_byte_is_a_504(frontend: Running, stream: bool) -> None:
+    frontend.fake.is_paused = True
+    response = await frontend.post(COMPLETIONS, {**ENDLESS, "stream": stream, "timeout": 0.1})
+    assert response.status_code == 504
+    assert response.json()["error"]["type"] == "TimeoutError"
+    assert 0 < frontend.fake.submits[-1].timeout_s <= 0.1
+    await until(lambda: frontend.fake.num_open_sequences == 0)
+
+
+async def test_a_deadline_in_a_stream_is_an_event(frontend: Running) -> None:
+    frontend.fake.step_s = 0.02
+    events = await frontend.events(COMPLETIONS, **ENDLESS, timeout=0.2)
+    assert len(events) > 2
+    assert events[-2]["error"]["code"] == 504
+    assert events[-1] == "[DONE]"
+    await until(lambda: frontend.fake.num_open_sequences == 0)
+
+
+async def test_a_deadline_holds_while_the_engine_is_away(frontend: Running) -> None:
+    frontend.fake.set_ready(False, "no worker")
+    await until(lambda: not frontend.server.serving.is_ready)
+    response = await frontend.post(COMPLETIONS, {**ENDLESS, "timeout": 0.1})
+    assert response.status_code == 504
+
+
+async def test_headers_go_before_the_body(frontend: Running) -> None:
+    headers = {"X-Request-Timeout": "20", "X-Vllm-Priority": "-3"}
+    await frontend.post(COMPLETIONS, {"prompt": [5], "timeout": 1, "priority": 7}, headers=headers)
+    submitted = frontend.fake.submits[-1]
+    assert 19 < submitted.timeout_s <= 20
+    assert submitted.priority == -3
+    for name, value, field in (("X-Request-Timeout", "inf", "timeout"), ("X-Vllm-Priority", "high", "priority")):
+        response = await frontend.post(COMPLETIONS, {"prompt": [5]}, headers={name: value})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+
+
+async def test_tenants_are_digests_of_keys_or_what_callers_say(frontend: Running) -> None:
+    await frontend.post(COMPLETIONS, {"prompt": [5]}, headers={"X-Tenant-Id": "blue"})
+    assert frontend.fake.submits[-1].tenant == "blue"
+    stub = inference_pb2_grpc.InferenceStub(frontend.channel)
+    await stub.GenerateUnary(inference_pb2.GenerateRequest(text="x"), metadata=(("x-tenant-id", "green"),))
+    assert frontend.fake.submits[-1].tenant == "green"
+    async with running_frontend(FakeScheduler(), api_key=("secret",)) as keyed:
+        headers = {"X-Tenant-Id": "blue", "Authorization": "Bearer secret"}
+        assert (await keyed.post(COMPLETIONS, {"prompt": [5]}, headers=headers)).status_code == 200
+        assert keyed.fake.submits[-1].tenant == hashlib.sha256(b"secret").hexdigest()[:16]
+
+
+async def test_a_full_queue_is_a_503_and_resource_exhausted() -> None:
+    config = EngineConfig(
+        cache=CacheConfig(block_size=4), scheduler=SchedulerConfig(max_num_seqs=1, max_num_queued_reqs=1)
+    )
+    worker = FakeWorker(vocab_size=3072)
+    worker.delay_s = 0.02
+    async with running_scheduler(config) as scheduler:
+        await worker.start(scheduler.address)
+        await scheduler.until_ready()
+        async with frontend_at(scheduler.address, FakeScheduler()) as running:
+            await until(lambda: running.server.serving.is_ready)
+            open_requests = []
+            for _ in range(2):
+                open_requests.append(asyncio.create_task(running.post(COMPLETIONS, ENDLESS)))
+                await asyncio.sleep(0.3)
+            response = await running.post(COMPLETIONS, ENDLESS)
+            assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
+            stub = inference_pb2_grpc.InferenceStub(running.channel)
+            params = types_pb2.SamplingParams(max_tokens=10)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.GenerateUnary(inference_pb2.GenerateRequest(text="x", sampling_params=params))
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            trailers = dict(caught.value.trailing_metadata() or ())
+            status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
+            retry = error_details_pb2.RetryInfo()
+            assert status.details[0].Unpack(retry)
+            assert retry.retry_delay == duration_pb2.Duration(seconds=1)
+            metrics = (await running.http.get("/metrics")).text
+            assert 'vllm:admission_rejections_total{model_name="tiny",reason="max_num_queued_reqs"} 2.0' in metrics
+            for task in open_requests:
+                task.cancel()
+        await worker.stop()

@@ -1,0 +1,57 @@
+"""Memory is given back behind many events, at rest, and a few times only."""
+
+import asyncio
+
+import pytest
+
+from pagoda_common.process import idle_memory
+from pagoda_common.process.children import service_command, service_environment
+
+
+async def releases(monkeypatch: pytest.MonkeyPatch, *, num_events: int, is_idle: bool) -> int:
+    """How often memory was given back in 200 periods."""
+    periods, compactions = 0, 0
+    is_over = asyncio.Event()
+
+    def idle() -> bool:
+        nonlocal periods
+        periods += 1
+        if periods == 200:
+            is_over.set()
+        return is_idle
+
+    def compact() -> None:
+        nonlocal compactions
+        compactions += 1
+
+    monkeypatch.setattr(idle_memory, "PERIOD_S", 0)
+    monkeypatch.setattr(idle_memory.gc, "collect", int)
+    task = asyncio.create_task(
+        idle_memory.release_memory_when_idle(count=lambda: num_events, is_idle=idle, compact=compact)
+    )
+    async with asyncio.timeout(20):
+        await is_over.wait()
+    task.cancel()
+    return compactions
+
+
+async def test_behind_many_events_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = len(idle_memory.RELEASE_AFTER)
+    assert await releases(monkeypatch, num_events=idle_memory.MIN_EVENTS, is_idle=True) == expected
+
+
+async def test_not_behind_a_few_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await releases(monkeypatch, num_events=idle_memory.MIN_EVENTS - 1, is_idle=True) == 0
+
+
+async def test_not_while_something_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await releases(monkeypatch, num_events=idle_memory.MIN_EVENTS, is_idle=False) == 0
+
+
+def test_services_but_the_worker_run_on_glibcs_malloc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONMALLOC", raising=False)
+    for module in ("pagoda_scheduler", "pagoda_frontend"):
+        assert service_environment(service_command(module, []))["PYTHONMALLOC"] == "malloc"
+    assert "PYTHONMALLOC" not in service_environment(service_command("pagoda_worker", []))
+    monkeypatch.setenv("PYTHONMALLOC", "debug")
+    assert service_environment(service_command("pagoda_scheduler", []))["PYTHONMALLOC"] == "debug"

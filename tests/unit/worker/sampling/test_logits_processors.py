@@ -1,0 +1,147 @@
+"""Logits processors, and the rows of device state that slots share over time."""
+
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pagoda_common.errors import Code, ConfigError
+from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_worker.sampling import logits_processors
+from pagoda_worker.sampling.logits_processors import LogitsProcessor, LogitsProcessors, load_logits_processors
+from pagoda_worker.sampling.logits_state import LogitsBatch
+from pagoda_worker.steps.slot_rows import SlotRows
+from tests.unit.worker.driver import Driver
+
+PROMPT = [5, 6, 7]
+EXAMPLE = "examples.logits_processor:OnlyThisToken"
+CPU = torch.device("cpu")
+
+
+class Recorder(LogitsProcessor):
+    """Remembers what it was told, and raises when it is asked to."""
+
+    def __init__(self, *, vocab_size: int, device: torch.device) -> None:
+        super().__init__(vocab_size=vocab_size, device=device)
+        self.told: list[tuple[list[int], list[int]]] = []
+        self.seen: list[list[int]] = []
+
+    def update_state(self, *, added: Any, removed: Any) -> None:
+        self.told.append((list(added), list(removed)))
+
+    def apply(self, logits: Tensor, batch: LogitsBatch) -> Tensor:
+        self.seen.append(batch.slots.tolist())
+        if batch.tokens[batch.slots[0], 0] == 13:
+            raise RuntimeError("a bug of the processor")
+        return logits.zero_()
+
+
+def batch_of(slots: list[int], first_token: int = 1) -> LogitsBatch:
+    ones = np.ones(len(slots), dtype=np.int64)
+    tokens = np.full((10, 4), first_token, dtype=np.int32)
+    return LogitsBatch(slots=np.array(slots), tokens=tokens, num_prompt_tokens=ones, num_tokens=ones)
+
+
+def asking(**extra_args: Any) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=None, extra_args=extra_args or None)
+
+
+def test_a_processor_meets_only_the_rows_that_ask_for_it() -> None:
+    recorder = Recorder(vocab_size=6, device=CPU)
+    processors = LogitsProcessors([recorder])
+    logits = torch.randn(3, 6)
+    assert processors.apply(logits, batch_of([4, 0, 9])) is logits
+    for slot, params in ((4, asking()), (0, asking(x=1)), (9, asking(x=2))):
+        assert processors.add(slot, params) is None
+    changed = processors.apply(logits, batch_of([4, 0, 9]))
+    assert recorder.seen == [[0, 9]]
+    assert torch.equal(changed[0], logits[0])
+    assert not changed[1:].any()
+    assert logits[1:].all(), "the logits that were given are not changed"
+    processors.remove(np.array([4, 0, 7, 9_999]))
+    processors.apply(logits, batch_of([4, 0, 9]))
+    assert recorder.seen[1:] == [[9]]
+    assert recorder.told == [([0], []), ([9], []), ([], [0])]
+
+
+def test_a_processor_that_fails_ends_its_own_rows(caplog: pytest.LogCaptureFixture) -> None:
+    processors = LogitsProcessors([Recorder(vocab_size=6, device=CPU)])
+    processors.add(1, asking(x=1))
+    logits = torch.randn(2, 6)
+    changed = processors.apply(logits, batch_of([0, 1], first_token=13))
+    assert torch.equal(changed[0], logits[0])
+    assert changed[1].isnan().all()
+    assert "a bug of the processor" in caplog.text
+
+
+def test_the_runner_asks_processors_and_refuses_wrong_arguments() -> None:
+    driver = Driver("pagoda-tiny", logits_processors=(EXAMPLE,))
+    params = [asking(), asking(only_token_id=77), asking(only_token_id="x"), asking(other=1)]
+    plain, forced, wrong, other = driver.generate([PROMPT] * 4, params, max_tokens=4)
+    assert forced.output == [77] * 4
+    assert other.output == plain.output != [77] * 4
+    assert wrong.bad is not None
+    assert wrong.bad.code is Code.INVALID_ARGUMENT
+    assert "only_token_id must be a token id below" in wrong.bad.message
+    again = driver.generate([PROMPT] * 3, [asking(only_token_id=78), asking(), asking(only_token_id=9)], max_tokens=2)
+    assert [sequence.output for sequence in again] == [[78] * 2, plain.output[:2], [9] * 2]
+
+
+def test_masks_hold_whatever_a_processor_does() -> None:
+    driver = Driver("pagoda-tiny", logits_processors=(EXAMPLE,))
+    params = SamplingParams(
+        temperature=0, max_tokens=None, extra_args={"only_token_id": 77}, bad_words_token_ids=((77,),)
+    )
+    [sequence] = driver.generate([PROMPT], params)
+    assert sequence.bad is not None
+    assert "leave no token" in sequence.bad.message
+
+
+def test_an_installed_processor_needs_no_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = [EntryPoint(name="only", value=EXAMPLE, group="pagoda.logits_processors")]
+    monkeypatch.setattr(logits_processors, "entry_points", lambda *, group: [e for e in installed if e.group == group])
+    loaded = load_logits_processors([], vocab_size=90, device=CPU)
+    assert loaded.add(0, asking(only_token_id=90)) == "vllm_xargs: only_token_id must be a token id below 90, got 90"
+    assert loaded.add(0, asking(only_token_id=5)) is None
+    assert int(loaded.apply(torch.randn(1, 90), batch_of([0])).argmax()) == 5
+
+
+@pytest.mark.parametrize("name", ["no.such.module:X", "examples.logits_processor:Missing", "builtins:dict"])
+def test_what_cannot_be_loaded_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=name) as caught:
+        load_logits_processors([name], vocab_size=5, device=CPU)
+    assert caught.value.field == "logits_processors"
+
+
+def test_a_row_is_used_again_once_its_slot_holds_another_sequence() -> None:
+    generations = np.zeros(6, dtype=np.int64)
+    rows = SlotRows(generations)
+    first, is_new = rows.take(np.array([5, 2]))
+    assert is_new.tolist() == [True, True]
+    assert sorted(first.tolist()) == [0, 1]
+    again, is_new = rows.take(np.array([2, 5]))
+    assert again.tolist() == first[::-1].tolist()
+    assert not is_new.any()
+    generations[5] += 1
+    third, is_new = rows.take(np.array([2, 0]))
+    assert third.tolist() == [first[1], first[0]]
+    assert is_new.tolist() == [False, True]
+    everything, is_new = rows.take(np.arange(6))
+    assert sorted(everything.tolist()) == list(range(6))
+    assert is_new.tolist() == [False, True, False, True, True, True]
+    assert rows.size == 6
+
+
+def test_a_row_that_went_to_another_slot_is_not_taken_for_ones_own() -> None:
+    generations = np.zeros(3, dtype=np.int64)
+    rows = SlotRows(generations)
+    rows.take(np.array([0]))
+    generations[:] = 1
+    [row], _ = rows.take(np.array([2]))
+    assert row == 0
+    [own], [is_new] = rows.take(np.array([0]))
+    assert (own, is_new) == (1, True)
+    assert rows.take(np.array([2, 0]))[0].tolist() == [0, 1]

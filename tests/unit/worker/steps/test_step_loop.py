@@ -1,0 +1,157 @@
+"""When the model thread begins a step, when it finishes one, and who hears of it. The device is a set of numbers."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from pagoda_worker.steps.batch import ExecuteModelInput, ModelRunnerOutput
+from pagoda_worker.steps.step_loop import StepJob, StepLoop
+
+
+class FakeWorker:
+    """Steps are numbered from 1 on by their num_seqs; what happens is written down."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.done: set[int] = set()
+        """Steps that the device has finished."""
+        self.alone: set[int] = set()
+        """Steps that nothing may be in flight before."""
+        self.at_once: set[int] = set()
+        """Steps that end within `begin_step`."""
+        self.failing: set[int] = set()
+        self.begun: list[int] = []
+
+    def begin_step(self, step: ExecuteModelInput) -> bool:
+        number = step.num_seqs
+        if self.begun and number in self.alone:
+            return False
+        self.log.append(f"begin {number}")
+        self.begun.append(number)
+        return True
+
+    @property
+    def has_output(self) -> bool:
+        return self.begun[0] in self.at_once
+
+    @property
+    def is_done(self) -> bool:
+        return self.begun[0] in self.done | self.at_once
+
+    def finish_step(self) -> ModelRunnerOutput:
+        number = self.begun.pop(0)
+        self.log.append(f"finish {number}")
+        if number in self.failing:
+            raise RuntimeError(f"step {number}")
+        return ModelRunnerOutput(token_ids=np.array([number]))
+
+
+class Side:
+    """A loop with its model thread, and what was answered."""
+
+    def __init__(self) -> None:
+        self.worker = FakeWorker()
+        self.thread = ThreadPoolExecutor(max_workers=1)
+        self.loop = StepLoop(worker=self.worker, submit=self.thread.submit)
+        self.answers: list[object] = []
+
+    def put(self, number: int) -> None:
+        self.loop.put(
+            StepJob(
+                ExecuteModelInput(num_seqs=number),
+                lambda output: self.answers.append(int(output.token_ids[0])),
+                lambda error: self.answers.append(str(error)),
+            )
+        )
+
+    def put_together(self, *numbers: int) -> None:
+        """Steps that are all there before the first one begins."""
+        gate = threading.Event()
+        self.thread.submit(gate.wait)
+        for number in numbers:
+            self.put(number)
+        gate.set()
+
+    def until(self, is_so: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 10
+        while not is_so():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    def settle(self) -> None:
+        """Until the model thread has nothing to do."""
+        self.thread.submit(lambda: None).result(timeout=10)
+
+
+@pytest.fixture
+def side() -> Iterator[Side]:
+    made = Side()
+    yield made
+    made.worker.done = set(range(100))
+    made.thread.shutdown()
+
+
+def test_a_step_that_is_there_begins_before_the_one_in_flight_is_finished(side: Side) -> None:
+    side.worker.done = {1, 2, 3}
+    side.put_together(1, 2, 3)
+    side.settle()
+    assert side.worker.log == ["begin 1", "begin 2", "finish 1", "begin 3", "finish 2", "finish 3"]
+    assert side.answers == [1, 2, 3]
+
+
+def test_a_step_that_comes_while_another_computes_is_begun_at_once(side: Side) -> None:
+    side.put(1)
+    side.until(lambda: side.worker.log == ["begin 1"])
+    side.put(2)
+    side.until(lambda: side.worker.log[:2] == ["begin 1", "begin 2"])
+    side.worker.done |= {1, 2}
+    side.settle()
+    assert side.answers == [1, 2]
+
+
+def test_tokens_that_are_there_are_told_without_a_step_behind_them(side: Side) -> None:
+    side.put(1)
+    side.until(lambda: side.worker.log == ["begin 1"])
+    assert side.loop.is_running
+    side.worker.done.add(1)
+    side.until(lambda: side.answers == [1])
+    side.until(lambda: not side.loop.is_running)
+
+
+def test_a_step_that_cannot_follow_waits_for_the_tokens_of_the_one_before(side: Side) -> None:
+    side.worker.alone, side.worker.done = {2}, {1, 2}
+    side.put_together(1, 2)
+    side.settle()
+    assert side.worker.log == ["begin 1", "finish 1", "begin 2", "finish 2"]
+
+
+def test_a_step_that_ended_as_it_began_is_told_before_the_next_one_begins(side: Side) -> None:
+    side.worker.at_once = {1, 2, 3}
+    side.put_together(1, 2, 3)
+    side.settle()
+    assert side.worker.log == ["begin 1", "finish 1", "begin 2", "finish 2", "begin 3", "finish 3"]
+
+
+def test_a_failure_is_that_steps_answer(side: Side) -> None:
+    side.worker.failing, side.worker.done = {1, 3}, {1, 2, 3}
+    side.put_together(1, 2, 3)
+    side.settle()
+    assert side.answers == ["step 1", 2, "step 3"]
+
+
+def test_what_comes_between_two_steps_finds_none_in_flight(side: Side) -> None:
+    """As InitializeCache does, sent between them."""
+    side.worker.done = {1, 2}
+    gate = threading.Event()
+    side.thread.submit(gate.wait)
+    side.put(1)
+    side.thread.submit(lambda: (side.loop.drain(), side.worker.log.append("other")))
+    side.put(2)
+    gate.set()
+    side.settle()
+    assert side.worker.log == ["begin 1", "finish 1", "other", "begin 2", "finish 2"]
+    assert not side.loop.is_running
