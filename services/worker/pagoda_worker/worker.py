@@ -10,6 +10,7 @@ from pagoda_common.errors import ConfigError, OutOfMemory, StaleEpoch
 from pagoda_common.grammar.bounded_grammar import BoundedCompiler
 from pagoda_common.process.startup_marks import mark
 from pagoda_worker.attention.choice import AttentionChoice, choose_attention
+from pagoda_worker.graphs.cuda_graphs import recorded_graphs, what_waits
 from pagoda_worker.loader.loaded_model import LoadedModel
 from pagoda_worker.loader.model_facts import ModelFacts
 from pagoda_worker.loader.model_weights import ModelWeights, release_memory
@@ -30,7 +31,6 @@ from pagoda_worker.sampling.grammars import Grammars, load_compiler
 from pagoda_worker.sampling.logits_processors import load_logits_processors
 from pagoda_worker.steps.batch import ExecuteModelInput, ModelRunnerOutput
 from pagoda_worker.steps.begun_steps import BegunSteps
-from pagoda_worker.steps.cuda_graphs import recorded_graphs, what_waits
 from pagoda_worker.steps.model_runner import ModelRunner
 from pagoda_worker.steps.step_threads import StepThreads
 

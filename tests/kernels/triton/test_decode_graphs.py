@@ -18,9 +18,9 @@ from pagoda_kernels.attention.quantized_cache import scales_of
 from pagoda_kernels.external.flash_attn import FlashAttention
 from pagoda_kernels.selection import use_references
 from pagoda_worker.attention.choice import AttentionChoice
+from pagoda_worker.graphs.cuda_graphs import make_decode_graphs, why_eager
+from pagoda_worker.graphs.decode_graphs import DecodeGraphs, Graph
 from pagoda_worker.steps.batch import ExecuteModelInput, NewRequest
-from pagoda_worker.steps.cuda_graphs import make_decode_graphs, why_eager
-from pagoda_worker.steps.decode_graphs import DecodeGraphs, Graph
 from pagoda_worker.steps.input_batch import StepInputs
 from pagoda_worker.steps.model_runner import ModelRunner
 from pagoda_worker.worker import Worker

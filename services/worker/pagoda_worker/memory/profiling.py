@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_worker.graphs.cuda_graphs import CudaGraphRecorder, make_decode_graphs, why_eager
+from pagoda_worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
 from pagoda_worker.loader.loaded_model import LoadedModel
 from pagoda_worker.memory.device import free_memory_bytes
 from pagoda_worker.steps.batch import ExecuteModelInput, NewRequest
-from pagoda_worker.steps.cuda_graphs import CudaGraphRecorder, make_decode_graphs, why_eager
-from pagoda_worker.steps.decode_graphs import DecodeGraphs, graph_sizes
 from pagoda_worker.steps.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ from torch import Tensor
 from pagoda_common.errors import ConfigError
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_worker.memory.transfers import to_device
+from pagoda_worker.sampling.columns import grown
 from pagoda_worker.sampling.logits_state import LogitsBatch
 from pagoda_worker.steps.batch import IntArray
-from pagoda_worker.steps.columns import grown
 
 logger = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
+from pagoda_worker.sampling.columns import grown
 from pagoda_worker.steps.batch import IntArray, TokenArray
-from pagoda_worker.steps.columns import grown
 
 FEW_SLOTS = 4
 """Logs that are rather searched as a whole: that is a handful of short operations each, which table look-ups are not

@@ -3,8 +3,8 @@
 import numpy as np
 
 from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_worker.sampling.columns import RaggedColumn, grown
 from pagoda_worker.steps.batch import IntArray
-from pagoda_worker.steps.columns import RaggedColumn, grown
 
 NO_LOGPROBS = -2
 """In the logprobs columns: none asked for (-1 is the vocabulary)."""

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from pagoda_kernels.attention.plan import AttentionPlan
 from pagoda_worker.attention.choice import AttentionChoice
+from pagoda_worker.graphs.decode_graphs import DecodeGraphs
 from pagoda_worker.memory.kv_cache import KVCache
 from pagoda_worker.memory.transfers import to_device
 from pagoda_worker.models.decoder import Decoder, ForwardContext
 from pagoda_worker.steps.batch import IntArray
-from pagoda_worker.steps.decode_graphs import DecodeGraphs
 from pagoda_worker.steps.input_batch import StepInputs
 from pagoda_worker.steps.step_clock import StepClock
 

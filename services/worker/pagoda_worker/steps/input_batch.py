@@ -10,10 +10,10 @@ from pagoda_common.errors import Code
 from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_kernels.decoder.decode_rows import SequenceColumns, append_rows, decode_rows
 from pagoda_kernels.decoder.decoder_layers import DecoderLayers
+from pagoda_worker.sampling.columns import grown
 from pagoda_worker.sampling.drafter import Drafter
 from pagoda_worker.sampling.sampling_columns import SamplingColumns
 from pagoda_worker.steps.batch import NO_INTS, BadSlot, ExecuteModelInput, IntArray, NewRequest, TokenArray
-from pagoda_worker.steps.columns import grown
 
 FIRST_TOKENS = 1024
 """Columns that the token log begins with."""

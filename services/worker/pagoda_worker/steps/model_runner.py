@@ -14,6 +14,7 @@ from pagoda_common.config.speculative_config import SpeculativeConfig
 from pagoda_common.errors import Code
 from pagoda_kernels.decoder.decoder_layers import DecoderLayers
 from pagoda_worker.attention.choice import AttentionChoice
+from pagoda_worker.graphs.decode_graphs import DecodeGraphs
 from pagoda_worker.memory.kv_cache import KVCache
 from pagoda_worker.memory.transfers import to_device
 from pagoda_worker.models.decoder import Decoder
@@ -35,7 +36,6 @@ from pagoda_worker.steps.batch import (
     PooledColumns,
     PromptLogprobs,
 )
-from pagoda_worker.steps.decode_graphs import DecodeGraphs
 from pagoda_worker.steps.forward_pass import ForwardPass
 from pagoda_worker.steps.input_batch import InputBatch, StepInputs
 from pagoda_worker.steps.sampled_rows import SampledRows

@@ -13,7 +13,7 @@ from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_worker.sampling import logits_processors
 from pagoda_worker.sampling.logits_processors import LogitsProcessor, LogitsProcessors, load_logits_processors
 from pagoda_worker.sampling.logits_state import LogitsBatch
-from pagoda_worker.steps.slot_rows import SlotRows
+from pagoda_worker.sampling.slot_rows import SlotRows
 from tests.unit.worker.driver import Driver
 
 PROMPT = [5, 6, 7]

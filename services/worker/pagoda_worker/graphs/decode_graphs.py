@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pagoda_worker.graphs.decode_buffers import DecodeBuffers
 from pagoda_worker.memory.kv_cache import KVCache
 from pagoda_worker.models.decoder import Decoder, ForwardContext
-from pagoda_worker.steps.decode_buffers import DecodeBuffers
 from pagoda_worker.steps.input_batch import StepInputs
 
 logger = logging.getLogger(__name__)

@@ -7,12 +7,12 @@ import torch
 
 from pagoda_kernels.attention.paged_attention import MAX_TRITON_HEAD_DIM
 from pagoda_kernels.selection import triton_kernel
+from pagoda_worker.graphs.decode_buffers import DecodeBuffers
+from pagoda_worker.graphs.decode_graphs import DecodeGraphs, Graph, GraphRecorder, graph_sizes
 from pagoda_worker.loader.loaded_model import LoadedModel
 from pagoda_worker.memory.device import free_memory_bytes
 from pagoda_worker.memory.kv_cache import KVCache
 from pagoda_worker.memory.transfers import new_stream
-from pagoda_worker.steps.decode_buffers import DecodeBuffers
-from pagoda_worker.steps.decode_graphs import DecodeGraphs, Graph, GraphRecorder, graph_sizes
 
 logger = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 import numpy as np
 
 from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_worker.sampling.columns import RaggedColumn, grown
 from pagoda_worker.steps.batch import ExecuteModelInput, NewRequest
-from pagoda_worker.steps.columns import RaggedColumn, grown
 from pagoda_worker.steps.input_batch import FIRST_TOKENS, InputBatch
 
 

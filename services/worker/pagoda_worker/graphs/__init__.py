@@ -1,0 +1,1 @@
+"""Decode steps recorded once and replayed with one launch. No requests, no gRPC."""
