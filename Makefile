@@ -1,5 +1,6 @@
-# make serve: a server to talk to.  make demo: one answer, then end.  make test: everything that proves it, but for
-# containers: make test-containers builds the images and needs a Docker engine.
+# make serve: a server to talk to.  make demo: one answer, then end.
+# make test: everything that proves it but for containers, some 20 minutes on two cores.  make test-quick: unit tests and
+# kernels, below 4 minutes.  make test-containers builds the images and needs a Docker engine.
 #
 # They need Python 3.11 or newer with its venv module (Debian: apt install python3-venv) and nothing else.
 # Another interpreter: make PYTHON=/path/to/python3.12 …
@@ -12,7 +13,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # The newest torch that pyproject.toml allows, and the one the tests run with.
 TORCH := torch==2.13.0
 
-.PHONY: install serve demo test test-containers lint proto clean
+.PHONY: install serve demo test test-quick test-containers lint proto clean
 .DEFAULT_GOAL := serve
 
 install: $(STAMP)
@@ -25,7 +26,13 @@ demo: install
 
 # Two files of tests at a time: most of them wait for processes to start. ARGS='-n 0 tests/unit' for one at a time.
 test: install
+	@echo "Tests: unit, kernels, service, process, exactness, conformance, compat, two files at a time. Some 20 minutes on"
+	@echo "two cores. make test-quick runs unit and kernels alone; make test-containers runs what needs a Docker engine."
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/container $(ARGS)
+
+test-quick: install
+	@echo "Tests: unit and kernels, two files at a time, below 4 minutes on two cores"
+	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/kernels $(ARGS)
 
 test-containers: install
 	@$(BIN)/python -m pytest -o faulthandler_timeout=1200 tests/container $(ARGS)

@@ -26,7 +26,7 @@ class Api:
 
     def __init__(self, url: str) -> None:
         headers = {"Authorization": f"Bearer {API_KEYS[0]}"}
-        self.http = httpx.Client(base_url=url, timeout=120, headers=headers)
+        self.http = httpx.Client(base_url=url, timeout=240, headers=headers)
 
     def __enter__(self) -> Self:
         return self

@@ -41,15 +41,15 @@ def status_of(call: Any, request: Any, metadata: Any = KEY, timeout: float = 120
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "seed": 5, "max_tokens": 30}, {"max_tokens": 1}], ids=str)
 def test_generate_says_what_a_completion_says(api: Api, stub: Any, params: dict[str, Any]) -> None:
     text = api.text(**params)
-    responses = list(stub.Generate(generate(**params), metadata=KEY, timeout=120))
+    responses = list(stub.Generate(generate(**params), metadata=KEY, timeout=240))
     assert "".join(response.text for response in responses) == text
     assert responses[-1].finish_reason == types_pb2.FINISH_REASON_LENGTH
-    unary = stub.GenerateUnary(generate(**params), metadata=KEY, timeout=120)
+    unary = stub.GenerateUnary(generate(**params), metadata=KEY, timeout=240)
     assert [output.text for output in unary.outputs] == [text]
 
 
 def test_chat_says_what_a_chat_completion_says(api: Api, stub: Any) -> None:
-    responses = list(stub.Chat(ask(), metadata=KEY, timeout=120))
+    responses = list(stub.Chat(ask(), metadata=KEY, timeout=240))
     assert "".join(response.content for response in responses) == api.says(max_tokens=300)
 
 
@@ -57,23 +57,23 @@ def test_a_named_tool_is_called(stub: Any) -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     tool = inference_pb2.Tool(name="get_weather", parameters_json=json.dumps(schema))
     request = ask(content="What is the weather in Paris?", tools=[tool], tool_choice_function="get_weather")
-    deltas = [delta for response in stub.Chat(request, metadata=KEY, timeout=120) for delta in response.tool_calls]
+    deltas = [delta for response in stub.Chat(request, metadata=KEY, timeout=240) for delta in response.tool_calls]
     assert [delta.name for delta in deltas if delta.name] == ["get_weather"]
     assert isinstance(json.loads("".join(delta.arguments for delta in deltas))["city"], str)
 
 
 def test_text_to_tokens_and_back(api: Api, stub: Any) -> None:
     text = "naïve 日本 🙂"
-    token_ids = list(stub.Tokenize(inference_pb2.TokenizeRequest(text=text), metadata=KEY, timeout=60).token_ids)
+    token_ids = list(stub.Tokenize(inference_pb2.TokenizeRequest(text=text), metadata=KEY, timeout=240).token_ids)
     assert token_ids == api.ok("/tokenize", {"model": MODEL, "prompt": text})["tokens"]
     request = inference_pb2.DetokenizeRequest(token_ids=token_ids)
-    assert stub.Detokenize(request, metadata=KEY, timeout=60).text == text
+    assert stub.Detokenize(request, metadata=KEY, timeout=240).text == text
 
 
 def test_model_and_server_are_described(stub: Any) -> None:
-    info = stub.GetModelInfo(inference_pb2.GetModelInfoRequest(), metadata=KEY, timeout=60)
+    info = stub.GetModelInfo(inference_pb2.GetModelInfoRequest(), metadata=KEY, timeout=240)
     assert list(info.served_model_names) == [MODEL]
-    assert stub.GetServerInfo(inference_pb2.GetServerInfoRequest(), metadata=KEY, timeout=60).version
+    assert stub.GetServerInfo(inference_pb2.GetServerInfoRequest(), metadata=KEY, timeout=240).version
 
 
 INVALID: dict[str, tuple[dict[str, Any], str]] = {
@@ -132,8 +132,8 @@ def test_a_deadline_is_honoured(api: Api, stub: Any) -> None:
 def test_an_aborted_request_ends(stub: Any) -> None:
     request = generate(max_tokens=1000, ignore_eos=True)
     request.request_id = "to-be-aborted"
-    stream = stub.Generate(request, metadata=KEY, timeout=120)
+    stream = stub.Generate(request, metadata=KEY, timeout=240)
     next(stream)
-    stub.Abort(inference_pb2.AbortGenerationRequest(request_ids=["to-be-aborted"]), metadata=KEY, timeout=60)
+    stub.Abort(inference_pb2.AbortGenerationRequest(request_ids=["to-be-aborted"]), metadata=KEY, timeout=240)
     last = list(stream)[-1]
     assert last.finish_reason == types_pb2.FINISH_REASON_ABORT

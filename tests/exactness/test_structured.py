@@ -102,7 +102,7 @@ async def test_preempted_and_resumed_outputs_equal_undisturbed_ones() -> None:
             await client.wait_until_ready(120)
             is_under_way = asyncio.Event()
             running = asyncio.create_task(outputs(client, at_once=True, is_under_way=is_under_way))
-            async with asyncio.timeout(120):
+            async with asyncio.timeout(240):
                 await is_under_way.wait()
         assert not running.done()
         async with running_worker(scheduler.address):

@@ -21,7 +21,7 @@ class Certificates:
     def make(self, *names: str) -> None:
         """Make pairs for the names, or make them anew."""
         command = ["sh", str(SCRIPT), str(self.directory), *names]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stderr
 
     def path(self, file: str) -> str:

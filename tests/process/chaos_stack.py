@@ -143,7 +143,7 @@ class ChaosStack:
                 return f"{name} was not replaced"
         try:
             stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
-            state = await stub.GetState(scheduler_pb2.GetStateRequest(), timeout=5)
+            state = await stub.GetState(scheduler_pb2.GetStateRequest(), timeout=240)
         except grpc.aio.AioRpcError as error:
             return f"the scheduler does not answer: {error.details()}"
         num_serving = sum(worker.state == "serving" for worker in state.workers)

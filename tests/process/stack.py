@@ -17,7 +17,7 @@ import psutil
 
 from pagoda_common.process.children import free_port
 
-WAIT_S = 180.0
+WAIT_S = 600.0
 """How long a poll may take on a slow machine; only a broken build waits so long."""
 MODULES = {"frontend": "pagoda_frontend", "scheduler": "pagoda_scheduler", "worker": "pagoda_worker"}
 
@@ -38,7 +38,7 @@ def poll_until(
 def get_status(url: str) -> int:
     """HTTP status of a GET; 0 when nobody answers."""
     try:
-        with urllib.request.urlopen(url, timeout=10) as response:
+        with urllib.request.urlopen(url, timeout=30) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -56,7 +56,7 @@ def ask(url: str, *, max_tokens: int = 16, seed: int | None = None) -> str:
     }
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=120) as response:
+    with urllib.request.urlopen(request, timeout=240) as response:
         return str(json.load(response)["choices"][0]["message"]["content"])
 
 

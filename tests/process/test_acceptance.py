@@ -37,7 +37,7 @@ def stack() -> Iterator[Stack]:
 
 def gauge(stack: Stack, name: str) -> float:
     """A metric without extra labels."""
-    with urllib.request.urlopen(f"{stack.url}/metrics", timeout=30) as response:
+    with urllib.request.urlopen(f"{stack.url}/metrics", timeout=240) as response:
         text = response.read().decode()
     match = re.search(rf"^{re.escape(name)}{{[^}}]*}} (\S+)$", text, re.MULTILINE)
     assert match is not None, name
@@ -89,5 +89,5 @@ async def test_a_client_that_disconnects_frees_its_blocks(stack: Stack) -> None:
 def test_the_stub_example_streams_an_answer(stack: Stack) -> None:
     example = Path(__file__).parents[2] / "examples" / "grpc_stub_stream.py"
     command = [sys.executable, str(example), "Hello!", f"127.0.0.1:{stack.grpc_port}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout.strip()

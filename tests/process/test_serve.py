@@ -47,7 +47,7 @@ def test_serve_announces_addresses_and_an_example_request(shared_stack: Stack) -
     assert f"{shared_stack.url}/v1" in log
     assert f"127.0.0.1:{shared_stack.grpc_port}" in log
     curl = next(line for line in log.replace("\\\n", " ").splitlines() if line.strip().startswith("curl"))
-    done = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout.rstrip().endswith("data: [DONE]")
 
 

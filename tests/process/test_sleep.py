@@ -29,7 +29,7 @@ def stack() -> Iterator[Stack]:
 
 @pytest.fixture
 async def http(stack: Stack) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=stack.url, timeout=120) as http:
+    async with httpx.AsyncClient(base_url=stack.url, timeout=240) as http:
         yield http
 
 

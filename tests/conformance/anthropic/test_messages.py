@@ -19,7 +19,7 @@ SCHEMA = {**PARAMETERS, "properties": {**PARAMETERS["properties"], "city": {"enu
 
 @pytest.fixture(scope="module")
 def client(stack: Stack) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=stack.url, api_key=API_KEYS[1], max_retries=0, timeout=120) as client:
+    with anthropic.Anthropic(base_url=stack.url, api_key=API_KEYS[1], max_retries=0, timeout=240) as client:
         yield client
 
 

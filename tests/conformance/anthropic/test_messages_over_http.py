@@ -204,8 +204,8 @@ def test_a_prompt_beyond_the_context_is_refused(api: Api) -> None:
 
 def test_the_key_may_come_in_anthropics_header(api: Api) -> None:
     url = f"{api.http.base_url}{MESSAGES}"
-    assert httpx.post(url, json=body(), headers={"x-api-key": API_KEYS[1]}, timeout=60).status_code == 200
-    response = httpx.post(url, json=body(), headers={"x-api-key": "sk-other"}, timeout=60)
+    assert httpx.post(url, json=body(), headers={"x-api-key": API_KEYS[1]}, timeout=240).status_code == 200
+    response = httpx.post(url, json=body(), headers={"x-api-key": "sk-other"}, timeout=240)
     assert response.status_code == 401
     assert response.json()["error"]
 

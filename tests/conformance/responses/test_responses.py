@@ -32,7 +32,7 @@ class Pet(pydantic.BaseModel):
 
 @pytest.fixture(scope="module")
 def client(stack: Stack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key=API_KEYS[0], max_retries=0, timeout=120) as client:
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key=API_KEYS[0], max_retries=0, timeout=240) as client:
         yield client
 
 

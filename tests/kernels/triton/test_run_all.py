@@ -37,6 +37,6 @@ def test_everything_runs(tmp_path: Path) -> None:
 
 def test_a_spent_budget_skips_parts_and_says_so(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--budget-s", "0", "--out", str(tmp_path)]
-    subprocess.run(command, capture_output=True, check=True, timeout=100, env=ENVIRONMENT)
+    subprocess.run(command, capture_output=True, check=True, timeout=240, env=ENVIRONMENT)
     (path,) = tmp_path.glob("*.json")
     assert set(json.loads(path.read_text())["parts"].values()) == {"skipped: the budget is spent"}

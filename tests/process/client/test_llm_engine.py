@@ -161,13 +161,13 @@ def test_no_orphan_survives_a_killed_program() -> None:
     assert len(children) == 2
     os.kill(program.pid, signal.SIGKILL)
     program.wait()
-    _, alive = psutil.wait_procs(children, timeout=5)
+    _, alive = psutil.wait_procs(children, timeout=240)
     assert alive == []
 
 
 def test_the_quickstart_program_runs_and_ends_cleanly() -> None:
     example = Path(__file__).parents[3] / "examples" / "offline_inference.py"
-    result = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=240)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("Output:") == 4
     assert "Traceback" not in result.stderr

@@ -47,21 +47,21 @@ def greedy_text(stack: Stack) -> str:
     body = {"prompt": PROMPT, "temperature": 0, "max_tokens": NUM_TOKENS}
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {API_KEY}"}
     request = urllib.request.Request(f"{stack.url}/v1/completions", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=120) as response:
+    with urllib.request.urlopen(request, timeout=240) as response:
         return str(json.load(response)["choices"][0]["text"])
 
 
 def test_a_stream_is_whole_also_after_the_loss_of_its_frontend(stack: Stack) -> None:
     expected = greedy_text(stack) + "\n"
     flags = ("--max-tokens", str(NUM_TOKENS), "--deadline-s", "120")
-    text, notes = start(stack, *flags).communicate(timeout=150)
+    text, notes = start(stack, *flags).communicate(timeout=240)
     assert text == expected, notes
     frontend = stack.service("frontend")
     process = start(stack, *flags)
     assert process.stdout is not None
     first = process.stdout.read(1)
     frontend.kill()
-    rest, notes = process.communicate(timeout=150)
+    rest, notes = process.communicate(timeout=240)
     assert first + rest == expected, notes
     assert f"[127.0.0.1:{stack.grpc_port}: " in notes, "it ended before its frontend did"
     assert process.returncode == 0
@@ -75,6 +75,6 @@ def test_a_failure_is_told_with_its_status(stack: Stack) -> None:
         (("--max-tokens", "900", "--deadline-s", "0.2"), API_KEY, "DEADLINE_EXCEEDED: "),
     ):
         process = start(stack, *flags, api_key=api_key)
-        _, notes = process.communicate(timeout=60)
+        _, notes = process.communicate(timeout=240)
         assert status in notes
         assert process.returncode == 1

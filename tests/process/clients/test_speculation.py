@@ -51,7 +51,7 @@ def stream(stack: Stack, number: int, heard: threading.Semaphore | None = None) 
 
 def accepted(stack: Stack) -> float:
     """Guesses that were right so far."""
-    with urllib.request.urlopen(f"{stack.url}/metrics", timeout=60) as response:
+    with urllib.request.urlopen(f"{stack.url}/metrics", timeout=240) as response:
         lines = response.read().decode().splitlines()
     name = "vllm:spec_decode_num_accepted_tokens_total"
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
@@ -65,7 +65,7 @@ def test_streams_survive_a_kill(stack: Stack, name: str) -> None:
         victim, heard = stack.service(name), threading.Semaphore(0)
         answers = [threads.submit(stream, stack, number, heard) for number in range(NUM_STREAMS)]
         for _ in range(20 * NUM_STREAMS):
-            assert heard.acquire(timeout=60)
+            assert heard.acquire(timeout=240)
         victim.send_signal(signal.SIGKILL)
-        assert [answer.result(timeout=120) for answer in answers] == undisturbed
+        assert [answer.result(timeout=240) for answer in answers] == undisturbed
     stack.wait_ready()

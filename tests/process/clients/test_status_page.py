@@ -137,7 +137,7 @@ def test_top_shows_a_frame_of_the_same(stack: Stack, scheduler_port: int, by: st
     asking = threading.Thread(target=ask, args=(stack.url,), kwargs={"max_tokens": 200})
     asking.start()
     environment = {**os.environ, "COLUMNS": "80"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True, env=environment)
     asking.join()
     assert "pagoda-tiny" in done.stdout
     assert "serving" in done.stdout

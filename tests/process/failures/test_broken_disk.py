@@ -26,7 +26,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def not_ready_reason(url: str) -> str:
     """What /ready gives as reason; empty when it answers 200, or nobody does."""
     try:
-        with urllib.request.urlopen(f"{url}/ready", timeout=10):
+        with urllib.request.urlopen(f"{url}/ready", timeout=240):
             return ""
     except urllib.error.HTTPError as error:
         return str(json.load(error)["error"]["message"])

@@ -29,7 +29,7 @@ async def running() -> AsyncIterator[Deployment]:
 async def test_a_stopped_worker_turns_readiness_false_and_its_return_turns_it_true(running: Deployment) -> None:
     worker = running.processes["worker"]
     url = running.urls["frontend-0"]
-    async with connect(running.scheduler) as channel, asyncio.timeout(120):
+    async with connect(running.scheduler) as channel, asyncio.timeout(240):
         stub = health_pb2_grpc.HealthStub(channel)
         watch = stub.Watch(health_pb2.HealthCheckRequest(service="pagoda.v1.Scheduler"))
         while (await watch.read()).status != SERVING:

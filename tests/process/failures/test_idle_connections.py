@@ -39,7 +39,7 @@ async def test_a_frontend_with_two_thousand_idle_connections_answers(files: None
         exits.callback(child.kill)
         assert child.stderr is not None
         port = 0
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(240):
             async for line in child.stderr:
                 if match := re.search(rb"frontend listening on http://127.0.0.1:(\d+)", line):
                     port = int(match[1])
@@ -50,10 +50,10 @@ async def test_a_frontend_with_two_thousand_idle_connections_answers(files: None
         opened: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         for _ in range(NUM_CONNECTIONS // BATCH):
             opened += await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port) for _ in range(BATCH)))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while process.num_fds() < NUM_CONNECTIONS:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=240) as http:
             answer = await http.post("/v1/completions", json={"prompt": [5], "max_tokens": 8})
             assert answer.json()["usage"]["completion_tokens"] == 8
             assert (await http.get("/ready")).status_code == 200

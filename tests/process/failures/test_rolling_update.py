@@ -41,14 +41,14 @@ class Deployment:
         if name.startswith("frontend"):
             port = free_port()
             self.starting[name] = f"http://127.0.0.1:{port}"
-            argv = [argv[0], "--drain-timeout=60", f"--port={port}", "--grpc-port=0"]
+            argv = [argv[0], "--drain-timeout=600", f"--port={port}", "--grpc-port=0"]
         elif name == "scheduler":
             argv = [*argv[1:], f"--port={self.scheduler.rpartition(':')[2]}"]
         self.processes[name] = Process("-m", f"pagoda_{name.partition('-')[0]}", *argv)
 
     async def ready(self, name: str) -> None:
         """Wait until a frontend is."""
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(240):
             url = self.starting.get(name) or self.urls[name]
             while await asyncio.to_thread(get_status, f"{url}/ready") != 200:
                 assert self.processes[name].popen.poll() is None, self.log
@@ -61,7 +61,7 @@ class Deployment:
         process = self.processes[name]
         process.signal(signal.SIGTERM)
         if name.startswith("frontend"):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(240):
                 while await asyncio.to_thread(get_status, f"{self.urls[name]}/ready") == 200:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
         assert await asyncio.to_thread(process.wait) == 0, self.log

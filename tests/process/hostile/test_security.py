@@ -69,7 +69,7 @@ class Stack:
         body = {"model": "pagoda-tiny", "prompt": PROMPT, "temperature": 0, "max_tokens": 8}
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {API_KEY}"}
         request = urllib.request.Request(f"{self.url}/v1/completions", json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=120) as response:
+        with urllib.request.urlopen(request, timeout=240) as response:
             return str(json.load(response)["choices"][0]["text"])
 
     @property
@@ -102,14 +102,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 def shown_certificate(port: int) -> str:
     """What a new connection to `port` is shown, as PEM."""
-    return ssl.get_server_certificate((HOST, port), timeout=20).strip()
+    return ssl.get_server_certificate((HOST, port), timeout=240).strip()
 
 
 def status_of(security: SecurityConfig, address: str) -> grpc.StatusCode:
     """What the scheduler at `address` answers to GetState."""
     with connect_blocking(address, security=security) as channel:
         try:
-            scheduler_pb2_grpc.SchedulerStub(channel).GetState(scheduler_pb2.GetStateRequest(), timeout=20)
+            scheduler_pb2_grpc.SchedulerStub(channel).GetState(scheduler_pb2.GetStateRequest(), timeout=240)
         except grpc.RpcError as error:
             return error.code()  # an _InactiveRpcError, which is a grpc.Call
     return grpc.StatusCode.OK
@@ -118,7 +118,7 @@ def status_of(security: SecurityConfig, address: str) -> grpc.StatusCode:
 async def get_state(stack: Stack) -> scheduler_pb2.GetStateResponse:
     """What the scheduler tells of itself."""
     async with connect(stack.scheduler, security=stack.security("frontend")) as channel:
-        return await scheduler_pb2_grpc.SchedulerStub(channel).GetState(scheduler_pb2.GetStateRequest(), timeout=20)
+        return await scheduler_pb2_grpc.SchedulerStub(channel).GetState(scheduler_pb2.GetStateRequest(), timeout=240)
 
 
 async def generate(stack: Stack, security: SecurityConfig) -> str:
@@ -139,7 +139,7 @@ def test_three_processes_answer_over_mutual_tls(stack: Stack) -> None:
         request = inference_pb2.GenerateRequest(text=PROMPT)
         request.sampling_params.temperature, request.sampling_params.max_tokens = 0, 8
         key = (("authorization", f"Bearer {API_KEY}"),)
-        messages = list(inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=60, metadata=key))
+        messages = list(inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=240, metadata=key))
     assert "".join(message.text for message in messages) == text
 
 
@@ -185,7 +185,7 @@ def test_no_secret_in_logs_and_answers(stack: Stack) -> None:
     with connect_blocking(f"{HOST}:{stack.grpc_port}", security=trusting) as channel:
         key = (("authorization", f"Bearer {API_KEY}"),)
         stub = inference_pb2_grpc.InferenceStub(channel)
-        info = stub.GetServerInfo(inference_pb2.GetServerInfoRequest(), timeout=20, metadata=key)
+        info = stub.GetServerInfo(inference_pb2.GetServerInfoRequest(), timeout=240, metadata=key)
     state = asyncio.run(get_state(stack))
     assert state.workers
     seen = "\n".join([str(info), str(state), stack.log])
@@ -205,7 +205,7 @@ def test_no_secret_in_logs_and_answers(stack: Stack) -> None:
 )
 def test_plaintext_over_a_network_is_refused_at_the_start(module: str, argv: list[str], field: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", module, *argv], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", module, *argv], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 2, done.stderr
     message = done.stderr.splitlines()[-1]

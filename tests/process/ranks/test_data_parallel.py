@@ -27,12 +27,12 @@ class TwoWorkers(Stack):
 
     def serving_groups(self) -> list[int]:
         """Numbers of the groups that serve."""
-        state = self.stub.GetState(scheduler_pb2.GetStateRequest(), timeout=10)
+        state = self.stub.GetState(scheduler_pb2.GetStateRequest(), timeout=240)
         return sorted(worker.identity.group for worker in state.workers if worker.state == "serving")
 
     def states(self) -> list[str]:
         """What the groups are doing."""
-        state = self.stub.GetState(scheduler_pb2.GetStateRequest(), timeout=10)
+        state = self.stub.GetState(scheduler_pb2.GetStateRequest(), timeout=240)
         return sorted(worker.state for worker in state.workers)
 
     def wait_for_two(self) -> None:
@@ -91,7 +91,7 @@ def test_a_standby_worker_takes_the_streams_of_a_killed_one() -> None:
         both = ["serving", "standby"]
         poll_until(lambda: stack.states() == both, what="one serves, one stands by", log=lambda: stack.log)
         undisturbed = "".join(stream(stack, temperature=1.0))
-        state = stack.stub.GetState(scheduler_pb2.GetStateRequest(), timeout=10)
+        state = stack.stub.GetState(scheduler_pb2.GetStateRequest(), timeout=240)
         port = next(worker.identity.address for worker in state.workers if worker.state == "serving").rpartition(":")[2]
         victim = next(
             worker

@@ -52,7 +52,7 @@ class Pair:
 
         def serving() -> scheduler_pb2.WorkerIdentity | None:
             try:
-                state = self._stub.GetState(scheduler_pb2.GetStateRequest(), timeout=10)
+                state = self._stub.GetState(scheduler_pb2.GetStateRequest(), timeout=240)
             except grpc.RpcError:
                 return None
             return next((worker.identity for worker in state.workers if worker.state == "serving"), None)

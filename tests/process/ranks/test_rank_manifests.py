@@ -70,7 +70,7 @@ def test_ranks_find_each_other_and_serve(name: str) -> None:
             stub = scheduler_pb2_grpc.SchedulerStub(channel)
 
             def serving() -> list[int]:
-                state = stub.GetState(scheduler_pb2.GetStateRequest(), timeout=10, wait_for_ready=True)
+                state = stub.GetState(scheduler_pb2.GetStateRequest(), timeout=240, wait_for_ready=True)
                 return [worker.identity.rank for worker in state.workers if worker.state == "serving"]
 
             poll_until(

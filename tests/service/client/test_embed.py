@@ -85,7 +85,7 @@ async def test_async_embeddings(scheduler_thread: FakeSchedulerThread, fake: Fak
         try:
             waiting = asyncio.create_task(llm.embed("a", request_id="left"))
             aborted = asyncio.create_task(llm.embed("a", request_id="mine"))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(240):
                 while fake.num_open_sequences < 2:  # noqa: ASYNC110 (the requests are on their way)
                     await asyncio.sleep(0.01)
                 await llm.abort("mine")

@@ -54,7 +54,7 @@ async def collect(stream: EngineStream) -> dict[int, EngineOutput]:
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(240):
         while not condition():  # noqa: ASYNC110 (the fake has no events)
             await asyncio.sleep(0.002)
 

@@ -76,7 +76,7 @@ async def test_a_stop_string_ends_the_sequence(fake: FakeScheduler, engine: Engi
     assert "👋 th" in TOKENIZER.decode(ids)
     assert "👋 th" not in TOKENIZER.decode(ids[:-1])
     assert deltas[-1].num_output_tokens == len(ids)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(240):
         while fake.num_open_sequences:  # noqa: ASYNC110 (the fake has no events)
             await asyncio.sleep(0.002)
     assert fake.aborted == []
@@ -112,7 +112,7 @@ async def test_closing_the_generator_aborts(fake: FakeScheduler, engine: EngineC
     fake.script = None
     async with aclosing(generate_text(engine, TOKENIZER, request(max_tokens=400))) as stream:
         await anext(stream)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(240):
         while not fake.aborted:  # noqa: ASYNC110 (the fake has no events)
             await asyncio.sleep(0.002)
     assert fake.aborted == ["a"]

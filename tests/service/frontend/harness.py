@@ -76,7 +76,7 @@ async def frontend_at(address: str, fake: FakeScheduler, **config: Any) -> Async
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     channel = connect(f"127.0.0.1:{server.grpc_port}")
     try:
-        async with httpx.AsyncClient(base_url=url, timeout=20) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=240) as http:
             yield Running(fake, server, http, client, channel)
     finally:
         await channel.close()

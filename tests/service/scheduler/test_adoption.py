@@ -52,7 +52,7 @@ def ask(*, max_tokens: int = 60, n: int = 1, adopted: AdoptedRequest | None = No
 async def read(stream: EngineStream, *, at_least: int | None = None) -> dict[int, list[int]]:
     """Tokens of each sequence, to its end or until sequence 0 has `at_least`."""
     tokens: dict[int, list[int]] = {}
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while not stream.is_finished:
             for output in await stream.get():
                 known = tokens.setdefault(output.index, [])
@@ -124,7 +124,7 @@ async def test_a_sequence_that_had_ended_survives_two_losses(scheduler: RunningS
 async def test_logprobs_are_computed_again(scheduler: RunningScheduler) -> None:
     async with client_of(scheduler) as first:
         stream = first.submit(ask(logprobs=1))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(240):
             while not scheduler.engine.requests:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert stream.sequences[0].logprobs is not None

@@ -68,7 +68,7 @@ async def outcomes(
         await scheduler.until(lambda: scheduler.engine.load().num_waiting_reqs == len(requests))
         for number, worker in enumerate(workers):
             await worker.start(scheduler.address, group=number)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             for stream in streams:
                 while not stream.is_finished:
                     await stream.get()

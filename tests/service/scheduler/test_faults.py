@@ -85,11 +85,11 @@ async def test_a_poisonous_request_fails_alone(scheduler: RunningScheduler, work
     sound = [asyncio.create_task(generate(scheduler, str(i), [100 * i], 60)) for i in range(1, 7)]
     await scheduler.until(lambda: scheduler.engine.cores[0].num_steps > 5)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await asyncio.wait_for(generate(scheduler, "poison", [1, 2, POISON], 5), 60)
+        await asyncio.wait_for(generate(scheduler, "poison", [1, 2, POISON], 5), 240)
     assert caught.value.code() == grpc.StatusCode.INTERNAL
     assert "crashed its worker 3 times in a row, the last time alone" in (caught.value.details() or "")
     assert worker.num_crashes == 3
-    outputs = await asyncio.wait_for(asyncio.gather(*sound), 60)
+    outputs = await asyncio.wait_for(asyncio.gather(*sound), 240)
     assert outputs == [list(range(100 * i + 1, 100 * i + 61)) for i in range(1, 7)]
     core = scheduler.engine.cores[0]
     assert (len(core.scheduler.quarantine), core.scheduler.kv.pool.num_used_blocks) == (0, 0)
@@ -106,7 +106,7 @@ async def test_two_poisonous_requests_fail_and_a_long_suspect_is_cleared(
         asyncio.create_task(generate(scheduler, "long", long_prompt, 5)),
         asyncio.create_task(generate(scheduler, "short", [40], 20)),
     ]
-    first, second, long, short = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 120)
+    first, second, long, short = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 240)
     for failed in (first, second):
         assert isinstance(failed, grpc.aio.AioRpcError)
         assert failed.code() == grpc.StatusCode.INTERNAL
@@ -124,7 +124,7 @@ async def test_a_worker_lost_again_and_again_for_other_reasons_fails_nobody(
         worker.fail_at_step = 3
         await scheduler.until(lambda before=losses: scheduler.engine.load().counters.num_worker_losses > before)
         await scheduler.until_ready()
-    outputs = await asyncio.wait_for(asyncio.gather(*tasks), 60)
+    outputs = await asyncio.wait_for(asyncio.gather(*tasks), 240)
     assert outputs == [list(range(100 * i + 1, 100 * i + 61)) for i in range(1, 6)]
 
 
@@ -142,9 +142,9 @@ async def test_a_bug_that_one_request_meets_fails_it_alone(
     worker.delay_s = 0.002
     sound = asyncio.create_task(generate(scheduler, "sound", [100], 60))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await asyncio.wait_for(generate(scheduler, "cursed", [10], 5), 60)
+        await asyncio.wait_for(generate(scheduler, "cursed", [10], 5), 240)
     assert caught.value.code() == grpc.StatusCode.INTERNAL
-    assert await asyncio.wait_for(sound, 60) == list(range(101, 161))
+    assert await asyncio.wait_for(sound, 240) == list(range(101, 161))
 
 
 async def test_a_standby_worker_takes_over_at_once() -> None:
@@ -159,17 +159,17 @@ async def test_a_standby_worker_takes_over_at_once() -> None:
         await first.start(scheduler.address)
         await scheduler.until_ready()
         await second.start(scheduler.address)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(240):
             while await states() != ["serving", "standby"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         first.delay_s = 0.005
         outputs = asyncio.gather(*(generate(scheduler, str(i), [100 * i], 60) for i in range(1, 6)))
         await scheduler.until(lambda: scheduler.engine.cores[0].num_steps > 5)
         await first.stop()
-        assert await asyncio.wait_for(outputs, 60) == [list(range(100 * i + 1, 100 * i + 61)) for i in range(1, 6)]
+        assert await asyncio.wait_for(outputs, 240) == [list(range(100 * i + 1, 100 * i + 61)) for i in range(1, 6)]
         assert await states() == ["serving"]
         await third.start(scheduler.address)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(240):
             while sorted(await states()) != ["serving", "standby"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await second.stop()

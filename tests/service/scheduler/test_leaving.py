@@ -28,7 +28,7 @@ def run(scheduler: RunningScheduler, num: int, num_tokens: int = NUM_TOKENS) -> 
 
 
 async def check(tasks: "list[asyncio.Task[list[int]]]", num_tokens: int = NUM_TOKENS) -> None:
-    outputs = await asyncio.wait_for(asyncio.gather(*tasks), 60)
+    outputs = await asyncio.wait_for(asyncio.gather(*tasks), 240)
     assert outputs == [list(range(100 * i + 1, 100 * i + 1 + num_tokens)) for i in range(1, len(tasks) + 1)]
 
 
@@ -70,7 +70,7 @@ async def test_a_killed_worker_is_lost_at_once_and_its_number_is_free(
     worker = await start(scheduler)
     await worker.stop()
     await scheduler.until(lambda: not scheduler.engine.cores)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(240):
         while await states(scheduler):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     other = await start(scheduler)
@@ -106,7 +106,7 @@ async def test_what_runs_on_a_leaving_worker_ends_there_and_what_waits_goes_else
     other = await start(scheduler)
     await scheduler.until(lambda: sum(task.done() for task in tasks) == 4)  # those that waited, before the others
     await check(tasks)
-    await asyncio.wait_for(leaving, 20)
+    await asyncio.wait_for(leaving, 240)
     assert scheduler.engine.load().counters.num_worker_losses == 0
     await scheduler.until(lambda: len(scheduler.engine.cores) == 1)
     await worker.stop()
@@ -120,7 +120,7 @@ async def test_what_a_leaving_worker_has_not_finished_in_time_goes_on_elsewhere_
     core = scheduler.engine.cores[0]
     tasks = run(scheduler, 5)
     await scheduler.until(lambda: core.num_steps > 5)
-    await asyncio.wait_for(worker.leave(0.1), 20)
+    await asyncio.wait_for(worker.leave(0.1), 240)
     await worker.stop()
     requests = [one for open_request in scheduler.engine.requests.values() for one in open_request.sequences]
     assert [request.num_crashes for request in requests] == [0] * 5
@@ -133,7 +133,7 @@ async def test_what_a_leaving_worker_has_not_finished_in_time_goes_on_elsewhere_
 
 async def test_an_idle_worker_leaves_at_once(scheduler: RunningScheduler) -> None:
     worker = await start(scheduler)
-    await asyncio.wait_for(worker.leave(3600), 20)
+    await asyncio.wait_for(worker.leave(3600), 240)
     await scheduler.until(lambda: not scheduler.engine.is_ready)
     assert await states(scheduler) == []
     await worker.stop()

@@ -76,7 +76,7 @@ async def call(channel: grpc.aio.Channel, **options: object) -> str:
     """What GetMetrics answers over `channel`: the caller's name, or the status and its details."""
     stub = scheduler_pb2_grpc.SchedulerStub(channel)
     try:
-        answer = await stub.GetMetrics(scheduler_pb2.GetMetricsRequest(), timeout=20, **options)
+        answer = await stub.GetMetrics(scheduler_pb2.GetMetricsRequest(), timeout=240, **options)
     except grpc.aio.AioRpcError as error:
         return f"{error.code().name}: {error.details()}"
     return answer.text.decode()
@@ -91,7 +91,7 @@ async def ask(address: str, security: SecurityConfig | None = None) -> str:
 def blocking_health(address: str, security: SecurityConfig) -> int:
     """What a program without asyncio is told."""
     with connect_blocking(address, security=security) as channel:
-        return health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20).status
+        return health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=240).status
 
 
 async def test_who_has_a_certificate_of_the_authority_is_served(certificates: Certificates) -> None:
@@ -184,7 +184,7 @@ async def test_a_service_token_opens_every_call(tmp_path: Path, shown: str, is_s
     ):
         answer = await call(channel)
         assert answer == "nobody" if is_served else answer.startswith("UNAUTHENTICATED: the call shows no service")
-        session = scheduler_pb2_grpc.SchedulerStub(channel).Session(timeout=20)
+        session = scheduler_pb2_grpc.SchedulerStub(channel).Session(timeout=240)
         await session.write(scheduler_pb2.FrontendMessage())
         if is_served:
             assert isinstance(await session.read(), scheduler_pb2.SchedulerMessage)
@@ -224,10 +224,10 @@ async def test_an_abstract_socket_has_one_server() -> None:
 
 async def test_health_needs_no_token_and_reflection_does() -> None:
     async with running_server(SecurityConfig(service_token=TOKEN).server) as address, connect(address) as channel:
-        health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+        health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=240)
         assert health.status == health_pb2.HealthCheckResponse.SERVING
         request = reflection_pb2.ServerReflectionRequest(list_services="")
-        answers = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([request]), timeout=20)
+        answers = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([request]), timeout=240)
         with pytest.raises(grpc.aio.AioRpcError):
             await answers.read()
         assert await answers.code() is CODES.UNAUTHENTICATED

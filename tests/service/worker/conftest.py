@@ -60,24 +60,24 @@ class Caller:
     async def init_device(self, **changes: Any) -> worker_pb2.InitDeviceResponse:
         config = worker_config(**self.options | changes)
         request = worker_pb2.InitDeviceRequest(session_epoch=self.epoch, config=config)
-        response = await self.stub.InitDevice(request, timeout=30)
+        response = await self.stub.InitDevice(request, timeout=240)
         self.incarnation = response.worker_incarnation
         return response
 
     async def load_model(self) -> list[worker_pb2.LoadModelProgress]:
         request = worker_pb2.LoadModelRequest(session_epoch=self.epoch)
-        return [message async for message in self.stub.LoadModel(request, timeout=60)]
+        return [message async for message in self.stub.LoadModel(request, timeout=240)]
 
     async def determine(self) -> worker_pb2.DetermineNumAvailableBlocksResponse:
         request = worker_pb2.DetermineNumAvailableBlocksRequest(session_epoch=self.epoch)
-        return await self.stub.DetermineNumAvailableBlocks(request, timeout=30)
+        return await self.stub.DetermineNumAvailableBlocks(request, timeout=240)
 
     async def initialize_cache(self, num_blocks: int = 40, num_cpu_blocks: int = 4) -> int:
         self.step = 0
         request = worker_pb2.InitializeCacheRequest(
             session_epoch=self.epoch, num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks
         )
-        response = await self.stub.InitializeCache(request, timeout=30)
+        response = await self.stub.InitializeCache(request, timeout=240)
         return int(response.swap_block_ns)
 
     async def bring_up(self, **changes: Any) -> None:
@@ -105,10 +105,10 @@ class Caller:
         return self.request([request.slot for request in requests], counts, new_requests=requests)
 
     async def execute(self, request: Any) -> Any:
-        return await self.stub.ExecuteModel(request, timeout=30)
+        return await self.stub.ExecuteModel(request, timeout=240)
 
     async def status(self) -> Any:
-        return await self.stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=10)
+        return await self.stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=240)
 
 
 def tokens_of(output: Any) -> list[int]:

@@ -25,7 +25,7 @@ async def fails(awaitable: object, code: grpc.StatusCode, *fragments: str) -> No
 
 async def health_of(channel: grpc.aio.Channel, service: str = SERVICE) -> int:
     stub = health_pb2_grpc.HealthStub(channel)
-    return int((await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)).status)
+    return int((await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=240)).status)
 
 
 async def test_a_worker_is_brought_up_and_answers(channel: grpc.aio.Channel) -> None:

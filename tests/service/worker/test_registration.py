@@ -28,7 +28,7 @@ class Listener(scheduler_pb2_grpc.SchedulerServicer):
             self.heard.put_nowait(message)
 
     async def next(self) -> scheduler_pb2.WorkerRegistration:
-        return await asyncio.wait_for(self.heard.get(), 20)
+        return await asyncio.wait_for(self.heard.get(), 240)
 
 
 async def listen(port: int, epoch: int) -> tuple[Listener, RpcServer]:

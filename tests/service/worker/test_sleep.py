@@ -29,21 +29,21 @@ async def sleep(caller: Caller, level: int) -> int:
     request = worker_pb2.WorkerSleepRequest(
         session_epoch=caller.epoch, worker_incarnation=caller.incarnation, level=level
     )
-    return int((await caller.stub.Sleep(request, timeout=30)).freed_bytes)
+    return int((await caller.stub.Sleep(request, timeout=240)).freed_bytes)
 
 
 async def wake_up(caller: Caller, **fields: Any) -> None:
     request = worker_pb2.WorkerWakeUpRequest(
         session_epoch=caller.epoch, worker_incarnation=caller.incarnation, **fields
     )
-    await caller.stub.WakeUp(request, timeout=30)
+    await caller.stub.WakeUp(request, timeout=240)
 
 
 async def prepare(caller: Caller, model: Path | None) -> None:
     request = worker_pb2.PrepareWeightsRequest(session_epoch=caller.epoch, worker_incarnation=caller.incarnation)
     if model is not None:
         request.weights.CopyFrom(types_pb2.WeightsSource(model=str(model), version=1))
-    async for _ in caller.stub.PrepareWeights(request, timeout=30):
+    async for _ in caller.stub.PrepareWeights(request, timeout=240):
         pass
 
 
@@ -52,7 +52,7 @@ async def reload(caller: Caller, model: Path) -> None:
     request = worker_pb2.WorkerReloadWeightsRequest(
         session_epoch=caller.epoch, worker_incarnation=caller.incarnation, weights=weights
     )
-    async for _ in caller.stub.ReloadWeights(request, timeout=30):
+    async for _ in caller.stub.ReloadWeights(request, timeout=240):
         pass
 
 

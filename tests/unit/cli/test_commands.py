@@ -28,7 +28,7 @@ def test_a_command_that_asks_a_service_needs_no_more_than_an_image_of_a_service_
         "import sys; from pagoda.cli import main; assert main(['health', '127.0.0.1:1', '--timeout', '0.1']) == 1;"
         f"print([name for name in {heavy!r} if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout.strip() == "[]"
 
 
@@ -105,5 +105,5 @@ def test_a_shell_that_asks_gets_commands_and_flags(line: str, expected: set[str]
         "COMP_POINT": str(len(line)),
     }
     command = [sys.executable, "-m", "pagoda"]
-    subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=True, timeout=120)
+    subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=True, timeout=240)
     assert expected <= set(answer.read_text().split("\n"))

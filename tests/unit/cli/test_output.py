@@ -19,5 +19,5 @@ def test_what_a_full_disk_has_not_taken_is_dropped_at_the_end(end: str, code: in
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     command = [sys.executable, "-c", LOGS + end]
     with FULL.open("wb", buffering=0) as full:
-        done = subprocess.run(command, stdout=full, stderr=full, env=environment, timeout=60, check=False)
+        done = subprocess.run(command, stdout=full, stderr=full, env=environment, timeout=240, check=False)
     assert done.returncode == code

@@ -27,7 +27,7 @@ class Output:
     async def wait_for(self, line: tuple[str, str], *, times: int = 1) -> None:
         while self.lines.count(line) < times:
             self._changed.clear()
-            await asyncio.wait_for(self._changed.wait(), 60)
+            await asyncio.wait_for(self._changed.wait(), 240)
 
 
 def service(name: str, code: str, *, stop_timeout_s: float = 30.0) -> Service:
@@ -122,7 +122,7 @@ async def test_stop_during_the_pause_before_a_restart_ends_it() -> None:
     running = asyncio.create_task(supervisor.run())
     await output.wait_for(("a", "oh"))
     supervisor.stop()
-    assert await asyncio.wait_for(running, 60) == 0
+    assert await asyncio.wait_for(running, 240) == 0
 
 
 async def test_a_child_with_an_endless_line_goes_on() -> None:
@@ -142,7 +142,7 @@ async def test_a_grandchild_that_holds_the_pipe_does_not_hide_the_childs_end(tmp
         "raise SystemExit(2)"
     )
     try:
-        assert await asyncio.wait_for(Supervisor(services=[service("a", code)], output=Output()).run(), 60) == 2
+        assert await asyncio.wait_for(Supervisor(services=[service("a", code)], output=Output()).run(), 240) == 2
     finally:
         release.touch()
 

@@ -159,7 +159,7 @@ def test_once_without_an_answer_is_an_error(flags: list[str], capsys: pytest.Cap
 
 def test_no_terminal_is_a_wrong_use() -> None:
     command = [sys.executable, "-m", "pagoda", "top"]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 2
     assert "--once" in done.stderr
 

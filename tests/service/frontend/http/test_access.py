@@ -96,7 +96,7 @@ async def _raw(running: Running, *parts: bytes) -> bytes:
         for part in parts:
             writer.write(part)
             await writer.drain()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(240):
             return await reader.read()
     finally:
         writer.close()
@@ -196,7 +196,7 @@ async def test_https_and_grpc_show_a_new_certificate_without_a_restart(
     fresh = make_certificates(tmp_path / "fresh", "localhost")
 
     def shown(port: int) -> str:
-        return ssl.get_server_certificate(("127.0.0.1", port), timeout=20).strip()
+        return ssl.get_server_certificate(("127.0.0.1", port), timeout=240).strip()
 
     async with running_frontend(ssl_keyfile=str(key), ssl_certfile=str(certificate)) as running:
         ports = running.server.port, running.server.grpc_port
@@ -204,7 +204,7 @@ async def test_https_and_grpc_show_a_new_certificate_without_a_restart(
             assert await asyncio.to_thread(shown, port) == certificate.read_text().strip()
         shutil.copy(fresh.path("localhost.key"), key)
         shutil.copy(fresh.path("localhost.crt"), certificate)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(240):
             for port in ports:
                 while await asyncio.to_thread(shown, port) != certificate.read_text().strip():  # noqa: ASYNC110 (a server)
                     await asyncio.sleep(0.01)

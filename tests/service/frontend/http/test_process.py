@@ -13,7 +13,7 @@ from tests.fakes.fake_scheduler import FakeScheduler, serve_fake_scheduler
 
 async def read_until(stream: asyncio.StreamReader, pattern: str) -> re.Match[str]:
     """The first line that matches."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(240):
         async for line in stream:
             if match := re.search(pattern, line.decode()):
                 return match
@@ -42,7 +42,7 @@ async def test_it_prints_its_ports_drains_on_sigterm_and_exits_with_0() -> None:
                 rest = [line async for line in lines if line]
             assert rest[-1] == "data: [DONE]"
             assert '"finish_reason":"length"' in rest[-2]
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(240):
                 assert await child.wait() == 0
         finally:
             if child.returncode is None:
@@ -74,7 +74,7 @@ async def test_a_port_that_is_taken_is_said_plainly() -> None:
     async with serve_fake_scheduler(FakeScheduler()) as address:
         command = [sys.executable, "-m", "pagoda_frontend", "--scheduler", address, "--port", address.split(":")[1]]
         child = await asyncio.create_subprocess_exec(*command, "--grpc-port", "0", stderr=asyncio.subprocess.PIPE)
-        _, errors = await asyncio.wait_for(child.communicate(), 30)
+        _, errors = await asyncio.wait_for(child.communicate(), 240)
         assert child.returncode == 1
         assert b"cannot listen on" in errors
         assert b"Traceback" not in errors
@@ -83,6 +83,6 @@ async def test_a_port_that_is_taken_is_said_plainly() -> None:
 async def test_a_chat_template_that_is_not_there_is_a_usage_error() -> None:
     command = [sys.executable, "-m", "pagoda_frontend", "--chat-template", "missing.jinja", "--port", "0"]
     child = await asyncio.create_subprocess_exec(*command, "--grpc-port", "0", stderr=asyncio.subprocess.PIPE)
-    _, errors = await asyncio.wait_for(child.communicate(), 30)
+    _, errors = await asyncio.wait_for(child.communicate(), 240)
     assert child.returncode == 2
     assert b"chat_template 'missing.jinja' cannot be read" in errors

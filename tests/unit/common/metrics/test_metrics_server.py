@@ -16,7 +16,7 @@ def test_names_keep_their_colon_whatever_is_accepted(accept: str) -> None:
     registry = CollectorRegistry()
     Gauge("vllm:num_requests_waiting", "Waiting.", registry=registry).set(3)
     port = serve_metrics(registry, host="127.0.0.1", port=0)
-    with urlopen(Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": accept}), timeout=30) as response:
+    with urlopen(Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": accept}), timeout=240) as response:
         assert "vllm:num_requests_waiting 3.0" in response.read().decode().splitlines()
         assert response.headers["Content-Type"] == CONTENT_TYPE
 

@@ -29,7 +29,7 @@ async def releases(monkeypatch: pytest.MonkeyPatch, *, num_events: int, is_idle:
     task = asyncio.create_task(
         idle_memory.release_memory_when_idle(count=lambda: num_events, is_idle=idle, compact=compact)
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(240):
         await is_over.wait()
     task.cancel()
     return compactions

@@ -28,7 +28,7 @@ def test_every_stage_of_a_step_is_in_a_histogram() -> None:
     assert registry.get_sample_value("pagoda:sampled_tokens_total") == 1
 
     port = serve_metrics(process_registry(registry), host="127.0.0.1", port=0)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=240) as response:
         text = response.read()
     assert b'pagoda:step_seconds_bucket{le="0.005",stage="forward"} 1.0' in text
     assert b"process_resident_memory_bytes" in text

@@ -16,7 +16,7 @@ async def test_what_is_not_cancelled_expires_once_in_order() -> None:
     for number in range(0, 500, 2):
         deadlines.cancel(str(number))
     deadlines.cancel("never set")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(240):
         while len(deadlines):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert sorted(expired) == sorted((name, timeouts[name]) for name in timeouts if int(name) % 2)
@@ -27,7 +27,7 @@ async def test_a_new_time_replaces_the_old_one() -> None:
     deadlines = Deadlines(expire=lambda name, timeout_s: expired.append((name, timeout_s)))
     deadlines.set("a", 0.01)
     deadlines.set("a", 0.05)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(240):
         while len(deadlines):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert expired == [("a", 0.05)]

@@ -47,4 +47,4 @@ class Ranks:
             thread.submit(getattr(worker, method), *args, **kwargs)
             for thread, worker in zip(self._threads, self.workers, strict=True)
         ]
-        return [future.result(timeout=60) for future in futures]
+        return [future.result(timeout=240) for future in futures]

@@ -84,7 +84,7 @@ class Side:
 
     def settle(self) -> None:
         """Until the model thread has nothing to do."""
-        self.thread.submit(lambda: None).result(timeout=10)
+        self.thread.submit(lambda: None).result(timeout=240)
 
 
 @pytest.fixture
