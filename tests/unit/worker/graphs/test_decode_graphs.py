@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from pagoda_worker.graphs import cuda_graphs
 from pagoda_worker.graphs.cuda_graphs import CudaGraphRecorder, recorded_graphs, why_eager
 from pagoda_worker.graphs.decode_buffers import DecodeBuffers
 from pagoda_worker.graphs.decode_graphs import DecodeGraphs, Graph, graph_sizes
 from pagoda_worker.loader.loaded_model import LoadedModel
 from pagoda_worker.memory import transfers
-from pagoda_worker.steps import cuda_graphs
 from pagoda_worker.steps.input_batch import StepInputs
 from tests.unit.worker.driver import Driver
 
