@@ -1,12 +1,12 @@
 """Weights in huge pages: where they are, as they are."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from pagoda_common.process.children import service_environment
 from pagoda_worker.memory.huge_pages import use_huge_pages
 
 FRESH = """
@@ -33,8 +33,9 @@ assert use_huge_pages([large]) == taken
 
 
 def test_what_lies_in_them_stays_as_it_is() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", FRESH]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, env=service_environment())
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, env=environment)
     if "collapses no pages" in done.stderr:
         pytest.skip("this kernel collapses no pages")
     assert done.returncode == 0, done.stderr
