@@ -13,7 +13,7 @@ from pagoda_worker.steps.batch import ExecuteModelInput, NewRequest
 from tests.unit.worker.driver import Driver
 
 PROMPT = list(range(10, 43))  # 33 tokens: two full blocks and one token
-STORIES = Path(__file__).parents[5] / "shared" / "data" / "real-models" / "stories260K" / "hf"
+STORIES = Path(__file__).parents[3] / "data" / "stories260K"
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,6 @@ def test_16_bit_weights_and_cache_come_close_to_float32(driver: Driver, dtype: s
     assert np.abs(logprobs(Driver("pagoda-tiny", dtype=dtype)) - logprobs(driver)).max() < tolerance
 
 
-@pytest.mark.skipif(not STORIES.is_dir(), reason=f"{STORIES} is not here")
 def test_the_real_stories_model_tells_its_story() -> None:
     from tokenizers import Tokenizer
 
