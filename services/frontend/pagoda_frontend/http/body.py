@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import orjson
@@ -18,6 +19,8 @@ Body = TypeVar("Body", bound=RequestBody)
 DISCARD_FACTOR = 8
 """A body that is too large is read to its end up to this many times the limit, so that its sender sees the answer."""
 DISCARD_S = 10.0
+MAX_NESTING = 200
+"""Levels of lists and objects in a body. Well below what JSON writers and recursion bear with an answer around it."""
 LARGE_BODY_BYTES = 256 * 1024
 """Larger ones are parsed on a thread: the loop has streams to serve."""
 
@@ -93,6 +96,8 @@ def parse_body(raw: bytes, body_type: type[Body]) -> Body:
         raise InvalidRequest(f"request body is not valid JSON: {fault}")
     if not isinstance(value, dict):
         raise InvalidRequest(f"request body must be a JSON object, got {type(value).__name__}")
+    if field := _field_nested_too_deeply(raw, value):
+        raise InvalidRequest(f"{field} is nested more than {MAX_NESTING} levels deep", field=field)
     try:
         body = body_type.model_validate(value)
     except ValidationError as error:
@@ -101,6 +106,25 @@ def parse_body(raw: bytes, body_type: type[Body]) -> Body:
     if fault is not None:
         raise InvalidRequest(f"request body is not valid JSON: {fault}")
     return body
+
+
+def _field_nested_too_deeply(raw: bytes, body: dict[str, Any]) -> str | None:
+    """The first field with more than MAX_NESTING levels of lists and objects."""
+    if raw.count(b"[") + raw.count(b"{") <= MAX_NESTING:
+        return None  # the usual body: it cannot be so deep
+    for field, value in body.items():
+        level = [value]
+        for _ in range(MAX_NESTING + 1):
+            level = [inner for outer in level if isinstance(outer, dict | list) for inner in _values(outer)]
+            if not level:
+                break
+        else:
+            return field
+    return None
+
+
+def _values(outer: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return outer.values() if isinstance(outer, dict) else outer
 
 
 def _parse_leniently(raw: bytes) -> Any:

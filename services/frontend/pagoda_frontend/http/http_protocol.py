@@ -5,6 +5,7 @@ import asyncio
 import logging
 from typing import Any
 
+import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -13,12 +14,16 @@ logger = logging.getLogger(__name__)
 BAD_REQUEST = (400, b"Bad Request")
 TIMEOUT = (408, b"Request Timeout")
 TOO_LARGE = (431, b"Request Header Fields Too Large")
+NO_TUNNEL = (405, b"Method Not Allowed")
+UPGRADE_HEADERS = (b"upgrade", b"http2-settings")
+"""They offer another protocol. A server may ignore the offer (RFC 9110, section 7.8), and this one does."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
     """Ends a connection whose request line and headers are too long or too many (431) or do not end (408).
 
-    The parser itself would keep them all, for ever. Subclasses carry the bounds: `bounded`.
+    The parser itself would keep them all, for ever. Subclasses carry the bounds: `bounded`. A request that offers an
+    upgrade (Java's HttpClient offers h2c with its first request) is answered as if it offered none.
     """
 
     max_head_bytes = 4 * 1024**2
@@ -33,6 +38,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._is_in_head = True
+        self._is_upgrade_offered = False
         self._head_bytes = 0
         self._refusal = BAD_REQUEST
         self._fault = ""
@@ -67,9 +73,34 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._is_in_head:
             self._head_bytes += len(data)
             self._start_timer()
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self._is_in_head and self._head_bytes > self.max_head_bytes and not self.transport.is_closing():
             self._refuse(TOO_LARGE, f"request line and headers have more than {self.max_head_bytes} bytes")
+
+    def _parse(self, data: bytes) -> None:
+        """Have the parser read `data`. It ends at a head that offers an upgrade: another one reads on without it."""
+        while not self.transport.is_closing():
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                self._is_upgrade_offered = False
+                self.parser = httptools.HttpRequestParser(self)
+                continue
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+            return
+
+    def _head_without_upgrade(self) -> bytes:
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/1.1"]
+        for name, value in self.headers:
+            if name == b"connection":
+                kept = [word for word in value.split(b",") if word.strip().lower() not in UPGRADE_HEADERS]
+                value = b",".join(kept)
+            if name not in UPGRADE_HEADERS and (value or name != b"connection"):
+                lines.append(name + b": " + value)
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
         """A request begins."""
@@ -85,6 +116,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is over."""
+        if self.parser.get_method() == b"CONNECT":
+            self._refuse(NO_TUNNEL, "CONNECT is not served: this is no proxy")
+            return
+        self._is_upgrade_offered = self.parser.should_upgrade()
+        if self._is_upgrade_offered:
+            return  # `_parse` reads the head again without the offer
         self._is_in_head = False
         self._head_bytes = 0
         self._stop_timer()
@@ -92,6 +129,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The body is over."""
+        if self._is_upgrade_offered or self.transport.is_closing():
+            return
         super().on_message_complete()
         self._is_in_head = True
 
