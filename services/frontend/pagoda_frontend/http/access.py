@@ -1,4 +1,4 @@
-"""Who may call, over HTTP and gRPC, and under which id: thin layers around the app and the service."""
+"""Who may call over HTTP, and under which id: thin layers around the app."""
 
 import re
 import uuid
@@ -13,7 +13,6 @@ from pagoda_common.metrics.tracing import TRACEPARENT_HEADER, trace_id_of
 from pagoda_common.process.logging import request_id as log_request_id
 from pagoda_common.process.logging import trace_id as log_trace_id
 from pagoda_common.rpc.bearer import BearerKeys
-from pagoda_common.rpc.credentials import HEALTH_PREFIX, RequireBearer
 from pagoda_frontend.http.errors import ANTHROPIC_PREFIX, route_path
 
 GUARDED_PREFIXES = (
@@ -24,8 +23,6 @@ GUARDED_PREFIXES = (
 scrapers need stays open."""
 API_KEY_HEADER = "x-api-key"
 """Where Anthropic's clients show the key."""
-REFLECTION_PREFIX = "/grpc.reflection."
-"""Tells the contracts, which are public."""
 REQUEST_ID_HEADER = "x-request-id"
 MAX_REQUEST_ID_CHARS = 128
 
@@ -58,13 +55,6 @@ def _refusal(path: str) -> dict[str, Any]:
     if path.startswith(ANTHROPIC_PREFIX):
         return {"type": "error", "error": {"type": "authentication_error", "message": "Unauthorized"}}
     return {"error": "Unauthorized"}
-
-
-def require_api_key_rpc(keys: tuple[str, ...]) -> RequireBearer:
-    """Refuses gRPC calls without one of the keys: UNAUTHENTICATED. Health and reflection stay open."""
-    allowed = BearerKeys(keys)
-    message = "the call shows none of the API keys: metadata `authorization: Bearer KEY` is expected"
-    return RequireBearer(lambda: allowed, open_prefixes=(HEALTH_PREFIX, REFLECTION_PREFIX), message=message)
 
 
 class RootPath:

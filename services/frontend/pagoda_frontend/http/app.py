@@ -11,9 +11,9 @@ from pagoda_frontend.http.openapi import EVENT_STREAM, GENERATION_ERRORS, Paths
 from pagoda_frontend.http.operations import Operations
 from pagoda_frontend.http.sleep_mode import SleepMode
 from pagoda_frontend.http.status import add_status_page
+from pagoda_frontend.http.traces import TraceHttp
 from pagoda_frontend.messages.handlers import Messages
 from pagoda_frontend.messages.protocol import CountTokensBody, MessagesBody
-from pagoda_frontend.observability.traces import TraceHttp
 from pagoda_frontend.openai.chat import ChatCompletions
 from pagoda_frontend.openai.completions import Completions
 from pagoda_frontend.openai.embeddings import Embeddings

@@ -20,12 +20,12 @@ from pagoda_common.process.idle_memory import exempt_what_exists, release_memory
 from pagoda_common.process.startup_marks import mark
 from pagoda_common.rpc.bearer import read_keys
 from pagoda_common.rpc.service import RpcServer
+from pagoda_frontend.grpc.access import require_api_key_rpc
 from pagoda_frontend.grpc.servicer import SERVICE, InferenceServicer
-from pagoda_frontend.http.access import require_api_key_rpc
+from pagoda_frontend.grpc.traces import TraceRpc
 from pagoda_frontend.http.app import make_app
 from pagoda_frontend.http.http_protocol import bounded
 from pagoda_frontend.http.https import follow_certificate
-from pagoda_frontend.observability.traces import TraceRpc
 from pagoda_frontend.requests.serving import Serving
 
 logger = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from pagoda_common.process.logging import request_id as log_request_id
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.conversation.dialect import dialect_of
 from pagoda_frontend.observability.metrics import Metrics
-from pagoda_frontend.observability.traces import start_request_span
+from pagoda_frontend.observability.request_span import start_request_span
 from pagoda_frontend.requests.grammar_checks import GrammarChecks
 from pagoda_frontend.requests.params import SamplingDefaults, sampling_defaults
 from pagoda_frontend.requests.prompts import Prompts, load_chat_template
