@@ -1,5 +1,6 @@
 """Domain types to messages and back, for what more than one service converts. Pure functions."""
 
+import hashlib
 import json
 import struct
 from array import array
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from pagoda.v1 import scheduler_pb2, types_pb2
 from pagoda_common.config.weights_source import WeightsSource
+from pagoda_common.engine.interface import ModelFacts
 from pagoda_common.engine.stream import AdoptedRequest, AdoptedSequence
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.params.beam_search import BeamSearchParams, EarlyStopping
@@ -234,6 +236,19 @@ def error_from_proto(message: types_pb2.RequestError) -> PagodaError:
     if code is Code.INVALID_ARGUMENT:
         return InvalidRequest(message.message, field=field)
     return PagodaError(message.message, field=field, code=code, retry_after_s=message.retry_after_s)
+
+
+def model_facts_from_proto(message: types_pb2.ModelInfo) -> ModelFacts:
+    """What clients need of `message`; the digest is of all of it."""
+    return ModelFacts(
+        model=message.model,
+        vocab_size=message.vocab_size,
+        max_model_len=message.max_model_len,
+        embedding_size=message.embedding_size,
+        eos_token_ids=tuple(message.eos_token_ids),
+        generation_config_json=message.generation_config_json,
+        digest=hashlib.sha256(message.SerializeToString(deterministic=True)).hexdigest(),
+    )
 
 
 def weights_source_to_proto(source: WeightsSource) -> types_pb2.WeightsSource:

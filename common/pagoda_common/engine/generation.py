@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-from pagoda_common.engine.client import EngineClient
+from pagoda_common.engine.interface import Engine
 from pagoda_common.engine.stream import EngineRequest, EngineStream, Known
 from pagoda_common.errors import RequestFailed
 from pagoda_common.params.outputs import EngineOutput, SequenceDelta, TokenLogprobs
@@ -116,11 +116,11 @@ class SequenceText:
 class TextStream:
     """A submitted request whose outputs come as text. Its owner closes it, which aborts what has not ended."""
 
-    def __init__(self, *, engine: EngineClient, tokenizer: Tokenizer | None, request: EngineRequest) -> None:
+    def __init__(self, *, engine: Engine, tokenizer: Tokenizer | None, request: EngineRequest) -> None:
         """Submits the request.
 
         Raises:
-            PagodaError: as `EngineClient.submit`.
+            PagodaError: as `Engine.submit`.
         """
         self._stream: EngineStream = engine.submit(request)
         self._texts = [
@@ -199,7 +199,7 @@ def _cut(output: EngineOutput, known: tuple[Known, ...]) -> list[tuple[EngineOut
 
 
 async def generate_text(
-    engine: EngineClient, tokenizer: Tokenizer | None, request: EngineRequest
+    engine: Engine, tokenizer: Tokenizer | None, request: EngineRequest
 ) -> AsyncGenerator[list[SequenceDelta], None]:
     """Submit `request` and give the news of its sequences until all have ended.
 

@@ -6,9 +6,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pagoda.v1 import types_pb2
+from pagoda_common.metrics.labels import ENGINE, LABELS
 
-LABELS = ("model_name", "engine")
-ENGINE = "0"
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 """By level."""
 

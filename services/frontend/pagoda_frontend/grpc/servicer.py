@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from pagoda.v1 import inference_pb2, inference_pb2_grpc
+from pagoda_common.engine.client import EngineClient
 from pagoda_common.engine.convert import beam_search_params_from_proto, pooling_params_from_proto
 from pagoda_common.engine.stream import Known
 from pagoda_common.errors import InvalidRequest, NotFound, PagodaError
@@ -42,8 +43,10 @@ GENERATE, CHAT = f"{SERVICE}/Generate", f"{SERVICE}/Chat"
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     """pagoda.v1.Inference."""
 
-    def __init__(self, *, serving: Serving) -> None:
+    def __init__(self, *, serving: Serving, engine: EngineClient) -> None:
+        """`engine`: the one that `serving` uses, for what it tells of itself in messages."""
         self._serving = serving
+        self._engine = engine
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Any
@@ -161,15 +164,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GetModelInfoRequest, context: Any
     ) -> inference_pb2.GetModelInfoResponse:
         model = self._serving.model
-        info = self._serving.engine.model_info
+        info = self._engine.model_info
         return inference_pb2.GetModelInfoResponse(model_info=info, served_model_names=model.names)
 
     async def GetServerInfo(
         self, request: inference_pb2.GetServerInfoRequest, context: Any
     ) -> inference_pb2.GetServerInfoResponse:
-        serving = self._serving
-        uptime_s = time.monotonic() - serving.started_s
-        return inference_pb2.GetServerInfoResponse(version=VERSION, uptime_s=uptime_s, load=serving.engine.load)
+        uptime_s = time.monotonic() - self._serving.started_s
+        return inference_pb2.GetServerInfoResponse(version=VERSION, uptime_s=uptime_s, load=self._engine.load)
 
     async def _run(
         self,

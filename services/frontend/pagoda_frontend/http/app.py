@@ -3,6 +3,7 @@
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
+from pagoda_common.engine.client import EngineClient
 from pagoda_frontend.http import answers
 from pagoda_frontend.http.access import RequestIds, RequireApiKey, RootPath
 from pagoda_frontend.http.draining import CountCalls
@@ -56,8 +57,8 @@ PAGING = (
 )
 
 
-def make_app(serving: Serving) -> FastAPI:
-    """The app of one frontend."""
+def make_app(serving: Serving, engine: EngineClient) -> FastAPI:
+    """The app of one frontend; `engine`: the one that `serving` uses, for what operators ask of it."""
     config = serving.config
     url = None if config.disable_fastapi_docs else "/openapi.json"
     app = FastAPI(title="Pagoda", version=VERSION, openapi_url=url)
@@ -67,7 +68,7 @@ def make_app(serving: Serving) -> FastAPI:
     _add_operations(paths, serving)
     _add_generation(paths, serving)
     if config.enable_sleep_mode:
-        _add_sleep_mode(paths, serving)
+        _add_sleep_mode(paths, serving, engine)
     if not config.disable_status_page:
         add_status_page(app)
     if config.api_key:
@@ -110,8 +111,8 @@ def _add_operations(paths: Paths, serving: Serving) -> None:
         paths.add("GET", "/tokenizer_info", operations.tokenizer_info, answer=info, errors=(503,))
 
 
-def _add_sleep_mode(paths: Paths, serving: Serving) -> None:
-    sleep_mode = SleepMode(serving=serving)
+def _add_sleep_mode(paths: Paths, serving: Serving, engine: EngineClient) -> None:
+    sleep_mode = SleepMode(serving=serving, engine=engine)
     paths.add("POST", "/sleep", sleep_mode.sleep, errors=SLEEP_ERRORS, query=SLEEP_QUERY)
     paths.add("POST", "/wake_up", sleep_mode.wake_up, errors=SLEEP_ERRORS, query=WAKE_QUERY)
     paths.add("GET", "/is_sleeping", sleep_mode.is_sleeping, answer=answers.IsSleepingAnswer, errors=(503,))

@@ -16,6 +16,7 @@ from pagoda.v1 import inference_pb2_grpc
 from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.engine.client import EngineClient
 from pagoda_common.errors import ConfigError
+from pagoda_common.metrics.engine_metrics import EngineCollector
 from pagoda_common.process.idle_memory import exempt_what_exists, release_memory_when_idle
 from pagoda_common.process.startup_marks import mark
 from pagoda_common.rpc.bearer import read_keys
@@ -26,6 +27,7 @@ from pagoda_frontend.grpc.traces import TraceRpc
 from pagoda_frontend.http.app import make_app
 from pagoda_frontend.http.http_protocol import bounded
 from pagoda_frontend.http.https import follow_certificate
+from pagoda_frontend.observability.metrics import Metrics
 from pagoda_frontend.requests.serving import Serving
 
 logger = logging.getLogger(__name__)
@@ -53,8 +55,10 @@ class FrontendServer:
             keys = read_keys(config.api_key_file, field="api_key_file")
             config = replace(config, api_key=(*config.api_key, *keys))
         self._config = config
-        self._engine = EngineClient(address=config.scheduler, security=config.security)
-        self.serving = Serving(config=config, engine=self._engine)
+        self.engine = EngineClient(address=config.scheduler, security=config.security)
+        """The connection to the scheduler."""
+        metrics = Metrics(engine=self.engine, engine_collector=self._engine_collector)
+        self.serving = Serving(config=config, engine=self.engine, metrics=metrics)
         guards: list[grpc.aio.ServerInterceptor] = []
         if config.api_key:
             guards.append(require_api_key_rpc(config.api_key))
@@ -75,6 +79,9 @@ class FrontendServer:
         self.grpc_port = 0
         """Bound gRPC port."""
 
+    def _engine_collector(self, model_name: str) -> EngineCollector:
+        return EngineCollector(load=lambda: self.engine.load, model_name=model_name)
+
     async def start(self) -> None:
         """Listen. Returns when both ports answer; the engine may still be loading.
 
@@ -85,15 +92,15 @@ class FrontendServer:
         listener = _listen(config.host, config.port)
         self.port = listener.getsockname()[1]
         try:
-            servicer = InferenceServicer(serving=self.serving)
+            servicer = InferenceServicer(serving=self.serving, engine=self.engine)
             inference_pb2_grpc.add_InferenceServicer_to_server(servicer, self._rpc.grpc_server)
             self.grpc_port = await self._rpc.start(host=_bracketed(self._grpc_host), port=config.grpc_port)
         except BaseException:
             listener.close()
             raise
-        await self._engine.start()
+        await self.engine.start()
         await self.serving.start()
-        uvicorn_config = _uvicorn_config(make_app(self.serving), config)
+        uvicorn_config = _uvicorn_config(make_app(self.serving, self.engine), config)
         self._http = _HttpServer(uvicorn_config)
         if config.uvicorn_log_level == "info":
             logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it tells of starts and ends, as we do
@@ -142,7 +149,7 @@ class FrontendServer:
         """End open requests with an error, then everything else."""
         self.serving.is_draining = True
         await self.serving.close()
-        await self._engine.close(self.serving.not_ready_reason)
+        await self.engine.close(self.serving.not_ready_reason)
         await self._rpc.stop(grace_s=CLOSE_S)
         if self._http is not None:
             self._http.should_exit = True

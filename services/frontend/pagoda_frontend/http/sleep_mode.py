@@ -2,6 +2,7 @@
 
 from fastapi import Request, Response
 
+from pagoda_common.engine.client import EngineClient
 from pagoda_common.errors import InvalidRequest
 from pagoda_frontend.http.body import read_body
 from pagoda_frontend.openai.protocol import ReloadWeightsBody
@@ -12,13 +13,14 @@ from pagoda_frontend.requests.serving import Serving
 class SleepMode:
     """vLLM's endpoints of the same names, and /reload_weights. They answer when the engine has done it."""
 
-    def __init__(self, *, serving: Serving) -> None:
+    def __init__(self, *, serving: Serving, engine: EngineClient) -> None:
         self._serving = serving
+        self._engine = engine
 
     async def sleep(self, request: Request) -> Response:
         """Give memory away: the KV cache, and the weights by level."""
         level = _number(request, "level")
-        await self._serving.engine.control.sleep(
+        await self._engine.control.sleep(
             level=1 if level is None else level,
             mode=request.query_params.get("mode", "keep"),
             group=_number(request, "group"),
@@ -28,18 +30,17 @@ class SleepMode:
     async def wake_up(self, request: Request) -> Response:
         """Serve again."""
         tags = request.query_params.getlist("tags")
-        await self._serving.engine.control.wake_up(tags=tags, group=_number(request, "group"))
+        await self._engine.control.wake_up(tags=tags, group=_number(request, "group"))
         return Response(status_code=200)
 
     async def is_sleeping(self) -> Response:
         """Whether requests wait because the engine sleeps."""
-        return json_response({"is_sleeping": await self._serving.engine.control.is_sleeping()})
+        return json_response({"is_sleeping": await self._engine.control.is_sleeping()})
 
     async def reload_weights(self, request: Request) -> Response:
         """Serve other weights of the same architecture; what runs goes on with them."""
-        serving = self._serving
-        body = await read_body(request, ReloadWeightsBody, max_bytes=serving.config.max_request_body_bytes)
-        done = await serving.engine.control.reload_weights(body.model, revision=body.revision, group=body.group)
+        body = await read_body(request, ReloadWeightsBody, max_bytes=self._serving.config.max_request_body_bytes)
+        done = await self._engine.control.reload_weights(body.model, revision=body.revision, group=body.group)
         return json_response({"num_groups": done.num_groups, "seconds": done.seconds, "pause_s": done.pause_s})
 
 

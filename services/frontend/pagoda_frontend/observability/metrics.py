@@ -1,7 +1,7 @@
 """Prometheus metrics under vLLM's names, so that dashboards and autoscalers made for it work. One registry an app."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -14,8 +14,8 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pagoda_common.engine.client import EngineClient
-from pagoda_common.metrics.engine_metrics import ENGINE, LABELS, EngineCollector
+from pagoda_common.engine.interface import Engine
+from pagoda_common.metrics.labels import ENGINE, LABELS
 from pagoda_common.metrics.lean_histogram import HistogramSeries, LeanHistogram
 from pagoda_common.params.outputs import SequenceDelta
 
@@ -45,7 +45,7 @@ def one_two_five(bound: int) -> list[float]:
 class ConnectionCollector(Collector):
     """Whether the scheduler is there, and how often it was lost."""
 
-    def __init__(self, *, engine: EngineClient) -> None:
+    def __init__(self, *, engine: Engine) -> None:
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
@@ -180,8 +180,10 @@ class RequestTimer:
 class Metrics:
     """The registry of one frontend. Request metrics exist as soon as the model is known: their labels name it."""
 
-    def __init__(self, *, engine: EngineClient) -> None:
+    def __init__(self, *, engine: Engine, engine_collector: Callable[[str], Collector]) -> None:
+        """`engine_collector`: makes the collector of the engine's load, for a model of the name that it is given."""
         self._engine = engine
+        self._engine_collector = engine_collector
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
@@ -191,7 +193,7 @@ class Metrics:
 
     def set_model(self, *, model_name: str, max_model_len: int) -> None:
         """Begin to record; called once."""
-        self._registry.register(EngineCollector(load=lambda: self._engine.load, model_name=model_name))
+        self._registry.register(self._engine_collector(model_name))
         self._requests = RequestMetrics(registry=self._registry, model_name=model_name, max_model_len=max_model_len)
 
     def timer(self, *, num_prompt_tokens: int, n: int, max_tokens: int | None) -> RequestTimer:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from pagoda_common.engine.client import EngineRequest
+from pagoda_common.engine.stream import EngineRequest
 from pagoda_common.params.beam_search import BeamSearchParams
 from pagoda_common.params.outputs import Embedding, FinishReason, HypothesisLogprobs, SequenceDelta, TokenLogprobs
 from pagoda_common.params.pooling_params import PoolingParams

@@ -4,7 +4,6 @@ Knows neither HTTP nor gRPC.
 """
 
 import asyncio
-import hashlib
 import logging
 import re
 import time
@@ -17,8 +16,9 @@ from importlib.metadata import version
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.config.generation_config import resolve_generation_config
-from pagoda_common.engine.client import EngineClient, EngineRequest
 from pagoda_common.engine.generation import TextStream
+from pagoda_common.engine.interface import Engine
+from pagoda_common.engine.stream import EngineRequest
 from pagoda_common.errors import Code, DeadlineExceeded, NotFound, NotReady, PagodaError
 from pagoda_common.metrics.tracing import make_tracer
 from pagoda_common.params.outputs import SequenceDelta
@@ -63,11 +63,11 @@ class ServedModel:
 class Serving:
     """One frontend's state. `start()` returns at once; the model is known when the engine has loaded it."""
 
-    def __init__(self, *, config: FrontendConfig, engine: EngineClient) -> None:
+    def __init__(self, *, config: FrontendConfig, engine: Engine, metrics: Metrics) -> None:
         """Raises ConfigError when chat template or plugins cannot be read, or a parser is unknown."""
         self.config = config
         self.engine = engine
-        self.metrics = Metrics(engine=engine)
+        self.metrics = metrics
         self.tracer = make_tracer("pagoda-frontend", config.observability)
         self.started_s = time.monotonic()
         self.is_draining = False
@@ -280,13 +280,12 @@ class Serving:
         if source is not None:
             tokenizer = await asyncio.to_thread(Tokenizer.load, source, revision=config.revision)
         await self.engine.wait_until_ready()
-        info = self.engine.model_info
+        info = self.engine.model_facts
         assert info is not None
         if source is None:
             tokenizer = await asyncio.to_thread(Tokenizer.load, info.model, revision=config.revision)
         own_name = config.model if config.model != EMBEDDED_MODEL else info.model
         names = config.served_model_name or (own_name,)
-        digest = hashlib.sha256(info.SerializeToString(deterministic=True)).hexdigest()[:8]
         self.metrics.set_model(model_name=names[0], max_model_len=info.max_model_len)
         self._model = ServedModel(
             names=names,
@@ -313,7 +312,7 @@ class Serving:
                     override=config.override_generation_config,
                 )
             ),
-            fingerprint=f"pagoda-{VERSION}-{digest}",
+            fingerprint=f"pagoda-{VERSION}-{info.digest[:8]}",
             created=int(time.time()),
         )
         logger.info("serving %s, context of %d tokens", ", ".join(names), info.max_model_len)

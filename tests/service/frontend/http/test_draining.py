@@ -106,7 +106,7 @@ async def test_so_is_one_whose_body_does_not_come(frontend: Running) -> None:
 
 async def test_one_that_waits_for_a_lost_engine_is_told_when_the_wait_is_over(frontend: Running) -> None:
     frontend.fake.set_ready(False, "the worker is lost")
-    await until(lambda: not frontend.server.serving.engine.is_ready)
+    await until(lambda: not frontend.server.engine.is_ready)
     asked = asyncio.create_task(frontend.post("/v1/completions", {"model": MODEL, "prompt": [5]}))
     await until(lambda: frontend.server.serving.num_open == 1)
     await frontend.server.drain(0.05)

@@ -30,7 +30,7 @@ async def test_it_is_live_but_not_ready_while_the_engine_loads() -> None:
     fake.load.is_ready = False
     fake.load.not_ready_reason = "the worker loads weights"
     async with serve_fake_scheduler(fake) as address, frontend_at(address, fake) as running:
-        await until(lambda: running.server.serving.engine.is_connected)
+        await until(lambda: running.server.engine.is_connected)
         assert (await running.http.get("/health")).status_code == 200
         for response in (
             await running.http.get("/ready"),

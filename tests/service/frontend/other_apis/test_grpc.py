@@ -249,7 +249,7 @@ async def test_a_call_that_ends_while_a_message_is_written_ends_its_request(fron
     frontend.fake.step_s = 0.005
     context = Context()
     request = ask(sampling_params=types_pb2.SamplingParams(max_tokens=400, ignore_eos=True))
-    servicer = InferenceServicer(serving=frontend.server.serving)
+    servicer = InferenceServicer(serving=frontend.server.serving, engine=frontend.server.engine)
     responses = ErrorInterceptor()._wrap_stream(servicer.Generate, "Generate", None)(request, context)
     await anext(responses)
     context.callbacks[0](context)

@@ -98,7 +98,7 @@ def language(constraint: StructuredOutputsParams, tokenizer: Tokenizer) -> list[
 async def test_a_beam_search_finds_the_likeliest_outputs_of_a_language(engine: Running) -> None:
     regex, wanted = "no|yes|nose", 6
     model = engine.server.serving.model
-    info = engine.server.serving.engine.model_info
+    info = engine.server.engine.model_info
     assert info is not None
     words = language(StructuredOutputsParams(regex=regex), model.tokenizer)
     outputs = [[*word, end] for word in words for end in info.eos_token_ids]
@@ -155,7 +155,7 @@ async def test_every_output_is_a_valid_document_of_its_schema(engine: Running) -
         validator = jsonschema.Draft202012Validator
         validator(schema, format_checker=validator.FORMAT_CHECKER).validate(json.loads(text))
     assert Counter(reason for _, reason in answers) == {"stop": len(SCHEMAS)}
-    assert engine.server.serving.engine.load.num_preemptions > 0
+    assert engine.server.engine.load.num_preemptions > 0
     # What is streamed beside others, in other batches, is the same text.
     some = range(0, len(SCHEMAS), 4)
     again = await asyncio.gather(*(streamed(engine, bodies[number]) for number in some))

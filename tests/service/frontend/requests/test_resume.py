@@ -51,7 +51,7 @@ async def frontends(scheduler: RunningScheduler) -> AsyncIterator[tuple[Running,
 
 async def lose(frontend: Running) -> None:
     """As good as dead: it says no more to the scheduler."""
-    await frontend.server.serving.engine.close()
+    await frontend.server.engine.close()
 
 
 class RpcReader:

@@ -1,0 +1,83 @@
+"""The engine as cores see it. EngineClient is one over gRPC; a core that names this instead knows no gRPC."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pagoda_common.engine.stream import AdoptedRequest, EngineRequest, EngineStream
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFacts:
+    """What an engine says of its model."""
+
+    model: str
+    """Directory or hub id it was loaded from."""
+    vocab_size: int
+    """Tokens that may be sampled."""
+    max_model_len: int
+    """Longest prompt plus output, tokens."""
+    embedding_size: int
+    """Values of an embedding; 0: the worker makes none."""
+    eos_token_ids: tuple[int, ...]
+    generation_config_json: str
+    """generation_config.json of the checkpoint; empty when it has none."""
+    digest: str
+    """64 hexadecimal digits that change with whatever the engine says of its model."""
+
+
+class Engine(Protocol):
+    """Takes requests in token ids and gives tokens. Belongs to one event loop."""
+
+    @property
+    def is_connected(self) -> bool:
+        """The scheduler is there."""
+        ...
+
+    @property
+    def num_losses(self) -> int:
+        """Counter: times it was lost."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Requests are served."""
+        ...
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Requests wait until the engine is woken."""
+        ...
+
+    @property
+    def not_ready_reason(self) -> str:
+        """Why is_ready is false; empty when it is true."""
+        ...
+
+    @property
+    def model_facts(self) -> ModelFacts | None:
+        """The model, once it was known."""
+        ...
+
+    async def wait_until_ready(self, timeout_s: float | None = None) -> None:
+        """Return when requests are served; raises NotReady after `timeout_s`."""
+        ...
+
+    def submit(self, request: EngineRequest) -> EngineStream:
+        """Start a request; raises PagodaError when it cannot be taken."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request now. Unknown ids are ignored."""
+        ...
+
+    async def adopt(self, resume_key: str) -> list[AdoptedRequest]:
+        """What the engine knows of the requests that were submitted with this key; raises NotFound or NotReady."""
+        ...
+
+    def release(self, request_id: str) -> None:
+        """The client has everything: the engine need not keep the request for an adopter."""
+        ...
+
+    async def metrics_text(self) -> bytes:
+        """The engine's own metrics in Prometheus' text format; nothing while it does not answer."""
+        ...
