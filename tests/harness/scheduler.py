@@ -13,8 +13,8 @@ from pagoda_scheduler.engine.engine import Engine
 from pagoda_scheduler.groups.worker_groups import WorkerGroups
 from pagoda_scheduler.observability.timeline import Timeline
 from pagoda_scheduler.rpc.kv_events_zmq import start_kv_events
+from pagoda_scheduler.rpc.scheduler_state import SchedulerState
 from pagoda_scheduler.rpc.servicer import SchedulerServicer
-from pagoda_scheduler.rpc.state import EngineState
 
 
 @dataclass
@@ -45,7 +45,7 @@ async def running_scheduler(
     events = start_kv_events(engine)
     epoch = time.time_ns()
     groups = WorkerGroups(config=config, engine=engine, session_epoch=epoch, timeline=timeline)
-    state = EngineState(session_epoch=epoch, engine=engine, groups=groups)
+    state = SchedulerState(session_epoch=epoch, engine=engine, groups=groups)
     server = RpcServer(services=("pagoda.v1.Scheduler",))
     servicer = SchedulerServicer(engine=engine, groups=groups, state=state, version="test")
     scheduler_pb2_grpc.add_SchedulerServicer_to_server(servicer, server.grpc_server)

@@ -43,7 +43,7 @@ MAX_BATCH_BYTES = 256 * 1024
 """A FrontendBatch is closed when it has grown beyond this: its reader holds all of it at once, taken apart."""
 
 
-class SlotTable:
+class SessionSlots:
     """The small integers by which this session names its sequences.
 
     A slot is handed out again only after the scheduler has reported its end: nothing that is under way can name it
@@ -102,7 +102,7 @@ class EngineSession:
         self._streams = streams
         self._on_open = on_open
         self._on_state = on_state
-        self._slots = SlotTable()
+        self._slots = SessionSlots()
         self._slots_of: dict[str, list[int]] = {}
         self._outbox: deque[scheduler_pb2.FrontendMessage] = deque()
         self._has_outgoing = asyncio.Event()

@@ -36,8 +36,8 @@ from pagoda_scheduler.observability.metrics import GroupCollector, HistogramTime
 from pagoda_scheduler.observability.trace_spans import SpanMaker
 from pagoda_scheduler.observability.traces import Traces
 from pagoda_scheduler.rpc.kv_events_zmq import start_kv_events
+from pagoda_scheduler.rpc.scheduler_state import SchedulerState
 from pagoda_scheduler.rpc.servicer import SchedulerServicer
-from pagoda_scheduler.rpc.state import EngineState
 
 logger = logging.getLogger("pagoda_scheduler")
 
@@ -61,7 +61,7 @@ async def serve(
     timeline = HistogramTimeline(registry=registry, model_name=model_name)
     groups = WorkerGroups(config=config, engine=engine, session_epoch=epoch, timeline=timeline)
     registry.register(GroupCollector(groups=groups))
-    state = EngineState(session_epoch=epoch, engine=engine, groups=groups)
+    state = SchedulerState(session_epoch=epoch, engine=engine, groups=groups)
     events = start_kv_events(engine)
     has_vllm_engine = find_spec("smg_grpc_proto") is not None
     services = (SERVICE, VLLM_ENGINE) if has_vllm_engine else (SERVICE,)

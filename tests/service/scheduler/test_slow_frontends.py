@@ -89,8 +89,8 @@ class Frontend:
         await self._channel.close()
 
 
-def held(scheduler: RunningScheduler) -> int:
-    return sum(len(core.scheduler.held) for core in scheduler.engine.cores)
+def parked(scheduler: RunningScheduler) -> int:
+    return sum(len(core.scheduler.parked) for core in scheduler.engine.cores)
 
 
 async def test_the_requests_of_a_frontend_that_does_not_acknowledge_wait_and_others_run(
@@ -99,7 +99,7 @@ async def test_the_requests_of_a_frontend_that_does_not_acknowledge_wait_and_oth
     monkeypatch.setattr(outbox, "MAX_UNTAKEN", 50)
     frontend = Frontend(scheduler)
     await frontend.submit()
-    await scheduler.until(lambda: held(scheduler) == NUM_REQUESTS)
+    await scheduler.until(lambda: parked(scheduler) == NUM_REQUESTS)
     load = scheduler.engine.load()
     assert (load.num_running_reqs, load.num_waiting_reqs, load.num_used_blocks) == (0, NUM_REQUESTS, 0)
     assert await asyncio.wait_for(generate(scheduler, "other", [5], 30), 240) == list(range(6, 36))
@@ -112,45 +112,45 @@ async def test_the_requests_of_a_frontend_that_does_not_acknowledge_wait_and_oth
     await frontend.close()
 
 
-async def test_a_frontend_of_the_previous_version_is_held_by_what_its_connection_does_not_take(
+async def test_a_frontend_of_the_previous_version_is_parked_by_what_its_connection_does_not_take(
     scheduler: RunningScheduler, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox, "MAX_UNTAKEN", 50)
     frontend = Frontend(scheduler, acknowledges=False)
     await frontend.submit()
-    await scheduler.until(lambda: held(scheduler) == NUM_REQUESTS)
+    await scheduler.until(lambda: parked(scheduler) == NUM_REQUESTS)
     assert await asyncio.wait_for(generate(scheduler, "other", [5], 30), 240) == list(range(6, 36))
     await asyncio.wait_for(frontend.read_all(), 240)
     frontend.check()
     await frontend.close()
 
 
-async def test_held_requests_outlive_their_worker_and_end_with_their_frontend(
+async def test_parked_requests_outlive_their_worker_and_end_with_their_frontend(
     scheduler: RunningScheduler, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox, "MAX_UNTAKEN", 50)
     frontend = Frontend(scheduler)
     await frontend.submit()
-    await scheduler.until(lambda: held(scheduler) == NUM_REQUESTS)
+    await scheduler.until(lambda: parked(scheduler) == NUM_REQUESTS)
     core = scheduler.engine.cores[0]
     worker.fail_at_step = 1
     assert await asyncio.wait_for(generate(scheduler, "other", [5], 30), 240) == list(range(6, 36))
     assert scheduler.engine.cores != [core]
-    assert held(scheduler) == NUM_REQUESTS
+    assert parked(scheduler) == NUM_REQUESTS
     await scheduler.stub.Abort(scheduler_pb2.AbortRequest(request_ids=["slow-3"]))
-    assert held(scheduler) == NUM_REQUESTS - 1
+    assert parked(scheduler) == NUM_REQUESTS - 1
     await frontend.close()
     await scheduler.until(lambda: not scheduler.engine.requests)
-    assert (held(scheduler), scheduler.engine.load().num_used_blocks) == (0, 0)
+    assert (parked(scheduler), scheduler.engine.load().num_used_blocks) == (0, 0)
 
 
-async def test_news_that_a_held_frontend_has_missed_reach_it_when_it_reads(
+async def test_news_that_a_parked_frontend_has_missed_reach_it_when_it_reads(
     scheduler: RunningScheduler, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox, "MAX_UNTAKEN", 50)
     frontend = Frontend(scheduler)
     await frontend.submit()
-    await scheduler.until(lambda: held(scheduler) == NUM_REQUESTS)
+    await scheduler.until(lambda: parked(scheduler) == NUM_REQUESTS)
     sink = next(iter(scheduler.engine.sinks))
     num_messages = len(sink.outbox._untaken)  # type: ignore[attr-defined]
     for _ in range(100):
@@ -161,7 +161,7 @@ async def test_news_that_a_held_frontend_has_missed_reach_it_when_it_reads(
     await frontend.close()
 
 
-async def test_todays_frontend_acknowledges_and_is_never_held(
+async def test_todays_frontend_acknowledges_and_is_never_parked(
     scheduler: RunningScheduler, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox, "MAX_UNTAKEN", 400)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagoda_common.engine.session import SlotTable
+from pagoda_common.engine.session import SessionSlots
 from pagoda_common.engine.stream import EngineRequest, EngineStream
 from pagoda_common.errors import DeadlineExceeded, NotReady, RequestFailed
 from pagoda_common.params.sampling_params import SamplingParams
@@ -102,7 +102,7 @@ def test_gaps_without_progress_are_given_up() -> None:
 def test_a_slot_is_free_again_after_its_end_was_reported() -> None:
     stream, _ = make_stream(n=3)
     first, second, third = stream.sequences
-    slots = SlotTable()
+    slots = SessionSlots()
     assert [slots.add(first), slots.add(second)] == [0, 1]
     slots.retire([0])
     assert slots.get(0) is None

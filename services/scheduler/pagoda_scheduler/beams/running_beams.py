@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from pagoda_scheduler.core.request import Request, RequestStatus
-from pagoda_scheduler.core.slot_table import SlotTable
 from pagoda_scheduler.core.step import LogprobRows, StepResult
+from pagoda_scheduler.core.worker_slots import WorkerSlots
 from pagoda_scheduler.kv.kv_cache_manager import KVCacheManager
 
 
@@ -15,7 +15,7 @@ class Beams:
         self,
         *,
         kv: KVCacheManager,
-        slots: SlotTable,
+        slots: WorkerSlots,
         running: list[Request],
         wait: Callable[[Request], None],
         finish: Callable[[Request], None],
@@ -37,7 +37,7 @@ class Beams:
         assert group is not None
         assert logprobs is not None, "beams ask for logprobs"
         beam.sampled_token_id = token_id
-        beam.is_held = True
+        beam.waits_for_siblings = True
         if not group.collect(beam, logprobs, row):
             return
         for sequence in group.sequences:
@@ -76,7 +76,7 @@ class Beams:
 
     def _continue(self, beam: Request, token_id: int) -> Request:
         """Let a beam go on with `token_id`."""
-        beam.is_held = False
+        beam.waits_for_siblings = False
         beam.output_token_ids.append(token_id)
         beam.num_tokens += 1
         beam.max_num_tokens = beam.num_tokens + 1

@@ -67,7 +67,6 @@ class Request(_HotFields):
         "finish_reason",
         "first_cached_tokens",
         "index",
-        "is_held",
         "is_uncached",
         "leader",
         "num_cached_blocks",
@@ -84,6 +83,7 @@ class Request(_HotFields):
         "stop_token_id",
         "stop_token_ids",
         "tenant",
+        "waits_for_siblings",
     )
 
     def __init__(
@@ -151,7 +151,7 @@ class Request(_HotFields):
         self.first_cached_tokens = 0
         self.is_announced = False
         self.is_beam = False
-        self.is_held = False
+        self.waits_for_siblings = False
         """Of a beam: it has given its candidates and waits for its siblings."""
         self.sampled_token_id = -1
         """Of a beam: the token that the worker has appended to its log."""

@@ -6,11 +6,11 @@ from pagoda_scheduler.core.admission import Admission
 from pagoda_scheduler.core.in_flight import InFlight
 from pagoda_scheduler.core.quarantine import MAX_CRASHES, Quarantine
 from pagoda_scheduler.core.request import Request, RequestStatus
-from pagoda_scheduler.core.slot_table import SlotTable
 from pagoda_scheduler.core.speculation import Speculation
 from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput, StepResult
 from pagoda_scheduler.core.step_plan import StepPlan
 from pagoda_scheduler.core.waiting_queue import QUEUES
+from pagoda_scheduler.core.worker_slots import WorkerSlots
 from pagoda_scheduler.kv.kv_cache_manager import KVCacheManager, Prefix
 from pagoda_scheduler.kv.swap_cost import SwapCost
 
@@ -51,11 +51,11 @@ class Scheduler:
         self.admission = Admission(
             config=config, waiting=self.waiting, max_model_len=self.max_model_len, vocab_size=vocab_size
         )
-        self.held: dict[Request, None] = {}
+        self.parked: dict[Request, None] = {}
         """Sequences that wait for their reader, outside of the queue."""
         self.num_preemptions = 0
         self.quarantine = Quarantine()
-        self._slots = SlotTable(size=config.max_num_seqs)
+        self._slots = WorkerSlots(size=config.max_num_seqs)
         self._beams = Beams(
             kv=self.kv,
             slots=self._slots,
@@ -112,30 +112,30 @@ class Scheduler:
                 self.kv.forget(request)
             self.running.remove(request)
             self._release(request)
-        elif request in self.held:
-            del self.held[request]
+        elif request in self.parked:
+            del self.parked[request]
         elif request.status is RequestStatus.WAITING and request not in self.quarantine:
             self.waiting.remove(request)
         self.quarantine.discard(request)
         request.status = RequestStatus.FINISHED
 
-    def hold(self, request: Request) -> None:
-        """Take a sequence out of the queue until `let_go`; its blocks and its slot are for others.
+    def park(self, request: Request) -> None:
+        """Take a sequence out of the queue until `unpark`; its blocks and its slot are for others.
 
-        A beam search is not held (it says nothing before its end), nor is a suspect (others wait for it to be cleared).
+        A beam search is not parked (it says nothing before its end), nor is a suspect (others wait for its clearance).
         """
         if request.is_finished or request.beam_group is not None or request in self.quarantine:
             return
         if request.status is RequestStatus.RUNNING:
             self._preempt(request)
-        if request not in self.held:
+        if request not in self.parked:
             self.waiting.remove(request)
-            self.held[request] = None
+            self.parked[request] = None
 
-    def let_go(self, request: Request) -> None:
-        """Queue a sequence that was held, ahead of the others; no-op for one that was not."""
-        if request in self.held:
-            del self.held[request]
+    def unpark(self, request: Request) -> None:
+        """Queue a sequence that was parked, ahead of the others; no-op for one that was not."""
+        if request in self.parked:
+            del self.parked[request]
             self.waiting.append_front(request)
 
     def schedule(self, now_ns: int = 0) -> SchedulerOutput | None:
@@ -192,8 +192,8 @@ class Scheduler:
         for request in (*self.running, *self.waiting):
             owners = [request] if request.beam_group is None else request.beam_group.sequences
             taken.update(dict.fromkeys(owners))
-        taken.update(dict.fromkeys((*self.quarantine.take_all(), *self.held)))
-        self.held.clear()
+        taken.update(dict.fromkeys((*self.quarantine.take_all(), *self.parked)))
+        self.parked.clear()
         requests = list(taken)
         for request in requests:
             request.forget_computed()
@@ -204,7 +204,7 @@ class Scheduler:
 
     def take_waiting(self) -> list[Request]:
         """Take out, in their order, the waiting sequences of requests that have nothing else here."""
-        bound = {request.request_id for request in (*self.running, *self.held, *self.quarantine)}
+        bound = {request.request_id for request in (*self.running, *self.parked, *self.quarantine)}
         bound |= {request.request_id for request in self.waiting if request.num_pending or request.beam_group}
         taken = [request for request in self.waiting if request.request_id not in bound]
         for request in taken:
@@ -214,7 +214,7 @@ class Scheduler:
 
     def compact(self) -> None:
         """Give back memory that a burst has left fragmented; only while there are no unfinished requests."""
-        if not self.has_unfinished_requests and not self.held:
+        if not self.has_unfinished_requests and not self.parked:
             self.waiting.compact()
             self.kv.compact()
 
@@ -327,7 +327,7 @@ class Scheduler:
             if request.num_pending:
                 break  # preempted while a step in flight samples its next token, which its new start must include
             # Blocks are copied before the step computes, so one whose leader enters a slot in it has to wait as well.
-            if request.is_behind_leader or request.is_held or request.leader in plan.admitted:
+            if request.is_behind_leader or request.waits_for_siblings or request.leader in plan.admitted:
                 deferred.append(self.waiting.pop())
                 continue
             prefix = self.kv.find_prefix(request)

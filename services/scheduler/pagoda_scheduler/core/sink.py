@@ -13,7 +13,7 @@ class Sink(Protocol):
 
     @property
     def is_behind(self) -> bool:
-        """Its reader does not keep up: its sequences are to be held until `Engine.let_go`."""
+        """Its reader does not keep up: its sequences are to be parked until `Engine.unpark`."""
 
     def push(self, result: "StepResult") -> None:
         """Take one step's news of this sink's sequences; returns at once."""

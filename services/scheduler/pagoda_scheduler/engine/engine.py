@@ -63,7 +63,7 @@ class Engine:
         """Groups that only finish what runs there."""
         self.requests: dict[str, OpenRequest] = {}
         self.sinks: set[Sink] = set()
-        self._held: set[Sink] = set()
+        self._slow: set[Sink] = set()
         """Sinks whose readers do not keep up: their sequences wait for them."""
         self.traces: Traces | None = None
         """Of requests whose trace is sampled, where somebody collects them."""
@@ -145,7 +145,7 @@ class Engine:
 
     def close_sink(self, sink: Sink) -> None:
         """Forget a sink and abort what it waits for, but for what somebody else may go on with."""
-        self.let_go(sink)  # what is kept is computed on
+        self.unpark(sink)  # what is kept is computed on
         self.sinks.discard(sink)
         lease_s = self.config.scheduler.orphan_lease_s
         for request_id, open_request in list(self.requests.items()):
@@ -260,25 +260,25 @@ class Engine:
                 except Exception as error:  # a bug, but the other streams' tokens are not lost for it
                     logger.exception("a step's tokens could not be sent")
                     sink.close(PagodaError(f"internal error: {type(error).__name__}"))
-                if sink.is_behind and sink not in self._held:
-                    self._hold(sink)
+                if sink.is_behind and sink not in self._slow:
+                    self._park(sink)
 
     # Readers that do not keep up.
 
-    def _hold(self, sink: Sink) -> None:
+    def _park(self, sink: Sink) -> None:
         """Nothing more is made for a sink; its sequences leave their blocks and slots to others."""
-        self._held.add(sink)
+        self._slow.add(sink)
         sequences = self._sequences_of(sink)
         logger.warning("a reader does not keep up: %d sequences wait for it", len(sequences))
         for core, request in sequences:
-            core.hold(request)
+            core.park(request)
 
-    def let_go(self, sink: Sink) -> None:
-        """The reader keeps up again: what was held for it goes on."""
-        if sink in self._held:
-            self._held.discard(sink)
+    def unpark(self, sink: Sink) -> None:
+        """The reader keeps up again: what was parked for it resumes."""
+        if sink in self._slow:
+            self._slow.discard(sink)
             for core, request in reversed(self._sequences_of(sink)):
-                core.let_go(request)
+                core.unpark(request)
 
     def _sequences_of(self, sink: Sink) -> list[tuple[EngineCore, Request]]:
         """Unfinished sequences of a sink that some group has."""
@@ -292,8 +292,8 @@ class Engine:
 
     def _add(self, core: EngineCore, request: Request, *, at_front: bool) -> None:
         core.add(request, at_front=at_front)
-        if request.sink in self._held:
-            core.hold(request)
+        if request.sink in self._slow:
+            core.park(request)
 
     # Load.
 
@@ -316,7 +316,7 @@ class Engine:
         schedulers = [core.scheduler for core in cores]
         return Load(
             num_running_reqs=sum(len(scheduler.running) for scheduler in schedulers),
-            num_waiting_reqs=sum(len(s.waiting) + len(s.held) for s in schedulers) + len(self._homeless),
+            num_waiting_reqs=sum(len(s.waiting) + len(s.parked) for s in schedulers) + len(self._homeless),
             num_used_blocks=sum(scheduler.kv.pool.num_used_blocks for scheduler in schedulers),
             num_total_blocks=sum(scheduler.kv.pool.num_blocks for scheduler in schedulers),
             silence_ms=max((core.silence_ms for core in cores), default=0),

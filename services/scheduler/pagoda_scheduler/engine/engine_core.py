@@ -170,16 +170,16 @@ class EngineCore:
         self.scheduler.add(request, at_front=at_front)
         self._wake.set()
 
-    def hold(self, request: Request) -> None:
-        """Do not compute a sequence until `let_go`."""
-        self.scheduler.hold(request)
+    def park(self, request: Request) -> None:
+        """Do not compute a sequence until `unpark`."""
+        self.scheduler.park(request)
         self._wake.set()
 
-    def let_go(self, request: Request) -> None:
+    def unpark(self, request: Request) -> None:
         """Compute a sequence again."""
         if not self.scheduler.has_unfinished_requests:
             self._last_progress_ns = time.monotonic_ns()
-        self.scheduler.let_go(request)
+        self.scheduler.unpark(request)
         self._wake.set()
 
     def finish(self, request: Request) -> None:

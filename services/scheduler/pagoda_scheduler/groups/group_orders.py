@@ -30,7 +30,7 @@ class GroupOrders:
         """0 awake; 1 or 2."""
         return self._sleep_levels.get(number, self.sleep_level_of_all)
 
-    def hold_weights(self, source: WeightsSource, number: int | None = None) -> None:
+    def use_weights(self, source: WeightsSource, number: int | None = None) -> None:
         """From now on: these weights."""
         if number is None:
             self._weights_of_all = source

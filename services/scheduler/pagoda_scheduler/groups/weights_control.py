@@ -191,7 +191,7 @@ class WeightsControl:
             return
         group.state = "waking"
         try:
-            await self._let_go(group)
+            await self._end_hold(group)
         finally:
             group.sleep_level = 0
 
@@ -208,7 +208,7 @@ class WeightsControl:
             await asyncio.gather(*(self._prepare(group, None) for group in targets), return_exceptions=True)
             raise
         before = self._groups.orders.weights_orders()
-        self._groups.orders.hold_weights(source, number)
+        self._groups.orders.use_weights(source, number)
         pauses: list[float] = []
         for group, is_prepared in zip(targets, has_model, strict=True):
             try:
@@ -216,7 +216,7 @@ class WeightsControl:
             except PagodaError as error:
                 if not pauses:
                     self._groups.orders.restore_weights_orders(before)
-                await self._let_go_if_awake(group)
+                await self._end_hold_if_awake(group)
                 done = f" ({len(pauses)} of {len(targets)} groups hold them)" if pauses else ""
                 raise PagodaError(f"group {group.number}: {error.message}{done}", code=error.code) from error
         reloaded = Reloaded(len(pauses), time.monotonic() - started, max(pauses))
@@ -242,16 +242,16 @@ class WeightsControl:
             async with self._groups.control(group) as control:
                 await _unless_lost(group, control.reload(source))
         if not group.sleep_level:
-            await self._let_go(group)
+            await self._end_hold(group)
         return time.monotonic() - started
 
-    async def _let_go_if_awake(self, group: WorkerGroup) -> None:
+    async def _end_hold_if_awake(self, group: WorkerGroup) -> None:
         """After a failure: serve again, as well as it can."""
         if not group.sleep_level and group.hold.is_wanted:
             with contextlib.suppress(PagodaError):
-                await self._let_go(group)
+                await self._end_hold(group)
 
-    async def _let_go(self, group: WorkerGroup) -> None:
+    async def _end_hold(self, group: WorkerGroup) -> None:
         """Let a held group serve, and wait until it does."""
         group.settled.clear()
         group.hold.end()

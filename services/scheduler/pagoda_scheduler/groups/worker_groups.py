@@ -76,7 +76,7 @@ class WorkerGroups:
                         group, rank = self._enter(message.identity)
                         rank.stream = stream
                     elif message.HasField("leaving"):
-                        await self._let_go(group, rank, message.leaving.timeout_s)
+                        await self._take_leave(group, rank, message.leaving.timeout_s)
                         is_cut_off = False
                         return
         except NotReady:
@@ -93,7 +93,7 @@ class WorkerGroups:
         else:
             group.drop(rank)
 
-    async def _let_go(self, group: WorkerGroup, rank: Rank, timeout_s: float) -> None:
+    async def _take_leave(self, group: WorkerGroup, rank: Rank, timeout_s: float) -> None:
         """Give the rank's group nothing new, and wait for what runs there; at most `timeout_s`."""
         logger.info("%s: worker at %s leaves", group.name_of(rank), rank.identity.address)
         rank.is_leaving = True

@@ -10,11 +10,11 @@ from google.protobuf.message import Message as ProtoMessage
 from pagoda_common.errors import PagodaError, QueueFull
 
 MAX_UNTAKEN = 1024
-"""Messages that a reader may have before it, not taken yet; then what it waits for is held. Some seconds of steps."""
+"""Messages that a reader may have before it, not taken yet; then what it waits for is parked. Some seconds of steps."""
 MAX_UNTAKEN_BYTES = 32 * 1024 * 1024
 """The same in bytes: log probabilities of a whole vocabulary are large."""
 MAX_BACKLOG = 20_000
-"""A reader that makes answers and does not take them is cut off: what it asks for itself cannot be held."""
+"""A reader that makes answers and does not take them is cut off: what it asks for itself cannot be parked."""
 
 Message = TypeVar("Message", bound=ProtoMessage)
 

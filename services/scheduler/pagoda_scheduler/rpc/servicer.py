@@ -28,8 +28,8 @@ from pagoda_scheduler.engine.engine import Engine, Origin
 from pagoda_scheduler.groups.weights_control import WeightsControl
 from pagoda_scheduler.groups.worker_groups import WorkerGroups
 from pagoda_scheduler.rpc.adoption import adopted_to_proto, origin_of
+from pagoda_scheduler.rpc.scheduler_state import SchedulerState
 from pagoda_scheduler.rpc.sinks import GenerateSink, SessionSink
-from pagoda_scheduler.rpc.state import EngineState
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         *,
         engine: Engine,
         groups: WorkerGroups,
-        state: EngineState,
+        state: SchedulerState,
         version: str,
         render_metrics: Callable[[], bytes] = bytes,
     ) -> None:
@@ -61,7 +61,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         self, request_iterator: AsyncIterator[scheduler_pb2.FrontendMessage], context: Any
     ) -> AsyncIterator[scheduler_pb2.SchedulerMessage]:
         """One frontend's stream; when it ends, what the frontend had open is aborted."""
-        sink = SessionSink(state=self._state, on_room=self._engine.let_go)
+        sink = SessionSink(state=self._state, on_room=self._engine.unpark)
         sink.hello(self._version)
         self._engine.sinks.add(sink)
         reader = asyncio.create_task(self._read_session(request_iterator, sink))
@@ -120,7 +120,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         elif request.request_id in self._engine.requests:
             raise InvalidRequest(f"request_id {request.request_id!r} is in use", field="request_id")
         num_sequences = 1 if request.HasField("pooling") else max(1, request.sampling_params.n)
-        sink = GenerateSink(num_sequences=num_sequences, on_room=self._engine.let_go)
+        sink = GenerateSink(num_sequences=num_sequences, on_room=self._engine.unpark)
         sequences = self.sequences(request, sink)
         remaining = context.time_remaining()
         self._engine.sinks.add(sink)

@@ -11,7 +11,7 @@ from pagoda_common.errors import PagodaError
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.step import LogprobRows, StepResult
 from pagoda_scheduler.rpc.outbox import Outbox
-from pagoda_scheduler.rpc.state import EngineState
+from pagoda_scheduler.rpc.scheduler_state import SchedulerState
 
 LOAD_PERIOD_NS = 50_000_000
 """Steps in which sequences merely go on tell the load that often: it costs as much as the rest of their message."""
@@ -20,7 +20,7 @@ LOAD_PERIOD_NS = 50_000_000
 class SessionSink:
     """Encodes a frontend's share of each step as one SchedulerMessage."""
 
-    def __init__(self, *, state: EngineState, on_room: Callable[["SessionSink"], None]) -> None:
+    def __init__(self, *, state: SchedulerState, on_room: Callable[["SessionSink"], None]) -> None:
         """`on_room`: called when the frontend was behind, and keeps up again."""
         self.outbox: Outbox[scheduler_pb2.SchedulerMessage] = Outbox(on_room=self._catch_up)
         self.sequences: dict[int, Request] = {}

@@ -17,9 +17,9 @@ from pagoda_common.config.model_files import resolve_model
 from pagoda_common.engine.convert import token_ids_to_bytes
 from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError
 from pagoda_scheduler.engine.engine import Engine
+from pagoda_scheduler.rpc.scheduler_state import SchedulerState
 from pagoda_scheduler.rpc.servicer import SchedulerServicer
 from pagoda_scheduler.rpc.sinks import GenerateSink
-from pagoda_scheduler.rpc.state import EngineState
 from pagoda_scheduler.vllm_engine.events import stream_events
 from pagoda_scheduler.vllm_engine.requests import submit_from_vllm
 from pagoda_scheduler.vllm_engine.sink import VllmEngineSink
@@ -31,7 +31,7 @@ CHUNK_BYTES = 1 << 20
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]  # generated without types
     """VllmEngine; requests become ours and share the engine with every other client."""
 
-    def __init__(self, *, engine: Engine, state: EngineState, scheduler: SchedulerServicer) -> None:
+    def __init__(self, *, engine: Engine, state: SchedulerState, scheduler: SchedulerServicer) -> None:
         self._engine = engine
         self._state = state
         self._scheduler = scheduler
@@ -53,7 +53,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
             streams=request.stream,
             num_logprobs=params.logprobs if params.HasField("logprobs") else None,
             takes_prompt=params.HasField("prompt_logprobs"),
-            on_room=self._engine.let_go,
+            on_room=self._engine.unpark,
         )
         message.eos_token_ids.extend(model.eos_token_ids)
         sequences = self._scheduler.sequences(message, sink)
@@ -77,7 +77,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
             prompt_token_ids=token_ids_to_bytes(request.tokenized.input_ids),
         )
         submitted.pooling.SetInParent()
-        sink = GenerateSink(num_sequences=1, on_room=self._engine.let_go)
+        sink = GenerateSink(num_sequences=1, on_room=self._engine.unpark)
         sequences = self._scheduler.sequences(submitted, sink)
         self._engine.sinks.add(sink)
         try:
@@ -239,7 +239,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
 
 def add_vllm_engine(
-    server: grpc.aio.Server, *, engine: Engine, state: EngineState, scheduler: SchedulerServicer
+    server: grpc.aio.Server, *, engine: Engine, state: SchedulerState, scheduler: SchedulerServicer
 ) -> None:
     """Serve VllmEngine on `server`."""
     servicer = VllmEngineServicer(engine=engine, state=state, scheduler=scheduler)

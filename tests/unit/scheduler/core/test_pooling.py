@@ -114,7 +114,7 @@ def test_it_may_be_held_while_its_last_chunk_is_in_flight() -> None:
     scheduler.add(request)
     output = scheduler.schedule()
     assert output is not None
-    scheduler.hold(request)
+    scheduler.park(request)
     assert scheduler.update(worker.execute(output)).finished == [request]
     check(request)
     assert is_empty(scheduler)

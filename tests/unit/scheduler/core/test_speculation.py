@@ -137,9 +137,9 @@ def test_a_sequence_that_is_preempted_in_flight_keeps_what_was_right() -> None:
     request = make_request("a", [1, 2], max_tokens=40)
     started(scheduler, request)
     first = schedule(scheduler)
-    scheduler.hold(request)
+    scheduler.park(request)
     assert scheduler.kv.pool.num_used_blocks == 0
-    scheduler.let_go(request)
+    scheduler.unpark(request)
     assert scheduler.schedule() is None, "its next token is being sampled"
     scheduler.update(answer(first, [51, 52, 53]))
     assert (request.num_computed_tokens, request.num_tokens, request.num_lookahead) == (0, 6, 0)

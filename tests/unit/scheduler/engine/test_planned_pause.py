@@ -153,11 +153,11 @@ def test_orders_for_one_group_go_before_those_for_all() -> None:
     assert [orders.sleep_level(number) for number in (0, 3, 9)] == [1, 0, 1]
     orders.sleep(0)
     assert orders.sleep_level(0) == 0
-    orders.hold_weights(NEW)
-    orders.hold_weights(NEWER, 1)
+    orders.use_weights(NEW)
+    orders.use_weights(NEWER, 1)
     assert [orders.weights(number) for number in (0, 1)] == [NEW, NEWER]
     before = orders.weights_orders()
-    orders.hold_weights(NEWER)
+    orders.use_weights(NEWER)
     assert orders.weights(0) == NEWER
     orders.restore_weights_orders(before)
     assert [orders.weights(number) for number in (0, 1)] == [NEW, NEWER]

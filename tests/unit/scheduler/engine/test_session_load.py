@@ -10,8 +10,8 @@ from pagoda_scheduler.core.step import StepResult
 from pagoda_scheduler.engine.engine import Engine
 from pagoda_scheduler.groups.worker_groups import WorkerGroups
 from pagoda_scheduler.rpc import sinks as session
+from pagoda_scheduler.rpc.scheduler_state import SchedulerState
 from pagoda_scheduler.rpc.sinks import SessionSink
-from pagoda_scheduler.rpc.state import EngineState
 from tests.unit.scheduler.stories import PretendWorker, make_request, make_scheduler
 
 NEVER_NS = 10**18
@@ -27,7 +27,7 @@ def sink(sent: list[scheduler_pb2.SchedulerMessage], monkeypatch: pytest.MonkeyP
     """A session of an idle engine; what it would send is in `sent`."""
     engine = Engine(config=EngineConfig(cache=CacheConfig(block_size=4)))
     groups = WorkerGroups(config=engine.config, engine=engine, session_epoch=7)
-    state = EngineState(session_epoch=7, engine=engine, groups=groups)
+    state = SchedulerState(session_epoch=7, engine=engine, groups=groups)
     sink = SessionSink(state=state, on_room=lambda sink: None)
     monkeypatch.setattr(sink.outbox, "put", sent.append)
     return sink

@@ -1,4 +1,4 @@
-"""Sequences whose reader does not keep up are held: others get their slots and blocks, and they go on as if nothing
+"""Sequences whose reader does not keep up are parked: others get their slots and blocks, and they go on as if nothing
 had been."""
 
 import pytest
@@ -12,7 +12,7 @@ from tests.unit.scheduler.stories import PretendWorker, expected_output, make_re
 MESSAGE = scheduler_pb2.SchedulerMessage(token_ids=b"0123")
 
 
-def test_a_held_sequence_gives_up_slot_and_blocks_and_goes_on_where_it_was() -> None:
+def test_a_parked_sequence_gives_up_slot_and_blocks_and_goes_on_where_it_was() -> None:
     scheduler, worker = make_scheduler(max_num_seqs=1, enable_prefix_caching=False), PretendWorker()
     slow, quick = make_request("slow", 5, max_tokens=20), make_request("quick", 6, max_tokens=5)
     scheduler.add(slow)
@@ -22,7 +22,7 @@ def test_a_held_sequence_gives_up_slot_and_blocks_and_goes_on_where_it_was() -> 
         scheduler.update(worker.execute(output))
     in_flight = scheduler.schedule()
     assert in_flight is not None
-    scheduler.hold(slow)
+    scheduler.park(slow)
     assert scheduler.kv.pool.num_used_blocks == 0
     scheduler.update(worker.execute(in_flight))  # what was under way is still taken
     assert len(slow.output_token_ids) == 5
@@ -32,19 +32,19 @@ def test_a_held_sequence_gives_up_slot_and_blocks_and_goes_on_where_it_was() -> 
     run(scheduler, worker)
     assert quick.output_token_ids == expected_output(list(quick.prompt_token_ids), 5)
     assert len(slow.output_token_ids) == 5
-    scheduler.let_go(slow)
+    scheduler.unpark(slow)
     run(scheduler, worker)
     assert slow.output_token_ids == expected_output(list(slow.prompt_token_ids), 20)
     assert scheduler.kv.pool.num_used_blocks == 0
 
 
-def test_a_sequence_may_be_let_go_while_its_last_step_is_in_flight() -> None:
+def test_a_sequence_may_be_unparked_while_its_last_step_is_in_flight() -> None:
     scheduler, worker = make_scheduler(), PretendWorker()
     request = make_request("a", 5, max_tokens=20)
     scheduler.add(request)
     in_flight = [scheduler.schedule(), scheduler.schedule()]
-    scheduler.hold(request)
-    scheduler.let_go(request)
+    scheduler.park(request)
+    scheduler.unpark(request)
     for output in in_flight:
         assert output is not None
         scheduler.update(worker.execute(output))
@@ -52,7 +52,7 @@ def test_a_sequence_may_be_let_go_while_its_last_step_is_in_flight() -> None:
     assert request.output_token_ids == expected_output(list(request.prompt_token_ids), 20)
 
 
-def test_a_held_sequence_may_end_and_may_lose_its_worker() -> None:
+def test_a_parked_sequence_may_end_and_may_lose_its_worker() -> None:
     scheduler, worker = make_scheduler(), PretendWorker()
     requests = [make_request(name, 5) for name in ("running", "waiting", "lost")]
     for request in requests[:1]:
@@ -61,14 +61,14 @@ def test_a_held_sequence_may_end_and_may_lose_its_worker() -> None:
     for request in requests[1:]:
         scheduler.add(request)
     for request in requests:
-        scheduler.hold(request)
-        scheduler.hold(request)
-    assert (list(scheduler.held), len(scheduler.waiting), scheduler.running) == (requests, 0, [])
+        scheduler.park(request)
+        scheduler.park(request)
+    assert (list(scheduler.parked), len(scheduler.waiting), scheduler.running) == (requests, 0, [])
     for request in requests[:2]:
         scheduler.finish(request)
     assert scheduler.take_all() == requests[2:]
-    assert not scheduler.held
-    scheduler.let_go(requests[2])  # it is not held here any more
+    assert not scheduler.parked
+    scheduler.unpark(requests[2])  # it is not parked here any more
     assert len(scheduler.waiting) == 0
 
 

@@ -1,7 +1,7 @@
 """The worker's slots: which are free, and which the worker must be told of as freed."""
 
 
-class SlotTable:
+class WorkerSlots:
     """Slots 0 … size - 1, the lowest free one first at the start."""
 
     def __init__(self, *, size: int) -> None:

@@ -5,7 +5,7 @@ from pagoda_scheduler.engine.engine import Engine
 from pagoda_scheduler.groups.worker_groups import WorkerGroups
 
 
-class EngineState:
+class SchedulerState:
     """Epoch, model and load of one scheduler process."""
 
     def __init__(self, *, session_epoch: int, engine: Engine, groups: WorkerGroups) -> None:
