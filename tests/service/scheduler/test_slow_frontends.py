@@ -154,7 +154,7 @@ async def test_news_that_a_parked_frontend_has_missed_reach_it_when_it_reads(
     sink = next(iter(scheduler.engine.sinks))
     num_messages = len(sink.outbox._untaken)  # type: ignore[attr-defined]
     for _ in range(100):
-        scheduler.engine._announce()
+        scheduler.engine._readers.announce_now()
     assert len(sink.outbox._untaken) == num_messages  # type: ignore[attr-defined]
     await asyncio.wait_for(frontend.read_all(acknowledge_every=7), 240)
     frontend.check()

@@ -3,7 +3,7 @@
 from pagoda.v1 import scheduler_pb2
 from pagoda_common.engine.convert import FINISH_NUMBERS, token_ids_to_bytes
 from pagoda_scheduler.core.request import Request
-from pagoda_scheduler.engine.engine import OpenRequest, Origin
+from pagoda_scheduler.engine.open_requests import OpenRequest, Origin
 
 
 def origin_of(message: scheduler_pb2.SubmitRequest) -> Origin | None:

@@ -1,0 +1,128 @@
+"""OpenRequests: the requests that have not ended or are kept for their client, and their time limits. No groups."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pagoda_common.errors import Superseded
+from pagoda_scheduler.core.request import Request
+from pagoda_scheduler.core.sink import Sink
+from pagoda_scheduler.engine.deadlines import Deadlines
+from pagoda_scheduler.engine.engine_core import EngineCore
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a request that may outlive its frontend comes from."""
+
+    key: str
+    """Name under which it can be adopted."""
+    message: object
+    """What its frontend sent, for whoever adopts it."""
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """A request that has not ended, or that is kept for its client: its sequences, and the group that serves them."""
+
+    attempt: int
+    sequences: list[Request]
+    core: EngineCore | None
+    origin: Origin | None = None
+
+    @property
+    def request_id(self) -> str:
+        """Of all its sequences."""
+        return self.sequences[0].request_id
+
+    @property
+    def sink(self) -> Sink | None:
+        """Where its tokens go; None when its frontend is gone."""
+        return self.sequences[0].sink
+
+    @property
+    def unfinished(self) -> list[Request]:
+        """Sequences still open."""
+        return [request for request in self.sequences if not request.is_finished]
+
+
+class OpenRequests:
+    """Open requests by id, their deadlines, and the leases of those whose frontend is gone."""
+
+    def __init__(
+        self, *, lease_s: float, expire: Callable[[str, float], None], end_lease: Callable[[str, float], None]
+    ) -> None:
+        """`lease_s`: seconds in which a request without a frontend may be adopted, 0: none. `expire` and `end_lease`
+        are called with a request's id and its seconds."""
+        self.by_id: dict[str, OpenRequest] = {}
+        self._lease_s = lease_s
+        self._deadlines = Deadlines(expire=expire)
+        self._leases = Deadlines(expire=end_lease)
+
+    @property
+    def has_orphans(self) -> bool:
+        """Whether the frontend of some request is gone."""
+        return len(self._leases) > 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether some sequence has not ended."""
+        return any(open_request.unfinished for open_request in self.by_id.values())
+
+    def is_known(self, request_id: str, attempt: int) -> bool:
+        """Whether this attempt of a request is open already.
+
+        Raises:
+            Superseded: a newer attempt is open.
+        """
+        known = self.by_id.get(request_id)
+        if known is not None and attempt < known.attempt:
+            raise Superseded(f"request {request_id} is at attempt {known.attempt}, got {attempt}")
+        return known is not None and attempt == known.attempt
+
+    def add(self, open_request: OpenRequest, *, timeout_s: float = 0.0) -> None:
+        """Keep a request; it has `timeout_s` seconds, 0: no limit."""
+        self.by_id[open_request.request_id] = open_request
+        if timeout_s > 0:
+            self._deadlines.set(open_request.request_id, timeout_s)
+
+    def forget(self, request_id: str) -> None:
+        """A request is over, and nobody may ask for it any more."""
+        self._deadlines.cancel(request_id)
+        self._leases.cancel(request_id)
+        del self.by_id[request_id]
+
+    def note_end(self, request: Request) -> None:
+        """A sequence has ended; with the last one its request is forgotten, unless it is kept for an adopter."""
+        open_request = self.by_id.get(request.request_id)
+        if open_request is not None and request in open_request.sequences and not open_request.unfinished:
+            self._deadlines.cancel(request.request_id)
+            if open_request.origin is None:
+                self.forget(request.request_id)
+
+    def orphan(self, sink: Sink) -> list[str]:
+        """A frontend is gone: its requests that may be adopted get a lease; the ids of the others."""
+        left = []
+        for request_id, open_request in self.by_id.items():
+            if open_request.sink is not sink:
+                continue
+            if open_request.origin is None or not self._lease_s:
+                left.append(request_id)
+                continue
+            for sequence in open_request.sequences:
+                sequence.sink = None
+            self._leases.set(request_id, self._lease_s)
+        return left
+
+    def adopt(self, key: str) -> list[OpenRequest]:
+        """The requests with this key; the lease of those without a frontend begins anew."""
+        found = [each for each in self.by_id.values() if each.origin is not None and each.origin.key == key]
+        for open_request in found:
+            if open_request.sink is None:
+                self._leases.set(open_request.request_id, self._lease_s)
+        return found
+
+    def compact(self) -> None:
+        """Give back empty tables; only while none is open."""
+        self.by_id.clear()
+        self._deadlines.compact()
+        self._leases.compact()

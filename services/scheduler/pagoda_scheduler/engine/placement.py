@@ -1,0 +1,192 @@
+"""Placement: which worker group computes which sequence. Knows no sinks and no time limits."""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+
+from pagoda_common.config.engine_config import SchedulerConfig
+from pagoda_common.errors import PagodaError, RequestFailed
+from pagoda_scheduler.core.admission import check_queue
+from pagoda_scheduler.core.request import Request, RequestStatus
+from pagoda_scheduler.engine.engine_core import EngineCore
+from pagoda_scheduler.engine.load import Counters, Load
+from pagoda_scheduler.engine.open_requests import OpenRequest
+from pagoda_scheduler.engine.router import ROUTERS, Router
+
+logger = logging.getLogger(__name__)
+
+
+class Placement:
+    """The groups that serve, and the sequences that wait for one to come (homeless)."""
+
+    def __init__(
+        self,
+        *,
+        config: SchedulerConfig,
+        requests: Mapping[str, OpenRequest],
+        finish: Callable[[Request], None],
+        is_slow: Callable[[Request], bool],
+    ) -> None:
+        """`requests`: the open ones, by id. `finish` tells the reader of a sequence that has ended before any group had
+        it; `is_slow`: the reader does not keep up, so the sequence is parked at once."""
+        self.cores: list[EngineCore] = []
+        """Groups that take requests."""
+        self._retired: list[EngineCore] = []
+        """Groups that only finish what runs there."""
+        self._config = config
+        self._requests = requests
+        self._finish = finish
+        self._is_slow = is_slow
+        self._homeless: OrderedDict[Request, None] = OrderedDict()
+        self._router: Router = ROUTERS[config.routing_policy]()
+        self._past = Counters()
+
+    def choose(self, sequences: list[Request], *, is_new: bool) -> EngineCore | None:
+        """The group for the sequences of one request; None when there is no group: they wait for one.
+
+        Args:
+            is_new: the bounds of the queue apply.
+
+        Raises:
+            RequestTooLong, InvalidRequest, QueueFull: it cannot be admitted.
+        """
+        if self.cores:
+            core = self._router.choose(sequences[0], self.cores)
+            unfinished = [sequence for sequence in sequences if not sequence.is_finished]
+            check = core.scheduler.admission.check if is_new else core.scheduler.admission.check_fits
+            check(unfinished)
+            return core
+        if is_new:
+            check_queue(self._config, waiting=self._homeless, requests=sequences)
+        return None
+
+    def start(self, sequences: Iterable[Request], core: EngineCore | None, *, at_front: bool) -> None:
+        """Queue sequences at `core`, or until there is a group; `at_front`: they resume."""
+        for request in sequences:
+            if request.check_finished():  # resumed behind its own end
+                self._end(request)
+            elif core is None:
+                self._homeless[request] = None
+            else:
+                self._add(core, request, at_front=at_front)
+
+    def place(self, sequences: Iterable[Request]) -> None:
+        """Give sequences that ran or waited elsewhere to a group, or keep them until there is one."""
+        if not self.cores:
+            for request in reversed(list(sequences)):
+                self._homeless[request] = None
+                self._homeless.move_to_end(request, last=False)
+            return
+        chosen: dict[str, EngineCore] = {}
+        for request in reversed(list(sequences)):
+            core = chosen.get(request.request_id) or self._router.choose(request, self.cores)
+            chosen[request.request_id] = self._requests[request.request_id].core = core
+            try:
+                core.scheduler.admission.check_fits([request])
+            except PagodaError as error:
+                request.finish_reason, request.error = "error", error
+                self._end(request)
+                continue
+            if request.check_finished():  # resumed behind its own end, before the model was known
+                self._end(request)
+            else:
+                self._add(core, request, at_front=True)
+
+    def take_out(self, request: Request) -> None:
+        """End a sequence now, wherever it is."""
+        if request in self._homeless:
+            del self._homeless[request]
+            request.status = RequestStatus.FINISHED
+        else:
+            core = self._requests[request.request_id].core
+            assert core is not None, "a request without a group is homeless"
+            core.finish(request)
+
+    def is_homeless(self, request: Request) -> bool:
+        """Whether a sequence waits for a group to come."""
+        return request in self._homeless
+
+    def compact(self) -> None:
+        """Give back what a burst of requests has left fragmented; only while none is open."""
+        self._homeless.clear()
+        for core in self.cores:
+            core.scheduler.compact()
+
+    # Groups that come and go.
+
+    def add(self, core: EngineCore) -> None:
+        """A group serves from now on, first what had no group."""
+        self.cores.append(core)
+        homeless, self._homeless = self._homeless, OrderedDict()
+        for request in homeless:
+            request.learn_model(max_model_len=core.scheduler.max_model_len, eos_token_ids=core.eos_token_ids)
+        self.place(homeless)
+
+    def retire(self, core: EngineCore) -> None:
+        """A group takes nothing new any more: what waits there goes on elsewhere, what runs there ends there."""
+        self.cores.remove(core)
+        self._router.forget(core)
+        self._retired.append(core)
+        self.place(core.scheduler.take_waiting())
+
+    def remove(self, core: EngineCore, *, is_fault: bool) -> tuple[list[Request], list[Request]] | None:
+        """A group serves no more; None when it did not.
+
+        Args:
+            is_fault: it went of itself, and whoever was in flight may be the cause.
+
+        Returns:
+            Every unfinished sequence that it had, and those of them that have shown that they crash their worker.
+        """
+        if core in self._retired:
+            self._retired.remove(core)
+        elif core in self.cores:
+            self.cores.remove(core)
+            self._router.forget(core)
+        else:
+            return None
+        self._past.take(core)
+        self._past.num_worker_losses += is_fault
+        drafts = core.scheduler.speculation.counters
+        if drafts.num_drafts:
+            text = "speculation: %d of %d draft tokens were right, in %d drafts"
+            logger.info(text, drafts.num_accepted_tokens, drafts.num_draft_tokens, drafts.num_drafts)
+        poisonous = core.scheduler.blame() if is_fault else []
+        return core.scheduler.take_all(), poisonous
+
+    def fail(self, poisonous: Iterable[Request], reason: str) -> None:
+        """End sequences that crash their worker whenever they are computed."""
+        for request in poisonous:
+            text = "request %s crashes its worker whenever it is computed: failed"
+            logger.error(text, request.request_id, extra={"request_id": request.request_id})
+            request.finish_reason = "error"
+            request.error = RequestFailed(
+                f"this request crashed its worker {request.num_crashes} times in a row, the last time alone: {reason}"
+            )
+            self._end(request)
+
+    def load(self) -> Load:
+        """Load of all groups together."""
+        counters = self._past.copy()
+        cores = [*self.cores, *self._retired] if self._retired else self.cores
+        for core in cores:
+            counters.take(core)
+        schedulers = [core.scheduler for core in cores]
+        return Load(
+            num_running_reqs=sum(len(scheduler.running) for scheduler in schedulers),
+            num_waiting_reqs=sum(len(s.waiting) + len(s.parked) for s in schedulers) + len(self._homeless),
+            num_used_blocks=sum(scheduler.kv.pool.num_used_blocks for scheduler in schedulers),
+            num_total_blocks=sum(scheduler.kv.pool.num_blocks for scheduler in schedulers),
+            silence_ms=max((core.silence_ms for core in cores), default=0),
+            num_groups=len(self.cores),
+            counters=counters,
+        )
+
+    def _add(self, core: EngineCore, request: Request, *, at_front: bool) -> None:
+        core.add(request, at_front=at_front)
+        if self._is_slow(request):
+            core.park(request)
+
+    def _end(self, request: Request) -> None:
+        request.status = RequestStatus.FINISHED
+        self._finish(request)
