@@ -109,9 +109,9 @@ class SamplingParams:
     seed: int | None = None
     """Seed of the counter-based generator; None or -1 draws one."""
     stop: str | Sequence[str] | None = None
-    """At most 4 strings that end the sequence; stored as a tuple."""
+    """At most 4 strings that end the sequence; stored as a list."""
     stop_token_ids: Sequence[int] | None = None
-    """Token ids that end the sequence; stored as a tuple."""
+    """Token ids that end the sequence; stored as a list."""
     ignore_eos: bool = False
     """Do not end at the model's end-of-sequence tokens."""
     max_tokens: int | None = 16
@@ -137,7 +137,7 @@ class SamplingParams:
     bad_words_token_ids: Sequence[Sequence[int]] = field(default=(), repr=False)
     """Token sequences that may not be completed (made from bad words by whoever knows the tokenizer)."""
     bad_words: Sequence[str] | None = None
-    """Words that may not be written, at most 128 with and without a space before them; stored as a tuple."""
+    """Words that may not be written, at most 128 with and without a space before them; stored as a list."""
     logprob_token_ids: Sequence[int] | None = None
     """Log probabilities of exactly these tokens instead of the likeliest ones, at most 128; stored as a tuple."""
     truncate_prompt_tokens: int | None = None
@@ -189,8 +189,8 @@ class SamplingParams:
             raise InvalidRequest("stop must not contain an empty string", field="stop")
         if stop and not self.detokenize:
             raise InvalidRequest("stop strings need detokenize=True", field="stop")
-        self.stop = tuple(stop)
-        self.stop_token_ids = _token_ids("stop_token_ids", self.stop_token_ids or ())
+        self.stop = list(stop)
+        self.stop_token_ids = list(_token_ids("stop_token_ids", self.stop_token_ids or ()))
 
     def _check_bias(self) -> None:
         if self.logit_bias is not None:
@@ -229,7 +229,7 @@ class SamplingParams:
             if len(token_ids) > MAX_BAD_WORD_TOKENS:
                 message = f"bad_words must have at most {MAX_BAD_WORD_TOKENS} tokens each, got {len(token_ids)}"
                 raise InvalidRequest(message, field="bad_words")
-        self.bad_words = tuple(words)
+        self.bad_words = list(words)
         if self.truncate_prompt_tokens is not None:
             _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, 2**31 - 1)
         if self.extra_args is not None:
