@@ -2,18 +2,37 @@
 
 import os
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what __getattr__ gives, for type checkers
+    from pagoda.llm.async_llm import AsyncLLM
+    from pagoda.llm.beam_search import BeamSearchParams
+    from pagoda.llm.embedding import EmbeddingOutput, EmbeddingRequestOutput
+    from pagoda.llm.engine_args import AsyncEngineArgs, EngineArgs
+    from pagoda.llm.llm import LLM
+    from pagoda.llm.llm_engine import LLMEngine
+    from pagoda.llm.prompts import PromptType, TextPrompt, TokensPrompt
+    from pagoda_common.params.outputs import CompletionOutput, RequestOutput
+    from pagoda_common.params.pooling_params import PoolingParams
+    from pagoda_common.params.sampling_params import RequestOutputKind, SamplingParams
+    from pagoda_common.params.structured_outputs import StructuredOutputsParams
+
+    AsyncLLMEngine = AsyncLLM
 
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncEngineArgs",
     "AsyncLLM",
+    "AsyncLLMEngine",
     "BeamSearchParams",
     "CompletionOutput",
+    "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "EngineArgs",
+    "LLMEngine",
     "PoolingParams",
+    "PromptType",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
@@ -24,12 +43,16 @@ __all__ = [
 
 _HOMES = {
     "LLM": "pagoda.llm.llm",
+    "LLMEngine": "pagoda.llm.llm_engine",
     "AsyncLLM": "pagoda.llm.async_llm",
+    "AsyncLLMEngine": "pagoda.llm.async_llm",
     "AsyncEngineArgs": "pagoda.llm.engine_args",
     "EngineArgs": "pagoda.llm.engine_args",
     "BeamSearchParams": "pagoda.llm.beam_search",
+    "EmbeddingOutput": "pagoda.llm.embedding",
     "EmbeddingRequestOutput": "pagoda.llm.embedding",
     "PoolingParams": "pagoda_common.params.pooling_params",
+    "PromptType": "pagoda.llm.prompts",
     "TextPrompt": "pagoda.llm.prompts",
     "TokensPrompt": "pagoda.llm.prompts",
     "RequestOutput": "pagoda_common.params.outputs",
@@ -38,12 +61,13 @@ _HOMES = {
     "SamplingParams": "pagoda_common.params.sampling_params",
     "StructuredOutputsParams": "pagoda_common.params.structured_outputs",
 }
+_ENGINES = ("LLM", "LLMEngine", "AsyncLLM", "AsyncLLMEngine")
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'pagoda' has no attribute {name!r}")
-    if name in ("LLM", "AsyncLLM"):  # before gRPC is imported, which reads it then; one that is set already stays
+    if name in _ENGINES:  # before gRPC is imported, which reads it then; one that is set already stays
         from pagoda_common.process.children import GRPC_ENVIRONMENT
 
         for key, value in GRPC_ENVIRONMENT.items():

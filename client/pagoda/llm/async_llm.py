@@ -19,11 +19,13 @@ from typing import Any, Self
 import grpc.aio
 
 from pagoda.llm.embedding import EmbeddingRequestOutput, check_pooling_params, embed_prompt, read_for_embedding
+from pagoda.llm.engine_args import EngineArgs
 from pagoda.llm.hub_tokenizer import HubTokenizer
 from pagoda.llm.options import engine_config_from_options
 from pagoda.llm.prompts import Prompt, PromptInput, as_prompt_list, check_params, read_prompts
 from pagoda.llm.refusals import RefusedCalls, refuse_extras
 from pagoda.llm.request_output import RequestOutputBuilder, default_sampling_params
+from pagoda.llm.served_model import ServedModelConfig
 from pagoda.server.engine_process import PrivateEngine
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
@@ -76,14 +78,29 @@ class AsyncLLM(RefusedCalls):
         self._starting = asyncio.Lock()
         self._id_prefix = secrets.token_hex(4)
         self._ids = itertools.count()
+        self._closing: asyncio.Task[None] | None = None
+        """Held: a loop forgets tasks that nobody has."""
         self._bad_words: tuple[tuple[str, ...], tuple[tuple[int, ...], ...]] = ((), ())
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, **extras: Any) -> Self:
+        """The same from vLLM's dataclass; the engine starts with the first call.
+
+        Args:
+            extras: vLLM's further arguments (usage_context, stat_loggers, …), refused when they ask for something.
+
+        Raises:
+            ConfigError: an argument is out of bounds or not supported.
+        """
+        refuse_extras(extras)
+        return cls(**engine_args.keywords())
 
     async def __aenter__(self) -> Self:
         await self.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.shutdown()
+        await self._close()
 
     async def start(self) -> None:
         """Start or join the engine and wait until it can generate; does nothing the second time.
@@ -98,7 +115,7 @@ class AsyncLLM(RefusedCalls):
             try:
                 await self._start()
             except BaseException:
-                await self.shutdown()
+                await self._close()
                 raise
 
     async def _start(self) -> None:
@@ -120,8 +137,19 @@ class AsyncLLM(RefusedCalls):
             tokenizer = await asyncio.to_thread(Tokenizer.load, config.tokenizer or served, revision=config.revision)
         self._tokenizer = tokenizer
 
-    async def shutdown(self) -> None:
-        """End open requests and the private engine."""
+    def shutdown(self, timeout: float | None = None) -> "asyncio.Task[None]":
+        """End open requests and the private engine. It begins at once; the caller may await its end.
+
+        Args:
+            timeout: accepted; the engine's processes have bounds of their own.
+
+        Raises:
+            RuntimeError: there is no running event loop.
+        """
+        self._closing = asyncio.get_running_loop().create_task(self._close(), name="shutdown of AsyncLLM")
+        return self._closing
+
+    async def _close(self) -> None:
         if self._engine is not None:
             await self._engine.close()
             self._engine = None
@@ -148,6 +176,11 @@ class AsyncLLM(RefusedCalls):
         if info is None:
             raise NotReady("the model is not known yet")
         return info
+
+    @property
+    def model_config(self) -> ServedModelConfig:
+        """What the engine serves; there after `start`."""
+        return ServedModelConfig.of(self.model_info, self.config.model)
 
     def get_tokenizer(self) -> HubTokenizer:
         """The tokenizer, with transformers' interface; there after `start`."""
@@ -207,7 +240,7 @@ class AsyncLLM(RefusedCalls):
             yield builder.build()
             return
         read_output = builder.take if params.output_kind is RequestOutputKind.DELTA else builder.build
-        with closing(self._open(request)) as stream:
+        with closing(self.open(request)) as stream:
             while not stream.is_finished:
                 builder.append(await stream.get())
                 builder.prompt_logprobs = stream.prompt_logprobs
@@ -358,10 +391,19 @@ class AsyncLLM(RefusedCalls):
         Raises:
             PagodaError: the request was refused or failed; `builder` has what there was.
         """
-        with closing(self._open(request)) as stream:
+        with closing(self.open(request)) as stream:
             while not stream.is_finished:
                 builder.append(await stream.get(at_least=COLLECTED_TOKENS))
                 builder.prompt_logprobs = stream.prompt_logprobs
 
-    def _open(self, request: EngineRequest) -> TextStream:
+    def open(self, request: EngineRequest) -> TextStream:
+        """Submit `request`; whoever calls this closes the stream.
+
+        Raises:
+            PagodaError: as of `EngineClient.submit`.
+        """
         return TextStream(engine=self.engine, tokenizer=self.tokenizer, request=request)
+
+
+AsyncLLMEngine = AsyncLLM
+"""vLLM's older name of it."""

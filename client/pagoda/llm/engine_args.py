@@ -5,10 +5,12 @@ from dataclasses import asdict, fields, make_dataclass
 from typing import Any, Self
 
 from pagoda.llm.options import FIELDS, engine_config_from_options
+from pagoda.llm.vllm_options import OPTIONS, define_vllm_flags
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.config.flags import add_engine_flags, add_worker_flags
 
-_Fields: Any = make_dataclass("_Fields", [(name, Any, None) for name in sorted(FIELDS)], kw_only=True)
+_NAMES = ("model", *sorted(FIELDS - {"model"}))
+_Fields: Any = make_dataclass("_Fields", [(name, Any, None) for name in _NAMES])
 
 
 class EngineArgs(_Fields):  # type: ignore[misc]  # its fields are made from the table of options
@@ -16,20 +18,32 @@ class EngineArgs(_Fields):  # type: ignore[misc]  # its fields are made from the
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """`parser` with the engine's flags."""
-        add_engine_flags(parser)
+        """`parser` with the engine's flags, and those of vLLM that have no effect here."""
+        add_engine_flags(parser, with_model_argument=False)
         add_worker_flags(parser)
+        define_vllm_flags(parser)
         return parser
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
-        """The arguments that flags gave."""
-        given = {field.name: getattr(args, field.name, None) for field in fields(cls)}
-        named = getattr(args, "model_argument", None)
-        return cls(**given | ({"model": named} if named is not None else {}))
+        """The arguments that flags gave.
 
-    def create_engine_config(self) -> EngineConfig:
+        Raises:
+            ConfigError: a flag asks for what is not supported.
+        """
+        for option in OPTIONS:  # LLM(**vars(args)) checks them itself
+            option.check(getattr(args, option.name, None))
+        return cls(**{field.name: getattr(args, field.name, None) for field in fields(cls)})
+
+    def keywords(self) -> dict[str, Any]:
+        """Those that are given, as keyword arguments of LLM and AsyncLLM."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def create_engine_config(self, usage_context: object = None) -> EngineConfig:
         """What the arguments ask for.
+
+        Args:
+            usage_context: vLLM's; accepted.
 
         Raises:
             ConfigError: a value is out of bounds.

@@ -14,6 +14,7 @@ import random
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Self, TypeAlias
 
 from tqdm import tqdm
@@ -23,11 +24,13 @@ from pagoda.llm.beam_search import BeamSearchOutput, BeamSearchParams, beam_sear
 from pagoda.llm.conversation import Message, render
 from pagoda.llm.embedding import EmbedCalls
 from pagoda.llm.hub_tokenizer import HubTokenizer
+from pagoda.llm.llm_engine import LLMEngine, shut_down
 from pagoda.llm.loop_thread import LoopThread
 from pagoda.llm.metrics import GenerationCounts, Metric, snapshot
 from pagoda.llm.prompts import PromptInput, as_prompt_list, read_prompts
 from pagoda.llm.refusals import RefusedCalls, refuse_extras
 from pagoda.llm.request_output import RequestOutputBuilder
+from pagoda.llm.served_model import ServedModelConfig
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.params.outputs import RequestOutput
@@ -108,7 +111,7 @@ class LLM(EmbedCalls, RefusedCalls):
         self._draw_seed = random.Random(seed)
         self._loop = LoopThread(name="pagoda-llm")
         # Runs once: at shutdown(), when the object is collected, or when the interpreter ends.
-        self._finalizer = weakref.finalize(self, _shut_down, self._async_llm, self._loop)
+        self._finalizer = weakref.finalize(self, shut_down, self._async_llm, self._loop)
         try:
             self._loop.run(self._async_llm.start())
         except BaseException:
@@ -124,6 +127,16 @@ class LLM(EmbedCalls, RefusedCalls):
     def shutdown(self) -> None:
         """End the private engine. The object is of no use afterwards."""
         self._finalizer()
+
+    @cached_property
+    def llm_engine(self) -> LLMEngine:
+        """The same engine, driven step by step."""
+        return LLMEngine(self._async_llm, self._loop)
+
+    @property
+    def model_config(self) -> ServedModelConfig:
+        """What the engine serves."""
+        return self._async_llm.model_config
 
     def get_tokenizer(self) -> HubTokenizer:
         """The tokenizer, with transformers' interface."""
@@ -184,7 +197,7 @@ class LLM(EmbedCalls, RefusedCalls):
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: UseTqdm = True,
-        lora_request: None = None,
+        lora_request: Any = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -250,7 +263,7 @@ class LLM(EmbedCalls, RefusedCalls):
         self,
         prompts: PromptInput | Sequence[PromptInput],
         params: BeamSearchParams,
-        lora_request: None = None,
+        lora_request: Any = None,
         use_tqdm: UseTqdm = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
@@ -366,10 +379,3 @@ class LLM(EmbedCalls, RefusedCalls):
                 raise
             logger.error("request %s failed: %s", builder.request.request_id, error.message)
             builder.fail()
-
-
-def _shut_down(async_llm: AsyncLLM, loop: LoopThread) -> None:
-    try:
-        loop.run(async_llm.shutdown())
-    finally:
-        loop.close()

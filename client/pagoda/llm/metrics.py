@@ -1,5 +1,6 @@
 """LLM.get_metrics: the engine's load and what was generated here, under the names of the server's /metrics."""
 
+from bisect import bisect_left
 from collections import Counter as Counts
 from dataclasses import dataclass, field
 
@@ -36,6 +37,42 @@ class Vector(Metric):
     values: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Histogram(Metric):
+    """How a figure was distributed."""
+
+    count: int
+    sum: float
+    buckets: dict[str, int]
+    """By upper bound ("0.1", …, "+Inf"): how many figures were at most that."""
+
+
+FIRST_TOKEN_BOUNDS_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96)
+
+
+@dataclass(slots=True)
+class Distribution:
+    """Figures counted by the bounds of a histogram."""
+
+    bounds: tuple[float, ...]
+    counts: Counts[int] = field(default_factory=Counts)
+    """By place in `bounds`; the place behind the last one is beyond all."""
+    total: float = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def histogram(self, name: str, labels: dict[str, str]) -> Histogram:
+        """As a metric."""
+        buckets, num_so_far = {}, 0
+        for place, bound in enumerate((*map(str, self.bounds), "+Inf")):
+            num_so_far += self.counts[place]
+            buckets[bound] = num_so_far
+        return Histogram(name, labels, num_so_far, self.total, buckets)
+
+
 @dataclass(slots=True)
 class GenerationCounts:
     """What one LLM has generated."""
@@ -44,9 +81,13 @@ class GenerationCounts:
     num_output_tokens: int = 0
     finish_reasons: Counts[str] = field(default_factory=Counts)
     """Sequences by finish_reason."""
+    first_token_s: Distribution = field(default_factory=lambda: Distribution(FIRST_TOKEN_BOUNDS_S))
+    """Seconds from a request's arrival to its first token."""
 
     def add(self, output: RequestOutput) -> None:
         """Count a request that has ended."""
+        if output.metrics is not None and output.metrics.first_token_ts:
+            self.first_token_s.add(output.metrics.first_token_latency)
         self.num_prompt_tokens += len(output.prompt_token_ids)
         for completion in output.outputs:
             self.num_output_tokens += len(completion.token_ids)
@@ -73,6 +114,7 @@ def snapshot(load: types_pb2.EngineLoad, counts: GenerationCounts, *, model_name
             Counter("vllm:request_success", {**labels, "finished_reason": reason}, count)
             for reason, count in sorted(counts.finish_reasons.items())
         ),
+        counts.first_token_s.histogram("vllm:time_to_first_token_seconds", labels),
         *(_drafts(load.speculation, labels) if load.HasField("speculation") else ()),
     ]
 

@@ -31,6 +31,8 @@ NOT_TEXT = frozenset({"multi_modal_data", "multi_modal_uuids", "prompt_embeds", 
 """Keys of vLLM's prompts that ask for what models of text cannot read."""
 
 PromptInput: TypeAlias = str | list[int] | TextPrompt | TokensPrompt
+PromptType: TypeAlias = PromptInput
+"""vLLM's name for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,14 +6,20 @@ from typing import Any, NoReturn
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
 
 EXTRAS = {
-    "lora_request": "adapters are not supported",
+    "lora_request": "LoRA adapters cannot be loaded yet",
     "mm_processor_kwargs": "models take text only",
     "trace_headers": "there is no tracing",
     "data_parallel_rank": "requests go where their prefix is cached",
     "reset_running_requests": "running requests keep their prefixes",
     "reset_connector": "there is no KV connector",
+    "stat_loggers": "the server's /metrics has the statistics",
+    "usage_context": "",
+    "start_engine_loop": "",
+    "enable_log_requests": "requests of a program are its own to log",
+    "disable_log_stats": "",
+    "enable_multiprocessing": "",
 }
-"""Arguments of vLLM's calls that nothing stands for, and why."""
+"""Arguments of vLLM's calls that nothing stands for, and why they are refused; without a reason they are accepted."""
 
 
 def _does_not_pool(call: str) -> NoReturn:
@@ -34,7 +40,7 @@ def refuse_extras(extras: Mapping[str, Any]) -> None:
     for name, value in extras.items():
         if name not in EXTRAS:
             raise TypeError(f"unexpected argument {name!r}")
-        if value:
+        if value and EXTRAS[name]:
             raise InvalidRequest(f"{name} is not supported: {EXTRAS[name]}", field=name)
 
 

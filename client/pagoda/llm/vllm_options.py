@@ -53,7 +53,7 @@ def _same(value: Any, neutral: Any) -> bool:
 _MULTIMODAL = "models take text only"
 _ONE_RANK = "--tensor-parallel-size N divides every layer among N workers; --data-parallel-size N runs N copies"
 _NO_PLAN = "nothing is compiled, and the worker chooses its CUDA graphs; --enforce-eager has none"
-_LORA = "adapters are not supported"
+_LORA = "LoRA adapters cannot be loaded yet"
 _DRAFT = "drafts come from the text itself: --speculative-config says how many tokens"
 _GRAMMAR = "llguidance constrains outputs"
 
@@ -77,8 +77,6 @@ OPTIONS = (
     VllmOption("hf_overrides", ({}, "{}"), "the checkpoint's config.json is used as it is"),
     VllmOption("hf_token", (), "set HF_TOKEN in the environment"),
     VllmOption("download_dir", (), "set HF_HOME in the environment"),
-    VllmOption("generation_config", ("auto",), "the checkpoint's generation_config.json gives the defaults"),
-    VllmOption("override_generation_config", ({}, "{}"), "requests set their own parameters"),
     VllmOption("skip_tokenizer_init", (False,), "texts need a tokenizer", is_switch=True),
     VllmOption("enable_prompt_embeds", (False,), "prompts are texts or token ids", is_switch=True),
     VllmOption("task", ("auto", "generate", "embed"), "models generate and embed, they do nothing else"),
@@ -171,6 +169,11 @@ REFUSED_FLAGS = {
 
 def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that `parser` does not have; read them with `check_vllm_args`."""
+    parser.set_defaults(vllm_options=define_vllm_flags(parser))
+
+
+def define_vllm_flags(parser: argparse.ArgumentParser) -> list[VllmOption]:
+    """Add the flags that `parser` does not have; the options behind them."""
     group = parser.add_argument_group("accepted for compatibility with vLLM")
     added = []
     for option in OPTIONS:
@@ -182,7 +185,7 @@ def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
         extra: dict[str, Any] = {"dest": option.name, "default": None}
         extra |= {"action": "store_true"} if option.is_switch else {"metavar": "VALUE"}
         group.add_argument(*flags, help=effect if option.in_help else argparse.SUPPRESS, **extra)
-    parser.set_defaults(vllm_options=added)
+    return added
 
 
 def _accepted(option: VllmOption) -> str:

@@ -37,9 +37,14 @@ AnyConfig: TypeAlias = (
 Config = TypeVar("Config", bound=AnyConfig)
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the engine's flags: read them with `engine_config_from_args`."""
-    _add_model_argument(parser)
+def add_engine_flags(parser: argparse.ArgumentParser, *, with_model_argument: bool = True) -> None:
+    """Add the engine's flags: read them with `engine_config_from_args`.
+
+    Args:
+        with_model_argument: the model may also be the first argument.
+    """
+    if with_model_argument:
+        _add_model_argument(parser)
     _add(parser, "model", ModelConfig, MODEL_FLAGS)
     _add(parser, "cache", CacheConfig, CACHE_FLAGS)
     _add(parser, "scheduling", SchedulerConfig, SCHEDULER_FLAGS)

@@ -138,7 +138,7 @@ def test_what_does_not_exist_says_so(llm: LLM, call: str) -> None:
 
 def test_further_arguments_of_vllm_are_refused_when_they_ask_for_something(llm: LLM, fake: FakeScheduler) -> None:
     assert llm.generate("a", PARAMS, use_tqdm=False, lora_request=None)[0].finished
-    with pytest.raises(InvalidRequest, match="lora_request is not supported: adapters"):
+    with pytest.raises(InvalidRequest, match="lora_request is not supported: LoRA adapters"):
         llm.generate("a", PARAMS, lora_request="adapter")
     with pytest.raises(InvalidRequest, match="mm_processor_kwargs is not supported"):
         llm.chat([QUESTION], PARAMS, mm_processor_kwargs={"a": 1})

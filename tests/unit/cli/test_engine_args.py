@@ -13,7 +13,7 @@ from pagoda_common.errors import ConfigError
 def test_flags_become_arguments_become_a_config() -> None:
     parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
     given = EngineArgs.from_cli_args(
-        parser.parse_args(["pagoda-tiny", "--max-model-len", "256", "--max-num-seqs", "3"])
+        parser.parse_args(["--model", "pagoda-tiny", "--max-model-len", "256", "--max-num-seqs", "3"])
     )
     config = given.create_engine_config()
     assert (config.model.model, config.model.max_model_len, config.scheduler.max_num_seqs) == ("pagoda-tiny", 256, 3)

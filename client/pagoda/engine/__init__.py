@@ -1,0 +1,1 @@
+"""The engine's names where vLLM has them: re-exports, no code of its own."""

@@ -1,0 +1,1 @@
+"""The offline interface where vLLM has it: re-exports, no code of its own."""

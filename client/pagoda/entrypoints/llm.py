@@ -1,0 +1,5 @@
+"""The offline interface, where vLLM has it."""
+
+from pagoda import LLM
+
+__all__ = ["LLM"]

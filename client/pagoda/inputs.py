@@ -1,0 +1,5 @@
+"""Shapes of prompts, where vLLM has them."""
+
+from pagoda import PromptType, TextPrompt, TokensPrompt
+
+__all__ = ["PromptType", "TextPrompt", "TokensPrompt"]

@@ -1,0 +1,16 @@
+"""FlexibleArgumentParser, where vLLM has it."""
+
+import argparse
+import sys
+from typing import Any
+
+from pagoda_common.config.flag_words import dashed
+
+
+class FlexibleArgumentParser(argparse.ArgumentParser):
+    """argparse's parser; flags may be typed with underscores: --max_model_len is --max-model-len."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse."""
+        words, _ = dashed(sys.argv[1:] if args is None else list(args), self._option_string_actions)
+        return super().parse_known_args(words, namespace)

@@ -1,0 +1,120 @@
+"""LLMEngine in front of a fake scheduler: requests come and go between steps, errors name their request's fault."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from pagoda import LLM, AsyncEngineArgs, AsyncLLM, LLMEngine, PoolingParams, RequestOutputKind, SamplingParams
+from pagoda.lora.request import LoRARequest
+from pagoda_common.errors import InvalidRequest, PagodaError
+from pagoda_common.params.outputs import RequestOutput
+from tests.fakes.fake_scheduler import FakeScheduler
+from tests.service.client.conftest import FakeSchedulerThread
+
+
+@pytest.fixture
+def fake(scheduler_thread: FakeSchedulerThread) -> Iterator[FakeScheduler]:
+    fake = scheduler_thread.fake
+    yield fake
+    fake.step_s = 0.001
+
+
+@pytest.fixture
+def engine(llm: LLM, fake: FakeScheduler) -> LLMEngine:
+    return llm.llm_engine
+
+
+def finish(engine: LLMEngine) -> dict[str, RequestOutput]:
+    outputs = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            assert isinstance(output, RequestOutput)
+            outputs[output.request_id] = output
+    return outputs
+
+
+def test_requests_are_added_while_others_run(engine: LLMEngine) -> None:
+    assert engine.step() == []
+    engine.add_request("a", "Hello", SamplingParams(max_tokens=3))
+    engine.step()
+    engine.add_request("b", [1, 2, 3], SamplingParams(max_tokens=5, n=2))
+    assert engine.get_num_unfinished_requests() >= 1
+    outputs = finish(engine)
+    assert [len(outputs[name].outputs[0].token_ids) for name in "ab"] == [3, 5]
+    assert len(outputs["b"].outputs) == 2
+    assert all(output.finished for output in outputs.values())
+    assert engine.get_num_unfinished_requests() == 0
+
+
+def test_outputs_are_of_the_kind_that_was_asked_for(engine: LLMEngine) -> None:
+    params = SamplingParams(max_tokens=4, output_kind=RequestOutputKind.FINAL_ONLY)
+    engine.add_request("final", [7], params)
+    assert [output.finished for output in engine.step()] == [True]
+    engine.add_request("delta", [7], SamplingParams(max_tokens=4, output_kind=RequestOutputKind.DELTA))
+    token_ids: list[int] = []
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            assert isinstance(output, RequestOutput)
+            token_ids += output.outputs[0].token_ids
+    assert token_ids == [8, 9, 10, 11]
+
+
+def test_an_aborted_request_gives_nothing_more(engine: LLMEngine, fake: FakeScheduler) -> None:
+    fake.step_s = 0.05
+    engine.add_request("gone", [7], SamplingParams(max_tokens=200, ignore_eos=True))
+    engine.step()
+    engine.abort_request(["gone", "unknown"])
+    assert not engine.has_unfinished_requests()
+    assert engine.step() == []
+    engine.add_request("gone", [7], SamplingParams(max_tokens=1))  # the id is free again
+    assert list(finish(engine)) == ["gone"]
+
+
+def test_a_prompt_may_be_embedded(engine: LLMEngine, fake: FakeScheduler) -> None:
+    fake.model_info.embedding_size = 4
+    engine.add_request("e", "Hello", PoolingParams())
+    (output,) = engine.step()
+    assert output.request_id == "e"
+    assert output.finished
+    assert not engine.has_unfinished_requests()
+
+
+def test_what_is_wrong_is_said_before_anything_is_submitted(engine: LLMEngine) -> None:
+    with pytest.raises(InvalidRequest, match="lora_request is not supported: LoRA adapters cannot be loaded yet"):
+        engine.add_request("l", "Hi", SamplingParams(), lora_request=LoRARequest("style", 1, "/adapters/style"))
+    with pytest.raises(InvalidRequest, match="prompt is empty"):
+        engine.add_request("p", "", SamplingParams())
+    with pytest.raises(InvalidRequest, match="request_id must be a text"):
+        engine.add_request(5, "Hi", SamplingParams())  # type: ignore[arg-type]
+    assert not engine.has_unfinished_requests()
+
+
+def test_an_id_is_used_once_at_a_time(engine: LLMEngine, fake: FakeScheduler) -> None:
+    fake.step_s = 0.05
+    engine.add_request("twice", [7], SamplingParams(max_tokens=100, ignore_eos=True))
+    with pytest.raises(InvalidRequest, match="'twice' is in use"):
+        engine.add_request("twice", [7], SamplingParams())
+    engine.abort_request("twice")
+
+
+def test_the_model_is_described_under_vllms_names(engine: LLMEngine, llm: LLM) -> None:
+    config = engine.model_config
+    assert config == llm.model_config
+    assert config.max_model_len == llm.model_config.max_model_len > 0
+    assert config.get_vocab_size() == config.vocab_size
+    assert engine.get_tokenizer().eos_token_id == llm.get_tokenizer().eos_token_id
+
+
+async def test_an_asynchronous_engine_comes_from_arguments_and_ends_without_being_awaited(
+    scheduler_thread: FakeSchedulerThread,
+) -> None:
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(max_num_seqs=8), usage_context=None)
+    assert engine.config.scheduler.max_num_seqs == 8
+    with pytest.raises(PagodaError, match="stat_loggers"):
+        AsyncLLM.from_engine_args(AsyncEngineArgs(), stat_loggers=[object])
+    joined = AsyncLLM(address=scheduler_thread.address)
+    await joined.start()
+    joined.shutdown()
+    await asyncio.sleep(0)
+    await joined.shutdown()

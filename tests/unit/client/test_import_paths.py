@@ -1,0 +1,71 @@
+"""Names of vLLM: each is where programs import it from, and is the very object of `pagoda`."""
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+import pagoda
+from pagoda.lora.request import LoRARequest
+from pagoda.utils import Counter, FlexibleArgumentParser, random_uuid
+
+HOMES = {
+    "pagoda.sampling_params": ["SamplingParams", "BeamSearchParams", "RequestOutputKind", "StructuredOutputsParams"],
+    "pagoda.pooling_params": ["PoolingParams"],
+    "pagoda.outputs": ["RequestOutput", "CompletionOutput", "EmbeddingRequestOutput", "EmbeddingOutput"],
+    "pagoda.inputs": ["TextPrompt", "TokensPrompt", "PromptType"],
+    "pagoda.engine.arg_utils": ["EngineArgs", "AsyncEngineArgs"],
+    "pagoda.engine.async_llm_engine": ["AsyncLLMEngine"],
+    "pagoda.engine.llm_engine": ["LLMEngine"],
+    "pagoda.entrypoints.llm": ["LLM"],
+    "pagoda.v1.engine.async_llm": ["AsyncLLM"],
+    "pagoda.v1.engine.llm_engine": ["LLMEngine"],
+}
+
+
+@pytest.mark.parametrize("module", HOMES)
+def test_a_name_is_the_same_object_everywhere(module: str) -> None:
+    for name in HOMES[module]:
+        assert getattr(import_module(module), name) is getattr(pagoda, name)
+
+
+def test_every_public_name_is_there() -> None:
+    assert [name for name in pagoda.__all__ if not hasattr(pagoda, name)] == []
+    assert pagoda.AsyncLLMEngine is pagoda.AsyncLLM
+
+
+def test_the_engine_sets_what_grpc_reads_whichever_path_it_comes_by() -> None:
+    code = "import os, pagoda.entrypoints.llm; print(os.environ['GRPC_EXPERIMENTS'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "event_engine" in done.stdout
+
+
+def test_flags_may_be_typed_with_underscores() -> None:
+    parser = pagoda.EngineArgs.add_cli_args(FlexibleArgumentParser())
+    args = parser.parse_args(["--model", "other", "--max_model_len=64", "--tensor_parallel_size", "2"])
+    assert (
+        pagoda.EngineArgs.from_cli_args(args).keywords()
+        | {
+            "model": "other",
+            "max_model_len": 64,
+            "tensor_parallel_size": 2,
+        }
+        == pagoda.EngineArgs.from_cli_args(args).keywords()
+    )
+
+
+def test_all_parsed_flags_are_arguments_of_llm() -> None:
+    args = vars(pagoda.EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args([]))
+    config = import_module("pagoda.llm.options").engine_config_from_options(**args)
+    assert config.model.model == "pagoda-tiny"
+
+
+def test_helpers_do_what_their_names_say() -> None:
+    assert len({random_uuid(), random_uuid()}) == 2
+    counter = Counter(3)
+    assert [next(counter), next(counter)] == [3, 4]
+    adapter = LoRARequest("style", 1, "/adapters/style")
+    assert (adapter.name, adapter.adapter_id, adapter.path) == ("style", 1, "/adapters/style")
+    with pytest.raises(ValueError, match="lora_int_id is 0"):
+        LoRARequest("style", 0, "")
