@@ -14,15 +14,17 @@ from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_frontend.conversation.dialect import Dialect
 from pagoda_frontend.conversation.message import CollectedMessage, MessageCollector, MessageDelta
 from pagoda_frontend.conversation.message_reader import MessageReader, make_reader, plain_delta
+from pagoda_frontend.conversation.template import template_kwargs, trusted_chat_template
 from pagoda_frontend.conversation.tool_constraint import constraint_of
 from pagoda_frontend.conversation.tools import ToolPlan, plan_tools
-from pagoda_frontend.openai.logprobs import LogprobWriter
+from pagoda_frontend.openai.logprobs import LogprobWriter, logprob_writer
 from pagoda_frontend.openai.protocol import ChatBody
 from pagoda_frontend.requests.choices import choices_of
-from pagoda_frontend.requests.http_calls import body_truncation, logprob_writer, make_run, sampling_params_of, usage_of
 from pagoda_frontend.requests.resume import Resumption
 from pagoda_frontend.requests.run import Run
+from pagoda_frontend.requests.sampling import body_truncation, sampling_params_of
 from pagoda_frontend.requests.serving import ServedModel, Serving
+from pagoda_frontend.requests.start import make_run
 from pagoda_frontend.requests.structured import constraint_field
 from pagoda_frontend.requests.terms import Terms, terms_of
 
@@ -72,7 +74,7 @@ class Conversation:
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object, as of now."""
-        usage = usage_of(self.run, self._serving)
+        usage = self.run.usage()
         if self._reader is not None and self._serving.dialect.reasoning_parser is not None:
             usage["completion_tokens_details"] = {"reasoning_tokens": self._reader.num_reasoning_tokens}
         return usage
@@ -159,7 +161,7 @@ async def start_conversation(
         model=model,
         run=run,
         prompt=prompt,
-        logprobs=logprob_writer(body, model, num_top),
+        logprobs=logprob_writer(body, tokenizer, num_top),
         reader=make_reader(
             dialect,
             plan,
@@ -170,29 +172,6 @@ async def start_conversation(
             id_seed=run.engine_id,
         ),
     )
-
-
-def trusted_chat_template(chat_template: str | None, *, serving: Serving) -> str | None:
-    """The template that a request brings.
-
-    Raises:
-        InvalidRequest: it must not bring one.
-    """
-    if chat_template is not None and not serving.config.trust_request_chat_template:
-        raise InvalidRequest(
-            "chat_template needs a server started with --trust-request-chat-template", field="chat_template"
-        )
-    return chat_template
-
-
-def template_kwargs(body: ChatBody) -> dict[str, Any]:
-    """Variables of the chat template; effort is one of them, and none of it is no thinking."""
-    kwargs = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
-        if body.reasoning_effort == "none":
-            kwargs.setdefault("enable_thinking", False)
-    return kwargs
 
 
 def _constrain(params: SamplingParams, *, plan: ToolPlan, dialect: Dialect, reasoning_end: tuple[int, ...]) -> None:

@@ -14,8 +14,8 @@ from pagoda_common.errors import InvalidRequest
 from pagoda_common.params.outputs import HypothesisLogprobs
 from pagoda_frontend.conversation.message import CollectedMessage, MessageDelta
 from pagoda_frontend.grpc.convert import finish_number, logprobs_to_proto
-from pagoda_frontend.http.errors import validation_message
 from pagoda_frontend.openai.protocol import ChatBody, TokenizeBody
+from pagoda_frontend.requests.errors import validation_message
 from pagoda_frontend.requests.prompts import Prompts
 
 Body = TypeVar("Body", bound=BaseModel)

@@ -15,6 +15,7 @@ from pagoda_common.engine.stream import Known
 from pagoda_common.errors import InvalidRequest, NotFound, PagodaError
 from pagoda_common.params.pooling_params import POOLED
 from pagoda_frontend.conversation.conversation import Conversation, start_conversation
+from pagoda_frontend.conversation.template import token_ids_of
 from pagoda_frontend.grpc.convert import delta_to_proto, sampling_params_of, sequence_to_proto
 from pagoda_frontend.grpc.convert_chat import (
     PROTO_NAMES,
@@ -25,10 +26,9 @@ from pagoda_frontend.grpc.convert_chat import (
     tokenize_body_from_proto,
 )
 from pagoda_frontend.http.access import MAX_REQUEST_ID_CHARS
-from pagoda_frontend.http.errors import renamed
-from pagoda_frontend.http.operations import token_ids_of
-from pagoda_frontend.openai.embeddings import embedding_of, embedding_prompts
 from pagoda_frontend.requests.choices import check_searchable
+from pagoda_frontend.requests.embeddings import embedding_of, embedding_prompts
+from pagoda_frontend.requests.errors import renamed
 from pagoda_frontend.requests.params import check_cache_salt, check_prompt_logprobs, check_token_ids, fit_to_context
 from pagoda_frontend.requests.resume import Place, Resumption, note_of, resumption_at
 from pagoda_frontend.requests.run import Run

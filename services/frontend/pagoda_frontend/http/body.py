@@ -1,18 +1,19 @@
-"""From the bytes of a request to a checked body: size, content type, JSON, fields. Every fault is a 4xx."""
+"""From the bytes of a request to a checked body, every fault of which is a 4xx, and from a value to an answer."""
 
 import asyncio
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import orjson
-from fastapi import Request
+from fastapi import Request, Response
 from pydantic import ValidationError
 
 from pagoda_common.errors import Code, InvalidRequest
-from pagoda_frontend.http.errors import BodyTooLarge, ClientDisconnected, validation_message
+from pagoda_frontend.http.errors import BodyTooLarge, ClientDisconnected
 from pagoda_frontend.openai.protocol import RequestBody
+from pagoda_frontend.requests.errors import validation_message
 
 Body = TypeVar("Body", bound=RequestBody)
 
@@ -135,3 +136,8 @@ def _parse_leniently(raw: bytes) -> Any:
         return json.loads(raw)
     except (ValueError, RecursionError):
         return None
+
+
+def json_response(value: Any, headers: Mapping[str, str] | None = None) -> Response:
+    """A 200 with a JSON body."""
+    return Response(orjson.dumps(value), media_type="application/json", headers=dict(headers or {}))

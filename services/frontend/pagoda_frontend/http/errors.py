@@ -3,7 +3,7 @@
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -14,8 +14,6 @@ from pagoda_common.errors import HttpError, PagodaError
 
 logger = logging.getLogger(__name__)
 
-MAX_REPORTED_ERRORS = 10
-"""Of all the fields that are wrong in one body, this many are named."""
 MAX_MESSAGE_CHARS = 2000
 ANTHROPIC_PREFIX = "/v1/messages"
 ANTHROPIC_TYPES = {
@@ -94,28 +92,6 @@ def error_response(error: Exception, scope: Mapping[str, Any] | None = None) -> 
         headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
     body = error_body(error_object(error), scope)
     return Response(body, status_code=status, media_type="application/json", headers=headers)
-
-
-def renamed(error: PagodaError, names: Mapping[str, str]) -> PagodaError:
-    """`error`, in place, as of the field that the client knows; `names`: by the field that an inner layer knows."""
-    field = error.field
-    if field is not None and field in names:
-        error.message = error.message.replace(field, names[field])
-        error.field = names[field]
-    return error
-
-
-def validation_message(errors: Sequence[Any]) -> str:
-    """Pydantic's errors in one line: ``max_tokens: Input should be a valid integer (got 'x'); …``."""
-    lines = []
-    for error in errors[:MAX_REPORTED_ERRORS]:
-        place = ".".join(str(part) for part in error["loc"])
-        given = repr(error["input"])
-        given = given if len(given) <= 100 else given[:100] + "…"
-        lines.append(f"{place}: {error['msg']}" + ("" if error["type"] == "missing" else f" (got {given})"))
-    if len(errors) > MAX_REPORTED_ERRORS:
-        lines.append(f"and {len(errors) - MAX_REPORTED_ERRORS} more")
-    return "; ".join(lines)
 
 
 def install_error_handlers(app: FastAPI) -> None:

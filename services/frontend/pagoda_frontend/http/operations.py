@@ -5,11 +5,10 @@ from typing import Any
 from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from pagoda_common.errors import InvalidRequest, NotFound, NotReady
-from pagoda_frontend.conversation.conversation import trusted_chat_template
-from pagoda_frontend.http.body import read_body
+from pagoda_common.errors import NotFound, NotReady
+from pagoda_frontend.conversation.template import token_ids_of
+from pagoda_frontend.http.body import json_response, read_body
 from pagoda_frontend.openai.protocol import DetokenizeBody, TokenizeBody
-from pagoda_frontend.requests.http_calls import json_response
 from pagoda_frontend.requests.params import check_token_ids
 from pagoda_frontend.requests.serving import RETRY_AFTER_S, VERSION, ServedModel, Serving
 
@@ -85,28 +84,6 @@ class Operations:
         model = serving.model_named(body.model)
         check_token_ids(body.tokens, vocab_size=model.vocab_size, field="tokens")
         return json_response({"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)})
-
-
-async def token_ids_of(body: TokenizeBody, *, model: ServedModel, serving: Serving) -> list[int]:
-    """Token ids of the text or the conversation in `body`.
-
-    Raises:
-        InvalidRequest: it has none or both of them, or the messages are wrong.
-    """
-    if (body.prompt is None) == (body.messages is None):
-        raise InvalidRequest("exactly one of prompt and messages must be given", field="prompt")
-    if body.messages is None:
-        add_special_tokens = body.add_special_tokens is not False
-        return await model.prompts.from_text(body.prompt or "", add_special_tokens=add_special_tokens, field="prompt")
-    return await model.prompts.from_messages(
-        body.messages,
-        add_generation_prompt=body.add_generation_prompt is not False,
-        continue_final_message=bool(body.continue_final_message),
-        chat_template_kwargs=body.chat_template_kwargs,
-        chat_template=trusted_chat_template(body.chat_template, serving=serving),
-        tools=body.tools,
-        add_special_tokens=bool(body.add_special_tokens),
-    )
 
 
 def _model_card(model: ServedModel, name: str) -> dict[str, Any]:

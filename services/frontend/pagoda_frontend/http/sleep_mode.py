@@ -4,9 +4,8 @@ from fastapi import Request, Response
 
 from pagoda_common.engine.client import EngineClient
 from pagoda_common.errors import InvalidRequest
-from pagoda_frontend.http.body import read_body
+from pagoda_frontend.http.body import json_response, read_body
 from pagoda_frontend.openai.protocol import ReloadWeightsBody
-from pagoda_frontend.requests.http_calls import json_response
 from pagoda_frontend.requests.serving import Serving
 
 

@@ -9,16 +9,17 @@ import orjson
 from fastapi import Request, Response
 
 from pagoda_common.errors import PagodaError, RequestFailed
-from pagoda_frontend.conversation.conversation import Conversation, start_conversation, template_kwargs
+from pagoda_frontend.conversation.conversation import Conversation, start_conversation
+from pagoda_frontend.conversation.template import template_kwargs
 from pagoda_frontend.conversation.tools import plan_tools
-from pagoda_frontend.http.body import read_body
-from pagoda_frontend.http.errors import anthropic_error, error_object, renamed
+from pagoda_frontend.http.body import json_response, read_body
+from pagoda_frontend.http.errors import anthropic_error, error_object
+from pagoda_frontend.http.opening import announced
 from pagoda_frontend.http.sse import MAX_TIMEOUT_PATIENCE_S, PATIENCE_S, EventStream, unless_disconnected
 from pagoda_frontend.messages.input import chat_body_of
 from pagoda_frontend.messages.output import BlockBuilder, Event
 from pagoda_frontend.messages.protocol import CHAT_NAMES, CountTokensBody, MessagesBody
-from pagoda_frontend.requests.http_calls import json_response
-from pagoda_frontend.requests.opening import announced
+from pagoda_frontend.requests.errors import renamed
 from pagoda_frontend.requests.resume import Resumption, note_of, resumption_of, with_id
 from pagoda_frontend.requests.serving import Serving, unique_id
 

@@ -7,7 +7,6 @@ import orjson
 from pydantic import ValidationError
 
 from pagoda_common.errors import InvalidRequest
-from pagoda_frontend.http.errors import validation_message
 from pagoda_frontend.messages.protocol import (
     CHAT_NAMES,
     PASSED_ON,
@@ -18,6 +17,7 @@ from pagoda_frontend.messages.protocol import (
     MessagesBody,
 )
 from pagoda_frontend.openai.protocol import ChatBody
+from pagoda_frontend.requests.errors import validation_message
 
 Message = dict[str, Any]
 

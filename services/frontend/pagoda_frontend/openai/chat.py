@@ -10,11 +10,11 @@ from fastapi import Request, Response
 from pagoda_common.errors import InvalidRequest
 from pagoda_frontend.conversation.conversation import Conversation, start_conversation
 from pagoda_frontend.conversation.message import CollectedMessage
-from pagoda_frontend.http.body import read_body
+from pagoda_frontend.http.body import json_response, read_body
 from pagoda_frontend.http.sse import EventStream, stream_events, unless_disconnected
-from pagoda_frontend.openai.chunks import ChatChunks
+from pagoda_frontend.openai.chunks import ChatChunks, chunk_options
+from pagoda_frontend.openai.logprobs import prompt_logprobs_by_id
 from pagoda_frontend.openai.protocol import ChatBatchBody, ChatBody, ConversationBody
-from pagoda_frontend.requests.http_calls import chunk_options, json_response, prompt_logprobs_of
 from pagoda_frontend.requests.prompts import template_message
 from pagoda_frontend.requests.resume import Resumption, note_of, resumption_of
 from pagoda_frontend.requests.serving import ServedModel, Serving, unique_id
@@ -113,7 +113,7 @@ class ChatCompletions:
         shown = [_choice(message, body, conversation, echo) for message in messages]
         answer: dict[str, Any] = {**envelope, "choices": shown, "usage": conversation.usage()}
         answer |= {"service_tier": None, "kv_transfer_params": None}
-        answer["prompt_logprobs"] = prompt_logprobs_of(run, model)
+        answer["prompt_logprobs"] = prompt_logprobs_by_id(run.prompt_logprobs[0], model.tokenizer)
         if body.return_token_ids:
             answer["prompt_token_ids"] = conversation.prompt
         return json_response(answer, headers)

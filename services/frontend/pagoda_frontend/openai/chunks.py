@@ -11,6 +11,7 @@ from pagoda_common.params.outputs import SequenceDelta, TokenLogprobs
 from pagoda_frontend.conversation.message import MessageDelta, ToolCallDelta
 from pagoda_frontend.openai.echo import Echo
 from pagoda_frontend.openai.logprobs import LogprobWriter
+from pagoda_frontend.openai.protocol import GenerationBody
 
 DONE = b"data: [DONE]\n\n"
 
@@ -35,6 +36,18 @@ class ChunkOptions:
     def is_plain(self) -> bool:
         """Whether a chunk in the middle of a sequence has nothing but text."""
         return not self.continuous_usage and not self.return_token_ids and self.logprobs is None
+
+
+def chunk_options(body: GenerationBody, logprobs: LogprobWriter | None) -> ChunkOptions:
+    """What the chunks of a stream of `body` carry."""
+    asked = body.stream_options
+    include_usage = bool(asked and asked.include_usage)
+    return ChunkOptions(
+        include_usage=include_usage,
+        continuous_usage=include_usage and bool(asked and asked.continuous_usage_stats),
+        return_token_ids=bool(body.return_token_ids),
+        logprobs=logprobs,
+    )
 
 
 class ChunkEncoder(ABC, Generic[Delta]):

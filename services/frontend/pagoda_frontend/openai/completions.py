@@ -7,27 +7,19 @@ from fastapi import Request, Response
 
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.params.truncation import Truncation
-from pagoda_frontend.http.body import read_body
+from pagoda_frontend.http.body import json_response, read_body
 from pagoda_frontend.http.sse import EventStream, stream_events, unless_disconnected
-from pagoda_frontend.openai.chunks import CompletionChunks
+from pagoda_frontend.openai.chunks import CompletionChunks, chunk_options
 from pagoda_frontend.openai.echo import Echo
-from pagoda_frontend.openai.logprobs import LogprobWriter
+from pagoda_frontend.openai.logprobs import LogprobWriter, logprob_writer, prompt_logprobs_by_id
 from pagoda_frontend.openai.protocol import CompletionBody
 from pagoda_frontend.requests.choices import choices_of
-from pagoda_frontend.requests.http_calls import (
-    body_truncation,
-    chunk_options,
-    json_response,
-    logprob_writer,
-    make_run,
-    prompt_logprobs_of,
-    sampling_params_of,
-    usage_of,
-)
 from pagoda_frontend.requests.params import COMPLETION_MAX_TOKENS
 from pagoda_frontend.requests.resume import Resumption, note_of, resumption_of
 from pagoda_frontend.requests.run import CollectedSequence
+from pagoda_frontend.requests.sampling import body_truncation, sampling_params_of
 from pagoda_frontend.requests.serving import ServedModel, Serving, unique_id
+from pagoda_frontend.requests.start import make_run
 from pagoda_frontend.requests.structured import constraint_field
 from pagoda_frontend.requests.terms import terms_of
 
@@ -100,7 +92,7 @@ class Completions:
             "model": body.model or model.names[0],
             "system_fingerprint": model.fingerprint,
         }
-        logprobs = logprob_writer(body, model, body.logprobs)
+        logprobs = logprob_writer(body, model.tokenizer, body.logprobs)
         echo = None
         if body.echo:
             echo = [
@@ -115,7 +107,7 @@ class Completions:
                 options=chunk_options(body, logprobs),
                 prompts=prompts,
                 n=run.n,
-                usage=lambda: usage_of(run, serving),
+                usage=run.usage,
                 prompt_logprobs=run.prompt_logprobs,
             )
             keep_alive_s = serving.config.sse_keep_alive_interval_s
@@ -128,9 +120,9 @@ class Completions:
             choice = _choice(sequence, body, prompts[place], logprobs)
             if echo is not None:
                 echo[place].put_before(choice, run.prompt_logprobs[place])
-            choice["prompt_logprobs"] = prompt_logprobs_of(run, model, place=place)
+            choice["prompt_logprobs"] = prompt_logprobs_by_id(run.prompt_logprobs[place], model.tokenizer)
             shown.append(choice)
-        answer = {**envelope, "choices": shown, "usage": usage_of(run, serving)}
+        answer = {**envelope, "choices": shown, "usage": run.usage()}
         return json_response({**answer, "service_tier": None, "kv_transfer_params": None}, headers)
 
     async def _prompts(

@@ -2,28 +2,25 @@
 
 import base64
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import orjson
 from fastapi import Request, Response
 
-from pagoda_common.errors import Code, InvalidRequest, PagodaError
+from pagoda_common.errors import InvalidRequest
 from pagoda_common.params.outputs import Embedding
 from pagoda_common.params.pooling_params import POOLED, PoolingParams
-from pagoda_common.params.truncation import Truncation, truncation_of
+from pagoda_common.params.truncation import truncation_of
 from pagoda_frontend.http.body import read_body
 from pagoda_frontend.http.sse import unless_disconnected
 from pagoda_frontend.openai.protocol import EmbeddingBody
-from pagoda_frontend.requests.http_calls import usage_of
+from pagoda_frontend.requests.embeddings import embedding_of, embedding_prompts
 from pagoda_frontend.requests.params import check_cache_salt, check_unsupported
 from pagoda_frontend.requests.run import CollectedSequence, Run
 from pagoda_frontend.requests.serving import ServedModel, Serving, unique_id
 from pagoda_frontend.requests.terms import terms_of
 
-MAX_INPUTS = 2048
-"""As OpenAI has it."""
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {"embed_dtype": ("float32",), "endianness": ("native", "little")}
 """Fields of vLLM's, and the values that say what is done anyway."""
 
@@ -68,7 +65,7 @@ class Embeddings:
             "created": created,
             "model": body.model or model.names[0],
             "data": [_shown(sequence, body) for sequence in sequences],
-            "usage": usage_of(run, serving),
+            "usage": run.usage(),
         }
         text = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
         return Response(text, media_type="application/json", headers={"X-Request-Id": run.request_id})
@@ -97,47 +94,6 @@ async def _prompts(body: EmbeddingBody, model: ServedModel) -> list[list[int]]:
     return await embedding_prompts(
         given, model=model, field="input", add_special_tokens=add_special_tokens, truncation=truncation
     )
-
-
-async def embedding_prompts(
-    given: Sequence[str | list[int]],
-    *,
-    model: ServedModel,
-    field: str,
-    add_special_tokens: bool = True,
-    truncation: Truncation | None = None,
-) -> list[list[int]]:
-    """Token ids of each input.
-
-    Raises:
-        InvalidRequest, RequestTooLong: one is empty or does not fit the context, or they are too many or none.
-    """
-    if not given:
-        raise InvalidRequest(f"{field} is empty: there must be at least one", field=field)
-    if len(given) > MAX_INPUTS:
-        raise InvalidRequest(f"there may be at most {MAX_INPUTS} inputs, got {len(given)}", field=field)
-    prompts = []
-    for place, one in enumerate(given):
-        if not one:
-            name = field if len(given) == 1 else f"{field}.{place}"
-            raise InvalidRequest(f"{name} is empty: it must have at least one token", field=field)
-        prompts.append(
-            await model.prompts.for_embedding(
-                one, add_special_tokens=add_special_tokens, field=field, truncation=truncation
-            )
-        )
-    return prompts
-
-
-def embedding_of(sequence: CollectedSequence) -> Embedding:
-    """What the engine has made of an input.
-
-    Raises:
-        PagodaError: CANCELLED, somebody has aborted it.
-    """
-    if sequence.embedding is None:
-        raise PagodaError("the request was aborted", code=Code.CANCELLED)
-    return sequence.embedding
 
 
 def _shown(sequence: CollectedSequence, body: EmbeddingBody) -> dict[str, Any]:

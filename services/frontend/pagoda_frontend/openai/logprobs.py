@@ -7,6 +7,7 @@ from typing import Any
 
 from pagoda_common.params.outputs import TokenLogprobs
 from pagoda_common.text.tokenizer import Tokenizer
+from pagoda_frontend.openai.protocol import GenerationBody
 
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot write."""
@@ -101,3 +102,13 @@ class LogprobWriter:
         text = self._text(token_id)
         raw = self.tokenizer.token_bytes(token_id)
         return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode() if raw is None else raw)}
+
+
+def logprob_writer(body: GenerationBody, tokenizer: Tokenizer, num_top: int | None) -> LogprobWriter | None:
+    """The writer of the log probabilities asked for; None when none are."""
+    if num_top is None:
+        return None
+    as_token_ids = bool(body.return_tokens_as_token_ids)
+    if body.logprob_token_ids:
+        num_top = -1  # all that come are those asked for
+    return LogprobWriter(tokenizer=tokenizer, num_top=num_top, as_token_ids=as_token_ids)

@@ -5,6 +5,7 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pagoda_common.engine.stream import EngineRequest
 from pagoda_common.params.beam_search import BeamSearchParams
@@ -169,6 +170,17 @@ class Run:
     def num_cached_tokens(self) -> int:
         """Prompt tokens found in the prefix cache, over all prompts."""
         return sum(self._num_cached_tokens)
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's usage object, as of now."""
+        usage: dict[str, Any] = {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_output_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
+        }
+        if self._serving.config.enable_prompt_tokens_details:
+            usage["prompt_tokens_details"] = {"cached_tokens": self.num_cached_tokens}
+        return usage
 
     async def deltas(self) -> AsyncGenerator[list[SequenceDelta]]:
         """What is new, as it comes. Closing it aborts what is unfinished.

@@ -10,8 +10,8 @@ import orjson
 from pagoda_common.errors import PagodaError, RequestFailed
 from pagoda_frontend.conversation.conversation import Conversation
 from pagoda_frontend.http.errors import error_object
+from pagoda_frontend.http.opening import announced
 from pagoda_frontend.http.sse import MAX_TIMEOUT_PATIENCE_S, PATIENCE_S
-from pagoda_frontend.requests.opening import announced
 from pagoda_frontend.responses.output import Event, OutputBuilder
 from pagoda_frontend.responses.protocol import ResponsesBody, ResponseToolChoice
 

@@ -12,10 +12,9 @@ from fastapi import Request, Response
 
 from pagoda_common.errors import InvalidRequest, PagodaError
 from pagoda_frontend.conversation.conversation import Conversation, start_conversation
-from pagoda_frontend.http.body import read_body
-from pagoda_frontend.http.errors import renamed
+from pagoda_frontend.http.body import json_response, read_body
 from pagoda_frontend.http.sse import EventStream, unless_disconnected
-from pagoda_frontend.requests.http_calls import json_response
+from pagoda_frontend.requests.errors import renamed
 from pagoda_frontend.requests.resume import HEADER, Place, Resumption, note_of, place_of, resumption_at
 from pagoda_frontend.requests.serving import Serving, unique_id
 from pagoda_frontend.requests.terms import tenant_of

@@ -6,8 +6,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from pagoda_common.errors import InvalidRequest
-from pagoda_frontend.http.errors import validation_message
 from pagoda_frontend.openai.protocol import ChatBody
+from pagoda_frontend.requests.errors import validation_message
 from pagoda_frontend.responses.protocol import (
     CHAT_NAMES,
     PASSED_ON,

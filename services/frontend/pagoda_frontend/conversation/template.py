@@ -1,0 +1,52 @@
+"""What a body gives to the chat template, and the token ids of a body that asks for nothing else."""
+
+from typing import Any
+
+from pagoda_common.errors import InvalidRequest
+from pagoda_frontend.openai.protocol import ChatBody, TokenizeBody
+from pagoda_frontend.requests.serving import ServedModel, Serving
+
+
+def trusted_chat_template(chat_template: str | None, *, serving: Serving) -> str | None:
+    """The template that a request brings.
+
+    Raises:
+        InvalidRequest: it must not bring one.
+    """
+    if chat_template is not None and not serving.config.trust_request_chat_template:
+        raise InvalidRequest(
+            "chat_template needs a server started with --trust-request-chat-template", field="chat_template"
+        )
+    return chat_template
+
+
+def template_kwargs(body: ChatBody) -> dict[str, Any]:
+    """Variables of the chat template; effort is one of them, and none of it is no thinking."""
+    kwargs = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+        if body.reasoning_effort == "none":
+            kwargs.setdefault("enable_thinking", False)
+    return kwargs
+
+
+async def token_ids_of(body: TokenizeBody, *, model: ServedModel, serving: Serving) -> list[int]:
+    """Token ids of the text or the conversation in `body`.
+
+    Raises:
+        InvalidRequest: it has none or both of them, or the messages are wrong.
+    """
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("exactly one of prompt and messages must be given", field="prompt")
+    if body.messages is None:
+        add_special_tokens = body.add_special_tokens is not False
+        return await model.prompts.from_text(body.prompt or "", add_special_tokens=add_special_tokens, field="prompt")
+    return await model.prompts.from_messages(
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
+        chat_template_kwargs=body.chat_template_kwargs,
+        chat_template=trusted_chat_template(body.chat_template, serving=serving),
+        tools=body.tools,
+        add_special_tokens=bool(body.add_special_tokens),
+    )

@@ -1,0 +1,31 @@
+"""What is wrong with a request, in the words of whoever sent it. Knows no HTTP and no gRPC."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pagoda_common.errors import PagodaError
+
+MAX_REPORTED_ERRORS = 10
+"""Of all the fields that are wrong in one body, this many are named."""
+
+
+def renamed(error: PagodaError, names: Mapping[str, str]) -> PagodaError:
+    """`error`, in place, as of the field that the client knows; `names`: by the field that an inner layer knows."""
+    field = error.field
+    if field is not None and field in names:
+        error.message = error.message.replace(field, names[field])
+        error.field = names[field]
+    return error
+
+
+def validation_message(errors: Sequence[Any]) -> str:
+    """Pydantic's errors in one line: ``max_tokens: Input should be a valid integer (got 'x'); …``."""
+    lines = []
+    for error in errors[:MAX_REPORTED_ERRORS]:
+        place = ".".join(str(part) for part in error["loc"])
+        given = repr(error["input"])
+        given = given if len(given) <= 100 else given[:100] + "…"
+        lines.append(f"{place}: {error['msg']}" + ("" if error["type"] == "missing" else f" (got {given})"))
+    if len(errors) > MAX_REPORTED_ERRORS:
+        lines.append(f"and {len(errors) - MAX_REPORTED_ERRORS} more")
+    return "; ".join(lines)
