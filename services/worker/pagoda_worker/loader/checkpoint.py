@@ -9,6 +9,7 @@ from typing import Any
 from pagoda_common.config.engine_config import ModelConfig
 from pagoda_common.config.model_files import resolve_model
 from pagoda_common.errors import ModelLoadError
+from pagoda_worker.loader.sentence_pooling import check_sentence_pooling
 
 logger = logging.getLogger(__name__)
 
@@ -74,13 +75,15 @@ def open_checkpoint(config: ModelConfig) -> Checkpoint:
     """Find the model and read its configuration.
 
     Raises:
-        ModelLoadError: no such directory or hub id, no config.json, or one that is no JSON object.
+        ModelLoadError: no such directory or hub id, no config.json, one that is no JSON object, or another
+            pooling than of the last token.
     """
     place = resolve_model(config.model)
     directory = place if isinstance(place, Path) else _download(config)
     path = directory / "config.json"
     if not path.is_file():
         raise ModelLoadError(f"{directory} has no config.json")
+    check_sentence_pooling(directory)
     generation_path = directory / "generation_config.json"
     has_generation = generation_path.is_file()
     return Checkpoint(
@@ -107,7 +110,9 @@ def _download(config: ModelConfig) -> Path:
 
     logger.info("downloading %s from the hub", config.model)
     try:
-        patterns = ["config.json"] if config.load_format == "dummy" else HUB_PATTERNS
+        patterns = (
+            ["config.json", "modules.json", "*_Pooling/config.json"] if config.load_format == "dummy" else HUB_PATTERNS
+        )
         return Path(snapshot_download(config.model, revision=config.revision, allow_patterns=patterns))
     except Exception as error:
         raise ModelLoadError(

@@ -2,6 +2,7 @@
 
 import math
 
+from pagoda_worker.models.config_keys import expect
 from pagoda_worker.models.hf_config import HfConfig, get, refuse, required
 from pagoda_worker.models.spec import DecoderSpec
 from pagoda_worker.models.weights import TensorNames
@@ -70,8 +71,11 @@ def bloom_spec(config: HfConfig) -> DecoderSpec:
 
 def mpt_spec(config: HfConfig) -> DecoderSpec:
     """MPTForCausalLM. All its published sizes have neither biases nor learned positions."""
-    attention = dict(get(config, "attn_config", {}))
+    attention = get(config, "attn_config", {})
     refuse(attention, "qk_ln", "prefix_lm")
+    expect(attention, alibi=True, attn_type="multihead_attention")
+    expect(config, learned_pos_emb=True, no_bias=True, norm_type="low_precision_layernorm", expansion_ratio=4)
+    expect(config, fc_type="torch", ffn_config={"fc_type": "torch", "ffn_type": "mptmlp"})
     hidden_size, num_heads = int(required(config, "d_model")), int(required(config, "n_heads"))
     power = 2 ** math.ceil(math.log2(num_heads))
     slopes = _slopes(power, float(get(attention, "alibi_bias_max", 8)))

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from pagoda_worker.models.config_keys import expect
 from pagoda_worker.models.hf_config import LOCAL, HfConfig, get, layer_kinds, sizes, windows
 from pagoda_worker.models.rope import max_positions, rope_spec
 from pagoda_worker.models.spec import DecoderSpec
@@ -12,6 +13,8 @@ COHERE_NAMES = TensorNames()
 
 def _common(config: HfConfig, *, default_theta: float) -> dict[str, Any]:
     rope = rope_spec(config, default_theta=default_theta, is_interleaved=True)
+    expect(config, position_embedding_type="rope_gptj", rotary_pct=1.0, use_embedding_sharing=True)
+    expect(config, use_gated_activation=True, use_parallel_block=True)
     bias = bool(get(config, "attention_bias", False))
     return {
         **sizes(config, is_tied=True),
@@ -38,6 +41,9 @@ def cohere_spec(config: HfConfig) -> DecoderSpec:
 def cohere2_spec(config: HfConfig) -> DecoderSpec:
     """Cohere2ForCausalLM: three layers of four have a window; the others have no positions at all."""
     options = _common(config, default_theta=10000.0)
+    expect(
+        config, order_of_interleaved_layers="local_attn_first", layer_switch=get(config, "sliding_window_pattern", 4)
+    )
     pattern = int(get(config, "sliding_window_pattern", 4))
     kinds = layer_kinds(config, options["num_layers"], lambda layer: (layer + 1) % pattern != 0)
     return DecoderSpec(

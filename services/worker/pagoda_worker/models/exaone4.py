@@ -1,5 +1,9 @@
 """EXAONE 4: norms behind attention and feed-forward and on heads; layers without a window have no positions."""
 
+from collections.abc import Callable
+
+from pagoda_common.errors import ModelLoadError
+from pagoda_worker.models.config_keys import unused
 from pagoda_worker.models.hf_config import LOCAL, HfConfig, get, layer_kinds, windows
 from pagoda_worker.models.llama import common
 from pagoda_worker.models.spec import DecoderSpec
@@ -8,9 +12,9 @@ from pagoda_worker.models.spec import DecoderSpec
 def exaone4_spec(config: HfConfig) -> DecoderSpec:
     """Exaone4ForCausalLM. Without any window, every layer has positions."""
     options = common(config, num_kv_heads=32, default_eps=1e-5)
+    unused(config, "sliding_window_pattern")  # without a window
     window = config.get("sliding_window", 4096)
-    pattern = int(get(config, "sliding_window_pattern", 4)) if window is not None else 1
-    kinds = layer_kinds(config, options["num_layers"], lambda layer: (layer + 1) % pattern != 0)
+    kinds = layer_kinds(config, options["num_layers"], _pattern(config) if window is not None else lambda layer: False)
     return DecoderSpec(
         architecture="Exaone4ForCausalLM",
         norms="output",
@@ -19,3 +23,16 @@ def exaone4_spec(config: HfConfig) -> DecoderSpec:
         windows=windows(kinds, window),
         **options,
     )
+
+
+def _pattern(config: HfConfig) -> Callable[[int], bool]:
+    """Which layers have a window: all but every nth, or as letters say, L for those that have one, over and over. In
+    letters the last layer of the model has none, whatever they say (its inventors' rule)."""
+    pattern = get(config, "sliding_window_pattern", 4)
+    if not isinstance(pattern, str):
+        period = int(pattern)
+        return lambda layer: (layer + 1) % period != 0
+    if not pattern or set(pattern) - {"L", "G"}:
+        raise ModelLoadError(f"sliding_window_pattern is {pattern!r}, must be a number or made of the letters L and G")
+    last = int(config["num_hidden_layers"]) - 1
+    return lambda layer: layer != last and pattern[layer % len(pattern)] == "L"

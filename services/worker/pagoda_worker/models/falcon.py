@@ -1,5 +1,6 @@
 """Falcon: attention and feed-forward side by side, few KV heads, fused qkv by KV head."""
 
+from pagoda_worker.models.config_keys import unused
 from pagoda_worker.models.hf_config import HfConfig, get, refuse, required
 from pagoda_worker.models.rope import max_positions, rope_spec
 from pagoda_worker.models.spec import DecoderSpec
@@ -17,6 +18,7 @@ def falcon_spec(config: HfConfig) -> DecoderSpec:
     if get(config, "multi_query", True) and not is_new:
         num_kv_heads = 1
     is_parallel = is_new or bool(get(config, "parallel_attn", True))
+    unused(config, "parallel_attn")  # by the newer generation
     bias = bool(get(config, "bias", False))
     rope = rope_spec(config)
     num_norms = int(get(config, "num_ln_in_parallel_attn", 2 if is_new else 1))

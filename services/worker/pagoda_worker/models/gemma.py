@@ -4,6 +4,7 @@ import dataclasses
 import re
 from typing import Any
 
+from pagoda_worker.models.config_keys import unused
 from pagoda_worker.models.hf_config import GLOBAL, LOCAL, HfConfig, get, layer_kinds, refuse, required, sizes, windows
 from pagoda_worker.models.rope import max_positions, rope_spec, rope_specs_by_kind
 from pagoda_worker.models.spec import DecoderSpec
@@ -85,6 +86,7 @@ def gemma3_spec(config: HfConfig) -> DecoderSpec:
 
     attn_logit_softcapping means nothing here, in transformers neither.
     """
+    unused(config, "attn_logit_softcapping")
     options = _sandwiched(config)
     pattern = int(get(config, "sliding_window_pattern", get(config, "_sliding_window_pattern", 6)))
     kinds = layer_kinds(config, options["num_layers"], lambda layer: (layer + 1) % pattern != 0)
@@ -106,7 +108,8 @@ def gemma3_multimodal_spec(config: HfConfig) -> DecoderSpec:
 
     The text_config of published checkpoints leaves out what is the same in all sizes.
     """
-    text_config = {"vocab_size": 262208, "num_attention_heads": 8} | dict(required(config, "text_config"))
+    unused(config, "vocab_size")
+    text_config = {"vocab_size": 262208, "num_attention_heads": 8} | required(config, "text_config")
     if config.get("tie_word_embeddings") is not None:
         text_config["tie_word_embeddings"] = config["tie_word_embeddings"]
     return dataclasses.replace(gemma3_spec(text_config), architecture="Gemma3ForConditionalGeneration")

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 
+from pagoda_worker.models.config_keys import unused
 from pagoda_worker.models.hf_config import HfConfig, get, required
 from pagoda_worker.models.spec import DecoderSpec
 from pagoda_worker.models.weights import TensorNames, WeightNames, weight_names
@@ -55,6 +56,7 @@ def gpt2_spec(config: HfConfig) -> DecoderSpec:
 def gpt_bigcode_spec(config: HfConfig) -> DecoderSpec:
     """GPTBigCodeForCausalLM (StarCoder, SantaCoder)."""
     spec = gpt2_spec({"activation_function": "gelu_pytorch_tanh"} | config)
+    unused(config, "num_key_value_heads")  # which multi_query says
     num_kv_heads = 1 if get(config, "multi_query", True) else spec.num_heads
     return dataclasses.replace(spec, architecture="GPTBigCodeForCausalLM", num_kv_heads=num_kv_heads)
 

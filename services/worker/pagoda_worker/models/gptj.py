@@ -2,6 +2,7 @@
 
 import re
 
+from pagoda_worker.models.config_keys import expect
 from pagoda_worker.models.hf_config import HfConfig, get, required
 from pagoda_worker.models.spec import DecoderSpec, RopeSpec
 from pagoda_worker.models.weights import TensorNames
@@ -25,6 +26,7 @@ def gptj_spec(config: HfConfig) -> DecoderSpec:
     """GPTJForCausalLM."""
     hidden_size, num_heads = int(required(config, "n_embd")), int(required(config, "n_head"))
     head_dim = hidden_size // num_heads
+    expect(config, scale_attn_weights=True)
     rotary_dim = int(config.get("rotary_dim", 64) or head_dim)
     return DecoderSpec(
         architecture="GPTJForCausalLM",

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from pagoda_worker.models.config_keys import unused
 from pagoda_worker.models.hf_config import LOCAL, HfConfig, get, layer_kinds, sizes, windows
 from pagoda_worker.models.rope import max_positions, rope_spec
 from pagoda_worker.models.spec import DecoderSpec
@@ -66,6 +67,7 @@ def ministral_spec(config: HfConfig) -> DecoderSpec:
 def qwen_windows(config: HfConfig, num_layers: int) -> tuple[int | None, ...]:
     """Sliding windows of Qwen's layers: those from max_window_layers on, if they are used at all."""
     window = config.get("sliding_window", 4096) if get(config, "use_sliding_window", False) else None
+    unused(config, "sliding_window")
     first = int(get(config, "max_window_layers", 28))
     return windows(layer_kinds(config, num_layers, lambda layer: layer >= first), window)
 
@@ -101,6 +103,7 @@ def smollm3_spec(config: HfConfig) -> DecoderSpec:
     num_layers = options["num_layers"]
     interval = int(get(config, "no_rope_layer_interval", 4))
     has_rope = get(config, "no_rope_layers", [(layer + 1) % interval != 0 for layer in range(num_layers)])
+    unused(config, "sliding_window", "max_window_layers")
     window = config.get("sliding_window") if get(config, "use_sliding_window", False) else None
     kinds = layer_kinds(config, num_layers, lambda layer: window is not None and not has_rope[layer])
     bias = bool(get(config, "attention_bias", False))

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from pagoda_worker.models.config_keys import unused
 from pagoda_worker.models.hf_config import LOCAL, HfConfig, get, layer_kinds, required, windows
 from pagoda_worker.models.llama import common, qwen3_spec
 from pagoda_worker.models.spec import DecoderSpec, MoeSpec
@@ -34,6 +35,7 @@ def mixtral_spec(config: HfConfig) -> DecoderSpec:
 def qwen2_moe_spec(config: HfConfig) -> DecoderSpec:
     """Qwen2MoeForCausalLM: one more expert sees every token, behind a gate."""
     options = common(config, num_kv_heads=16, default_max_positions=32768)
+    unused(config, "sliding_window")
     window = config.get("sliding_window", 4096) if get(config, "use_sliding_window", False) else None
     first_full = int(get(config, "max_window_layers", 28))
     kinds = layer_kinds(config, options["num_layers"], lambda layer: layer % 2 == 0 and layer < first_full)
@@ -49,6 +51,7 @@ def qwen2_moe_spec(config: HfConfig) -> DecoderSpec:
 
 def qwen3_moe_spec(config: HfConfig) -> DecoderSpec:
     """Qwen3MoeForCausalLM. If it has a window, all layers have."""
+    unused(config, "sliding_window")
     window = config.get("sliding_window", 4096) if get(config, "use_sliding_window", False) else None
     hidden_size, num_heads = int(required(config, "hidden_size")), int(required(config, "num_attention_heads"))
     head_dim = get(config, "head_dim", hidden_size // num_heads)

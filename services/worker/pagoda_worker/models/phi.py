@@ -1,5 +1,6 @@
 """Phi (parallel, layer norms, part of each head rotated) and Phi-3 (Llama with fused projections, long contexts)."""
 
+from pagoda_worker.models.config_keys import expect
 from pagoda_worker.models.hf_config import LOCAL, HfConfig, get, sizes, windows
 from pagoda_worker.models.rope import max_positions, rope_spec
 from pagoda_worker.models.spec import DecoderSpec
@@ -40,6 +41,7 @@ def phi_spec(config: HfConfig) -> DecoderSpec:
 
 def phi3_spec(config: HfConfig) -> DecoderSpec:
     """Phi3ForCausalLM."""
+    expect(config, full_attn_mod=1, interpolate_factor=1)
     options = sizes(config)
     rope = rope_spec(config, default_original=4096)
     return DecoderSpec(

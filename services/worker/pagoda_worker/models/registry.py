@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pagoda_common.errors import ModelLoadError
 from pagoda_worker.models.bloom import BLOOM_NAMES, MPT_NAMES, bloom_spec, mpt_spec
 from pagoda_worker.models.cohere import COHERE_NAMES, cohere2_spec, cohere_spec
+from pagoda_worker.models.config_keys import ReadConfig, check_unread
 from pagoda_worker.models.exaone4 import exaone4_spec
 from pagoda_worker.models.falcon import falcon_spec, falcon_weights
 from pagoda_worker.models.gemma import (
@@ -66,12 +67,16 @@ class Family:
         """The options of a checkpoint.
 
         Raises:
-            ModelLoadError: config.json lacks a value, or holds one that is not supported or of the wrong type.
+            ModelLoadError: config.json lacks a value, or holds one that is unknown, not supported or of the wrong
+                type.
         """
+        read = ReadConfig(config)
         try:
-            return self.read(config)
+            spec = self.read(read)
         except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
             raise ModelLoadError(f"config.json cannot be understood: {type(error).__name__}: {error}") from error
+        check_unread(read)
+        return spec
 
     def weights(self, spec: DecoderSpec) -> WeightNames:
         """All tensors of a checkpoint."""
@@ -124,15 +129,62 @@ FAMILIES: dict[str, Family] = {
 """Supported architectures. Two have two names: LLaMAForCausalLM and MPTForCausalLM stand in early checkpoints."""
 
 
+MODEL_TYPES: dict[str, str] = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "ministral": "MinistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "gemma3": "Gemma3ForConditionalGeneration",
+    "phi3": "Phi3ForCausalLM",
+    "olmo": "OlmoForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "arcee": "ArceeForCausalLM",
+    "glm": "GlmForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
+    "nemotron": "NemotronForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
+    "stablelm": "StableLmForCausalLM",
+    "cohere": "CohereForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "phi": "PhiForCausalLM",
+    "falcon": "FalconForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "gptj": "GPTJForCausalLM",
+    "gpt_bigcode": "GPTBigCodeForCausalLM",
+    "bloom": "BloomForCausalLM",
+    "mpt": "MptForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "opt": "OPTForCausalLM",
+}
+"""The architecture that each model_type means where config.json names none."""
+
+
 def family_of(config: HfConfig) -> Family:
-    """The family of a checkpoint.
+    """The family of a checkpoint, by its architectures, and by its model_type where it names none.
 
     Raises:
         ModelLoadError: none of its architectures is supported.
     """
     names = config.get("architectures") or []
+    model_type = config.get("model_type")
+    if not names and model_type in MODEL_TYPES:
+        names = [MODEL_TYPES[model_type]]
     for name in names:
         if name in FAMILIES:
             return FAMILIES[name]
-    found = ", ".join(str(name) for name in names) or f"none named (model_type {config.get('model_type')!r})"
+    found = ", ".join(str(name) for name in names) or f"none named (model_type {model_type!r})"
     raise ModelLoadError(f"architecture {found} is not supported; supported are {', '.join(FAMILIES)}")

@@ -21,6 +21,13 @@ _NEEDED = {
     "longrope": ("factor", *_FACTORS, "original_max_position_embeddings"),
 }
 """Supported types, and the parameters without which they mean nothing."""
+_KNOWN = frozenset(
+    """
+    type rope_type rope_theta partial_rotary_factor factor original_max_position_embeddings attention_factor finetuned
+    low_freq_factor high_freq_factor beta_fast beta_slow mscale mscale_all_dim truncate short_factor long_factor
+    """.split()  # noqa: SIM905
+)
+"""All parameters that a type reads; finetuned means nothing."""
 
 
 def rope_spec(
@@ -88,6 +95,12 @@ def _parse(
     rope_type = "longrope" if rope_type == "su" else rope_type  # its first name
     if rope_type not in _NEEDED:
         raise ModelLoadError(f"rope type {rope_type!r} is not supported; supported are {', '.join(_NEEDED)}")
+    for name, value in parameters.items():
+        if name not in _KNOWN and value:
+            raise ModelLoadError(
+                f"config.json has {name} {value!r} among the rope parameters, which is not supported and may change "
+                "what the model computes"
+            )
     theta, partial = parameters.pop("rope_theta"), parameters.pop("partial_rotary_factor")
     max_length = config.get("max_position_embeddings")
     if original is not None:

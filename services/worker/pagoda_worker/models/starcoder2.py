@@ -1,5 +1,6 @@
 """StarCoder 2: layer norms, no gate, biases everywhere, a sliding window."""
 
+from pagoda_worker.models.config_keys import expect
 from pagoda_worker.models.hf_config import LOCAL, HfConfig, get, sizes, windows
 from pagoda_worker.models.rope import max_positions, rope_spec
 from pagoda_worker.models.spec import DecoderSpec
@@ -11,6 +12,7 @@ STARCODER2_NAMES = TensorNames(up=("mlp.c_fc",), down_proj="mlp.c_proj")
 def starcoder2_spec(config: HfConfig) -> DecoderSpec:
     """Starcoder2ForCausalLM."""
     rope = rope_spec(config)
+    expect(config, norm_type="layer_norm", mlp_type="default")
     bias = bool(get(config, "use_bias", True))
     options = sizes(config, num_kv_heads=2, is_tied=True)
     return DecoderSpec(

@@ -262,7 +262,7 @@ MANY_KEYS: dict[str, Any] = WIDE | {"max_position_embeddings": 2048}
     [
         ("LlamaForCausalLM", {}),
         ("LlamaForCausalLM", {"num_key_value_heads": 4}),
-        ("MistralForCausalLM", {"sliding_window": 700}),
+        ("MistralForCausalLM", {"sliding_window": 700, "attention_bias": False, "mlp_bias": False}),
     ],
 )
 def test_helpers_attend_as_one_thread_does(

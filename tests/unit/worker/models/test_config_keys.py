@@ -1,0 +1,177 @@
+"""A key of config.json that is not read is either known to be harmless, or refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagoda_common.errors import ModelLoadError
+from pagoda_worker.models.config_keys import ON_BY_DEFAULT
+from pagoda_worker.models.registry import FAMILIES, MODEL_TYPES, family_of
+from tests.checkpoints import ARCHITECTURES, CONFIGS
+
+TRANSFORMERS_NAMES = {"LLaMAForCausalLM": "LlamaForCausalLM", "MPTForCausalLM": "MptForCausalLM"}
+LLAMA = {"architectures": ["LlamaForCausalLM"], "vocab_size": 300} | CONFIGS["LlamaForCausalLM"][1]
+BLOOM_560M = {
+    "apply_residual_connection_post_layernorm": False,
+    "attention_dropout": 0.0,
+    "attention_softmax_in_fp32": True,
+    "architectures": ["BloomForCausalLM"],
+    "bias_dropout_fusion": True,
+    "bos_token_id": 1,
+    "hidden_dropout": 0.0,
+    "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05,
+    "masked_softmax_fusion": True,
+    "model_type": "bloom",
+    "n_embed": 1024,
+    "n_inner": None,
+    "n_layer": 24,
+    "num_attention_heads": 16,
+    "offset_alibi": 100,
+    "pretraining_tp": 1,
+    "skip_bias_add": True,
+    "skip_bias_add_qkv": False,
+    "seq_length": 2048,
+    "unk_token_id": 0,
+    "use_cache": True,
+    "vocab_size": 250880,
+}
+
+
+def load(**config: Any) -> None:
+    family_of(config).spec(config)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_the_default_config_of_every_architecture_loads(architecture: str) -> None:
+    import transformers
+
+    model_class = getattr(transformers, TRANSFORMERS_NAMES.get(architecture, architecture))
+    config = json.loads(model_class.config_class().to_json_string(use_diff=False))
+    load(**config | {"architectures": [architecture]})
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_transformers_writes_for_a_small_checkpoint_loads(architecture: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    model_type, options = CONFIGS[architecture]
+    AutoConfig.for_model(model_type, **options).save_pretrained(tmp_path)
+    load(**json.loads((tmp_path / "config.json").read_text()) | {"architectures": [architecture]})
+
+
+def test_a_published_checkpoint_with_old_names_loads() -> None:
+    load(**BLOOM_560M)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize(("key", "value"), [("is_causal", False), ("use_bidirectional_attention", True)])
+def test_bidirectional_attention_is_refused_by_every_architecture(architecture: str, key: str, value: bool) -> None:
+    import transformers
+
+    model_class = getattr(transformers, TRANSFORMERS_NAMES.get(architecture, architecture))
+    config = json.loads(model_class.config_class().to_json_string(use_diff=False)) | {"architectures": [architecture]}
+    place = config.get("text_config", config)
+    place[key] = value
+    with pytest.raises(ModelLoadError, match=f"{key}.* {value}"):
+        load(**config)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dual_chunk_attention_config", {"chunk_size": 262144}),
+        ("qk_layernorm", True),
+        ("attention_sink_size", 4),
+        ("num_nextn_predict_layers", 1),
+        ("logit_scale", 0.5),
+        ("position_embedding_type", "relative_key"),
+        ("alibi", True),
+    ],
+)
+def test_a_key_that_llama_does_not_read_is_named_with_its_value(key: str, value: object) -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        load(**LLAMA, **{key: value})
+    assert f"config.json has {key} {value!r}" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("is_causal", True),
+        ("pretraining_tp", 8),
+        ("attention_dropout", 0.1),
+        ("unsloth_version", "2025.1"),
+        ("use_mrope", False),
+        ("logits_soft_cap", None),
+        ("transformers.js_config", {"dtype": "q4"}),
+        ("_attn_implementation_autoset", True),
+        ("decoder_start_token_id", 3),
+    ],
+)
+def test_a_key_that_changes_nothing_is_accepted(key: str, value: object) -> None:
+    load(**LLAMA, **{key: value})
+
+
+@pytest.mark.parametrize("key", ["mrope_section", "alpha", "short_mscale"])
+def test_a_rope_parameter_that_no_type_reads_is_refused(key: str) -> None:
+    scaling = {"rope_type": "default", key: [16, 24, 24] if key == "mrope_section" else 2.0}
+    with pytest.raises(ModelLoadError, match=key):
+        load(**LLAMA, rope_scaling=scaling)
+
+
+@pytest.mark.parametrize("key", sorted(ON_BY_DEFAULT))
+def test_what_is_on_by_default_may_not_be_switched_off(key: str) -> None:
+    load(**LLAMA, **{key: True})
+    with pytest.raises(ModelLoadError, match=f"{key} False"):
+        load(**LLAMA, **{key: False})
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key", "value"),
+    [
+        ("MptForCausalLM", "no_bias", False),
+        ("MptForCausalLM", "attn_config", {"alibi": False}),
+        ("MptForCausalLM", "attn_config", {"attn_type": "multiquery_attention"}),
+        ("CohereForCausalLM", "use_parallel_block", False),
+        ("Phi3ForCausalLM", "full_attn_mod", 2),
+        ("GPTJForCausalLM", "scale_attn_weights", False),
+        ("Starcoder2ForCausalLM", "norm_type", "rms_norm"),
+        ("GPT2LMHeadModel", "add_cross_attention", True),
+    ],
+)
+def test_a_description_of_another_model_is_refused(architecture: str, key: str, value: Any) -> None:
+    config = {"architectures": [architecture], "vocab_size": 300} | CONFIGS[architecture][1]
+    name, shown = next(iter(value.items())) if isinstance(value, dict) else (key, value)
+    with pytest.raises(ModelLoadError, match=f"{name} {shown!r}"):
+        load(**config | {key: value})
+
+
+@pytest.mark.parametrize(("model_type", "architecture"), MODEL_TYPES.items())
+@pytest.mark.parametrize("given", [{}, {"architectures": None}, {"architectures": []}])
+def test_model_type_stands_for_architectures(model_type: str, architecture: str, given: dict[str, Any]) -> None:
+    assert family_of({"model_type": model_type, **given}) is FAMILIES[architecture]
+
+
+def test_every_architecture_has_a_model_type() -> None:
+    assert set(MODEL_TYPES.values()) == set(ARCHITECTURES)
+    assert {CONFIGS[architecture][0] for architecture in ARCHITECTURES} == set(MODEL_TYPES)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "letters"), [("LLLG", "LLLGLLLG"), (4, "LLLGLLLG"), ("LG", "LGLGLGLG"), ("LLLLL", "LLLLLLLG")]
+)
+def test_exaone_takes_a_window_pattern_in_letters(pattern: object, letters: str) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 8, "num_attention_heads": 4}
+    config = {"architectures": ["Exaone4ForCausalLM"], "vocab_size": 300, "num_key_value_heads": 2, **sizes}
+    spec = family_of(config).spec(config | {"sliding_window": 16, "sliding_window_pattern": pattern})
+    assert spec.windows == tuple(16 if letter == "L" else None for letter in letters)
+    assert [rope is not None for rope in spec.layer_ropes] == [letter == "L" for letter in letters]
+
+
+def test_a_window_pattern_of_other_letters_is_refused() -> None:
+    config = {"architectures": ["Exaone4ForCausalLM"], "vocab_size": 300} | CONFIGS["LlamaForCausalLM"][1]
+    with pytest.raises(ModelLoadError, match=r"sliding_window_pattern is 'LLX'"):
+        family_of(config).spec(config | {"sliding_window_pattern": "LLX"})
