@@ -14,7 +14,7 @@ from typing import Any
 from pagoda_common.config.observability_config import LogFormat
 
 LEVELS = ("debug", "info", "warning", "error")
-PROBE_PATHS = ("/health", "/ready", "/metrics", "/ping", "/load")
+PROBE_PATHS = ("/live", "/health", "/ready", "/metrics", "/ping", "/load")
 """HTTP paths that get no line in the access log, unless the level is debug."""
 ACCESS_LOGGER = "uvicorn.access"
 

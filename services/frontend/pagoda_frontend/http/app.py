@@ -6,6 +6,7 @@ from starlette.middleware.cors import CORSMiddleware
 from pagoda_common.engine.client import EngineClient
 from pagoda_frontend.http import answers
 from pagoda_frontend.http.access import RequestIds, RequireApiKey, RootPath
+from pagoda_frontend.http.docs_pages import add_docs_pages
 from pagoda_frontend.http.draining import CountCalls
 from pagoda_frontend.http.errors import install_error_handlers
 from pagoda_frontend.http.openapi import EVENT_STREAM, GENERATION_ERRORS, Paths
@@ -61,7 +62,7 @@ def make_app(serving: Serving, engine: EngineClient) -> FastAPI:
     """The app of one frontend; `engine`: the one that `serving` uses, for what operators ask of it."""
     config = serving.config
     url = None if config.disable_fastapi_docs else "/openapi.json"
-    app = FastAPI(title="Pagoda", version=VERSION, openapi_url=url)
+    app = FastAPI(title="Pagoda", version=VERSION, openapi_url=url, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
     install_error_handlers(app)
     paths = Paths(app, has_api_keys=bool(config.api_key))
@@ -69,6 +70,8 @@ def make_app(serving: Serving, engine: EngineClient) -> FastAPI:
     _add_generation(paths, serving)
     if config.enable_sleep_mode:
         _add_sleep_mode(paths, serving, engine)
+    if not config.disable_fastapi_docs:
+        add_docs_pages(app)
     if not config.disable_status_page:
         add_status_page(app)
     if config.api_key:
@@ -92,10 +95,11 @@ def make_app(serving: Serving, engine: EngineClient) -> FastAPI:
 
 def _add_operations(paths: Paths, serving: Serving) -> None:
     operations = Operations(serving=serving)
-    paths.add("GET", "/health", operations.health)
+    paths.add("GET", "/live", operations.live)
+    paths.add("GET", "/health", operations.health, errors=(503,))
     paths.add("GET", "/ready", operations.ready, answer=answers.ReadyAnswer, errors=(503,))
-    paths.add("GET", "/ping", operations.health)
-    paths.add("POST", "/ping", operations.health)
+    paths.add("GET", "/ping", operations.health, errors=(503,))
+    paths.add("POST", "/ping", operations.health, errors=(503,))
     paths.add("GET", "/version", operations.version, answer=answers.VersionAnswer)
     paths.add("GET", "/load", operations.load, answer=answers.LoadAnswer)
     paths.add("GET", "/metrics", operations.metrics, media=PLAIN)

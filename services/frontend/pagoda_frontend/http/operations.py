@@ -19,8 +19,14 @@ class Operations:
     def __init__(self, *, serving: Serving) -> None:
         self._serving = serving
 
+    async def live(self) -> Response:
+        """Live: the process answers, whatever the engine does."""
+        return Response(status_code=200)
+
     async def health(self) -> Response:
-        """Live: the process answers."""
+        """503 and why until the model is served for the first time, as tools made for vLLM wait for; then as `live`."""
+        if not self._serving.has_been_ready:
+            raise NotReady(self._serving.not_ready_reason, retry_after_s=RETRY_AFTER_S)
         return Response(status_code=200)
 
     async def ready(self) -> Response:

@@ -109,6 +109,11 @@ class Serving:
         return self._model is not None and self.engine.is_ready and not self.is_draining
 
     @property
+    def has_been_ready(self) -> bool:
+        """Whether the engine has been ready since this frontend started."""
+        return self._model is not None
+
+    @property
     def not_ready_reason(self) -> str:
         """Why not; "" when ready."""
         if self.is_draining:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 
 import httpx
 import pytest
@@ -14,7 +15,7 @@ from tests.service.frontend.harness import MODEL, Running, frontend_at, running_
 
 async def test_live_ready_version_models_and_load(frontend: Running) -> None:
     http = frontend.http
-    for path in ("/health", "/ready", "/ping", "/version", "/load"):
+    for path in ("/live", "/health", "/ready", "/ping", "/version", "/load"):
         assert (await http.get(path)).status_code == 200
     assert (await http.post("/ping")).status_code == 200
     assert (await http.get("/load")).json() == {"server_load": 0}
@@ -31,8 +32,11 @@ async def test_it_is_live_but_not_ready_while_the_engine_loads() -> None:
     fake.load.not_ready_reason = "the worker loads weights"
     async with serve_fake_scheduler(fake) as address, frontend_at(address, fake) as running:
         await until(lambda: running.server.engine.is_connected)
-        assert (await running.http.get("/health")).status_code == 200
+        assert (await running.http.get("/live")).status_code == 200
         for response in (
+            await running.http.get("/health"),
+            await running.http.get("/ping"),
+            await running.http.post("/ping"),
             await running.http.get("/ready"),
             await running.http.get("/v1/models"),
             await running.post("/v1/completions", {"prompt": [5]}),
@@ -44,13 +48,20 @@ async def test_it_is_live_but_not_ready_while_the_engine_loads() -> None:
         fake.set_ready(True)
         await until(lambda: running.server.serving.is_ready)
         await running.complete()
+        assert (await running.http.get("/health")).status_code == 200
+        fake.set_ready(False, "the worker is lost")
+        await until(lambda: not running.server.serving.is_ready)
+        assert (await running.http.get("/ready")).status_code == 503
+        for path in ("/health", "/ping", "/live"):
+            assert (await running.http.get(path)).status_code == 200, "it has served before"
 
 
 async def test_it_comes_up_before_its_scheduler() -> None:
     port = free_port()
     fake = FakeScheduler()
     async with contextlib.AsyncExitStack() as later, frontend_at(f"127.0.0.1:{port}", fake) as running:
-        assert (await running.http.get("/health")).status_code == 200
+        assert (await running.http.get("/live")).status_code == 200
+        assert (await running.http.get("/health")).status_code == 503
         assert (await running.http.get("/ready")).status_code == 503
         assert (await running.http.get("/metrics")).status_code == 200
         await later.enter_async_context(serve_fake_scheduler(fake, port=port))
@@ -121,7 +132,7 @@ async def test_keys_guard_the_api_and_leave_probes_open() -> None:
                 response = await running.http.get(path, headers=headers)
                 assert response.status_code == 401
                 assert response.json() == {"error": "Unauthorized"}
-        for path in ("/health", "/ready", "/metrics", "/version"):
+        for path in ("/live", "/health", "/ready", "/metrics", "/version", "/docs", "/redoc"):
             assert (await running.http.get(path)).status_code == 200
         for key in ("first", "second"):
             headers = {"Authorization": f"Bearer {key}"}
@@ -163,6 +174,23 @@ async def test_invocations_lead_to_conversations_and_completions(frontend: Runni
     assert streamed.text.endswith("data: [DONE]\n\n")
     refused = await frontend.post("/invocations", {"input": "x"})
     assert refused.status_code == 400
+
+
+@pytest.mark.parametrize("page", ["/docs", "/redoc"])
+async def test_the_pages_about_the_api_load_nothing_from_elsewhere(page: str) -> None:
+    async with running_frontend(root_path="/behind/a/proxy") as running:
+        response = await running.http.get(page)
+        assert response.status_code == 200
+        links = re.findall(r"(?:src|href)=\"([^\"]+)\"", response.text)
+        assert len(links) >= 2
+        assert [link for link in links if not link.startswith("/behind/a/proxy/docs/assets/")] == []
+        assert "http://" not in response.text.replace("http://www.w3.org/", "")
+        assert "https://" not in response.text
+        assert "/behind/a/proxy/openapi.json" in response.text
+        for link in links:
+            asset = await running.http.get(link.removeprefix("/behind/a/proxy"))
+            assert asset.status_code == 200
+            assert len(asset.content) > 1000
 
 
 async def test_what_is_served_only_when_asked_for(frontend: Running) -> None:
