@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders, models, pre_tokenizers, processors
 
 from pagoda_common.config.model_files import resolve_model
 from pagoda_common.errors import ModelLoadError
@@ -58,6 +58,16 @@ def _content(token: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
+def _added_token(token: Any, special: set[str]) -> AddedToken:
+    """`token`, special if it says so, if it is one of `special`, or if it says nothing."""
+    content = _content(token)
+    assert content is not None
+    if not isinstance(token, dict):
+        return AddedToken(content, special=True, normalized=False)
+    flags = {name: bool(token[name]) for name in ("lstrip", "rstrip", "normalized", "single_word") if name in token}
+    return AddedToken(content, special=bool(token.get("special")) or content in special, **flags)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerFiles:
     """What a checkpoint says about its tokenizer."""
@@ -100,7 +110,9 @@ class TokenizerFiles:
         path = self.directory / "tokenizer.json"
         try:
             if path.exists():
-                return FastTokenizer.from_file(str(path))
+                fast = FastTokenizer.from_file(str(path))
+                self._complete(fast)
+                return fast
             if (self.directory / "vocab.json").exists() and self.config.get("tokenizer_class") in GPT2_CLASSES:
                 return self._load_gpt2()
         except ModelLoadError:
@@ -108,6 +120,58 @@ class TokenizerFiles:
         except Exception as error:  # the tokenizers library raises plain Exception
             raise ModelLoadError(f"the tokenizer in {self.directory} cannot be read: {error}") from error
         raise ModelLoadError(f"{self.directory} has no tokenizer.json", field="tokenizer")
+
+    def _complete(self, fast: FastTokenizer) -> None:
+        """Add the tokens that only tokenizer_config.json names."""
+        known = {token.content for token in fast.get_added_tokens_decoder().values()}
+        tokens = [token for token in self._added_tokens() if token.content not in known]
+        # A role's token that no file gives an id has no row in the model either.
+        written = {_content(token) for _, token in self._decoder}
+        fast.add_tokens(
+            [token for token in tokens if token.content in written or fast.token_to_id(token.content) is not None]
+        )
+
+    @property
+    def _decoder(self) -> list[tuple[int, Any]]:
+        """Tokens of tokenizer_config.json by id, ascending."""
+        decoder = self.config.get("added_tokens_decoder")
+        if not isinstance(decoder, dict):
+            return []
+        return sorted(((int(token_id), token) for token_id, token in decoder.items()), key=lambda item: item[0])
+
+    def find_token_id(self, role: str) -> int | None:
+        """Id of a role's token ("eos_token"), without loading the tokenizer; None where there is no such token.
+
+        Raises:
+            ModelLoadError: a file is not valid JSON.
+        """
+        text = self.special_tokens.get(role)
+        if text is None:
+            return None
+        written = [token_id for token_id, token in self._decoder if _content(token) == text]
+        if written:
+            return written[0]
+        file = _read_json(self.directory / "tokenizer.json")
+        added = [token["id"] for token in file.get("added_tokens") or () if token.get("content") == text]
+        vocabulary = (file.get("model") or {}).get("vocab") or _read_json(self.directory / "vocab.json")
+        if isinstance(vocabulary, list):  # Unigram: [token, score] in order of ids
+            vocabulary = {entry[0]: token_id for token_id, entry in enumerate(vocabulary)}
+        found = added[0] if added else vocabulary.get(text)
+        return found if isinstance(found, int) else None
+
+    def _added_tokens(self) -> list[AddedToken]:
+        """Tokens of tokenizer_config.json in order of their ids, then special tokens by their roles."""
+        roles = [self.config.get("additional_special_tokens"), self.config.get("extra_special_tokens")]
+        extra = [token for tokens in roles for token in (tokens if isinstance(tokens, list) else [])]
+        extra += [token for tokens in roles for token in (tokens.values() if isinstance(tokens, dict) else [])]
+        specials = [*self.special_tokens.values(), *extra]
+        names = {content for token in specials if (content := _content(token))}
+        tokens = [
+            _added_token(token, names)
+            for token in [*(token for _, token in self._decoder), *specials]
+            if _content(token)
+        ]
+        return list({token.content: token for token in reversed(tokens)}.values())[::-1]
 
     def _load_gpt2(self) -> FastTokenizer:
         """GPT-2's older files, vocab.json and merges.txt, which OPT still has."""

@@ -9,6 +9,7 @@ from typing import Any
 from pagoda_common.config.engine_config import ModelConfig
 from pagoda_common.config.model_files import resolve_model
 from pagoda_common.errors import ModelLoadError
+from pagoda_common.text.tokenizer_files import TokenizerFiles
 from pagoda_worker.loader.sentence_pooling import check_sentence_pooling
 
 logger = logging.getLogger(__name__)
@@ -28,13 +29,18 @@ class Checkpoint:
     """generation_config.json; None when there is none."""
     generation_config_json: str
     """The same as text; empty when there is none."""
+    tokenizer_eos_token_id: int | None = None
+    """The tokenizer's eos_token; None where its files name none."""
 
     @property
     def eos_token_ids(self) -> list[int]:
-        """End tokens of generation_config.json and config.json together, ascending."""
+        """End tokens of generation_config.json, config.json and the tokenizer together, ascending."""
         ids: set[int] = set()
-        for config in (self.generation_config or {}, self.config):
-            value = config.get("eos_token_id")
+        for value in (
+            (self.generation_config or {}).get("eos_token_id"),
+            self.config.get("eos_token_id"),
+            self.tokenizer_eos_token_id,
+        ):
             values = value if isinstance(value, list) else [value]
             ids.update(token_id for token_id in values if isinstance(token_id, int))
         return sorted(ids)
@@ -91,6 +97,7 @@ def open_checkpoint(config: ModelConfig) -> Checkpoint:
         config=_read_json(path),
         generation_config=_read_json(generation_path) if has_generation else None,
         generation_config_json=generation_path.read_text(encoding="utf-8") if has_generation else "",
+        tokenizer_eos_token_id=TokenizerFiles.read(directory).find_token_id("eos_token"),
     )
 
 

@@ -251,6 +251,14 @@ def test_weights_are_cast(original: Path, asked: str, expected: str) -> None:
     assert held - {"torch.uint8"} == {f"torch.{expected}"}, "but for matrices that are compressed"
 
 
+def test_the_tokenizers_end_token_counts_beside_the_configs(checkpoint: Path) -> None:
+    change_config(checkpoint, eos_token_id=257)
+    decoder = {"259": {"content": "<|end|>", "special": True}}
+    told = {"eos_token": "<|end|>", "added_tokens_decoder": decoder}
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps(told))
+    assert open_checkpoint(ModelConfig(model=str(checkpoint))).eos_token_ids == [257, 259]
+
+
 def test_end_tokens_are_those_of_both_configs(checkpoint: Path) -> None:
     change_config(checkpoint, eos_token_id=257)
     (checkpoint / "generation_config.json").write_text('{"eos_token_id": [2, 5], "temperature": 0.5}')
