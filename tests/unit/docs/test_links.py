@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-FOLDERS = ("docs", "examples", "benchmarks", "deploy", "common/pagoda_common/models", "training")
+FOLDERS = ("docs", "kernels", "examples", "benchmarks", "deploy", "common/pagoda_common/models", "training")
 PAGES = [ROOT / "README.md"] + [
     page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md")) if "node_modules" not in page.parts
 ]

@@ -1,4 +1,4 @@
-#include "decoder/activations.h"
+#include "simd/activations.h"
 #include "ops.h"
 #include "threads/parallel.h"
 #include "simd/vec.h"

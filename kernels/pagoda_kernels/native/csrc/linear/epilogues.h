@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-#include "decoder/activations.h"
+#include "simd/activations.h"
 #include "linear/packed_tiles.h"
 
 namespace pagoda {
