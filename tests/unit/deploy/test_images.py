@@ -1,0 +1,166 @@
+"""What the Dockerfiles say, read as text: ports, health, user, what an image is made of. Builds nothing."""
+
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from pagoda_common.process.children import service_environment
+
+ROOT = Path(__file__).parents[3]
+SERVICES = {"frontend": (50051, (8000, 50051)), "scheduler": (50052, (50052, 9090)), "worker": (50053, (50053, 9090))}
+"""The gRPC port that health is asked on, and all ports."""
+IMAGES = [*SERVICES, "balancer"]
+USER = "10001:10001"
+
+
+def path_of(image: str) -> Path:
+    return ROOT / ("deploy/balancer" if image == "balancer" else f"services/{image}") / "Dockerfile"
+
+
+@cache
+def stages(image: str) -> tuple[tuple[tuple[str, str], ...], ...]:
+    """Instructions of each stage as (name, rest), comments left out; the first stage is what stands before FROM."""
+    text = "\n".join(line for line in path_of(image).read_text().splitlines() if not line.lstrip().startswith("#"))
+    lines = re.sub(r"\s*\\\n\s*", " ", text).splitlines()
+    found: list[list[tuple[str, str]]] = [[]]
+    for name, _, rest in (line.partition(" ") for line in lines if line.strip()):
+        if name == "FROM":
+            found.append([])
+        found[-1].append((name, rest.strip()))
+    return tuple(tuple(stage) for stage in found)
+
+
+def last(image: str, name: str) -> list[str]:
+    """All instructions of a name in the stage that the image is."""
+    return [rest for instruction, rest in stages(image)[-1] if instruction == name]
+
+
+def environment(image: str) -> dict[str, str]:
+    return dict(word.split("=", 1) for line in last(image, "ENV") for word in line.split())
+
+
+def runs(image: str) -> str:
+    return "\n".join(rest for stage in stages(image) for name, rest in stage if name == "RUN")
+
+
+@pytest.mark.parametrize("image", SERVICES)
+def test_health_is_asked_on_the_port_that_the_service_listens_on(image: str) -> None:
+    port, ports = SERVICES[image]
+    (health,) = last(image, "HEALTHCHECK")
+    assert health.endswith(f'CMD ["pagoda-health", "127.0.0.1:{port}"]')
+    assert last(image, "EXPOSE") == [" ".join(map(str, ports))]
+    env = environment(image)
+    assert env["PAGODA_HOST"] == "0.0.0.0"
+    assert "PAGODA_GRPC_PORT" not in env
+    # Frontend and scheduler listen on their usual ports; a worker takes any port unless it is told one.
+    assert env.get("PAGODA_PORT") == (str(port) if image == "worker" else None)
+    assert env.get("PAGODA_METRICS_PORT") == ("9090" if 9090 in ports else None)
+    assert last(image, "ENTRYPOINT") == [f'["pagoda-{image}"]']
+    assert last(image, "CMD") == []
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_a_container_has_ten_minutes_to_start_and_is_ill_after_three_failures(image: str) -> None:
+    options = dict(re.findall(r"--([\w-]+)=(\w+)", last(image, "HEALTHCHECK")[0]))
+    assert options == {
+        "interval": "15s",
+        "timeout": "15s",
+        "retries": "3",
+        "start-period": "10m",
+        "start-interval": "1s",
+    }
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_the_user_is_not_root_and_has_the_number_that_pages_and_pods_name(image: str) -> None:
+    assert last(image, "USER") == [USER]
+    names = [name for name, _ in stages(image)[-1]]
+    assert "RUN" not in names[names.index("USER") :], "as another user nothing could be installed"
+    if image in SERVICES:
+        (made,) = last(image, "RUN")
+        assert "groupadd --gid 10001 pagoda" in made
+        assert "useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp pagoda" in made
+        assert made.endswith("install --directory --owner=10001 --group=10001 /models")
+        assert f"user {USER.partition(':')[0]}" in (ROOT / "docs" / "containers.md").read_text()
+
+
+@pytest.mark.parametrize("image", SERVICES)
+def test_the_environment_is_that_of_a_child_of_pagoda_serve(image: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GRPC_EXPERIMENTS", "PYTHONMALLOC", "MALLOC_ARENA_MAX"):
+        monkeypatch.delenv(name, raising=False)
+    wanted = service_environment(("python", "-m", f"pagoda_{image}"))
+    env = environment(image)
+    for name in ("GRPC_EXPERIMENTS", "PYTHONMALLOC", "MALLOC_ARENA_MAX", "PYTHONUNBUFFERED"):
+        assert env.get(name) == wanted.get(name), name
+    assert env["PYTHONDONTWRITEBYTECODE"] == "1", "the file system cannot be written to"
+    assert (env["HOME"], env["HF_HOME"]) == ("/tmp", "/models")
+    assert env["PATH"] == "/opt/pagoda/bin:$PATH"
+
+
+@pytest.mark.parametrize("image", SERVICES)
+def test_an_image_leaves_out_the_other_services_and_is_tried_with_its_own(image: str) -> None:
+    removed = set(re.findall(r"\bpagoda_\w+", " ".join(re.findall(r"rm -rf ([^&]*pagoda_[^&]*)", runs(image)))))
+    others = {f"pagoda_{name}" for name in SERVICES if name != image}
+    assert removed == (others if image == "worker" else others | {"pagoda_kernels"})
+    assert ("-name '*.safetensors' -delete" in runs(image)) is (image != "worker"), "weights are the worker's"
+    (tried,) = re.findall(r"-c 'import (pagoda_[^']+)'", runs(image))
+    assert f"pagoda_{image}." in tried
+    assert "compileall -q pagoda*" in runs(image)
+    (copied,) = last(image, "COPY")
+    assert copied == f"--from={'kernels' if image == 'worker' else 'packages'} /opt/pagoda /opt/pagoda"
+
+
+@pytest.mark.parametrize("image", SERVICES)
+def test_extras_are_those_of_the_project(image: str) -> None:
+    (extras,) = re.findall(r'ARG EXTRAS="(.*)"', path_of(image).read_text())
+    assert extras.split() == [image, "otel"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(extras.split()) <= set(project["optional-dependencies"])
+    arguments = dict(rest.split("=", 1) for rest in last(image, "ARG"))
+    assert arguments == {"VERSION": project["version"], "REVISION": "unknown"}
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_an_image_says_what_it_is_and_is_built_on_what_the_others_are(image: str) -> None:
+    (labels,) = last(image, "LABEL")
+    known = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', labels))
+    assert known["title"] == f"pagoda-{image}"
+    assert known["licenses"] == ("GPL-2.0-or-later" if image == "balancer" else "Apache-2.0")
+    if image in SERVICES:
+        assert (known["version"], known["revision"]) == ("${VERSION}", "${REVISION}")
+    assert ("ARG", "BASE_IMAGE=python:3.11-slim-bookworm") in stages(image)[0]
+    bases = {rest.split()[0] for stage in stages(image)[1:] for name, rest in stage if name == "FROM"}
+    assert "${BASE_IMAGE}" in bases
+    assert bases <= {"${BASE_IMAGE}", "${VARIANT}", "packages", "scratch"}
+
+
+def test_the_worker_s_variants_differ_by_compiler_and_devices_alone() -> None:
+    assert ("ARG", "VARIANT=cpu") in stages("worker")[0]
+    by_name = {stage[0][1].rpartition(" AS ")[2]: stage for stage in stages("worker")[1:]}
+    assert [name for name, _ in by_name["cpu"]] == ["FROM"]
+    assert [name for name, _ in by_name["cuda"]] == ["FROM", "RUN", "ENV"]
+    assert " gcc libc6-dev " in by_name["cuda"][1][1]
+    assert by_name["cuda"][2][1] == "NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+    (kernels,) = [rest for name, rest in by_name["kernels"] if name == "RUN"]
+    assert re.findall(r"--level (\w+)", kernels) == ["amx", "avx512", "avx2"]
+    assert by_name["kernels"][0][1] == "packages AS kernels"
+    torch = re.search(r"TORCH := (\S+)", (ROOT / "Makefile").read_text())
+    assert torch
+    assert ("ARG", f"TORCH={torch[1]}") in by_name["packages"], "the one that the tests run with"
+
+
+def test_the_worker_s_build_refuses_a_cpu_torch_where_cuda_is_asked_for() -> None:
+    assert 'if [ "${VARIANT}" = cuda ] && [ -z "${cuda}" ]; then' in runs("worker")
+    assert re.search(r"VARIANT=cuda, but this is a CPU build of torch\" >&2; exit 1; fi", runs("worker"))
+    assert 'if [ "${VARIANT}" = cuda ]; then links=""; else links="--find-links=/wheels"; fi' in runs("worker")
+
+
+def test_the_balancer_ends_gently_and_is_asked_whether_it_is_ready() -> None:
+    assert last("balancer", "STOPSIGNAL") == ["SIGUSR1"]
+    assert last("balancer", "EXPOSE") == ["8000 50051 8404"]
+    assert "urlopen('http://127.0.0.1:8404/ready', timeout=5)" in last("balancer", "HEALTHCHECK")[0]
+    (copied,) = last("balancer", "COPY")
+    assert last("balancer", "ENTRYPOINT") == [f'["haproxy", "-db", "-f", "{copied.split()[1]}"]']
