@@ -11,7 +11,7 @@ from pagoda_common.config.engine_config import CacheConfig, EngineConfig, Schedu
 from pagoda_common.engine.convert import token_ids_to_bytes
 from pagoda_scheduler.core.in_flight import InFlight
 from pagoda_scheduler.core.request import Request
-from pagoda_scheduler.core.step import StepResult
+from pagoda_scheduler.core.step_result import StepResult
 from pagoda_scheduler.rpc import heartbeats
 from tests.fakes.fake_worker import FakeWorker
 from tests.harness.scheduler import RunningScheduler, running_scheduler

@@ -8,7 +8,8 @@ from pagoda_common.config.engine_config import CacheConfig, SchedulerConfig
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.scheduler import Scheduler
-from pagoda_scheduler.core.step import BadSlot, LogprobRows, ModelRunnerOutput, SchedulerOutput, StepResult
+from pagoda_scheduler.core.step import BadSlot, LogprobRows, ModelRunnerOutput, SchedulerOutput
+from pagoda_scheduler.core.step_result import StepResult
 
 EOS = 57
 

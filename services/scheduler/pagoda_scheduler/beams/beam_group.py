@@ -7,7 +7,8 @@ import numpy as np
 from pagoda_common.errors import InvalidRequest
 from pagoda_scheduler.beams.beam_search import BeamSearch, Continuation, Hypothesis
 from pagoda_scheduler.core.request import Request
-from pagoda_scheduler.core.step import LogprobRows, StepResult
+from pagoda_scheduler.core.step import LogprobRows
+from pagoda_scheduler.core.step_result import StepResult
 
 
 class BeamGroup:

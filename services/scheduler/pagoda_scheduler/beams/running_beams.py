@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 
+from pagoda_scheduler.beams.beam_group import BeamGroup
 from pagoda_scheduler.core.request import Request, RequestStatus
-from pagoda_scheduler.core.step import LogprobRows, StepResult
+from pagoda_scheduler.core.step import LogprobRows
+from pagoda_scheduler.core.step_result import StepResult
 from pagoda_scheduler.core.worker_slots import WorkerSlots
 from pagoda_scheduler.kv.kv_cache_manager import KVCacheManager
 
@@ -34,7 +36,7 @@ class Beams:
         beam.num_pending -= 1
         beam.num_tokens -= 1
         group = beam.beam_group
-        assert group is not None
+        assert isinstance(group, BeamGroup), "a beam belongs to a search"
         assert logprobs is not None, "beams ask for logprobs"
         beam.sampled_token_id = token_id
         beam.waits_for_siblings = True

@@ -8,7 +8,8 @@ from pagoda_common.errors import Code, PagodaError, RequestFailed
 from pagoda_scheduler.beams.running_beams import Beams
 from pagoda_scheduler.core.request import Request, RequestStatus
 from pagoda_scheduler.core.speculation import Speculation
-from pagoda_scheduler.core.step import BadSlot, ModelRunnerOutput, SchedulerOutput, StepResult
+from pagoda_scheduler.core.step import BadSlot, ModelRunnerOutput, SchedulerOutput
+from pagoda_scheduler.core.step_result import StepResult
 from pagoda_scheduler.kv.kv_cache_manager import KVCacheManager
 from pagoda_scheduler.kv.swap_cost import SwapCost
 

@@ -4,17 +4,13 @@ import functools
 from array import array
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from pagoda_common.config.speculative_config import takes_drafts
 from pagoda_common.errors import PagodaError
 from pagoda_common.params.outputs import FinishReason
 from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_common.params.sampling_params import SamplingParams
-from pagoda_scheduler.core.sink import Sink
-
-if TYPE_CHECKING:
-    from pagoda_scheduler.beams.beam_group import BeamGroup
 
 
 class RequestStatus(Enum):
@@ -23,6 +19,18 @@ class RequestStatus(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+class BeamSequences(Protocol):
+    """A beam search as its sequences see it (beams/beam_group.py)."""
+
+    sequences: "list[Request]"
+    """Those that a client waits for."""
+    beams: "list[Request]"
+    """Those that run in their place."""
+
+    def start(self) -> "Request":
+        """Begin, or begin again after a loss; the first beam."""
 
 
 class _HotFields:
@@ -101,7 +109,7 @@ class Request(_HotFields):
         arrival_ns: int = 0,
         cache_salt: str = "",
         tenant: str = "",
-        sink: Sink | None = None,
+        sink: object | None = None,
         session_slot: int = 0,
         pooling: PoolingParams | None = None,
     ) -> None:
@@ -125,7 +133,8 @@ class Request(_HotFields):
         self.cache_salt = cache_salt
         self.tenant = tenant
         self.sink = sink
-        self.beam_group: BeamGroup | None = None
+        """Where its tokens go; None when its frontend is gone."""
+        self.beam_group: BeamSequences | None = None
         """The beam search that it waits for, or belongs to as a beam."""
         self.leader: Request | None = None
         """The first sequence of the same request, whose prompt is shared when it is computed."""

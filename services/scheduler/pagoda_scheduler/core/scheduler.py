@@ -7,8 +7,9 @@ from pagoda_scheduler.core.in_flight import InFlight
 from pagoda_scheduler.core.quarantine import MAX_CRASHES, Quarantine
 from pagoda_scheduler.core.request import Request, RequestStatus
 from pagoda_scheduler.core.speculation import Speculation
-from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput, StepResult
+from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput
 from pagoda_scheduler.core.step_plan import StepPlan
+from pagoda_scheduler.core.step_result import StepResult
 from pagoda_scheduler.core.waiting_queue import QUEUES
 from pagoda_scheduler.core.worker_slots import WorkerSlots
 from pagoda_scheduler.kv.kv_cache_manager import KVCacheManager, Prefix

@@ -9,13 +9,13 @@ from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.errors import DeadlineExceeded, NotReady, PagodaError
 from pagoda_common.params.outputs import FinishReason
 from pagoda_scheduler.core.request import Request
-from pagoda_scheduler.core.sink import Sink
-from pagoda_scheduler.core.step import StepResult
+from pagoda_scheduler.core.step_result import StepResult
 from pagoda_scheduler.engine.engine_core import EngineCore
 from pagoda_scheduler.engine.load import Load
 from pagoda_scheduler.engine.open_requests import OpenRequest, OpenRequests, Origin
 from pagoda_scheduler.engine.placement import Placement
 from pagoda_scheduler.engine.readers import Readers
+from pagoda_scheduler.engine.sink import Sink
 from pagoda_scheduler.kv.kv_events import KVEventLog
 from pagoda_scheduler.observability.traces import Traces
 

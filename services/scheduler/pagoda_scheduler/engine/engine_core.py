@@ -10,7 +10,8 @@ from pagoda_common.errors import NotReady
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.scheduler import Scheduler
-from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput, StepResult
+from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput
+from pagoda_scheduler.core.step_result import StepResult
 from pagoda_scheduler.engine.watchdog import StepWatchdog
 from pagoda_scheduler.observability.timeline import Timeline
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from pagoda_common.errors import Superseded
 from pagoda_scheduler.core.request import Request
-from pagoda_scheduler.core.sink import Sink
 from pagoda_scheduler.engine.deadlines import Deadlines
 from pagoda_scheduler.engine.engine_core import EngineCore
+from pagoda_scheduler.engine.sink import Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class OpenRequest:
         return self.sequences[0].request_id
 
     @property
-    def sink(self) -> Sink | None:
+    def sink(self) -> object | None:
         """Where its tokens go; None when its frontend is gone."""
         return self.sequences[0].sink
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 
 from pagoda_common.errors import PagodaError
 from pagoda_scheduler.core.request import Request
-from pagoda_scheduler.core.sink import Sink
-from pagoda_scheduler.core.step import StepResult
+from pagoda_scheduler.core.step_result import StepResult
 from pagoda_scheduler.engine.engine_core import EngineCore
+from pagoda_scheduler.engine.sink import Sink
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +33,10 @@ class Readers:
             has_orphans: some of the news may be nobody's.
         """
         is_whole = len(self.sinks) == 1 and not has_orphans
-        parts = {next(iter(self.sinks)): result} if is_whole else result.by_sink()
-        for sink, part in parts.items():
-            if sink not in self.sinks:
-                continue
+        parts: dict[object, StepResult] = {next(iter(self.sinks)): result} if is_whole else result.by_sink()
+        for sink in [sink for sink in self.sinks if sink in parts]:
             try:
-                sink.push(part)
+                sink.push(parts[sink])
             except Exception as error:  # a bug, but the other streams' tokens are not lost for it
                 logger.exception("a step's tokens could not be sent")
                 sink.close(PagodaError(f"internal error: {type(error).__name__}"))

@@ -23,9 +23,9 @@ from pagoda_common.params.pooling_params import POOLED, PoolingParams
 from pagoda_scheduler.beams.beam_group import BeamGroup
 from pagoda_scheduler.beams.beam_search import BeamSearch
 from pagoda_scheduler.core.request import Request, RequestStatus
-from pagoda_scheduler.core.sink import Sink
 from pagoda_scheduler.engine.engine import Engine
 from pagoda_scheduler.engine.open_requests import Origin
+from pagoda_scheduler.engine.sink import Sink
 from pagoda_scheduler.groups.weights_control import WeightsControl
 from pagoda_scheduler.groups.worker_groups import WorkerGroups
 from pagoda_scheduler.rpc.adoption import adopted_to_proto, origin_of

@@ -8,8 +8,10 @@ import numpy as np
 from pagoda.v1 import scheduler_pb2, types_pb2
 from pagoda_common.engine.convert import FINISH_NUMBERS, column, error_to_proto
 from pagoda_common.errors import PagodaError
+from pagoda_scheduler.beams.beam_group import BeamGroup
 from pagoda_scheduler.core.request import Request
-from pagoda_scheduler.core.step import LogprobRows, StepResult
+from pagoda_scheduler.core.step import LogprobRows
+from pagoda_scheduler.core.step_result import StepResult
 from pagoda_scheduler.rpc.outbox import Outbox
 from pagoda_scheduler.rpc.scheduler_state import SchedulerState
 
@@ -205,7 +207,8 @@ def _finished_to_proto(request: Request) -> scheduler_pb2.FinishedSequence:
     )
     if request.stop_token_id is not None:
         finished.stop_token_id = request.stop_token_id
-    hypothesis = None if request.beam_group is None else request.beam_group.hypothesis_of(request)
+    group = request.beam_group
+    hypothesis = group.hypothesis_of(request) if isinstance(group, BeamGroup) else None
     if hypothesis is not None:
         finished.hypothesis.cumulative_logprob = hypothesis.log_probability
         finished.hypothesis.logprobs.extend(hypothesis.logprobs)

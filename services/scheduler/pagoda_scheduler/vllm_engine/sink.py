@@ -7,7 +7,8 @@ from smg_grpc_proto import vllm_engine_pb2
 
 from pagoda_common.errors import PagodaError
 from pagoda_scheduler.core.request import Request
-from pagoda_scheduler.core.step import LogprobRows, StepResult
+from pagoda_scheduler.core.step import LogprobRows
+from pagoda_scheduler.core.step_result import StepResult
 from pagoda_scheduler.rpc.outbox import Outbox
 
 _FINISH_REASONS = {"stop": "stop", "length": "length", "abort": "abort", "error": "error"}

@@ -9,7 +9,8 @@ from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.scheduler import Scheduler
 from pagoda_scheduler.core.speculation import SpeculationCounters
-from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput, StepResult
+from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput
+from pagoda_scheduler.core.step_result import StepResult
 from pagoda_scheduler.rpc.convert import StepEncoder
 from tests.unit.scheduler.stories import EOS, PretendWorker, expected_output, make_request, make_scheduler, run
 

@@ -6,7 +6,7 @@ import pytest
 from pagoda.v1 import scheduler_pb2
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig
 from pagoda_common.errors import NotReady
-from pagoda_scheduler.core.step import StepResult
+from pagoda_scheduler.core.step_result import StepResult
 from pagoda_scheduler.engine.engine import Engine
 from pagoda_scheduler.groups.worker_groups import WorkerGroups
 from pagoda_scheduler.rpc import sinks as session

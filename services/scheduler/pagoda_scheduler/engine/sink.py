@@ -1,11 +1,9 @@
-"""Where the tokens of some requests go. Implemented in session.py; opaque to the scheduler."""
+"""Sink: where the tokens of some requests go. Implemented in rpc/sinks.py and vllm_engine/sink.py."""
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from pagoda_common.errors import PagodaError
-
-if TYPE_CHECKING:
-    from pagoda_scheduler.core.step import StepResult
+from pagoda_scheduler.core.step_result import StepResult
 
 
 class Sink(Protocol):
@@ -15,7 +13,7 @@ class Sink(Protocol):
     def is_behind(self) -> bool:
         """Its reader does not keep up: its sequences are to be parked until `Engine.unpark`."""
 
-    def push(self, result: "StepResult") -> None:
+    def push(self, result: StepResult) -> None:
         """Take one step's news of this sink's sequences; returns at once."""
 
     def announce(self) -> None:
