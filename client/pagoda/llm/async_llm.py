@@ -37,7 +37,7 @@ from pagoda_common.grammar.bounded_grammar import BoundedCompiler
 from pagoda_common.grammar.matcher import GrammarCompiler
 from pagoda_common.params.beam_search import BeamSearchParams
 from pagoda_common.params.outputs import RequestOutput
-from pagoda_common.params.pooling_params import PoolingParams
+from pagoda_common.params.pooling_params import POOLED, PoolingParams
 from pagoda_common.params.sampling_params import RequestOutputKind, SamplingParams
 from pagoda_common.rpc.channels import connect
 from pagoda_common.rpc.service import error_from_rpc
@@ -262,10 +262,12 @@ class AsyncLLM(RefusedCalls):
         """
         check_pooling_params(pooling_params, extras)
         await self.start()
-        read = await asyncio.to_thread(read_for_embedding, self, prompt)
+        tokenizer, model_info = self.tokenizer, self.model_info
+        read = await asyncio.to_thread(read_for_embedding, prompt, tokenizer=tokenizer, model_info=model_info)
         if len(read) != 1:
             raise InvalidRequest(f"embed takes one prompt, got {len(read)}", field="prompt")
-        return await embed_prompt(self, read[0], pooling_params, request_id=request_id, priority=priority)
+        request = self.make_request(read[0], POOLED, request_id=request_id, priority=priority)
+        return await embed_prompt(self.engine, request, pooling_params)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End a request or several; their generators give what there is, with finish_reason "abort"."""

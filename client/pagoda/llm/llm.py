@@ -22,7 +22,7 @@ from tqdm import tqdm
 from pagoda.llm.async_llm import AsyncLLM
 from pagoda.llm.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from pagoda.llm.conversation import Message, render
-from pagoda.llm.embedding import EmbedCalls
+from pagoda.llm.embed_calls import EmbedCalls
 from pagoda.llm.hub_tokenizer import HubTokenizer
 from pagoda.llm.llm_engine import LLMEngine, shut_down
 from pagoda.llm.loop_thread import LoopThread

@@ -1,20 +1,17 @@
 """The calls of LLM that give the engine's memory away and bring it, or other weights, back."""
 
 from os import PathLike
-from typing import TYPE_CHECKING
 
+from pagoda.llm.async_llm import AsyncLLM
+from pagoda.llm.loop_thread import LoopThread
 from pagoda_common.errors import NotReady
-
-if TYPE_CHECKING:
-    from pagoda.llm.async_llm import AsyncLLM
-    from pagoda.llm.loop_thread import LoopThread
 
 
 class MemoryCalls:
     """For a class that has an AsyncLLM and the loop on which it runs."""
 
-    _async_llm: "AsyncLLM"
-    _loop: "LoopThread"
+    _async_llm: AsyncLLM
+    _loop: LoopThread
 
     def sleep(self, level: int = 1, mode: str = "keep") -> None:
         """Give the engine's memory away until `wake_up`.
