@@ -52,7 +52,7 @@ async def running_scheduler(
     if has_vllm_engine:
         from pagoda_scheduler.vllm_engine.servicer import add_vllm_engine  # an extra
 
-        add_vllm_engine(server.grpc_server, engine=engine, state=state, scheduler=servicer)
+        add_vllm_engine(server.grpc_server, engine=engine, state=state)
     port = await server.start(host="127.0.0.1", port=0)
     address = f"127.0.0.1:{port}"
     async with connect(address) as channel:

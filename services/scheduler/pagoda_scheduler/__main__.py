@@ -78,7 +78,7 @@ async def serve(
     if has_vllm_engine:
         from pagoda_scheduler.vllm_engine.servicer import add_vllm_engine  # an extra
 
-        add_vllm_engine(server.grpc_server, engine=engine, state=state, scheduler=servicer)
+        add_vllm_engine(server.grpc_server, engine=engine, state=state)
     with stop_signals() as stopped:
         bound = await server.start(host=host, port=port)
         logger.info("scheduler listening on %s:%d", host, bound)

@@ -3,39 +3,23 @@
 import asyncio
 import logging
 import secrets
-import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from typing import Any
 
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
-from pagoda_common.engine.convert import (
-    FINISH_REASONS,
-    beam_search_params_from_proto,
-    pooling_params_from_proto,
-    sampling_params_from_proto,
-    token_array_from_bytes,
-    token_ids_from_bytes,
-)
-from pagoda_common.errors import Code, InvalidRequest, NotFound, NotReady, PagodaError
+from pagoda_common.errors import InvalidRequest, NotFound, NotReady, PagodaError
 from pagoda_common.metrics.tracing import sampled_traceparent
-from pagoda_common.params.pooling_params import POOLED, PoolingParams
-from pagoda_scheduler.beams.beam_group import BeamGroup
-from pagoda_scheduler.beams.beam_search import BeamSearch
-from pagoda_scheduler.core.request import Request, RequestStatus
+from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.engine.engine import Engine
 from pagoda_scheduler.engine.open_requests import Origin
-from pagoda_scheduler.engine.sink import Sink
 from pagoda_scheduler.groups.weights_control import WeightsControl
 from pagoda_scheduler.groups.worker_groups import WorkerGroups
 from pagoda_scheduler.rpc.adoption import adopted_to_proto, origin_of
+from pagoda_scheduler.rpc.convert_requests import requests_from_proto
 from pagoda_scheduler.rpc.scheduler_state import SchedulerState
 from pagoda_scheduler.rpc.sinks import GenerateSink, SessionSink
 
 logger = logging.getLogger(__name__)
-
-UNKNOWN_MODEL_LEN = 2**31
-"""Context while no group has loaded the model; the real bound is applied when a group takes the request."""
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
@@ -88,7 +72,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         kind = message.WhichOneof("message")
         if kind == "submit":
             try:
-                sequences = self.sequences(message.submit, sink)
+                sequences = requests_from_proto(
+                    message.submit, sink=sink, config=self._engine.config, model_info=self._groups.model_info
+                )
                 origin = origin_of(message.submit)
                 self._submit(message.submit, sequences, timeout_s=message.submit.timeout_s, origin=origin)
             except PagodaError as error:
@@ -122,7 +108,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             raise InvalidRequest(f"request_id {request.request_id!r} is in use", field="request_id")
         num_sequences = 1 if request.HasField("pooling") else max(1, request.sampling_params.n)
         sink = GenerateSink(num_sequences=num_sequences, on_room=self._engine.unpark)
-        sequences = self.sequences(request, sink)
+        sequences = requests_from_proto(
+            request, sink=sink, config=self._engine.config, model_info=self._groups.model_info
+        )
         remaining = context.time_remaining()
         self._engine.sinks.add(sink)
         try:
@@ -157,107 +145,6 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         except PagodaError:
             traces.forget(sequences)
             raise
-
-    def sequences(self, message: scheduler_pb2.SubmitRequest, sink: Sink) -> list[Request]:
-        """The n sequences of a submitted request.
-
-        Raises:
-            InvalidRequest: a field is wrong.
-        """
-        pooling = self._pooling(message)
-        # The one token that a sequence which is pooled seems to wait for is its embedding.
-        params = sampling_params_from_proto(message.sampling_params) if pooling is None else POOLED
-        prompt = token_array_from_bytes(message.prompt_token_ids)
-        info = self._groups.model_info
-        if not message.request_id:
-            raise InvalidRequest("request_id must not be empty", field="request_id")
-        if not prompt:
-            raise InvalidRequest("prompt_token_ids must not be empty", field="prompt_token_ids")
-        self._check_logprobs(params.logprobs, "logprobs")
-        self._check_logprobs(params.prompt_logprobs, "prompt_logprobs")
-        slots = list(message.slots) or [0] * params.n
-        if len(slots) != params.n:
-            raise InvalidRequest(f"slots has {len(slots)} entries, n is {params.n}", field="slots")
-        resumed = message.resume.sequences
-        if resumed and len(resumed) != params.n:
-            raise InvalidRequest(f"resume has {len(resumed)} sequences, n is {params.n}", field="resume")
-        seed = secrets.randbits(63) if params.seed is None else params.seed
-        eos = tuple(message.eos_token_ids) or (tuple(info.eos_token_ids) if info is not None else ())
-        sequences = []
-        for index, slot in enumerate(slots):
-            output = token_ids_from_bytes(resumed[index].output_token_ids, field="resume") if resumed else []
-            sequences.append(
-                Request(
-                    request_id=message.request_id,
-                    index=index,
-                    attempt=message.attempt,
-                    prompt_token_ids=prompt,
-                    output_token_ids=output,
-                    sampling_params=replace(
-                        params,
-                        n=1,
-                        seed=(seed + index) % 2**64,
-                        prompt_logprobs=None if index else params.prompt_logprobs,  # once a prompt
-                    ),
-                    max_model_len=info.max_model_len if info is not None else UNKNOWN_MODEL_LEN,
-                    eos_token_ids=eos,
-                    priority=message.priority,
-                    arrival_ns=message.arrival_time_ns or time.time_ns(),
-                    cache_salt=message.cache_salt,
-                    tenant=message.tenant,
-                    sink=sink,
-                    session_slot=slot,
-                    pooling=pooling,
-                )
-            )
-        if message.HasField("beam_search"):
-            for sequence in sequences:
-                sequence.output_token_ids.clear()
-            BeamGroup(sequences=sequences, search=self._beam_search(message.beam_search, sequences))
-        elif not resumed:
-            for sequence in sequences[1:]:
-                sequence.leader = sequences[0]
-        for sequence, known in zip(sequences, resumed, strict=False):
-            if known.is_finished:
-                sequence.status = RequestStatus.FINISHED
-                sequence.finish_reason = FINISH_REASONS.get(known.finish_reason, "stop")
-                sequence.stop_token_id = known.stop_token_id if known.HasField("stop_token_id") else None
-        if all(sequence.is_finished for sequence in sequences):
-            raise InvalidRequest("resume has no unfinished sequence", field="resume")
-        return sequences
-
-    def _pooling(self, message: scheduler_pb2.SubmitRequest) -> PoolingParams | None:
-        if not message.HasField("pooling"):
-            return None
-        if message.HasField("beam_search"):
-            raise InvalidRequest("a request with pooling cannot have beam_search", field="beam_search")
-        info = self._groups.model_info
-        if info is not None and not info.embedding_size:
-            raise PagodaError("the worker does not pool", code=Code.UNIMPLEMENTED)
-        return pooling_params_from_proto(message.pooling)
-
-    def _beam_search(self, message: types_pb2.BeamSearchParams, sequences: list[Request]) -> BeamSearch:
-        bound = self._engine.config.scheduler.max_num_seqs
-        params = beam_search_params_from_proto(message, n=len(sequences))
-        if not len(sequences) <= params.beam_width <= bound:
-            limits = f"between n ({len(sequences)}) and max_num_seqs ({bound})"
-            raise InvalidRequest(f"beam_width must be {limits}, got {params.beam_width}", field="beam_width")
-        mode = self._engine.config.model.logprobs_mode
-        if not mode.endswith("logprobs"):
-            raise InvalidRequest(f"beam search needs log probabilities, logprobs_mode is {mode}", field="beam_search")
-        first = sequences[0]
-        return BeamSearch(
-            beam_width=params.beam_width,
-            max_tokens=first.max_num_tokens - first.num_prompt_tokens,
-            end_token_ids=first.end_token_ids,
-            length_penalty=params.length_penalty,
-            early_stopping=params.early_stopping,
-        )
-
-    def _check_logprobs(self, value: int | None, name: str) -> None:
-        bound = self._engine.config.model.max_logprobs
-        if value is not None and bound != -1 and (value > bound or value == -1):
-            raise InvalidRequest(f"{name} is {value}, max_logprobs is {bound}", field=name)
 
     async def Abort(self, request: scheduler_pb2.AbortRequest, context: Any) -> scheduler_pb2.AbortResponse:
         """Abort by id."""

@@ -17,8 +17,8 @@ from pagoda_common.config.model_files import resolve_model
 from pagoda_common.engine.convert import token_ids_to_bytes
 from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError
 from pagoda_scheduler.engine.engine import Engine
+from pagoda_scheduler.rpc.convert_requests import requests_from_proto
 from pagoda_scheduler.rpc.scheduler_state import SchedulerState
-from pagoda_scheduler.rpc.servicer import SchedulerServicer
 from pagoda_scheduler.rpc.sinks import GenerateSink
 from pagoda_scheduler.vllm_engine.events import stream_events
 from pagoda_scheduler.vllm_engine.requests import submit_from_vllm
@@ -31,10 +31,9 @@ CHUNK_BYTES = 1 << 20
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]  # generated without types
     """VllmEngine; requests become ours and share the engine with every other client."""
 
-    def __init__(self, *, engine: Engine, state: SchedulerState, scheduler: SchedulerServicer) -> None:
+    def __init__(self, *, engine: Engine, state: SchedulerState) -> None:
         self._engine = engine
         self._state = state
-        self._scheduler = scheduler
         self._started_at = time.monotonic()
         self._last_receive = 0.0
         self._num_samples = 0
@@ -56,7 +55,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
             on_room=self._engine.unpark,
         )
         message.eos_token_ids.extend(model.eos_token_ids)
-        sequences = self._scheduler.sequences(message, sink)
+        sequences = requests_from_proto(message, sink=sink, config=self._engine.config, model_info=model)
         self._engine.sinks.add(sink)
         try:
             self._engine.submit(sequences, timeout_s=context.time_remaining() or 0.0)
@@ -68,7 +67,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def Embed(self, request: vllm_engine_pb2.EmbedRequest, context: Any) -> vllm_engine_pb2.EmbedResponse:
         """The prompt's embedding, as vLLM gives it for a decoder: of its last token, normalised."""
         self._last_receive = time.time()
-        self._model()
+        model = self._model()
         if not request.tokenized.input_ids:
             text = "tokenized must have token ids (input_ids), this service has no tokenizer"
             raise InvalidRequest(text, field="tokenized")
@@ -78,7 +77,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         )
         submitted.pooling.SetInParent()
         sink = GenerateSink(num_sequences=1, on_room=self._engine.unpark)
-        sequences = self._scheduler.sequences(submitted, sink)
+        sequences = requests_from_proto(submitted, sink=sink, config=self._engine.config, model_info=model)
         self._engine.sinks.add(sink)
         try:
             self._engine.submit(sequences, timeout_s=context.time_remaining() or 0.0)
@@ -238,11 +237,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         return self._engine.config.scheduler.max_num_seqs * max(1, load.num_groups)
 
 
-def add_vllm_engine(
-    server: grpc.aio.Server, *, engine: Engine, state: SchedulerState, scheduler: SchedulerServicer
-) -> None:
+def add_vllm_engine(server: grpc.aio.Server, *, engine: Engine, state: SchedulerState) -> None:
     """Serve VllmEngine on `server`."""
-    servicer = VllmEngineServicer(engine=engine, state=state, scheduler=scheduler)
+    servicer = VllmEngineServicer(engine=engine, state=state)
     vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(servicer, server)
 
 
