@@ -1,8 +1,9 @@
 """One worker group, its scheduler, and the step loop over both. No gRPC, no messages."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from pagoda_common.config.engine_config import EngineConfig
@@ -84,32 +85,18 @@ class EngineCore:
         """Most steps in flight."""
         return 2 + self._has_short_steps if self._sends_ahead else 1
 
-    def step(self) -> None:
-        """Send what the window allows."""
+    def step(self, answer: ModelRunnerOutput | None = None) -> None:
+        """Take the oldest step's answer, if there is one, then send what the window allows."""
+        if answer is not None:
+            result = StepResult(step=answer.step)
+            with self._timed_answer(answer):
+                try:
+                    self.scheduler.update(answer, result)
+                finally:  # tokens that were taken are delivered, whatever happened behind them
+                    self._deliver(result)
         while self._num_in_flight < self._window and (output := self._schedule()) is not None:
-            if self._watchdog is not None:
-                if not self._num_in_flight:
-                    self._last_progress_ns = time.monotonic_ns()
-                self._watchdog.sent(output.num_tokens)
             self._executor.send(output)
             self._num_in_flight += 1
-
-    def _take(self, output: ModelRunnerOutput) -> None:
-        started_ns = time.perf_counter_ns()
-        self._timeline.answered(output)
-        result = StepResult(step=output.step)
-        try:
-            self.scheduler.update(output, result)
-        finally:  # tokens that were taken are delivered, whatever happened behind them
-            self._deliver(result)
-        self._timeline.delivered(output, time.perf_counter_ns() - started_ns)
-
-    def _schedule(self) -> SchedulerOutput | None:
-        started_ns = time.perf_counter_ns()
-        output = self.scheduler.schedule(time.time_ns())
-        if output is not None:
-            self._timeline.scheduled(output, time.perf_counter_ns() - started_ns)
-        return output
 
     async def run(self) -> None:
         """Step for ever.
@@ -141,17 +128,41 @@ class EngineCore:
 
     async def _receive(self) -> None:
         while True:
-            output = await self._executor.receive()
-            self.num_steps += 1
-            now_ns = time.monotonic_ns()
-            if self._watchdog is not None:
-                self._watchdog.answered((now_ns - self._last_progress_ns) / 1e9)
-            self._last_progress_ns = now_ns
-            self._num_in_flight -= 1
-            if output.timings is not None:
-                self._has_short_steps = output.timings.compute_ns < SHORT_STEP_NS
-            self._take(output)
-            self.step()  # here and now: waking `run` would cost another turn of the event loop
+            answer = await self._executor.receive()
+            self._note_answer(answer)
+            self.step(answer)  # here and now: waking `run` would cost another turn of the event loop
+
+    def _note_answer(self, answer: ModelRunnerOutput) -> None:
+        """The oldest step in flight was answered just now."""
+        self.num_steps += 1
+        self._num_in_flight -= 1
+        now_ns = time.monotonic_ns()
+        if self._watchdog is not None:
+            self._watchdog.answered((now_ns - self._last_progress_ns) / 1e9)
+        self._last_progress_ns = now_ns
+        if answer.timings is not None:
+            self._has_short_steps = answer.timings.compute_ns < SHORT_STEP_NS
+
+    @contextlib.contextmanager
+    def _timed_answer(self, answer: ModelRunnerOutput) -> Iterator[None]:
+        """Tell the timeline of an answer that is taken in this block; not of one whose taking has failed."""
+        started_ns = time.perf_counter_ns()
+        self._timeline.answered(answer)
+        yield
+        self._timeline.delivered(answer, time.perf_counter_ns() - started_ns)
+
+    def _schedule(self) -> SchedulerOutput | None:
+        """Decide the next step, and note that it goes out now."""
+        started_ns = time.perf_counter_ns()
+        output = self.scheduler.schedule(time.time_ns())
+        if output is None:
+            return None
+        self._timeline.scheduled(output, time.perf_counter_ns() - started_ns)
+        if self._watchdog is not None:
+            if not self._num_in_flight:
+                self._last_progress_ns = time.monotonic_ns()
+            self._watchdog.sent(output.num_tokens)
+        return output
 
     async def _watch(self) -> None:
         """Raise NotReady when a step is overdue: the group hangs, and what it may answer later is not wanted."""
