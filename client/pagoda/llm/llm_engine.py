@@ -28,7 +28,7 @@ from pagoda.llm.served_model import ServedModelConfig
 from pagoda_common.engine.generation import TextStream
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.params.outputs import RequestOutput
-from pagoda_common.params.pooling_params import PoolingParams
+from pagoda_common.params.pooling_params import POOLED, PoolingParams
 from pagoda_common.params.sampling_params import RequestOutputKind, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -193,8 +193,10 @@ class LLMEngine:
             raise InvalidRequest(f"request_id {request_id!r} is in use", field="request_id")
         if isinstance(params, PoolingParams):
             check_pooling_params(params, {})
-            (read,) = read_for_embedding(self._async_llm, [prompt])
-            call = embed_prompt(self._async_llm, read, params, request_id=request_id, priority=priority)
+            llm = self._async_llm
+            (read,) = read_for_embedding([prompt], tokenizer=llm.tokenizer, model_info=llm.model_info)
+            request = llm.make_request(read, POOLED, request_id=request_id, priority=priority)
+            call = embed_prompt(llm.engine, request, params)
             self._loop.run(self._start(request_id, _Embedding(call)))
             return request_id
         self._loop.run(self._generate(request_id, prompt, params, priority, tokenization_kwargs or {}))
