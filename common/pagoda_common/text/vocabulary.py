@@ -2,6 +2,7 @@
 
 import json
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
@@ -39,6 +40,15 @@ def _is_sentence_piece(steps: list[dict[str, Any]]) -> bool:
     return steps in (shape, [*shape, strip])
 
 
+def _decoder_steps(fast: FastTokenizer) -> list[dict[str, Any]]:
+    """What the decoder does, one step after the other, sequences within sequences flattened."""
+
+    def flat(decoder: dict[str, Any]) -> list[dict[str, Any]]:
+        return [step for part in decoder["decoders"] for step in flat(part)] if "decoders" in decoder else [decoder]
+
+    return [] if fast.decoder is None else flat(json.loads(fast.decoder.__getstate__()))
+
+
 class Vocabulary:
     """Spelling of every token of one tokenizer; built lazily, token by token."""
 
@@ -46,18 +56,17 @@ class Vocabulary:
         self._fast = fast
         added = fast.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._added = {token_id: token.content for token_id, token in added.items()}
+        self._steps = _decoder_steps(fast)
         self.spelling, self.is_first_space_stripped = self._read_decoder()
         self._bytes: dict[int, bytes] = {}
 
     def _read_decoder(self) -> tuple[Spelling, bool]:
-        if self._fast.decoder is None:
-            return Spelling.OTHER, False
-        decoder = json.loads(self._fast.decoder.__getstate__())
-        steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-        if [step["type"] for step in steps] == ["ByteLevel"]:
+        kinds = [step["type"] for step in self._steps]
+        if "ByteLevel" in kinds and set(kinds) <= {"ByteLevel", "Fuse"}:
             return Spelling.BYTE_LEVEL, False
-        if _is_sentence_piece(steps):
-            return Spelling.BYTE_FALLBACK, steps[-1]["type"] == "Strip"
+        if _is_sentence_piece(self._steps):
+            return Spelling.BYTE_FALLBACK, kinds[-1] == "Strip"
         return Spelling.OTHER, False
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -91,5 +100,29 @@ class Vocabulary:
                 byte = self.byte_of(token_id)
                 return token.replace(SPACE_MARK, " ").encode() if byte is None else bytes([byte])
             case Spelling.OTHER:
-                text: str = self._fast.decode([token_id], skip_special_tokens=False)
-                return text.encode()
+                return self._spell_within_text(token_id, token)
+
+    def _spell_within_text(self, token_id: int, token: str) -> bytes:
+        """What a token adds behind another one: decoders take a space from the first token of a text."""
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        kinds = {step["type"]: step for step in self._steps}
+        if "ByteFallback" in kinds and (byte := self.byte_of(token_id)) is not None:
+            return bytes([byte])
+        if "BPEDecoder" in kinds:  # a word's end is a space unless the text ends as well
+            return token.replace(kinds["BPEDecoder"]["suffix"], " ").encode()
+        before = self._decode(self._first_word) if self._first_word else ""
+        text = self._decode([*self._first_word, token_id])
+        return (text.removeprefix(before) if text.startswith(before) else self._decode([token_id])).encode()
+
+    @cached_property
+    def _first_word(self) -> list[int]:
+        """A token to decode others behind; empty where none is a word."""
+        for token_id in range(self._fast.get_vocab_size(with_added_tokens=False)):
+            if token_id not in self._added and self._decode([token_id]).isalnum():
+                return [token_id]
+        return []
+
+    def _decode(self, token_ids: list[int]) -> str:
+        text: str = self._fast.decode(token_ids, skip_special_tokens=False)
+        return text
