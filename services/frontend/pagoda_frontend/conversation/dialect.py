@@ -41,7 +41,10 @@ class Dialect:
             calls = NamedCallParser(schemas=plan.schemas, name=plan.name)
         if calls is not None:
             calls.is_constrained = plan.choice != "auto"
+            calls.is_strict = plan.has_strict_tools
             calls.id_seed = id_seed
+            if self.tool_parser is not None:
+                calls.make_id = self.tool_parser.call_id
         reasoning = self.reasoning_parser(prompt=prompt) if self.reasoning_parser is not None else None
         if calls is None and reasoning is None:
             return None

@@ -9,7 +9,7 @@ from pagoda_common.grammar.json_schema import resolved
 from pagoda_common.grammar.schema_names import literal_pattern
 from pagoda_frontend.tool_parsers import formats
 from pagoda_frontend.tool_parsers.formats import Format
-from pagoda_frontend.tool_parsers.values import typed_value, types_of
+from pagoda_frontend.tool_parsers.values import choices_of, typed_value, types_of
 
 _READ = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id"}
 _ANNOTATIONS = {"title", "description", "default", "examples", "$comment", "strict"}
@@ -37,6 +37,7 @@ def properties_of(name: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict
     for key, part in properties.items():
         if part is False:
             continue
+        part = resolved(part, root)
         yield key, {**definitions, **part} if isinstance(part, dict) else {}, key in required
 
 
@@ -54,27 +55,59 @@ def python_call(name: str, schema: dict[str, Any]) -> Format:
         if not key.isidentifier():
             raise _refuse(name, f"with a property called {key!r}")
     values = [formats.tag(f"{key}=", formats.json_value(part)) for key, part, _ in arguments]
-    later = [formats.tag(f", {value['begin']}", value["content"]) for value in values]
     num_required = sum(is_required for _, _, is_required in arguments)
+    return formats.tag(f"{name}(", _separated(values, num_required, separator=", "), ")")
+
+
+def quoted_arguments(name: str, schema: dict[str, Any], *, quote: str) -> Format:
+    """``key:value,…`` with strings between quotes and other values as JSON.
+
+    Args:
+        quote: what stands before and behind a string, which begins with <.
+    """
+    arguments = sorted(properties_of(name, schema), key=lambda argument: not argument[2])
+    values = []
+    for key, part, _ in arguments:
+        if not key or set(key) & set(':,{}[]<"\n') or key != key.strip():
+            raise _refuse(name, f"with a property called {key!r}")
+        value = _tagged_value(name, key, part, (quote,))
+        if isinstance(value, str):
+            values.append(formats.tag(f"{key}:{quote}", ended(value, quote)))
+        elif value["type"] == "json_schema":
+            values.append(formats.tag(f"{key}:", value))
+        else:
+            values.append(formats.tag(f"{key}:{quote}", value, quote))
+    num_required = sum(is_required for _, _, is_required in arguments)
+    return _separated(values, num_required, separator=",")
+
+
+def _separated(values: list[Format], num_required: int, *, separator: str) -> Format:
+    """Tags of which the first are required, with a text between them."""
+    later = [formats.tag(f"{separator}{value['begin']}", value["content"], value["end"]) for value in values]
 
     def rest(start: int) -> list[Format]:
         return [part if place < num_required else formats.optional(part) for place, part in enumerate(later)][start:]
 
     if num_required:
-        content = formats.sequence(values[0], *rest(1))
-    else:
-        firsts = [formats.sequence(value, *rest(place + 1)) for place, value in enumerate(values)]
-        content = formats.one_of(formats.NOTHING, *firsts)
-    return formats.tag(f"{name}(", content, ")")
+        return formats.sequence(values[0], *rest(1))
+    firsts = [formats.sequence(value, *rest(place + 1)) for place, value in enumerate(values)]
+    return formats.one_of(formats.NOTHING, *firsts)
 
 
 def tagged_arguments(
-    name: str, schema: dict[str, Any], *, key_ends: tuple[str, str], end: str, stops: tuple[str, ...]
+    name: str,
+    schema: dict[str, Any],
+    *,
+    key_ends: tuple[str, str],
+    end: str,
+    stops: tuple[str, ...],
+    json_key_end: str | None = None,
 ) -> Format:
     """Arguments as the text of tags.
 
     Args:
         key_ends: what stands before a key, and between it and its value.
+        json_key_end: what stands between a key and its value where that is JSON; None where it is the same.
         end: what stands behind a value.
         stops: what ends a value, wherever it is.
     """
@@ -83,7 +116,9 @@ def tagged_arguments(
         if set(key) & set("<>\n") or key != key.strip() or not key:
             raise _refuse(name, f"with a property called {key!r}")
         value = _tagged_value(name, key, part, stops)
-        begin = key_ends[0] + key + key_ends[1]
+        is_json = isinstance(value, dict) and value["type"] == "json_schema"
+        key_end = json_key_end if json_key_end is not None and is_json else key_ends[1]
+        begin = key_ends[0] + key + key_end
         argument = formats.tag(begin, ended(value, end)) if isinstance(value, str) else formats.tag(begin, value, end)
         tags.append(argument if is_required else formats.optional(argument))
     return formats.sequence(*tags) if tags else formats.NOTHING
@@ -98,7 +133,7 @@ def _tagged_value(name: str, key: str, schema: dict[str, Any], stops: tuple[str,
     """The text of a value, which `typed_value` reads again, or the pattern of one."""
     types = types_of(schema)
     asked = schema.keys() - _ANNOTATIONS - {"type", "$defs", "definitions"}
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    values = choices_of(schema)
     is_text = not types - {"null"} or types == {"string"}
     if is_text and isinstance(values, list):
         spelled = [value for value in values if isinstance(value, str) and typed_value(value, schema) == value]

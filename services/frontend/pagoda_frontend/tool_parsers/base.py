@@ -15,6 +15,9 @@ from pagoda_frontend.conversation.drawn_ids import drawn_id
 from pagoda_frontend.conversation.message import ToolCallDelta
 from pagoda_frontend.tool_parsers.formats import Format, Schemas, json_value, tag, triggered
 
+SEPARATORS = ",; \t\r\n"
+"""What models write between calls."""
+
 
 @dataclass(slots=True)
 class Piece:
@@ -39,17 +42,24 @@ class ToolParser(ABC):
     """What every frame begins with, wherever it is in the text; "" when calls are the whole text."""
     separator: ClassVar[str] = ""
     """What stands between the frames of calls."""
+    openers: ClassVar[tuple[str, ...]] = ()
+    """What begins a call wherever it is; the parsers of reasoning look for it."""
 
     def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
         """`schemas`: the JSON schema of the arguments, by the name of the tool."""
         self._schemas = schemas
         self.is_constrained = False
         """The text cannot but match the schemas: nothing has to be held back to see whether it does."""
+        self.is_strict = False
+        """Calls match their schemas where they begin as the model was told to; calls in prose are content."""
         self.id_seed = ""
         """What the ids of calls are drawn from; "" draws them at random."""
+        self.make_id = self.call_id
+        """Makes them; replaced where the text is not in the model's own way, but its template wants its own ids."""
         self._text = ""
         self._num_calls = 0
         self._held = ""
+        self._is_behind_call = False
         self._reasoning: list[str] = []
         self._content: list[str] = []
         self._calls: list[ToolCallDelta] = []
@@ -100,12 +110,15 @@ class ToolParser(ABC):
         return text
 
     def _say(self, text: str) -> None:
-        """Add content. White space around calls is not part of it."""
+        """Add content. White space around calls, and what only separates them, is not part of it."""
         text = self._held + text
         spoken = text.rstrip()
+        if self._is_behind_call and not spoken.strip(SEPARATORS):
+            spoken = ""
         self._held = text[len(spoken) :]
         if spoken:
             self._content.append(spoken)
+            self._is_behind_call = False
 
     def _think(self, text: str) -> None:
         """Add reasoning."""
@@ -115,7 +128,10 @@ class ToolParser(ABC):
     def _begin(self, name: str, call_id: str | None = None) -> None:
         """Begin a call."""
         self._held = ""
-        self._calls.append(ToolCallDelta(self._num_calls, call_id or self._make_id(), name, ""))
+        self._is_behind_call = True
+        if not call_id:
+            call_id = self.make_id(name, self._num_calls, drawn_id(self.id_seed, str(self._num_calls)))
+        self._calls.append(ToolCallDelta(self._num_calls, call_id, name, ""))
         self._num_calls += 1
 
     def _argue(self, arguments: str) -> None:
@@ -128,12 +144,15 @@ class ToolParser(ABC):
         else:
             self._calls.append(ToolCallDelta(self._num_calls - 1, None, None, arguments))
 
-    def _make_id(self) -> str:
-        """An id for the next call, as OpenAI's look."""
-        return "call_" + self._drawn_id()[:24]
+    @staticmethod
+    def call_id(name: str, index: int, drawn: str) -> str:
+        """An id as the model's chat template wants it; OpenAI's look where it wants none in particular.
 
-    def _drawn_id(self) -> str:
-        return drawn_id(self.id_seed, str(self._num_calls))
+        Args:
+            name, index: of the call in its message.
+            drawn: at least 32 hexadecimal digits that no other call has.
+        """
+        return "call_" + drawn[:24]
 
     def _say_until(self, markers: tuple[str, ...], *, is_last: bool) -> str | None:
         """Say what goes before the first of `markers`, and read the marker itself; None when there is none yet."""

@@ -1,14 +1,13 @@
-"""Calls whose name stands between markers, with the arguments as JSON behind it: DeepSeek, Kimi, Mistral."""
+"""Calls whose name stands between markers, with the arguments as JSON behind it: DeepSeek, Kimi."""
 
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pagoda_frontend.tool_parsers import formats
-from pagoda_frontend.tool_parsers.base import Piece, ToolParser, find_marker
+from pagoda_frontend.tool_parsers.base import ToolParser, find_marker
 from pagoda_frontend.tool_parsers.formats import Format, Schemas
-from pagoda_frontend.tool_parsers.json_calls import JsonToolParser
-from pagoda_frontend.tool_parsers.json_text import JsonSpan, after_space
+from pagoda_frontend.tool_parsers.json_text import JsonSpan
 
 MAX_HEADER_CHARS = 1024
 """Without arguments within this, it was no call."""
@@ -54,6 +53,12 @@ class FramedParser(ToolParser):
                 self._span = JsonSpan()
                 self._state = self._read_arguments
                 return True
+        elif marker and marker == self.end and (match := self.header.fullmatch(self._text[:stop].strip())):
+            self._read(stop + len(marker))
+            self._begin(match["name"].strip(), match.groupdict().get("id"))
+            self._argue("{}")
+            self._state = self._read_content
+            return True
         elif marker is None and not is_last and len(self._text) <= MAX_HEADER_CHARS:
             return False
         self._say(self.start)
@@ -113,9 +118,10 @@ class DeepSeekV3Parser(SectionParser):
     """``<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`` and the arguments as a block of JSON: DeepSeek V3 and R1."""
 
     start = "<｜tool▁call▁begin｜>"
-    header = re.compile(r"function<｜tool▁sep｜>(?P<name>[^\n]+)\n```json")
+    header = re.compile(r"function<｜tool▁sep｜>(?P<name>[^\n`]+?)\s*(?:```(?:json)?)?")
     end = "<｜tool▁call▁end｜>"
     ignored = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+    openers = (ignored[0], start)
     markers = (start, end, *ignored, "<｜tool▁sep｜>")
     call_separator = "\n"
 
@@ -144,75 +150,14 @@ class KimiK2Parser(SectionParser):
     end = "<|tool_call_end|>"
     ignored = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
     markers = (start, end, *ignored, "<|tool_call_argument_begin|>")
+    openers = (ignored[0], start)
+
+    @staticmethod
+    def call_id(name: str, index: int, drawn: str) -> str:
+        return f"functions.{name}:{index}"
 
     @classmethod
     def _call(cls, name: str, schema: dict[str, Any]) -> Format:
         behind = formats.text("<|tool_call_argument_begin|>")
         content = formats.sequence(formats.regex("[0-9]{1,3}"), behind, formats.json_value(schema))
         return formats.tag(f"{cls.start}functions.{name}:", content, cls.end)
-
-
-MISTRAL_ID_CHARS = 9
-"""Mistral's templates refuse ids of any other length."""
-
-
-class _MistralNamed(FramedParser):
-    start = "[TOOL_CALLS]"
-    header = re.compile(r"(?P<name>[^\s\[\]]+?)\s*(?:\[CALL_ID\](?P<id>\w+)\s*)?(?:\[ARGS\])?")
-
-    def _make_id(self) -> str:
-        return self._drawn_id()[:MISTRAL_ID_CHARS]
-
-
-class _MistralArray(JsonToolParser):
-    starts = ("[TOOL_CALLS]",)
-
-    def _make_id(self) -> str:
-        return self._drawn_id()[:MISTRAL_ID_CHARS]
-
-
-class MistralParser(ToolParser):
-    """``[TOOL_CALLS][{"name": …, "arguments": …}]``, and since version 11 ``[TOOL_CALLS]NAME[ARGS]{…}``."""
-
-    markers = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
-
-    @classmethod
-    def free_format(cls, schemas: Schemas, *, is_parallel: bool) -> Format:
-        """An array, or named calls; more of these follow each other."""
-        start, named = "[TOOL_CALLS]", []
-        for name, schema in schemas.items():
-            arguments = formats.json_value(schema)
-            numbered = formats.sequence(formats.regex("[A-Za-z0-9]{9}"), formats.text("[ARGS]"), arguments)
-            named += [formats.tag(f"{name}[ARGS]", arguments), formats.tag(f"{name}[CALL_ID]", numbered)]
-        array = formats.json_value(formats.array_schema(schemas, is_parallel=is_parallel, arguments="arguments"))
-        calls = formats.one_of(formats.listed(named, separator=start, is_parallel=is_parallel), array)
-        return formats.triggered(start, tags=[formats.tag(start, calls)], is_parallel=False)
-
-    def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
-        super().__init__(schemas=schemas)
-        self._inner: ToolParser | None = None
-
-    def append(self, text: str) -> Piece:
-        if self._inner is None:
-            return super().append(text)
-        return self._inner.append(text)
-
-    def finish(self) -> Piece:
-        return super().finish() if self._inner is None else self._inner.finish()
-
-    def _advance(self, *, is_last: bool) -> bool:
-        """Up to the first marker all is content; what follows it says which of the two it is from there on."""
-        start = "[TOOL_CALLS]"
-        place, marker = find_marker(self._text, (start,), is_last=is_last)
-        self._say(self._read(place))
-        behind = after_space(self._text, len(start)) if marker else 0
-        if marker is None or behind == len(self._text):
-            return False
-        kind = _MistralArray if self._text[behind] in "[{" else _MistralNamed
-        self._inner = kind(schemas=self._schemas)
-        self._inner.id_seed = self.id_seed
-        piece = self._inner.append(self._held + self._read(len(self._text)))
-        self._held = ""
-        self._content.append(piece.content)
-        self._calls += piece.tool_calls
-        return False

@@ -1,13 +1,16 @@
-"""Calls as JSON objects, alone or in an array, behind a marker or at the beginning of the text."""
+"""Calls as JSON objects, alone or in an array, behind a marker, at the beginning of the text or within it."""
 
 import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pagoda_frontend.tool_parsers import formats
-from pagoda_frontend.tool_parsers.base import ToolParser, after_start, find_marker
+from pagoda_frontend.tool_parsers.base import SEPARATORS, ToolParser, after_start, find_marker
 from pagoda_frontend.tool_parsers.formats import Format, Schemas
 from pagoda_frontend.tool_parsers.json_text import JsonCall, Outcome, after_space
+
+CALL_KEYS = frozenset(("name", "type", "function", "id", "arguments", "parameters"))
+"""What an object in prose begins with, should it be a call."""
 
 
 class JsonToolParser(ToolParser):
@@ -21,8 +24,10 @@ class JsonToolParser(ToolParser):
     """Calls may be at the beginning of the text without a marker."""
     calls_in_array: ClassVar[bool] = False
     """Behind a marker stands an array of calls with arguments."""
-    delimiter: ClassVar[str] = ""
-    """Character between objects that are in no array."""
+    array_end: ClassVar[str] = ""
+    """What must stand behind the array."""
+    is_in_prose: ClassVar[bool] = False
+    """Calls of known tools may be anywhere in the text without a marker."""
     needs_arguments: ClassVar[bool] = False
     """An object without arguments is no call."""
 
@@ -32,6 +37,7 @@ class JsonToolParser(ToolParser):
         """What was read since the last call or content: content, should no call follow."""
         self._call = JsonCall()
         self._in_array = False
+        self._in_prose = False
         self._state = self._read_first if self.begins_text else self._read_content
 
     @classmethod
@@ -39,20 +45,23 @@ class JsonToolParser(ToolParser):
         if not cls.calls_in_array:
             return super().free_format(schemas, is_parallel=is_parallel)
         calls = formats.json_value(formats.array_schema(schemas, is_parallel=is_parallel, arguments="arguments"))
-        return formats.triggered(
-            *cls.starts, tags=[formats.tag(start, calls) for start in cls.starts], is_parallel=False
-        )
+        tags = [formats.tag(start, calls, cls.array_end) for start in cls.starts]
+        return formats.triggered(*cls.starts, tags=tags, is_parallel=False)
 
     def _advance(self, *, is_last: bool) -> bool:
         return self._state(is_last=is_last)
 
     def _read_content(self, *, is_last: bool) -> bool:
-        marker = self._say_until(self.starts, is_last=is_last)
+        opening = ("{",) if self.is_in_prose and not self.is_strict else ()
+        place, marker = find_marker(self._text, (*self.starts, *opening), is_last=is_last)
+        self._say(self._read(place))
         if marker is None:
             return False
-        self._raw = marker
-        self._state = self._read_first
-        return True
+        if marker in self.starts:
+            self._raw = self._read(len(marker))
+            self._state = self._read_first
+            return True
+        return self._expect_object(in_prose=True)
 
     def _read_first(self, *, is_last: bool) -> bool:
         """Behind a marker: an array or an object."""
@@ -64,9 +73,11 @@ class JsonToolParser(ToolParser):
             self._raw += self._read(start + 1)
         return self._expect_object()
 
-    def _expect_object(self) -> bool:
+    def _expect_object(self, *, in_prose: bool = False) -> bool:
         held = {"max_held_chars": 0} if self.is_constrained else {}
-        self._call = JsonCall(needs_arguments=self.needs_arguments, **held)
+        first_keys = CALL_KEYS if in_prose else None
+        self._call = JsonCall(needs_arguments=self.needs_arguments, first_keys=first_keys, **held)
+        self._in_prose = in_prose
         self._state = self._read_object
         return True
 
@@ -76,6 +87,8 @@ class JsonToolParser(ToolParser):
         outcome = call.read(self._text)
         if is_last and outcome is Outcome.MORE:
             call.finish()
+        if self._in_prose and call.name is not None and call.name not in self._schemas:
+            return self._give_up()
         if outcome is Outcome.FAILED or (is_last and not call.has_begun):
             return self._give_up()
         if call.has_begun:
@@ -111,45 +124,51 @@ class JsonToolParser(ToolParser):
         return (*self.starts, self.end) if self.end else self.starts
 
     def _read_after_object(self, *, is_last: bool) -> bool:
-        """A separator, the array's end, the marker at the end, or none of them."""
+        """Another object, the array's end, the marker at the end, or none of them."""
         start = after_space(self._text)
-        if start == len(self._text):
+        character = self._text[start : start + 1]
+        behind = after_space(self._text, start + 1) if character and character in SEPARATORS else start
+        if behind == len(self._text):
             if is_last:
-                self._text = ""
+                self._say(self._read(behind))
             return False
-        character = self._text[start]
-        if self._in_array and character in ",]":
-            self._raw = self._read(start + 1)
-            self._in_array = character == ","
-            return self._expect_object() if self._in_array else True
-        if not self._in_array and character == self.delimiter:
-            self._raw = self._read(start + 1)
+        if self._in_array and self._text[behind] == "]":
+            self._read(behind + 1)
+            self._in_array = False
+            return True
+        if self._text[behind] == "{" or (self._in_array and character in SEPARATORS):
+            self._raw = self._read(behind)
             return self._expect_object()
         if self.end:
-            is_end = after_start(self._text[start:], self.end)
+            is_end = after_start(self._text[behind:], self.end)
             if is_end is None and not is_last:
                 return False
             if is_end:
-                self._read(start + len(self.end))
+                self._read(behind + len(self.end))
         self._raw = ""
+        self._in_array = False
         self._state = self._read_content
         return True
 
     def _give_up(self) -> bool:
-        """It was no call: what was read since the last one is content."""
+        """It was no call: what was read since the last one is content, and the brace that looked like one."""
         self._say(self._raw)
+        if self._in_prose:
+            self._say(self._read(1))
         self._raw = ""
+        self._in_prose = self._in_array = False
         self._state = self._read_content
         return True
 
 
 class HermesParser(JsonToolParser):
-    """``<tool_call>{"name": …, "arguments": …}</tool_call>``: Hermes, Qwen 2.5 and Qwen 3, the embedded model."""
+    """``<tool_call>{"name": …, "arguments": …}</tool_call>``: Hermes, Qwen 3, Granite 4, ERNIE 4.5, pagoda-tiny."""
 
     starts = ("<tool_call>",)
     end = "</tool_call>"
     markers = ("<tool_call>", "</tool_call>")
 
+    openers = ("<tool_call>",)
     trigger = "<tool_call>"
     separator = "\n"
 
@@ -159,14 +178,15 @@ class HermesParser(JsonToolParser):
 
 
 class Llama3JsonParser(JsonToolParser):
-    """``{"name": …, "parameters": …}`` as the whole answer, several with ; between: Llama 3.1, 3.2 and 3.3."""
+    """``{"name": …, "parameters": …}``, several with ; between, and text around them: Llama 3.1, 3.2 and 3.3."""
 
     starts = ("<|python_tag|>",)
     markers = ("<|python_tag|>",)
     begins_text = True
-    delimiter = ";"
+    is_in_prose = True
     needs_arguments = True
     separator = "; "
+    openers = ("<|python_tag|>",)
 
     @classmethod
     def frame(cls, name: str) -> tuple[str, str]:
@@ -182,23 +202,6 @@ class Llama3JsonParser(JsonToolParser):
         calls = formats.listed(tags, separator=cls.separator, is_parallel=is_parallel)
         plain = r"[^\s{<\[]|\[\s*[^\s{]|<[^|]"
         return formats.at_the_beginning(calls, plain=plain, marker=cls.starts[0])
-
-
-class GraniteParser(JsonToolParser):
-    """``<|tool_call|>[{"name": …, "arguments": …}, …]``: Granite 3."""
-
-    starts = ("<|tool_call|>", "<tool_call>")
-    end = "</tool_call>"
-    markers = ("<|tool_call|>", "<tool_call>")
-    calls_in_array = True
-
-
-class Phi4MiniJsonParser(JsonToolParser):
-    """``functools[{"name": …, "arguments": …}, …]``: Phi-4-mini."""
-
-    starts = ("functools",)
-    markers = ("functools",)
-    calls_in_array = True
 
 
 class RequiredCallsParser(JsonToolParser):

@@ -5,7 +5,7 @@ import re
 from enum import Enum
 from typing import Any
 
-from pagoda_frontend.tool_parsers.values import is_utf8
+from pagoda_frontend.tool_parsers.values import is_utf8, json_value
 
 _IN_STRING = re.compile(r'[^"\\]*')
 _OUTSIDE = re.compile(r"[\s:,0-9A-Za-z+.\-]*")
@@ -102,9 +102,21 @@ class Outcome(Enum):
 class JsonCall:
     """Reads ``{"name": …, "arguments": {…}}``, whose keys may come in any order, and tells the call as it comes."""
 
-    def __init__(self, *, needs_arguments: bool = False, max_held_chars: int = MAX_HELD_CHARS) -> None:
-        """`needs_arguments`: an object without them is no call; `max_held_chars`: the call begins once there are more
-        arguments than this, or when they have ended and are JSON."""
+    def __init__(
+        self,
+        *,
+        needs_arguments: bool = False,
+        max_held_chars: int = MAX_HELD_CHARS,
+        first_keys: frozenset[str] | None = None,
+    ) -> None:
+        """How strict it is.
+
+        Args:
+            needs_arguments: an object without them is no call.
+            max_held_chars: the call begins once there are more arguments than this, or when they have ended and are
+                JSON.
+            first_keys: an object that begins with another key is no call; None allows all.
+        """
         self.place = 0
         """Characters of the text that were read."""
         self.name: str | None = None
@@ -116,6 +128,7 @@ class JsonCall:
         """New text of the arguments, to be taken by the caller."""
         self._needs_arguments = needs_arguments
         self._max_held_chars = max_held_chars
+        self._first_keys = first_keys
         self._num_chars = 0
         self._step = self._open
         self._key = ""
@@ -165,6 +178,9 @@ class JsonCall:
         key = _loads(raw)
         if text[colon] != ":" or not isinstance(key, str):
             return self._fail()
+        if self._first_keys is not None and key not in self._first_keys:
+            return self._fail()
+        self._first_keys = None
         self._key, self.place = key, colon + 1
         self._step = self._read_value
         return None
@@ -247,20 +263,17 @@ class JsonCall:
 
 def _loads(raw: str) -> Any:
     try:
-        return json.loads(raw, parse_constant=_refuse)
+        return json_value(raw)
     except (ValueError, RecursionError):
         return None
-
-
-def _refuse(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON")
 
 
 def _object_text(raw: str) -> str | None:
     """Arguments as text of an object: they are one, or a string that holds one, or null; else None."""
     value = _loads(raw)
     if isinstance(value, str):
-        raw, value = value, _loads(value)
+        raw = JsonSpan().read(value.strip(), 0)[1]
+        value = _loads(raw)
     if isinstance(value, dict) and is_utf8(raw):
         return raw
     return "{}" if raw == "null" else None

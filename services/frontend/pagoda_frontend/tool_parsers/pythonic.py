@@ -1,172 +1,197 @@
-"""Calls as a list of Python calls with literals: Llama 3.2 and 4. Nothing is ever executed."""
+"""Calls as Python calls with literals, in a list or one a line: Llama 3.2 and 4, OLMo 3, LFM2. Nothing is executed."""
 
-import ast
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from pagoda_frontend.tool_parsers import formats
 from pagoda_frontend.tool_parsers.argument_formats import python_call
-from pagoda_frontend.tool_parsers.base import ToolParser, after_start
+from pagoda_frontend.tool_parsers.base import SEPARATORS, ToolParser, after_start, find_marker
 from pagoda_frontend.tool_parsers.formats import Format, Schemas
 from pagoda_frontend.tool_parsers.json_text import after_space
-from pagoda_frontend.tool_parsers.values import json_text
+from pagoda_frontend.tool_parsers.python_text import CallSpan, read_call
+from pagoda_frontend.tool_parsers.values import Digits, json_text
 
-_PLAIN = re.compile(r"""[^()\[\]{}"'\\]*""")
-_WORDS = {"true": True, "false": False, "null": None}
-"""JSON's names for what Python calls True, False and None."""
 MAX_CALL_CHARS = 256 * 1024
+_HEAD = re.compile(r"\s*(?:[^\W\d][\w.-]*\s*(?:\(.*)?)?", re.DOTALL)
+"""A call, or the beginning of one."""
 
 
 class PythonicParser(ToolParser):
-    """``[get_weather(city="Rome", days=3), now()]`` as the whole answer."""
+    """``[get_weather(city="Rome", days=3), now()]`` at the beginning of the text, or of known tools anywhere."""
 
-    markers = ("<|python_start|>", "<|python_end|>")
+    start: ClassVar[str] = "<|python_start|>"
+    """Marker before the calls; it may be missing where calls may begin the text."""
+    end: ClassVar[str] = "<|python_end|>"
+    """Marker behind them."""
+    markers = (start, end)
+    openers = (start,)
+    begins_text: ClassVar[bool] = True
+    """Calls may stand without markers."""
+    is_bare: ClassVar[bool] = False
+    """Behind the marker they need no brackets around them."""
 
     def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
         super().__init__(schemas=schemas)
         self._raw = ""
-        self._state = self._read_start
-        self._reset()
+        """What was read since the last call or content: content, should no call follow."""
+        self._span = CallSpan()
+        self._in_list = False
+        self._state = self._read_start if self.begins_text else self._read_content
 
     @classmethod
     def free_format(cls, schemas: Schemas, *, is_parallel: bool) -> Format:
         """A list of calls, between the markers where one is; other text does not begin with a bracket and a name."""
         tags = [python_call(name, schema) for name, schema in schemas.items()]
         calls = formats.tag("[", formats.listed(tags, separator=", ", is_parallel=is_parallel), "]")
-        begin, end = cls.markers
+        marked = formats.tag(cls.start, calls, ["", cls.end])
+        free = formats.triggered(cls.start, tags=[marked], is_parallel=False)
         plain = r"[^\s<\[]|\[\s*[^\sA-Za-z_]|<[^|]"
-        text = formats.sequence(formats.regex(rf"\s*({plain})"), {"type": "any_text"})
-        return formats.one_of(calls, formats.tag(begin, calls, ["", end]), formats.regex(r"\s*"), text)
-
-    def _reset(self) -> None:
-        self._place = 0
-        self._depth = 0
-        self._quote = ""
+        text = formats.sequence(formats.regex(rf"\s*({plain})"), free)
+        return formats.one_of(calls, marked, formats.regex(r"\s*"), text)
 
     def _advance(self, *, is_last: bool) -> bool:
         return self._state(is_last=is_last)
 
-    def _read_content(self, *, is_last: bool) -> bool:
-        return self._say_until(self.markers[1:], is_last=is_last) is not None
-
     def _read_start(self, *, is_last: bool) -> bool:
+        """The beginning of the text, which may be a list of any calls."""
         start = after_space(self._text)
-        text = self._text[start:]
-        marker = self.markers[0]
-        if text.startswith(marker):
-            self._raw += self._read(start + len(marker))
-        elif text.startswith("["):
-            self._raw += self._read(start + 1)
-            self._state = self._read_call
-        elif (text and after_start(text, marker) is False) or is_last:
-            return self._give_up()
-        else:
+        if start == len(self._text) and not is_last:
             return False
+        self._state = self._read_content
+        if self._text[start : start + 1] == "[":
+            self._expect_list(start)
         return True
+
+    def _read_content(self, *, is_last: bool) -> bool:
+        lists = tuple(f"[{name}(" for name in self._schemas) if self.begins_text and not self.is_strict else ()
+        place, marker = find_marker(self._text, (self.start, self.end, *lists), is_last=is_last)
+        self._say(self._read(place))
+        if marker is None:
+            return False
+        if marker == self.start:
+            self._raw = self._read(len(marker))
+            self._state = self._read_open
+        elif marker == self.end:
+            self._read(len(marker))
+        else:
+            self._expect_list(0)
+        return True
+
+    def _read_open(self, *, is_last: bool) -> bool:
+        """Behind the marker: a list, or calls."""
+        start = after_space(self._text)
+        if start == len(self._text):
+            return self._give_up() if is_last else False
+        if self._text[start] == "[":
+            self._expect_list(start)
+        elif self.is_bare:
+            self._expect_call()
+        else:
+            return self._give_up()
+        return True
+
+    def _expect_list(self, place: int) -> None:
+        """There is a bracket at `place`."""
+        self._raw += self._read(place + 1)
+        self._in_list = True
+        self._expect_call()
+
+    def _expect_call(self) -> None:
+        self._span = CallSpan()
+        self._state = self._read_call
 
     def _read_call(self, *, is_last: bool) -> bool:
         """One call up to its closing bracket, which is where it is known to be one."""
-        while self._place < len(self._text) and not self._is_closed():
-            self._step()
-        if self._place > MAX_CALL_CHARS:
+        if _HEAD.fullmatch(self._text) is None:
             return self._give_up()
-        if not self._is_closed():
+        self._span.read(self._text, is_last=is_last)
+        if self._span.place > MAX_CALL_CHARS:
+            return self._give_up()
+        if not self._span.is_closed:
             return self._give_up() if is_last else False
-        call = _read_python_call(self._text[: self._place])
-        if call is None:
+        try:
+            name, arguments = read_call(self._text[: self._span.place], number=Digits)
+            text = json_text(arguments)
+        except ValueError:
             return self._give_up()
-        self._read(self._place)
-        self._begin(call[0])
-        self._argue(call[1])
+        self._read(self._span.place)
+        self._begin(name)
+        self._argue(text)
         self._raw = ""
-        self._state = self._read_comma
+        self._state = self._read_behind
         return True
 
-    def _is_closed(self) -> bool:
-        return self._place > 0 and self._depth <= 0 and not self._quote and self._text[self._place - 1] in ")]}"
-
-    def _step(self) -> None:
-        """Go on by one bracket, quote, or run of other characters."""
-        text, place = self._text, self._place
-        match = _PLAIN.match(text, place)
-        assert match is not None
-        if match.end() > place:
-            self._place = match.end()
-            return
-        character = text[place]
-        self._place += 1
-        if self._quote:
-            if character == "\\":
-                self._place += 1  # whatever it is, it does not end the string
-            elif character == self._quote:
-                self._quote = ""
-        elif character in "\"'":
-            self._quote = character
-        elif character != "\\":
-            self._depth += 1 if character in "([{" else -1
-
-    def _read_comma(self, *, is_last: bool) -> bool:
+    def _read_behind(self, *, is_last: bool) -> bool:
+        """Another call, the end of the list or of all, or none of them."""
         start = after_space(self._text)
-        if start == len(self._text):
+        character = self._text[start : start + 1]
+        behind = after_space(self._text, start + 1) if character and character in SEPARATORS else start
+        if behind == len(self._text):
             if is_last:
-                self._text = ""
+                self._say(self._read(behind))
             return False
-        self._reset()
-        if self._text[start] == ",":
-            self._raw = self._read(start + 1)
-            self._state = self._read_call
+        following = self._text[behind]
+        if self._in_list and following == "]":
+            self._read(behind + 1)
+            self._in_list = False
             return True
-        if self._text[start] == "]":
-            self._read(start + 1)
+        if (self._in_list or self.is_bare) and (following.isalpha() or following == "_"):
+            self._raw = self._read(behind)
+            self._expect_call()
+            return True
+        if not self._in_list and following == "[":
+            self._raw = self._read(behind)
+            self._expect_list(0)
+            return True
+        is_end = after_start(self._text[behind:], self.end)
+        if is_end is None and not is_last:
+            return False
+        if is_end:
+            self._read(behind + len(self.end))
+        self._in_list = False
         self._state = self._read_content
         return True
 
     def _give_up(self) -> bool:
+        """It was no call: what was read since the last one is content."""
         self._say(self._raw)
         self._raw = ""
+        self._in_list = False
         self._state = self._read_content
         return True
 
 
-def _read_python_call(text: str) -> tuple[str, str] | None:
-    """Name and arguments, as JSON text, of a call with literals by keyword; None when `text` is something else."""
-    try:
-        call = ast.parse(text.strip(), mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
-            return None
-        arguments = {keyword.arg: _literal(keyword.value) for keyword in call.keywords}
-        if None in arguments:
-            return None
-        return ast.unparse(_checked_name(call.func)), json_text(arguments)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        return None
+class Olmo3Parser(PythonicParser):
+    """``<function_calls>`` and a call on each line, without brackets: OLMo 3."""
+
+    start = "<function_calls>"
+    end = "</function_calls>"
+    markers = (start, end)
+    openers = (start,)
+    begins_text = False
+    is_bare = True
+
+    @classmethod
+    def free_format(cls, schemas: Schemas, *, is_parallel: bool) -> Format:
+        tags = [python_call(name, schema) for name, schema in schemas.items()]
+        calls = formats.listed(tags, separator="\n", is_parallel=is_parallel)
+        ends = [cls.end, f"\n{cls.end}"]
+        marked = [formats.tag(cls.start, calls, ends), formats.tag(f"{cls.start}\n", calls, ends)]
+        return formats.triggered(cls.start, tags=marked, is_parallel=False)
 
 
-def _checked_name(node: ast.expr) -> ast.expr:
-    """`node`, which is a name, with dots perhaps."""
-    inner = node
-    while isinstance(inner, ast.Attribute):
-        inner = inner.value
-    if not isinstance(inner, ast.Name):
-        raise ValueError("not a name")
-    return node
+class Lfm2Parser(PythonicParser):
+    """``<|tool_call_start|>[…]<|tool_call_end|>``, with text before and behind: LFM2."""
 
+    start = "<|tool_call_start|>"
+    end = "<|tool_call_end|>"
+    markers = (start, end)
+    openers = (start,)
+    begins_text = False
 
-def _literal(node: ast.expr) -> Any:
-    match node:
-        case ast.Name(id=name) if name in _WORDS:
-            return _WORDS[name]
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_literal(item) for item in items]
-        case ast.Dict(keys=keys, values=values):
-            pairs = zip(keys, values, strict=True)
-            return {_key(key): _literal(value) for key, value in pairs}
-    return ast.literal_eval(node)
-
-
-def _key(node: ast.expr | None) -> str:
-    key = ast.literal_eval(node) if node is not None else None
-    if not isinstance(key, str):
-        raise ValueError("JSON wants strings for keys")
-    return key
+    @classmethod
+    def free_format(cls, schemas: Schemas, *, is_parallel: bool) -> Format:
+        tags = [python_call(name, schema) for name, schema in schemas.items()]
+        calls = formats.tag("[", formats.listed(tags, separator=", ", is_parallel=is_parallel), "]")
+        return formats.triggered(cls.start, tags=[formats.tag(cls.start, calls, cls.end)], is_parallel=is_parallel)

@@ -7,30 +7,61 @@ from typing import TypeVar
 
 from pagoda_common.errors import ConfigError
 from pagoda_frontend.tool_parsers.base import ToolParser
-from pagoda_frontend.tool_parsers.framed import DeepSeekV3Parser, DeepSeekV31Parser, KimiK2Parser, MistralParser
+from pagoda_frontend.tool_parsers.framed import DeepSeekV3Parser, DeepSeekV31Parser, KimiK2Parser
+from pagoda_frontend.tool_parsers.gemma import Gemma4Parser
 from pagoda_frontend.tool_parsers.harmony import HarmonyParser
-from pagoda_frontend.tool_parsers.json_calls import GraniteParser, HermesParser, Llama3JsonParser, Phi4MiniJsonParser
-from pagoda_frontend.tool_parsers.pythonic import PythonicParser
-from pagoda_frontend.tool_parsers.xml import Glm45Parser, Qwen3XmlParser
+from pagoda_frontend.tool_parsers.invoke import DeepSeekV4Parser, DeepSeekV32Parser, MinimaxM2Parser, Step3Parser
+from pagoda_frontend.tool_parsers.json_calls import HermesParser, Llama3JsonParser
+from pagoda_frontend.tool_parsers.json_families import (
+    Granite20bParser,
+    GraniteParser,
+    InternLMParser,
+    LongcatParser,
+    Phi4MiniJsonParser,
+    ToolCallsArrayParser,
+)
+from pagoda_frontend.tool_parsers.mistral import MistralParser
+from pagoda_frontend.tool_parsers.pythonic import Lfm2Parser, Olmo3Parser, PythonicParser
+from pagoda_frontend.tool_parsers.xml import Glm45Parser, Qwen3XmlParser, SeedOssParser
 
 Parser = TypeVar("Parser", bound=ToolParser)
 
 _PARSERS: dict[str, type[ToolParser]] = {
     "deepseek_v3": DeepSeekV3Parser,
     "deepseek_v31": DeepSeekV31Parser,
+    "deepseek_v32": DeepSeekV32Parser,
+    "deepseek_v4": DeepSeekV4Parser,
+    "ernie45": HermesParser,
+    "gemma4": Gemma4Parser,
     "glm45": Glm45Parser,
+    "glm47": Glm45Parser,
     "granite": GraniteParser,
+    "granite-20b-fc": Granite20bParser,
+    "granite4": HermesParser,
     "hermes": HermesParser,
+    "hunyuan": ToolCallsArrayParser,
+    "hunyuan_a13b": ToolCallsArrayParser,
+    "internlm": InternLMParser,
+    "jamba": ToolCallsArrayParser,
     "kimi_k2": KimiK2Parser,
+    "lfm2": Lfm2Parser,
     "llama3_json": Llama3JsonParser,
     "llama4_json": Llama3JsonParser,
     "llama4_pythonic": PythonicParser,
+    "longcat": LongcatParser,
+    "mimo": Qwen3XmlParser,
+    "minimax": ToolCallsArrayParser,
+    "minimax_m2": MinimaxM2Parser,
     "mistral": MistralParser,
+    "olmo3": Olmo3Parser,
     "openai": HarmonyParser,
     "phi4_mini_json": Phi4MiniJsonParser,
     "pythonic": PythonicParser,
     "qwen3_coder": Qwen3XmlParser,
     "qwen3_xml": Qwen3XmlParser,
+    "seed_oss": SeedOssParser,
+    "step3": Step3Parser,
+    "step3p5": Qwen3XmlParser,
 }
 
 

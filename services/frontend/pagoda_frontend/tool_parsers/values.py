@@ -1,43 +1,141 @@
 """Values that models write without JSON, read as the tool's schema says, and JSON that is safe to send on."""
 
 import json
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
+from pagoda_common.grammar.json_schema import resolved
+from pagoda_frontend.tool_parsers.python_text import read_python
 
-def types_of(schema: Any) -> set[str]:
-    """The types that `schema` allows, as far as it says so by itself; empty when it does not."""
-    if not isinstance(schema, dict):
+MAX_DEPTH = 200
+"""Levels of arrays and objects that a value may have, and of schemas within schemas."""
+MAX_WHOLE_DIGITS = 400
+"""An exponent beyond this is not written out as an integer."""
+_ALL_TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
+
+
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """A number in JSON's spelling, as it was written: every digit stays."""
+
+    text: str
+
+
+def types_of(schema: Any, root: Any = None, *, depth: int = 0) -> set[str]:
+    """The types that `schema` allows, however it says so; empty when it does not.
+
+    Args:
+        root: what references in `schema` start from; `schema` itself when it is None.
+    """
+    root = schema if root is None else root
+    schema = resolved(schema, root)
+    if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return set()
+    said = []
     kind = schema.get("type")
-    types = {kind} if isinstance(kind, str) else {name for name in kind if isinstance(name, str)} if kind else set()
-    for name in ("anyOf", "oneOf", "allOf"):
-        for part in schema.get(name) or ():
-            types |= types_of(part)
-    if not types and isinstance(schema.get("enum"), list):
-        types = {"string" if isinstance(value, str) else "integer" for value in schema["enum"]}
-    if not types and "$ref" in schema:
-        types = {"object"}
+    if kind:
+        said.append({kind} if isinstance(kind, str) else {name for name in kind if isinstance(name, str)})
+    choices = choices_of(schema)
+    if choices is not None:
+        said.append({type_name(value) for value in choices})
+    said += [_union(schema.get(name) or (), root, depth + 1) for name in ("anyOf", "oneOf")]
+    said += [types_of(part, root, depth=depth + 1) for part in schema.get("allOf") or ()]
+    said = [types for types in said if types]
+    types = set.intersection(*said) or set.union(*said) if said else _implied(schema)
+    return types | {"null"} if types and schema.get("nullable") is True else types
+
+
+def _union(parts: Any, root: Any, depth: int) -> set[str]:
+    types: set[str] = set()
+    for part in parts:
+        types |= types_of(part, root, depth=depth)
     return types
 
 
-def typed_value(text: str, schema: Any) -> Any:
-    """`text` as the value that it stands for: JSON where the schema wants something else than a string."""
-    types = types_of(schema)
-    if not types - {"null"} or types == {"string"}:
+def choices_of(schema: dict[str, Any]) -> list[Any] | None:
+    """The values that `schema` lists; None when it lists none."""
+    if "const" in schema:
+        return [schema["const"]]
+    choices = schema.get("enum")
+    return choices if isinstance(choices, list) else None
+
+
+def _implied(schema: dict[str, Any]) -> set[str]:
+    """What keywords are only for."""
+    if "properties" in schema:
+        return {"object"}
+    return {"array"} if "items" in schema or "prefixItems" in schema else set()
+
+
+def typed_value(text: str, schema: Any, root: Any = None, *, reads_untyped: bool = False) -> Any:
+    """`text` as the value that it stands for: JSON, or Python's notation, where the schema wants no string.
+
+    Numbers are `Digits`. What cannot be read as the schema says is the text itself.
+
+    Args:
+        root: what references in `schema` start from.
+        reads_untyped: where the schema says nothing, JSON counts too; else such a value is a string.
+    """
+    types = types_of(schema, root)
+    if not types and reads_untyped:
+        types = set(_ALL_TYPES)
+    target = resolved(schema, root if root is not None else schema)
+    choices = choices_of(target) if isinstance(target, dict) else None
+    if not types or types == {"string"} or (choices is not None and text in choices):
         return text
-    if "null" in types and text.strip().lower() in ("null", "none"):
+    word = text.strip().lower()
+    if word in ("null", "none") and types != _ALL_TYPES and ("null" in types or "string" not in types):
         return None
-    if "boolean" in types and text.strip().lower() in ("true", "false"):
-        return text.strip().lower() == "true"
+    if "boolean" in types and word in ("true", "false"):
+        return word == "true"
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = _read(text, types)
     except (ValueError, RecursionError):
         return text
-    if isinstance(value, float) and value.is_integer() and "number" not in types:
-        value = int(value)
-    if "integer" in types:
-        types.add("number")
-    return text if "string" in types and _type_name(value) not in types else value
+    kind = type_name(value)
+    if kind in types or "string" not in types:
+        return value
+    return value if kind == "integer" and "number" in types else text
+
+
+def _read(text: str, types: set[str]) -> Any:
+    """JSON, or a list or dictionary of Python; raises where it is neither."""
+    try:
+        value = json_value(text)
+    except ValueError:
+        if not types & {"array", "object"} or text.strip()[:1] not in ("[", "{", "("):
+            raise
+        return _checked(read_python(text, number=Digits))
+    if isinstance(value, Digits) and "integer" in types and "number" not in types:
+        return _whole(value)
+    return _checked(value)
+
+
+def json_value(text: str) -> Any:
+    """The value of a JSON text, with `Digits` for numbers. Strings may have raw line breaks.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    return json.loads(text, parse_int=Digits, parse_float=Digits, parse_constant=_refuse, strict=False)
+
+
+def _whole(number: Digits) -> Digits:
+    """3.0 as 3 where an integer is wanted."""
+    value = Decimal(number.text)
+    if value.adjusted() > MAX_WHOLE_DIGITS or value != value.to_integral_value():
+        return number
+    return number if number.text.lstrip("-").isdigit() else Digits(str(int(value)))
+
+
+def _checked(value: Any, depth: int = 0) -> Any:
+    """`value`, which is not too deep to be written."""
+    if depth > MAX_DEPTH:
+        raise ValueError("too deep")
+    for part in value if isinstance(value, list) else value.values() if isinstance(value, dict) else ():
+        _checked(part, depth + 1)
+    return value
 
 
 def json_text(value: Any) -> str:
@@ -47,8 +145,23 @@ def json_text(value: Any) -> str:
         TypeError: it cannot be written as JSON.
         ValueError: it has a number without end.
     """
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return text if is_utf8(text) else json.dumps(value, allow_nan=False)
+    text = _written(value, is_ascii=False)
+    return text if is_utf8(text) else _written(value, is_ascii=True)
+
+
+def _written(value: Any, *, is_ascii: bool) -> str:
+    match value:
+        case Digits(text):
+            return text
+        case list():
+            return f"[{', '.join(_written(item, is_ascii=is_ascii) for item in value)}]"
+        case dict():
+            pairs = (
+                f"{json.dumps(key, ensure_ascii=is_ascii)}: {_written(part, is_ascii=is_ascii)}"
+                for key, part in value.items()
+            )
+            return f"{{{', '.join(pairs)}}}"
+    return json.dumps(value, ensure_ascii=is_ascii, allow_nan=False)
 
 
 def is_utf8(text: str) -> bool:
@@ -60,15 +173,16 @@ def is_utf8(text: str) -> bool:
     return True
 
 
-def _refuse(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON")
-
-
-def _type_name(value: Any) -> str:
+def type_name(value: Any) -> str:
+    """The JSON schema type of `value`."""
     match value:
         case bool():
             return "boolean"
-        case int() | float():
+        case Digits(text):
+            return "integer" if text.lstrip("-").isdigit() else "number"
+        case int():
+            return "integer"
+        case float():
             return "number"
         case str():
             return "string"
@@ -77,3 +191,7 @@ def _type_name(value: Any) -> str:
         case dict():
             return "object"
     return "null"
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")

@@ -1,4 +1,4 @@
-"""Calls as tags, one for each argument, whose text is the value: Qwen 3 Coder, GLM 4.5."""
+"""Calls as tags, one for each argument, whose text is the value: Qwen 3 Coder, Seed-OSS, GLM 4.5."""
 
 import re
 from collections.abc import Mapping
@@ -35,27 +35,37 @@ class TaggedArgumentsParser(ToolParser):
     """What ends a call."""
     ignored: ClassVar[tuple[str, ...]] = ()
     """Markers around calls."""
+    section: ClassVar[tuple[str, str] | None] = None
+    """The two of `ignored` outside of which there are no calls; None where calls may be anywhere."""
+    reads_untyped: ClassVar[bool] = False
+    """Values of which the schema says nothing are JSON where they can be; else they are strings."""
 
     def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
         super().__init__(schemas=schemas)
+        self._schema: dict[str, Any] = {}
         self._properties: dict[str, Any] = {}
-        self._key = ""
+        self._key: re.Match[str] | None = None
         self._searched = 0
         """Characters of the value in which it does not end."""
         self._num_arguments = 0
         self._raw = ""
         self._state = self._read_content
+        self._is_inside = self.section is None
+        """Calls count here."""
 
     def _advance(self, *, is_last: bool) -> bool:
         return self._state(is_last=is_last)
 
     def _read_content(self, *, is_last: bool) -> bool:
-        marker = self._say_until((*self.starts, *self.ignored), is_last=is_last)
+        starts = self.starts if self._is_inside else ()
+        marker = self._say_until((*starts, *self.ignored), is_last=is_last)
         if marker is None:
             return False
-        if marker in self.starts:
+        if marker in starts:
             self._raw = marker
             self._state = self._read_name
+        elif self.section is not None and marker in self.section:
+            self._is_inside = marker == self.section[0]
         return True
 
     def _read_name(self, *, is_last: bool) -> bool:
@@ -69,7 +79,8 @@ class TaggedArgumentsParser(ToolParser):
             return True
         self._read(match.end())
         name = match[1].strip()
-        properties = self._schemas.get(name, {}).get("properties")
+        self._schema = self._schemas.get(name, {})
+        properties = self._schema.get("properties")
         self._properties = properties if isinstance(properties, dict) else {}
         self._num_arguments = 0
         self._begin(name)
@@ -84,7 +95,7 @@ class TaggedArgumentsParser(ToolParser):
             match = self.key.match(self._text)
             if match is not None:
                 self._read(match.end())
-                self._key = match[1].strip()
+                self._key = match
                 self._state = self._read_value
                 return True
             if not is_last and not any(stop in self._text[len(marker) :] for stop in self.stops):
@@ -108,12 +119,16 @@ class TaggedArgumentsParser(ToolParser):
         text = self._read(place)
         if marker == self.value_ends[0]:
             self._read(len(marker))
-        value = typed_value(self._trimmed(text), self._properties.get(self._key))
-        opening = ", " if self._num_arguments else "{"
-        self._argue(f"{opening}{json_text(self._key)}: {json_text(value)}")
+        assert self._key is not None
+        key, opening = self._key[1].strip(), ", " if self._num_arguments else "{"
+        self._argue(f"{opening}{json_text(key)}: {json_text(self._value(self._key, key, self._trimmed(text)))}")
         self._num_arguments += 1
         self._state = self._read_key
         return True
+
+    def _value(self, match: re.Match[str], key: str, text: str) -> Any:
+        """What `text` stands for; `match` is how the key was written."""
+        return typed_value(text, self._properties.get(key), self._schema, reads_untyped=self.reads_untyped)
 
     def _trimmed(self, text: str) -> str:
         """Without the line breaks that belong to the tags."""
@@ -131,23 +146,35 @@ class Qwen3XmlParser(TaggedArgumentsParser):
     value_ends = ("</parameter>", "<parameter=", "</function>", "</tool_call>")
     ends = ("</function>", "</tool_call>")
     ignored = ("<tool_call>", "</tool_call>")
-    markers = ("<tool_call>", "</tool_call>")
+    markers = ignored
+    openers = ignored[:1]
 
     @classmethod
     def free_format(cls, schemas: Schemas, *, is_parallel: bool) -> Format:
+        begin, end = cls.ignored
         tags = []
         for name, schema in schemas.items():
             call = formats.tag(f"<function={name}>\n", cls._arguments(name, schema))
-            tags += [formats.tag("<tool_call>\n", call, "\n</tool_call>"), call]
-        return formats.triggered("<tool_call>", "<function=", tags=tags, is_parallel=is_parallel)
+            tags += [formats.tag(f"{begin}\n", call, f"\n{end}"), call]
+        return formats.triggered(begin, "<function=", tags=tags, is_parallel=is_parallel)
 
     @classmethod
     def _arguments(cls, name: str, schema: dict[str, Any]) -> Format:
         if is_any_object(schema):
-            return ended(f"{text_without(('</function>', '</tool_call>', '<function='))}*", "</function>")
+            return ended(f"{text_without(('</function>', cls.ends[1], '<function='))}*", "</function>")
         ends, stops = ("<parameter=", ">\n"), (*cls.value_ends, *cls.starts)
         arguments = tagged_arguments(name, schema, key_ends=ends, end="\n</parameter>\n", stops=stops)
         return formats.sequence(arguments, formats.text("</function>"))
+
+
+class SeedOssParser(Qwen3XmlParser):
+    """The same between ``<seed:tool_call>`` and ``</seed:tool_call>``: Seed-OSS."""
+
+    value_ends = ("</parameter>", "<parameter=", "</function>", "</seed:tool_call>")
+    ends = ("</function>", "</seed:tool_call>")
+    ignored = ("<seed:tool_call>", "</seed:tool_call>")
+    markers = ignored
+    openers = ignored[:1]
 
 
 class Glm45Parser(TaggedArgumentsParser):
@@ -161,6 +188,8 @@ class Glm45Parser(TaggedArgumentsParser):
     value_ends = ("</arg_value>", "<arg_key>", "</tool_call>")
     ends = ("</tool_call>",)
     markers = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+    openers = starts
+    reads_untyped = True
 
     @classmethod
     def free_format(cls, schemas: Schemas, *, is_parallel: bool) -> Format:
