@@ -2,11 +2,25 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from pagoda_common.errors import InvalidRequest
+from pagoda_common.params.fields import (
+    EVERYWHERE,
+    FINITE,
+    UNSIGNED_32,
+    check_integer,
+    check_number,
+    flag,
+    integer,
+    number,
+    other,
+    table_of,
+    texts,
+    token_ids,
+)
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
 
 MAX_N = 16384
@@ -23,30 +37,6 @@ MIN_TEMPERATURE = 0.01
 """Positive temperatures below this are raised to it: the logits would overflow."""
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this are greedy."""
-
-
-def _number(name: str, value: Any, bound: str, low: float, high: float, *, open_low: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidRequest(f"{name} must be a number, got {value!r}", field=name)
-    inside = (low < value if open_low else low <= value) and value <= high
-    if not (math.isfinite(value) and inside):
-        raise InvalidRequest(f"{name} must be {bound}, got {value}", field=name)
-
-
-def _integer(name: str, value: Any, low: int, high: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{name} must be an integer, got {value!r}", field=name)
-    if value < low or (high is not None and value > high):
-        bound = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise InvalidRequest(f"{name} must be {bound}, got {value}", field=name)
-
-
-def _token_ids(name: str, ids: Any) -> tuple[int, ...]:
-    if isinstance(ids, str) or not isinstance(ids, Sequence):
-        raise InvalidRequest(f"{name} must be a list of token ids, got {ids!r}", field=name)
-    for token_id in ids:
-        _integer(name, token_id, 0, 2**32 - 1)
-    return tuple(dict.fromkeys(ids))
 
 
 def _check_json(name: str, value: Any, depth: int = 0) -> None:
@@ -90,89 +80,111 @@ class SamplingParams:
         InvalidRequest: a value is out of its bounds; `field` names it.
     """
 
-    n: int = 1
+    n: int = integer(1, low=1, high=MAX_N, apis=("chat", "completions"), proto="n")
     """Number of sequences to generate from the prompt."""
-    presence_penalty: float = 0.0
-    """Subtracted from the logit of every token already in the output; in [-2, 2]."""
-    frequency_penalty: float = 0.0
-    """Subtracted from a token's logit for each time it is in the output; in [-2, 2]."""
-    repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens in prompt or output; > 0, 1 is off."""
-    temperature: float = 1.0
-    """Softmax temperature in [0, 2]; 0 is greedy."""
-    top_p: float = 1.0
-    """Keep the smallest set of tokens whose probabilities sum to at least this; in (0, 1]."""
-    top_k: int = 0
+    presence_penalty: float = number(0.0, low=-2.0, high=2.0, proto="presence_penalty", search="refused")
+    """Subtracted from the logit of every token in the output."""
+    frequency_penalty: float = number(0.0, low=-2.0, high=2.0, proto="frequency_penalty", search="refused")
+    """Subtracted from a token's logit for each time in the output."""
+    repetition_penalty: float = number(
+        1.0,
+        low=0.0,
+        is_low_open=True,
+        proto="repetition_penalty",
+        generation_config="repetition_penalty",
+        search="refused",
+    )
+    """Divides positive and multiplies negative logits of tokens seen; 1 is off. Those of prompt and output are seen."""
+    temperature: float = number(
+        1.0, low=0.0, high=2.0, proto="temperature", generation_config="temperature", search="ignored"
+    )
+    """Softmax temperature; 0 is greedy."""
+    top_p: float = number(
+        1.0, low=0.0, high=1.0, is_low_open=True, proto="top_p", generation_config="top_p", search="ignored"
+    )
+    """Keep the smallest set of tokens with this probability; 1 is off."""
+    top_k: int = integer(0, low=-1, proto="top_k", generation_config="top_k", search="ignored", column="int64")
     """Keep the k most likely tokens; 0 or -1 is off."""
-    min_p: float = 0.0
-    """Keep tokens at least this many times as likely as the likeliest; in [0, 1]."""
-    seed: int | None = None
+    min_p: float = number(0.0, low=0.0, high=1.0, proto="min_p", generation_config="min_p", search="ignored")
+    """Keep tokens with this share of the likeliest one's probability; 0 is off."""
+    seed: int | None = integer(None, low=-(2**63), high=2**64 - 1, proto="seed")
     """Seed of the counter-based generator; None or -1 draws one."""
-    stop: str | Sequence[str] | None = None
+    stop: str | Sequence[str] | None = other(apis=EVERYWHERE, names={"messages": "stop_sequences"})
     """At most 4 strings that end the sequence; stored as a list."""
-    stop_token_ids: Sequence[int] | None = None
+    stop_token_ids: Sequence[int] | None = token_ids(proto="stop_token_ids")
     """Token ids that end the sequence; stored as a list."""
-    ignore_eos: bool = False
+    ignore_eos: bool = flag(False, proto="ignore_eos")
     """Do not end at the model's end-of-sequence tokens."""
-    max_tokens: int | None = 16
+    max_tokens: int | None = integer(
+        16,
+        low=1,
+        is_optional=True,
+        names={"responses": "max_output_tokens"},
+        proto="max_tokens",
+        generation_config="max_new_tokens",
+    )
     """Most tokens to generate; None is up to the context."""
-    min_tokens: int = 0
+    min_tokens: int = integer(0, low=0, proto="min_tokens", search="refused", column="int64")
     """End tokens may not be sampled before this many tokens."""
-    logprobs: int | None = None
+    logprobs: int | None = integer(
+        None,
+        low=-1,
+        high=None,
+        apis=("chat", "completions", "responses"),
+        names={"chat": "top_logprobs", "responses": "top_logprobs"},
+        proto="logprobs",
+    )
     """Top log probabilities per output token; -1 is the vocabulary."""
-    prompt_logprobs: int | None = None
-    """The same for prompt tokens."""
-    detokenize: bool = True
+    prompt_logprobs: int | None = integer(
+        None, low=-1, high=None, apis=("chat", "completions"), proto="prompt_logprobs", search="refused"
+    )
+    """Top log probabilities per prompt token; -1 is the vocabulary."""
+    detokenize: bool = flag(True, apis=())
     """Make text of the tokens."""
-    skip_special_tokens: bool = True
+    skip_special_tokens: bool = flag(True)
     """Leave special tokens out of the text."""
-    spaces_between_special_tokens: bool = True
-    """Without effect, as in transformers: fast tokenizers decide this themselves."""
-    include_stop_str_in_output: bool = False
+    spaces_between_special_tokens: bool = flag(True, apis=("chat", "completions", "responses"))
+    """Without effect, as in transformers; fast tokenizers decide this themselves."""
+    include_stop_str_in_output: bool = flag(False)
     """Keep the stop string in the text."""
-    logit_bias: dict[int, float] | None = None
+    logit_bias: dict[int, float] | None = other(apis=EVERYWHERE, proto="logit_bias", search="refused")
     """Added to logits by token id; values are clipped to [-100, 100]."""
-    allowed_token_ids: Sequence[int] | None = None
+    allowed_token_ids: Sequence[int] | None = token_ids(is_optional=True, proto="allowed_token_ids", search="refused")
     """If given, only these tokens may be sampled; stored as a tuple."""
-    bad_words_token_ids: Sequence[Sequence[int]] = field(default=(), repr=False)
-    """Token sequences that may not be completed (made from bad words by whoever knows the tokenizer)."""
-    bad_words: Sequence[str] | None = None
-    """Words that may not be written, at most 128 with and without a space before them; stored as a list."""
-    logprob_token_ids: Sequence[int] | None = None
-    """Log probabilities of exactly these tokens instead of the likeliest ones, at most 128; stored as a tuple."""
-    truncate_prompt_tokens: int | None = None
+    bad_words_token_ids: Sequence[Sequence[int]] = other(
+        (), is_shown=False, proto="bad_words_token_ids", search="refused"
+    )
+    """Token sequences that may not be completed; whoever knows the tokenizer makes them of bad words."""
+    bad_words: Sequence[str] | None = texts(search="refused")
+    """Words that may not be written; at most 128 with and without a space before them, stored as a list."""
+    logprob_token_ids: Sequence[int] | None = token_ids(
+        max_items=MAX_LOGPROB_TOKEN_IDS, apis=("chat", "completions"), proto="logprob_token_ids", search="refused"
+    )
+    """Log probabilities of these tokens instead of the likeliest ones; stored as a tuple."""
+    truncate_prompt_tokens: int | None = integer(
+        None, low=-1, apis=("chat", "completions", "responses"), names={"responses": "truncation"}
+    )
     """Keep this many tokens of the prompt's end; -1 is as many as the context leaves beside max_tokens."""
-    structured_outputs: StructuredOutputsParams | None = None
+    structured_outputs: StructuredOutputsParams | None = other(apis=EVERYWHERE, proto="structured_output")
     """What the output must match; None is anything."""
-    extra_args: dict[str, Any] | None = None
+    extra_args: dict[str, Any] | None = other(
+        apis=EVERYWHERE, names=dict.fromkeys(EVERYWHERE, "vllm_xargs"), proto="extra_args_json", search="refused"
+    )
     """Arguments of logits processors, of JSON's types."""
-    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    output_kind: RequestOutputKind = other(RequestOutputKind.CUMULATIVE)
     """What each item of an asynchronous generation holds."""
-    logits_processors: None = None
-    """Not per request: load a class with `logits_processors` of LLM, or --logits-processors."""
+    logits_processors: None = other()
+    """Not per request; load a class with `logits_processors` of LLM, or --logits-processors."""
 
     def __post_init__(self) -> None:
-        _integer("n", self.n, 1, MAX_N)
-        _number("presence_penalty", self.presence_penalty, "in [-2, 2]", -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, "in [-2, 2]", -2.0, 2.0)
-        bound = "finite and greater than 0"
-        _number("repetition_penalty", self.repetition_penalty, bound, 0.0, math.inf, open_low=True)
-        _number("temperature", self.temperature, "in [0, 2]", 0.0, 2.0)
-        _number("top_p", self.top_p, "in (0, 1]", 0.0, 1.0, open_low=True)
-        _integer("top_k", self.top_k, -1, 2**31 - 1)
-        _number("min_p", self.min_p, "in [0, 1]", 0.0, 1.0)
-        if self.seed is not None:
-            _integer("seed", self.seed, -(2**63), 2**64 - 1)
-        if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        for name, default, row in _CHECKED:
+            value = getattr(self, name)
+            if value is not default:
+                setattr(self, name, row.checked(value))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}", field="min_tokens"
             )
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _integer(name, getattr(self, name), -1)
         self._check_ending()
         self._check_bias()
         self._check_logprob_token_ids()
@@ -190,25 +202,20 @@ class SamplingParams:
         if stop and not self.detokenize:
             raise InvalidRequest("stop strings need detokenize=True", field="stop")
         self.stop = list(stop)
-        self.stop_token_ids = list(_token_ids("stop_token_ids", self.stop_token_ids or ()))
+        self.stop_token_ids = list(self.stop_token_ids or ())
 
     def _check_bias(self) -> None:
         if self.logit_bias is not None:
             for token_id, value in self.logit_bias.items():
-                _integer("logit_bias", token_id, 0, 2**32 - 1)
-                _number("logit_bias", value, "finite", -math.inf, math.inf)
+                check_integer("logit_bias", token_id, UNSIGNED_32)
+                check_number("logit_bias", value, FINITE)
             self.logit_bias = {token_id: max(-100.0, min(100.0, value)) for token_id, value in self.logit_bias.items()}
-        if self.allowed_token_ids is not None:
-            self.allowed_token_ids = _token_ids("allowed_token_ids", self.allowed_token_ids)
-            if not self.allowed_token_ids:
-                raise InvalidRequest("allowed_token_ids must not be empty", field="allowed_token_ids")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequest("allowed_token_ids must not be empty", field="allowed_token_ids")
 
     def _check_logprob_token_ids(self) -> None:
-        self.logprob_token_ids = _token_ids("logprob_token_ids", self.logprob_token_ids or ())
+        self.logprob_token_ids = self.logprob_token_ids or ()
         num_ids = len(self.logprob_token_ids)
-        if num_ids > MAX_LOGPROB_TOKEN_IDS:
-            message = f"logprob_token_ids must have at most {MAX_LOGPROB_TOKEN_IDS} token ids, got {num_ids}"
-            raise InvalidRequest(message, field="logprob_token_ids")
         if num_ids:
             if self.logprobs not in (None, 0, num_ids):
                 message = f"logprobs must be the number of logprob_token_ids ({num_ids}), got {self.logprobs}"
@@ -225,13 +232,11 @@ class SamplingParams:
             if num_words > MAX_BAD_WORDS:
                 message = f"bad_words must be at most {MAX_BAD_WORDS} token sequences, got {num_words}"
                 raise InvalidRequest(message, field="bad_words")
-        for token_ids in self.bad_words_token_ids:
-            if len(token_ids) > MAX_BAD_WORD_TOKENS:
-                message = f"bad_words must have at most {MAX_BAD_WORD_TOKENS} tokens each, got {len(token_ids)}"
+        for ids in self.bad_words_token_ids:
+            if len(ids) > MAX_BAD_WORD_TOKENS:
+                message = f"bad_words must have at most {MAX_BAD_WORD_TOKENS} tokens each, got {len(ids)}"
                 raise InvalidRequest(message, field="bad_words")
         self.bad_words = list(words)
-        if self.truncate_prompt_tokens is not None:
-            _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, 2**31 - 1)
         if self.extra_args is not None:
             if not isinstance(self.extra_args, Mapping):
                 raise InvalidRequest(f"extra_args must be an object, got {self.extra_args!r}", field="extra_args")
@@ -256,7 +261,9 @@ class SamplingParams:
         if self.temperature < GREEDY_TEMPERATURE:
             if self.n > 1:
                 raise InvalidRequest(f"n must be 1 when temperature is 0 (greedy), got {self.n}", field="n")
-            self.temperature, self.top_p, self.top_k, self.min_p = 0.0, 1.0, 0, 0.0
+            self.temperature = 0.0
+            for name, default in _FILTERS:
+                setattr(self, name, default)
         else:
             self.temperature = max(self.temperature, MIN_TEMPERATURE)
         self.top_k = max(self.top_k, 0)
@@ -270,3 +277,14 @@ class SamplingParams:
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
         return tuple(self.stop or ())
+
+
+SAMPLING_FIELDS = table_of(SamplingParams)
+"""The table of sampling fields: what HTTP bodies, messages, defaults, docs and the worker's columns are made from."""
+_CHECKED = [
+    (row.name, row.default, row) for row in SAMPLING_FIELDS.values() if row.kind in ("number", "integer", "token_ids")
+]
+_FILTERS = [
+    (row.name, row.default) for row in SAMPLING_FIELDS.values() if row.search == "ignored" and row.name != "temperature"
+]
+"""What chooses among tokens, and their defaults: off."""
