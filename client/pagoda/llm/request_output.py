@@ -17,16 +17,11 @@ from pagoda_common.params.outputs import (
     SequenceDelta,
     TokenLogprobs,
 )
-from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_common.params.sampling_params import SAMPLING_FIELDS, SamplingParams
 from pagoda_common.text.tokenizer import Tokenizer
 
 GENERATION_CONFIG_NAMES = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_new_tokens": "max_tokens",
+    row.generation_config: row.name for row in SAMPLING_FIELDS.values() if row.generation_config is not None
 }
 """Fields of generation_config.json and what SamplingParams calls them, as in vLLM."""
 

@@ -1,5 +1,6 @@
 """Domain types to messages and back, for what more than one service converts. Pure functions."""
 
+import functools
 import hashlib
 import json
 import struct
@@ -10,6 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
 
 from pagoda.v1 import scheduler_pb2, types_pb2
 from pagoda_common.config.weights_source import WeightsSource
@@ -19,10 +22,14 @@ from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.params.beam_search import BeamSearchParams, EarlyStopping
 from pagoda_common.params.outputs import FinishReason
 from pagoda_common.params.pooling_params import PoolingParams
-from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_common.params.sampling_params import SAMPLING_FIELDS, SamplingParams
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
 
 UINT32 = np.dtype("<u4")
+PLAIN_FIELDS = [
+    (row.name, row.proto) for row in SAMPLING_FIELDS.values() if row.proto is not None and row.kind != "other"
+]
+"""Sampling fields that pagoda.v1.SamplingParams has as they are: name here, name there."""
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 FINISH_REASONS: dict[int, FinishReason] = {
     types_pb2.FINISH_REASON_STOP: "stop",
@@ -71,26 +78,8 @@ def token_ids_from_bytes(column: bytes, *, field: str = "prompt_token_ids") -> l
 
 def sampling_params_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
     """What the engine needs of `params` (stop strings and text options stay with the frontend)."""
-    message = types_pb2.SamplingParams(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        min_tokens=params.min_tokens,
-        stop_token_ids=params.stop_token_ids,
-        ignore_eos=params.ignore_eos,
-        n=params.n,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        logit_bias=params.logit_bias,
-        allowed_token_ids=params.allowed_token_ids,
-        logprob_token_ids=params.logprob_token_ids,
-    )
-    for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs"):
-        value = getattr(params, name)
-        if value is not None:
-            setattr(message, name, value)
+    message = types_pb2.SamplingParams(**{proto: getattr(params, name) for name, proto in PLAIN_FIELDS})
+    message.logit_bias.update(params.logit_bias or {})
     for ids in params.bad_words_token_ids:
         message.bad_words_token_ids.add(ids=ids)
     if params.structured_outputs is not None:
@@ -106,41 +95,50 @@ def sampling_params_from_proto(
     """`message` as validated SamplingParams; `extra` sets fields that the message does not carry (stop, …).
 
     Args:
-        defaults: values by name for optional fields that are absent; without one, the contract's default.
+        defaults: values by name for fields that are absent; without one, the contract's default.
 
     Raises:
         InvalidRequest: a value is out of its bounds; `field` names it.
     """
-
-    def optional(name: str, default: Any = None) -> Any:
-        return getattr(message, name) if message.HasField(name) else defaults.get(name, default)
-
+    values = {"max_tokens": None, **defaults, **extra, **plain_values(message)}
     return SamplingParams(
-        n=message.n or 1,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        repetition_penalty=optional("repetition_penalty", 1.0),
-        temperature=optional("temperature", 1.0),
-        top_p=optional("top_p", 1.0),
-        top_k=optional("top_k", 0),
-        min_p=optional("min_p", 0.0),
-        seed=optional("seed"),
-        stop_token_ids=tuple(message.stop_token_ids),
-        ignore_eos=message.ignore_eos,
-        max_tokens=optional("max_tokens", extra.pop("max_tokens", None)),
-        min_tokens=message.min_tokens,
-        logprobs=optional("logprobs"),
-        prompt_logprobs=optional("prompt_logprobs"),
         logit_bias=dict(message.logit_bias) or None,
-        allowed_token_ids=tuple(message.allowed_token_ids) or None,
         bad_words_token_ids=tuple(tuple(words.ids) for words in message.bad_words_token_ids),
-        logprob_token_ids=tuple(message.logprob_token_ids),
         structured_outputs=(
             structured_outputs_from_proto(message.structured_output) if message.HasField("structured_output") else None
         ),
         extra_args=_extra_args(message.extra_args_json),
-        **extra,
+        **values,
     )
+
+
+def plain_values(message: Message) -> dict[str, Any]:
+    """The plain sampling fields that `message` sets, by their names in SamplingParams.
+
+    A field without presence is not set when it is zero.
+
+    Args:
+        message: pagoda.v1.SamplingParams, or another contract's that has fields of the same names.
+    """
+    values: dict[str, Any] = {}
+    for name, proto, has_presence, is_repeated in _plain_fields(message.DESCRIPTOR):
+        if has_presence:
+            if message.HasField(proto):
+                values[name] = getattr(message, proto)
+        elif value := getattr(message, proto):
+            values[name] = tuple(value) if is_repeated else value
+    return values
+
+
+@functools.cache
+def _plain_fields(descriptor: Descriptor) -> list[tuple[str, str, bool, bool]]:
+    """Name in SamplingParams, name in the message, has_presence and is_repeated of each plain field that is there."""
+    known = descriptor.fields_by_name
+    return [
+        (name, proto, known[proto].has_presence, known[proto].is_repeated)
+        for name, proto in PLAIN_FIELDS
+        if proto in known
+    ]
 
 
 def structured_outputs_to_proto(params: StructuredOutputsParams) -> types_pb2.StructuredOutput:

@@ -132,6 +132,23 @@ def table_of(params: Any) -> dict[str, SamplingField]:
     }
 
 
+def names_as_in_chat(table: Mapping[str, SamplingField], api: Api) -> tuple[str, ...]:
+    """Sampling fields of `api` that chat completions have under the same name."""
+    names = ((row.name_in(api), row.name_in("chat")) for row in table.values())
+    return tuple(name for name, chat_name in names if name is not None and name == chat_name)
+
+
+def names_by_chat_name(table: Mapping[str, SamplingField], api: Api) -> dict[str, str]:
+    """What `api` calls the sampling fields that have another name in chat completions, or in SamplingParams."""
+    return {
+        ours: name
+        for row in table.values()
+        if (name := row.name_in(api)) is not None
+        for ours in (row.name, row.name_in("chat"))
+        if ours is not None and ours != name
+    }
+
+
 UNSIGNED_32 = SamplingField(kind="integer", low=0, high=2**32 - 1)
 """Bounds of a token id, before anyone knows the vocabulary."""
 FINITE = SamplingField(kind="number")

@@ -109,7 +109,7 @@ class SamplingParams:
     """Keep tokens with this share of the likeliest one's probability; 0 is off."""
     seed: int | None = integer(None, low=-(2**63), high=2**64 - 1, proto="seed")
     """Seed of the counter-based generator; None or -1 draws one."""
-    stop: str | Sequence[str] | None = other(apis=EVERYWHERE, names={"messages": "stop_sequences"})
+    stop: str | Sequence[str] | None = texts(names={"messages": "stop_sequences"})
     """At most 4 strings that end the sequence; stored as a list."""
     stop_token_ids: Sequence[int] | None = token_ids(proto="stop_token_ids")
     """Token ids that end the sequence; stored as a list."""

@@ -1,12 +1,11 @@
 """Generate of pagoda.v1.Inference: how to sample, and what came of it. Pure functions."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from pagoda.v1 import inference_pb2, types_pb2
 from pagoda_common.engine.convert import FINISH_NUMBERS, sampling_params_from_proto
 from pagoda_common.params.outputs import SequenceDelta, TokenLogprobs
-from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_common.params.sampling_params import SAMPLING_FIELDS, SamplingParams
 from pagoda_frontend.conversation.message import MessageFinishReason
 from pagoda_frontend.requests.params import COMPLETION_MAX_TOKENS, SamplingDefaults, check_sampling_params
 from pagoda_frontend.requests.run import CollectedSequence
@@ -21,16 +20,16 @@ def sampling_params_of(
         InvalidRequest: a value is out of its bounds; `field` names it.
     """
     asked = request.sampling_params
-    known = {name: value for name, value in asdict(defaults).items() if value is not None}
-    if request.HasField("beam_search"):  # which takes no chances, and filters nothing
-        known = {}
+    is_search = request.HasField("beam_search")  # which takes no chances, and filters nothing
+    if is_search:
         asked = types_pb2.SamplingParams()
         asked.CopyFrom(request.sampling_params)
-        for name in ("temperature", "top_p", "top_k", "min_p"):
-            asked.ClearField(name)
+        for row in SAMPLING_FIELDS.values():
+            if row.search == "ignored" and row.proto is not None:
+                asked.ClearField(row.proto)
     params = sampling_params_from_proto(
         asked,
-        defaults=known,
+        defaults={} if is_search else defaults.values,
         max_tokens=None if request.WhichOneof("prompt") == "chat" else COMPLETION_MAX_TOKENS,
         stop=list(request.stop),
         include_stop_str_in_output=request.include_stop_str_in_output,

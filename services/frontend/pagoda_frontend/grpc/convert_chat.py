@@ -5,13 +5,13 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 import orjson
-from google.protobuf.message import Message
 from pydantic import BaseModel, ValidationError
 
 from pagoda.v1 import inference_pb2, types_pb2
-from pagoda_common.engine.convert import structured_outputs_from_proto
+from pagoda_common.engine.convert import plain_values, structured_outputs_from_proto
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.params.outputs import HypothesisLogprobs
+from pagoda_common.params.sampling_params import SAMPLING_FIELDS
 from pagoda_frontend.conversation.message import CollectedMessage, MessageDelta
 from pagoda_frontend.grpc.convert import finish_number, logprobs_to_proto
 from pagoda_frontend.openai.protocol import ChatBody, TokenizeBody
@@ -25,18 +25,14 @@ TOOL_CHOICES: dict[inference_pb2.ToolChoice, str] = {
     inference_pb2.TOOL_CHOICE_AUTO: "auto",
     inference_pb2.TOOL_CHOICE_REQUIRED: "required",
 }
+CHAT_FIELDS = {name: row for row in SAMPLING_FIELDS.values() if (name := row.name_in("chat")) is not None}
+"""Sampling fields by what a conversation calls them."""
 PROTO_NAMES = {
-    "top_logprobs": "logprobs",
-    "vllm_xargs": "extra_args_json",
-    "structured_outputs": "structured_output",
+    **{name: row.proto for name, row in CHAT_FIELDS.items() if row.proto not in (None, name)},
     "response_format": "response_format_json",
     "chat_template_kwargs": "chat_template_kwargs_json",
 }
 """Fields of a body, and where their values come from here."""
-OPTIONAL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "max_tokens", "prompt_logprobs")
-"""Sampling parameters that are absent unless they are set."""
-ZERO_IS_DEFAULT = ("min_tokens", "ignore_eos", "n", "presence_penalty", "frequency_penalty")
-LISTS = ("stop_token_ids", "allowed_token_ids", "logprob_token_ids")
 
 
 async def prompt_of(request: inference_pb2.GenerateRequest, prompts: Prompts) -> tuple[list[int], str]:
@@ -220,20 +216,12 @@ def _set_end(
 def _sampling(params: types_pb2.SamplingParams) -> dict[str, Any]:
     if params.bad_words_token_ids:
         raise InvalidRequest("a conversation takes bad_words, not bad_words_token_ids", field="bad_words_token_ids")
-    fields: dict[str, Any] = {}
-    for name in OPTIONAL:
-        if _has(params, name):
-            fields[name] = getattr(params, name)
-    for name in ZERO_IS_DEFAULT:
-        if value := getattr(params, name):
-            fields[name] = value
-    for name in LISTS:
-        if values := list(getattr(params, name)):
-            fields[name] = values
+    given = plain_values(params)
+    fields = {name: given[row.name] for name, row in CHAT_FIELDS.items() if row.name in given}
+    if "top_logprobs" in fields:
+        fields["logprobs"] = True
     if params.logit_bias:
         fields["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias.items()}
-    if params.HasField("logprobs"):
-        fields |= {"logprobs": True, "top_logprobs": params.logprobs}
     if params.extra_args_json:
         fields["vllm_xargs"] = json_object(params.extra_args_json, "extra_args_json")
     if params.HasField("structured_output"):
@@ -241,10 +229,6 @@ def _sampling(params: types_pb2.SamplingParams) -> dict[str, Any]:
         constraint.pop("start_after_token_ids", None)
         fields["structured_outputs"] = {name: value for name, value in constraint.items() if value is not None}
     return fields
-
-
-def _has(message: Message, name: str) -> bool:
-    return message.HasField(name)
 
 
 def _validated(body_type: type[Body], fields: dict[str, Any]) -> Body:

@@ -2,6 +2,8 @@
 
 from typing import Any, Literal
 
+from pagoda_common.params.fields import names_as_in_chat, names_by_chat_name
+from pagoda_common.params.sampling_params import SAMPLING_FIELDS
 from pagoda_frontend.openai.protocol import Bool, Integer, Number, RequestBody, Text
 
 
@@ -87,35 +89,17 @@ class MessagesBody(CountTokensBody):
 
 
 PASSED_ON = (
+    *names_as_in_chat(SAMPLING_FIELDS, "messages"),
     "model",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "max_tokens",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "min_tokens",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "skip_special_tokens",
     "priority",
     "timeout",
     "cache_salt",
-    "structured_outputs",
-    "vllm_xargs",
     "chat_template_kwargs",
 )
 """Fields that a conversation has under the same name; those that Anthropic's API does not name are vLLM's."""
 
 CHAT_NAMES = {
-    "stop": "stop_sequences",
+    **names_by_chat_name(SAMPLING_FIELDS, "messages"),
     "max_completion_tokens": "max_tokens",
     "response_format": "output_config.format",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",

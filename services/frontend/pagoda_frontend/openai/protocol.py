@@ -1,8 +1,11 @@
 """What clients may send over HTTP: the request bodies of OpenAI's API with vLLM's additions. Shapes only, no engine."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, create_model
+
+from pagoda_common.params.fields import Kind
+from pagoda_common.params.sampling_params import SAMPLING_FIELDS
 
 
 def _integral(value: Any) -> Any:
@@ -17,10 +20,35 @@ Text = Annotated[str, Strict()]
 TokenIds = Annotated[list[Annotated[int, Strict()]], Field(fail_fast=True)]
 
 
+SAMPLING_TYPES: dict[Kind, Any] = {
+    "number": Number,
+    "integer": Integer,
+    "flag": Bool,
+    "token_ids": list[Integer],
+    "texts": list[Text],
+}
+"""Types in bodies by kind of sampling field; a field of kind "other" stands in its body."""
+
+
 class RequestBody(BaseModel):
     """A body that tolerates fields it does not know, as vLLM does."""
 
     model_config = ConfigDict(extra="allow")
+
+
+Body = TypeVar("Body", bound=RequestBody)
+
+
+def with_sampling_fields(body: type[Body]) -> type[Body]:
+    """`body` with every sampling field that chat completions and completions share and that it does not define.
+
+    It defines those that have a type of their own, and those that code reads by name."""
+    missing: dict[str, Any] = {
+        row.name: (SAMPLING_TYPES[row.kind] | None, None)
+        for row in SAMPLING_FIELDS.values()
+        if row.name_in("chat") == row.name_in("completions") == row.name and row.name not in body.model_fields
+    }
+    return create_model(body.__name__, __base__=body, __module__=body.__module__, __doc__=body.__doc__, **missing)
 
 
 class StreamOptions(RequestBody):
@@ -32,6 +60,7 @@ class StreamOptions(RequestBody):
     """The usage so far in every chunk."""
 
 
+@with_sampling_fields
 class GenerationBody(RequestBody):
     """Fields that completions and chat completions share."""
 
@@ -40,24 +69,8 @@ class GenerationBody(RequestBody):
     stream: Bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Integer | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
-    top_k: Integer | None = None
-    min_p: Number | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
-    repetition_penalty: Number | None = None
-    seed: Integer | None = None
     stop: Text | list[Text] | None = None
-    stop_token_ids: list[Integer] | None = None
-    include_stop_str_in_output: Bool | None = None
-    ignore_eos: Bool | None = None
-    min_tokens: Integer | None = None
     logit_bias: dict[str, Number] | None = None
-    allowed_token_ids: list[Integer] | None = None
-    bad_words: list[Text] | None = None
-    skip_special_tokens: Bool | None = None
-    spaces_between_special_tokens: Bool | None = None
     add_special_tokens: Bool | None = None
     truncate_prompt_tokens: Integer | None = None
     """Keep this many tokens of the prompt; -1 is what max_tokens leaves of the context."""

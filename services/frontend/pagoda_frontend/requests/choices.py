@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.params.beam_search import BeamSearchParams, EarlyStopping
-from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_common.params.sampling_params import SAMPLING_FIELDS, SamplingParams
 from pagoda_frontend.openai.protocol import GenerationBody
 from pagoda_frontend.requests.run import CollectedSequence
 
@@ -21,19 +21,14 @@ EARLY_STOPPING: dict[bool | str | None, EarlyStopping] = {
 }
 """As in transformers' generate."""
 
-NOT_WITH_BEAM_SEARCH = (
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "bad_words_token_ids",
-    "min_tokens",
-    "presence_penalty",
-    "frequency_penalty",
-    "vllm_xargs",
-    "extra_args",
-    "logprob_token_ids",
-)
-"""Fields that shape sampling: the search judges by the model's own probabilities."""
+NOT_WITH_BEAM_SEARCH = [
+    (name, row)
+    for row in SAMPLING_FIELDS.values()
+    if row.search == "refused"
+    for name in dict.fromkeys((row.name_in("chat") or row.name, row.name))
+]
+"""Fields that shape sampling, by their names in bodies and in SamplingParams: the search judges by the model's own
+probabilities."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,10 +111,6 @@ def check_searchable(asked: GenerationBody | SamplingParams, *, with_logprobs: b
     """
     if with_logprobs:
         raise InvalidRequest("logprobs are not supported with beam search", field="logprobs")
-    for name in NOT_WITH_BEAM_SEARCH:
-        if getattr(asked, name, None):
+    for name, row in NOT_WITH_BEAM_SEARCH:
+        if row.is_set(getattr(asked, name, None)):
             raise InvalidRequest(f"{name} is not supported with beam search", field=name)
-    if asked.prompt_logprobs is not None:
-        raise InvalidRequest("prompt_logprobs is not supported with beam search", field="prompt_logprobs")
-    if asked.repetition_penalty not in (None, 1.0):
-        raise InvalidRequest("repetition_penalty is not supported with beam search", field="repetition_penalty")

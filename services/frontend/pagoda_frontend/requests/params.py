@@ -8,30 +8,16 @@ from typing import Any
 import orjson
 
 from pagoda_common.errors import InvalidRequest, RequestTooLong
-from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_common.params.sampling_params import SAMPLING_FIELDS, SamplingParams
 from pagoda_frontend.openai.protocol import GenerationBody, RequestBody
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for completions. Conversations get what is left of the context."""
 
-_DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_PASSED_ON = (
-    "n",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "min_tokens",
-    "allowed_token_ids",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "logprob_token_ids",
-    "bad_words",
-)
-_INTEGERS = ("top_k", "max_new_tokens")
+_BY_HAND = ("max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens")
+"""Fields that have other meanings in bodies than in SamplingParams, or another name."""
+_PLAIN = [row for row in SAMPLING_FIELDS.values() if row.apis and row.kind != "other" and row.name not in _BY_HAND]
+"""Fields that go from a body into SamplingParams as they are."""
 
 MAX_PROMPT_LOGPROBS = 4 * 1024**2
 """Entries of one answer, over all prompts: some 300 MB of JSON."""
@@ -52,17 +38,18 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 """Fields that ask for what is not there yet, with the values (besides null) that ask for nothing."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class SamplingDefaults:
-    """What the model's generation_config.json says of sampling; None where it is silent."""
+    """What the model's generation_config.json says of sampling."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    max_new_tokens: int | None = None
+    values: Mapping[str, Any]
+    """By the names of SamplingParams; absent where the file is silent."""
+    max_new_tokens: int | None
     """Most tokens of any request."""
+
+    def __init__(self, *, max_new_tokens: int | None = None, **values: Any) -> None:
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "max_new_tokens", max_new_tokens)
 
 
 @functools.lru_cache(maxsize=4)
@@ -70,12 +57,11 @@ def sampling_defaults(generation_config_json: str) -> SamplingDefaults:
     """The defaults in a generation_config.json ("" when the model has none); values of the wrong type are left out."""
     config = orjson.loads(generation_config_json) if generation_config_json else {}
     values: dict[str, Any] = {}
-    for name in (*_DEFAULTED, "max_new_tokens"):
-        value = config.get(name)
-        kinds = int if name in _INTEGERS else int | float
-        if isinstance(value, kinds) and not isinstance(value, bool):
-            values[name] = value
-    return SamplingDefaults(**values)
+    for row in SAMPLING_FIELDS.values():
+        value = config.get(row.generation_config)
+        if isinstance(value, int if row.kind == "integer" else int | float) and not isinstance(value, bool):
+            values[row.name] = value
+    return SamplingDefaults(max_new_tokens=values.pop("max_tokens", None), **values)
 
 
 def check_supported(body: GenerationBody) -> None:
@@ -139,12 +125,12 @@ def make_sampling_params(
     values: dict[str, Any] = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     if body.logprob_token_ids and logprobs is None:
         raise InvalidRequest("logprob_token_ids needs logprobs", field="logprob_token_ids")
-    for name in _PASSED_ON if is_search else (*_DEFAULTED, *_PASSED_ON):
-        value = getattr(body, name)
-        if value is None and name in _DEFAULTED:
-            value = getattr(defaults, name)
-        if value is not None:
-            values[name] = value
+    if not is_search:
+        values |= defaults.values
+    for row in _PLAIN:
+        value = getattr(body, row.name)
+        if value is not None and not (is_search and row.search == "ignored"):
+            values[row.name] = value
     if max_tokens is not None and defaults.max_new_tokens is not None and max_tokens > defaults.max_new_tokens:
         max_tokens = defaults.max_new_tokens
     values["max_tokens"] = max_tokens if max_tokens is not None else defaults.max_new_tokens

@@ -139,7 +139,7 @@ async def encoded_stream(draft: Draft) -> AsyncGenerator[bytes, None]:
 
 
 def _response_of(body: ResponsesBody, conversation: Conversation, response_id: str, created: int) -> dict[str, Any]:
-    defaults = conversation.model.defaults
+    defaults = conversation.model.defaults.values
     asked = body.tool_choice
     choice = asked.model_dump(exclude_none=True) if isinstance(asked, ResponseToolChoice) else asked
     text: dict[str, Any] = {"format": {"type": "text"}}
@@ -170,7 +170,7 @@ def _response_of(body: ResponsesBody, conversation: Conversation, response_id: s
         "safety_identifier": body.safety_identifier,
         "service_tier": body.service_tier or "auto",
         "store": body.store is not False,
-        "temperature": _first(body.temperature, defaults.temperature, 1.0),
+        "temperature": _first(body.temperature, defaults.get("temperature"), 1.0),
         "text": text,
         "tool_choice": choice or "auto",
         "tools": [
@@ -184,7 +184,7 @@ def _response_of(body: ResponsesBody, conversation: Conversation, response_id: s
             for tool in body.tools or ()
         ],
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": _first(body.top_p, defaults.top_p, 1.0),
+        "top_p": _first(body.top_p, defaults.get("top_p"), 1.0),
         "truncation": body.truncation or "disabled",
         "usage": None,
         "user": body.user,

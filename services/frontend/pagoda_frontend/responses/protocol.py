@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from pagoda_common.params.fields import names_as_in_chat, names_by_chat_name
+from pagoda_common.params.sampling_params import SAMPLING_FIELDS
 from pagoda_frontend.openai.protocol import Bool, Integer, Number, RequestBody, Text
 
 
@@ -105,31 +107,15 @@ class ResponsesBody(RequestBody):
     safety_identifier: Text | None = None
 
 
+LOGPROBS = "top_logprobs"
+"""Goes with a flag of its own into a conversation."""
+
 PASSED_ON = (
+    *(name for name in names_as_in_chat(SAMPLING_FIELDS, "responses") if name != LOGPROBS),
     "model",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "min_tokens",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
     "priority",
     "timeout",
     "cache_salt",
-    "structured_outputs",
-    "vllm_xargs",
     "include_reasoning",
     "chat_template_kwargs",
     "parallel_tool_calls",
@@ -138,12 +124,10 @@ PASSED_ON = (
 """Fields that a conversation has under the same name; those that OpenAI's API does not name are vLLM's."""
 
 CHAT_NAMES = {
+    **names_by_chat_name(SAMPLING_FIELDS, "responses"),
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
-    "max_tokens": "max_output_tokens",
     "response_format": "text.format",
-    "truncate_prompt_tokens": "truncation",
-    "logprobs": "top_logprobs",
     "reasoning_effort": "reasoning.effort",
 }
 """Fields of a conversation, and where their values come from here."""

@@ -3,8 +3,9 @@
 from smg_grpc_proto import vllm_engine_pb2
 
 from pagoda.v1 import scheduler_pb2, types_pb2
-from pagoda_common.engine.convert import token_ids_to_bytes
+from pagoda_common.engine.convert import plain_values, token_ids_to_bytes
 from pagoda_common.errors import InvalidRequest
+from pagoda_common.params.sampling_params import SAMPLING_FIELDS
 
 _UNSUPPORTED = ("mm_inputs", "media_refs", "kv_transfer_params", "kv_transfer_params_json")
 
@@ -35,25 +36,11 @@ def _sampling_params(theirs: vllm_engine_pb2.SamplingParams) -> types_pb2.Sampli
     """Theirs as ours. A zero of top_p and repetition_penalty is what was not set."""
     if theirs.HasField("truncate_prompt_tokens"):
         raise InvalidRequest("truncate_prompt_tokens is not supported here: send fewer", field="truncate_prompt_tokens")
-    ours = types_pb2.SamplingParams(
-        temperature=theirs.temperature if theirs.HasField("temperature") else 1.0,
-        top_k=theirs.top_k,
-        top_p=theirs.top_p or 1.0,
-        min_p=theirs.min_p,
-        frequency_penalty=theirs.frequency_penalty,
-        presence_penalty=theirs.presence_penalty,
-        repetition_penalty=theirs.repetition_penalty or 1.0,
-        min_tokens=theirs.min_tokens,
-        stop_token_ids=theirs.stop_token_ids,
-        ignore_eos=theirs.ignore_eos,
-        n=theirs.n or 1,
-        logit_bias=dict(theirs.logit_bias.items()),
-    )
-    for name in ("max_tokens", "logprobs", "prompt_logprobs"):
-        if theirs.HasField(name):
-            setattr(ours, name, getattr(theirs, name))
-    if theirs.HasField("seed"):
-        ours.seed = theirs.seed % 2**64
+    values = {"n": 1, **plain_values(theirs)}
+    if "seed" in values:
+        values["seed"] %= 2**64
+    ours = types_pb2.SamplingParams(**{SAMPLING_FIELDS[name].proto or name: value for name, value in values.items()})
+    ours.logit_bias.update(theirs.logit_bias)
     constraint = theirs.WhichOneof("constraint")
     if constraint == "choice":
         ours.structured_output.choice.texts.extend(theirs.choice.choices)

@@ -12,11 +12,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pagoda_common.params.sampling_params import SAMPLING_FIELDS
 from pagoda_kernels.sampling.apply_token_bitmask import apply_token_bitmask
 from pagoda_kernels.sampling.argmax import argmax
 from pagoda_kernels.sampling.philox import philox_keys
 from pagoda_kernels.sampling.sample_tokens import filter_logits, sample_tokens
-from pagoda_worker.memory.transfers import AnyArray, to_device, to_host
+from pagoda_worker.memory.transfers import to_device, to_host
 from pagoda_worker.sampling.logits_processors import LogitsProcessors
 from pagoda_worker.sampling.logits_rules import LogitsRules
 from pagoda_worker.sampling.logits_state import LogitsBatch
@@ -24,6 +25,8 @@ from pagoda_worker.sampling.sampling_columns import SamplingColumns
 from pagoda_worker.sampling.structured import TokenMask
 from pagoda_worker.steps.batch import IntArray
 
+FILTERS = ("top_k", "top_p", "min_p")
+"""Parameters that `sample_tokens` takes under their own names; off where they have their default."""
 BAD_TOKEN = -1
 """What is told of a row that has sampled nothing: by a device to its host, and by rank 0 to the other ranks."""
 NO_TOKEN = -2
@@ -153,11 +156,8 @@ class Sampler:
 
     def _filters(self, slots: IntArray, device: torch.device) -> dict[str, Tensor]:
         """The filters that some row has on."""
-        columns = self._columns
-        top_k, top_p, min_p = columns.top_k[slots], columns.top_p[slots], columns.min_p[slots]
-        found: dict[str, tuple[AnyArray, npt.NDArray[np.bool_]]]
-        found = {"top_k": (top_k, top_k > 0), "top_p": (top_p, top_p < 1), "min_p": (min_p, min_p > 0)}
-        return {name: to_device(values, device) for name, (values, is_on) in found.items() if is_on.any()}
+        found = {name: (self._columns[name][slots], SAMPLING_FIELDS[name].default) for name in FILTERS}
+        return {name: to_device(values, device) for name, (values, off) in found.items() if (values != off).any()}
 
     def _draw(self, logits: Tensor, batch: LogitsBatch, temperature: Tensor, filters: dict[str, Tensor]) -> Tensor:
         offsets = (batch.num_tokens - batch.num_prompt_tokens).astype(np.uint64)

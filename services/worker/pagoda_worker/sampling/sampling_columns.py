@@ -2,34 +2,38 @@
 
 import numpy as np
 
-from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_common.params.sampling_params import SAMPLING_FIELDS, SamplingParams
 from pagoda_worker.sampling.columns import RaggedColumn, grown
-from pagoda_worker.steps.batch import IntArray
+from pagoda_worker.steps.batch import FloatArray, IntArray
 
 NO_LOGPROBS = -2
 """In the logprobs columns: none asked for (-1 is the vocabulary)."""
 ANY_TOKEN = -1
 """In a bad word: fits every token (the words are padded with it on the left)."""
+PLAIN_COLUMNS = [row for row in SAMPLING_FIELDS.values() if row.column is not None]
+PLAIN_NAMES = [row.name for row in PLAIN_COLUMNS]
 
 
 class SamplingColumns:
-    """Slot-indexed columns; every field has max_num_seqs entries."""
+    """Slot-indexed columns; every field has max_num_seqs entries.
+
+    The table of sampling fields says which parameters have a column of their own name, filled as they are."""
+
+    temperature: FloatArray
+    """0 is greedy."""
+    presence_penalty: FloatArray
+    frequency_penalty: FloatArray
+    repetition_penalty: FloatArray
+    min_tokens: IntArray
 
     def __init__(self, *, max_num_seqs: int, vocab_size: int) -> None:
         n = max_num_seqs
         self._vocab_size = vocab_size
-        self.temperature = np.zeros(n, dtype=np.float32)
-        """0 is greedy."""
-        self.top_p = np.ones(n, dtype=np.float32)
-        self.top_k = np.zeros(n, dtype=np.int64)
-        """0 is off."""
-        self.min_p = np.zeros(n, dtype=np.float32)
+        for row in PLAIN_COLUMNS:
+            setattr(self, row.name, np.full(n, row.default, dtype=row.column))
+        self.temperature[:] = 0  # greedy, until a sequence says otherwise
         self.seed = np.zeros(n, dtype=np.uint64)
-        self.presence_penalty = np.zeros(n, dtype=np.float32)
-        self.frequency_penalty = np.zeros(n, dtype=np.float32)
-        self.repetition_penalty = np.ones(n, dtype=np.float32)
         self.has_penalties = np.zeros(n, dtype=np.bool_)
-        self.min_tokens = np.zeros(n, dtype=np.int64)
         self.logprobs = np.full(n, NO_LOGPROBS, dtype=np.int64)
         self.prompt_logprobs = np.full(n, NO_LOGPROBS, dtype=np.int64)
         self.end_token_ids = RaggedColumn(dtype=np.int64)
@@ -54,21 +58,20 @@ class SamplingColumns:
         self.generations = np.zeros(n, dtype=np.int64)
         """Grows with each sequence that enters or leaves the slot: what was derived from the one before is stale."""
 
+    def __getitem__(self, name: str) -> FloatArray | IntArray:
+        """The column of a plain parameter."""
+        column: FloatArray | IntArray = getattr(self, name)
+        return column
+
     def set(self, slot: int, params: SamplingParams, eos_token_ids: tuple[int, ...]) -> None:
         """Take over a sequence's parameters; token ids outside of the vocabulary are left out."""
         self.generations[slot] += 1
-        self.temperature[slot] = params.temperature
-        self.top_p[slot] = params.top_p
-        self.top_k[slot] = params.top_k
-        self.min_p[slot] = params.min_p
+        for name in PLAIN_NAMES:
+            getattr(self, name)[slot] = getattr(params, name)
         self.seed[slot] = np.uint64(params.seed or 0)
-        self.presence_penalty[slot] = params.presence_penalty
-        self.frequency_penalty[slot] = params.frequency_penalty
-        self.repetition_penalty[slot] = params.repetition_penalty
         self.has_penalties[slot] = (
             params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
         )
-        self.min_tokens[slot] = params.min_tokens
         self.logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
         self.prompt_logprobs[slot] = NO_LOGPROBS if params.prompt_logprobs is None else params.prompt_logprobs
         self.logprob_token_ids.set(slot, self._known(params.logprob_token_ids or ()))
