@@ -90,7 +90,7 @@ class Engine:
 
     def stop(self, sequences: Iterable[Request]) -> None:
         """End sequences whose stop string a frontend has seen."""
-        self._end([request for request in sequences if not request.is_finished], "stop")
+        self._end([request for request in dict.fromkeys(sequences) if not request.is_finished], "stop")
 
     def release(self, request_id: str) -> None:
         """The client has everything: a request that has ended is not kept any longer; unknown ids are ignored."""
@@ -151,6 +151,7 @@ class Engine:
         removed = self._placement.remove(core, is_fault=is_fault)
         if removed is None:
             return
+        core.scheduler.kv.tell(None)
         orphans, poisonous = removed
         if not self.cores:
             self.not_ready_reason = reason

@@ -1,0 +1,103 @@
+"""What a scheduler takes in: each bound is met at the number that it names, and not before."""
+
+import pytest
+
+from pagoda_common.config.engine_config import SchedulerConfig
+from pagoda_common.errors import InvalidRequest, QueueFull, RequestTooLong
+from pagoda_common.params.pooling_params import POOLED, PoolingParams
+from pagoda_scheduler.core.admission import Admission, check_queue
+from pagoda_scheduler.core.request import Request
+from pagoda_scheduler.core.waiting_queue import FcfsQueue
+from tests.unit.scheduler.stories import make_request
+
+
+def admission(*, waiting: list[int] | None = None, vocab_size: int | None = None, **config: object) -> Admission:
+    """Bounds of a scheduler with a context of 20 tokens; `waiting`: sizes of the prompts in its queue."""
+    queue = FcfsQueue()
+    for number, size in enumerate(waiting or []):
+        queue.append(make_request(f"waiting-{number}", size))
+    settings = SchedulerConfig(**{"max_num_seqs": 4, "max_num_batched_tokens": 8, **config})  # type: ignore[arg-type]
+    return Admission(config=settings, waiting=queue, max_model_len=20, vocab_size=vocab_size)
+
+
+def pooled(size: int) -> Request:
+    return Request(
+        request_id="pooled",
+        prompt_token_ids=list(range(size)),
+        sampling_params=POOLED,
+        max_model_len=200,
+        pooling=PoolingParams(),
+    )
+
+
+def test_one_token_of_the_context_is_the_outputs() -> None:
+    admission().check([make_request("fits", 19)])
+    with pytest.raises(RequestTooLong, match="20 tokens, max_model_len is 20"):
+        admission().check([make_request("long", 20)])
+
+
+def test_what_is_pooled_may_fill_the_context() -> None:
+    admission().check([pooled(20)])
+    with pytest.raises(RequestTooLong, match="21 tokens"):
+        admission().check([pooled(21)])
+
+
+def test_without_chunks_a_prompt_must_fit_a_step() -> None:
+    admission(enable_chunked_prefill=False).check([make_request("fits", 8)])
+    admission().check([make_request("chunked", 9)])
+    with pytest.raises(RequestTooLong, match="9 tokens, max_num_batched_tokens is 8"):
+        admission(enable_chunked_prefill=False).check([make_request("long", 9)])
+
+
+@pytest.mark.parametrize("where", ["prompt_token_ids", "output_token_ids"])
+def test_a_token_must_be_in_the_vocabulary(where: str) -> None:
+    def request(token: int) -> Request:
+        prompt, output = ([token, 1], [2]) if where == "prompt_token_ids" else ([1], [token, 2])
+        return make_request("a", prompt, output_token_ids=output)
+
+    admission(vocab_size=50).check([request(49)])
+    with pytest.raises(InvalidRequest, match=f"{where} has token 50, the vocabulary has 50") as caught:
+        admission(vocab_size=50).check([request(50)])
+    assert caught.value.field == where
+
+
+def test_every_sequence_of_a_request_is_looked_at() -> None:
+    with pytest.raises(RequestTooLong):
+        admission().check([make_request("fits", 3), make_request("long", 30)])
+
+
+def test_sequences_that_wait_and_new_ones_count_against_the_bound() -> None:
+    two = [make_request("a", 2), make_request("b", 2)]
+    admission(waiting=[1, 1], max_num_queued_reqs=4).check(two)
+    with pytest.raises(QueueFull, match="2 sequences are waiting, max_num_queued_reqs is 3"):
+        admission(waiting=[1, 1], max_num_queued_reqs=3).check(two)
+
+
+def test_prompt_tokens_that_wait_and_new_ones_count_against_the_bound() -> None:
+    two = [make_request("a", 2), make_request("b", 3)]
+    admission(waiting=[4, 6], max_num_queued_tokens=15).check(two)
+    with pytest.raises(QueueFull, match="15 prompt tokens would wait, max_num_queued_tokens is 14"):
+        admission(waiting=[4, 6], max_num_queued_tokens=14).check(two)
+
+
+def test_what_was_taken_in_before_is_not_bounded_by_the_queue() -> None:
+    admission(waiting=[1, 1], max_num_queued_reqs=2, max_num_queued_tokens=2).check_fits([make_request("a", 5)])
+
+
+@pytest.mark.parametrize(
+    ("bounds", "is_full"),
+    [
+        ({"max_num_queued_reqs": 2}, True),
+        ({"max_num_queued_reqs": 3}, False),
+        ({"max_num_queued_tokens": 11}, True),
+        ({"max_num_queued_tokens": 12}, False),
+    ],
+)
+def test_without_a_group_the_same_bounds_hold(bounds: dict[str, int], is_full: bool) -> None:
+    waiting = [make_request("a", 3), make_request("b", 4)]
+    config = SchedulerConfig(**bounds)  # type: ignore[arg-type]
+    if is_full:
+        with pytest.raises(QueueFull):
+            check_queue(config, waiting=waiting, requests=[make_request("c", 5)])
+    else:
+        check_queue(config, waiting=waiting, requests=[make_request("c", 5)])
