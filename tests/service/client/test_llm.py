@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pagoda import LLM, AsyncLLM, SamplingParams
+from pagoda.llm.prompts import PromptInput
 from pagoda_common.errors import (
     Code,
     ConfigError,
@@ -300,3 +301,15 @@ async def test_what_comes_to_a_sleeping_model_waits(scheduler_thread: FakeSchedu
         assert not waiting.done()
         await llm.wake_up()
         assert await waiting
+
+
+def test_the_salt_of_each_prompt_reaches_the_engine(llm: LLM, fake: FakeScheduler) -> None:
+    ids = llm.get_tokenizer().encode("Hello")
+    prompts: list[PromptInput] = [
+        {"prompt": "Hello", "cache_salt": "mine"},
+        "Hello",
+        {"prompt_token_ids": ids, "cache_salt": "yours"},
+    ]
+    llm.generate(prompts, PARAMS, use_tqdm=False, priority=[3, -2, 0])
+    submits = sorted(fake.submits, key=lambda submit: submit.priority)
+    assert [(submit.priority, submit.cache_salt) for submit in submits] == [(-2, ""), (0, "yours"), (3, "mine")]

@@ -88,3 +88,29 @@ async def test_followers_get_every_event_once_from_where_they_ask() -> None:
     assert await waiting == b"2"
     assert [part async for part in all_of_it] == [b"2"]
     assert [part async for part in rest] == []
+
+
+def test_others_find_nothing_and_nothing_is_kept_where_none_may_be() -> None:
+    store = ResponseStore(max_responses=3)
+    store.add(stored("a", tenant="blue"))
+    store.add(stored("b", tenant="green"))
+    assert store.find("a", "blue") is not None
+    assert store.find("a", "green") is None
+    assert list(store.items("green")) == ["item-of-b"]
+    store.remove("nobody")
+    store.add(stored("a", tenant="green"))
+    assert (len(store), store.find("a", "blue")) == (2, None), "an id is kept once"
+    silent = ResponseStore(max_responses=0)
+    silent.add(stored("a"))
+    assert len(silent) == 0
+
+
+def test_a_store_may_be_full_to_the_byte() -> None:
+    store = ResponseStore(max_responses=2, max_bytes=100)
+    for name in "ab":
+        store.add(stored(name, num_bytes=50))
+    assert kept(store, "a", "b") == ["a", "b"]
+    store = ResponseStore(max_responses=3, max_bytes=100)
+    for name, num_bytes in (("a", 50), ("b", 50), ("c", 1)):
+        store.add(stored(name, num_bytes=num_bytes))
+    assert kept(store, "a", "b", "c") == ["b", "c"]

@@ -248,3 +248,24 @@ async def test_a_silent_stream_is_kept_alive() -> None:
                 if lines.count(": keep-alive") == 2:
                     running.fake.is_paused = False
         assert lines[-2:] == ["data: [DONE]", ""]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_usage_counts_every_prompt_and_every_choice(n: int) -> None:
+    fake = FakeScheduler()
+    fake.num_cached_tokens = 1
+    prompts = [[5], [6, 7], [8, 9, 10, 11]]
+    usage = {
+        "prompt_tokens": 7,
+        "completion_tokens": 3 * n * 4,
+        "total_tokens": 7 + 3 * n * 4,
+        "prompt_tokens_details": {"cached_tokens": 3},
+    }
+    async with running_frontend(fake, enable_prompt_tokens_details=True) as frontend:
+        answer = await frontend.complete(prompt=prompts, n=n, max_tokens=4)
+        assert answer["usage"] == usage
+        assert [choice["index"] for choice in answer["choices"]] == list(range(3 * n))
+        events = await frontend.events(
+            "/v1/completions", prompt=prompts, n=n, max_tokens=4, stream_options={"include_usage": True}
+        )
+        assert events[-2]["usage"] == usage

@@ -68,6 +68,18 @@ async def test_tenants_are_digests_of_keys_or_what_callers_say(frontend: Running
         assert keyed.fake.submits[-1].tenant == hashlib.sha256(b"secret").hexdigest()[:16]
 
 
+async def test_two_keys_of_the_messages_api_are_two_tenants() -> None:
+    body = {"model": "tiny", "max_tokens": 3, "messages": [{"role": "user", "content": "Hi"}]}
+    async with running_frontend(FakeScheduler(), api_key=("first", "second")) as keyed:
+        for key in ("first", "second"):
+            answer = await keyed.post("/v1/messages", body, headers={"x-api-key": key})
+            assert answer.status_code == 200, answer.text
+            assert keyed.fake.submits[-1].tenant == hashlib.sha256(key.encode()).hexdigest()[:16]
+        assert (await keyed.post("/v1/messages", body, headers={"x-api-key": "third"})).status_code == 401
+        # Elsewhere that header opens nothing.
+        assert (await keyed.post(COMPLETIONS, {"prompt": [5]}, headers={"x-api-key": "first"})).status_code == 401
+
+
 async def test_a_full_queue_is_a_503_and_resource_exhausted() -> None:
     config = EngineConfig(
         cache=CacheConfig(block_size=4), scheduler=SchedulerConfig(max_num_seqs=1, max_num_queued_reqs=1)

@@ -1,0 +1,75 @@
+"""Whose call it is, how urgent, how long: tenants by key, bounds of priority and timeout."""
+
+import hashlib
+from typing import Any
+
+import pytest
+
+from pagoda_common.errors import InvalidRequest
+from pagoda_frontend.openai.protocol import CompletionBody
+from pagoda_frontend.requests.terms import Terms, tenant_of, terms_of
+
+
+def terms(headers: dict[str, str] | None = None, **fields: Any) -> Terms:
+    body = CompletionBody.model_validate({"prompt": "x", **fields})
+    return terms_of(headers or {}, body, has_api_keys=False)
+
+
+@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
+def test_two_keys_are_two_tenants_by_whichever_header_they_come(header: str) -> None:
+    def tenant(key: str) -> str:
+        value = f"Bearer {key}" if header == "authorization" else key
+        return tenant_of({header: value, "x-tenant-id": "the same"}, has_api_keys=True)
+
+    assert tenant("first") != tenant("second")
+    assert tenant("first") == hashlib.sha256(b"first").hexdigest()[:16]
+    assert tenant("") == ""
+
+
+def test_a_bearer_token_goes_before_the_other_header() -> None:
+    headers = {"authorization": "Bearer first", "x-api-key": "second"}
+    assert tenant_of(headers, has_api_keys=True) == tenant_of({"x-api-key": "first"}, has_api_keys=True)
+    headers["authorization"] = "Bearer "
+    assert tenant_of(headers, has_api_keys=True) == tenant_of({"x-api-key": "second"}, has_api_keys=True)
+
+
+def test_without_keys_callers_say_who_they_are_in_128_characters() -> None:
+    headers = {"x-tenant-id": "t" * 200, "authorization": "Bearer first"}
+    assert tenant_of(headers, has_api_keys=False) == "t" * 128
+    assert tenant_of({"authorization": "Bearer first"}, has_api_keys=False) == ""
+
+
+def test_a_call_says_nothing_of_itself_by_default() -> None:
+    assert terms() == Terms(tenant="", priority=0, timeout_s=0.0)
+    assert terms(priority=None, timeout=None) == Terms()
+
+
+def test_headers_go_before_the_body() -> None:
+    headers = {"x-vllm-priority": "0", "x-request-timeout": "2.5", "x-tenant-id": "t"}
+    assert terms(headers, priority=7, timeout=9.0) == Terms(tenant="t", priority=0, timeout_s=2.5)
+    assert terms(priority=-7, timeout=9.0) == Terms(priority=-7, timeout_s=9.0)
+
+
+@pytest.mark.parametrize("value", ["9223372036854775807", "-9223372036854775808"])
+def test_a_priority_fits_64_bits(value: str) -> None:
+    assert terms({"x-vllm-priority": value}).priority == int(value)
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "field"),
+    [
+        ("x-vllm-priority", "9223372036854775808", "priority"),
+        ("x-vllm-priority", "-9223372036854775809", "priority"),
+        ("x-vllm-priority", "1.5", "priority"),
+        ("x-vllm-priority", "", "priority"),
+        ("x-request-timeout", "0", "timeout"),
+        ("x-request-timeout", "-1", "timeout"),
+        ("x-request-timeout", "nan", "timeout"),
+        ("x-request-timeout", "inf", "timeout"),
+        ("x-request-timeout", "soon", "timeout"),
+    ],
+)
+def test_what_cannot_be_read_or_is_out_of_bounds_is_refused(header: str, value: str, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        terms({header: value})
+    assert caught.value.field == field
