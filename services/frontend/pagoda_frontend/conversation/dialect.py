@@ -50,6 +50,8 @@ class Dialect:
             return None
         if calls is not None and calls.splits_reasoning:
             reasoning = None
+        if calls is not None and reasoning is not None:
+            reasoning.call_openers = calls.openers
         return MessageParser(reasoning=reasoning, calls=calls, is_parallel=plan.is_parallel)
 
     def _writes_calls(self, plan: ToolPlan) -> bool:

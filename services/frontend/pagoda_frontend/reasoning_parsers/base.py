@@ -21,6 +21,8 @@ class ReasoningParser(ABC):
         """`prompt`: the rendered conversation, whose end may open or close the reasoning."""
         self.is_over = False
         """All that comes is the answer."""
+        self.call_openers: tuple[str, ...] = ()
+        """What begins a tool call. A call ends reasoning that is never closed, and is part of it else."""
 
     @property
     def is_inside(self) -> bool:
@@ -41,6 +43,8 @@ class TaggedReasoningParser(ReasoningParser):
 
     start: ClassVar[str]
     """The marker before the reasoning; models whose prompt ends with it do not repeat it."""
+    label: ClassVar[str] = ""
+    """What may stand at the beginning of the reasoning and is not part of it."""
     is_assumed: ClassVar[bool] = False
     """A text without start marker is reasoning too, unless the prompt has closed it."""
 
@@ -70,7 +74,7 @@ class TaggedReasoningParser(ReasoningParser):
         if not self._has_begun and not self._begin(is_last=is_last):
             return "", ""
         reasoning = "" if self.is_over else self._reason(is_last=is_last)
-        return reasoning, self._answer() if self.is_over else ""
+        return reasoning, self._answer(is_last=is_last) if self.is_over else ""
 
     def _begin(self, *, is_last: bool) -> bool:
         """Whether it is known how the text begins."""
@@ -78,15 +82,23 @@ class TaggedReasoningParser(ReasoningParser):
         has_start = after_start(text, self.start)
         if has_start is None and not is_last:
             return False
-        self._has_begun = True
-        if has_start:
-            self._text = text.removeprefix(self.start)
-        elif not (self._is_inside or self.is_assumed):
+        if has_start or self._is_inside:
+            text = text.removeprefix(self.start)
+            if after_start(text, self.label) is None and not is_last:
+                return False
+            self._text = text.removeprefix(self.label)
+        elif not self.is_assumed:
             self.is_over = True
+        self._has_begun = True
         return True
 
     def _reason(self, *, is_last: bool) -> str:
-        place, marker = find_marker(self._text, (self.end,), is_last=is_last)
+        place, marker = find_marker(self._text, (self.end, *self.call_openers), is_last=is_last)
+        is_held = False
+        if marker is not None and marker != self.end:
+            end = self._text.find(self.end, place)
+            is_held = end < 0 and not is_last
+            place, marker = (end, self.end) if end >= 0 else (place, "")
         text = self._held + self._text[:place]
         self._text = self._text[place + len(marker or "") :]
         if not self._has_reasoned:
@@ -94,13 +106,51 @@ class TaggedReasoningParser(ReasoningParser):
         shown = text.rstrip()
         self._held = text[len(shown) :]
         self._has_reasoned = self._has_reasoned or bool(shown)
-        if marker is not None:
+        if marker is not None and not is_held:
             self.is_over = self._is_behind = True
         return shown
 
-    def _answer(self) -> str:
+    def _answer(self, *, is_last: bool) -> str:
         text, self._text = self._text, ""
         if self._is_behind:
             text = text.lstrip()
             self._is_behind = not text
         return text
+
+
+class TaggedAnswerParser(TaggedReasoningParser):
+    """The answer has tags too, which are not part of it."""
+
+    answer_tags: ClassVar[tuple[str, str]]
+
+    def __init__(self, *, prompt: str) -> None:
+        super().__init__(prompt=prompt)
+        self._has_answered = False
+        """It is known whether there are tags around the answer."""
+        self._is_tagged = False
+
+    def _answer(self, *, is_last: bool) -> str:
+        begin, end = self.answer_tags
+        if not self._has_answered:
+            text = self._text.lstrip()
+            has_tag = after_start(text, begin)
+            if has_tag is None and not is_last:
+                return ""
+            self._has_answered, self._held = True, ""
+            if has_tag:
+                self._text = text.removeprefix(begin)
+                self._is_tagged = self._is_behind = True
+        if not self._is_tagged:
+            return super()._answer(is_last=is_last)
+        place, marker = find_marker(self._text, (end,), is_last=is_last)
+        text = self._held + self._text[:place]
+        self._text = self._text[place + len(marker or "") :]
+        if self._is_behind:
+            text = text.lstrip()
+            self._is_behind = not text
+        shown = text if is_last and marker is None else text.rstrip()
+        self._held = text[len(shown) :]
+        if marker is None:
+            return shown
+        self._is_tagged = False
+        return shown + super()._answer(is_last=is_last)

@@ -1,11 +1,14 @@
 """How the families of models mark their reasoning."""
 
-from pagoda_frontend.reasoning_parsers.base import ReasoningParser, TaggedReasoningParser
+from pagoda_frontend.reasoning_parsers.base import ReasoningParser, TaggedAnswerParser, TaggedReasoningParser
 from pagoda_frontend.tool_parsers.harmony import HarmonyParser
 
 
 class DeepSeekR1Parser(TaggedReasoningParser):
-    """``<think>…</think>``, begun by the prompt or by the model, always there: DeepSeek R1, Qwen 3 Thinking, QwQ."""
+    """``<think>…</think>``, begun by the prompt or by the model, always there.
+
+    DeepSeek R1, Qwen 3 Thinking, QwQ, MiniMax M2, Step 3, Nemotron 3, OLMo 3 Think.
+    """
 
     start = "<think>"
     end = "</think>"
@@ -32,6 +35,68 @@ class GraniteReasoningParser(TaggedReasoningParser):
 
     start = "Here is my thought process:"
     end = "Here is my response:"
+
+
+class SeedOssReasoningParser(TaggedReasoningParser):
+    """``<seed:think>…</seed:think>``: Seed-OSS."""
+
+    start = "<seed:think>"
+    end = "</seed:think>"
+    markers = ("<seed:think>", "</seed:think>")
+    is_assumed = True
+
+
+class Gemma4ReasoningParser(TaggedReasoningParser):
+    """The channel called thought: Gemma 4."""
+
+    start = "<|channel>"
+    end = "<channel|>"
+    markers = ("<|channel>", "<channel|>")
+    label = "thought\n"
+
+
+class HunyuanReasoningParser(TaggedAnswerParser):
+    """``<think>…</think>`` and ``<answer>…</answer>``: Hunyuan A13B."""
+
+    start = "<think>"
+    end = "</think>"
+    markers = ("<think>", "</think>", "<answer>", "</answer>")
+    answer_tags = ("<answer>", "</answer>")
+
+
+class Ernie45ReasoningParser(TaggedAnswerParser):
+    """``…</think>``, begun by the prompt, and ``<response>…</response>``: ERNIE 4.5 Thinking."""
+
+    start = "<think>"
+    end = "</think>"
+    markers = ("<think>", "</think>", "<response>", "</response>")
+    answer_tags = ("<response>", "</response>")
+    is_assumed = True
+
+
+class MinimaxAppendThinkParser(ReasoningParser):
+    """All is the answer, with the ``<think>`` that the prompt has taken from it: MiniMax M2, for clients that send
+    its reasoning back."""
+
+    end = "</think>"
+    markers = ("<think>", "</think>")
+
+    def __init__(self, *, prompt: str) -> None:
+        super().__init__(prompt=prompt)
+        self.is_over = prompt.rstrip().endswith(self.end)
+        self._missing = "" if self.is_over else "<think>"
+        self._tail = ""
+
+    def append(self, text: str) -> tuple[str, str]:
+        if not text:
+            return "", ""
+        self._tail = (self._tail + text)[-len(self.end) - len(text) + 1 :]
+        self.is_over = self.is_over or self.end in self._tail
+        text, self._missing = self._missing + text, ""
+        return "", text
+
+    def finish(self) -> tuple[str, str]:
+        return "", ""
 
 
 class HarmonyReasoningParser(ReasoningParser):

@@ -7,10 +7,15 @@ from pagoda_common.errors import ConfigError
 from pagoda_frontend.reasoning_parsers.base import ReasoningParser
 from pagoda_frontend.reasoning_parsers.families import (
     DeepSeekR1Parser,
+    Ernie45ReasoningParser,
+    Gemma4ReasoningParser,
     GraniteReasoningParser,
     HarmonyReasoningParser,
+    HunyuanReasoningParser,
+    MinimaxAppendThinkParser,
     MistralReasoningParser,
     Qwen3Parser,
+    SeedOssReasoningParser,
 )
 
 Parser = TypeVar("Parser", bound=ReasoningParser)
@@ -18,12 +23,28 @@ Parser = TypeVar("Parser", bound=ReasoningParser)
 _PARSERS: dict[str, type[ReasoningParser]] = {
     "deepseek_r1": DeepSeekR1Parser,
     "deepseek_v3": Qwen3Parser,
+    "deepseek_v4": Qwen3Parser,
+    "ernie45": Ernie45ReasoningParser,
+    "gemma4": Gemma4ReasoningParser,
     "glm45": Qwen3Parser,
+    "gptoss": HarmonyReasoningParser,
     "granite": GraniteReasoningParser,
+    "holo2": Qwen3Parser,
+    "hunyuan": HunyuanReasoningParser,
+    "hunyuan_a13b": HunyuanReasoningParser,
     "kimi_k2": Qwen3Parser,
+    "mimo": Qwen3Parser,
+    "minimax_m2": DeepSeekR1Parser,
+    "minimax_m2_append_think": MinimaxAppendThinkParser,
     "mistral": MistralReasoningParser,
+    "nemotron": DeepSeekR1Parser,
+    "nemotron_v3": DeepSeekR1Parser,
+    "olmo3": DeepSeekR1Parser,
     "openai_gptoss": HarmonyReasoningParser,
     "qwen3": Qwen3Parser,
+    "seed_oss": SeedOssReasoningParser,
+    "step3": DeepSeekR1Parser,
+    "step3p5": DeepSeekR1Parser,
 }
 
 

@@ -1,6 +1,7 @@
 """Which parsers read a model's text, and what of it they need."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -90,3 +91,25 @@ def test_a_schema_that_is_too_large_is_a_fault_of_the_tools() -> None:
     with pytest.raises(InvalidRequest, match="bytes") as caught:
         constraint_of(plan("required", large), None)
     assert caught.value.field == "tools"
+
+
+def test_a_call_ends_reasoning_that_is_never_closed() -> None:
+    thinking = dialect(reasoning_parser="qwen3", tool_call_parser="hermes", enable_auto_tool_choice=True)
+    parser = thinking.parser(plan(None, {}), prompt="<think>\n")
+    assert parser is not None
+    piece = parser.append('Hm.\n<tool_call>{"name": "t0", "arguments": {}}</tool_call>', is_last=True)
+    assert (piece.reasoning, piece.content, [call.name for call in piece.tool_calls]) == ("Hm.", "", ["t0", None])
+
+
+def test_ids_are_as_the_models_template_wants_them_however_a_call_is_made() -> None:
+    for choice in (None, "required", {"type": "function", "function": {"name": "t0"}}):
+        for name, pattern in (("mistral", "[A-Za-z0-9]{9}"), ("kimi_k2", "functions.t0:0"), ("hermes", "call_.{24}")):
+            parser = dialect(tool_call_parser=name, enable_auto_tool_choice=True).parser(plan(choice, {}), prompt="")
+            assert parser is not None
+            text = {None: '[TOOL_CALLS]t0{}<tool_call>{"name": "t0"}', "required": '[{"name": "t0", "parameters": {}}]'}
+            text[None] += "<|tool_call_begin|>functions.t0:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+            written = text.get(choice, "{}") if not isinstance(choice, dict) else "{}"
+            if name == "hermes" and choice is not None:
+                written = '<tool_call>\n{"name": "t0", "arguments": {}}\n</tool_call>'
+            [call, *_] = parser.append(written, is_last=True).tool_calls
+            assert re.fullmatch(pattern, call.id or ""), (choice, name)

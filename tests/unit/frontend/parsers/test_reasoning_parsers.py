@@ -8,8 +8,9 @@ from pagoda_common.errors import ConfigError
 from pagoda_frontend.reasoning_parsers.registry import find_reasoning_parser, reasoning_parser_names
 
 
-def parse(name: str, *texts: str, prompt: str = "") -> tuple[str, str]:
+def parse(name: str, *texts: str, prompt: str = "", openers: tuple[str, ...] = ()) -> tuple[str, str]:
     parser = find_reasoning_parser(name)(prompt=prompt)
+    parser.call_openers = openers
     pieces = [*map(parser.append, texts), parser.finish()]
     return "".join(piece[0] for piece in pieces), "".join(piece[1] for piece in pieces)
 
@@ -29,6 +30,22 @@ CASES = [
     ("granite", "", "Here is my thought process: Hm. Here is my response: Yes.", ("Hm.", "Yes.")),
     ("openai_gptoss", "", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
      ("Hm.", "Yes.")),
+    ("seed_oss", "", "<seed:think>Hm.</seed:think>\nYes.", ("Hm.", "Yes.")),
+    ("gemma4", "", "<|channel>thought\nHm.\n<channel|>Yes.", ("Hm.", "Yes.")),
+    ("gemma4", "", "<|channel>thousands<channel|>Yes.", ("thousands", "Yes.")),
+    ("gemma4", "<|channel>thought\n<channel|>", "thought\nYes.", ("", "thought\nYes.")),
+    ("hunyuan_a13b", "", "<think>\nHm.\n</think>\n<answer>\nYes. \n</answer>\n<c>", ("Hm.", "Yes.\n<c>")),
+    ("hunyuan_a13b", "<think>\n\n</think>\n", "<answer>\nYes.\n</answer>", ("", "Yes.")),
+    ("hunyuan_a13b", "", "Yes </answer>.", ("", "Yes </answer>.")),
+    ("ernie45", "<think>\n", "Hm.\n</think>\n\n<response>\nYes.\n\nNo.\n</response>\n", ("Hm.", "Yes.\n\nNo.\n")),
+    ("ernie45", "<think>\n", "Hm.\n</think>\n\nYes <response>.", ("Hm.", "Yes <response>.")),
+    ("minimax_m2", "<think>\n", "Hm.\n</think>\n\nYes.", ("Hm.", "Yes.")),
+    ("minimax_m2_append_think", "<think>\n", "Hm.</think>\n\nYes.", ("", "<think>Hm.</think>\n\nYes.")),
+    ("nemotron_v3", "<think>", "Hm.</think>Yes.", ("Hm.", "Yes.")),
+    ("step3", "<think>\n", "Hm.\n</think>Yes.", ("Hm.", "Yes.")),
+    ("kimi_k2", "", "<think>Hm.</think>Yes.", ("Hm.", "Yes.")),
+    ("glm45", "<think></think>", "Yes.", ("", "Yes.")),
+    ("olmo3", "<think>", "Hm.</think>Yes.", ("Hm.", "Yes.")),
 ]  # fmt: skip
 
 
@@ -41,16 +58,39 @@ def test_reasoning_and_answer_are_told_apart_wherever_the_text_is_cut(
         assert parse(name, text[:place], text[place:], prompt=prompt) == expected
 
 
+PIECES = [
+    *("<think>", "</think>", "[THINK]", "[/THINK]", "\n", " ", "<", "a", "</", "think>", "<call>", "<ca"),
+    *("<answer>", "</answer>", "<response>", "</response>", "<|channel>", "<channel|>", "thought\n", "thou"),
+    *("<seed:think>", "</seed:think>"),
+]
+
+
 @settings(max_examples=100, deadline=None)
 @given(
-    st.lists(st.sampled_from(["<think>", "</think>", "[THINK]", "[/THINK]", "\n", " ", "<", "a", "</", "think>"])),
-    st.sampled_from(["", "<think>\n", "<think></think>"]),
+    st.lists(st.sampled_from(PIECES)),
+    st.sampled_from(["", "<think>\n", "<think></think>", "<seed:think>", "<|channel>"]),
+    st.sampled_from([(), ("<call>",)]),
 )
-def test_no_text_is_parsed_differently_in_pieces(pieces: list[str], prompt: str) -> None:
+def test_no_text_is_parsed_differently_in_pieces(pieces: list[str], prompt: str, openers: tuple[str, ...]) -> None:
     text = "".join(pieces)
     for name in reasoning_parser_names():
-        whole = parse(name, text, prompt=prompt)
-        assert parse(name, *text, prompt=prompt) == parse(name, *pieces, prompt=prompt) == whole, name
+        whole = parse(name, text, prompt=prompt, openers=openers)
+        assert parse(name, *text, prompt=prompt, openers=openers) == whole, name
+        assert parse(name, *pieces, prompt=prompt, openers=openers) == whole, name
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<think>Hm. <call>now", ("Hm.", "<call>now")),
+        ("<think>I may <call>. No.</think>Yes. <call>now", ("I may <call>. No.", "Yes. <call>now")),
+        ("<think>Hm. <cal", ("Hm. <cal", "")),
+        ("Yes. <call>now", ("", "Yes. <call>now")),
+    ],
+)
+def test_a_call_ends_reasoning_that_is_never_closed(text: str, expected: tuple[str, str]) -> None:
+    for name in ("qwen3", "hunyuan_a13b"):
+        assert parse(name, text, openers=("<call>",)) == parse(name, *text, openers=("<call>",)) == expected
 
 
 def test_the_answer_streams_as_it_comes() -> None:
