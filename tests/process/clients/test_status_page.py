@@ -12,7 +12,7 @@ import pytest
 
 from pagoda_common.process.children import free_port
 from tests.process.clients.browser import Browser, missing_browser
-from tests.process.stack import Stack, ask, poll_until
+from tests.process.stack import Stack, ask, get_status, poll_until
 from tests.service.frontend.harness import running_frontend
 
 KEY = "a-key"
@@ -130,6 +130,61 @@ def test_the_page_fits_a_telephone_and_works_without_a_pointer(stack: Stack, bro
         browser.set_size(1280, 900)
 
 
+@needs_browser
+def test_a_token_shows_what_else_was_likely(stack: Stack, browser: Browser) -> None:
+    browser.open(f"{stack.url}/")
+    browser.click("#inspect")
+    browser.write("#max-tokens", "\ue009a\ue000" + "6")
+    browser.write("#question", "Tell me a story about a dog.\ue007")
+    see(browser, "#messages", until="tokens · first after")
+    browser.click(".message:last-child .token")
+    rows = browser.run("return [...document.querySelectorAll('#alternatives tr')].map((row) => row.innerText)")
+    assert len(rows) >= 5
+    assert "%" in rows[0]
+    save(browser, "tokens")
+    assert browser.complaints() == []
+
+
+@needs_browser
+def test_the_request_can_be_copied_as_curl_and_python(stack: Stack, browser: Browser) -> None:
+    browser.open(f"{stack.url}/")
+    see(browser, "#model", until="pagoda-tiny")
+    # What is copied is caught: a browser without a window has no clipboard.
+    browser.run("window.copied = []; navigator.clipboard.writeText = async (text) => { window.copied.push(text); };")
+    browser.run("document.getElementById('system-box').open = true")
+    browser.write("#system", "You're brief.")
+    browser.write("#max-tokens", "\ue009a\ue000" + "5")
+    browser.write("#question", "It's \"quoted\", isn't it?")
+    browser.click("#copy-curl")
+    browser.click("#copy-python")
+    poll_until(lambda: browser.run("return window.copied.length") == 2, what="both are copied")
+    curl, python = browser.run("return window.copied")
+    done = subprocess.run(["bash", "-c", f"{curl} -s"], capture_output=True, text=True, timeout=240, check=True)
+    assert '"role":"assistant"' in done.stdout, done.stdout
+    done = subprocess.run([sys.executable, "-c", python], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr + python
+
+
+@needs_browser
+def test_figures_turn_grey_when_the_server_is_gone(browser: Browser) -> None:
+    stack = Stack("--num-gpu-blocks-override=64")
+    try:
+        browser.open("about:blank")
+        poll_until(lambda: get_status(f"{stack.url}/live") == 200, what="the frontend listens", log=lambda: stack.log)
+        browser.open(f"{stack.url}/")
+        stack.wait_ready()
+        see(browser, "#state", until="ready")
+        assert browser.run("return document.getElementById('gone').hidden")
+        stack.end()
+        see(browser, "#gone", until="has not answered since")
+        assert browser.run("return document.body.classList.contains('gone')")
+        assert browser.run("return document.getElementById('state').dataset.state") == "away"
+        save(browser, "gone")
+    finally:
+        if stack.popen.poll() is None:
+            stack.end()
+
+
 @pytest.mark.parametrize("by", ["url", "scheduler"])
 def test_top_shows_a_frame_of_the_same(stack: Stack, scheduler_port: int, by: str) -> None:
     where = stack.url if by == "url" else f"127.0.0.1:{scheduler_port}"
@@ -152,8 +207,12 @@ async def test_a_server_with_keys_asks_for_one(browser: Browser) -> None:
         see(browser, "#key-row", until="API key")
         browser.write("#question", "Hello!\ue007")
         see(browser, "#messages", until="asks for an API key")
+        poll_until(
+            lambda: browser.run("return document.activeElement.id") == "key", what="the key's field has the focus"
+        )
+        assert browser.run("return document.getElementById('question').value") == "Hello!", "the question is kept"
         browser.write("#key", KEY)
-        browser.write("#question", "Hello!\ue007")
+        browser.click("#send")
         see(browser, "#messages", until="tokens · first after")
         save(browser, "key")
 

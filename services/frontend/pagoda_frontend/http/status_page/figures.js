@@ -3,9 +3,15 @@
 import { growth, quantile, rate, total } from "./samples.js";
 
 const STAGES = [
-  ["schedule", "scheduler", 0], ["encode", "scheduler", 1], ["wire", "wire", 0], ["queue", "worker", 3],
-  ["prepare", "worker", 2], ["forward", "worker", 0], ["sample", "worker", 1], ["decode", "scheduler", 2],
-  ["deliver", "scheduler", 3],
+  ["schedule", "scheduler", 0, "The scheduler decides which tokens run."],
+  ["encode", "scheduler", 1, "The scheduler writes the step as a message."],
+  ["wire", "wire", 0, "The message travels to the worker, and the answer back."],
+  ["queue", "worker", 3, "The step waits in the worker for the step before it."],
+  ["prepare", "worker", 2, "The worker gathers the inputs of the step."],
+  ["forward", "worker", 0, "The model computes."],
+  ["sample", "worker", 1, "The worker chooses the next tokens."],
+  ["decode", "scheduler", 2, "The scheduler reads the answer."],
+  ["deliver", "scheduler", 3, "The scheduler hands the tokens to their streams."],
 ];
 const CHART_SAMPLES = 120;
 const MINUTE_MS = 60_000;
@@ -34,9 +40,9 @@ export function take(sample) {
   showStep(before, sample);
   for (const [id, name] of [["first-token", "time_to_first_token"], ["next-token", "inter_token_latency"]]) {
     const metric = `vllm:${name}_seconds`;
-    const high = quantile(samples[0], sample, metric, 0.95);
-    show(id, seconds(quantile(samples[0], sample, metric, 0.5)));
-    show(`${id}-note`, high === null ? "of the last minute" : `95 % within ${seconds(high)}`);
+    const [middle, high, highest] = [0.5, 0.95, 0.99].map((share) => quantile(samples[0], sample, metric, share));
+    show(id, seconds(middle));
+    show(`${id}-note`, high === null ? "of the last minute" : `p95 ${seconds(high)} · p99 ${seconds(highest)}`);
   }
 }
 
@@ -87,6 +93,7 @@ function drawChart() {
   const left = CHART_SAMPLES - speeds.length;
   const points = speeds.map((speed, index) => `${left + index + 0.5},${(39.5 - (38 * speed) / top).toFixed(2)}`);
   const line = `M${points.join("L")}`;
+  show("chart-top", `${count(top / 1.08)} a second`);
   const area = `${line}L${CHART_SAMPLES - 0.5},39.5L${left + 0.5},39.5Z`;
   element("chart").replaceChildren(
     path("floor", `M0,39.5H${CHART_SAMPLES}`), path("area", area), path("line", line));
@@ -112,9 +119,10 @@ function showStep(before, sample) {
   }
   show("step-note", `${seconds(whole)} from its schedule to its tokens, ${count(steps)} steps a second`);
   if (!element("step-bar").children.length) {
-    for (const [stage, owner, shade] of STAGES) {
+    for (const [stage, owner, shade, meaning] of STAGES) {
       element("step-bar").append(swatch(owner, shade));
       const item = document.createElement("li");
+      item.title = `${stage} (${owner}): ${meaning}`;
       item.append(swatch(owner, shade), stage, document.createElement("b"));
       element("step-stages").append(item);
     }

@@ -8,6 +8,8 @@ const PERIOD_MS = 2000;
 const TIMEOUT_MS = 8000;
 const THEME = "pagoda-theme";
 const element = (id) => document.getElementById(id);
+let hasBeenReady = false;
+let lastAnswer = null; // Date of the last scrape that came
 
 async function follow() {
   for (;;) {
@@ -21,11 +23,25 @@ async function look() {
   try {
     const [metrics, ready] = await Promise.all([fetch("metrics", { signal }), fetch("ready", { signal })]);
     take(parse(await metrics.text(), performance.now()));
+    lastAnswer = new Date();
+    setGone(false);
+    hasBeenReady ||= ready.ok;
     if (ready.ok) setState("ready", "ready");
-    else setState("waiting", (await ready.json()).error?.message ?? "not ready");
+    else setState(hasBeenReady ? "lost" : "starting", (await ready.json()).error?.message ?? "not ready");
   } catch {
     setState("away", "no answer");
+    setGone(true);
   }
+}
+
+/** Grey all figures: they are those of the last answer. */
+function setGone(is) {
+  document.body.classList.toggle("gone", is);
+  element("gone").hidden = !is;
+  if (!is) return;
+  const since = lastAnswer ? `since ${lastAnswer.toLocaleTimeString()}` : "yet";
+  const text = `The server has not answered ${since}. The figures below are its last ones; this page keeps asking.`;
+  if (element("gone").textContent !== text) element("gone").textContent = text;
 }
 
 function setState(state, text) {
