@@ -30,7 +30,7 @@ from pagoda_common.rpc.service import (
     MAX_METADATA_BYTES,
     SERVER_OPTIONS,
 )
-from pagoda_frontend.openai.embeddings import MAX_INPUTS
+from pagoda_frontend.requests.embeddings import MAX_INPUTS
 from pagoda_frontend.requests.resume import MAX_SEQUENCES
 from pagoda_frontend.requests.serving import RECOVERY_WAIT_S
 from pagoda_scheduler.groups.worker_groups import REGISTRATION_GRACE_S
