@@ -1,0 +1,228 @@
+"""Round trips: every field of what common converts, there and back, with a value that is not its default."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+from pagoda.v1 import scheduler_pb2, types_pb2
+from pagoda_common.config.weights_source import WeightsSource
+from pagoda_common.engine.convert import (
+    EARLY_STOPPING,
+    FINISH_NUMBERS,
+    FINISH_REASONS,
+    adopted_request_from_proto,
+    beam_search_params_from_proto,
+    beam_search_params_to_proto,
+    error_from_proto,
+    error_to_proto,
+    model_facts_from_proto,
+    pooling_params_from_proto,
+    pooling_params_to_proto,
+    sampling_params_from_proto,
+    sampling_params_to_proto,
+    structured_outputs_from_proto,
+    structured_outputs_to_proto,
+    token_ids_from_bytes,
+    token_ids_to_bytes,
+    weights_source_from_proto,
+    weights_source_to_proto,
+)
+from pagoda_common.errors import Code, InvalidRequest, PagodaError
+from pagoda_common.params.beam_search import BeamSearchParams, EarlyStopping
+from pagoda_common.params.pooling_params import PoolingParams
+from pagoda_common.params.sampling_params import SAMPLING_FIELDS, SamplingParams
+from pagoda_common.params.structured_outputs import StructuredOutputsParams
+
+IN_MESSAGE = [name for name, row in SAMPLING_FIELDS.items() if row.proto is not None]
+VALUES: dict[str, Any] = {
+    "n": 3,
+    "presence_penalty": -1.5,
+    "frequency_penalty": 0.25,
+    "repetition_penalty": 1.5,
+    "temperature": 0.5,
+    "top_p": 0.75,
+    "top_k": 9,
+    "min_p": 0.125,
+    "seed": 2**64 - 2,
+    "stop_token_ids": [7, 8],
+    "ignore_eos": True,
+    "max_tokens": 77,
+    "min_tokens": 6,
+    "logprobs": 0,
+    "prompt_logprobs": -1,
+    "logit_bias": {3: 1.5, 2**32 - 1: -100.0},
+    "allowed_token_ids": (4, 5),
+    "bad_words_token_ids": ((1, 2), (3,)),
+    "logprob_token_ids": (11, 12),
+    "structured_outputs": StructuredOutputsParams(regex="a+"),
+    "extra_args": {"a": [1, 2.5, None, True, "x"], "b": {"c": 2**53 + 1}},
+}
+CONSTRAINTS: list[dict[str, Any]] = [
+    {"json": '{"type": "integer"}'},
+    {"json_object": True},
+    {"regex": "a+"},
+    {"choice": ("a", "b")},
+    {"grammar": 'root ::= "a"'},
+    {"structural_tag": '{"type": "structural_tag", "format": {"type": "any_text"}}'},
+]
+OPTIONS: list[dict[str, Any]] = [
+    {"disable_any_whitespace": True},
+    {"disable_additional_properties": True},
+    {"whitespace_pattern": "[ ]?"},
+    {"start_after_token_ids": (5, 6)},
+]
+
+
+def assert_filled(message: Message, *, but: frozenset[str] = frozenset()) -> None:
+    """No field of `message` was forgotten; fields of a oneof exclude each other."""
+    filled = {field.name for field, _ in message.ListFields()}
+    known = {field.name for field in message.DESCRIPTOR.fields}
+    assert known - filled == but
+
+
+def test_every_sampling_field_of_the_message_has_a_value_here() -> None:
+    assert VALUES.keys() == set(IN_MESSAGE)
+
+
+@pytest.mark.parametrize("name", IN_MESSAGE)
+def test_a_sampling_field_alone_comes_back_and_changes_no_other(name: str) -> None:
+    params = SamplingParams(**{"max_tokens": None, name: VALUES[name]})
+    assert getattr(params, name) == VALUES[name]
+    assert sampling_params_from_proto(sampling_params_to_proto(params)) == params
+
+
+def test_all_sampling_fields_come_back_together() -> None:
+    params = SamplingParams(**(VALUES | {"logprobs": 2}))
+    message = sampling_params_to_proto(params)
+    assert_filled(message)
+    assert sampling_params_from_proto(message) == params
+
+
+def test_defaults_come_back_and_an_empty_message_has_those_of_the_contract() -> None:
+    assert sampling_params_from_proto(sampling_params_to_proto(SamplingParams())) == SamplingParams()
+    assert sampling_params_from_proto(types_pb2.SamplingParams()) == SamplingParams(max_tokens=None)
+
+
+def test_a_field_that_the_message_sets_goes_before_the_default_of_the_model() -> None:
+    defaults = {"temperature": 0.5, "top_k": 20}
+    message = types_pb2.SamplingParams(temperature=0.0, min_p=0.0)
+    params = sampling_params_from_proto(message, defaults={"temperature": 0.5})
+    assert params.temperature == 0.0
+    params = sampling_params_from_proto(types_pb2.SamplingParams(top_k=0), defaults=defaults, max_tokens=16)
+    assert (params.temperature, params.top_k, params.max_tokens) == (0.5, 0, 16)
+    params = sampling_params_from_proto(types_pb2.SamplingParams(max_tokens=3), max_tokens=16)
+    assert params.max_tokens == 3
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda value: next(iter(value)))
+@pytest.mark.parametrize("option", [{}, *OPTIONS], ids=lambda value: next(iter(value), "no option"))
+def test_a_constraint_and_its_options_come_back(constraint: dict[str, Any], option: dict[str, Any]) -> None:
+    known = {name for one in (*CONSTRAINTS, *OPTIONS) for name in one}
+    assert {one.name for one in fields(StructuredOutputsParams)} == known
+    params = StructuredOutputsParams(**constraint, **option)
+    message = structured_outputs_to_proto(params)
+    assert message.WhichOneof("constraint") is not None
+    assert structured_outputs_from_proto(message) == params
+
+
+@pytest.mark.parametrize("early_stopping", EARLY_STOPPING)
+def test_a_beam_search_comes_back(early_stopping: EarlyStopping) -> None:
+    params = BeamSearchParams(beam_width=4, length_penalty=0.0, early_stopping=early_stopping)
+    message = beam_search_params_to_proto(params)
+    assert_filled(message)
+    assert beam_search_params_from_proto(message, n=2) == params
+    assert beam_search_params_from_proto(types_pb2.BeamSearchParams(), n=2) == BeamSearchParams(beam_width=2)
+
+
+def test_pooling_comes_back_and_normalises_unless_told_otherwise() -> None:
+    for normalize in (True, False):
+        params = PoolingParams(normalize=normalize)
+        message = pooling_params_to_proto(params)
+        assert_filled(message)
+        assert pooling_params_from_proto(message) == params
+    assert pooling_params_from_proto(types_pb2.PoolingParams()) == PoolingParams(normalize=True)
+
+
+def test_an_error_comes_back_with_its_code_field_and_retry() -> None:
+    error = PagodaError("the queue is full", field="prompt", code=Code.RESOURCE_EXHAUSTED, retry_after_s=1.5)
+    message = error_to_proto(error)
+    assert_filled(message)
+    back = error_from_proto(message)
+    assert (back.message, back.field, back.code, back.retry_after_s) == (
+        "the queue is full",
+        "prompt",
+        Code.RESOURCE_EXHAUSTED,
+        1.5,
+    )
+
+
+def test_a_wrong_argument_comes_back_as_one_and_an_unknown_code_is_internal() -> None:
+    back = error_from_proto(error_to_proto(InvalidRequest("n must be 1", field="n")))
+    assert (type(back), back.message, back.field) == (InvalidRequest, "n must be 1", "n")
+    unknown = error_from_proto(types_pb2.RequestError(code=999, message="x"))
+    assert (unknown.code, unknown.field) == (Code.INTERNAL, None)
+
+
+def test_a_source_of_weights_comes_back() -> None:
+    source = WeightsSource(model="m", revision="r", version=5, is_for_one_group=True)
+    message = weights_source_to_proto(source)
+    assert_filled(message)
+    assert weights_source_from_proto(message) == source
+    assert weights_source_from_proto(types_pb2.WeightsSource(model="m")) == WeightsSource(model="m")
+
+
+def test_facts_of_a_model_are_those_of_the_message_and_the_digest_is_of_all() -> None:
+    message = types_pb2.ModelInfo(
+        model="m",
+        vocab_size=3,
+        max_model_len=4,
+        embedding_size=5,
+        eos_token_ids=[6, 7],
+        generation_config_json="{}",
+    )
+    facts = model_facts_from_proto(message)
+    assert (facts.model, facts.vocab_size, facts.max_model_len, facts.embedding_size) == ("m", 3, 4, 5)
+    assert (facts.eos_token_ids, facts.generation_config_json) == ((6, 7), "{}")
+    message.num_layers = 1
+    assert model_facts_from_proto(message).digest != facts.digest
+
+
+def test_reasons_of_an_end_come_back() -> None:
+    assert {FINISH_REASONS[number]: number for number in FINISH_REASONS} == FINISH_NUMBERS
+
+
+def test_token_ids_come_back_and_a_torn_column_is_refused_by_name() -> None:
+    ids = [0, 1, 2**32 - 1]
+    assert token_ids_from_bytes(token_ids_to_bytes(ids)) == ids
+    with pytest.raises(InvalidRequest, match="output_token_ids has 5 bytes, must be a multiple of 4"):
+        token_ids_from_bytes(b"12345", field="output_token_ids")
+
+
+def test_an_adopted_request_has_what_the_message_says() -> None:
+    submitted = scheduler_pb2.SubmitRequest(
+        request_id="a",
+        attempt=2,
+        prompt_token_ids=token_ids_to_bytes([5, 6]),
+        sampling_params=types_pb2.SamplingParams(seed=9),
+        arrival_time_ns=11,
+        timeout_s=2.5,
+        tenant="t",
+        frontend_note=b"note",
+    )
+    sequence = scheduler_pb2.AdoptedSequence(
+        output_token_ids=token_ids_to_bytes([7]),
+        finish_reason=types_pb2.FINISH_REASON_STOP,
+        stop_token_id=0,
+        num_cached_tokens=0,
+    )
+    message = scheduler_pb2.AdoptedRequest(submitted=submitted, sequences=[sequence, scheduler_pb2.AdoptedSequence()])
+    request = adopted_request_from_proto(message)
+    assert (request.request_id, request.attempt, request.prompt_token_ids, request.seed) == ("a", 2, [5, 6], 9)
+    assert (request.arrival_time_ns, request.timeout_s, request.tenant, request.note) == (11, 2.5, "t", b"note")
+    first, second = request.sequences
+    assert (first.token_ids, first.finish_reason) == ([7], "stop")
+    assert (first.stop_token_id, first.num_cached_tokens) == (0, 0)
+    assert (second.token_ids, second.finish_reason) == ([], None)
+    assert (second.stop_token_id, second.num_cached_tokens) == (None, None)
