@@ -39,11 +39,12 @@ def render(
         text = tokenizer.apply_chat_template(
             conversation,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             chat_template=chat_template,
             tools=tools,
             **variables,
         )
-        rendered.append(cut_after(text, conversation[-1]["content"]) if continue_final_message else text)
+        rendered.append(text)
     return rendered
 
 
@@ -116,18 +117,3 @@ def _template_call(call: Any, number: int) -> dict[str, Any]:
         except ValueError:
             arguments = function["arguments"]
     return {**call, "function": {**function, "arguments": arguments}}
-
-
-def cut_after(text: str, final: str) -> str:
-    """`text` up to the end of the final message, so that the model goes on writing it.
-
-    Raises:
-        InvalidRequest: the template does not show that message as it is.
-    """
-    stripped = final.strip()
-    place = text.rfind(stripped)
-    if not stripped or place < 0:
-        message = "continue_final_message: the chat template does not show the final message as it is"
-        raise InvalidRequest(message, field="messages")
-    whole = final.lstrip()
-    return text[: place + len(whole if text.startswith(whole, place) else stripped)]

@@ -18,6 +18,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pagoda_common.errors import InvalidRequest
 
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names of what an assistant thought."""
+FINAL_MARK = "CONTINUE_FINAL_MESSAGE_HERE "
+"""Written behind the final message to find its end. A template that trims messages takes its space away."""
+
 
 class _GenerationTag(jinja2.ext.Extension):
     """{% generation %} marks the assistant's words for training; here its body is rendered as it is."""
@@ -38,6 +43,9 @@ class _Dict:
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
 
 
 class _Namespace(jinja2.utils.Namespace):
@@ -111,12 +119,15 @@ def _plain(value: Any) -> Any:
     return f"<{type(value).__name__}>"
 
 
-def render_chat_template(source: str, *, messages: list[dict[str, Any]], **variables: Any) -> str:
+def render_chat_template(
+    source: str, *, messages: list[dict[str, Any]], continue_final_message: bool = False, **variables: Any
+) -> str:
     """The prompt text of a conversation.
 
     Args:
         source: Jinja text.
         messages: role and content, as in OpenAI's chat API; a developer is the system where the template knows none.
+        continue_final_message: end where the content of the last message ends, so that the model goes on writing it.
         variables: what else the template may look at (tools, add_generation_prompt, bos_token, …).
 
     Raises:
@@ -130,7 +141,36 @@ def render_chat_template(source: str, *, messages: list[dict[str, Any]], **varia
         messages = [
             {**message, "role": "system"} if message.get("role") == "developer" else message for message in messages
         ]
+    messages = [_with_reasoning(message) for message in messages]
+    if continue_final_message:
+        final = messages[-1]
+        messages = [*messages[:-1], {**final, "content": (final.get("content") or "") + FINAL_MARK}]
     try:
-        return template.render(messages=_plain(messages), **{name: _plain(value) for name, value in variables.items()})
+        text = template.render(messages=_plain(messages), **{name: _plain(value) for name, value in variables.items()})
     except Exception as error:  # whatever a template does with messages it was not made for
         raise InvalidRequest(f"the chat template refused the messages: {error}", field="messages") from error
+    return _cut_at_mark(text) if continue_final_message else text
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """`message` with its reasoning under every name that templates know."""
+    given = next((text for name in REASONING if (text := message.get(name)) is not None), None)
+    if given is None:
+        return message
+    others = {name: given for name in ("reasoning_content", "reasoning") if message.get(name) is None}
+    return {"thinking": given, **message, **others}
+
+
+def _cut_at_mark(text: str) -> str:
+    """`text` up to the end of the final message; a template that trims messages has trimmed this one as well."""
+    place = text.rfind(FINAL_MARK.rstrip())
+    if place < 0:
+        raise InvalidRequest(
+            "continue_final_message: the chat template does not show the final message as it is", field="messages"
+        )
+    return text[:place] if text.startswith(FINAL_MARK, place) else text[:place].rstrip()
+
+
+def has_role(source: str, role: str) -> bool:
+    """Whether a template speaks of a role by its name."""
+    return f"'{role}'" in source or f'"{role}"' in source

@@ -133,6 +133,7 @@ class Tokenizer:
         messages: list[dict[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         chat_template: str | None = None,
         tools: list[dict[str, Any]] | None = None,
         **kwargs: Any,
@@ -142,6 +143,7 @@ class Tokenizer:
         Args:
             messages: role and content, as in OpenAI's chat API.
             add_generation_prompt: end with the beginning of the assistant's answer.
+            continue_final_message: end where the content of the last message ends.
             chat_template: Jinja text, or the name of one of the checkpoint's templates; None takes the checkpoint's.
             tools: JSON schemas of functions.
             kwargs: further variables of the template.
@@ -151,13 +153,19 @@ class Tokenizer:
         """
         variables = {**self.special_tokens, "tools": tools, "documents": None, **kwargs}
         return render_chat_template(
-            self._choose_template(chat_template, has_tools=bool(tools)),
+            self.choose_template(chat_template, has_tools=bool(tools)),
             messages=messages,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             **variables,
         )
 
-    def _choose_template(self, chat_template: str | None, *, has_tools: bool) -> str:
+    def choose_template(self, chat_template: str | None, *, has_tools: bool) -> str:
+        """Jinja text of the template for a conversation; `chat_template` as in apply_chat_template.
+
+        Raises:
+            InvalidRequest: there is none.
+        """
         if chat_template is not None:
             return self._chat_templates.get(chat_template, chat_template)
         name = "tool_use" if has_tools and "tool_use" in self._chat_templates else "default"

@@ -53,3 +53,46 @@ def test_a_template_flag_is_a_file_or_the_text(tmp_path: Path) -> None:
     assert load_chat_template(None) is None
     with pytest.raises(ConfigError):
         load_chat_template(str(tmp_path / "missing.jinja"))
+
+
+@pytest.mark.parametrize("text", ["<", "i", "end", "|", "im_end", "", "hi", " spaced ", "assistant"])
+async def test_a_continued_message_is_cut_behind_its_text_whatever_that_is(text: str) -> None:
+    messages = [message("user", "hi"), message("assistant", text)]
+    shown = await prompts().render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert shown == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n" + text
+
+
+async def test_a_template_that_trims_messages_trims_the_continued_one() -> None:
+    template = "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}"
+    messages = [message("user", " a "), message("assistant", " b ")]
+    shown = await prompts(template).render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert shown == "[a][b"
+
+
+async def test_a_template_that_hides_the_final_message_cannot_continue_it() -> None:
+    with pytest.raises(InvalidRequest, match="continue_final_message"):
+        await prompts("{{ messages[0].content }}").render(
+            [message("user", "a"), message("assistant", "b")], add_generation_prompt=False, continue_final_message=True
+        )
+
+
+@pytest.mark.parametrize("role", ["ipython", "observation", "judge"])
+async def test_a_role_that_the_template_names_is_allowed(role: str) -> None:
+    template = "{% for m in messages %}{% if m.role == '" + role + "' %}[{{ m.content }}]{% endif %}{% endfor %}"
+    assert await prompts(template).render([message(role, "x")]) == "[x]"
+    with pytest.raises(InvalidRequest, match=rf"messages.0.role is '{role}', must be one of system"):
+        await prompts("{{ messages[0].content }}").render([message(role, "x")])
+
+
+INTEGERS = ["1000000000000000000001", "-18446744073709551616", "9223372036854775808", "18446744073709551615"]
+
+
+@pytest.mark.parametrize("number", INTEGERS)
+@pytest.mark.parametrize("is_text", [True, False])
+async def test_integers_in_arguments_keep_every_digit(number: str, is_text: bool) -> None:
+    arguments = f'{{"wei": {number}}}'
+    call = {"id": "c", "type": "function", "function": {"name": "pay", "arguments": arguments}}
+    if not is_text:
+        call["function"] = {"name": "pay", "arguments": {"wei": int(number)}}
+    answer = ChatMessage.model_validate({"role": "assistant", "content": None, "tool_calls": [call]})
+    assert arguments in await prompts().render([message("user", "hi"), answer])

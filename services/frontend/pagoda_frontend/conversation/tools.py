@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import orjson
-
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.grammar.json_schema import without_additional_properties
 from pagoda_common.params.structured_outputs import MAX_JSON_DEPTH, is_deeper_than
+from pagoda_common.text import exact_json
 from pagoda_frontend.openai.protocol import AllowedToolsChoice, ChatBody, NamedToolChoice, Tool
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -170,7 +169,7 @@ def _schema(tool: Tool) -> dict[str, Any]:
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
     """`schema` without room for properties that it does not name; as it is where objects are put together of parts."""
-    if b'"allOf"' in orjson.dumps(schema):
+    if b'"allOf"' in exact_json.dumps(schema):
         return schema
     closed: dict[str, Any] = without_additional_properties(schema)
     return closed

@@ -12,6 +12,7 @@ from pagoda_common.engine.convert import plain_values, structured_outputs_from_p
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.params.outputs import HypothesisLogprobs
 from pagoda_common.params.sampling_params import SAMPLING_FIELDS
+from pagoda_common.text import exact_json
 from pagoda_frontend.conversation.message import CollectedMessage, MessageDelta
 from pagoda_frontend.grpc.convert import finish_number, logprobs_to_proto
 from pagoda_frontend.openai.protocol import ChatBody, TokenizeBody
@@ -150,7 +151,7 @@ def json_object(text: str, name: str, field: str | None = None) -> dict[str, Any
         InvalidRequest: it is none; `field` (or else `name`) names it.
     """
     try:
-        value = orjson.loads(text)
+        value = exact_json.loads(text)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"{name} is not valid JSON: {error}", field=field or name) from None
     if not isinstance(value, dict):

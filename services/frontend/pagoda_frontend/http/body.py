@@ -11,6 +11,7 @@ from fastapi import Request, Response
 from pydantic import ValidationError
 
 from pagoda_common.errors import Code, InvalidRequest
+from pagoda_common.text import exact_json
 from pagoda_frontend.http.errors import BodyTooLarge, ClientDisconnected
 from pagoda_frontend.openai.protocol import RequestBody
 from pagoda_frontend.requests.errors import validation_message
@@ -89,7 +90,7 @@ def parse_body(raw: bytes, body_type: type[Body]) -> Body:
     """
     fault: Exception | None = None
     try:
-        value = orjson.loads(raw)
+        value = exact_json.loads(raw)
     except orjson.JSONDecodeError as error:
         fault = error
         value = _parse_leniently(raw)
@@ -140,4 +141,4 @@ def _parse_leniently(raw: bytes) -> Any:
 
 def json_response(value: Any, headers: Mapping[str, str] | None = None) -> Response:
     """A 200 with a JSON body."""
-    return Response(orjson.dumps(value), media_type="application/json", headers=dict(headers or {}))
+    return Response(exact_json.dumps(value), media_type="application/json", headers=dict(headers or {}))

@@ -5,10 +5,10 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Any
 
-import orjson
 from fastapi import Request, Response
 
 from pagoda_common.errors import PagodaError, RequestFailed
+from pagoda_common.text import exact_json
 from pagoda_frontend.conversation.conversation import Conversation, start_conversation
 from pagoda_frontend.conversation.template import template_kwargs
 from pagoda_frontend.conversation.tools import plan_tools
@@ -158,7 +158,7 @@ async def _encoded_stream(
 
 def _encoded(events: Iterable[Event]) -> bytes:
     return b"".join(
-        b"event: " + event["type"].encode() + b"\ndata: " + orjson.dumps(event) + b"\n\n" for event in events
+        b"event: " + event["type"].encode() + b"\ndata: " + exact_json.dumps(event) + b"\n\n" for event in events
     )
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
 from pydantic import ValidationError
 
 from pagoda_common.errors import InvalidRequest
+from pagoda_common.text import exact_json
 from pagoda_frontend.messages.protocol import (
     CHAT_NAMES,
     PASSED_ON,
@@ -96,7 +96,7 @@ def _assistant(blocks: Sequence[Block], place: str) -> Message:
             if block.id is None or block.name is None:
                 missing = "id" if block.id is None else "name"
                 raise InvalidRequest(f"{place}.content.{number}.{missing}: field required", field="messages")
-            function = {"name": block.name, "arguments": orjson.dumps(block.input or {}).decode()}
+            function = {"name": block.name, "arguments": exact_json.dumps(block.input or {}).decode()}
             calls.append({"id": block.id, "type": "function", "function": function})
         elif block.type != "redacted_thinking":
             texts.append(block)

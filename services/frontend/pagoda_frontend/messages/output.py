@@ -5,6 +5,7 @@ from typing import Any
 
 import orjson
 
+from pagoda_common.text import exact_json
 from pagoda_frontend.conversation.drawn_ids import drawn_id
 from pagoda_frontend.conversation.message import MessageDelta
 
@@ -86,7 +87,7 @@ class BlockBuilder:
 def _arguments(text: str) -> dict[str, Any]:
     """The object that `text` is; {} where the answer was cut off within it."""
     try:
-        value = orjson.loads(text)
+        value = exact_json.loads(text)
     except orjson.JSONDecodeError:
         return {}
     return value if isinstance(value, dict) else {}

@@ -170,7 +170,8 @@ class MessageToolCall(RequestBody):
 class ChatMessage(RequestBody):
     """One message of a conversation. Other fields go to the chat template as they are."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Text
+    """system, developer, user, assistant, tool, or one that the chat template names."""
     content: Text | list[ContentPart] | None = None
     tool_calls: list[MessageToolCall] | None = None
     """Calls that the assistant made."""

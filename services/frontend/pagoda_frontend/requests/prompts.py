@@ -10,6 +10,8 @@ import orjson
 
 from pagoda_common.errors import ConfigError, InvalidRequest, RequestTooLong
 from pagoda_common.params.truncation import Truncation
+from pagoda_common.text import exact_json
+from pagoda_common.text.chat_template import has_role
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.openai.protocol import ChatMessage, MessageToolCall, Tool
 from pagoda_frontend.requests.params import check_token_ids, too_long
@@ -20,6 +22,8 @@ MAX_TOKEN_CHARS = 128
 """No token stands for more characters than this (longer runs of spaces apart)."""
 NOT_IN_KWARGS = ("messages", "chat_template", "tools", "documents", "add_generation_prompt", "continue_final_message")
 """Variables of a chat template that have a field of their own."""
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Roles that may be in any conversation."""
 OWN_FIELDS = ("role", "content", "tool_calls", "reasoning", "reasoning_content", "function_call")
 """Fields of a message that chat templates get in a shape of their own, or not at all."""
 
@@ -145,13 +149,16 @@ class Prompts:
         for name in NOT_IN_KWARGS:
             if name in kwargs:
                 raise InvalidRequest(f"chat_template_kwargs must not contain {name}", field="chat_template_kwargs")
+        template = self._tokenizer.choose_template(chat_template or self._chat_template, has_tools=bool(tools))
+        self._check_roles(messages, template)
         conversation = [template_message(message, number) for number, message in enumerate(messages)]
 
         def apply() -> str:
             return self._tokenizer.apply_chat_template(
                 conversation,
                 add_generation_prompt=add_generation_prompt,
-                chat_template=chat_template or self._chat_template,
+                continue_final_message=continue_final_message,
+                chat_template=template,
                 tools=[tool.model_dump(exclude_unset=True) for tool in tools] if tools else None,
                 documents=documents,
                 **kwargs,
@@ -159,10 +166,18 @@ class Prompts:
 
         size = sum(len(message["content"] or "") for message in conversation)
         try:
-            text = await asyncio.to_thread(apply) if size > LONG_TEXT_CHARS else apply()
+            return await asyncio.to_thread(apply) if size > LONG_TEXT_CHARS else apply()
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             raise InvalidRequest(f"the chat template refused the messages: {error}", field="messages") from error
-        return _cut_after(text, conversation[-1]["content"] or "") if continue_final_message else text
+
+    def _check_roles(self, messages: Sequence[ChatMessage], template: str) -> None:
+        for number, message in enumerate(messages):
+            if message.role not in ROLES and not has_role(template, message.role):
+                raise InvalidRequest(
+                    f"messages.{number}.role is {message.role[:100]!r}, must be one of {', '.join(ROLES)}, or one that "
+                    "the chat template names",
+                    field="messages",
+                )
 
 
 def template_message(message: ChatMessage, number: int) -> dict[str, Any]:
@@ -200,22 +215,11 @@ def _template_call(call: MessageToolCall) -> dict[str, Any]:
         arguments = {}
     elif isinstance(arguments, str):
         try:
-            arguments = orjson.loads(arguments)
+            arguments = exact_json.loads(arguments)
         except orjson.JSONDecodeError:
             arguments = call.function.arguments
     shown: dict[str, Any] = {"type": "function", "function": {"name": call.function.name, "arguments": arguments}}
     return {"id": call.id, **shown} if call.id is not None else shown
-
-
-def _cut_after(text: str, final: str) -> str:
-    """`text` up to the end of the final message, so that the model goes on writing it."""
-    place = text.rfind(final.strip())
-    if not final.strip() or place < 0:
-        raise InvalidRequest(
-            "continue_final_message: the chat template does not show the final message as it is", field="messages"
-        )
-    whole = final.lstrip()
-    return text[: place + (len(whole) if text.startswith(whole, place) else len(final.strip()))]
 
 
 def load_chat_template(value: str | None) -> str | None:

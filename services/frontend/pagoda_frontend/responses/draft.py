@@ -5,9 +5,8 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Any
 
-import orjson
-
 from pagoda_common.errors import PagodaError, RequestFailed
+from pagoda_common.text import exact_json
 from pagoda_frontend.conversation.conversation import Conversation
 from pagoda_frontend.http.errors import error_object
 from pagoda_frontend.http.opening import announced
@@ -105,7 +104,7 @@ class Draft:
     def _encoded(self, events: Iterable[Event]) -> list[bytes]:
         encoded = []
         for event in events:
-            payload = orjson.dumps({**event, "sequence_number": self._num_events})
+            payload = exact_json.dumps({**event, "sequence_number": self._num_events})
             encoded.append(b"event: " + event["type"].encode() + b"\ndata: " + payload + b"\n\n")
             self._num_events += 1
         return encoded

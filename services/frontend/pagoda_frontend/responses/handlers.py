@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-import orjson
 from fastapi import Request, Response
 
 from pagoda_common.errors import InvalidRequest, PagodaError
+from pagoda_common.text import exact_json
 from pagoda_frontend.conversation.conversation import Conversation, start_conversation
 from pagoda_frontend.http.body import json_response, read_body
 from pagoda_frontend.http.sse import EventStream, unless_disconnected
@@ -222,7 +222,7 @@ class Responses:
             self._store.add(kept)
 
     def _start_in_background(self, draft: Draft, stored: StoredResponse, *, with_events: bool) -> StoredResponse:
-        stored.num_bytes = len(orjson.dumps(stored.messages)) + len(orjson.dumps(stored.input_items))
+        stored.num_bytes = len(exact_json.dumps(stored.messages)) + len(exact_json.dumps(stored.input_items))
         stored.events = [] if with_events else None
         stored.first_event = draft.num_events
 
@@ -250,7 +250,7 @@ def _complete(stored: StoredResponse) -> None:
     answer = [ResponseItem.model_validate(item) for item in stored.response["output"]]
     add_input(stored.messages, answer, dict)
     held = (stored.messages, stored.input_items, stored.response)
-    stored.num_bytes = sum(len(orjson.dumps(one)) for one in held)
+    stored.num_bytes = sum(len(exact_json.dumps(one)) for one in held)
 
 
 def _check(body: ResponsesBody, *, can_store: bool) -> None:

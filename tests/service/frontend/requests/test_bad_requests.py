@@ -257,7 +257,7 @@ async def test_an_unknown_route_is_a_404_and_a_wrong_method_a_405(shared: Runnin
 
 
 async def test_at_most_ten_errors_are_reported(shared: Running) -> None:
-    messages = [{"role": "robot", "content": "x"}] * 25
+    messages = [{"role": 5, "content": "x"}] * 25
     response = await shared.post(CHAT, {"model": MODEL, "messages": messages})
     check_error(response, status=400, param="messages")
     assert response.json()["error"]["message"].count("messages.") == 10

@@ -1,0 +1,37 @@
+"""JSON whose integers keep every digit: orjson makes floats of those beyond 64 bits, and cannot write them."""
+
+import json
+import re
+from typing import Any
+
+import orjson
+
+_LONG_NUMBER = re.compile(rb"\d{19,}")
+
+
+def loads(text: str | bytes) -> Any:
+    """The value that `text` is.
+
+    Raises:
+        orjson.JSONDecodeError: it is not JSON.
+    """
+    raw = text.encode() if isinstance(text, str) else text
+    value = orjson.loads(raw)
+    if _LONG_NUMBER.search(raw) is None:
+        return value
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):  # more digits or levels than Python reads
+        return value
+
+
+def dumps(value: Any) -> bytes:
+    """`value` as JSON text without spaces.
+
+    Raises:
+        TypeError, ValueError: a part of it is no JSON value.
+    """
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
