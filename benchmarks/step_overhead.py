@@ -45,7 +45,7 @@ from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput, StepR
 from pagoda_scheduler.engine.engine import Engine
 from pagoda_scheduler.engine.engine_core import EngineCore
 from pagoda_scheduler.observability.timeline import Timeline
-from pagoda_worker.steps import batch
+from pagoda_worker.steps import step as worker_step
 from pagoda_worker.steps.step_loop import StepJob, StepLoop
 from pagoda_worker.threads import set_wait_policy
 from pagoda_worker.worker import Worker
@@ -142,7 +142,7 @@ class InProcessExecutor:
         self._results: asyncio.Queue[ModelRunnerOutput | Exception] = asyncio.Queue()
 
     def send(self, output: SchedulerOutput) -> None:
-        def give(answer: batch.ModelRunnerOutput) -> None:
+        def give(answer: worker_step.StepOutput) -> None:
             counts = answer.num_sampled_tokens
             tell(ModelRunnerOutput(output.step, None if counts is None else counts.tolist(), answer.token_ids.tolist()))
 
@@ -158,14 +158,14 @@ class InProcessExecutor:
         return result
 
 
-def _to_worker(output: SchedulerOutput) -> batch.ExecuteModelInput:
+def _to_worker(output: SchedulerOutput) -> worker_step.StepInput:
     def array(values: list[int]) -> Any:
         return np.array(values, dtype=np.int64)
 
-    return batch.ExecuteModelInput(
+    return worker_step.StepInput(
         freed_slots=array(output.freed_slots),
         new_requests=[
-            batch.NewRequest(
+            worker_step.NewRequest(
                 slot=new.slot,
                 request_id=new.request_id,
                 prompt_token_ids=array(new.prompt_token_ids),

@@ -25,7 +25,7 @@ from benchmarks.figures import Report, median, parser
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
-from pagoda_worker.steps.batch import ExecuteModelInput, NewRequest
+from pagoda_worker.steps.step import NewRequest, StepInput
 from pagoda_worker.worker import Worker
 
 VOCAB_SIZE = 32_000
@@ -107,7 +107,7 @@ class Batch:
     def start(self) -> None:
         """The prompts."""
         self._worker.execute_model(
-            ExecuteModelInput(
+            StepInput(
                 new_requests=self._first,
                 num_seqs=self._slots.size,
                 slots=self._slots,
@@ -118,13 +118,13 @@ class Batch:
     def step(self) -> tuple[float, float]:
         """One decode step: milliseconds in all, and of sampling (the wait for the mask is part of it)."""
         started = time.perf_counter()
-        output = self._worker.execute_model(ExecuteModelInput(num_seqs=self._slots.size, slots=self._slots))
+        output = self._worker.execute_model(StepInput(num_seqs=self._slots.size, slots=self._slots))
         assert not output.bad_slots, output.bad_slots
         return (time.perf_counter() - started) * 1e3, output.timings.sample_ns / 1e6
 
     def free(self) -> None:
         """Empty the slots."""
-        self._worker.execute_model(ExecuteModelInput(freed_slots=self._slots))
+        self._worker.execute_model(StepInput(freed_slots=self._slots))
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.gpu.steps import BLOCK_SIZE, SHAPES, TINY, BusyTimes, make_worker
 from benchmarks.gpu.timing import Figures
 from pagoda_common.params.sampling_params import SamplingParams
-from pagoda_worker.steps.batch import ExecuteModelInput, NewRequest
+from pagoda_worker.steps.step import NewRequest, StepInput
 from pagoda_worker.worker import Worker
 
 NUM_PARTS = 4
@@ -49,7 +49,7 @@ def num_blocks_each(length: int, part: int, num_steps: int) -> int:
     return -(-(max(length, NUM_PARTS * part) + num_steps + 1) // BLOCK_SIZE)
 
 
-def mixed_load(*, batch: int, length: int, part: int, num_steps: int, samples: bool = False) -> list[ExecuteModelInput]:
+def mixed_load(*, batch: int, length: int, part: int, num_steps: int, samples: bool = False) -> list[StepInput]:
     """`batch` decodes in the first step, then one fewer and `part` tokens of a prompt in each. When a prompt is
     computed its sequence decodes with the others, the one that came first leaves, and the next has its slot and its
     blocks.
@@ -76,14 +76,14 @@ def mixed_load(*, batch: int, length: int, part: int, num_steps: int, samples: b
         )
 
     first = [request(slot, length, length - 1) for slot in range(batch)]
-    steps = [ExecuteModelInput(new_requests=first, num_seqs=batch, slots=np.arange(batch))]
+    steps = [StepInput(new_requests=first, num_seqs=batch, slots=np.arange(batch))]
     decoding = list(range(batch))
     for number in range(num_steps):
         is_new = number % NUM_PARTS == 0
         if is_new:
             joining = decoding.pop(0)
         steps.append(
-            ExecuteModelInput(
+            StepInput(
                 freed_slots=np.array([joining] if is_new else [], dtype=np.int64),
                 new_requests=[request(joining, NUM_PARTS * part, 0)] if is_new else [],
                 num_seqs=batch,
@@ -96,7 +96,7 @@ def mixed_load(*, batch: int, length: int, part: int, num_steps: int, samples: b
     return steps
 
 
-def _run(worker: Worker, steps: list[ExecuteModelInput], *, overlaps: bool) -> list[float]:
+def _run(worker: Worker, steps: list[StepInput], *, overlaps: bool) -> list[float]:
     """Seconds from each step's end to the next one's. `overlaps`: the next step is there when one begins."""
     ends = []
     if overlaps:
@@ -109,5 +109,5 @@ def _run(worker: Worker, steps: list[ExecuteModelInput], *, overlaps: bool) -> l
     if overlaps:
         worker.finish_step()
         ends.append(time.perf_counter())
-    worker.execute_model(ExecuteModelInput(freed_slots=np.arange(steps[0].num_seqs)))
+    worker.execute_model(StepInput(freed_slots=np.arange(steps[0].num_seqs)))
     return np.diff(ends).tolist()

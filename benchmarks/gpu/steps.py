@@ -14,8 +14,8 @@ import torch
 from benchmarks.gpu.timing import Figures
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.params.sampling_params import SamplingParams
-from pagoda_worker.steps.batch import ExecuteModelInput, NewRequest
-from pagoda_worker.steps.input_batch import StepInputs
+from pagoda_worker.steps.input_batch import ForwardInputs
+from pagoda_worker.steps.step import NewRequest, StepInput
 from pagoda_worker.steps.step_clock import StepClock
 from pagoda_worker.worker import Worker
 
@@ -142,7 +142,7 @@ class BusyTimes:
         if device.type == "cuda":
             self._in_flight.launch = self._timed  # type: ignore[method-assign]  # heard, then done as before
 
-    def _timed(self, step: ExecuteModelInput, inputs: StepInputs, clock: StepClock) -> None:
+    def _timed(self, step: StepInput, inputs: ForwardInputs, clock: StepClock) -> None:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         if self._delay_cycles:
             torch.cuda._sleep(self._delay_cycles)  # type: ignore[no-untyped-call]  # torch: it has no types
@@ -166,10 +166,8 @@ def _decode(worker: Worker, batch: int, length: int, num_steps: int, *, overlaps
     `overlaps`: the next step is there when one begins, as with asynchronous scheduling.
     """
     slots = np.arange(batch)
-    worker.execute_model(
-        ExecuteModelInput(new_requests=_requests(batch, length, length - 1), num_seqs=batch, slots=slots)
-    )
-    times, decode = [], ExecuteModelInput(num_seqs=batch)
+    worker.execute_model(StepInput(new_requests=_requests(batch, length, length - 1), num_seqs=batch, slots=slots))
+    times, decode = [], StepInput(num_seqs=batch)
     if overlaps:
         worker.begin_step(decode)
     for _ in range(num_steps):
@@ -180,18 +178,18 @@ def _decode(worker: Worker, batch: int, length: int, num_steps: int, *, overlaps
         times.append(time.perf_counter() - started)
     if overlaps:
         worker.finish_step()
-    worker.execute_model(ExecuteModelInput(freed_slots=slots))
+    worker.execute_model(StepInput(freed_slots=slots))
     return times[num_steps // 5 :]
 
 
 def _prompt(worker: Worker, length: int) -> float:
     """Seconds for a prompt in one step."""
     slots = np.arange(1)
-    step = ExecuteModelInput(
+    step = StepInput(
         new_requests=_requests(1, length, 0), num_seqs=1, slots=slots, num_scheduled_tokens=np.array([length])
     )
     started = time.perf_counter()
     worker.execute_model(step)
     elapsed = time.perf_counter() - started
-    worker.execute_model(ExecuteModelInput(freed_slots=slots))
+    worker.execute_model(StepInput(freed_slots=slots))
     return elapsed

@@ -11,7 +11,7 @@ import torch
 from pagoda_common.config.engine_config import EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_kernels.selection import triton_on_cpu, use_references
-from pagoda_worker.steps.batch import ExecuteModelInput, ModelRunnerOutput, NewRequest
+from pagoda_worker.steps.step import NewRequest, StepInput, StepOutput
 from pagoda_worker.worker import Worker
 
 BLOCKS_EACH = 16
@@ -69,14 +69,14 @@ def _generate(
                 for slot, length in enumerate(lengths.tolist())
             ]
             slots = np.arange(batch)
-            first = ExecuteModelInput(new_requests=requests, num_seqs=batch, slots=slots, num_scheduled_tokens=lengths)
-            later = ExecuteModelInput(num_seqs=batch)
+            first = StepInput(new_requests=requests, num_seqs=batch, slots=slots, num_scheduled_tokens=lengths)
+            later = StepInput(num_seqs=batch)
             return np.stack([output.token_ids for output in run_ahead(worker, [first, *[later] * (num_steps - 1)])])
     finally:
         use_references(())
 
 
-def run_ahead(worker: Worker, steps: Sequence[ExecuteModelInput]) -> Iterator[ModelRunnerOutput]:
+def run_ahead(worker: Worker, steps: Sequence[StepInput]) -> Iterator[StepOutput]:
     """The outputs of steps, each begun as early as the worker takes it."""
     num_begun = 0
     for step in steps:

@@ -7,8 +7,8 @@ import pytest
 
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.params.sampling_params import SamplingParams
-from pagoda_worker.steps.batch import ExecuteModelInput
-from pagoda_worker.steps.input_batch import StepInputs
+from pagoda_worker.steps.input_batch import ForwardInputs
+from pagoda_worker.steps.step import StepInput
 from pagoda_worker.steps.step_clock import StepClock
 from pagoda_worker.steps.steps_in_flight import StepsInFlight
 from tests.harness.engine import RunningEngine, running_engine
@@ -32,7 +32,7 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each step that was launched while another one was in flight, whether some of a prompt is in it."""
     launch, ahead = StepsInFlight.launch, []
 
-    def noted(steps: StepsInFlight, step: ExecuteModelInput, inputs: StepInputs, clock: StepClock) -> None:
+    def noted(steps: StepsInFlight, step: StepInput, inputs: ForwardInputs, clock: StepClock) -> None:
         if steps:
             ahead.append(inputs.input_ids.size > inputs.slots.size)
         launch(steps, step, inputs, clock)

@@ -13,7 +13,7 @@ import torch
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_worker.memory.profiling import peak_activation_bytes
-from pagoda_worker.steps.batch import ExecuteModelInput, NewRequest
+from pagoda_worker.steps.step import NewRequest, StepInput
 from pagoda_worker.worker import Worker
 from tests.unit.worker.driver import Driver
 from tests.unit.worker.steps.step_scripts import (
@@ -96,7 +96,7 @@ def test_nothing_waits_but_for_the_tokens_at_the_end(enforce_eager: bool) -> Non
     assert [sequence.output for sequence in again] == [sequence.output for sequence in expected]
 
 
-def steps_of(num_decodes: int) -> list[ExecuteModelInput]:
+def steps_of(num_decodes: int) -> list[StepInput]:
     """Prompts together, then decodes of all, then of every second one; nobody reads the log on the host."""
     requests = [
         NewRequest(
@@ -109,11 +109,11 @@ def steps_of(num_decodes: int) -> list[ExecuteModelInput]:
         for slot, prompt in enumerate(PROMPTS)
     ]
     slots, lengths = np.arange(len(PROMPTS)), np.array([len(prompt) for prompt in PROMPTS])
-    first = ExecuteModelInput(new_requests=requests, num_seqs=slots.size, slots=slots, num_scheduled_tokens=lengths)
+    first = StepInput(new_requests=requests, num_seqs=slots.size, slots=slots, num_scheduled_tokens=lengths)
     odd = slots[1::2].copy()
-    half = ExecuteModelInput(freed_slots=slots[::2], num_seqs=odd.size, slots=odd)
-    last = ExecuteModelInput(freed_slots=odd)
-    every, few = ExecuteModelInput(num_seqs=slots.size), ExecuteModelInput(num_seqs=half.num_seqs)
+    half = StepInput(freed_slots=slots[::2], num_seqs=odd.size, slots=odd)
+    last = StepInput(freed_slots=odd)
+    every, few = StepInput(num_seqs=slots.size), StepInput(num_seqs=half.num_seqs)
     return [first, *[every] * num_decodes, half, *[few] * num_decodes, last]
 
 

@@ -8,7 +8,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pagoda_common.metrics.lean_histogram import LeanHistogram
-from pagoda_worker.steps.batch import ExecuteModelInput, ModelRunnerOutput
+from pagoda_worker.steps.step import StepInput, StepOutput
 from pagoda_worker.worker import Worker
 
 STAGES = ("queue", "prepare", "forward", "sample")
@@ -26,7 +26,7 @@ class WorkerMetrics:
         self._tokens = Counter("pagoda:worker_tokens", "Tokens computed.", registry=registry)
         self._sequences = Counter("pagoda:worker_sequences", "Sequences of all steps together.", registry=registry)
 
-    def observe(self, step: ExecuteModelInput, output: ModelRunnerOutput) -> None:
+    def observe(self, step: StepInput, output: StepOutput) -> None:
         """A step was computed."""
         if not step.num_seqs:
             return

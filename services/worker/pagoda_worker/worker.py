@@ -29,9 +29,9 @@ from pagoda_worker.models.decoder import Decoder
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 from pagoda_worker.sampling.grammars import Grammars, load_compiler
 from pagoda_worker.sampling.logits_processors import load_logits_processors
-from pagoda_worker.steps.batch import ExecuteModelInput, ModelRunnerOutput
 from pagoda_worker.steps.begun_steps import BegunSteps
 from pagoda_worker.steps.model_runner import ModelRunner
+from pagoda_worker.steps.step import StepInput, StepOutput
 from pagoda_worker.steps.step_threads import StepThreads
 
 
@@ -310,7 +310,7 @@ class Worker:
     def _can_overlap(loaded: LoadedModel) -> bool:
         return loaded.device.type == "cuda" and what_waits(loaded) is None
 
-    def execute_model(self, step: ExecuteModelInput) -> ModelRunnerOutput:
+    def execute_model(self, step: StepInput) -> StepOutput:
         """Run one step, while no other is begun.
 
         Raises:
@@ -320,7 +320,7 @@ class Worker:
         assert is_begun, "there was no step to wait for"
         return self.finish_step()
 
-    def begin_step(self, step: ExecuteModelInput) -> bool:
+    def begin_step(self, step: StepInput) -> bool:
         """Begin the next step. False: nothing is done, a step has to be finished first."""
         self._threads.use_for(step)
         return self._steps.begin(self._runner, step)
@@ -335,7 +335,7 @@ class Worker:
         """Whether `finish_step` would not wait."""
         return self._steps.is_done
 
-    def finish_step(self) -> ModelRunnerOutput:
+    def finish_step(self) -> StepOutput:
         """Wait for the oldest step that was begun.
 
         Raises:
@@ -354,7 +354,7 @@ class Worker:
         if runner is not None:
             runner.touch_ahead(may_go_on)
 
-    def expect(self, step: ExecuteModelInput) -> None:
+    def expect(self, step: StepInput) -> None:
         """Begin to compile the constraints of a step that will run soon. Returns at once, for any thread to call."""
         for request in step.new_requests:
             if request.sampling_params.structured_outputs is not None:

@@ -20,9 +20,9 @@ from pagoda_kernels.selection import use_references
 from pagoda_worker.attention.choice import AttentionChoice
 from pagoda_worker.graphs.cuda_graphs import make_decode_graphs, why_eager
 from pagoda_worker.graphs.decode_graphs import DecodeGraphs, Graph
-from pagoda_worker.steps.batch import ExecuteModelInput, NewRequest
-from pagoda_worker.steps.input_batch import StepInputs
+from pagoda_worker.steps.input_batch import ForwardInputs
 from pagoda_worker.steps.model_runner import ModelRunner
+from pagoda_worker.steps.step import NewRequest, StepInput
 from pagoda_worker.worker import Worker
 from tests.fakes.flash_attn_module import flash_attn_module
 from tests.kernels.test_external_attention import NEEDS
@@ -163,14 +163,12 @@ def test_a_step_that_runs_ahead_replays_with_the_tokens_that_the_device_has(tmp_
         )
         for slot in range(3)
     ]
-    first = ExecuteModelInput(
-        new_requests=requests, num_seqs=3, slots=ints([0, 1, 2]), num_scheduled_tokens=ints([1, 8, 15])
-    )
-    fewer = ExecuteModelInput(freed_slots=ints([0]), num_seqs=2, slots=ints([2, 1]))
-    joined = ExecuteModelInput(
+    first = StepInput(new_requests=requests, num_seqs=3, slots=ints([0, 1, 2]), num_scheduled_tokens=ints([1, 8, 15]))
+    fewer = StepInput(freed_slots=ints([0]), num_seqs=2, slots=ints([2, 1]))
+    joined = StepInput(
         new_requests=[dataclasses.replace(requests[0], block_ids=ints([20]))], num_seqs=3, slots=ints([1, 0, 2])
     )
-    steps = [first, *[ExecuteModelInput(num_seqs=3)] * 2, fewer, ExecuteModelInput(num_seqs=2), joined]
+    steps = [first, *[StepInput(num_seqs=3)] * 2, fewer, StepInput(num_seqs=2), joined]
     driver = make_driver(tmp_path)
     add_graphs(driver)
     assert isinstance(driver.worker, Worker)
@@ -194,7 +192,7 @@ def test_padding_changes_no_logits_and_no_cache(tmp_path: Path) -> None:
         one[owned] = torch.randn(one[owned].shape, generator=generator)
     before = [one.clone() for one in (*cache.k_caches, *cache.v_caches)]
     positions = np.array([19, 40])
-    inputs = StepInputs(
+    inputs = ForwardInputs(
         batch_rows=np.arange(2),
         slots=np.arange(2),
         num_scheduled_tokens=np.ones(2, dtype=np.int64),

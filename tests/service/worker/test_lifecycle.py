@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagoda_common.config.model_files import resolve_model
 from pagoda_common.rpc.service import LIVENESS
-from pagoda_worker.steps.batch import ExecuteModelInput
+from pagoda_worker.steps.step import StepInput
 from tests.service.worker.conftest import SERVICE, Caller, Served, new_request, tokens_of
 
 
@@ -144,7 +144,7 @@ async def test_health_is_answered_while_a_step_runs(
 ) -> None:
     gate, begin = threading.Event(), served.worker.begin_step
 
-    def slow(step: ExecuteModelInput) -> bool:
+    def slow(step: StepInput) -> bool:
         gate.wait(10)
         return begin(step)
 

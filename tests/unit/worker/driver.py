@@ -11,7 +11,7 @@ import torch
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.config.speculative_config import SpeculativeConfig
 from pagoda_common.params.sampling_params import SamplingParams
-from pagoda_worker.steps.batch import BadSlot, ExecuteModelInput, ModelRunnerOutput, NewRequest, PromptLogprobs
+from pagoda_worker.steps.step import BadSlot, NewRequest, PromptLogprobs, StepInput, StepOutput
 from pagoda_worker.worker import Worker
 from tests.unit.worker.parallel.ranks import Ranks
 
@@ -75,10 +75,10 @@ class Driver:
         self._held: dict[int, list[int]] = {}
         self._to_free: list[int] = []
 
-    def execute(self, **step: Any) -> ModelRunnerOutput:
+    def execute(self, **step: Any) -> StepOutput:
         """One step; free slots of ended sequences first."""
         freed, self._to_free = self._to_free, []
-        return self.worker.execute_model(ExecuteModelInput(freed_slots=np.array(freed, dtype=np.int64), **step))
+        return self.worker.execute_model(StepInput(freed_slots=np.array(freed, dtype=np.int64), **step))
 
     def take_blocks(self, slot: int, count: int) -> list[int]:
         """Blocks for a slot."""
@@ -161,7 +161,7 @@ class Driver:
         self._update(batch, counts, output)
 
     @staticmethod
-    def _update(batch: list[Tracked], counts: list[int], output: ModelRunnerOutput) -> None:
+    def _update(batch: list[Tracked], counts: list[int], output: StepOutput) -> None:
         by_slot = {sequence.slot: sequence for sequence in batch}
         for bad in output.bad_slots:
             by_slot[bad.slot].bad = bad

@@ -22,7 +22,7 @@ from pagoda_worker.attention.measurement import StepBounds, Timer, difference, m
 from pagoda_worker.attention.table import OURS, AttentionTable, load_table, shape_of
 from pagoda_worker.memory.device import cache_dtype
 from pagoda_worker.models.spec import DecoderSpec
-from pagoda_worker.steps.batch import IntArray
+from pagoda_worker.steps.step import IntArray
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pagoda_worker.steps.batch import IntArray
+from pagoda_worker.steps.step import IntArray
 
 OURS = "triton"
 """The name of our own kernels."""

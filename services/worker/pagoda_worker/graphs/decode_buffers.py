@@ -6,7 +6,7 @@ import torch
 from pagoda_kernels.attention.plan import AttentionPlan
 from pagoda_kernels.attention.tables import AttentionTables
 from pagoda_worker.memory.transfers import Upload
-from pagoda_worker.steps.input_batch import StepInputs
+from pagoda_worker.steps.input_batch import ForwardInputs
 
 NO_SLOT = -1
 """Where a padding row's key and value are written: nowhere."""
@@ -69,7 +69,7 @@ class DecodeBuffers:
         on_device = (self._words, self._block_table, self.logits)
         return sum(tensor.nbytes for tensor in on_device) + sum(upload.num_bytes for upload in self._uploads)
 
-    def fill(self, inputs: StepInputs, size: int) -> None:
+    def fill(self, inputs: ForwardInputs, size: int) -> None:
         """Take a step of at most `size` sequences with one token each, padded to `size` rows."""
         num_seqs, width = inputs.block_table.shape
         if num_seqs > size or size > self.max_size or inputs.input_ids.size != num_seqs:

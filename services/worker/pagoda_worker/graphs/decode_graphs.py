@@ -14,7 +14,7 @@ from torch import Tensor
 from pagoda_worker.graphs.decode_buffers import DecodeBuffers
 from pagoda_worker.memory.kv_cache import KVCache
 from pagoda_worker.models.decoder import Decoder, ForwardContext
-from pagoda_worker.steps.input_batch import StepInputs
+from pagoda_worker.steps.input_batch import ForwardInputs
 
 logger = logging.getLogger(__name__)
 
@@ -98,14 +98,14 @@ class DecodeGraphs:
                 logger.info("CUDA graphs: %d of %d recorded", number, len(self._sizes))
         logger.info("%d CUDA graphs recorded in %.1f s", len(self._sizes), time.monotonic() - started)
 
-    def size_for(self, inputs: StepInputs, num_logit_rows: int) -> int:
+    def size_for(self, inputs: ForwardInputs, num_logit_rows: int) -> int:
         """The size to replay for a step; 0: the step is not one token each, all sampled, or there are too many."""
         num_seqs = inputs.slots.size
         if not inputs.input_ids.size == num_logit_rows == num_seqs or not 0 < num_seqs <= self._sizes[-1]:
             return 0
         return self._sizes[bisect.bisect_left(self._sizes, num_seqs)]
 
-    def load(self, inputs: StepInputs, size: int, token_ids: Tensor | None = None) -> None:
+    def load(self, inputs: ForwardInputs, size: int, token_ids: Tensor | None = None) -> None:
         """Put a step into the buffers, on the current stream.
 
         Args:

@@ -11,7 +11,7 @@ from pagoda_kernels.attention.quantized_cache import FP8, cache_width, scales_of
 from pagoda_worker.memory.memory_ahead import MemoryAhead
 from pagoda_worker.memory.transfers import to_device
 from pagoda_worker.models.spec import DecoderSpec
-from pagoda_worker.steps.batch import IntArray
+from pagoda_worker.steps.step import IntArray
 
 
 def block_bytes(spec: DecoderSpec, *, block_size: int, dtype: torch.dtype) -> int:

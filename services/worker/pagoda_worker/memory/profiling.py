@@ -13,8 +13,8 @@ from pagoda_worker.graphs.cuda_graphs import CudaGraphRecorder, make_decode_grap
 from pagoda_worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
 from pagoda_worker.loader.loaded_model import LoadedModel
 from pagoda_worker.memory.device import free_memory_bytes
-from pagoda_worker.steps.batch import ExecuteModelInput, NewRequest
 from pagoda_worker.steps.model_runner import ModelRunner
+from pagoda_worker.steps.step import NewRequest, StepInput
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ def _measure(loaded: LoadedModel, count: int, length: int) -> int:
         )
         for slot in range(count)
     ]
-    step = ExecuteModelInput(
+    step = StepInput(
         new_requests=requests, num_seqs=count, slots=np.arange(count), num_scheduled_tokens=np.full(count, length)
     )
     device = loaded.device

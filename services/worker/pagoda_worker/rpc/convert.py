@@ -23,15 +23,15 @@ from pagoda_common.config.speculative_config import SpeculativeConfig
 from pagoda_common.engine.convert import pooling_params_from_proto, sampling_params_from_proto
 from pagoda_common.errors import InvalidRequest, PagodaError
 from pagoda_worker.loader.model_facts import ModelFacts
-from pagoda_worker.steps.batch import (
+from pagoda_worker.steps.step import (
     NO_INTS,
     NO_PAIRS,
     BadSlot,
-    ExecuteModelInput,
     IntArray,
     LogprobColumns,
-    ModelRunnerOutput,
     NewRequest,
+    StepInput,
+    StepOutput,
 )
 
 
@@ -103,9 +103,7 @@ def model_facts_to_proto(facts: ModelFacts) -> types_pb2.ModelInfo:
     )
 
 
-def execute_model_input_from_proto(
-    message: worker_pb2.ExecuteModelRequest, *, arrived_ns: int = 0
-) -> ExecuteModelInput:
+def step_input_from_proto(message: worker_pb2.ExecuteModelRequest, *, arrived_ns: int = 0) -> StepInput:
     """One step. A new request that cannot be read is rejected alone.
 
     Raises:
@@ -117,7 +115,7 @@ def execute_model_input_from_proto(
             new_requests.append(_new_request(new))
         except PagodaError as error:
             rejected.append(BadSlot(slot=new.slot, code=error.code, message=error.message, field=error.field or ""))
-    return ExecuteModelInput(
+    return StepInput(
         freed_slots=_column(message.freed_slots, "<u2", "freed_slots"),
         blocks_to_swap_out=_pairs(message.blocks_to_swap_out, "blocks_to_swap_out"),
         blocks_to_swap_in=_pairs(message.blocks_to_swap_in, "blocks_to_swap_in"),
@@ -177,9 +175,7 @@ def _pairs(column: bytes, field: str) -> IntArray:
     return values.reshape(-1, 2)
 
 
-def model_runner_output_to_proto(
-    output: ModelRunnerOutput, request: worker_pb2.ExecuteModelRequest
-) -> worker_pb2.SamplerOutput:
+def step_output_to_proto(output: StepOutput, request: worker_pb2.ExecuteModelRequest) -> worker_pb2.SamplerOutput:
     """The answer to `request`."""
     message = worker_pb2.SamplerOutput(
         session_epoch=request.session_epoch,

@@ -1,4 +1,4 @@
-"""Fence and StepLog: whose messages a worker listens to, and which step comes next. No gRPC, no tensors."""
+"""Fence and StepHistory: whose messages a worker listens to, and which step comes next. No gRPC, no tensors."""
 
 import secrets
 from collections import OrderedDict
@@ -53,7 +53,7 @@ class Fence:
             raise StaleEpoch(f"worker_incarnation is {incarnation}, must be {self.incarnation}")
 
 
-class StepLog(Generic[Answer]):
+class StepHistory(Generic[Answer]):
     """Steps since the cache was initialized, in order, with the latest answers."""
 
     def __init__(self) -> None:

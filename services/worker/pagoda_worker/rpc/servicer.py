@@ -16,13 +16,13 @@ from pagoda_worker.loader.model_facts import ModelFacts
 from pagoda_worker.metrics import WorkerMetrics
 from pagoda_worker.rpc.convert import (
     engine_config_from_proto,
-    execute_model_input_from_proto,
     model_facts_to_proto,
-    model_runner_output_to_proto,
+    step_input_from_proto,
+    step_output_to_proto,
 )
 from pagoda_worker.rpc.execute_stream import ExecuteStream, StepAnswer
-from pagoda_worker.rpc.fence import Fence, StepLog
-from pagoda_worker.steps.batch import ExecuteModelInput, ModelRunnerOutput
+from pagoda_worker.rpc.fence import Fence, StepHistory
+from pagoda_worker.steps.step import StepInput, StepOutput
 from pagoda_worker.steps.step_loop import StepJob, StepLoop
 from pagoda_worker.worker import Worker
 
@@ -64,7 +64,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._set_serving = set_serving
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
-        self._steps: StepLog[StepAnswer] = StepLog()
+        self._steps: StepHistory[StepAnswer] = StepHistory()
         self._step_loop = StepLoop(worker=worker, submit=self._thread.submit)
         self._stream: ExecuteStream | None = None
         self._load: asyncio.Task[ModelFacts] | None = None
@@ -248,7 +248,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         answer = self._steps.repeated(request.step)
         if answer is None:
             # Handed over before anything is awaited: steps reach the model thread in the order they arrived.
-            step = execute_model_input_from_proto(request, arrived_ns=time.perf_counter_ns())
+            step = step_input_from_proto(request, arrived_ns=time.perf_counter_ns())
             self._worker.expect(step)
             answer = StepAnswer()
             self._step_loop.put(self._job(step, request, answer, asyncio.get_running_loop()))
@@ -257,14 +257,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
     def _job(
         self,
-        step: ExecuteModelInput,
+        step: StepInput,
         request: worker_pb2.ExecuteModelRequest,
         answer: StepAnswer,
         loop: asyncio.AbstractEventLoop,
     ) -> StepJob:
         """Whose outcome is told on the event loop: the model thread runs the next step."""
 
-        def give(output: ModelRunnerOutput) -> None:
+        def give(output: StepOutput) -> None:
             loop.call_soon_threadsafe(self._tell, answer, step, request, output)
 
         def fail(error: Exception) -> None:
@@ -275,12 +275,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     def _tell(
         self,
         answer: StepAnswer,
-        step: ExecuteModelInput,
+        step: StepInput,
         request: worker_pb2.ExecuteModelRequest,
-        output: ModelRunnerOutput,
+        output: StepOutput,
     ) -> None:
         try:
-            message = model_runner_output_to_proto(output, request)
+            message = step_output_to_proto(output, request)
         except Exception as error:
             answer.fail(error)
             raise

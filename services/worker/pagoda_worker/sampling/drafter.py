@@ -4,7 +4,7 @@ import numpy as np
 
 from pagoda_common.config.speculative_config import SpeculativeConfig
 from pagoda_worker.sampling.ngram_index import NgramIndex
-from pagoda_worker.steps.batch import IntArray, TokenArray
+from pagoda_worker.steps.step import IntArray, TokenArray
 
 FIRST_PAUSE = 8
 """Tokens without a draft after one of a single token was wrong; doubles with every such failure in a row."""

@@ -20,7 +20,7 @@ from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_worker.memory.transfers import to_device
 from pagoda_worker.sampling.columns import grown
 from pagoda_worker.sampling.logits_state import LogitsBatch
-from pagoda_worker.steps.batch import IntArray
+from pagoda_worker.steps.step import IntArray
 
 logger = logging.getLogger(__name__)
 

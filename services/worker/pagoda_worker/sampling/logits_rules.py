@@ -8,7 +8,7 @@ from pagoda_kernels.sampling.apply_penalties import apply_token_penalties
 from pagoda_worker.memory.transfers import to_device
 from pagoda_worker.sampling.logits_state import NEVER, BiasRows, LogitsBatch, TokenCounts, padded_ids
 from pagoda_worker.sampling.sampling_columns import ANY_TOKEN, SamplingColumns
-from pagoda_worker.steps.batch import IntArray
+from pagoda_worker.steps.step import IntArray
 
 
 class LogitsRules:

@@ -11,7 +11,7 @@ from pagoda_worker.memory.transfers import to_device
 from pagoda_worker.sampling.columns import RaggedColumn, grown
 from pagoda_worker.sampling.sampling_columns import SamplingColumns
 from pagoda_worker.sampling.slot_rows import SlotRows
-from pagoda_worker.steps.batch import IntArray, TokenArray
+from pagoda_worker.steps.step import IntArray, TokenArray
 
 NEVER = float("-inf")
 """Logit of a token that may not be sampled."""

@@ -12,7 +12,7 @@ from pagoda_worker.memory.transfers import HostCopies, to_device
 from pagoda_worker.sampling.sampler import masked
 from pagoda_worker.sampling.sampling_columns import NO_LOGPROBS
 from pagoda_worker.sampling.structured import TokenMask
-from pagoda_worker.steps.batch import IntArray, LogprobColumns
+from pagoda_worker.steps.step import IntArray, LogprobColumns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pagoda_worker.sampling.columns import grown
-from pagoda_worker.steps.batch import IntArray, TokenArray
+from pagoda_worker.steps.step import IntArray, TokenArray
 
 FEW_SLOTS = 4
 """Logs that are rather searched as a whole: that is a handful of short operations each, which table look-ups are not

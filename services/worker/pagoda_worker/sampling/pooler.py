@@ -9,11 +9,11 @@ from torch import Tensor
 
 from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_worker.memory.transfers import to_device
-from pagoda_worker.steps.batch import FloatArray, IntArray, PooledColumns
-from pagoda_worker.steps.input_batch import StepInputs
+from pagoda_worker.steps.input_batch import ForwardInputs
+from pagoda_worker.steps.step import FloatArray, IntArray, PooledColumns
 
 
-def pool(hidden: Tensor, inputs: StepInputs, poolers: Mapping[int, PoolingParams]) -> tuple[PooledColumns, IntArray]:
+def pool(hidden: Tensor, inputs: ForwardInputs, poolers: Mapping[int, PoolingParams]) -> tuple[PooledColumns, IntArray]:
     """The embeddings of the rows in `inputs.pooled`: of each, the hidden state of its last token.
 
     Args:

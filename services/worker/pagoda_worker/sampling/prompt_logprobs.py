@@ -7,14 +7,14 @@ from torch import Tensor
 
 from pagoda_worker.sampling.logprobs import logprob_columns
 from pagoda_worker.sampling.sampling_columns import NO_LOGPROBS
-from pagoda_worker.steps.batch import IntArray, LogprobColumns, PromptLogprobs
-from pagoda_worker.steps.input_batch import InputBatch, StepInputs
+from pagoda_worker.steps.input_batch import ForwardInputs, InputBatch
+from pagoda_worker.steps.step import IntArray, LogprobColumns, PromptLogprobs
 
 MAX_PROMPT_LOGPROB_ROWS = 256
 """Prompt positions whose logits are held at once."""
 
 
-def describes_prompts(inputs: StepInputs, batch: InputBatch) -> bool:
+def describes_prompts(inputs: ForwardInputs, batch: InputBatch) -> bool:
     """Whether the step computes what log probabilities of prompt tokens are asked for of."""
     asks = batch.sampling.prompt_logprobs[inputs.slots] != NO_LOGPROBS
     if not asks.any():
@@ -24,7 +24,7 @@ def describes_prompts(inputs: StepInputs, batch: InputBatch) -> bool:
 
 
 def prompt_logprobs(
-    inputs: StepInputs,
+    inputs: ForwardInputs,
     batch: InputBatch,
     logits_of: Callable[[IntArray], Tensor],
     *,

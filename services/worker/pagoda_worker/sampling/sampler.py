@@ -23,7 +23,7 @@ from pagoda_worker.sampling.logits_rules import LogitsRules
 from pagoda_worker.sampling.logits_state import LogitsBatch
 from pagoda_worker.sampling.sampling_columns import SamplingColumns
 from pagoda_worker.sampling.structured import TokenMask
-from pagoda_worker.steps.batch import IntArray
+from pagoda_worker.steps.step import IntArray
 
 FILTERS = ("top_k", "top_p", "min_p")
 """Parameters that `sample_tokens` takes under their own names; off where they have their default."""

@@ -4,7 +4,7 @@ import numpy as np
 
 from pagoda_common.params.sampling_params import SAMPLING_FIELDS, SamplingParams
 from pagoda_worker.sampling.columns import RaggedColumn, grown
-from pagoda_worker.steps.batch import FloatArray, IntArray
+from pagoda_worker.steps.step import FloatArray, IntArray
 
 NO_LOGPROBS = -2
 """In the logprobs columns: none asked for (-1 is the vocabulary)."""

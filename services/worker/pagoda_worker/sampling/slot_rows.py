@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from pagoda_worker.steps.batch import IntArray
+from pagoda_worker.steps.step import IntArray
 
 
 class SlotRows:

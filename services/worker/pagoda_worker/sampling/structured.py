@@ -13,7 +13,7 @@ from llguidance import LLExecutor, LLMatcher
 
 from pagoda_common.errors import PagodaError
 from pagoda_worker.sampling.grammars import Grammars
-from pagoda_worker.steps.batch import ExecuteModelInput, IntArray, NewRequest
+from pagoda_worker.steps.step import IntArray, NewRequest, StepInput
 
 NUM_FILL_THREADS = 4
 Words = npt.NDArray[np.uint32]
@@ -108,7 +108,7 @@ class Constraints:
         """No sequence is constrained."""
         return not self._sequences
 
-    def apply(self, step: ExecuteModelInput, is_in_use: npt.NDArray[np.bool_]) -> None:
+    def apply(self, step: StepInput, is_in_use: npt.NDArray[np.bool_]) -> None:
         """Forget freed slots, take on new constrained sequences."""
         if self._sequences:
             for slot in (*step.freed_slots.tolist(), *(request.slot for request in step.new_requests)):

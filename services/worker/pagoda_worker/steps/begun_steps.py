@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 
 from pagoda_common.errors import PagodaError, StaleEpoch
-from pagoda_worker.steps.batch import ExecuteModelInput, ModelRunnerOutput
 from pagoda_worker.steps.model_runner import ModelRunner
+from pagoda_worker.steps.step import StepInput, StepOutput
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class BegunSteps:
         """What the slots hold is known again."""
         self._failure = None
 
-    def begin(self, runner: ModelRunner | None, step: ExecuteModelInput) -> bool:
+    def begin(self, runner: ModelRunner | None, step: StepInput) -> bool:
         """Begin the next step. False: nothing is done, a step has to be finished first."""
         if runner is None:
             self._steps.append(StaleEpoch("the cache is not initialized: call InitializeCache first"))
@@ -57,7 +57,7 @@ class BegunSteps:
         oldest = self._steps[0]
         return isinstance(oldest, PagodaError) or oldest.is_done
 
-    def finish(self) -> ModelRunnerOutput:
+    def finish(self) -> StepOutput:
         """Wait for the oldest step that was begun.
 
         Raises:

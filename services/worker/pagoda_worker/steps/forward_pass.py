@@ -11,8 +11,8 @@ from pagoda_worker.graphs.decode_graphs import DecodeGraphs
 from pagoda_worker.memory.kv_cache import KVCache
 from pagoda_worker.memory.transfers import to_device
 from pagoda_worker.models.decoder import Decoder, ForwardContext
-from pagoda_worker.steps.batch import IntArray
-from pagoda_worker.steps.input_batch import StepInputs
+from pagoda_worker.steps.input_batch import ForwardInputs
+from pagoda_worker.steps.step import IntArray
 from pagoda_worker.steps.step_clock import StepClock
 
 
@@ -58,7 +58,7 @@ class ForwardPass:
 
     def run(
         self,
-        inputs: StepInputs,
+        inputs: ForwardInputs,
         logit_rows: IntArray,
         clock: StepClock,
         *,
@@ -101,7 +101,7 @@ class ForwardPass:
             hidden = hidden.index_select(0, to_device(rows, self._device))
         return self._model.compute_logits(hidden)
 
-    def _context(self, inputs: StepInputs, positions: Tensor) -> ForwardContext:
+    def _context(self, inputs: ForwardInputs, positions: Tensor) -> ForwardContext:
         plan = AttentionPlan(
             query_lens=inputs.num_scheduled_tokens,
             seq_lens=inputs.seq_lens,

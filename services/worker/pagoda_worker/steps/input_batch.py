@@ -13,14 +13,14 @@ from pagoda_kernels.decoder.decoder_layers import DecoderLayers
 from pagoda_worker.sampling.columns import grown
 from pagoda_worker.sampling.drafter import Drafter
 from pagoda_worker.sampling.sampling_columns import SamplingColumns
-from pagoda_worker.steps.batch import NO_INTS, BadSlot, ExecuteModelInput, IntArray, NewRequest, TokenArray
+from pagoda_worker.steps.step import NO_INTS, BadSlot, IntArray, NewRequest, StepInput, TokenArray
 
 FIRST_TOKENS = 1024
 """Columns that the token log begins with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepInputs:
+class ForwardInputs:
     """The token rows of one step, sequences one behind the other. Bad slots are left out."""
 
     batch_rows: IntArray
@@ -95,7 +95,7 @@ class InputBatch:
         self._plain_size = -1
         """Of the constants for plain steps, which change with the batch."""
 
-    def apply(self, step: ExecuteModelInput) -> None:
+    def apply(self, step: StepInput) -> None:
         """Free slots, add sequences, append blocks."""
         for slot in step.freed_slots.tolist():
             self._free(slot)
@@ -184,7 +184,7 @@ class InputBatch:
             self.block_table[slot, place] = block_id
             num_blocks_of[slot] = place + 1
 
-    def decode(self, step: ExecuteModelInput, layers: DecoderLayers) -> IntArray | None:
+    def decode(self, step: StepInput, layers: DecoderLayers) -> IntArray | None:
         """Compute a step whose changes are applied, if each of its sequences decodes its likeliest token and nothing
         else is asked for: [num_seqs] tokens, which are logged. None: nothing is done."""
         slots = self._last_slots if step.slots is None else step.slots
@@ -196,7 +196,7 @@ class InputBatch:
             self._last_slots = slots
         return token_ids
 
-    def prepare(self, step: ExecuteModelInput) -> StepInputs:
+    def prepare(self, step: StepInput) -> ForwardInputs:
         """The token rows of a step whose changes are applied. Slots that cannot be computed become bad slots."""
         slots = self._last_slots if step.slots is None else step.slots
         if slots.size != step.num_seqs:
@@ -252,7 +252,7 @@ class InputBatch:
             is_sampled, pooled = is_sampled & ~is_pooled, np.flatnonzero(is_pooled)
         block_ids = self.block_table[token_slots, positions // self._block_size].astype(np.int64)
         max_blocks = -(-int(seq_lens.max(initial=0)) // self._block_size)
-        return StepInputs(
+        return ForwardInputs(
             batch_rows=batch_rows,
             slots=slots,
             num_scheduled_tokens=num_scheduled,
@@ -267,7 +267,7 @@ class InputBatch:
             pooled=pooled,
         )
 
-    def _prepare_plain(self, slots: IntArray) -> StepInputs | None:
+    def _prepare_plain(self, slots: IntArray) -> ForwardInputs | None:
         """Most steps, in a tenth of the time; None: it is not one of these."""
         rows = decode_rows(slots, self._columns(), block_size=self._block_size, max_tokens=self._max_tokens)
         if rows is None:
@@ -276,7 +276,7 @@ class InputBatch:
             self._plain_size = slots.size
             self._each, self._ones = np.arange(slots.size), np.ones(slots.size, dtype=np.int64)
             self._zeros, self._all = np.zeros(slots.size, dtype=np.int64), np.ones(slots.size, dtype=np.bool_)
-        return StepInputs(
+        return ForwardInputs(
             batch_rows=self._each,
             slots=slots,
             num_scheduled_tokens=self._ones,
@@ -325,16 +325,16 @@ class InputBatch:
             )
         return BadSlot(slot=slot, code=Code.INTERNAL, message=message)
 
-    def advance(self, inputs: StepInputs) -> None:
+    def advance(self, inputs: ForwardInputs) -> None:
         """The step's tokens are in the KV cache now. Those of drafts do not count before they are known to be right."""
         self.num_computed_tokens[inputs.slots] = inputs.seq_lens - inputs.num_draft_tokens
 
-    def append_plain(self, inputs: StepInputs, token_ids: IntArray) -> None:
+    def append_plain(self, inputs: ForwardInputs, token_ids: IntArray) -> None:
         """Log the sampled tokens [num_rows] of a plain step, and that its own are in the KV cache now."""
         self.tokens = grown(self.tokens, (1, int(inputs.seq_lens.max()) + 1))
         append_rows(inputs.slots, token_ids, self._columns())
 
-    def append_placeholders(self, inputs: StepInputs, slots: IntArray) -> None:
+    def append_placeholders(self, inputs: ForwardInputs, slots: IntArray) -> None:
         """Log a step without drafts before the tokens that `slots` sample are known: `place_tokens` puts them in."""
         if inputs.is_plain:
             self.append_plain(inputs, self._zeros)

@@ -28,17 +28,17 @@ from pagoda_worker.sampling.prompt_logprobs import describes_prompts, prompt_log
 from pagoda_worker.sampling.sampler import BAD_TOKEN, Sampler
 from pagoda_worker.sampling.sampling_columns import NO_LOGPROBS
 from pagoda_worker.sampling.structured import Constraints, TokenMask
-from pagoda_worker.steps.batch import (
+from pagoda_worker.steps.forward_pass import ForwardPass
+from pagoda_worker.steps.input_batch import ForwardInputs, InputBatch
+from pagoda_worker.steps.sampled_rows import SampledRows
+from pagoda_worker.steps.step import (
     BadSlot,
-    ExecuteModelInput,
     IntArray,
-    ModelRunnerOutput,
     PooledColumns,
     PromptLogprobs,
+    StepInput,
+    StepOutput,
 )
-from pagoda_worker.steps.forward_pass import ForwardPass
-from pagoda_worker.steps.input_batch import InputBatch, StepInputs
-from pagoda_worker.steps.sampled_rows import SampledRows
 from pagoda_worker.steps.step_clock import StepClock
 from pagoda_worker.steps.steps_in_flight import StepsInFlight, no_finite_logits, no_token_left
 
@@ -108,7 +108,7 @@ class ModelRunner:
         self._overlaps = overlaps and parallel.world_size == 1
         self._is_alone = not overlaps and parallel.world_size == 1
         """Steps follow each other, and no other rank takes part."""
-        self._outputs: deque[ModelRunnerOutput] = deque()
+        self._outputs: deque[StepOutput] = deque()
         """Of steps that came before those in flight, and are not given to anybody yet."""
         self._constraints = Constraints(
             grammars=grammars or Grammars(no_compiler),
@@ -128,7 +128,7 @@ class ModelRunner:
         """Have memory for blocks that come next. For any thread to call."""
         self._kv_cache.memory_ahead.touch(self.input_batch.num_blocks_used, may_go_on)
 
-    def execute(self, step: ExecuteModelInput) -> ModelRunnerOutput:
+    def execute(self, step: StepInput) -> StepOutput:
         """Apply a step's changes, run the model over its batch and sample; while no step is in flight.
 
         Raises:
@@ -139,7 +139,7 @@ class ModelRunner:
         return self.finish()
 
     @torch.inference_mode()
-    def begin(self, step: ExecuteModelInput) -> bool:
+    def begin(self, step: StepInput) -> bool:
         """Apply a step's changes, then run the model over its batch and sample, or launch that where it can be left to
         the device. False: nothing is done, a step in flight has to be finished first.
 
@@ -177,7 +177,7 @@ class ModelRunner:
         return bool(self._outputs) or self._in_flight.is_done
 
     @torch.inference_mode()
-    def finish(self) -> ModelRunnerOutput:
+    def finish(self) -> StepOutput:
         """Wait for the oldest step that was begun.
 
         Raises:
@@ -185,7 +185,7 @@ class ModelRunner:
         """
         return self._outputs.popleft() if self._outputs else self._in_flight.finish()
 
-    def _apply(self, step: ExecuteModelInput) -> None:
+    def _apply(self, step: StepInput) -> None:
         self._kv_cache.swap_out(step.blocks_to_swap_out)
         self._kv_cache.swap_in(step.blocks_to_swap_in)
         self._kv_cache.copy(step.blocks_to_copy)
@@ -194,7 +194,7 @@ class ModelRunner:
         if self._parallel.is_leader:
             self._constraints.apply(step, self.input_batch.is_in_use)
 
-    def _decode(self, step: ExecuteModelInput, clock: StepClock) -> ModelRunnerOutput | None:
+    def _decode(self, step: StepInput, clock: StepClock) -> StepOutput | None:
         """A plain step of greedy requests, where that is one call; None: nothing is done."""
         layers = self.forward.fused
         if not self._is_alone or not isinstance(layers, DecoderLayers) or not layers.has_ends:
@@ -206,13 +206,13 @@ class ModelRunner:
         if token_ids is None:
             return None
         clock.computed()
-        return ModelRunnerOutput(token_ids=token_ids, timings=clock.timings())
+        return StepOutput(token_ids=token_ids, timings=clock.timings())
 
-    def _run(self, step: ExecuteModelInput, inputs: StepInputs | None, clock: StepClock) -> ModelRunnerOutput:
+    def _run(self, step: StepInput, inputs: ForwardInputs | None, clock: StepClock) -> StepOutput:
         """Run the model over a batch and sample. `inputs`: None when the batch is empty."""
         if inputs is None or not inputs.slots.size:
             clock.prepared()
-            return ModelRunnerOutput(
+            return StepOutput(
                 num_sampled_tokens=None if inputs is None else np.zeros(step.num_seqs, dtype=np.int64),
                 bad_slots=[] if inputs is None else inputs.bad_slots,
                 timings=clock.timings(),
@@ -229,14 +229,14 @@ class ModelRunner:
                 pooled = self._pool(computed.hidden, inputs)
         likeliest = computed.likeliest
         if likeliest is not None and token_mask is None and self._log_likeliest(inputs, *likeliest):
-            output = ModelRunnerOutput(token_ids=likeliest[1].numpy())
+            output = StepOutput(token_ids=likeliest[1].numpy())
         elif self._parallel.is_leader:
             batch.advance(inputs)
             output = self._sample(step, inputs, rows, computed.logits, likeliest, token_mask)
         else:
             batch.advance(inputs)
             output = self._take_from_leader(step, inputs, rows)
-        return ModelRunnerOutput(
+        return StepOutput(
             num_sampled_tokens=output.num_sampled_tokens,
             num_draft_tokens=output.num_draft_tokens,
             token_ids=output.token_ids,
@@ -247,7 +247,7 @@ class ModelRunner:
             timings=clock.timings(),
         )
 
-    def _update_processors(self, step: ExecuteModelInput) -> None:
+    def _update_processors(self, step: StepInput) -> None:
         if step.freed_slots.size:
             self._processors.remove(step.freed_slots)
         for request in step.new_requests:
@@ -261,7 +261,7 @@ class ModelRunner:
                 self.input_batch.takes_drafts[request.slot] = False
                 self.input_batch.sampling.needs_log[request.slot] = True
 
-    def _log_likeliest(self, inputs: StepInputs, highest: Tensor, token_ids: Tensor) -> bool:
+    def _log_likeliest(self, inputs: ForwardInputs, highest: Tensor, token_ids: Tensor) -> bool:
         """Take the tokens [num_rows] with the highest logits, if that is all there is to sampling here; whether so."""
         if not inputs.is_greedy or not self._processors.is_empty or not np.isfinite(highest.numpy()).all():
             return False
@@ -270,18 +270,18 @@ class ModelRunner:
 
     def _sample(
         self,
-        step: ExecuteModelInput,
-        inputs: StepInputs,
+        step: StepInput,
+        inputs: ForwardInputs,
         rows: SampledRows,
         logits: Tensor,
         likeliest: tuple[Tensor, Tensor] | None,
         token_mask: Future[TokenMask] | None,
-    ) -> ModelRunnerOutput:
+    ) -> StepOutput:
         """Sample the rows, and log what counts: of several rows of a sequence, those up to its first wrong guess."""
         batch, slots = self.input_batch, rows.batch.slots
         bad_slots = list(inputs.bad_slots)
         if not slots.size:
-            return ModelRunnerOutput(num_sampled_tokens=np.zeros(step.num_seqs, dtype=np.int64), bad_slots=bad_slots)
+            return StepOutput(num_sampled_tokens=np.zeros(step.num_seqs, dtype=np.int64), bad_slots=bad_slots)
         gives_logprobs = bool((batch.sampling.logprobs[slots] != NO_LOGPROBS).any())
         mask = None if token_mask is None else token_mask.result()
         output = self._sampler.sample(
@@ -297,7 +297,7 @@ class ModelRunner:
         if inputs.is_plain and not gives_logprobs and not output.is_bad.any():
             batch.append_plain(inputs, output.token_ids)
             self._constraints.advance(slots, output.token_ids)
-            return ModelRunnerOutput(token_ids=output.token_ids)
+            return StepOutput(token_ids=output.token_ids)
         judged = logits if output.processed is None else output.processed
         num_new = rows.num_new(output.token_ids, output.is_bad)
         failed = np.flatnonzero(num_new == 0)
@@ -315,7 +315,7 @@ class ModelRunner:
         if rows.sequences.size != step.num_seqs or kept.size != step.num_seqs or bad_slots:
             num_sampled = np.zeros(step.num_seqs, dtype=np.int64)
             num_sampled[inputs.batch_rows[rows.sequences]] = num_new
-        return ModelRunnerOutput(
+        return StepOutput(
             num_sampled_tokens=num_sampled,
             num_draft_tokens=self._judge_drafts(step, inputs, rows, num_new),
             token_ids=token_ids,
@@ -330,7 +330,7 @@ class ModelRunner:
             bad_slots=bad_slots,
         )
 
-    def _take_from_leader(self, step: ExecuteModelInput, inputs: StepInputs, rows: SampledRows) -> ModelRunnerOutput:
+    def _take_from_leader(self, step: StepInput, inputs: ForwardInputs, rows: SampledRows) -> StepOutput:
         """Log what rank 0 has sampled. Nobody wants to hear it from this rank as well.
 
         Sampled by all, tokens would be the same only where all ranks compute alike to the last bit, which different
@@ -348,14 +348,14 @@ class ModelRunner:
             kept = np.flatnonzero(rows.ahead < num_new[rows.owners])
             batch.append_tokens(slots[kept], token_ids[kept], rows.ahead[kept])
             self._judge_drafts(step, inputs, rows, num_new)  # as rank 0 does, so that the next drafts are the same
-        return ModelRunnerOutput(num_sampled_tokens=np.zeros(step.num_seqs, dtype=np.int64))
+        return StepOutput(num_sampled_tokens=np.zeros(step.num_seqs, dtype=np.int64))
 
     def _sanitize(self, slot: int) -> None:
         batch = self.input_batch
         self._kv_cache.sanitize(batch.block_table[slot, : batch.num_blocks_of[slot]].astype(np.int64))
 
     def _judge_drafts(
-        self, step: ExecuteModelInput, inputs: StepInputs, rows: SampledRows, num_new: IntArray
+        self, step: StepInput, inputs: ForwardInputs, rows: SampledRows, num_new: IntArray
     ) -> IntArray | None:
         """[num_seqs] tokens of each draft; None when there was none. The drafter hears how they did."""
         tried = np.flatnonzero(rows.num_draft_tokens)
@@ -377,7 +377,7 @@ class ModelRunner:
             bad = no_finite_logits(slot, int(self.input_batch.num_tokens[slot]))
         return self.input_batch.fail(slot, bad.code, bad.message)
 
-    def _pool(self, hidden: Tensor, inputs: StepInputs) -> PooledColumns | None:
+    def _pool(self, hidden: Tensor, inputs: ForwardInputs) -> PooledColumns | None:
         """The embeddings of the step. On every rank, which clean up alike; rank 0 tells them."""
         pooled, bad = pool(hidden, inputs, self.input_batch.poolers)
         for slot in bad.tolist():
@@ -386,11 +386,11 @@ class ModelRunner:
             inputs.bad_slots.append(self.input_batch.fail(slot, Code.INTERNAL, message))
         return pooled if self._parallel.is_leader else None
 
-    def _needs_hidden(self, inputs: StepInputs) -> bool:
+    def _needs_hidden(self, inputs: ForwardInputs) -> bool:
         """Whether more than the logits of the step may be wanted: those of prompt tokens, or embeddings."""
         return not inputs.is_plain and (inputs.pooled.size > 0 or describes_prompts(inputs, self.input_batch))
 
-    def _prompt_logprobs(self, hidden: Tensor, inputs: StepInputs) -> list[PromptLogprobs]:
+    def _prompt_logprobs(self, hidden: Tensor, inputs: ForwardInputs) -> list[PromptLogprobs]:
         return prompt_logprobs(
             inputs,
             self.input_batch,

@@ -7,8 +7,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from pagoda_worker.sampling.logits_state import LogitsBatch
-from pagoda_worker.steps.batch import IntArray
-from pagoda_worker.steps.input_batch import InputBatch, StepInputs
+from pagoda_worker.steps.input_batch import ForwardInputs, InputBatch
+from pagoda_worker.steps.step import IntArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ class SampledRows:
     """[n] the rows, with as much of the log as each has seen."""
 
     @classmethod
-    def of(cls, inputs: StepInputs, batch: InputBatch, last_tokens: Tensor | None = None) -> "SampledRows":
+    def of(cls, inputs: ForwardInputs, batch: InputBatch, last_tokens: Tensor | None = None) -> "SampledRows":
         """The rows of a step. `last_tokens`: as in LogitsBatch, for a step without drafts."""
         if inputs.is_plain:
             sequences = last = inputs.batch_rows

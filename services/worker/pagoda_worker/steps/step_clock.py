@@ -2,7 +2,7 @@
 
 import time
 
-from pagoda_worker.steps.batch import StepTimings
+from pagoda_worker.steps.step import StepTimings
 
 
 class StepClock:

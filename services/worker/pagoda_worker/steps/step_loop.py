@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from pagoda_worker.steps.batch import ExecuteModelInput, ModelRunnerOutput
+from pagoda_worker.steps.step import StepInput, StepOutput
 
 POLL_S = 50e-6
 """Between two looks at whether a device has finished, while a next step may come as well."""
@@ -15,10 +15,10 @@ POLL_S = 50e-6
 class StepWorker(Protocol):
     """Begins and finishes steps, in the same order (as `Worker`)."""
 
-    def begin_step(self, step: ExecuteModelInput) -> bool:
+    def begin_step(self, step: StepInput) -> bool:
         """False: nothing is done, a step has to be finished first."""
 
-    def finish_step(self) -> ModelRunnerOutput:
+    def finish_step(self) -> StepOutput:
         """Raises why the step failed."""
 
     @property
@@ -34,8 +34,8 @@ class StepWorker(Protocol):
 class StepJob:
     """A step, and who hears how it went; called on the model thread."""
 
-    step: ExecuteModelInput
-    give: Callable[[ModelRunnerOutput], None]
+    step: StepInput
+    give: Callable[[StepOutput], None]
     fail: Callable[[Exception], None]
 
 

@@ -5,7 +5,7 @@ import logging
 import torch
 
 from pagoda_kernels.decoder.decoder_layers import set_num_helpers
-from pagoda_worker.steps.batch import ExecuteModelInput
+from pagoda_worker.steps.step import StepInput
 from pagoda_worker.threads import ThreadCounts, num_usable_cores, thread_counts
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class StepThreads:
         torch.set_num_threads(self._counts.most)
         logger.info("%d of %d cores compute", self._counts.most, num_usable_cores())
 
-    def use_for(self, step: ExecuteModelInput) -> None:
+    def use_for(self, step: StepInput) -> None:
         """For the step that comes next."""
         scheduled = step.num_scheduled_tokens
         num_tokens = step.num_seqs if scheduled is None else int(scheduled.sum())

@@ -20,10 +20,10 @@ from pagoda_worker.sampling.logprobs import LaunchedLogprobs, launch_logprobs
 from pagoda_worker.sampling.prompt_logprobs import describes_prompts
 from pagoda_worker.sampling.sampler import BAD_TOKEN, Sampler
 from pagoda_worker.sampling.sampling_columns import NO_LOGPROBS
-from pagoda_worker.steps.batch import BadSlot, ExecuteModelInput, IntArray, ModelRunnerOutput
 from pagoda_worker.steps.forward_pass import ForwardPass
-from pagoda_worker.steps.input_batch import InputBatch, StepInputs
+from pagoda_worker.steps.input_batch import ForwardInputs, InputBatch
 from pagoda_worker.steps.sampled_rows import SampledRows
+from pagoda_worker.steps.step import BadSlot, IntArray, StepInput, StepOutput
 from pagoda_worker.steps.step_clock import StepClock
 
 MAX_IN_FLIGHT = 2
@@ -38,7 +38,7 @@ class StepInFlight:
 
     num_seqs: int
     """In the batch as the scheduler sent it."""
-    inputs: StepInputs
+    inputs: ForwardInputs
     rows: SampledRows
     """Those that sample; none of a step that has nothing but parts of prompts."""
     generations: IntArray
@@ -88,14 +88,14 @@ class StepsInFlight:
         """Whether `finish` would not wait."""
         return self._steps[0].download.is_there
 
-    def can_follow(self, step: ExecuteModelInput) -> bool:
+    def can_follow(self, step: StepInput) -> bool:
         """Whether a step can be prepared while others are in flight: there are not too many, and it swaps no block."""
         if len(self._steps) == MAX_IN_FLIGHT or not step.num_seqs or step.rejected:
             return False
         swaps = step.blocks_to_swap_out.size or step.blocks_to_swap_in.size
         return not swaps and step.num_lookahead_tokens is None
 
-    def can_launch(self, inputs: StepInputs) -> bool:
+    def can_launch(self, inputs: ForwardInputs) -> bool:
         """Whether a step gives nothing but tokens and their log probabilities, without the host's help later on."""
         batch, slots = self._batch, inputs.slots
         if not inputs.is_plain:
@@ -106,7 +106,7 @@ class StepsInFlight:
             return False
         return not batch.sampling.needs_log[slots].any()
 
-    def launch(self, step: ExecuteModelInput, inputs: StepInputs, clock: StepClock) -> None:
+    def launch(self, step: StepInput, inputs: ForwardInputs, clock: StepClock) -> None:
         """Give the device all that a step has to do. Waits for nothing."""
         batch = self._batch
         self._clear_handed_on(step)
@@ -140,7 +140,7 @@ class StepsInFlight:
             )
         )
 
-    def _token_ids(self, inputs: StepInputs, rows: SampledRows, slots: Tensor) -> Tensor | None:
+    def _token_ids(self, inputs: ForwardInputs, rows: SampledRows, slots: Tensor) -> Tensor | None:
         """[num_tokens] int64 on the device; None: the host knows all of them.
 
         A token that a step in flight samples is the last one of its sequence. If there is one, `_last_tokens` has the
@@ -169,7 +169,7 @@ class StepsInFlight:
         chosen = columns.logprob_token_ids_of(slots)
         return launch_logprobs(logits, token_ids, num_top, chosen=chosen, is_normalised=self._gives_logprobs)
 
-    def _clear_handed_on(self, step: ExecuteModelInput) -> None:
+    def _clear_handed_on(self, step: StepInput) -> None:
         """Clear what a sequence in flight leaves to others, blocks that are to be filled anew.
 
         Steps run in order, so nothing of the one before is written behind the new owner's back. But whether its
@@ -193,7 +193,7 @@ class StepsInFlight:
             self._slots = slots, to_device(slots, self._device)
         return self._slots[1]
 
-    def finish(self) -> ModelRunnerOutput:
+    def finish(self) -> StepOutput:
         """Wait for the tokens of the oldest step, and log them.
 
         Raises:
@@ -215,7 +215,7 @@ class StepsInFlight:
         if bad_slots or rows.slots.size != step.num_seqs:
             num_sampled = np.zeros(step.num_seqs, dtype=np.int64)
             num_sampled[inputs.batch_rows[rows.sequences[is_good]]] = 1
-        return ModelRunnerOutput(
+        return StepOutput(
             num_sampled_tokens=num_sampled,
             token_ids=token_ids,
             logprobs=None if step.logprobs is None else step.logprobs.columns(is_good),

@@ -16,18 +16,18 @@ from pagoda_worker.graphs.decode_buffers import DecodeBuffers
 from pagoda_worker.graphs.decode_graphs import DecodeGraphs, Graph, graph_sizes
 from pagoda_worker.loader.loaded_model import LoadedModel
 from pagoda_worker.memory import transfers
-from pagoda_worker.steps.input_batch import StepInputs
+from pagoda_worker.steps.input_batch import ForwardInputs
 from tests.unit.worker.driver import Driver
 
 CPU = torch.device("cpu")
 
 
-def step(num_seqs: int, *, width: int = 3, num_tokens: int | None = None) -> StepInputs:
+def step(num_seqs: int, *, width: int = 3, num_tokens: int | None = None) -> ForwardInputs:
     """`num_seqs` sequences; one token each unless there are more."""
     counts = np.ones(num_seqs, dtype=np.int64)
     counts[:1] += (num_seqs if num_tokens is None else num_tokens) - num_seqs
     tokens = np.arange(int(counts.sum()))
-    return StepInputs(
+    return ForwardInputs(
         batch_rows=np.arange(num_seqs),
         slots=np.arange(num_seqs),
         num_scheduled_tokens=counts,
@@ -139,7 +139,7 @@ def test_a_step_stands_where_the_one_before_stood() -> None:
 
 
 @pytest.mark.parametrize(("inputs", "size"), [(step(3), 2), (step(3, num_tokens=4), 4), (step(3), 7)])
-def test_what_does_not_fit_is_refused(inputs: StepInputs, size: int) -> None:
+def test_what_does_not_fit_is_refused(inputs: ForwardInputs, size: int) -> None:
     with pytest.raises(ValueError, match=r"3 sequences with [34] tokens, for a size of"):
         make_buffers().fill(inputs, size)
 

@@ -7,7 +7,7 @@ from typing import Any
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_worker.loader.model_facts import ModelFacts
 from pagoda_worker.parallel.tensor_parallel import TensorParallel
-from pagoda_worker.steps.batch import ExecuteModelInput, ModelRunnerOutput
+from pagoda_worker.steps.step import StepInput, StepOutput
 from pagoda_worker.worker import Worker
 
 
@@ -20,7 +20,7 @@ class Ranks:
             for rank in range(world_size)
         ]
         self._threads = [ThreadPoolExecutor(max_workers=1) for _ in self.workers]
-        self.acknowledged: list[ModelRunnerOutput] = []
+        self.acknowledged: list[StepOutput] = []
         """The other ranks' answers to the latest step."""
 
     def init_device(self, config: EngineConfig) -> None:
@@ -37,8 +37,8 @@ class Ranks:
         swap_block_ns: int = self._all("initialize_cache", **blocks)[0]
         return swap_block_ns
 
-    def execute_model(self, step: ExecuteModelInput) -> ModelRunnerOutput:
-        outputs: list[ModelRunnerOutput] = self._all("execute_model", step)
+    def execute_model(self, step: StepInput) -> StepOutput:
+        outputs: list[StepOutput] = self._all("execute_model", step)
         self.acknowledged = outputs[1:]
         return outputs[0]
 

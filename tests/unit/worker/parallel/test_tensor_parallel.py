@@ -24,7 +24,7 @@ from pagoda_worker.models.spec import DecoderSpec, MoeSpec
 from pagoda_worker.models.weights import WeightSource
 from pagoda_worker.parallel.peers import RANK_BYTES, TOKEN_BYTES, Peers
 from pagoda_worker.parallel.tensor_parallel import TensorParallel
-from pagoda_worker.steps.batch import ExecuteModelInput
+from pagoda_worker.steps.step import StepInput
 from tests.checkpoints import make_checkpoint
 from tests.unit.worker.driver import Driver
 from tests.unit.worker.models.reference import NUM_TOKENS, make_prompts, open_reference
@@ -299,7 +299,7 @@ def test_a_rank_that_is_lost_fails_the_others_step_and_the_group_meets_anew() ->
     assert isinstance(ranks, Ranks)
     before = driver.generate([[5, 6, 7]], max_tokens=4)[0].output
     leader, other = ranks.workers
-    step = ExecuteModelInput(num_seqs=1, slots=np.array([0]), num_scheduled_tokens=np.array([1]))
+    step = StepInput(num_seqs=1, slots=np.array([0]), num_scheduled_tokens=np.array([1]))
     other.parallel.close()
     with pytest.raises(PagodaError, match="the step failed"):
         driver.generate([[5, 6, 7]], max_tokens=4)

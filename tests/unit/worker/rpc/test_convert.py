@@ -9,10 +9,10 @@ from pagoda_common.errors import Code, ConfigError, InvalidRequest
 from pagoda_scheduler.rpc.convert import worker_config_to_proto
 from pagoda_worker.rpc.convert import (
     engine_config_from_proto,
-    execute_model_input_from_proto,
-    model_runner_output_to_proto,
+    step_input_from_proto,
+    step_output_to_proto,
 )
-from pagoda_worker.steps.batch import BadSlot, LogprobColumns, ModelRunnerOutput, PromptLogprobs, StepTimings
+from pagoda_worker.steps.step import BadSlot, LogprobColumns, PromptLogprobs, StepOutput, StepTimings
 
 
 def column(*values: int, dtype: str = "<u4") -> bytes:
@@ -20,7 +20,7 @@ def column(*values: int, dtype: str = "<u4") -> bytes:
 
 
 def test_a_step_is_read_column_by_column() -> None:
-    step = execute_model_input_from_proto(
+    step = step_input_from_proto(
         worker_pb2.ExecuteModelRequest(
             num_seqs=2,
             slots=column(3, 65535, dtype="<u2"),
@@ -57,14 +57,14 @@ def test_a_step_is_read_column_by_column() -> None:
 
 
 def test_an_empty_message_is_the_batch_of_the_step_before() -> None:
-    step = execute_model_input_from_proto(worker_pb2.ExecuteModelRequest(num_seqs=5))
+    step = step_input_from_proto(worker_pb2.ExecuteModelRequest(num_seqs=5))
     assert (step.slots, step.num_scheduled_tokens, step.new_requests) == (None, None, [])
 
 
 def test_a_request_that_cannot_be_read_is_rejected_alone() -> None:
     good = worker_pb2.NewRequest(slot=0, prompt_token_ids=column(1))
     bad = worker_pb2.NewRequest(slot=1, sampling_params=types_pb2.SamplingParams(top_p=3.0))
-    step = execute_model_input_from_proto(worker_pb2.ExecuteModelRequest(new_requests=[good, bad]))
+    step = step_input_from_proto(worker_pb2.ExecuteModelRequest(new_requests=[good, bad]))
     assert [new.slot for new in step.new_requests] == [0]
     assert step.rejected == [
         BadSlot(slot=1, code=Code.INVALID_ARGUMENT, message="top_p must be in (0, 1], got 3.0", field="top_p"),
@@ -81,7 +81,7 @@ def test_a_request_that_cannot_be_read_is_rejected_alone() -> None:
 )
 def test_a_torn_column_is_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        execute_model_input_from_proto(worker_pb2.ExecuteModelRequest(**fields))  # type: ignore[arg-type]
+        step_input_from_proto(worker_pb2.ExecuteModelRequest(**fields))  # type: ignore[arg-type]
 
 
 def test_an_answer_carries_address_columns_and_faults() -> None:
@@ -93,8 +93,8 @@ def test_an_answer_carries_address_columns_and_faults() -> None:
         sampled_ranks=np.array([1]),
     )
     request = worker_pb2.ExecuteModelRequest(session_epoch=3, worker_incarnation=2**63, step=9)
-    message = model_runner_output_to_proto(
-        ModelRunnerOutput(
+    message = step_output_to_proto(
+        StepOutput(
             num_sampled_tokens=np.array([1, 0, 1]),
             token_ids=np.array([7, 8]),
             logprobs=columns,
@@ -111,7 +111,7 @@ def test_an_answer_carries_address_columns_and_faults() -> None:
     assert message.prompt_logprobs[0].logprobs == message.logprobs
     assert (message.bad_slots[0].slot, message.bad_slots[0].code) == (5, 13)
     assert message.timings.sample_ns == 4
-    plain = model_runner_output_to_proto(ModelRunnerOutput(token_ids=np.array([1])), request)
+    plain = step_output_to_proto(StepOutput(token_ids=np.array([1])), request)
     assert (plain.num_sampled_tokens, plain.HasField("logprobs")) == (b"", False)
 
 

@@ -4,8 +4,8 @@ import numpy as np
 
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_worker.sampling.columns import RaggedColumn, grown
-from pagoda_worker.steps.batch import ExecuteModelInput, NewRequest
 from pagoda_worker.steps.input_batch import FIRST_TOKENS, InputBatch
+from pagoda_worker.steps.step import NewRequest, StepInput
 
 
 def test_growing_keeps_the_content_and_doubles() -> None:
@@ -45,7 +45,7 @@ def test_the_batch_grows_to_its_highest_slot_and_longest_sequence() -> None:
     assert batch.tokens.nbytes < 1 << 20, "a large context costs nothing before it is used"
     long = 3 * FIRST_TOKENS
     blocks = list(range(100, 100 + long // 16))
-    step = ExecuteModelInput(
+    step = StepInput(
         new_requests=[new_request(0, 5, [7]), new_request(999, long, blocks)],
         num_seqs=2,
         slots=np.array([999, 0]),
@@ -62,10 +62,8 @@ def test_the_batch_grows_to_its_highest_slot_and_longest_sequence() -> None:
 
 def test_blocks_are_appended_to_their_slots_in_order() -> None:
     batch = InputBatch(max_num_seqs=4, max_model_len=512, block_size=16, num_blocks=100, vocab_size=50)
-    batch.apply(ExecuteModelInput(new_requests=[new_request(0, 5, [1]), new_request(1, 5, [2, 3])]))
-    batch.apply(
-        ExecuteModelInput(appended_slots=np.array([1, 0, 1, 0, 0]), appended_block_ids=np.array([11, 12, 13, 14, 15]))
-    )
+    batch.apply(StepInput(new_requests=[new_request(0, 5, [1]), new_request(1, 5, [2, 3])]))
+    batch.apply(StepInput(appended_slots=np.array([1, 0, 1, 0, 0]), appended_block_ids=np.array([11, 12, 13, 14, 15])))
     assert batch.block_table[0, :4].tolist() == [1, 12, 14, 15]
     assert batch.block_table[1, :4].tolist() == [2, 3, 11, 13]
     assert batch.num_blocks_of[:2].tolist() == [4, 4]

@@ -11,7 +11,7 @@ import torch
 from pagoda_common.config.model_files import resolve_model
 from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_common.params.sampling_params import SamplingParams
-from pagoda_worker.steps.batch import ModelRunnerOutput, NewRequest
+from pagoda_worker.steps.step import NewRequest, StepOutput
 from tests.unit.worker.driver import Driver
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 90)
@@ -51,7 +51,7 @@ def request(slot: int, prompt: list[int], pooling: PoolingParams | None, *, comp
     )
 
 
-def step(driver: Driver, counts: dict[int, int], new: Sequence[NewRequest] = ()) -> ModelRunnerOutput:
+def step(driver: Driver, counts: dict[int, int], new: Sequence[NewRequest] = ()) -> StepOutput:
     return driver.execute(
         new_requests=list(new),
         num_seqs=len(counts),
@@ -60,7 +60,7 @@ def step(driver: Driver, counts: dict[int, int], new: Sequence[NewRequest] = ())
     )
 
 
-def embeddings(output: ModelRunnerOutput) -> dict[int, np.ndarray]:
+def embeddings(output: StepOutput) -> dict[int, np.ndarray]:
     if output.pooled is None:
         return {}
     assert output.pooled.values.dtype == np.float32

@@ -6,7 +6,7 @@ import torch
 
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_worker.models.layers import Linear
-from pagoda_worker.steps.batch import ExecuteModelInput, NewRequest
+from pagoda_worker.steps.step import NewRequest, StepInput
 from pagoda_worker.worker import Worker
 from tests.unit.worker.driver import Driver
 from tests.unit.worker.steps.step_scripts import (
@@ -81,9 +81,9 @@ def request(
     )
 
 
-def start(*requests: NewRequest) -> ExecuteModelInput:
+def start(*requests: NewRequest) -> StepInput:
     """A step that computes whole prompts."""
-    return ExecuteModelInput(
+    return StepInput(
         new_requests=list(requests),
         num_seqs=len(requests),
         slots=ints([one.slot for one in requests]),
@@ -91,7 +91,7 @@ def start(*requests: NewRequest) -> ExecuteModelInput:
     )
 
 
-def assert_told_alike(one_by_one: Worker, ahead: Worker, steps: list[ExecuteModelInput]) -> int:
+def assert_told_alike(one_by_one: Worker, ahead: Worker, steps: list[StepInput]) -> int:
     """Both ways tell the same; how many steps began while another one was in flight."""
     expected = [told(output) for output in run_one_by_one(one_by_one, steps)]
     outputs, num_ahead = run_ahead(ahead, steps)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pagoda_common.params.sampling_params import SamplingParams
-from pagoda_worker.steps.batch import ExecuteModelInput, IntArray, ModelRunnerOutput, NewRequest
+from pagoda_worker.steps.step import IntArray, NewRequest, StepInput, StepOutput
 from pagoda_worker.worker import Worker
 
 BLOCK_SIZE = 4
@@ -45,7 +45,7 @@ class Script:
     """Prompts are long, and computed in parts."""
     shares: bool = False
     """Prefixes are shared, also those that the step before computes; some sequences fork."""
-    steps: list[ExecuteModelInput] = field(default_factory=list)
+    steps: list[StepInput] = field(default_factory=list)
     num_mixed: int = 0
     """Steps with parts of prompts beside decodes."""
 
@@ -110,7 +110,7 @@ class Script:
         is_part = [one.num_computed < one.num_tokens - 1 for one in batch]
         self.num_mixed += any(is_part) and not all(is_part)
         self.steps.append(
-            ExecuteModelInput(
+            StepInput(
                 freed_slots=ints([one.slot for one in self._left]),
                 new_requests=new,
                 blocks_to_copy=ints(self._copies).reshape(-1, 2),
@@ -174,14 +174,14 @@ class Script:
         return other.prompt[: len(blocks) * BLOCK_SIZE], blocks
 
 
-def run_one_by_one(worker: Worker, steps: Sequence[ExecuteModelInput]) -> list[ModelRunnerOutput]:
+def run_one_by_one(worker: Worker, steps: Sequence[StepInput]) -> list[StepOutput]:
     """Each step when the one before has ended."""
     return [worker.execute_model(step) for step in steps]
 
 
-def run_ahead(worker: Worker, steps: Sequence[ExecuteModelInput]) -> tuple[list[ModelRunnerOutput], int]:
+def run_ahead(worker: Worker, steps: Sequence[StepInput]) -> tuple[list[StepOutput], int]:
     """Each step as early as the worker takes it; and how many began while another one was in flight."""
-    outputs: list[ModelRunnerOutput] = []
+    outputs: list[StepOutput] = []
     num_ahead = 0
     runner = worker._runner
     assert runner is not None
@@ -195,7 +195,7 @@ def run_ahead(worker: Worker, steps: Sequence[ExecuteModelInput]) -> tuple[list[
     return outputs, num_ahead
 
 
-def told(output: ModelRunnerOutput) -> object:
+def told(output: StepOutput) -> object:
     """All that is said of a step but for its timings."""
     counts = output.num_sampled_tokens
     asked = output.logprobs

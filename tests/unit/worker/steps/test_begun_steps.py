@@ -5,9 +5,9 @@ from typing import cast
 import pytest
 
 from pagoda_common.errors import PagodaError
-from pagoda_worker.steps.batch import ExecuteModelInput, ModelRunnerOutput
 from pagoda_worker.steps.begun_steps import BegunSteps
 from pagoda_worker.steps.model_runner import ModelRunner
+from pagoda_worker.steps.step import StepInput, StepOutput
 
 LONG = 1e9
 
@@ -19,13 +19,13 @@ class FakeRunner:
         self.steps = steps
         self.seen: list[bool] = []
 
-    def begin(self, step: ExecuteModelInput) -> bool:
+    def begin(self, step: StepInput) -> bool:
         self.seen.append(self.steps.have_rested(0))
         return True
 
-    def finish(self) -> ModelRunnerOutput:
+    def finish(self) -> StepOutput:
         self.seen.append(self.steps.have_rested(0))
-        return ModelRunnerOutput()
+        return StepOutput()
 
 
 def test_it_rests_between_the_end_of_a_step_and_the_next() -> None:
@@ -33,8 +33,8 @@ def test_it_rests_between_the_end_of_a_step_and_the_next() -> None:
     runner = FakeRunner(steps)
     as_runner = cast("ModelRunner", runner)
     assert steps.have_rested(0)
-    steps.begin(as_runner, ExecuteModelInput())
-    steps.begin(as_runner, ExecuteModelInput())
+    steps.begin(as_runner, StepInput())
+    steps.begin(as_runner, StepInput())
     steps.finish()
     assert not steps.have_rested(0)
     steps.finish()
@@ -50,11 +50,11 @@ def test_a_rank_that_goes_is_told_in_one_line(
     error: Exception, has_traceback: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     class FailingRunner:
-        def begin(self, step: ExecuteModelInput) -> bool:
+        def begin(self, step: StepInput) -> bool:
             raise error
 
     steps = BegunSteps(on_failure=lambda: None)
-    steps.begin(cast("ModelRunner", FailingRunner()), ExecuteModelInput())
+    steps.begin(cast("ModelRunner", FailingRunner()), StepInput())
     with pytest.raises(PagodaError, match=str(error)):
         steps.finish()
     (record,) = caplog.records

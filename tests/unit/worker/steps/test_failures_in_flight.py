@@ -10,7 +10,7 @@ import torch
 from pagoda_common.errors import Code, PagodaError, StaleEpoch
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_worker.sampling.logits_state import LogitsBatch
-from pagoda_worker.steps.batch import ExecuteModelInput
+from pagoda_worker.steps.step import StepInput
 from pagoda_worker.worker import Worker
 from tests.unit.worker.steps.overlap import (
     GREEDY,
@@ -86,7 +86,7 @@ def test_log_probabilities_of_a_sequence_that_fails_are_left_out(ahead: Worker, 
     first = start(
         *(request(slot, [5 + slot], [4 * slot, 4 * slot + 1], params if slot else GREEDY) for slot in range(4))
     )
-    decode = ExecuteModelInput(num_seqs=4)
+    decode = StepInput(num_seqs=4)
     expected = run_one_by_one(ahead, [first, decode])[1].logprobs
     empty_cache(ahead)
     spoiled(ahead, lambda number: [2] if number == 2 else [])
@@ -104,7 +104,7 @@ def test_a_sequence_fails_once_and_gives_no_token_afterwards(
     one_by_one: Worker, ahead: Worker, spoiled: Spoiled
 ) -> None:
     first = start(*(request(slot, [5 + slot], [4 * slot, 4 * slot + 1, 4 * slot + 2]) for slot in range(3)))
-    decode = ExecuteModelInput(num_seqs=3)
+    decode = StepInput(num_seqs=3)
     expected = run_one_by_one(one_by_one, [first, *[decode] * 5])
     spoiled(ahead, lambda number: [1] if number == 3 else [])
     outputs, _ = run_ahead(ahead, [first, *[decode] * 5])
@@ -114,15 +114,15 @@ def test_a_sequence_fails_once_and_gives_no_token_afterwards(
         assert output.token_ids.tolist() == right.token_ids[[0, 2]].tolist()
         assert output.bad_slots == outputs[2].bad_slots, "told again to a scheduler that sent it again"
     assert outputs[2].bad_slots[0].message == "the model gave no finite logits for token 3"
-    assert ahead.execute_model(ExecuteModelInput(freed_slots=ints([1]), num_seqs=2, slots=ints([0, 2]))).bad_slots == []
+    assert ahead.execute_model(StepInput(freed_slots=ints([1]), num_seqs=2, slots=ints([0, 2]))).bad_slots == []
 
 
 def test_a_sequence_may_leave_before_it_is_known_to_have_failed(ahead: Worker, spoiled: Spoiled) -> None:
     first = start(*(request(slot, [5 + slot], [4 * slot, 4 * slot + 1, 4 * slot + 2]) for slot in range(2)))
-    decode = ExecuteModelInput(num_seqs=2)
-    gone = ExecuteModelInput(freed_slots=ints([1]), num_seqs=1, slots=ints([0]))
+    decode = StepInput(num_seqs=2)
+    gone = StepInput(freed_slots=ints([1]), num_seqs=1, slots=ints([0]))
     spoiled(ahead, lambda number: [1] if number == 3 else [])
-    steps = [first, decode, decode, gone, ExecuteModelInput(num_seqs=1)]
+    steps = [first, decode, decode, gone, StepInput(num_seqs=1)]
     outputs, num_ahead = run_ahead(ahead, steps)
     assert num_ahead == 4, "nobody waited for it"
     assert [len(output.bad_slots) for output in outputs] == [0, 0, 1, 0, 0]
@@ -138,11 +138,11 @@ def test_blocks_of_a_sequence_in_flight_go_to_others_without_its_nan(is_new: boo
         poison(worker, 77)
     bad = request(1, [8, 9, 77, 10], [1])
     first = start(request(0, [5, 6, 7], [0]))
-    joins = ExecuteModelInput(
+    joins = StepInput(
         new_requests=[bad], num_seqs=2, slots=ints([0, 1]), num_scheduled_tokens=ints([1, bad.prompt_token_ids.size])
     )
     batch = [0, 1] if is_new else [0]
-    handed_on = ExecuteModelInput(
+    handed_on = StepInput(
         freed_slots=ints([1]),
         new_requests=[request(1, [8, 9], [1])] if is_new else [],
         appended_slots=ints([0]),
@@ -151,10 +151,10 @@ def test_blocks_of_a_sequence_in_flight_go_to_others_without_its_nan(is_new: boo
         slots=ints(batch),
         num_scheduled_tokens=ints([1, 2][: len(batch)]),
     )
-    steps = [first, joins, handed_on, *[ExecuteModelInput(num_seqs=len(batch))] * 2]
+    steps = [first, joins, handed_on, *[StepInput(num_seqs=len(batch))] * 2]
     assert assert_told_alike(one_by_one, ahead, steps) == 4
-    expected = one_by_one.execute_model(ExecuteModelInput())
-    assert told(ahead.execute_model(ExecuteModelInput())) == told(expected)
+    expected = one_by_one.execute_model(StepInput())
+    assert told(ahead.execute_model(StepInput())) == told(expected)
     for worker in (one_by_one, ahead):
         runner = worker._runner
         assert runner is not None
@@ -164,23 +164,21 @@ def test_blocks_of_a_sequence_in_flight_go_to_others_without_its_nan(is_new: boo
 @pytest.mark.parametrize(
     "step",
     [
-        ExecuteModelInput(freed_slots=ints([1]), num_seqs=2),
-        ExecuteModelInput(num_seqs=2, appended_slots=ints([0]), appended_block_ids=ints([9])),
+        StepInput(freed_slots=ints([1]), num_seqs=2),
+        StepInput(num_seqs=2, appended_slots=ints([0]), appended_block_ids=ints([9])),
     ],
     ids=["a row of an empty slot", "a row without a block"],
 )
-def test_a_row_that_contradicts_the_batch_is_a_bad_slot(
-    one_by_one: Worker, ahead: Worker, step: ExecuteModelInput
-) -> None:
+def test_a_row_that_contradicts_the_batch_is_a_bad_slot(one_by_one: Worker, ahead: Worker, step: StepInput) -> None:
     first = start(request(0, [5, 6, 7], [0]), request(1, [8, 9, 10], [1]))
-    decode = ExecuteModelInput(num_seqs=2)
+    decode = StepInput(num_seqs=2)
     assert_told_alike(one_by_one, ahead, [first, decode, step, decode])
     assert 1 in [bad.slot for bad in ahead.execute_model(decode).bad_slots]
 
 
 def test_a_step_that_cannot_be_fails_behind_the_one_in_flight(one_by_one: Worker, ahead: Worker) -> None:
-    first, decode = start(request(0, [5, 6, 7], [0, 1])), ExecuteModelInput(num_seqs=1)
-    wrong = ExecuteModelInput(num_seqs=1, appended_slots=ints([0]), appended_block_ids=ints([NUM_BLOCKS]))
+    first, decode = start(request(0, [5, 6, 7], [0, 1])), StepInput(num_seqs=1)
+    wrong = StepInput(num_seqs=1, appended_slots=ints([0]), appended_block_ids=ints([NUM_BLOCKS]))
     expected = run_one_by_one(one_by_one, [first, decode])
     ahead.execute_model(first)
     assert [ahead.begin_step(step) for step in (decode, wrong, decode)] == [True, True, True]
@@ -195,7 +193,7 @@ def test_a_device_that_fails_takes_the_steps_behind_along(ahead: Worker, monkeyp
     runner = ahead._runner
     assert runner is not None
     ahead.execute_model(start(request(0, [5, 6, 7], [0, 1])))
-    decode = ExecuteModelInput(num_seqs=1)
+    decode = StepInput(num_seqs=1)
     assert ahead.begin_step(decode)
     assert ahead.begin_step(decode)
 
@@ -213,7 +211,7 @@ def test_a_device_that_fails_takes_the_steps_behind_along(ahead: Worker, monkeyp
 
 def test_parameters_that_leave_no_token_are_the_requests_fault(one_by_one: Worker, ahead: Worker) -> None:
     new = [request(0, [5], [0]), request(1, [6], [1], IMPOSSIBLE)]
-    steps = [ExecuteModelInput(new_requests=new, num_seqs=2, slots=ints([0, 1])), ExecuteModelInput(num_seqs=2)]
+    steps = [StepInput(new_requests=new, num_seqs=2, slots=ints([0, 1])), StepInput(num_seqs=2)]
     assert_told_alike(one_by_one, ahead, steps)
-    (bad,) = ahead.execute_model(ExecuteModelInput(num_seqs=2)).bad_slots
+    (bad,) = ahead.execute_model(StepInput(num_seqs=2)).bad_slots
     assert (bad.slot, bad.code) == (1, Code.INVALID_ARGUMENT)

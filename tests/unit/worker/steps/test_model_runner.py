@@ -9,7 +9,7 @@ import torch
 from pagoda_common.config.model_files import resolve_model
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_worker.models.layers import Linear
-from pagoda_worker.steps.batch import ExecuteModelInput, NewRequest
+from pagoda_worker.steps.step import NewRequest, StepInput
 from tests.unit.worker.driver import Driver
 
 PROMPT = list(range(10, 43))  # 33 tokens: two full blocks and one token
@@ -163,4 +163,4 @@ def test_an_unknown_slot_fails_the_step() -> None:
     driver = Driver("pagoda-tiny", max_num_seqs=4)
     worker = driver.worker
     with pytest.raises(Exception, match="slot 9 is not below max_num_seqs"):
-        worker.execute_model(ExecuteModelInput(num_seqs=1, slots=np.array([9])))
+        worker.execute_model(StepInput(num_seqs=1, slots=np.array([9])))

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from pagoda_worker.steps.batch import ExecuteModelInput, ModelRunnerOutput
+from pagoda_worker.steps.step import StepInput, StepOutput
 from pagoda_worker.steps.step_loop import StepJob, StepLoop
 
 
@@ -26,7 +26,7 @@ class FakeWorker:
         self.failing: set[int] = set()
         self.begun: list[int] = []
 
-    def begin_step(self, step: ExecuteModelInput) -> bool:
+    def begin_step(self, step: StepInput) -> bool:
         number = step.num_seqs
         if self.begun and number in self.alone:
             return False
@@ -42,12 +42,12 @@ class FakeWorker:
     def is_done(self) -> bool:
         return self.begun[0] in self.done | self.at_once
 
-    def finish_step(self) -> ModelRunnerOutput:
+    def finish_step(self) -> StepOutput:
         number = self.begun.pop(0)
         self.log.append(f"finish {number}")
         if number in self.failing:
             raise RuntimeError(f"step {number}")
-        return ModelRunnerOutput(token_ids=np.array([number]))
+        return StepOutput(token_ids=np.array([number]))
 
 
 class Side:
@@ -62,7 +62,7 @@ class Side:
     def put(self, number: int) -> None:
         self.loop.put(
             StepJob(
-                ExecuteModelInput(num_seqs=number),
+                StepInput(num_seqs=number),
                 lambda output: self.answers.append(int(output.token_ids[0])),
                 lambda error: self.answers.append(str(error)),
             )

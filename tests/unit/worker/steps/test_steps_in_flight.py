@@ -8,7 +8,7 @@ import pytest
 
 from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_common.params.sampling_params import SamplingParams
-from pagoda_worker.steps.batch import ExecuteModelInput
+from pagoda_worker.steps.step import StepInput
 from pagoda_worker.worker import Worker
 from tests.unit.worker.steps.overlap import (
     LAUNCHED,
@@ -50,7 +50,7 @@ def test_sequences_that_need_the_log_are_waited_for(one_by_one: Worker, ahead: W
 def test_nothing_runs_ahead_of_tokens_that_are_needed(
     one_by_one: Worker, ahead: Worker, params: SamplingParams
 ) -> None:
-    steps = [start(request(0, [5, 6], [0, 1, 2, 3], params)), *[ExecuteModelInput(num_seqs=1)] * 10]
+    steps = [start(request(0, [5, 6], [0, 1, 2, 3], params)), *[StepInput(num_seqs=1)] * 10]
     assert assert_told_alike(one_by_one, ahead, steps) == 0
 
 
@@ -80,19 +80,19 @@ def test_every_decode_of_a_batch_runs_ahead(one_by_one: Worker, ahead: Worker, n
         request(slot, [20 + slot] * (1 + slot), list(range(6 * slot, 6 * slot + 6)), LAUNCHED[slot % len(LAUNCHED)])
         for slot in range(num_seqs)
     ]
-    steps = [start(*requests), *[ExecuteModelInput(num_seqs=num_seqs)] * 14]
+    steps = [start(*requests), *[StepInput(num_seqs=num_seqs)] * 14]
     assert assert_told_alike(one_by_one, ahead, steps) == 14, "all but the prompts, before which nothing is"
 
 
 def test_a_preempted_sequence_comes_back_with_its_tokens(one_by_one: Worker, ahead: Worker) -> None:
     seeded = SamplingParams(temperature=1.0, seed=3, max_tokens=None)
-    decode, first = ExecuteModelInput(num_seqs=2), start(request(0, [5, 6], [0, 1, 2]), request(1, [7], [3, 4], seeded))
+    decode, first = StepInput(num_seqs=2), start(request(0, [5, 6], [0, 1, 2]), request(1, [7], [3, 4], seeded))
     one = request(1, [7], [3, 4], seeded)
     known = [output.token_ids[1] for output in run_one_by_one(one_by_one, [first, *[decode] * 4])]
     empty_cache(one_by_one)
-    gone = ExecuteModelInput(freed_slots=ints([1]), num_seqs=1, slots=ints([0]))
+    gone = StepInput(freed_slots=ints([1]), num_seqs=1, slots=ints([0]))
     back = request(5, [7], [8, 9, 10], seeded, output=tuple(known))
-    again = ExecuteModelInput(
+    again = StepInput(
         new_requests=[back], num_seqs=2, slots=ints([0, 5]), num_scheduled_tokens=ints([1, 1 + len(known)])
     )
     steps = [start(request(0, [5, 6], [0, 1, 2]), one), *[decode] * 4, gone, again, *[decode] * 3]
@@ -103,10 +103,10 @@ def test_a_slot_that_is_filled_anew_keeps_its_new_log(one_by_one: Worker, ahead:
     """The token of the sequence that was there comes later."""
     penalised = SamplingParams(temperature=0, presence_penalty=2.0, repetition_penalty=1.5)
     first = start(request(0, [5, 6, 7], [0, 1]), request(1, [8], [2, 3]))
-    decode = ExecuteModelInput(num_seqs=2)
+    decode = StepInput(num_seqs=2)
     new = request(1, [11, 12, 13, 14, 15, 16], [4, 5, 6], penalised)
-    chunk = ExecuteModelInput(freed_slots=ints([1]), new_requests=[new], num_seqs=2, num_scheduled_tokens=ints([1, 2]))
-    rest = ExecuteModelInput(num_seqs=2, num_scheduled_tokens=ints([1, 4]))
+    chunk = StepInput(freed_slots=ints([1]), new_requests=[new], num_seqs=2, num_scheduled_tokens=ints([1, 2]))
+    rest = StepInput(num_seqs=2, num_scheduled_tokens=ints([1, 4]))
     assert assert_told_alike(one_by_one, ahead, [first, decode, chunk, rest, *[decode] * 3]) == 6
 
 
@@ -121,9 +121,9 @@ def test_a_slot_that_is_filled_anew_keeps_its_new_log(one_by_one: Worker, ahead:
 def test_a_step_that_swaps_blocks_or_may_have_drafts_waits(
     one_by_one: Worker, ahead: Worker, moved: dict[str, Any]
 ) -> None:
-    step = ExecuteModelInput(**({"num_seqs": 2} | moved))
+    step = StepInput(**({"num_seqs": 2} | moved))
     first = start(*(request(slot, [5 + slot], [4 * slot, 4 * slot + 1]) for slot in (0, 1)))
-    assert assert_told_alike(one_by_one, ahead, [first, ExecuteModelInput(num_seqs=2), step]) == 1
+    assert assert_told_alike(one_by_one, ahead, [first, StepInput(num_seqs=2), step]) == 1
 
 
 @pytest.mark.parametrize(
@@ -140,31 +140,31 @@ def test_a_step_that_swaps_blocks_or_may_have_drafts_waits(
     ],
 )
 def test_a_step_of_other_sequences_runs_ahead(one_by_one: Worker, ahead: Worker, other: dict[str, Any]) -> None:
-    step = ExecuteModelInput(**({"num_seqs": 2} | other))
+    step = StepInput(**({"num_seqs": 2} | other))
     first = start(*(request(slot, [5 + slot], [4 * slot, 4 * slot + 1]) for slot in (0, 1, 3)))
-    steps = [first, ExecuteModelInput(num_seqs=2, slots=ints([0, 1])), step, ExecuteModelInput(num_seqs=step.num_seqs)]
+    steps = [first, StepInput(num_seqs=2, slots=ints([0, 1])), step, StepInput(num_seqs=step.num_seqs)]
     assert assert_told_alike(one_by_one, ahead, steps) == 3
 
 
 def test_a_part_of_a_prompt_samples_nothing_and_its_parameters_may_wait(one_by_one: Worker, ahead: Worker) -> None:
     new = request(1, [8, 9, 10, 11], [1, 2, 3], WAITED_FOR[0])
-    joins = ExecuteModelInput(new_requests=[new], num_seqs=2, slots=ints([0, 1]), num_scheduled_tokens=ints([1, 3]))
-    alone = ExecuteModelInput(num_seqs=1, slots=ints([1]))
-    steps = [start(request(0, [5, 6, 7], [0, 4])), joins, ExecuteModelInput(num_seqs=2), alone]
+    joins = StepInput(new_requests=[new], num_seqs=2, slots=ints([0, 1]), num_scheduled_tokens=ints([1, 3]))
+    alone = StepInput(num_seqs=1, slots=ints([1]))
+    steps = [start(request(0, [5, 6, 7], [0, 4])), joins, StepInput(num_seqs=2), alone]
     assert assert_told_alike(one_by_one, ahead, steps) == 1, "it joins, and the prompt's end waits"
 
 
 def test_log_probabilities_of_a_prompt_are_waited_for_until_it_is_computed(one_by_one: Worker, ahead: Worker) -> None:
     params = SamplingParams(temperature=0, prompt_logprobs=1)
     first = start(request(0, [5, 6, 7], [0, 4]))
-    joins = ExecuteModelInput(
+    joins = StepInput(
         new_requests=[request(1, [8, 9, 10, 11], [1, 2, 3], params)],
         num_seqs=2,
         slots=ints([0, 1]),
         num_scheduled_tokens=ints([1, 3]),
     )
-    decode = ExecuteModelInput(num_seqs=2)
-    mixed = ExecuteModelInput(
+    decode = StepInput(num_seqs=2)
+    mixed = StepInput(
         new_requests=[request(2, [8, 9], [5])], num_seqs=3, slots=ints([0, 1, 2]), num_scheduled_tokens=ints([1, 1, 2])
     )
     assert assert_told_alike(one_by_one, ahead, [first, joins, decode, decode, mixed]) == 2
@@ -174,10 +174,10 @@ def test_a_part_of_a_prompt_whose_embedding_is_wanted_runs_ahead_and_its_end_wai
     one_by_one: Worker, ahead: Worker
 ) -> None:
     pooled = replace(request(1, [8, 9, 10, 11, 12], [1, 2]), pooling=PoolingParams())
-    joins = ExecuteModelInput(new_requests=[pooled], num_seqs=2, slots=ints([0, 1]), num_scheduled_tokens=ints([1, 2]))
-    rest = ExecuteModelInput(num_seqs=2, num_scheduled_tokens=ints([1, 3]))
-    alone = ExecuteModelInput(freed_slots=ints([1]), num_seqs=1, slots=ints([0]))
-    steps = [start(request(0, [5, 6, 7], [0, 4])), joins, rest, alone, ExecuteModelInput(num_seqs=1)]
+    joins = StepInput(new_requests=[pooled], num_seqs=2, slots=ints([0, 1]), num_scheduled_tokens=ints([1, 2]))
+    rest = StepInput(num_seqs=2, num_scheduled_tokens=ints([1, 3]))
+    alone = StepInput(freed_slots=ints([1]), num_seqs=1, slots=ints([0]))
+    steps = [start(request(0, [5, 6, 7], [0, 4])), joins, rest, alone, StepInput(num_seqs=1)]
     expected = run_one_by_one(one_by_one, steps)
     outputs, num_ahead = run_ahead(ahead, steps)
     assert [told(output) for output in outputs] == [told(output) for output in expected]

@@ -1,4 +1,4 @@
-"""What goes into one step of the model runner and what comes out: frozen, plain, no tensors and no messages."""
+"""StepInput and StepOutput: what goes into one step, and what comes out. Frozen and plain; no tensors, no messages."""
 
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -52,7 +52,7 @@ class NewRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ExecuteModelInput:
+class StepInput:
     """One step. Applied in the order of the fields."""
 
     freed_slots: IntArray = field(default_factory=lambda: NO_INTS)
@@ -126,7 +126,7 @@ class StepTimings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelRunnerOutput:
+class StepOutput:
     """The result of one step, in batch order."""
 
     num_sampled_tokens: IntArray | None = None
