@@ -46,7 +46,7 @@ from pagoda_scheduler.engine.engine import Engine
 from pagoda_scheduler.engine.engine_core import EngineCore
 from pagoda_scheduler.observability.timeline import Timeline
 from pagoda_worker.steps import step as worker_step
-from pagoda_worker.steps.step_loop import StepJob, StepLoop
+from pagoda_worker.steps.pipeline import QueuedStep, StepPipeline
 from pagoda_worker.threads import set_wait_policy
 from pagoda_worker.worker import Worker
 from tests.harness.scheduler import running_scheduler
@@ -137,7 +137,7 @@ class InProcessExecutor:
     """The worker's core on a thread of this process, with the loop that the worker's own process has."""
 
     def __init__(self, worker: Worker) -> None:
-        self._steps = StepLoop(worker=worker, submit=ThreadPoolExecutor(max_workers=1).submit)
+        self._steps = StepPipeline(worker=worker, submit=ThreadPoolExecutor(max_workers=1).submit)
         self._loop = asyncio.get_running_loop()
         self._results: asyncio.Queue[ModelRunnerOutput | Exception] = asyncio.Queue()
 
@@ -149,7 +149,7 @@ class InProcessExecutor:
         def tell(result: ModelRunnerOutput | Exception) -> None:
             self._loop.call_soon_threadsafe(self._results.put_nowait, result)
 
-        self._steps.put(StepJob(_to_worker(output), give, tell))
+        self._steps.put(QueuedStep(_to_worker(output), give, tell))
 
     async def receive(self) -> ModelRunnerOutput:
         result = await self._results.get()

@@ -6,6 +6,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -99,15 +100,13 @@ def mixed_load(*, batch: int, length: int, part: int, num_steps: int, samples: b
 def _run(worker: Worker, steps: list[StepInput], *, overlaps: bool) -> list[float]:
     """Seconds from each step's end to the next one's. `overlaps`: the next step is there when one begins."""
     ends = []
-    if overlaps:
-        worker.begin_step(steps[0])
+    begun = deque([worker.begin(steps[0])] if overlaps else [])
     for step in steps[overlaps:]:
-        is_begun = worker.begin_step(step)
-        assert is_begun, "nothing of these steps waits"
-        worker.finish_step()  # of this step, or of the one before
+        begun.append(worker.begin(step))
+        begun.popleft().result()  # of this step, or of the one before
         ends.append(time.perf_counter())
-    if overlaps:
-        worker.finish_step()
+    while begun:
+        begun.popleft().result()
         ends.append(time.perf_counter())
     worker.execute_model(StepInput(freed_slots=np.arange(steps[0].num_seqs)))
     return np.diff(ends).tolist()

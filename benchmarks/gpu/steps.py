@@ -5,6 +5,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_worker.steps.input_batch import ForwardInputs
 from pagoda_worker.steps.step import NewRequest, StepInput
 from pagoda_worker.steps.step_clock import StepClock
+from pagoda_worker.steps.steps_in_flight import LaunchedStep
 from pagoda_worker.worker import Worker
 
 BLOCK_SIZE = 16
@@ -142,14 +144,15 @@ class BusyTimes:
         if device.type == "cuda":
             self._in_flight.launch = self._timed  # type: ignore[method-assign]  # heard, then done as before
 
-    def _timed(self, step: StepInput, inputs: ForwardInputs, clock: StepClock) -> None:
+    def _timed(self, step: StepInput, inputs: ForwardInputs, clock: StepClock) -> LaunchedStep:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         if self._delay_cycles:
             torch.cuda._sleep(self._delay_cycles)  # type: ignore[no-untyped-call]  # torch: it has no types
         begin.record()
-        self._launch(step, inputs, clock)
+        launched = self._launch(step, inputs, clock)
         end.record()
         self._events.append((begin, end))
+        return launched
 
     def median(self) -> float | None:
         """Seconds a step; None where nothing was heard."""
@@ -168,16 +171,14 @@ def _decode(worker: Worker, batch: int, length: int, num_steps: int, *, overlaps
     slots = np.arange(batch)
     worker.execute_model(StepInput(new_requests=_requests(batch, length, length - 1), num_seqs=batch, slots=slots))
     times, decode = [], StepInput(num_seqs=batch)
-    if overlaps:
-        worker.begin_step(decode)
+    begun = deque([worker.begin(decode)] if overlaps else [])
     for _ in range(num_steps):
         started = time.perf_counter()
-        is_begun = worker.begin_step(decode)
-        assert is_begun, "a plain decode follows another"
-        worker.finish_step()  # tokens come back: of this step, or of the one before
+        begun.append(worker.begin(decode))
+        begun.popleft().result()  # tokens come back: of this step, or of the one before
         times.append(time.perf_counter() - started)
-    if overlaps:
-        worker.finish_step()
+    while begun:
+        begun.popleft().result()
     worker.execute_model(StepInput(freed_slots=slots))
     return times[num_steps // 5 :]
 

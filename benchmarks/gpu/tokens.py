@@ -1,6 +1,7 @@
 """Greedy tokens of the embedded model in float32: the same with CUDA graphs and without, with steps that overlap and
 without, with kernels and without."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from pagoda_common.config.engine_config import EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_kernels.selection import triton_on_cpu, use_references
+from pagoda_worker.steps.pending_step import PendingStep
 from pagoda_worker.steps.step import NewRequest, StepInput, StepOutput
 from pagoda_worker.worker import Worker
 
@@ -78,14 +80,10 @@ def _generate(
 
 def run_ahead(worker: Worker, steps: Sequence[StepInput]) -> Iterator[StepOutput]:
     """The outputs of steps, each begun as early as the worker takes it."""
-    num_begun = 0
+    begun: deque[PendingStep] = deque()
     for step in steps:
-        while not worker.begin_step(step):
-            yield worker.finish_step()
-            num_begun -= 1
-        num_begun += 1
-        if num_begun > 1:
-            yield worker.finish_step()
-            num_begun -= 1
-    for _ in range(num_begun):
-        yield worker.finish_step()
+        while begun and (len(begun) > 1 or not worker.can_begin(step)):
+            yield begun.popleft().result()
+        begun.append(worker.begin(step))
+    while begun:
+        yield begun.popleft().result()

@@ -10,7 +10,7 @@ from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_worker.steps.input_batch import ForwardInputs
 from pagoda_worker.steps.step import StepInput
 from pagoda_worker.steps.step_clock import StepClock
-from pagoda_worker.steps.steps_in_flight import StepsInFlight
+from pagoda_worker.steps.steps_in_flight import LaunchedStep, StepsInFlight
 from tests.harness.engine import RunningEngine, running_engine
 
 PARAMS = [
@@ -32,10 +32,10 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each step that was launched while another one was in flight, whether some of a prompt is in it."""
     launch, ahead = StepsInFlight.launch, []
 
-    def noted(steps: StepsInFlight, step: StepInput, inputs: ForwardInputs, clock: StepClock) -> None:
+    def noted(steps: StepsInFlight, step: StepInput, inputs: ForwardInputs, clock: StepClock) -> LaunchedStep:
         if steps:
             ahead.append(inputs.input_ids.size > inputs.slots.size)
-        launch(steps, step, inputs, clock)
+        return launch(steps, step, inputs, clock)
 
     monkeypatch.setattr(StepsInFlight, "launch", noted)
     return ahead

@@ -152,10 +152,9 @@ def test_a_step_is_launched_while_the_one_before_computes() -> None:
     worker.execute_model(first)
     worker.execute_model(decode)
     torch.cuda._sleep(200_000_000)  # some 0.1 s in front of all that follows
-    assert worker.begin_step(decode)
-    assert worker.begin_step(decode)
-    assert not worker.is_done, "both are launched, and none has been waited for"
-    tokens = [worker.finish_step().token_ids for _ in range(2)]
+    begun = [worker.begin(decode) for _ in range(2)]
+    assert not any(step.is_done for step in begun), "both are launched, and none has been waited for"
+    tokens = [step.result().token_ids for step in begun]
     assert all((one >= 0).all() for one in tokens)
 
 

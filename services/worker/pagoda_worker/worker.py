@@ -29,8 +29,8 @@ from pagoda_worker.models.decoder import Decoder
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 from pagoda_worker.sampling.grammars import Grammars, load_compiler
 from pagoda_worker.sampling.logits_processors import load_logits_processors
-from pagoda_worker.steps.begun_steps import BegunSteps
 from pagoda_worker.steps.model_runner import ModelRunner
+from pagoda_worker.steps.pending_step import DoneStep, PendingStep, StepGuard
 from pagoda_worker.steps.step import StepInput, StepOutput
 from pagoda_worker.steps.step_threads import StepThreads
 
@@ -75,7 +75,7 @@ class Worker:
         """Of the loaded model; None: not chosen yet."""
         self._grammars = Grammars(self._load_compiler)
         self._overlaps = overlaps
-        self._steps = BegunSteps(on_failure=parallel.close)  # other ranks may wait for this one in the middle of a step
+        self._guard = StepGuard(on_failure=parallel.close)  # other ranks may wait for this one in the middle of a step
         self.facts: ModelFacts | None = None
         """Set once loaded."""
         self.num_blocks = 0
@@ -301,7 +301,7 @@ class Worker:
             attention=loaded.attention,
             overlaps=self._can_overlap(loaded) if self._overlaps is None else self._overlaps,
         )
-        self._steps.forget_failure()
+        self._guard.forget_failure()
         self.num_blocks = num_blocks
         mark("KV cache")
         return swap_block_ns
@@ -314,39 +314,25 @@ class Worker:
         """Run one step, while no other is begun.
 
         Raises:
-            PagodaError: as `finish_step`.
-        """
-        is_begun = self.begin_step(step)
-        assert is_begun, "there was no step to wait for"
-        return self.finish_step()
-
-    def begin_step(self, step: StepInput) -> bool:
-        """Begin the next step. False: nothing is done, a step has to be finished first."""
-        self._threads.use_for(step)
-        return self._steps.begin(self._runner, step)
-
-    @property
-    def has_output(self) -> bool:
-        """Whether the oldest step that was begun is finished but for `finish_step`."""
-        return self._steps.has_output
-
-    @property
-    def is_done(self) -> bool:
-        """Whether `finish_step` would not wait."""
-        return self._steps.is_done
-
-    def finish_step(self) -> StepOutput:
-        """Wait for the oldest step that was begun.
-
-        Raises:
             PagodaError: the step as a whole failed. What the slots hold is unknown then: every later step is refused
                 until initialize_cache.
         """
-        return self._steps.finish()
+        return self.begin(step).result()
+
+    def can_begin(self, step: StepInput) -> bool:
+        """Whether the step may begin before those in flight are finished."""
+        return self._runner is None or self._runner.can_begin(step)
+
+    def begin(self, step: StepInput) -> PendingStep:
+        """Begin the next step, if `can_begin`. Its result raises as execute_model does."""
+        if self._runner is None:
+            return DoneStep(StaleEpoch("the cache is not initialized: call InitializeCache first"))
+        self._threads.use_for(step)
+        return self._guard.begin(step, self._runner.begin)
 
     def has_rested(self, seconds: float) -> bool:
         """Whether no step ran for so long. For any thread to call, as `touch_ahead`."""
-        return self._steps.have_rested(seconds)
+        return self._guard.have_rested(seconds)
 
     def touch_ahead(self, may_go_on: Callable[[], bool]) -> None:
         """Have memory for blocks that come next, while it may go on."""

@@ -12,6 +12,7 @@ from pagoda_common.rpc.service import RpcServer
 from pagoda_worker.rpc.registration import Registration
 from pagoda_worker.rpc.servicer import WorkerServicer
 from pagoda_worker.steps.model_runner import ModelRunner
+from pagoda_worker.steps.pending_step import PendingStep
 from pagoda_worker.steps.step import StepInput
 from pagoda_worker.worker import Worker
 from tests.harness.scheduler import RunningScheduler, running_scheduler
@@ -44,7 +45,7 @@ async def test_requests_go_on_exactly_after_a_step_that_failed(
     worker, num_steps = Worker(num_threads=1, overlaps=overlaps), 0
     begin_soundly = ModelRunner.begin
 
-    def begin(runner: ModelRunner, step: StepInput) -> bool:
+    def begin(runner: ModelRunner, step: StepInput) -> PendingStep:
         nonlocal num_steps
         num_steps += 1
         if num_steps == fails_at:

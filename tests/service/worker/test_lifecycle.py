@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagoda_common.config.model_files import resolve_model
 from pagoda_common.rpc.service import LIVENESS
+from pagoda_worker.steps.pending_step import PendingStep
 from pagoda_worker.steps.step import StepInput
 from tests.service.worker.conftest import SERVICE, Caller, Served, new_request, tokens_of
 
@@ -142,13 +143,13 @@ async def test_two_loads_at_once_are_one(channel: grpc.aio.Channel, served: Serv
 async def test_health_is_answered_while_a_step_runs(
     caller: Caller, channel: grpc.aio.Channel, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, begin = threading.Event(), served.worker.begin_step
+    gate, begin = threading.Event(), served.worker.begin
 
-    def slow(step: StepInput) -> bool:
+    def slow(step: StepInput) -> PendingStep:
         gate.wait(10)
         return begin(step)
 
-    monkeypatch.setattr(served.worker, "begin_step", slow)
+    monkeypatch.setattr(served.worker, "begin", slow)
     step = asyncio.create_task(caller.execute(caller.prefill(new_request())))
     await asyncio.sleep(0.05)
     assert await health_of(channel) == health_pb2.HealthCheckResponse.SERVING

@@ -22,8 +22,8 @@ from pagoda_worker.rpc.convert import (
 )
 from pagoda_worker.rpc.execute_stream import ExecuteStream, StepAnswer
 from pagoda_worker.rpc.fence import Fence, StepHistory
+from pagoda_worker.steps.pipeline import QueuedStep, StepPipeline
 from pagoda_worker.steps.step import StepInput, StepOutput
-from pagoda_worker.steps.step_loop import StepJob, StepLoop
 from pagoda_worker.worker import Worker
 
 Result = TypeVar("Result")
@@ -64,8 +64,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._set_serving = set_serving
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
-        self._steps: StepHistory[StepAnswer] = StepHistory()
-        self._step_loop = StepLoop(worker=worker, submit=self._thread.submit)
+        self._history: StepHistory[StepAnswer] = StepHistory()
+        self._pipeline = StepPipeline(worker=worker, submit=self._thread.submit)
         self._stream: ExecuteStream | None = None
         self._load: asyncio.Task[ModelFacts] | None = None
         self._loaded_bytes = (0, 0)
@@ -76,7 +76,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     @property
     def last_step(self) -> int:
         """Latest step taken on."""
-        return self._steps.last_step
+        return self._history.last_step
 
     def describe_weights(self, identity: scheduler_pb2.WorkerIdentity) -> None:
         """Tell a scheduler, which may be new, what its predecessor has asked for."""
@@ -91,11 +91,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._worker.parallel.abandon()
         for thread in (self._reader, self._thread):
             await asyncio.to_thread(thread.shutdown, wait=True, cancel_futures=True)
-        await asyncio.to_thread(self._step_loop.drain)
+        await asyncio.to_thread(self._pipeline.drain)
 
     async def _on_model_thread(self, function: Callable[..., Result], *args: Any) -> Result:
         def run() -> Result:
-            self._step_loop.drain()
+            self._pipeline.drain()
             return function(*args)
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, run)
@@ -123,7 +123,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
     async def _wait_for_step(self) -> None:
         """A scheduler begins anew: let the step that runs end. One that never does has the model thread for good."""
-        if not self._step_loop.is_running:
+        if not self._pipeline.is_running:
             return
         try:
             async with asyncio.timeout(STUCK_AFTER_S):
@@ -190,7 +190,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         """Allocate the KV cache; the next step is 1."""
         self.fence.check(request.session_epoch)
         self._replace_stream(None, "the cache was initialized anew")
-        self._steps.forget()
+        self._history.forget()
         swap_block_ns = await self._on_model_thread(self._initialize_cache, request.num_blocks, request.num_cpu_blocks)
         self.fence.check(request.session_epoch)
         await self._set_serving(True)
@@ -245,23 +245,23 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         """
         self.fence.check(request.session_epoch)
         self.fence.check_incarnation(request.worker_incarnation)
-        answer = self._steps.repeated(request.step)
+        answer = self._history.repeated(request.step)
         if answer is None:
             # Handed over before anything is awaited: steps reach the model thread in the order they arrived.
             step = step_input_from_proto(request, arrived_ns=time.perf_counter_ns())
             self._worker.expect(step)
             answer = StepAnswer()
-            self._step_loop.put(self._job(step, request, answer, asyncio.get_running_loop()))
-            self._steps.add(request.step, answer)
+            self._pipeline.put(self._queued(step, request, answer, asyncio.get_running_loop()))
+            self._history.add(request.step, answer)
         return answer
 
-    def _job(
+    def _queued(
         self,
         step: StepInput,
         request: worker_pb2.ExecuteModelRequest,
         answer: StepAnswer,
         loop: asyncio.AbstractEventLoop,
-    ) -> StepJob:
+    ) -> QueuedStep:
         """Whose outcome is told on the event loop: the model thread runs the next step."""
 
         def give(output: StepOutput) -> None:
@@ -270,7 +270,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         def fail(error: Exception) -> None:
             loop.call_soon_threadsafe(answer.fail, error)
 
-        return StepJob(step, give, fail)
+        return QueuedStep(step, give, fail)
 
     def _tell(
         self,
@@ -355,7 +355,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             worker_incarnation=self.fence.incarnation,
             session_epoch=self.fence.session_epoch,
             state=self._worker.state,
-            last_step=self._steps.last_step,
+            last_step=self._history.last_step,
             num_blocks=self._worker.num_blocks,
             sleep_level=self._worker.sleep_level,
         )

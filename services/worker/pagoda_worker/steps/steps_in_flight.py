@@ -6,6 +6,7 @@ and the random numbers' offsets go on, and puts the token in its place when it c
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -32,10 +33,11 @@ NOBODY = -1
 """In place of a generation."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepInFlight:
-    """What its end needs of a step that was launched."""
+@dataclass(eq=False, kw_only=True, slots=True)
+class LaunchedStep:
+    """A step that the device was given, with what its end needs. A PendingStep."""
 
+    finish: Callable[["LaunchedStep"], StepOutput]
     num_seqs: int
     """In the batch as the scheduler sent it."""
     inputs: ForwardInputs
@@ -48,10 +50,37 @@ class StepInFlight:
     clock: StepClock
     failed: dict[int, BadSlot] = field(default_factory=dict)
     """By slot: sequences that ended in an error of the step before, which was not known when this one was launched."""
+    before: "LaunchedStep | None"
+    """The step that was launched before it, while in flight."""
+    output: StepOutput | None = None
+
+    @property
+    def is_in_flight(self) -> bool:
+        """It was not finished yet."""
+        return self.output is None
+
+    @property
+    def is_done(self) -> bool:
+        """`result` would not wait."""
+        return self.output is not None or self.download.is_there
+
+    def result(self) -> StepOutput:
+        """Wait for its tokens, and log them; those of the step before come first.
+
+        Raises:
+            RuntimeError: the device has failed; the step stays in flight.
+        """
+        if self.output is None:
+            if self.before is not None:
+                self.before.result()
+                self.before = None
+            with torch.inference_mode():
+                self.output = self.finish(self)
+        return self.output
 
 
 class StepsInFlight:
-    """Launches steps without drafts, and finishes them in the same order. One caller at a time."""
+    """Launches steps without drafts, one while the one before computes. One caller at a time."""
 
     def __init__(
         self,
@@ -71,7 +100,8 @@ class StepsInFlight:
         self._device = device
         self._gives_processed = logprobs_mode.startswith("processed")
         self._gives_logprobs = logprobs_mode.endswith("logprobs")
-        self._steps: deque[StepInFlight] = deque()
+        self._latest: LaunchedStep | None = None
+        """The step launched last, which may be finished since."""
         self._last_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         """[max_num_seqs] of each slot of the latest step in flight, 0 where it has sampled none."""
         self._sampled_last = np.full(max_num_seqs, NOBODY, dtype=np.int64)
@@ -81,16 +111,24 @@ class StepsInFlight:
         """Those of the latest step, on the host and on the device."""
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self._steps())
 
-    @property
-    def is_done(self) -> bool:
-        """Whether `finish` would not wait."""
-        return self._steps[0].download.is_there
+    def _steps(self) -> list[LaunchedStep]:
+        """Those in flight, the latest first."""
+        steps, step = [], self._latest
+        while step is not None and step.is_in_flight:
+            steps.append(step)
+            step = step.before
+        return steps
+
+    def finish(self) -> None:
+        """Wait for all steps in flight. Their results stay with them."""
+        if self._latest is not None:
+            self._latest.result()
 
     def can_follow(self, step: StepInput) -> bool:
         """Whether a step can be prepared while others are in flight: there are not too many, and it swaps no block."""
-        if len(self._steps) == MAX_IN_FLIGHT or not step.num_seqs or step.rejected:
+        if len(self) == MAX_IN_FLIGHT or not step.num_seqs or step.rejected:
             return False
         swaps = step.blocks_to_swap_out.size or step.blocks_to_swap_in.size
         return not swaps and step.num_lookahead_tokens is None
@@ -106,7 +144,7 @@ class StepsInFlight:
             return False
         return not batch.sampling.needs_log[slots].any()
 
-    def launch(self, step: StepInput, inputs: ForwardInputs, clock: StepClock) -> None:
+    def launch(self, step: StepInput, inputs: ForwardInputs, clock: StepClock) -> LaunchedStep:
         """Give the device all that a step has to do. Waits for nothing."""
         batch = self._batch
         self._clear_handed_on(step)
@@ -128,17 +166,19 @@ class StepsInFlight:
         self._sampled_last.fill(NOBODY)
         self._sampled_last[rows.slots] = generations
         batch.append_placeholders(inputs, rows.slots)
-        self._steps.append(
-            StepInFlight(
-                num_seqs=step.num_seqs,
-                inputs=inputs,
-                rows=rows,
-                generations=generations,
-                download=download,
-                logprobs=logprobs,
-                clock=clock,
-            )
+        before = self._latest if self else None
+        self._latest = LaunchedStep(
+            finish=self._finish,
+            num_seqs=step.num_seqs,
+            inputs=inputs,
+            rows=rows,
+            generations=generations,
+            download=download,
+            logprobs=logprobs,
+            clock=clock,
+            before=before,
         )
+        return self._latest
 
     def _token_ids(self, inputs: ForwardInputs, rows: SampledRows, slots: Tensor) -> Tensor | None:
         """[num_tokens] int64 on the device; None: the host knows all of them.
@@ -146,7 +186,7 @@ class StepsInFlight:
         A token that a step in flight samples is the last one of its sequence. If there is one, `_last_tokens` has the
         last tokens of all rows that sample afterwards.
         """
-        if not self._steps:
+        if not self:
             return None
         is_awaited = self._sampled_last[rows.slots] == self._batch.sampling.generations[rows.slots]
         if is_awaited.all() and rows.slots.size == inputs.input_ids.size:
@@ -177,9 +217,9 @@ class StepsInFlight:
         past their own tokens. Blocks that come with their contents (prefixes, forks) stay as they are: whoever shares a
         prefix that gives NaN fails by it as well.
         """
-        if not self._steps or not step.freed_slots.size:
+        if self._latest is None or not self._latest.is_in_flight or not step.freed_slots.size:
             return
-        inputs, size = self._steps[-1].inputs, self._kv_cache.block_size
+        inputs, size = self._latest.inputs, self._kv_cache.block_size
         has_left = np.isin(inputs.slots, step.freed_slots)
         is_held = np.arange(inputs.block_table.shape[1]) < -(-inputs.seq_lens[has_left, None] // size)
         empty = (request.block_ids[-(-request.num_computed_tokens // size) :] for request in step.new_requests)
@@ -193,15 +233,9 @@ class StepsInFlight:
             self._slots = slots, to_device(slots, self._device)
         return self._slots[1]
 
-    def finish(self) -> StepOutput:
-        """Wait for the tokens of the oldest step, and log them.
-
-        Raises:
-            RuntimeError: the device has failed; the step stays in flight.
-        """
-        batch, step = self._batch, self._steps[0]
-        token_ids = step.download.wait()
-        self._steps.popleft()
+    def _finish(self, step: LaunchedStep) -> StepOutput:
+        """Wait for the tokens of the oldest step, and log them."""
+        batch, token_ids = self._batch, step.download.wait()
         inputs, rows = step.inputs, step.rows
         places = inputs.seq_lens[rows.sequences]
         is_here = batch.sampling.generations[rows.slots] == step.generations
@@ -223,7 +257,7 @@ class StepsInFlight:
             timings=step.clock.timings(),
         )
 
-    def _bad_slots(self, step: StepInFlight, token_ids: IntArray) -> list[BadSlot]:
+    def _bad_slots(self, step: LaunchedStep, token_ids: IntArray) -> list[BadSlot]:
         """What was wrong before, in the order of the batch, then what this step has found out."""
         inputs, slots = step.inputs, step.rows.slots
         absent = np.setdiff1d(np.arange(step.num_seqs), inputs.batch_rows).tolist()
@@ -233,7 +267,7 @@ class StepsInFlight:
         found = np.flatnonzero((token_ids < 0) & ~np.isin(slots, list(step.failed))).tolist()
         return [before[row] for row in sorted(before)] + [self._reject(step, place, token_ids) for place in found]
 
-    def _reject(self, step: StepInFlight, place: int, token_ids: IntArray) -> BadSlot:
+    def _reject(self, step: LaunchedStep, place: int, token_ids: IntArray) -> BadSlot:
         """End the sequence of a row that has no token, also in the step that is in flight behind it."""
         batch, row = self._batch, int(step.rows.sequences[place])
         slot, seq_len = int(step.inputs.slots[row]), int(step.inputs.seq_lens[row])
@@ -247,8 +281,9 @@ class StepsInFlight:
             self._kv_cache.sanitize(blocks.astype(np.int64))
         if is_here:
             batch.fail(slot, bad.code, bad.message)
-            for later in self._steps:
-                later.failed[slot] = bad
+            for other in self._steps():
+                if other is not step:
+                    other.failed[slot] = bad
         return bad
 
 

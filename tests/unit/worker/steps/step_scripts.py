@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_worker.steps.pending_step import PendingStep
 from pagoda_worker.steps.step import IntArray, NewRequest, StepInput, StepOutput
 from pagoda_worker.worker import Worker
 
@@ -182,17 +183,16 @@ def run_one_by_one(worker: Worker, steps: Sequence[StepInput]) -> list[StepOutpu
 def run_ahead(worker: Worker, steps: Sequence[StepInput]) -> tuple[list[StepOutput], int]:
     """Each step as early as the worker takes it; and how many began while another one was in flight."""
     outputs: list[StepOutput] = []
+    begun: list[PendingStep] = []
     num_ahead = 0
-    runner = worker._runner
-    assert runner is not None
-    for number, step in enumerate(steps):
-        while not worker.begin_step(step):
-            outputs.append(worker.finish_step())
-        num_ahead += len(runner._in_flight) == 2
-        if number - len(outputs) > 0:
-            outputs.append(worker.finish_step())
-    outputs += [worker.finish_step() for _ in range(len(steps) - len(outputs))]
-    return outputs, num_ahead
+    for step in steps:
+        while not worker.can_begin(step):
+            outputs.append(begun.pop(0).result())
+        begun.append(worker.begin(step))
+        num_ahead += sum(one.is_in_flight for one in begun) == 2
+        if len(begun) > 1:
+            outputs.append(begun.pop(0).result())
+    return outputs + [one.result() for one in begun], num_ahead
 
 
 def told(output: StepOutput) -> object:

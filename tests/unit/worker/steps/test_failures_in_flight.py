@@ -9,6 +9,7 @@ import torch
 
 from pagoda_common.errors import Code, PagodaError, StaleEpoch
 from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_worker.memory.transfers import Download
 from pagoda_worker.sampling.logits_state import LogitsBatch
 from pagoda_worker.steps.step import StepInput
 from pagoda_worker.worker import Worker
@@ -181,30 +182,30 @@ def test_a_step_that_cannot_be_fails_behind_the_one_in_flight(one_by_one: Worker
     wrong = StepInput(num_seqs=1, appended_slots=ints([0]), appended_block_ids=ints([NUM_BLOCKS]))
     expected = run_one_by_one(one_by_one, [first, decode])
     ahead.execute_model(first)
-    assert [ahead.begin_step(step) for step in (decode, wrong, decode)] == [True, True, True]
-    assert told(ahead.finish_step()) == told(expected[1])
+    sound, failed, refused = [ahead.begin(step) for step in (decode, wrong, decode)]
+    assert told(sound.result()) == told(expected[1])
     with pytest.raises(PagodaError, match=f"block {NUM_BLOCKS} is not below"):
-        ahead.finish_step()
+        failed.result()
     with pytest.raises(StaleEpoch, match="an earlier step failed"):
-        ahead.finish_step()
+        refused.result()
 
 
 def test_a_device_that_fails_takes_the_steps_behind_along(ahead: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = ahead._runner
-    assert runner is not None
     ahead.execute_model(start(request(0, [5, 6, 7], [0, 1])))
     decode = StepInput(num_seqs=1)
-    assert ahead.begin_step(decode)
-    assert ahead.begin_step(decode)
+    first, second = ahead.begin(decode), ahead.begin(decode)
 
-    def broken() -> None:
+    def broken(download: Download) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(runner._in_flight._steps[0].download, "wait", broken)
-    with pytest.raises(PagodaError, match="illegal memory access"):
-        ahead.finish_step()
+    with monkeypatch.context() as patch:
+        patch.setattr(Download, "wait", broken)
+        with pytest.raises(PagodaError, match="illegal memory access"):
+            first.result()
     with pytest.raises(StaleEpoch, match="illegal memory access"):
-        ahead.finish_step()
+        second.result()
+    with pytest.raises(StaleEpoch, match="illegal memory access"):
+        ahead.execute_model(decode)
     empty_cache(ahead)
     assert ahead.execute_model(start(request(0, [5, 6, 7], [0, 1]))).token_ids.size == 1
 

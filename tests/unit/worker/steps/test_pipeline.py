@@ -8,8 +8,31 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from pagoda_worker.steps.pipeline import QueuedStep, StepPipeline
 from pagoda_worker.steps.step import StepInput, StepOutput
-from pagoda_worker.steps.step_loop import StepJob, StepLoop
+
+
+class FakeStep:
+    """A step of a FakeWorker, which knows what its device has done."""
+
+    def __init__(self, worker: "FakeWorker", number: int) -> None:
+        self._worker = worker
+        self._number = number
+
+    @property
+    def is_in_flight(self) -> bool:
+        return self._number not in self._worker.at_once
+
+    @property
+    def is_done(self) -> bool:
+        return self._number in self._worker.done | self._worker.at_once
+
+    def result(self) -> StepOutput:
+        assert self._worker.begun.pop(0) == self._number, "in the order of begin"
+        self._worker.log.append(f"finish {self._number}")
+        if self._number in self._worker.failing:
+            raise RuntimeError(f"step {self._number}")
+        return StepOutput(token_ids=np.array([self._number]))
 
 
 class FakeWorker:
@@ -22,46 +45,32 @@ class FakeWorker:
         self.alone: set[int] = set()
         """Steps that nothing may be in flight before."""
         self.at_once: set[int] = set()
-        """Steps that end within `begin_step`."""
+        """Steps that end within `begin`."""
         self.failing: set[int] = set()
         self.begun: list[int] = []
 
-    def begin_step(self, step: StepInput) -> bool:
-        number = step.num_seqs
-        if self.begun and number in self.alone:
-            return False
-        self.log.append(f"begin {number}")
-        self.begun.append(number)
-        return True
+    def can_begin(self, step: StepInput) -> bool:
+        return not self.begun or step.num_seqs not in self.alone
 
-    @property
-    def has_output(self) -> bool:
-        return self.begun[0] in self.at_once
-
-    @property
-    def is_done(self) -> bool:
-        return self.begun[0] in self.done | self.at_once
-
-    def finish_step(self) -> StepOutput:
-        number = self.begun.pop(0)
-        self.log.append(f"finish {number}")
-        if number in self.failing:
-            raise RuntimeError(f"step {number}")
-        return StepOutput(token_ids=np.array([number]))
+    def begin(self, step: StepInput) -> FakeStep:
+        assert self.can_begin(step)
+        self.log.append(f"begin {step.num_seqs}")
+        self.begun.append(step.num_seqs)
+        return FakeStep(self, step.num_seqs)
 
 
 class Side:
-    """A loop with its model thread, and what was answered."""
+    """A pipeline with its model thread, and what was answered."""
 
     def __init__(self) -> None:
         self.worker = FakeWorker()
         self.thread = ThreadPoolExecutor(max_workers=1)
-        self.loop = StepLoop(worker=self.worker, submit=self.thread.submit)
+        self.pipeline = StepPipeline(worker=self.worker, submit=self.thread.submit)
         self.answers: list[object] = []
 
     def put(self, number: int) -> None:
-        self.loop.put(
-            StepJob(
+        self.pipeline.put(
+            QueuedStep(
                 StepInput(num_seqs=number),
                 lambda output: self.answers.append(int(output.token_ids[0])),
                 lambda error: self.answers.append(str(error)),
@@ -116,10 +125,10 @@ def test_a_step_that_comes_while_another_computes_is_begun_at_once(side: Side) -
 def test_tokens_that_are_there_are_told_without_a_step_behind_them(side: Side) -> None:
     side.put(1)
     side.until(lambda: side.worker.log == ["begin 1"])
-    assert side.loop.is_running
+    assert side.pipeline.is_running
     side.worker.done.add(1)
     side.until(lambda: side.answers == [1])
-    side.until(lambda: not side.loop.is_running)
+    side.until(lambda: not side.pipeline.is_running)
 
 
 def test_a_step_that_cannot_follow_waits_for_the_tokens_of_the_one_before(side: Side) -> None:
@@ -149,9 +158,9 @@ def test_what_comes_between_two_steps_finds_none_in_flight(side: Side) -> None:
     gate = threading.Event()
     side.thread.submit(gate.wait)
     side.put(1)
-    side.thread.submit(lambda: (side.loop.drain(), side.worker.log.append("other")))
+    side.thread.submit(lambda: (side.pipeline.drain(), side.worker.log.append("other")))
     side.put(2)
     gate.set()
     side.settle()
     assert side.worker.log == ["begin 1", "finish 1", "other", "begin 2", "finish 2"]
-    assert not side.loop.is_running
+    assert not side.pipeline.is_running
