@@ -1,0 +1,223 @@
+"""The services of one machine: order, ports, times to end, and where secrets are; and the retries of a batch."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from pagoda.http import batch
+from pagoda.http.batch import BatchCounts, LineError, parse_line, run_batch
+from pagoda.llm.prompts import read_prompts
+from pagoda.server import local_stack
+from pagoda.server.local_stack import LocalStack
+from pagoda.server.supervisor import Service, describe_exit
+from pagoda.server.worker_services import with_standby
+from pagoda.v1 import types_pb2
+from pagoda_common.config.engine_config import EngineConfig, ParallelConfig, SchedulerConfig
+from pagoda_common.config.frontend_config import API_KEY_VARIABLE, FrontendConfig
+from pagoda_common.errors import ConfigError, NotReady
+from pagoda_common.text.tokenizer import Tokenizer
+
+
+def stack(frontend: FrontendConfig | None = None, **ports: Any) -> LocalStack:
+    given = frontend or FrontendConfig(port=0, grpc_port=0, drain_timeout_s=7.0)
+    return LocalStack.plan(engine=EngineConfig(), frontend=given, **{"scheduler_port": 0, **ports})
+
+
+def flags_of(service: Service) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in service.command if word.startswith("--") and "=" in word)
+
+
+def test_services_end_in_the_order_in_which_requests_pass_them() -> None:
+    services = stack().services()
+    assert [service.name for service in services] == ["frontend", "scheduler", "worker"]
+    assert [service.stop_timeout_s for service in services] == [12.0] * 3, "drain time and five seconds"
+    frontend, scheduler, worker = map(flags_of, services)
+    assert {frontend["--drain-timeout"], scheduler["--drain-timeout"], worker["--drain-timeout"]} == {"7.0"}
+    assert scheduler["--host"] == worker["--host"] == "127.0.0.1"
+    assert frontend["--scheduler"] == worker["--scheduler"] == f"127.0.0.1:{scheduler['--port']}"
+    assert worker["--port"] == "0"
+    assert not {"--metrics-port"} & {*scheduler, *worker}
+
+
+def test_ports_of_metrics_are_those_that_were_asked_for() -> None:
+    planned = stack(metrics_port=0, worker_metrics_port=0)
+    _, scheduler, worker = map(flags_of, planned.services())
+    assert (scheduler["--metrics-port"], worker["--metrics-port"]) == ("0", "0")
+
+
+def test_keys_are_in_the_environment_and_in_no_command_line() -> None:
+    frontend, *others = stack(FrontendConfig(port=0, grpc_port=0, api_key=("hush-1", "hush-2"))).services()
+    assert frontend.environment == {API_KEY_VARIABLE: "hush-1\nhush-2"}
+    assert not any("hush" in word for service in (frontend, *others) for word in service.command)
+    assert all(not service.environment for service in others)
+    assert "hush" not in repr(frontend)
+    assert stack().services()[0].environment == {}
+
+
+@pytest.mark.parametrize("name", ["scheduler_port", "scheduler_metrics_port", "worker_metrics_port"])
+def test_ports_take_their_bounds(name: str) -> None:
+    field = {"scheduler_metrics_port": "metrics_port"}.get(name, name)
+    for port in (-1, 65536):
+        with pytest.raises(ConfigError, match=f"{name} is {port}, must be between 0 and 65535") as caught:
+            stack(**{field: port})
+        assert caught.value.field == name
+
+
+def test_a_taken_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def can_listen(host: str, port: int) -> bool:
+        asked.append((host, port))
+        return port != 5
+
+    monkeypatch.setattr(local_stack, "can_listen", can_listen)
+    config = FrontendConfig(host="127.0.0.2", grpc_host="127.0.0.3", port=1, grpc_port=2)
+    planned = stack(config, scheduler_port=3, metrics_port=4, worker_metrics_port=6)
+    assert asked == [("127.0.0.2", 1), ("127.0.0.3", 2), ("127.0.0.1", 3), ("127.0.0.1", 4), ("127.0.0.1", 6)]
+    assert (planned.frontend.port, planned.frontend.grpc_port) == (1, 2)
+    assert planned.frontend.scheduler == "127.0.0.1:3"
+    for name, ports in (
+        ("scheduler_port", {"scheduler_port": 5}),
+        ("scheduler_metrics_port", {"metrics_port": 5}),
+        ("worker_metrics_port", {"worker_metrics_port": 5}),
+    ):
+        with pytest.raises(ConfigError, match=f"{name} is 5, must be free") as caught:
+            stack(config, **ports)
+        assert caught.value.field == name
+
+
+def test_addresses_are_those_that_this_machine_reaches() -> None:
+    planned = stack(FrontendConfig(host="0.0.0.0", port=0, grpc_port=0))
+    assert planned.frontend.grpc_host == "127.0.0.1", "gRPC would be plaintext over a network"
+    assert planned.url == f"http://127.0.0.1:{planned.frontend.port}"
+    assert planned.grpc_address == f"127.0.0.1:{planned.frontend.grpc_port}"
+    assert planned.model_name == "pagoda-tiny"
+    secure = FrontendConfig(port=0, grpc_port=0, ssl_certfile="c", ssl_keyfile="k", served_model_name=("a", "b"))
+    planned = stack(secure)
+    assert planned.url.startswith("https://")
+    assert planned.model_name == "a"
+    private = planned.for_this_process()
+    assert private.url.startswith("http://")
+    assert private.frontend.grpc_host == "127.0.0.1"
+    (key,) = private.frontend.api_key
+    assert len(key) == 48
+    assert planned.for_this_process().frontend.api_key != (key,)
+
+
+async def test_readiness_is_asked_until_it_is_there_and_each_reason_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["", "loading", "loading", "", "warming", None, "never asked"])
+    planned = stack()
+    monkeypatch.setattr(LocalStack, "_not_ready_reason", lambda _: next(answers))
+    monkeypatch.setattr(local_stack, "READY_POLL_S", 0.0)
+    told: list[str] = []
+    await asyncio.wait_for(planned.wait_until_ready(told.append), 60)
+    assert told == ["loading", "warming"]
+    assert next(answers) == "never asked"
+
+
+def test_standby_groups_do_not_serve_unless_somebody_says_how_many_do() -> None:
+    plain = EngineConfig(parallel=ParallelConfig(data_parallel_size=2))
+    assert with_standby(plain) is plain
+    standing_by = replace(plain, parallel=ParallelConfig(data_parallel_size=2, standby_workers=1))
+    assert with_standby(standing_by).scheduler.max_serving_groups == 2
+    told = replace(standing_by, scheduler=SchedulerConfig(max_serving_groups=3))
+    assert with_standby(told) is told
+
+
+def test_an_end_without_a_fault_is_no_signal() -> None:
+    assert describe_exit(0) == "ended with exit code 0"
+
+
+def test_a_prompt_without_a_salt_has_an_empty_one() -> None:
+    options: dict[str, Any] = {
+        "tokenizer": Tokenizer.load("pagoda-tiny"),
+        "model_info": types_pb2.ModelInfo(vocab_size=3072, max_model_len=10),
+    }
+    none: Any = {"prompt": "a", "cache_salt": None}
+    assert [one.cache_salt for one in read_prompts([none, {"prompt": "a"}], **options)] == ["", ""]
+
+
+class FakeHttp:
+    """Answers with what it is told; NotReady is raised."""
+
+    def __init__(self, answers: list[Any]) -> None:
+        self.answers = answers
+        self.asked: list[tuple[str, Any]] = []
+
+    async def post(self, path: str, body: Any) -> tuple[int, Any]:
+        self.asked.append((path, body))
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return cast("tuple[int, Any]", answer)
+
+
+LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}'
+FULL = (503, {"error": {"message": "full"}})
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    made: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        made.append(seconds)
+
+    monkeypatch.setattr(batch.asyncio, "sleep", sleep)
+    return made
+
+
+async def run(http: FakeHttp, *lines: bytes) -> tuple[list[dict[str, Any]], BatchCounts]:
+    counts = BatchCounts()
+    found = [one async for one in run_batch(lines, cast("Any", http), max_concurrency=1, counts=counts)]
+    return found, counts
+
+
+async def test_a_full_or_absent_server_is_asked_six_times_with_growing_pauses(pauses: list[float]) -> None:
+    http = FakeHttp([FULL, NotReady("away"), FULL, FULL, FULL, (200, {"ok": 1})])
+    (result,), counts = await run(http, LINE)
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0]
+    assert http.asked == [("/v1/completions", {"prompt": "x"})] * 6
+    assert (result["response"]["status_code"], result["error"]) == (200, None)
+    assert (counts.num_completed, counts.num_failed) == (1, 0)
+
+
+async def test_a_server_that_stays_away_or_full_is_an_error_of_the_line(pauses: list[float]) -> None:
+    (result,), counts = await run(FakeHttp([FULL] * 6), LINE)
+    assert (result["response"]["status_code"], result["error"]["code"]) == (503, "503")
+    assert (counts.num_completed, counts.num_failed) == (0, 1)
+    (result,), counts = await run(FakeHttp([NotReady("away")] * 6), LINE)
+    assert (result["response"], result["error"]) == (None, {"code": "connection_error", "message": "away"})
+    assert counts.num_failed == 1
+    assert len(pauses) == 10
+
+
+async def test_other_failures_are_not_tried_again_and_names_are_taken_once(pauses: list[float]) -> None:
+    results, counts = await run(FakeHttp([(400, {"error": {"message": "wrong"}})]), LINE, b"  \n", LINE)
+    assert [result["error"]["code"] for result in results] == ["400", "duplicate_custom_id"]
+    assert (counts.num_completed, counts.num_failed, counts.custom_ids) == (0, 2, {"a"})
+    assert pauses == []
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (b"{", "invalid_json_line"),
+        (b"[1]", "invalid_json_line"),
+        (b'{"url": "/v1/completions", "body": {}}', "invalid_request"),
+        (b'{"custom_id": 5, "url": "/v1/completions", "body": {}}', "invalid_request"),
+        (b'{"custom_id": "a", "method": "GET", "url": "/v1/completions", "body": {}}', "invalid_method"),
+        (b'{"custom_id": "a", "url": "/v1/score", "body": {}}', "invalid_url"),
+        (b'{"custom_id": "a", "url": "/v2/x", "body": {}}', "invalid_url"),
+        (b'{"custom_id": "a", "url": "/v1/completions", "body": []}', "invalid_request"),
+        (b'{"custom_id": "a", "url": "/v1/completions", "body": {"stream": true}}', "invalid_request"),
+    ],
+)
+def test_other_lines_are_refused_with_a_code(text: bytes, code: str) -> None:
+    with pytest.raises(LineError) as caught:
+        parse_line(text)
+    assert caught.value.code == code
+    assert caught.value.custom_id == ("a" if b'"a"' in text else None)
+    assert parse_line(b'{"custom_id": "b", "url": "/v1/embeddings", "body": {"stream": false}}').custom_id == "b"

@@ -1,0 +1,194 @@
+"""Clocks and limits of processes: heartbeats and a reader that was stopped itself, open files, memory after bursts."""
+
+import asyncio
+import gc
+import logging
+import os
+import resource
+from collections.abc import Iterator
+
+import pytest
+
+from pagoda_common.process import children, heartbeat, idle_memory
+from pagoda_common.process.heartbeat import ENVIRONMENT, HeartbeatReader, beat
+from pagoda_common.process.logging import ACCESS_LOGGER, configure_logging, is_no_probe
+
+
+class Clock:
+    """Time passes only where somebody sleeps; each sleep takes the next of `ticks`, or what it asked for."""
+
+    def __init__(self, ticks: list[float]) -> None:
+        self.now = 0.0
+        self.ticks = ticks
+        self.num_sleeps = 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.num_sleeps += 1
+        self.now += self.ticks.pop(0) if self.ticks else seconds
+        await asyncio.wait({asyncio.ensure_future(_turn())})
+
+
+async def _turn() -> None:
+    """One round of the loop, in which readers are called."""
+
+
+async def watch(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    ticks: list[float] | None = None,
+    has_begun: bool = True,
+    is_stopped: bool = False,
+    bound_s: float = 6.0,
+    stopped_after_s: float = 1.0,
+) -> tuple[str, int]:
+    """What a reader says of a silent child, and after how many looks."""
+    clock = Clock(ticks or [])
+    monkeypatch.setattr(heartbeat.time, "monotonic", clock.monotonic)
+    monkeypatch.setattr(heartbeat.asyncio, "sleep", clock.sleep)
+    monkeypatch.setattr(heartbeat, "is_stopped", lambda _: is_stopped)
+    reader = HeartbeatReader()
+    said: list[str] = []
+    if has_begun:
+        os.write(reader.write_end, b".")
+        reader._read()
+    watching = reader.watch(pid=1, silent_after_s=bound_s, stopped_after_s=stopped_after_s, on_silence=said.append)
+    await watching
+    reader.started()
+    reader.close()
+    assert len(said) == 1
+    return said[0], clock.num_sleeps
+
+
+async def test_silence_is_counted_from_the_last_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await watch(monkeypatch) == ("no heartbeat for 6 s", 12)
+
+
+async def test_a_reader_that_was_stopped_itself_does_not_blame_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await watch(monkeypatch, ticks=[100.0]) == ("no heartbeat for 6 s", 11), "100 s count as one"
+
+
+async def test_a_stopped_child_is_noticed_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await watch(monkeypatch, is_stopped=True) == ("stopped for 1 s", 2)
+    assert await watch(monkeypatch, is_stopped=True, has_begun=False) == ("stopped for 1 s", 2)
+
+
+async def test_a_child_that_never_beat_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock([])
+    monkeypatch.setattr(heartbeat.time, "monotonic", clock.monotonic)
+    monkeypatch.setattr(heartbeat, "is_stopped", lambda _: clock.num_sleeps > 500)
+    monkeypatch.setattr(heartbeat.asyncio, "sleep", clock.sleep)
+    reader, said = HeartbeatReader(), []
+    await reader.watch(pid=1, silent_after_s=6.0, stopped_after_s=1.0, on_silence=said.append)
+    reader.started()
+    reader.close()
+    assert said == ["stopped for 1 s"]
+    assert clock.now > 200
+
+
+async def test_a_child_beats_into_the_pipe_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = HeartbeatReader()
+    (name, number), *others = reader.environment().items()
+    assert (name, int(number), others) == (ENVIRONMENT, reader.write_end, [])
+    monkeypatch.setenv(name, number)
+    task = asyncio.create_task(beat())
+    await asyncio.sleep(0)
+    assert os.read(reader._read_end, 16) == b"."
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    reader.started()
+    reader.close()
+    for end in (reader._read_end, reader.write_end):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(end)
+    monkeypatch.delenv(name)
+    await asyncio.wait_for(beat(), 60)
+
+
+def test_as_many_files_may_be_open_as_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, tuple[int, int]]] = []
+    monkeypatch.setattr(children.resource, "getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr(children.resource, "setrlimit", lambda which, limits: told.append((which, limits)))
+    children.raise_file_limit()
+    assert told == [(resource.RLIMIT_NOFILE, (4096, 4096))]
+    monkeypatch.setattr(children.resource, "getrlimit", lambda _: (4096, 4096))
+    children.raise_file_limit()
+    assert len(told) == 1
+
+
+class Process:
+    """What `release_memory_when_idle` sees, second for second; it ends when the script does."""
+
+    def __init__(self, script: list[tuple[int, bool]]) -> None:
+        self.script = iter(script)
+        self.now = (0, True)
+        self.num_periods = 0
+        self.released_at: list[int] = []
+
+    async def sleep(self, seconds: float) -> None:
+        assert seconds == idle_memory.PERIOD_S == 0.5
+        self.num_periods += 1
+        try:
+            self.now = next(self.script)
+        except StopIteration:
+            raise asyncio.CancelledError from None
+
+    async def run(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        monkeypatch.setattr(idle_memory.asyncio, "sleep", self.sleep)
+        monkeypatch.setattr(idle_memory, "trim_memory", lambda: self.released_at.append(self.num_periods))
+        monkeypatch.setattr(idle_memory.gc, "collect", lambda: 0)
+        with pytest.raises(asyncio.CancelledError):
+            await idle_memory.release_memory_when_idle(count=lambda: self.now[0], is_idle=lambda: self.now[1])
+        return self.released_at
+
+
+async def test_memory_is_given_back_after_many_events_and_some_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    rest = [(1000, True)] * 40
+    # The first period sees new events; rest is counted from the next.
+    assert await Process([(1000, True), *rest]).run(monkeypatch) == [2, 4, 8, 16, 32]
+    assert await Process([(999, True)] * 40).run(monkeypatch) == []
+    assert await Process([(1000, False)] * 40).run(monkeypatch) == []
+
+
+async def test_new_events_interrupt_the_rest_and_few_of_them_are_not_worth_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = [(1000, True), (1000, True), *[(1000 + i, True) for i in range(1, 20)], *[(1019, True)] * 3]
+    assert await Process(script).run(monkeypatch) == [2, 22, 24], "the rest begins anew"
+    again = [(1000, True)] * 40 + [(10, True)] * 5 + [(1010, True)] * 3
+    assert await Process(again).run(monkeypatch) == [2, 4, 8, 16, 32, 47], "a count that begins anew counts anew"
+
+
+def test_what_exists_is_left_out_of_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+    monkeypatch.setattr(idle_memory.gc, "collect", lambda: done.append("collect"))
+    monkeypatch.setattr(idle_memory.gc, "freeze", lambda: done.append("freeze"))
+    monkeypatch.setattr(idle_memory.gc, "set_threshold", done.append)
+    idle_memory.exempt_what_exists()
+    assert done == ["collect", "freeze", 20_000]
+    assert gc.isenabled()
+
+
+@pytest.fixture
+def plain_logging() -> Iterator[None]:
+    """Puts back what `configure_logging` changes."""
+    root, access = logging.getLogger(), logging.getLogger(ACCESS_LOGGER)
+    before = root.handlers[:], root.level, access.filters[:]
+    access.filters[:] = []
+    yield
+    root.handlers[:], access.filters[:] = before[0], before[2]
+    root.setLevel(before[1])
+
+
+@pytest.mark.usefixtures("plain_logging")
+@pytest.mark.parametrize(
+    ("level", "wanted", "is_filtered"),
+    [("debug", 10, False), ("info", 20, True), ("WARNING", 30, True), ("error", 40, True), ("loud", 20, True)],
+)
+def test_probes_are_logged_at_level_debug_alone(level: str, wanted: int, is_filtered: bool) -> None:
+    configure_logging("test", level)
+    assert logging.getLogger().level == wanted
+    assert (is_no_probe in logging.getLogger(ACCESS_LOGGER).filters) is is_filtered
+    assert logging.getLogger("httpx").level == logging.WARNING
