@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torch.utils import cpp_extension
 
+from pagoda_kernels.native.compilation import end_with_stdin
 from pagoda_kernels.native.library import LEVELS, NAME, SOURCES, cpu_level, default_cache_directory, library_path
 
 FLAGS = ("-std=c++20", "-O3", "-fopenmp", "-fno-math-errno", "-ffp-contract=fast")
@@ -68,7 +69,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="pagoda_kernels.native.build", description=__doc__)
     parser.add_argument("--into", type=Path, metavar="DIR", help="directory of libraries (default: the user's cache)")
     parser.add_argument("--level", choices=LEVELS, action="append", help="instruction sets (default: this machine's)")
+    parser.add_argument("--end-with-stdin", action="store_true", help="end at once, with all compilers, at its end")
     args = parser.parse_args()
+    if args.end_with_stdin:
+        end_with_stdin()
     own = cpu_level()
     levels = args.level or ([] if own is None else [own])
     if not levels:

@@ -9,7 +9,6 @@ import logging
 import os
 import platform
 import re
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from pagoda_kernels.native.compilation import Compilation
 from pagoda_kernels.selection import is_set_aside
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ LEVEL_VARIABLE = "PAGODA_CPU_LEVEL"
 """Of the environment: the widest level to use, so that machines of several kinds compute the same bits."""
 
 _library: ModuleType | None = None
+_compilation = Compilation()
 
 
 def native(operation: str) -> Any:
@@ -64,6 +65,8 @@ def load_native(*, cache_directory: Path | None = None) -> bool:
         try:
             _library = _import(_find_or_build(level, cache_directory or default_cache_directory()))
         except (OSError, RuntimeError, ImportError) as error:
+            if _compilation.is_stopped:
+                return False
             consequence = f"those for {instead} are next" if instead else "operations run as plain PyTorch"
             logger.warning("no C++ kernels for %s, %s: %s", level, consequence, error)
         else:
@@ -125,12 +128,13 @@ def _find_or_build(level: str, cache_directory: Path) -> Path:
         logger.info("compiling the CPU kernels; this machine does it once, in about half a minute")
         command = [sys.executable, "-m", "pagoda_kernels.native.build", "--level", level, "--into"]
         # In a process of its own: the compiler's driver is large, and would stay in memory.
-        result = subprocess.run(
-            [*command, str(cache_directory)], capture_output=True, text=True, errors="replace", check=False
-        )
-        if result.returncode:
-            raise RuntimeError(result.stderr.strip()[-2000:])
+        _compilation.run([*command, str(cache_directory), "--end-with-stdin"])
         return path
+
+
+def stop_compiling() -> None:
+    """End a compilation that runs, from any thread, and begin none any more: `load_native` gives False then."""
+    _compilation.stop()
 
 
 def library_path(level: str, directory: Path) -> Path:
