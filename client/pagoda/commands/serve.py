@@ -9,7 +9,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from pagoda.llm.vllm_options import add_vllm_flags, check_vllm_args
@@ -25,10 +26,13 @@ from pagoda_common.config.flags import (
     engine_config_from_args,
     frontend_config_from_args,
 )
+from pagoda_common.config.frontend_config import API_KEY_VARIABLE, FrontendConfig
 from pagoda_common.process.logging import configure_logging
 
 logger = logging.getLogger(__name__)
 
+KEY_VARIABLES = (API_KEY_VARIABLE, "VLLM_API_KEY")
+"""Of the environment; the first one goes before."""
 EXAMPLE_QUESTION = "Tell me a story about a dog."
 EXAMPLE_PROMPT = "Once upon a time"
 
@@ -69,9 +73,12 @@ def plan(args: argparse.Namespace, parser: argparse.ArgumentParser) -> LocalStac
     """The stack that the flags ask for; ends the process with code 2 when they are wrong."""
     with config_errors(parser):
         check_vllm_args(args)
+        frontend = frontend_config_from_args(args)
+        if not frontend.api_key and (keys := os.environ.get("VLLM_API_KEY")):
+            frontend = replace(frontend, api_key=tuple(keys.splitlines()))
         return LocalStack.plan(
             engine=engine_config_from_args(args),
-            frontend=frontend_config_from_args(args),
+            frontend=frontend,
             scheduler_port=args.scheduler_port,
             metrics_port=args.scheduler_metrics_port,
             worker_metrics_port=args.worker_metrics_port,
@@ -122,10 +129,11 @@ def announcement(stack: LocalStack, *, seconds: float) -> str:
         path = "completions"
         body = {"prompt": EXAMPLE_PROMPT, "max_tokens": 32}
     request = json.dumps({"model": stack.model_name, "stream": True, **body}).replace("'", r"'\''")
-    key = ' -H "Authorization: Bearer $API_KEY"' if stack.frontend.api_key else ""
+    key = f' -H "Authorization: Bearer {key_shown(stack.frontend, os.environ)}"' if has_keys(stack.frontend) else ""
+    page = "" if stack.frontend.disable_status_page else f"\n  status     {stack.url}/"
     return f"""
 Pagoda serves {stack.model_name}; ready in {seconds:.1f} s.
-  HTTP       {stack.url}/v1
+  HTTP       {stack.url}/v1{page}
   gRPC       {stack.grpc_address} (pagoda.v1.Inference)
   scheduler  {stack.frontend.scheduler}
 Try:
@@ -133,6 +141,19 @@ Try:
     -d '{request}'
 Ctrl-C ends it.
 """
+
+
+def has_keys(frontend: FrontendConfig) -> bool:
+    """Whether clients must show an API key."""
+    return bool(frontend.api_key or frontend.api_key_file)
+
+
+def key_shown(frontend: FrontendConfig, environment: Mapping[str, str]) -> str:
+    """What a shell may put into a request as API key: the variable that holds one, or a placeholder; never a key."""
+    for name in KEY_VARIABLES:
+        if environment.get(name, "").split(",")[0].strip() in frontend.api_key:
+            return f"${name}"
+    return "YOUR_API_KEY"
 
 
 def print_line(service: str, line: str) -> None:

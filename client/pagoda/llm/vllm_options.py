@@ -141,7 +141,6 @@ OPTIONS = (
     VllmOption("max_seq_len_to_capture", None, _NO_PLAN),
     VllmOption("disable_custom_all_reduce", None, "there is no all-reduce", is_switch=True),
     VllmOption("swap_space", None, "--cpu-kv-cache-memory BYTES swaps", in_help=True),
-    VllmOption("disable_log_stats", None, "there is no periodic log of statistics", is_switch=True),
     VllmOption("disable_log_requests", None, "requests are not logged unless --enable-log-requests", is_switch=True),
     VllmOption("disable_async_output_proc", None, "outputs always come from another process", is_switch=True),
     VllmOption("enable_ssl_refresh", None, "changed certificates are always taken up", is_switch=True),

@@ -108,7 +108,8 @@ class LocalStack:
     @property
     def url(self) -> str:
         """Of the HTTP server."""
-        return f"{'https' if self.frontend.ssl_certfile else 'http'}://{self.host}:{self.frontend.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.frontend.ssl_certfile else 'http'}://{host}:{self.frontend.port}"
 
     @property
     def model_name(self) -> str:

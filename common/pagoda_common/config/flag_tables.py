@@ -276,6 +276,7 @@ OBSERVABILITY_FLAGS = (
         metavar="WHAT",
         help="model, worker or all: the worker's share of each prefill chunk in the traces",
     ),
+    Flag(field="disable_log_stats", help="log no line of statistics every ten seconds while there is load"),
     Flag(field="enable_channelz", help="serve grpc.channelz.v1, which shows connections and their counters"),
 )
 FRONTEND_FLAGS = (

@@ -24,6 +24,9 @@ class ObservabilityConfig:
     enable_channelz: bool = False
     """Serve grpc.channelz.v1: open channels, sockets and their counters. They show addresses of peers."""
 
+    disable_log_stats: bool = False
+    """Log no line of statistics every ten seconds of load."""
+
     def __post_init__(self) -> None:
         endpoint = self.otlp_traces_endpoint
         if endpoint is not None and not urlsplit(endpoint).netloc:

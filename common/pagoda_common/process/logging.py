@@ -84,14 +84,27 @@ def is_no_probe(record: logging.LogRecord) -> bool:
     return not (isinstance(args, tuple) and len(args) >= 3 and str(args[2]).partition("?")[0] in PROBE_PATHS)
 
 
-def configure_logging(service: str, level: str = "info", log_format: LogFormat = "text") -> None:
+_life_level = logging.INFO
+
+
+def log_life(logger: logging.Logger, text: str, *args: Any) -> None:
+    """Log what a service says of its own start and end: info, but debug in a child, whose parent tells it all."""
+    logger.log(_life_level, text, *args)
+
+
+def configure_logging(
+    service: str, level: str = "info", log_format: LogFormat = "text", *, is_child: bool = False
+) -> None:
     """Send every record of this process to stderr, from `level` on; called once, in `__main__`.
 
     Args:
         service: what the lines begin with, such as "scheduler".
         level: debug, info, warning or error; `__main__` reads it from PAGODA_LOG_LEVEL. Others mean info.
         log_format: as --log-format.
+        is_child: another process starts, watches and ends this one.
     """
+    global _life_level
+    _life_level = logging.DEBUG if is_child else logging.INFO
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(service) if log_format == "json" else LineFormatter(service))
     root = logging.getLogger()

@@ -13,7 +13,7 @@ from pagoda_common.config.frontend_config import API_KEY_VARIABLE, FrontendConfi
 from pagoda_common.config.settings import parse_service_args
 from pagoda_common.process.children import die_with_parent, raise_file_limit
 from pagoda_common.process.heartbeat import beat
-from pagoda_common.process.logging import configure_logging
+from pagoda_common.process.logging import configure_logging, log_life
 from pagoda_common.process.startup_marks import enable_marks, mark
 from pagoda_common.rpc.service import stop_signals
 from pagoda_frontend.http.server import FrontendServer
@@ -39,10 +39,10 @@ async def serve(config: FrontendConfig) -> int:
             await server.close()
             return 1
         failed.cancel()
-        logger.info("draining, up to %g s", config.drain_timeout_s)
+        log_life(logger, "draining, up to %g s", config.drain_timeout_s)
         await server.drain(config.drain_timeout_s)
         beating.cancel()
-        logger.info("bye")
+        log_life(logger, "bye")
         return 0
 
 
@@ -57,7 +57,8 @@ def main() -> int:
     raise_file_limit()
     enable_marks(os.environ)
     mark("imports")
-    configure_logging("frontend", os.environ.get("PAGODA_LOG_LEVEL", "info"), args.log_format)
+    is_child = args.die_with_parent is not None
+    configure_logging("frontend", os.environ.get("PAGODA_LOG_LEVEL", "info"), args.log_format, is_child=is_child)
     with config_errors(parser):
         config = frontend_config_from_args(args)
         keys = os.environ.get(API_KEY_VARIABLE) or os.environ.get("VLLM_API_KEY") or ""

@@ -27,7 +27,7 @@ from pagoda_common.metrics.tracing import make_tracer
 from pagoda_common.process.children import die_with_parent
 from pagoda_common.process.heartbeat import beat
 from pagoda_common.process.idle_memory import exempt_what_exists, release_memory_when_idle
-from pagoda_common.process.logging import configure_logging
+from pagoda_common.process.logging import configure_logging, log_life
 from pagoda_common.process.startup_marks import enable_marks, mark
 from pagoda_common.rpc.service import RpcServer, stop_signals
 from pagoda_scheduler.engine.engine import Engine
@@ -81,7 +81,7 @@ async def serve(
         add_vllm_engine(server.grpc_server, engine=engine, state=state)
     with stop_signals() as stopped:
         bound = await server.start(host=host, port=port)
-        logger.info("scheduler listening on %s:%d", host, bound)
+        log_life(logger, "scheduler listening on %s:%d", host, bound)
         mark("listening")
         if metrics_port is not None:
             whole = process_registry(registry)  # a frontend, which shows `registry` beside its own, has the rest itself
@@ -100,7 +100,7 @@ async def serve(
         await stopped.wait()
         for task in background:
             task.cancel()
-        logger.info("draining, up to %g s", drain_timeout_s)
+        log_life(logger, "draining, up to %g s", drain_timeout_s)
         await server.set_serving(False)
         await engine.drain(drain_timeout_s)
         engine.hand_over()
@@ -136,7 +136,8 @@ def main() -> None:
         die_with_parent(args.die_with_parent)
     enable_marks(os.environ)
     mark("imports")
-    configure_logging("scheduler", os.environ.get("PAGODA_LOG_LEVEL", "info"), args.log_format)
+    is_child = args.die_with_parent is not None
+    configure_logging("scheduler", os.environ.get("PAGODA_LOG_LEVEL", "info"), args.log_format, is_child=is_child)
     with config_errors(parser):
         config = engine_config_from_args(args)
         config.security.server.check_listen(args.host)

@@ -28,7 +28,7 @@ from pagoda_common.metrics.server import process_registry, serve_metrics
 from pagoda_common.process.children import die_with_parent
 from pagoda_common.process.heartbeat import beat
 from pagoda_common.process.idle_memory import release_memory_when_idle
-from pagoda_common.process.logging import configure_logging
+from pagoda_common.process.logging import configure_logging, log_life
 from pagoda_common.process.memory import keep_freed_memory
 from pagoda_common.process.startup_marks import enable_marks, mark
 from pagoda_common.rpc.local_socket import new_local_address
@@ -49,6 +49,7 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
     mark("start of Python")
     from pagoda.v1 import scheduler_pb2, worker_pb2_grpc
     from pagoda_common.rpc.service import RpcServer, stop_signals
+    from pagoda_kernels.native.library import stop_compiling
     from pagoda_worker.memory.device import claim_device
     from pagoda_worker.memory.memory_ahead import touch_memory_at_rest
     from pagoda_worker.metrics import WorkerCollector, WorkerMetrics
@@ -74,7 +75,7 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
     with stop_signals() as stopped:
         local_address = _local_address(args, security)
         port = await server.start(host=args.host, port=args.port, local_address=local_address)
-        logger.info("worker listening on %s:%d", args.host, port)
+        log_life(logger, "worker listening on %s:%d", args.host, port)
         mark("listening")
         if args.metrics_port is not None:
             registry.register(WorkerCollector(worker=worker))
@@ -104,7 +105,8 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
         )
         ahead = asyncio.create_task(touch_memory_at_rest(worker))
         await stopped.wait()
-        logger.info("draining, up to %g s", args.drain_timeout)
+        stop_compiling()
+        log_life(logger, "draining, up to %g s", args.drain_timeout)
         await server.set_serving(False)
         await registration.leave(args.drain_timeout)
         registered.cancel()
@@ -221,7 +223,8 @@ def main() -> None:
     if args.die_with_parent is not None:
         die_with_parent(args.die_with_parent)
     enable_marks(os.environ)
-    configure_logging("worker", os.environ.get("PAGODA_LOG_LEVEL", "info"), args.log_format)
+    is_child = args.die_with_parent is not None
+    configure_logging("worker", os.environ.get("PAGODA_LOG_LEVEL", "info"), args.log_format, is_child=is_child)
     with config_errors(parser):
         for name, low in _BOUNDS:
             value = getattr(args, name)

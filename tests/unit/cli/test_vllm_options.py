@@ -21,7 +21,7 @@ def check(*words: str) -> None:
     [
         (),
         ("-pp", "1"),
-        ("--swap-space", "4", "--disable-log-stats", "--compilation-config", '{"level": 3}'),
+        ("--swap-space", "4", "--disable-log-requests", "--compilation-config", '{"level": 3}'),
         ("-O3", "-cc", "{}", "--structured-outputs-config.backend", "auto", "--stream-interval", "1"),
         ("--distributed-executor-backend", "mp", "--runner", "generate", "--tokenizer-mode", "auto"),
     ],

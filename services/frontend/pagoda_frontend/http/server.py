@@ -18,6 +18,7 @@ from pagoda_common.engine.client import EngineClient
 from pagoda_common.errors import ConfigError
 from pagoda_common.metrics.engine_metrics import EngineCollector
 from pagoda_common.process.idle_memory import exempt_what_exists, release_memory_when_idle
+from pagoda_common.process.logging import log_life
 from pagoda_common.process.startup_marks import mark
 from pagoda_common.rpc.bearer import read_keys
 from pagoda_common.rpc.service import RpcServer
@@ -28,6 +29,7 @@ from pagoda_frontend.http.app import make_app
 from pagoda_frontend.http.http_protocol import bounded
 from pagoda_frontend.http.https import follow_certificate
 from pagoda_frontend.observability.metrics import Metrics
+from pagoda_frontend.observability.statistics import Totals, log_statistics
 from pagoda_frontend.requests.serving import Serving
 
 logger = logging.getLogger(__name__)
@@ -57,8 +59,8 @@ class FrontendServer:
         self._config = config
         self.engine = EngineClient(address=config.scheduler, security=config.security)
         """The connection to the scheduler."""
-        metrics = Metrics(engine=self.engine, engine_collector=self._engine_collector)
-        self.serving = Serving(config=config, engine=self.engine, metrics=metrics)
+        self._metrics = Metrics(engine=self.engine, engine_collector=self._engine_collector)
+        self.serving = Serving(config=config, engine=self.engine, metrics=self._metrics)
         guards: list[grpc.aio.ServerInterceptor] = []
         if config.api_key:
             guards.append(require_api_key_rpc(config.api_key))
@@ -81,6 +83,18 @@ class FrontendServer:
 
     def _engine_collector(self, model_name: str) -> EngineCollector:
         return EngineCollector(load=lambda: self.engine.load, model_name=model_name)
+
+    def _totals(self) -> Totals:
+        load, (num_prompt_tokens, num_generation_tokens) = self.engine.load, self._metrics.token_totals()
+        return Totals(
+            num_prompt_tokens=num_prompt_tokens,
+            num_generation_tokens=num_generation_tokens,
+            num_running_reqs=load.num_running_reqs,
+            num_waiting_reqs=load.num_waiting_reqs,
+            kv_cache_usage=load.num_used_blocks / load.num_total_blocks if load.num_total_blocks else 0.0,
+            prefix_cache_queries=load.prefix_cache_queries,
+            prefix_cache_hits=load.prefix_cache_hits,
+        )
 
     async def start(self) -> None:
         """Listen. Returns when both ports answer; the engine may still be loading.
@@ -114,6 +128,8 @@ class FrontendServer:
                 name="idle memory",
             ),
         ]
+        if not config.observability.disable_log_stats:
+            self._tasks.append(asyncio.create_task(log_statistics(self._totals), name="statistics"))
         if config.ssl_certfile is not None:
             assert uvicorn_config.ssl is not None, "loaded"
             follow = follow_certificate(uvicorn_config.ssl, config)
@@ -125,9 +141,9 @@ class FrontendServer:
             await asyncio.sleep(POLL_S)
         exempt_what_exists()
         scheme = "http" if config.ssl_certfile is None else "https"
-        logger.info("frontend listening on %s://%s:%d", scheme, _bracketed(config.host), self.port)
+        log_life(logger, "frontend listening on %s://%s:%d", scheme, _bracketed(config.host), self.port)
         mark("tokenizer, listening")
-        logger.info("frontend gRPC listening on %s:%d", _bracketed(self._grpc_host), self.grpc_port)
+        log_life(logger, "frontend gRPC listening on %s:%d", _bracketed(self._grpc_host), self.grpc_port)
 
     async def wait_failed(self) -> None:
         """Return when the HTTP server has ended by itself."""
@@ -166,7 +182,10 @@ class FrontendServer:
             if is_ready != was_ready:
                 was_ready = is_ready
                 await self._rpc.set_serving(is_ready)
-                logger.info("ready" if is_ready else f"not ready: {self.serving.not_ready_reason}")
+                if is_ready:
+                    log_life(logger, "ready")
+                elif not self.serving.is_draining:
+                    logger.info("not ready: %s", self.serving.not_ready_reason)
             await asyncio.sleep(POLL_S * 5)
 
 

@@ -208,6 +208,13 @@ class Metrics:
                 if bound in message:
                     counter.inc()
 
+    def token_totals(self) -> tuple[float, float]:
+        """Prompt tokens and generated tokens so far."""
+        if self._requests is None:
+            return 0.0, 0.0
+        # The library shows a counter's value to its collectors alone.
+        return self._requests.prompt_tokens._value.get(), self._requests.generation_tokens._value.get()
+
     async def render(self) -> bytes:
         """The text format: this frontend's metrics, then those of the engine behind it."""
         return generate_latest(self._registry) + await self._engine.metrics_text()

@@ -22,6 +22,7 @@ from pagoda_common.engine.stream import EngineRequest
 from pagoda_common.errors import Code, DeadlineExceeded, NotFound, NotReady, PagodaError
 from pagoda_common.metrics.tracing import make_tracer
 from pagoda_common.params.outputs import SequenceDelta
+from pagoda_common.process.logging import log_life
 from pagoda_common.process.logging import request_id as log_request_id
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.conversation.dialect import dialect_of
@@ -320,7 +321,7 @@ class Serving:
             fingerprint=f"pagoda-{VERSION}-{info.digest[:8]}",
             created=int(time.time()),
         )
-        logger.info("serving %s, context of %d tokens", ", ".join(names), info.max_model_len)
+        log_life(logger, "serving %s, context of %d tokens", ", ".join(names), info.max_model_len)
 
 
 def unique_id(prefix: str, suffix: str | None = None) -> str:

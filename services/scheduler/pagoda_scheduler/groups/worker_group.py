@@ -99,7 +99,8 @@ class WorkerGroup:
         rank.come_back()
         if self.ranks.get(rank.number) is rank:
             del self.ranks[rank.number]
-            logger.warning("%s: worker at %s is gone", self.name_of(rank), rank.identity.address)
+            level = logging.DEBUG if self.lost.is_set() else logging.WARNING  # that it goes is known already
+            logger.log(level, "%s: worker at %s is gone", self.name_of(rank), rank.identity.address)
             self.changed.set()
             if not self.ranks:
                 self.lost.set()

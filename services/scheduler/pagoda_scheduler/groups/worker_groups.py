@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterable, Awaitable, Coroutine
-from contextlib import aclosing
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Coroutine
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from pagoda.v1 import scheduler_pb2, types_pb2
@@ -12,6 +12,7 @@ from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.config.speculative_config import CAPABILITY
 from pagoda_common.engine.convert import weights_source_from_proto
 from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError
+from pagoda_common.process.logging import log_life
 from pagoda_scheduler.engine.engine import Engine
 from pagoda_scheduler.engine.engine_core import EngineCore
 from pagoda_scheduler.groups.group_orders import GroupOrders
@@ -52,6 +53,8 @@ class WorkerGroups:
         self._epoch = session_epoch
         self._timeline = timeline
         self._has_vacancy = asyncio.Event()
+        self._registrations: set[asyncio.Timeout] = set()
+        """Of the streams that are open."""
 
     async def register(self, messages: AsyncIterable[scheduler_pb2.WorkerRegistration]) -> None:
         """Serve one worker's registration until its stream ends, or the worker has left.
@@ -65,12 +68,13 @@ class WorkerGroups:
         rank: Rank | None = None
         stream = object()
         is_cut_off = True
+        scope = asyncio.timeout(None)
 
         def is_idle() -> bool:
             return group is not None and group.is_idle
 
         try:
-            async with aclosing(heartbeats.in_time(aiter(messages), is_idle)) as beating:
+            async with self._ended_by_close(scope), aclosing(heartbeats.in_time(aiter(messages), is_idle)) as beating:
                 async for message in beating:
                     if group is None or rank is None:
                         group, rank = self._enter(message.identity)
@@ -85,6 +89,19 @@ class WorkerGroups:
         finally:
             if group is not None and rank is not None and rank.stream is stream:
                 self._lose_sight(group, rank, is_cut_off=is_cut_off)
+
+    @asynccontextmanager
+    async def _ended_by_close(self, scope: asyncio.Timeout) -> AsyncIterator[None]:
+        """Within: `close` ends what waits, without an error, so that the worker need not wonder."""
+        self._registrations.add(scope)
+        try:
+            async with scope:
+                yield
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        finally:
+            self._registrations.discard(scope)
 
     def _lose_sight(self, group: WorkerGroup, rank: Rank, *, is_cut_off: bool) -> None:
         """A registration is over. A worker that computes on may only have been cut off for a moment."""
@@ -127,9 +144,9 @@ class WorkerGroups:
         group.put(rank)
         self._learn(group, identity)
         name, device = group.name_of(rank), identity.device
-        logger.info("%s: worker at %s (%s) has registered", name, identity.address, device)
+        log_life(logger, "%s: worker at %s (%s) has registered", name, identity.address, device)
         if rank.address != identity.address:
-            logger.info("%s: its worker is called at %s", name, rank.address)
+            log_life(logger, "%s: its worker is called at %s", name, rank.address)
         if group.task is None:
             group.task = asyncio.create_task(self._drive(group))
             group.task.add_done_callback(lambda _: self._remove(group))
@@ -339,6 +356,8 @@ class WorkerGroups:
         groups = list(self.groups.values())
         for group in groups:
             group.lost.set()
+        for scope in self._registrations:
+            scope.reschedule(asyncio.get_running_loop().time())
         tasks = [group.task for group in groups if group.task is not None]
         if tasks:
             await asyncio.wait(tasks)

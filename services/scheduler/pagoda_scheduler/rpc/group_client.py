@@ -56,7 +56,7 @@ class GroupClient:
         num_host_blocks = min(host_blocks for _, host_blocks in available)
         swap_block_ns = await _all(rank.initialize_cache(num_blocks, num_host_blocks) for rank in self._ranks)
         size = config.cache.block_size
-        logger.info("worker %s: %d KV-cache blocks of %d tokens", self._leader.address, num_blocks, size)
+        logger.info("KV cache: %d blocks of %d tokens, %d tokens in all", num_blocks, size, num_blocks * size)
         for rank in self._ranks:
             rank.open_stream()
         return BroughtUp(info, num_blocks, num_host_blocks, max(swap_block_ns))

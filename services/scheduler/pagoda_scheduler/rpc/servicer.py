@@ -9,6 +9,7 @@ from typing import Any
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from pagoda_common.errors import InvalidRequest, NotFound, NotReady, PagodaError
 from pagoda_common.metrics.tracing import sampled_traceparent
+from pagoda_common.process.logging import log_life
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.engine.engine import Engine
 from pagoda_scheduler.engine.open_requests import Origin
@@ -92,7 +93,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             sink.outbox.acknowledge(message.acknowledgement.num_messages)
         elif kind == "hello":
             sink.outbox.is_acknowledged = message.hello.acknowledges
-            logger.info("frontend %s (%s) is connected", message.hello.frontend_id, message.hello.version)
+            log_life(logger, "frontend %s (%s) is connected", message.hello.frontend_id, message.hello.version)
         elif kind is not None:  # None is a message that a later version has, and that can be done without
             raise InvalidRequest(f"unexpected message {kind}", field="message")
 

@@ -77,7 +77,7 @@ class WorkerClient:
             device = await self._stub.InitDevice(request, timeout=INIT_TIMEOUT_S, wait_for_ready=True)
         if device.worker_incarnation != self._incarnation:
             raise NotReady(f"worker at {self.address} was restarted; waiting for its registration")
-        logger.info("worker %s: %s", self.address, device.device)
+        logger.debug("worker %s: %s", self.address, device.device)
         return device.rendezvous_address
 
     async def load_model(self) -> types_pb2.ModelInfo:
@@ -89,7 +89,8 @@ class WorkerClient:
                 tenths = 10 * progress.loaded_bytes // progress.total_bytes if progress.total_bytes else 0
                 if tenths > reported:
                     reported = tenths
-                    logger.info("worker %s: %d %% of the weights are loaded", self.address, 10 * tenths)
+                    bar = "#" * tenths + "." * (10 - tenths)
+                    logger.info("loading weights [%s] %3d %%", bar, 10 * tenths)
                 if progress.HasField("model_info"):
                     info = progress.model_info
         if info is None:

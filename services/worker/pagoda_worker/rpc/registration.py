@@ -11,6 +11,7 @@ import grpc.aio
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
 from pagoda_common.config.security_config import SecurityConfig
 from pagoda_common.config.speculative_config import CAPABILITY
+from pagoda_common.process.logging import log_life
 from pagoda_common.rpc.channels import Connection
 
 logger = logging.getLogger(__name__)
@@ -77,15 +78,17 @@ class Registration:
                 try:
                     async for response in stub.RegisterWorker(self._messages()):
                         self._can_leave = response.can_leave
-                        logger.info("registered at %s, session epoch %d", self._scheduler, response.session_epoch)
+                        log_life(logger, "registered at %s, session epoch %d", self._scheduler, response.session_epoch)
                         pause, was_told = RETRY_S, False
-                    reason = "the scheduler ended the stream"
+                    reason = ""
                 except grpc.aio.AioRpcError as error:
                     reason = f"{error.code().name}: {error.details()}"
                 self._can_leave = False
                 if self._leaving.is_set():
                     break
-                if not was_told:
+                if not reason:  # it is about to end, and we may be, too
+                    log_life(logger, "the scheduler at %s has ended; trying again", self._scheduler)
+                elif not was_told:
                     logger.warning("not registered at %s (%s); trying again", self._scheduler, reason)
                     was_told = True
                 await asyncio.sleep(pause)

@@ -33,7 +33,7 @@ class StepThreads:
             leaves_core = self._shares_machine and dtype == torch.bfloat16
             self._counts = thread_counts(num_parameters, leaves_core=leaves_core)
         torch.set_num_threads(self._counts.most)
-        logger.info("%d of %d cores compute", self._counts.most, num_usable_cores())
+        logger.debug("%d of %d cores compute", self._counts.most, num_usable_cores())
 
     def use_for(self, step: StepInput) -> None:
         """For the step that comes next."""
