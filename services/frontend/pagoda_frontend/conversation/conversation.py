@@ -15,6 +15,7 @@ from pagoda_frontend.conversation.dialect import Dialect
 from pagoda_frontend.conversation.message import CollectedMessage, MessageCollector, MessageDelta
 from pagoda_frontend.conversation.message_reader import MessageReader, make_reader, plain_delta
 from pagoda_frontend.conversation.template import template_kwargs, trusted_chat_template
+from pagoda_frontend.conversation.thinking_budget import with_thinking_budget
 from pagoda_frontend.conversation.tool_constraint import constraint_of
 from pagoda_frontend.conversation.tools import ToolPlan, plan_tools
 from pagoda_frontend.openai.logprobs import LogprobWriter, logprob_writer
@@ -134,6 +135,14 @@ async def start_conversation(
     )
     reasoning_end = dialect.reasoning_end(prompt=text, tokenizer=tokenizer)
     _constrain(params, plan=plan, dialect=dialect, reasoning_end=reasoning_end)
+    params.structured_outputs = with_thinking_budget(
+        params.structured_outputs,
+        body.thinking_token_budget,
+        dialect=dialect,
+        prompt=text,
+        tokenizer=tokenizer,
+        max_model_len=model.max_model_len,
+    )
     await model.grammars.check(params.structured_outputs, field=constraint_field(body))
     if dialect.needs_special_tokens(plan, tokenizer):
         params.skip_special_tokens = False

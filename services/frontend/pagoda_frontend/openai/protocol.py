@@ -248,6 +248,8 @@ class ConversationBody(GenerationBody):
     """A variable of the chat template; none also turns thinking off."""
     include_reasoning: Bool | None = None
     """False: the model reasons, but the reasoning is not shown."""
+    thinking_token_budget: Integer | None = None
+    """Most tokens of reasoning before its end is forced; -1 for no bound."""
 
 
 class ChatBody(ConversationBody):
