@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = ("docs", "kernels", "examples", "benchmarks", "deploy", "common/pagoda_common/models", "training")
-PAGES = [ROOT / "README.md"] + [
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"] + [
     page for folder in FOLDERS for page in sorted((ROOT / folder).rglob("*.md")) if "node_modules" not in page.parts
 ]
 LINK = re.compile(r"\]\(([^()\s]+)\)")
