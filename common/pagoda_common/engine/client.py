@@ -26,8 +26,8 @@ import grpc.aio
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from pagoda_common.config.security_config import SecurityConfig
 from pagoda_common.engine.control import EngineControl
-from pagoda_common.engine.convert import adopted_request_from_proto, model_facts_from_proto
-from pagoda_common.engine.interface import ModelFacts
+from pagoda_common.engine.convert import adopted_request_from_proto, model_summary_from_proto
+from pagoda_common.engine.interface import ModelSummary
 from pagoda_common.engine.session import EngineSession
 from pagoda_common.engine.stream import AdoptedRequest, EngineRequest, EngineStream
 from pagoda_common.errors import InvalidRequest, NotFound, NotReady, PagodaError, QueueFull, Superseded
@@ -163,9 +163,9 @@ class EngineClient:
         return self._model_info
 
     @property
-    def model_facts(self) -> ModelFacts | None:
+    def model_summary(self) -> ModelSummary | None:
         """The same, as cores know it."""
-        return None if self._model_info is None else model_facts_from_proto(self._model_info)
+        return None if self._model_info is None else model_summary_from_proto(self._model_info)
 
     @property
     def load(self) -> types_pb2.EngineLoad:

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from pagoda.v1 import scheduler_pb2, types_pb2
 from pagoda_common.config.weights_source import WeightsSource
-from pagoda_common.engine.interface import ModelFacts
+from pagoda_common.engine.interface import ModelSummary
 from pagoda_common.engine.stream import AdoptedRequest, AdoptedSequence
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.params.beam_search import BeamSearchParams, EarlyStopping
@@ -236,9 +236,9 @@ def error_from_proto(message: types_pb2.RequestError) -> PagodaError:
     return PagodaError(message.message, field=field, code=code, retry_after_s=message.retry_after_s)
 
 
-def model_facts_from_proto(message: types_pb2.ModelInfo) -> ModelFacts:
+def model_summary_from_proto(message: types_pb2.ModelInfo) -> ModelSummary:
     """What clients need of `message`; the digest is of all of it."""
-    return ModelFacts(
+    return ModelSummary(
         model=message.model,
         vocab_size=message.vocab_size,
         max_model_len=message.max_model_len,

@@ -7,7 +7,7 @@ from pagoda_common.engine.stream import AdoptedRequest, EngineRequest, EngineStr
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ModelFacts:
+class ModelSummary:
     """What an engine says of its model."""
 
     model: str
@@ -54,7 +54,7 @@ class Engine(Protocol):
         ...
 
     @property
-    def model_facts(self) -> ModelFacts | None:
+    def model_summary(self) -> ModelSummary | None:
         """The model, once it was known."""
         ...
 

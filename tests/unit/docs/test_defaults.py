@@ -31,7 +31,7 @@ from pagoda_common.rpc.service import (
     SERVER_OPTIONS,
 )
 from pagoda_frontend.requests.embeddings import MAX_INPUTS
-from pagoda_frontend.requests.resume import MAX_SEQUENCES
+from pagoda_frontend.requests.event_ids import MAX_SEQUENCES
 from pagoda_frontend.requests.serving import RECOVERY_WAIT_S
 from pagoda_scheduler.groups.worker_groups import REGISTRATION_GRACE_S
 from pagoda_scheduler.rpc import heartbeats, outbox

@@ -13,7 +13,7 @@ from pagoda_common.engine import session as engine_session
 from pagoda_common.errors import Code
 from pagoda_common.rpc import channels
 from pagoda_common.rpc import service as rpc
-from pagoda_frontend.requests import resume, serving
+from pagoda_frontend.requests import event_ids, serving
 from pagoda_scheduler.groups import worker_groups
 from pagoda_scheduler.rpc import heartbeats, outbox, worker_client, worker_control
 from pagoda_worker.rpc import fence as steps
@@ -88,7 +88,7 @@ def test_the_codes_are_those_of_grpc_and_all_of_ours_are_explained() -> None:
         ("Limits", f"does not answer for {dict(rpc.SERVER_OPTIONS)['grpc.keepalive_timeout_ms'] // 1000} s"),
         ("Health, reflection, channelz", f"- `{rpc.LIVENESS}`:"),
         ("pagoda.v1.Inference", f"waits up to {serving.RECOVERY_WAIT_S:g} s"),
-        ("pagoda.v1.Inference", f"streams of up to {resume.MAX_SEQUENCES} sequences"),
+        ("pagoda.v1.Inference", f"streams of up to {event_ids.MAX_SEQUENCES} sequences"),
         ("pagoda.v1.Scheduler", f"{outbox.MAX_BACKLOG:,} messages were not taken"),
         ("pagoda.v1.Scheduler", f"{outbox.MAX_UNTAKEN:,} messages or {outbox.MAX_UNTAKEN_BYTES >> 20} MiB not taken"),
         ("pagoda.v1.Scheduler", f"once every {engine_session.ACK_EVERY} or {engine_session.ACK_BYTES >> 20} MiB, and"),

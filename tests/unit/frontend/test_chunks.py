@@ -35,7 +35,7 @@ def delta(text: str, **fields: Any) -> SequenceDelta:
 
 def message_delta(content: str, **fields: Any) -> MessageDelta:
     values: dict[str, Any] = {
-        **{"index": 1, "reasoning": "", "content": content, "tool_calls": [], "source": None},
+        **{"index": 1, "reasoning": "", "content": content, "tool_calls": [], "source": delta(content)},
         **{"finish_reason": None, "stop_reason": None, "token_ids": [7], "logprobs": None},
     }
     return MessageDelta(**{**values, **fields})

@@ -7,7 +7,7 @@ from pagoda_frontend.http.body import parse_body
 from pagoda_frontend.http.errors import error_object, error_response
 from pagoda_frontend.observability.metrics import one_two_five
 from pagoda_frontend.openai.protocol import CompletionBody
-from pagoda_frontend.requests.serving import unique_id
+from pagoda_frontend.requests.call_context import unique_id
 
 
 def test_a_servers_fault_shows_no_paths_addresses_or_tracebacks() -> None:

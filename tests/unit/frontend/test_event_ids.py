@@ -5,7 +5,7 @@ import pytest
 from pagoda_common.engine.stream import Known
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.params.outputs import SequenceDelta
-from pagoda_frontend.requests.resume import EventIds, place_of, with_id
+from pagoda_frontend.requests.event_ids import EventIds, place_of, with_id
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pagoda_common.errors import InvalidRequest, RequestTooLong
 from pagoda_common.params.outputs import SequenceDelta
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_frontend.openai.protocol import CompletionBody
+from pagoda_frontend.requests.event_ids import EventIds, place_of, with_id
 from pagoda_frontend.requests.params import (
     SamplingDefaults,
     check_cache_salt,
@@ -19,7 +20,6 @@ from pagoda_frontend.requests.params import (
     fit_to_context,
     make_sampling_params,
 )
-from pagoda_frontend.requests.resume import EventIds, place_of, with_id
 
 
 def field_of(call: Any, *args: Any, **options: Any) -> str | None:

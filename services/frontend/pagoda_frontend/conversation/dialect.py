@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.text.tokenizer import Tokenizer
+from pagoda_frontend.conversation.message_reader import MessageParser, MessageReader
 from pagoda_frontend.conversation.tool_constraint import frames_of
 from pagoda_frontend.conversation.tools import ToolPlan
 from pagoda_frontend.reasoning_parsers.base import ReasoningParser
 from pagoda_frontend.reasoning_parsers.registry import find_reasoning_parser
-from pagoda_frontend.tool_parsers.base import Piece, ToolParser
+from pagoda_frontend.tool_parsers.base import ToolParser
 from pagoda_frontend.tool_parsers.json_calls import RequiredCallsParser
 from pagoda_frontend.tool_parsers.named import NamedCallParser
 from pagoda_frontend.tool_parsers.registry import find_tool_parser, load_plugin
@@ -26,7 +27,33 @@ class Dialect:
     reasoning_parser: type[ReasoningParser] | None = None
     """None: all text is the answer."""
 
-    def parser(self, plan: ToolPlan, *, prompt: str, id_seed: str = "") -> "MessageParser | None":
+    def reader(
+        self,
+        plan: ToolPlan,
+        *,
+        prompt: str,
+        tokenizer: Tokenizer,
+        n: int,
+        shows_reasoning: bool = True,
+        id_seed: str = "",
+    ) -> MessageReader:
+        """A reader of `n` messages that go on after `prompt` (rendered).
+
+        Args:
+            shows_reasoning: reasoning is a part of the messages; else it is read and dropped.
+            id_seed: what the ids of calls are drawn from.
+        """
+        made = [self.parser(plan, prompt=prompt, id_seed=f"{id_seed}/{index}") for index in range(n)]
+        return MessageReader(
+            parsers=[parser for parser in made if parser is not None],
+            is_named=plan.choice == "named",
+            shows_reasoning=shows_reasoning,
+            counts_reasoning=self.reasoning_parser is not None,
+            reasoning_end=self.reasoning_end(prompt=prompt, tokenizer=tokenizer),
+            needs_special_tokens=self.needs_special_tokens(plan, tokenizer),
+        )
+
+    def parser(self, plan: ToolPlan, *, prompt: str, id_seed: str = "") -> MessageParser | None:
         """A parser for one message that goes on after `prompt` (rendered); None when all of its text is content.
 
         `id_seed`: what the ids of its calls are drawn from.
@@ -95,49 +122,3 @@ def dialect_of(config: FrontendConfig) -> Dialect:
         can_choose=can_choose,
         reasoning_parser=find_reasoning_parser(config.reasoning_parser) if config.reasoning_parser else None,
     )
-
-
-class MessageParser:
-    """Splits the text of one message into reasoning, content and calls."""
-
-    def __init__(self, *, reasoning: ReasoningParser | None, calls: ToolParser | None, is_parallel: bool) -> None:
-        """`is_parallel`: calls after the first one are kept."""
-        self._reasoning = reasoning
-        self._calls = calls
-        self._is_parallel = is_parallel
-        self.has_called = False
-        """There was a call."""
-
-    @property
-    def is_constrained(self) -> bool:
-        """Whether the text has to be calls and nothing else."""
-        return self._calls is not None and self._calls.is_constrained
-
-    @property
-    def is_reasoning(self) -> bool:
-        """Whether what comes next is reasoning, as far as is known."""
-        return self._reasoning is not None and self._reasoning.is_inside
-
-    def append(self, text: str, *, is_last: bool) -> Piece:
-        """What `text` adds to the message; with `is_last`, also what was held back."""
-        reasoning, answer = self._reasoning.append(text) if self._reasoning is not None else ("", text)
-        if is_last and self._reasoning is not None:
-            last = self._reasoning.finish()
-            reasoning, answer = reasoning + last[0], answer + last[1]
-        if self._calls is None:
-            return Piece(reasoning, answer)
-        piece = self._calls.append(answer) if answer else Piece()
-        if is_last:
-            _extend(piece, self._calls.finish())
-        piece.reasoning += reasoning
-        if piece.tool_calls:
-            self.has_called = True
-            if not self._is_parallel:
-                piece.tool_calls = [call for call in piece.tool_calls if call.index == 0]
-        return piece
-
-
-def _extend(piece: Piece, last: Piece) -> None:
-    piece.reasoning += last.reasoning
-    piece.content += last.content
-    piece.tool_calls += last.tool_calls

@@ -40,13 +40,23 @@ class MessageDelta:
     reasoning: str
     content: str
     tool_calls: list[ToolCallDelta]
-    source: SequenceDelta | None
+    source: SequenceDelta
     """The tokens behind it, whose text may be longer or shorter: parsers hold back and take away."""
     finish_reason: MessageFinishReason | None
     """Set in a message's last delta."""
     stop_reason: int | str | None
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of the sequence so far."""
+        return self.source.num_output_tokens
+
+    @property
+    def is_replayed(self) -> bool:
+        """The client has it: its stream was resumed."""
+        return self.source.is_replayed
 
     @property
     def is_empty(self) -> bool:
@@ -97,7 +107,7 @@ class MessageCollector:
         message.logprobs += delta.logprobs or ()
         message.finish_reason = delta.finish_reason
         message.stop_reason = delta.stop_reason
-        message.hypothesis = delta.source.hypothesis if delta.source is not None else None
+        message.hypothesis = delta.source.hypothesis
 
     def finish(self) -> CollectedMessage:
         """The message."""

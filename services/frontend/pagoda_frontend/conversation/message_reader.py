@@ -3,24 +3,55 @@
 from collections.abc import Sequence
 
 from pagoda_common.params.outputs import SequenceDelta
-from pagoda_frontend.conversation.dialect import Dialect, MessageParser
 from pagoda_frontend.conversation.message import MessageDelta, MessageFinishReason
-from pagoda_frontend.conversation.tools import ToolPlan
+from pagoda_frontend.reasoning_parsers.base import ReasoningParser
+from pagoda_frontend.tool_parsers.base import Piece, ToolParser
 
 
-def plain_delta(delta: SequenceDelta) -> MessageDelta:
-    """`delta` where all text is content."""
-    return MessageDelta(
-        delta.index,
-        "",
-        delta.text,
-        [],
-        delta,
-        delta.finish_reason,
-        delta.stop_reason,
-        delta.token_ids,
-        delta.logprobs,
-    )
+class MessageParser:
+    """Splits the text of one message into reasoning, content and calls."""
+
+    def __init__(self, *, reasoning: ReasoningParser | None, calls: ToolParser | None, is_parallel: bool) -> None:
+        """`is_parallel`: calls after the first one are kept."""
+        self._reasoning = reasoning
+        self._calls = calls
+        self._is_parallel = is_parallel
+        self.has_called = False
+        """There was a call."""
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the text has to be calls and nothing else."""
+        return self._calls is not None and self._calls.is_constrained
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether what comes next is reasoning, as far as is known."""
+        return self._reasoning is not None and self._reasoning.is_inside
+
+    def append(self, text: str, *, is_last: bool) -> Piece:
+        """What `text` adds to the message; with `is_last`, also what was held back."""
+        reasoning, answer = self._reasoning.append(text) if self._reasoning is not None else ("", text)
+        if is_last and self._reasoning is not None:
+            last = self._reasoning.finish()
+            reasoning, answer = reasoning + last[0], answer + last[1]
+        if self._calls is None:
+            return Piece(reasoning, answer)
+        piece = self._calls.append(answer) if answer else Piece()
+        if is_last:
+            _extend(piece, self._calls.finish())
+        piece.reasoning += reasoning
+        if piece.tool_calls:
+            self.has_called = True
+            if not self._is_parallel:
+                piece.tool_calls = [call for call in piece.tool_calls if call.index == 0]
+        return piece
+
+
+def _extend(piece: Piece, last: Piece) -> None:
+    piece.reasoning += last.reasoning
+    piece.content += last.content
+    piece.tool_calls += last.tool_calls
 
 
 class MessageReader:
@@ -32,18 +63,31 @@ class MessageReader:
         parsers: Sequence[MessageParser],
         is_named: bool,
         shows_reasoning: bool,
+        counts_reasoning: bool,
         reasoning_end: tuple[int, ...],
+        needs_special_tokens: bool,
     ) -> None:
-        """`is_named`: a certain tool must be called; `reasoning_end`: the token that ends reasoning, if it is one."""
+        """
+        Args:
+            parsers: one for each message; none when all text is content.
+            is_named: a certain tool must be called.
+            counts_reasoning: the model's reasoning is known from its answer.
+            reasoning_end: the token that ends reasoning; empty if it is none, or reasoning is over.
+            needs_special_tokens: the text must have them.
+        """
         self._parsers = parsers
         self._is_named = is_named
         self._shows_reasoning = shows_reasoning
-        self._reasoning_end = reasoning_end
+        self.counts_reasoning = counts_reasoning
+        self.reasoning_end = reasoning_end
+        self.needs_special_tokens = needs_special_tokens
         self.num_reasoning_tokens = 0
         """Over all messages; the marker at the end is one of them."""
 
     def read(self, delta: SequenceDelta) -> MessageDelta:
         """What `delta` adds to its message."""
+        if not self._parsers:
+            return _plain(delta)
         parser = self._parsers[delta.index]
         if parser.is_reasoning:
             self._count(delta.token_ids)
@@ -66,28 +110,20 @@ class MessageReader:
         )
 
     def _count(self, token_ids: list[int]) -> None:
-        end = self._reasoning_end[0] if self._reasoning_end else None
+        end = self.reasoning_end[0] if self.reasoning_end else None
         self.num_reasoning_tokens += token_ids.index(end) + 1 if end in token_ids else len(token_ids)
 
 
-def make_reader(
-    dialect: Dialect,
-    plan: ToolPlan,
-    *,
-    prompt: str,
-    n: int,
-    shows_reasoning: bool,
-    reasoning_end: tuple[int, ...],
-    id_seed: str,
-) -> MessageReader | None:
-    """A reader of `n` messages that go on after `prompt` (rendered); None when all text is content."""
-    made = [dialect.parser(plan, prompt=prompt, id_seed=f"{id_seed}/{index}") for index in range(n)]
-    parsers = [parser for parser in made if parser is not None]
-    if not parsers:
-        return None
-    return MessageReader(
-        parsers=parsers,
-        is_named=plan.choice == "named",
-        shows_reasoning=shows_reasoning,
-        reasoning_end=reasoning_end,
+def _plain(delta: SequenceDelta) -> MessageDelta:
+    """`delta` where all text is content."""
+    return MessageDelta(
+        delta.index,
+        "",
+        delta.text,
+        [],
+        delta,
+        delta.finish_reason,
+        delta.stop_reason,
+        delta.token_ids,
+        delta.logprobs,
     )

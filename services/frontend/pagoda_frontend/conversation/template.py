@@ -4,7 +4,8 @@ from typing import Any
 
 from pagoda_common.errors import InvalidRequest
 from pagoda_frontend.openai.protocol import ChatBody, TokenizeBody
-from pagoda_frontend.requests.serving import ServedModel, Serving
+from pagoda_frontend.requests.served_model import ServedModel
+from pagoda_frontend.requests.serving import Serving
 
 
 def trusted_chat_template(chat_template: str | None, *, serving: Serving) -> str | None:

@@ -20,15 +20,26 @@ def frames_of(parser: type[ToolParser] | None, plan: ToolPlan) -> Frames | None:
     return frames if len(frames) == len(plan.schemas) else None
 
 
-def constraint_of(plan: ToolPlan, parser: type[ToolParser] | None) -> StructuredOutputsParams | None:
-    """What the text must be, that required and named tools are called, and strict ones as they should be.
+def constraint_of(
+    plan: ToolPlan, parser: type[ToolParser] | None, *, asked: StructuredOutputsParams | None = None
+) -> StructuredOutputsParams | None:
+    """What the text must be: that required and named tools are called, and strict ones as they should be, else `asked`.
+
+    Where the model is free to call, `asked` goes first: it is the form of an answer without calls.
 
     Calls are asked for as the model learned to write them, and as JSON where that is not known: an array of name and
-    parameters, or the arguments of the one tool that is named. None where the model is free.
+    parameters, or the arguments of the one tool that is named.
 
     Raises:
         InvalidRequest: the schemas are too large.
     """
+    if asked is not None and plan.choice == "auto":
+        return asked
+    return _calls_of(plan, parser) or asked
+
+
+def _calls_of(plan: ToolPlan, parser: type[ToolParser] | None) -> StructuredOutputsParams | None:
+    """None where the model is free."""
     frames = frames_of(parser, plan)
     is_free = plan.choice == "auto"
     if plan.choice == "none" or (is_free and not plan.has_strict_tools):

@@ -12,7 +12,7 @@ from pagoda.v1 import inference_pb2, inference_pb2_grpc
 from pagoda_common.engine.client import EngineClient
 from pagoda_common.engine.convert import beam_search_params_from_proto, pooling_params_from_proto
 from pagoda_common.engine.stream import Known
-from pagoda_common.errors import InvalidRequest, NotFound, PagodaError
+from pagoda_common.errors import InvalidRequest, NotFound
 from pagoda_common.params.pooling_params import POOLED
 from pagoda_frontend.conversation.conversation import Conversation, start_conversation
 from pagoda_frontend.conversation.template import token_ids_of
@@ -25,15 +25,16 @@ from pagoda_frontend.grpc.convert_chat import (
     prompt_of,
     tokenize_body_from_proto,
 )
-from pagoda_frontend.http.access import MAX_REQUEST_ID_CHARS
+from pagoda_frontend.requests.call_context import MAX_REQUEST_ID_CHARS, CallContext, begin_call, tenant_of, unique_id
 from pagoda_frontend.requests.choices import check_searchable
 from pagoda_frontend.requests.embeddings import embedding_of, embedding_prompts
-from pagoda_frontend.requests.errors import renamed
-from pagoda_frontend.requests.params import check_cache_salt, check_prompt_logprobs, check_token_ids, fit_to_context
-from pagoda_frontend.requests.resume import Place, Resumption, note_of, resumption_at
-from pagoda_frontend.requests.run import Run
-from pagoda_frontend.requests.serving import VERSION, Serving, unique_id
-from pagoda_frontend.requests.terms import Terms, tenant_of
+from pagoda_frontend.requests.errors import fields_named
+from pagoda_frontend.requests.event_ids import Place
+from pagoda_frontend.requests.params import check_cache_salt, check_token_ids
+from pagoda_frontend.requests.resume import Resumption, resumption_at
+from pagoda_frontend.requests.run import Run, start_run
+from pagoda_frontend.requests.served_model import VERSION
+from pagoda_frontend.requests.serving import Serving
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 GENERATE, CHAT = f"{SERVICE}/Generate", f"{SERVICE}/Chat"
@@ -54,14 +55,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         resumption = await self._resumption(request, context, GENERATE)
         if resumption is not None:
             request = inference_pb2.GenerateRequest.FromString(base64.b64decode(resumption.note["body"]))
-        run = await self._run(request, context, note=_note_of(request, GENERATE), resumption=resumption)
-        num_prompt_tokens = run.num_prompt_tokens
+        call = self._call(request, context, "gen-", resumption)
+        run = await self._run(request, call.noting(_encoded(request), path=GENERATE))
+        request_id, num_prompt_tokens = call.request_id, run.num_prompt_tokens
         try:
             async with aclosing(run.deltas()) as stream:
                 async for deltas in stream:
                     for delta in deltas:
                         if not delta.is_replayed:
-                            yield delta_to_proto(delta, request_id=run.request_id, num_prompt_tokens=num_prompt_tokens)
+                            yield delta_to_proto(delta, request_id=request_id, num_prompt_tokens=num_prompt_tokens)
         finally:
             run.release()
 
@@ -69,12 +71,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: Any
     ) -> inference_pb2.GenerateUnaryResponse:
         _refuse_resume_from(request)
-        run = await self._run(request, context)
+        run = await self._run(request, self._call(request, context, "gen-"))
         outputs = [
-            sequence_to_proto(sequence, request_id=run.request_id, num_prompt_tokens=run.num_prompt_tokens)
+            sequence_to_proto(sequence, request_id=run.call.request_id, num_prompt_tokens=run.num_prompt_tokens)
             for sequence in await run.collect()
         ]
-        return inference_pb2.GenerateUnaryResponse(request_id=run.request_id, outputs=outputs)
+        return inference_pb2.GenerateUnaryResponse(request_id=run.call.request_id, outputs=outputs)
 
     async def Chat(
         self, request: inference_pb2.ChatRequest, context: Any
@@ -82,52 +84,53 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         resumption = await self._resumption(request, context, CHAT)
         if resumption is not None:
             request = inference_pb2.ChatRequest.FromString(base64.b64decode(resumption.note["body"]))
-        conversation = await self._conversation(request, context, note=_note_of(request, CHAT), resumption=resumption)
+        call = self._call(request, context, "chat-", resumption)
+        conversation = await self._conversation(request, call.noting(_encoded(request), path=CHAT))
         run = conversation.run
         num_output_tokens = [0] * run.n
         try:
             async with aclosing(conversation.deltas()) as stream:
                 async for deltas in stream:
-                    for delta, below in zip(deltas, run.latest, strict=True):
+                    for delta in deltas:
                         offset = num_output_tokens[delta.index]
                         num_output_tokens[delta.index] += len(delta.token_ids)
                         is_nothing = delta.is_empty and not delta.token_ids and delta.finish_reason is None
-                        if is_nothing or below.is_replayed:
+                        if is_nothing or delta.is_replayed:
                             continue
                         usage = _usage(run, num_output_tokens[delta.index])
-                        yield message_delta_to_proto(delta, request_id=run.request_id, offset=offset, usage=usage)
+                        yield message_delta_to_proto(delta, request_id=run.call.request_id, offset=offset, usage=usage)
         finally:
             run.release()
 
     async def ChatUnary(self, request: inference_pb2.ChatRequest, context: Any) -> inference_pb2.ChatUnaryResponse:
         _refuse_resume_from(request)
-        conversation = await self._conversation(request, context)
+        conversation = await self._conversation(request, self._call(request, context, "chat-"))
         run = conversation.run
         messages = [
-            message_to_proto(message, request_id=run.request_id, usage=_usage(run, len(message.token_ids)))
+            message_to_proto(message, request_id=run.call.request_id, usage=_usage(run, len(message.token_ids)))
             for message in await conversation.collect()
         ]
-        return inference_pb2.ChatUnaryResponse(request_id=run.request_id, messages=messages)
+        return inference_pb2.ChatUnaryResponse(request_id=run.call.request_id, messages=messages)
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Any) -> inference_pb2.EmbedResponse:
-        self._count(context)
+        call = self._call(request, context, "embd-")
         model = self._serving.model_named(request.model)
         check_cache_salt(request.cache_salt or None)
         given = [one.text if one.HasField("text") else list(one.token_ids.ids) for one in request.inputs]
         prompts = await embedding_prompts(given, model=model, field="inputs")
         run = Run(
+            call,
             serving=self._serving,
-            request_id=self._request_id(request.request_id, "embd-", context, None),
+            model=model,
             prompts=prompts,
             sampling_params=[POOLED] * len(prompts),
-            terms=self._terms(context, request.priority),
             cache_salt=request.cache_salt,
             pooling=pooling_params_from_proto(request.pooling),
         )
         embeddings = [
             inference_pb2.Embedding(values=embedding_of(sequence).tolist()) for sequence in await run.collect()
         ]
-        return inference_pb2.EmbedResponse(request_id=run.request_id, embeddings=embeddings, usage=_usage(run, 0))
+        return inference_pb2.EmbedResponse(request_id=run.call.request_id, embeddings=embeddings, usage=_usage(run, 0))
 
     async def Abort(
         self, request: inference_pb2.AbortGenerationRequest, context: Any
@@ -143,10 +146,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Any) -> inference_pb2.TokenizeResponse:
         model = self._serving.model_named(request.model)
         body = tokenize_body_from_proto(request)
-        try:
+        with fields_named({"prompt": "text"}):
             token_ids = await token_ids_of(body, model=model, serving=self._serving)
-        except PagodaError as error:
-            raise renamed(error, {"prompt": "text"}) from error
         strings = [model.tokenizer.token_text(token) for token in token_ids] if request.return_token_strs else ()
         return inference_pb2.TokenizeResponse(
             token_ids=token_ids, token_strs=strings, max_model_len=model.max_model_len
@@ -173,16 +174,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         uptime_s = time.monotonic() - self._serving.started_s
         return inference_pb2.GetServerInfoResponse(version=VERSION, uptime_s=uptime_s, load=self._engine.load)
 
-    async def _run(
-        self,
-        request: inference_pb2.GenerateRequest,
-        context: Any,
-        *,
-        note: bytes = b"",
-        resumption: Resumption | None = None,
-    ) -> Run:
-        """The run of `request`; note and resumption as `Run` has them."""
-        self._count(context)
+    async def _run(self, request: inference_pb2.GenerateRequest, call: CallContext) -> Run:
         serving = self._serving
         model = serving.model_named(request.model)
         params = sampling_params_of(
@@ -198,46 +190,24 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         await model.grammars.check(params.structured_outputs)
         check_cache_salt(request.cache_salt or None)
         prompt, field = await prompt_of(request, model.prompts)
-        check_prompt_logprobs(params, num_prompt_tokens=len(prompt), vocab_size=model.vocab_size)
-        params = fit_to_context(params, num_prompt_tokens=len(prompt), max_model_len=model.max_model_len, field=field)
-        return Run(
+        return start_run(
+            call,
             serving=serving,
-            request_id=self._request_id(request.request_id, "gen-", context, resumption),
+            model=model,
             prompts=[prompt],
-            sampling_params=[params],
-            terms=self._terms(context, request.priority),
+            params=params,
+            field=field,
             cache_salt=request.cache_salt,
             beam_search=beam_search,
-            note=note,
-            resumption=resumption,
         )
 
-    async def _conversation(
-        self,
-        request: inference_pb2.ChatRequest,
-        context: Any,
-        *,
-        note: bytes = b"",
-        resumption: Resumption | None = None,
-    ) -> Conversation:
-        """The conversation of `request`; note and resumption as `Run` has them."""
-        self._count(context)
+    async def _conversation(self, request: inference_pb2.ChatRequest, call: CallContext) -> Conversation:
         beam_search = None
         if request.HasField("beam_search"):
             beam_search = beam_search_params_from_proto(request.beam_search, n=max(1, request.sampling_params.n))
-        try:
-            return await start_conversation(
-                chat_body_from_proto(request),
-                serving=self._serving,
-                headers={},
-                request_id=self._request_id(request.request_id, "chat-", context, resumption),
-                terms=self._terms(context, request.priority),
-                beam_search=beam_search,
-                note=note,
-                resumption=resumption,
-            )
-        except PagodaError as error:
-            raise renamed(error, PROTO_NAMES) from error
+        with fields_named(PROTO_NAMES):
+            body = chat_body_from_proto(request)
+            return await start_conversation(body, call, serving=self._serving, beam_search=beam_search)
 
     async def _resumption(
         self, request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest, context: Any, path: str
@@ -248,36 +218,42 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         asked = request.resume_from
         known = tuple(Known(one.num_tokens, one.is_finished) for one in asked.received)
         place = Place(key=asked.request_id, known=known, field="resume_from")
-        return await resumption_at(place, serving=self._serving, path=path, tenant=self._tenant(context))
+        return await resumption_at(place, engine=self._serving.engine, path=path, tenant=self._tenant(context))
 
-    def _request_id(self, given: str, prefix: str, context: Any, resumption: Resumption | None) -> str:
-        """The id of what is resumed, or the one that the client has `given`, or a new one."""
-        if resumption is not None:
-            return resumption.response_id
-        if len(given) > MAX_REQUEST_ID_CHARS:
-            message = f"request_id has {len(given)} characters, at most {MAX_REQUEST_ID_CHARS} are allowed"
-            raise InvalidRequest(message, field="request_id")
-        if given and self._serving.is_open(given, tenant=self._tenant(context)):
-            raise InvalidRequest(f"request_id {given!r} is in use", field="request_id")
-        return given or unique_id(prefix)
-
-    def _count(self, context: Any) -> None:
-        """A drain waits for this call."""
+    def _call(
+        self,
+        request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest | inference_pb2.EmbedRequest,
+        context: Any,
+        prefix: str,
+        resumption: Resumption | None = None,
+    ) -> CallContext:
+        """The context of a call, which a drain waits for from here on. Its id is the one of what is resumed, or the one
+        that the client gives, or a new one."""
         self._serving.begin_call()
         context.add_done_callback(lambda _: self._serving.end_call())
+        tenant, given = self._tenant(context), request.request_id
+        if resumption is None and len(given) > MAX_REQUEST_ID_CHARS:
+            message = f"request_id has {len(given)} characters, at most {MAX_REQUEST_ID_CHARS} are allowed"
+            raise InvalidRequest(message, field="request_id")
+        if resumption is None and given and self._serving.is_open(given, tenant=tenant):
+            raise InvalidRequest(f"request_id {given!r} is in use", field="request_id")
+        return begin_call(
+            given or unique_id(prefix),
+            created=int(time.time()),
+            tenant=tenant,
+            priority=request.priority,
+            timeout_s=context.time_remaining() or 0.0,
+            resumption=resumption,
+        )
 
     def _tenant(self, context: Any) -> str:
         headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-        return tenant_of(headers, has_api_keys=bool(self._serving.config.api_key))
-
-    def _terms(self, context: Any, priority: int) -> Terms:
-        timeout_s = context.time_remaining() or 0.0
-        return Terms(tenant=self._tenant(context), priority=priority, timeout_s=timeout_s)
+        return tenant_of(headers, has_api_keys=self._serving.has_api_keys)
 
 
-def _note_of(request: Message, path: str) -> bytes:
-    """What a frontend needs that goes on with the stream of `request`."""
-    return note_of(base64.b64encode(request.SerializeToString()).decode(), path=path, created=int(time.time()))
+def _encoded(request: Message) -> str:
+    """`request` as a note holds it."""
+    return base64.b64encode(request.SerializeToString()).decode()
 
 
 def _refuse_resume_from(request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest) -> None:

@@ -14,6 +14,7 @@ from pagoda_common.process.logging import request_id as log_request_id
 from pagoda_common.process.logging import trace_id as log_trace_id
 from pagoda_common.rpc.bearer import BearerKeys
 from pagoda_frontend.http.errors import ANTHROPIC_PREFIX, route_path
+from pagoda_frontend.requests.call_context import MAX_REQUEST_ID_CHARS
 
 GUARDED_PREFIXES = (
     *("/v1", "/v2", "/inference", "/invocations"),
@@ -24,7 +25,6 @@ scrapers need stays open."""
 API_KEY_HEADER = "x-api-key"
 """Where Anthropic's clients show the key."""
 REQUEST_ID_HEADER = "x-request-id"
-MAX_REQUEST_ID_CHARS = 128
 
 
 class RequireApiKey:

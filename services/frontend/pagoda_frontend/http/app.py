@@ -29,7 +29,8 @@ from pagoda_frontend.openai.protocol import (
     ReloadWeightsBody,
     TokenizeBody,
 )
-from pagoda_frontend.requests.serving import VERSION, Serving
+from pagoda_frontend.requests.served_model import VERSION
+from pagoda_frontend.requests.serving import Serving
 from pagoda_frontend.responses.handlers import Responses
 from pagoda_frontend.responses.protocol import ResponsesBody
 

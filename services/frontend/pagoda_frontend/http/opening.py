@@ -1,10 +1,20 @@
-"""When a stream says that it has begun: with its first news, or when these are long in coming. No engine, no HTTP."""
+"""When a stream says that it has begun: with its first news, or when these are long in coming. No engine."""
 
 import asyncio
 from collections.abc import AsyncGenerator
 from typing import TypeVar
 
 Item = TypeVar("Item")
+
+PATIENCE_S = 1.0
+"""A stream's status waits this long for its first event: a request that is refused gets its own status, not 200."""
+MAX_TIMEOUT_PATIENCE_S = 10.0
+"""It waits as much longer as the request's own time limit, up to this."""
+
+
+def patience_of(timeout_s: float) -> float:
+    """Seconds that a stream waits for its first news; `timeout_s`: the request's time limit, 0 for none."""
+    return PATIENCE_S + min(timeout_s, MAX_TIMEOUT_PATIENCE_S)
 
 
 async def announced(stream: AsyncGenerator[Item, None], *, patience_s: float) -> AsyncGenerator[Item | None, None]:

@@ -10,7 +10,8 @@ from pagoda_frontend.conversation.template import token_ids_of
 from pagoda_frontend.http.body import json_response, read_body
 from pagoda_frontend.openai.protocol import DetokenizeBody, TokenizeBody
 from pagoda_frontend.requests.params import check_token_ids
-from pagoda_frontend.requests.serving import RETRY_AFTER_S, VERSION, ServedModel, Serving
+from pagoda_frontend.requests.served_model import VERSION, ServedModel
+from pagoda_frontend.requests.serving import RETRY_AFTER_S, Serving
 
 
 class Operations:

@@ -12,18 +12,15 @@ from starlette.types import Receive, Scope, Send
 
 from pagoda_common.errors import PagodaError
 from pagoda_frontend.http.errors import ClientDisconnected, error_json, error_response
+from pagoda_frontend.http.opening import patience_of
 from pagoda_frontend.openai.chunks import DONE, ChunkEncoder, Delta, event
-from pagoda_frontend.requests.resume import with_id
+from pagoda_frontend.requests.event_ids import with_id
 from pagoda_frontend.requests.run import Run
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-PATIENCE_S = 1.0
-"""A stream's status waits this long for its first event: a request that is refused gets its own status, not 200."""
-MAX_TIMEOUT_PATIENCE_S = 10.0
-"""It waits as much longer as the request's own time limit, up to this."""
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
@@ -59,21 +56,25 @@ class EventStream(Response):
         self,
         events: AsyncGenerator[bytes, None],
         *,
+        request_id: str,
         keep_alive_s: float,
-        headers: dict[str, str],
         timeout_s: float = 0.0,
     ) -> None:
-        """`events`: whole events; `keep_alive_s`: silence after which a comment is sent, 0 for never; `timeout_s`: the
-        request's time limit, 0 for none: a short one that is over before the first event gets its own status."""
+        """
+        Args:
+            events: whole events.
+            request_id: the answer's X-Request-Id.
+            keep_alive_s: silence after which a comment is sent; 0 is never.
+            timeout_s: the request's time limit, 0 for none: a short one that is over before the first event gets its
+                own status.
+        """
         self.body_iterator = events
         self.status_code = 200
         self.background = None
         self._keep_alive_s = keep_alive_s
-        self._patience_s = PATIENCE_S
-        if timeout_s:
-            self._patience_s += min(timeout_s, MAX_TIMEOUT_PATIENCE_S)
+        self._patience_s = patience_of(timeout_s)
         self._last_sent_s = 0.0
-        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", "X-Request-Id": request_id})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; returns early when the client is gone."""
@@ -132,35 +133,32 @@ class EventStream(Response):
 
 
 class Source(Protocol[Delta]):
-    """What a stream is made of: a run, or a conversation."""
+    """What a stream is made of: a run, or a conversation over one."""
 
     def deltas(self) -> AsyncGenerator[list[Delta], None]:
         """What is new, as it comes."""
         ...
 
 
-async def stream_events(
-    source: Source[Delta], chunks: ChunkEncoder[Delta], run: Run, *, is_resumed: bool
-) -> AsyncGenerator[bytes, None]:
+async def stream_events(source: Source[Delta], chunks: ChunkEncoder[Delta], run: Run) -> AsyncGenerator[bytes, None]:
     """Deltas as events: what came together is sent together, and the opening with the first of it.
 
     Where the run can be resumed each event has an id, and what the client has already is not sent again.
 
     Args:
-        run: below `source`, whose deltas stand for the run's one by one.
-        is_resumed: the client has had the opening.
+        run: below `source`.
     """
     ids = run.event_ids
-    opening = b"" if is_resumed else chunks.opening()
+    opening = b"" if run.call.resumption is not None else chunks.opening()  # a client that resumes has had it
     try:
         async with aclosing(source.deltas()) as stream:
             async for deltas in stream:
                 parts: list[bytes] = []
-                for delta, below in zip(deltas, run.latest, strict=True):
+                for delta in deltas:
                     body = chunks.delta(delta)
                     if ids is not None:
-                        event_id = ids.advance(below)
-                        if body and not below.is_replayed:
+                        event_id = ids.advance(delta)
+                        if body and not delta.is_replayed:
                             parts.append(with_id(body, event_id))
                     elif body:
                         parts.append(body)

@@ -1,6 +1,5 @@
 """POST /v1/messages and /v1/messages/count_tokens. The conversation behind them is that of chat completions."""
 
-import time
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Any
@@ -13,15 +12,18 @@ from pagoda_frontend.conversation.conversation import Conversation, start_conver
 from pagoda_frontend.conversation.template import template_kwargs
 from pagoda_frontend.conversation.tools import plan_tools
 from pagoda_frontend.http.body import json_response, read_body
+from pagoda_frontend.http.calls import call_of, read_call
 from pagoda_frontend.http.errors import anthropic_error, error_object
-from pagoda_frontend.http.opening import announced
-from pagoda_frontend.http.sse import MAX_TIMEOUT_PATIENCE_S, PATIENCE_S, EventStream, unless_disconnected
+from pagoda_frontend.http.opening import announced, patience_of
+from pagoda_frontend.http.sse import EventStream, unless_disconnected
 from pagoda_frontend.messages.input import chat_body_of
 from pagoda_frontend.messages.output import BlockBuilder, Event
 from pagoda_frontend.messages.protocol import CHAT_NAMES, CountTokensBody, MessagesBody
-from pagoda_frontend.requests.errors import renamed
-from pagoda_frontend.requests.resume import Resumption, note_of, resumption_of, with_id
-from pagoda_frontend.requests.serving import Serving, unique_id
+from pagoda_frontend.requests.call_context import unique_id
+from pagoda_frontend.requests.errors import fields_named
+from pagoda_frontend.requests.event_ids import with_id
+from pagoda_frontend.requests.resume import Resumption
+from pagoda_frontend.requests.serving import Serving
 
 MESSAGES_PATH = "/v1/messages"
 
@@ -38,13 +40,10 @@ class Messages:
         Raises:
             PagodaError: the request is wrong, was refused, or failed.
         """
-        resumption = await resumption_of(request.headers, serving=self._serving, path=MESSAGES_PATH)
-        if resumption is not None:
-            return await self._answer(request, resumption.body_as(MessagesBody), resumption)
-        body = await read_body(request, MessagesBody, max_bytes=self._serving.config.max_request_body_bytes)
+        body, resumption = await read_call(request, MessagesBody, serving=self._serving, path=MESSAGES_PATH)
         if body.stream:
-            return await self._answer(request, body)
-        return await unless_disconnected(request, self._answer(request, body))
+            return await self._answer(request, body, resumption)
+        return await unless_disconnected(request, self._answer(request, body, resumption))
 
     async def count_tokens(self, request: Request) -> Response:
         """Tokens of the prompt that a request would have; as many as there are, even if the context holds fewer.
@@ -55,7 +54,7 @@ class Messages:
         body = await read_body(request, CountTokensBody, max_bytes=self._serving.config.max_request_body_bytes)
         model = self._serving.model_named(body.model)
         chat = chat_body_of(body)
-        try:
+        with fields_named(CHAT_NAMES):
             tools = plan_tools(chat, can_choose=self._serving.dialect.can_choose).tools
             prompt = await model.prompts.from_messages(
                 chat.messages,
@@ -64,54 +63,49 @@ class Messages:
                 chat_template_kwargs=template_kwargs(chat),
                 tools=tools,
             )
-        except PagodaError as error:
-            raise renamed(error, CHAT_NAMES) from error
         return json_response({"input_tokens": len(prompt)})
 
-    async def _answer(self, request: Request, body: MessagesBody, resumption: Resumption | None = None) -> Response:
+    async def _answer(self, request: Request, body: MessagesBody, resumption: Resumption | None) -> Response:
+        serving = self._serving
+        chat = chat_body_of(body)
         message_id = unique_id("msg_", request.headers.get("x-request-id"))
-        try:
-            conversation = await start_conversation(
-                chat_body_of(body),
-                serving=self._serving,
-                headers=request.headers,
-                request_id=message_id if resumption is None else resumption.response_id,
-                note=note_of(body, path=MESSAGES_PATH, created=int(time.time())) if body.stream else b"",
-                resumption=resumption,
+        with fields_named(CHAT_NAMES):
+            call = call_of(
+                request.headers, chat, has_api_keys=serving.has_api_keys, request_id=message_id, resumption=resumption
             )
-        except PagodaError as error:
-            raise renamed(error, CHAT_NAMES) from error
+            if body.stream:
+                call = call.noting(body, path=MESSAGES_PATH)
+            conversation = await start_conversation(chat, call, serving=serving)
         message: dict[str, Any] = {
-            "id": conversation.run.request_id,
+            "id": call.request_id,
             "type": "message",
             "role": "assistant",
-            "model": body.model or conversation.model.names[0],
+            "model": body.model or conversation.run.model.names[0],
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
             "usage": _usage(conversation),
         }
-        headers = {"X-Request-Id": conversation.run.request_id}
         if body.stream:
-            keep_alive_s = self._serving.config.sse_keep_alive_interval_s
-            timeout_s = conversation.run.timeout_s
-            events = _encoded_stream(conversation, message, is_resumed=resumption is not None)
-            return EventStream(events, keep_alive_s=keep_alive_s, timeout_s=timeout_s, headers=headers)
+            return EventStream(
+                _encoded_stream(conversation, message),
+                request_id=call.request_id,
+                keep_alive_s=serving.config.sse_keep_alive_interval_s,
+                timeout_s=call.timeout_s,
+            )
         async with aclosing(_events(conversation, message)) as stream:
             async for _ in stream:
                 pass
-        return json_response(message, headers)
+        return json_response(message, {"X-Request-Id": call.request_id})
 
 
-async def _events(
-    conversation: Conversation, message: dict[str, Any], *, is_resumed: bool = False
-) -> AsyncGenerator[list[Event], None]:
+async def _events(conversation: Conversation, message: dict[str, Any]) -> AsyncGenerator[list[Event], None]:
     """The events of one answer, in their order, but for those that the client has; at the end `message` is whole."""
     run = conversation.run
-    builder = BlockBuilder(id_seed=run.engine_id)
-    has_begun = is_resumed
+    builder = BlockBuilder(id_seed=run.call.engine_id)
+    has_begun = run.call.resumption is not None
     finish_reason = None
-    patience_s = PATIENCE_S + min(run.timeout_s, MAX_TIMEOUT_PATIENCE_S)
+    patience_s = patience_of(run.call.timeout_s)
     async with aclosing(announced(conversation.deltas(), patience_s=patience_s)) as stream:
         async for deltas in stream:
             events: list[Event] = []
@@ -121,10 +115,10 @@ async def _events(
             if deltas is None:
                 yield events
                 continue
-            for delta, below in zip(deltas, run.latest, strict=True):
+            for delta in deltas:
                 told = list(builder.add(delta))
-                events += told if not below.is_replayed else []
-                run.note_place(below)
+                events += told if not delta.is_replayed else []
+                run.note_place(delta)
             yield events
             finish_reason = deltas[-1].finish_reason
     if finish_reason == "abort":
@@ -135,13 +129,11 @@ async def _events(
     yield [*closing, {"type": "message_stop"}]
 
 
-async def _encoded_stream(
-    conversation: Conversation, message: dict[str, Any], *, is_resumed: bool
-) -> AsyncGenerator[bytes, None]:
+async def _encoded_stream(conversation: Conversation, message: dict[str, Any]) -> AsyncGenerator[bytes, None]:
     """The events as a body. An error before the first one is raised, a later one is told as an event."""
     has_begun = False
     run = conversation.run
-    async with aclosing(_events(conversation, message, is_resumed=is_resumed)) as stream:
+    async with aclosing(_events(conversation, message)) as stream:
         try:
             async for events in stream:
                 if events:

@@ -3,7 +3,7 @@
 import time
 
 from pagoda_common.engine.stream import EngineRequest
-from pagoda_common.metrics.tracing import Span, Tracer, Value, current_span
+from pagoda_common.metrics.tracing import Span, Tracer, Value
 from pagoda_common.params.outputs import SequenceDelta
 
 
@@ -62,9 +62,14 @@ class RequestSpan:
         self._span.end(end_ns)
 
 
-def start_request_span(request: EngineRequest, *, tracer: Tracer, model_name: str) -> RequestSpan | None:
-    """Begin the span of `request` and let the engine go on with its trace; None when it is not sampled."""
-    above = current_span.get()
+def start_request_span(
+    request: EngineRequest, *, tracer: Tracer, above: Span | None, model_name: str
+) -> RequestSpan | None:
+    """Begin the span of `request` and let the engine go on with its trace; None when it is not sampled.
+
+    Args:
+        above: the call's; None begins a trace of its own.
+    """
     span = tracer.start("llm_request") if above is None else above.start("llm_request") if above.is_sampled else None
     if span is None or not span.is_sampled:
         return None

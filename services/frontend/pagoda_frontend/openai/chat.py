@@ -1,7 +1,6 @@
 """POST /v1/chat/completions."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,13 +10,16 @@ from pagoda_common.errors import InvalidRequest
 from pagoda_frontend.conversation.conversation import Conversation, start_conversation
 from pagoda_frontend.conversation.message import CollectedMessage
 from pagoda_frontend.http.body import json_response, read_body
+from pagoda_frontend.http.calls import call_of, read_call
 from pagoda_frontend.http.sse import EventStream, stream_events, unless_disconnected
 from pagoda_frontend.openai.chunks import ChatChunks, chunk_options
 from pagoda_frontend.openai.logprobs import prompt_logprobs_by_id
 from pagoda_frontend.openai.protocol import ChatBatchBody, ChatBody, ConversationBody
+from pagoda_frontend.requests.call_context import CallContext, unique_id
 from pagoda_frontend.requests.prompts import template_message
-from pagoda_frontend.requests.resume import Resumption, note_of, resumption_of
-from pagoda_frontend.requests.serving import ServedModel, Serving, unique_id
+from pagoda_frontend.requests.resume import Resumption
+from pagoda_frontend.requests.served_model import ServedModel
+from pagoda_frontend.requests.serving import Serving
 
 CHAT_PATH = "/v1/chat/completions"
 MAX_CONVERSATIONS = 1024
@@ -36,13 +38,11 @@ class ChatCompletions:
         Raises:
             PagodaError: the request is wrong, was refused, or failed.
         """
-        resumption = await resumption_of(request.headers, serving=self._serving, path=CHAT_PATH)
-        if resumption is not None:
-            return await self._answer(request, resumption.body_as(ChatBody), resumption)
-        body = await read_body(request, ChatBody, max_bytes=self._serving.config.max_request_body_bytes)
+        body, resumption = await read_call(request, ChatBody, serving=self._serving, path=CHAT_PATH)
+        call = self._call(request, body, resumption)
         if body.stream:
-            return await self._answer(request, body)
-        return await unless_disconnected(request, self._answer(request, body))
+            return await self._stream(body, call.noting(body, path=CHAT_PATH))
+        return await unless_disconnected(request, self._answer(body, call))
 
     async def create_batch(self, request: Request) -> Response:
         """Answer several conversations at once: choice i of conversation c has index c * n + i.
@@ -55,12 +55,9 @@ class ChatCompletions:
 
     async def _answer_batch(self, request: Request, body: ChatBatchBody) -> Response:
         bodies = batch_bodies(body)
-        request_id = unique_id("chatcmpl-", request.headers.get("x-request-id") or body.request_id)
+        call = self._call(request, bodies[0])
         conversations = [
-            await start_conversation(
-                one, serving=self._serving, headers=request.headers, request_id=f"{request_id}-{place}"
-            )
-            for place, one in enumerate(bodies)
+            await start_conversation(one, call.part(place), serving=self._serving) for place, one in enumerate(bodies)
         ]
         tasks = [asyncio.create_task(conversation.collect()) for conversation in conversations]
         try:
@@ -74,49 +71,52 @@ class ChatCompletions:
             choices += [_choice(message, one, conversation, _echo_of(one)) for message in messages]
         for index, choice in enumerate(choices):
             choice["index"] = index
-        model = conversations[0].model
         answer = {
-            **_envelope(body, model, request_id),
+            **_envelope(body, call, conversations[0].run.model),
             "choices": choices,
             "usage": _sum([conversation.usage() for conversation in conversations]),
         }
-        return json_response(answer, {"X-Request-Id": request_id})
+        return json_response(answer, {"X-Request-Id": call.request_id})
 
-    async def _answer(self, request: Request, body: ChatBody, resumption: Resumption | None = None) -> Response:
-        created = resumption.created if resumption is not None else int(time.time())
-        given_id = request.headers.get("x-request-id") or body.request_id
-        conversation = await start_conversation(
-            body,
-            serving=self._serving,
-            headers=request.headers,
-            request_id=resumption.response_id if resumption is not None else unique_id("chatcmpl-", given_id),
-            note=note_of(body, path=CHAT_PATH, created=created) if body.stream else b"",
-            resumption=resumption,
+    async def _stream(self, body: ChatBody, call: CallContext) -> Response:
+        conversation = await start_conversation(body, call, serving=self._serving)
+        run = conversation.run
+        chunks = ChatChunks(
+            echo=_echo_of(body),
+            envelope=_envelope(body, call, run.model),
+            options=chunk_options(body, conversation.logprobs),
+            prompts=[conversation.prompt],
+            n=run.n,
+            usage=conversation.usage,
         )
-        run, model = conversation.run, conversation.model
-        envelope = _envelope(body, model, run.request_id, created)
-        echo = _echo_of(body)
-        headers = {"X-Request-Id": run.request_id}
-        if body.stream:
-            chunks = ChatChunks(
-                echo=echo,
-                envelope=envelope,
-                options=chunk_options(body, conversation.logprobs),
-                prompts=[conversation.prompt],
-                n=run.n,
-                usage=conversation.usage,
-            )
-            keep_alive_s = self._serving.config.sse_keep_alive_interval_s
-            events = stream_events(conversation, chunks, run, is_resumed=resumption is not None)
-            return EventStream(events, keep_alive_s=keep_alive_s, timeout_s=run.timeout_s, headers=headers)
+        return EventStream(
+            stream_events(conversation, chunks, run),
+            request_id=call.request_id,
+            keep_alive_s=self._serving.config.sse_keep_alive_interval_s,
+            timeout_s=call.timeout_s,
+        )
+
+    async def _answer(self, body: ChatBody, call: CallContext) -> Response:
+        conversation = await start_conversation(body, call, serving=self._serving)
+        run, echo = conversation.run, _echo_of(body)
         messages = await conversation.collect()
-        shown = [_choice(message, body, conversation, echo) for message in messages]
-        answer: dict[str, Any] = {**envelope, "choices": shown, "usage": conversation.usage()}
-        answer |= {"service_tier": None, "kv_transfer_params": None}
-        answer["prompt_logprobs"] = prompt_logprobs_by_id(run.prompt_logprobs[0], model.tokenizer)
+        answer: dict[str, Any] = {
+            **_envelope(body, call, run.model),
+            "choices": [_choice(message, body, conversation, echo) for message in messages],
+            "usage": conversation.usage(),
+            "service_tier": None,
+            "kv_transfer_params": None,
+            "prompt_logprobs": prompt_logprobs_by_id(run.prompt_logprobs[0], run.model.tokenizer),
+        }
         if body.return_token_ids:
             answer["prompt_token_ids"] = conversation.prompt
-        return json_response(answer, headers)
+        return json_response(answer, {"X-Request-Id": call.request_id})
+
+    def _call(self, request: Request, body: ChatBody, resumption: Resumption | None = None) -> CallContext:
+        request_id = unique_id("chatcmpl-", request.headers.get("x-request-id") or body.request_id)
+        return call_of(
+            request.headers, body, has_api_keys=self._serving.has_api_keys, request_id=request_id, resumption=resumption
+        )
 
 
 def batch_bodies(body: ChatBatchBody) -> list[ChatBody]:
@@ -136,13 +136,11 @@ def batch_bodies(body: ChatBatchBody) -> list[ChatBody]:
     return [ChatBody.model_construct(**shared, messages=messages) for messages in body.messages]
 
 
-def _envelope(
-    body: ConversationBody, model: ServedModel, request_id: str, created: int | None = None
-) -> dict[str, Any]:
+def _envelope(body: ConversationBody, call: CallContext, model: ServedModel) -> dict[str, Any]:
     return {
-        "id": request_id,
+        "id": call.request_id,
         "object": "chat.completion.chunk" if body.stream else "chat.completion",
-        "created": int(time.time()) if created is None else created,
+        "created": call.created,
         "model": body.model or model.names[0],
         "system_fingerprint": model.fingerprint,
     }

@@ -1,27 +1,26 @@
 """POST /v1/completions."""
 
-import time
 from typing import Any
 
 from fastapi import Request, Response
 
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.params.truncation import Truncation
-from pagoda_frontend.http.body import json_response, read_body
+from pagoda_frontend.http.body import json_response
+from pagoda_frontend.http.calls import call_of, read_call
 from pagoda_frontend.http.sse import EventStream, stream_events, unless_disconnected
 from pagoda_frontend.openai.chunks import CompletionChunks, chunk_options
 from pagoda_frontend.openai.echo import Echo
 from pagoda_frontend.openai.logprobs import LogprobWriter, logprob_writer, prompt_logprobs_by_id
 from pagoda_frontend.openai.protocol import CompletionBody
+from pagoda_frontend.requests.call_context import CallContext, unique_id
 from pagoda_frontend.requests.choices import choices_of
 from pagoda_frontend.requests.params import COMPLETION_MAX_TOKENS
-from pagoda_frontend.requests.resume import Resumption, note_of, resumption_of
-from pagoda_frontend.requests.run import CollectedSequence
+from pagoda_frontend.requests.run import CollectedSequence, start_run
 from pagoda_frontend.requests.sampling import body_truncation, sampling_params_of
-from pagoda_frontend.requests.serving import ServedModel, Serving, unique_id
-from pagoda_frontend.requests.start import make_run
+from pagoda_frontend.requests.served_model import ServedModel
+from pagoda_frontend.requests.serving import Serving
 from pagoda_frontend.requests.structured import constraint_field
-from pagoda_frontend.requests.terms import terms_of
 
 COMPLETIONS_PATH = "/v1/completions"
 MAX_PROMPTS = 1024
@@ -40,29 +39,25 @@ class Completions:
             PagodaError: the request is wrong, was refused, or failed.
         """
         serving = self._serving
-        resumption = await resumption_of(request.headers, serving=serving, path=COMPLETIONS_PATH)
-        if resumption is not None:
-            return await self._answer(request, resumption.body_as(CompletionBody), resumption)
-        body = await read_body(request, CompletionBody, max_bytes=serving.config.max_request_body_bytes)
-        return (
-            await unless_disconnected(request, self._answer(request, body))
-            if not body.stream
-            else (await self._answer(request, body))
+        body, resumption = await read_call(request, CompletionBody, serving=serving, path=COMPLETIONS_PATH)
+        request_id = unique_id("cmpl-", request.headers.get("x-request-id") or body.request_id)
+        call = call_of(
+            request.headers, body, has_api_keys=serving.has_api_keys, request_id=request_id, resumption=resumption
         )
+        if body.stream:
+            return await self._answer(body, call.noting(body, path=COMPLETIONS_PATH))
+        return await unless_disconnected(request, self._answer(body, call))
 
-    async def _answer(self, request: Request, body: CompletionBody, resumption: Resumption | None = None) -> Response:
+    async def _answer(self, body: CompletionBody, call: CallContext) -> Response:
         serving = self._serving
-        created = resumption.created if resumption is not None else int(time.time())
-        given_id = request.headers.get("x-request-id") or body.request_id
         model = serving.model_named(body.model)
         max_tokens = body.max_tokens if body.max_tokens is not None else COMPLETION_MAX_TOKENS
         is_scoring = bool(body.echo) and max_tokens == 0
-        terms = terms_of(request.headers, body, has_api_keys=bool(serving.config.api_key))
         choices = choices_of(body, best_of=body.best_of, with_logprobs=body.logprobs is not None)
         params = sampling_params_of(
             body,
-            serving=serving,
             model=model,
+            max_logprobs=serving.config.max_logprobs,
             choices=choices,
             logprobs=body.logprobs,
             max_tokens=1 if is_scoring else max_tokens,
@@ -71,24 +66,21 @@ class Completions:
         await model.grammars.check(params.structured_outputs, field=constraint_field(body))
         truncation = body_truncation(body, params=params, model=model)
         texts, prompts = await self._prompts(body, model, truncation)
-        run = make_run(
-            body,
+        run = start_run(
+            call,
             serving=serving,
             model=model,
-            request_id=resumption.response_id if resumption is not None else unique_id("cmpl-", given_id),
             prompts=prompts,
             params=params,
-            choices=choices,
-            terms=terms,
             field="prompt",
+            cache_salt=body.cache_salt,
+            beam_search=choices.beam_search,
             is_scoring=is_scoring,
-            note=note_of(body, path=COMPLETIONS_PATH, created=created) if body.stream else b"",
-            resumption=resumption,
         )
         envelope = {
-            "id": run.request_id,
+            "id": call.request_id,
             "object": "text_completion",
-            "created": created,
+            "created": call.created,
             "model": body.model or model.names[0],
             "system_fingerprint": model.fingerprint,
         }
@@ -99,7 +91,6 @@ class Completions:
                 Echo(text=text, token_ids=ids, tokenizer=model.tokenizer, logprobs=logprobs)
                 for text, ids in zip(texts, prompts, strict=True)
             ]
-        headers = {"X-Request-Id": run.request_id}
         if body.stream:
             chunks = CompletionChunks(
                 echo=echo,
@@ -110,9 +101,12 @@ class Completions:
                 usage=run.usage,
                 prompt_logprobs=run.prompt_logprobs,
             )
-            keep_alive_s = serving.config.sse_keep_alive_interval_s
-            events = stream_events(run, chunks, run, is_resumed=resumption is not None)
-            return EventStream(events, keep_alive_s=keep_alive_s, timeout_s=run.timeout_s, headers=headers)
+            return EventStream(
+                stream_events(run, chunks, run),
+                request_id=call.request_id,
+                keep_alive_s=serving.config.sse_keep_alive_interval_s,
+                timeout_s=call.timeout_s,
+            )
         sequences = choices.best(await run.collect())
         shown = []
         for sequence in sequences:
@@ -123,7 +117,8 @@ class Completions:
             choice["prompt_logprobs"] = prompt_logprobs_by_id(run.prompt_logprobs[place], model.tokenizer)
             shown.append(choice)
         answer = {**envelope, "choices": shown, "usage": run.usage()}
-        return json_response({**answer, "service_tier": None, "kv_transfer_params": None}, headers)
+        answer |= {"service_tier": None, "kv_transfer_params": None}
+        return json_response(answer, {"X-Request-Id": call.request_id})
 
     async def _prompts(
         self, body: CompletionBody, model: ServedModel, truncation: Truncation | None

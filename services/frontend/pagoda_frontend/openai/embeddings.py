@@ -1,7 +1,6 @@
 """POST /v1/embeddings."""
 
 import base64
-import time
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,15 @@ from pagoda_common.params.outputs import Embedding
 from pagoda_common.params.pooling_params import POOLED, PoolingParams
 from pagoda_common.params.truncation import truncation_of
 from pagoda_frontend.http.body import read_body
+from pagoda_frontend.http.calls import call_of
 from pagoda_frontend.http.sse import unless_disconnected
 from pagoda_frontend.openai.protocol import EmbeddingBody
+from pagoda_frontend.requests.call_context import unique_id
 from pagoda_frontend.requests.embeddings import embedding_of, embedding_prompts
 from pagoda_frontend.requests.params import check_cache_salt, check_unsupported
 from pagoda_frontend.requests.run import CollectedSequence, Run
-from pagoda_frontend.requests.serving import ServedModel, Serving, unique_id
-from pagoda_frontend.requests.terms import terms_of
+from pagoda_frontend.requests.served_model import ServedModel
+from pagoda_frontend.requests.serving import Serving
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {"embed_dtype": ("float32",), "endianness": ("native", "little")}
 """Fields of vLLM's, and the values that say what is done anyway."""
@@ -42,33 +43,33 @@ class Embeddings:
 
     async def _answer(self, request: Request, body: EmbeddingBody) -> Response:
         serving = self._serving
-        created = int(time.time())
         model = serving.model_named(body.model)
-        terms = terms_of(request.headers, body, has_api_keys=bool(serving.config.api_key))
+        request_id = unique_id("embd-", request.headers.get("x-request-id") or body.request_id)
+        call = call_of(request.headers, body, has_api_keys=serving.has_api_keys, request_id=request_id)
         check_unsupported(body, UNSUPPORTED)
         check_cache_salt(body.cache_salt)
         _check_dimensions(body, model)
         prompts = await _prompts(body, model)
         run = Run(
+            call,
             serving=serving,
-            request_id=unique_id("embd-", request.headers.get("x-request-id") or body.request_id),
+            model=model,
             prompts=prompts,
             sampling_params=[POOLED] * len(prompts),
-            terms=terms,
             cache_salt=body.cache_salt or "",
             pooling=_pooling_of(body),
         )
         sequences = await run.collect()
         answer = {
-            "id": run.request_id,
+            "id": call.request_id,
             "object": "list",
-            "created": created,
+            "created": call.created,
             "model": body.model or model.names[0],
             "data": [_shown(sequence, body) for sequence in sequences],
             "usage": run.usage(),
         }
         text = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
-        return Response(text, media_type="application/json", headers={"X-Request-Id": run.request_id})
+        return Response(text, media_type="application/json", headers={"X-Request-Id": call.request_id})
 
 
 def _pooling_of(body: EmbeddingBody) -> PoolingParams:

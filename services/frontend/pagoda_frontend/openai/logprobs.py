@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pagoda_common.errors import InvalidRequest
 from pagoda_common.params.outputs import TokenLogprobs
 from pagoda_common.text.tokenizer import Tokenizer
-from pagoda_frontend.openai.protocol import GenerationBody
+from pagoda_frontend.openai.protocol import ChatBody, GenerationBody
 
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot write."""
@@ -112,3 +113,20 @@ def logprob_writer(body: GenerationBody, tokenizer: Tokenizer, num_top: int | No
     if body.logprob_token_ids:
         num_top = -1  # all that come are those asked for
     return LogprobWriter(tokenizer=tokenizer, num_top=num_top, as_token_ids=as_token_ids)
+
+
+def num_top_logprobs(body: ChatBody, *, max_logprobs: int) -> int | None:
+    """Top log probabilities per token of a conversation; None when no log probabilities are asked for.
+
+    Raises:
+        InvalidRequest: more are asked for than `max_logprobs`, -1 of which is no bound.
+    """
+    top = body.top_logprobs
+    if top is not None:
+        if top < -1:
+            raise InvalidRequest(f"top_logprobs must be at least 0, got {top}", field="top_logprobs")
+        if max_logprobs != -1 and (top > max_logprobs or top == -1):
+            raise InvalidRequest(f"top_logprobs must be at most {max_logprobs}, got {top}", field="top_logprobs")
+        if top and not body.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs=true", field="top_logprobs")
+    return (top or 0) if body.logprobs else None

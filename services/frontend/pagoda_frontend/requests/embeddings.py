@@ -6,7 +6,7 @@ from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.params.outputs import Embedding
 from pagoda_common.params.truncation import Truncation
 from pagoda_frontend.requests.run import CollectedSequence
-from pagoda_frontend.requests.serving import ServedModel
+from pagoda_frontend.requests.served_model import ServedModel
 
 MAX_INPUTS = 2048
 """As OpenAI has it."""

@@ -1,6 +1,7 @@
 """What is wrong with a request, in the words of whoever sent it. Knows no HTTP and no gRPC."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pagoda_common.errors import PagodaError
@@ -9,13 +10,17 @@ MAX_REPORTED_ERRORS = 10
 """Of all the fields that are wrong in one body, this many are named."""
 
 
-def renamed(error: PagodaError, names: Mapping[str, str]) -> PagodaError:
-    """`error`, in place, as of the field that the client knows; `names`: by the field that an inner layer knows."""
-    field = error.field
-    if field is not None and field in names:
-        error.message = error.message.replace(field, names[field])
-        error.field = names[field]
-    return error
+@contextmanager
+def fields_named(names: Mapping[str, str]) -> Iterator[None]:
+    """Let errors from within name the field that the client knows; `names`: by the field that an inner layer knows."""
+    try:
+        yield
+    except PagodaError as error:
+        field = error.field
+        if field is not None and field in names:
+            error.message = error.message.replace(field, names[field])
+            error.field = names[field]
+        raise
 
 
 def validation_message(errors: Sequence[Any]) -> str:

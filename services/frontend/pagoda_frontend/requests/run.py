@@ -1,20 +1,29 @@
 """One API call at work: one engine request a prompt, their streams merged, what it used counted."""
 
 import asyncio
-import uuid
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pagoda_common.engine.generation import TextStream
 from pagoda_common.engine.stream import EngineRequest
+from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.params.beam_search import BeamSearchParams
 from pagoda_common.params.outputs import Embedding, FinishReason, HypothesisLogprobs, SequenceDelta, TokenLogprobs
 from pagoda_common.params.pooling_params import PoolingParams
-from pagoda_common.params.sampling_params import SamplingParams
-from pagoda_frontend.requests.resume import MAX_SEQUENCES, EventIds, Resumption
+from pagoda_common.params.sampling_params import MAX_N, SamplingParams
+from pagoda_common.process.logging import request_id as log_request_id
+from pagoda_frontend.observability.request_span import start_request_span
+from pagoda_frontend.requests.call_context import CallContext
+from pagoda_frontend.requests.event_ids import MAX_SEQUENCES, Delivered, EventIds
+from pagoda_frontend.requests.params import check_prompt_logprobs, fit_to_context
+from pagoda_frontend.requests.resume import Resumption
+from pagoda_frontend.requests.served_model import ServedModel
 from pagoda_frontend.requests.serving import Serving
-from pagoda_frontend.requests.terms import Terms
+
+logger = logging.getLogger(__name__)
 
 MAX_ARRIVED = 64
 """News of several prompts that wait for the client; the others' text is not made before there is room."""
@@ -64,68 +73,59 @@ class Run:
 
     def __init__(
         self,
+        call: CallContext,
         *,
         serving: Serving,
-        request_id: str,
+        model: ServedModel,
         prompts: Sequence[list[int]],
         sampling_params: Sequence[SamplingParams],
-        terms: Terms,
         cache_salt: str = "",
         beam_search: BeamSearchParams | None = None,
         pooling: PoolingParams | None = None,
         is_scoring: bool = False,
-        note: bytes = b"",
-        resumption: Resumption | None = None,
     ) -> None:
         """
         Args:
             sampling_params: one per prompt, all with the same n.
             pooling: each prompt's embedding instead of its continuation; n is 1 then.
             is_scoring: what is generated is not given out.
-            note: for a frontend that goes on with this run's stream when this one is gone; empty: none may, nor may any
-                where there are more than MAX_SEQUENCES.
-            resumption: what this run goes on with.
         """
-        self.request_id = request_id
+        self.call = call
+        self.model = model
         self.prompts = prompts
         self.n = sampling_params[0].n
-        self.num_prompt_tokens = sum(len(prompt) for prompt in prompts)
-        self.timeout_s = terms.timeout_s
-        self._tenant = terms.tenant
         self._num_output_tokens = [0] * (len(prompts) * self.n)
         self._num_cached_tokens = [0] * len(prompts)
         self._is_scoring = is_scoring
         self.prompt_logprobs: list[list[TokenLogprobs | None] | None] = [None] * len(prompts)
         """For each prompt when asked for; there before its first output token."""
-        self.latest: list[SequenceDelta] = []
-        """What `deltas` gave last."""
         self._serving = serving
-        unique = f"{request_id}-{uuid.uuid4().hex[:8]}"
         self._requests = [
             EngineRequest(
-                request_id=unique if len(prompts) == 1 else f"{unique}-{number}",
+                request_id=call.engine_id if len(prompts) == 1 else f"{call.engine_id}-{number}",
                 prompt_token_ids=prompt,
                 sampling_params=params,
-                priority=terms.priority,
+                priority=call.priority,
                 cache_salt=cache_salt,
-                timeout_s=terms.timeout_s,
-                tenant=terms.tenant,
+                timeout_s=call.timeout_s,
+                tenant=call.tenant,
                 beam_search=beam_search,
                 pooling=pooling,
             )
             for number, (prompt, params) in enumerate(zip(prompts, sampling_params, strict=True))
         ]
         self.event_ids: EventIds | None = None
-        """Of a stream that can be resumed."""
-        if note and self.num_sequences <= MAX_SEQUENCES:
+        """Of a stream that can be resumed; None also where it has more than MAX_SEQUENCES."""
+        if call.note and self.num_sequences <= MAX_SEQUENCES:
             for request in self._requests:
-                request.resume_key = request_id
-            self._requests[0].note = note
-            self.event_ids = EventIds(response_id=request_id, n=self.num_sequences)
-        if resumption is not None:
-            self._go_on(resumption)
+                request.resume_key = call.request_id
+            self._requests[0].note = call.note
+            self.event_ids = EventIds(response_id=call.request_id, n=self.num_sequences)
+        if call.resumption is not None:
+            self._resume(call.resumption)
+        self.num_prompt_tokens = sum(len(request.prompt_token_ids) for request in self._requests)
 
-    def _go_on(self, resumption: Resumption) -> None:
+    def _resume(self, resumption: Resumption) -> None:
         known = resumption.place.known
         for place, adopted in enumerate(resumption.adopted):
             request = self._requests[place]
@@ -138,14 +138,8 @@ class Run:
                 adopted=adopted,
                 known=known[place * self.n : (place + 1) * self.n],
             )
-        self.num_prompt_tokens = sum(len(request.prompt_token_ids) for request in self._requests)
 
-    @property
-    def engine_id(self) -> str:
-        """What its (first) request is called in the engine: unique, and the same at a frontend that goes on with it."""
-        return self._requests[0].request_id
-
-    def note_place(self, delta: SequenceDelta) -> None:
+    def note_place(self, delta: Delivered) -> None:
         """The client has `delta` by the next event that has an id."""
         if self.event_ids is not None:
             self.event_ids.advance(delta)
@@ -188,9 +182,9 @@ class Run:
         Raises:
             PagodaError: a prompt was refused or failed; the others are aborted.
         """
-        source = self._serving.generate(self._requests[0]) if len(self._requests) == 1 else self._merged()
+        source = self._generate(self._requests[0]) if len(self._requests) == 1 else self._merged()
         engine_ids = [request.request_id for request in self._requests]
-        with self._serving.open_request(self.request_id, engine_ids, tenant=self._tenant):
+        with self._serving.open_request(self.call.request_id, engine_ids, tenant=self.call.tenant):
             async with aclosing(source):
                 async for deltas in source:
                     for delta in deltas:
@@ -201,7 +195,6 @@ class Run:
                         self._num_output_tokens[delta.index] = delta.num_output_tokens
                         if delta.num_cached_tokens:
                             self._num_cached_tokens[delta.index // self.n] = delta.num_cached_tokens
-                    self.latest = deltas
                     yield deltas
 
     async def collect(self) -> list[CollectedSequence]:
@@ -213,12 +206,61 @@ class Run:
                     sequences[delta.index].add(delta)
         return sequences
 
+    async def _generate(self, request: EngineRequest) -> AsyncGenerator[list[SequenceDelta]]:
+        """One request's text as it comes, followed by metrics and span. Closing it aborts the request."""
+        serving, model, params = self._serving, self.model, request.sampling_params
+        if not log_request_id.get():
+            log_request_id.set(request.request_id)
+        if serving.config.enable_log_requests:
+            self._log(request)
+        timer = serving.metrics.timer(
+            num_prompt_tokens=len(request.prompt_token_ids),
+            n=params.n,
+            max_tokens=params.max_tokens if request.pooling is None else None,
+        )
+        outcome, fault, is_whole = "abort", "", False
+        span = None
+        if serving.tracer is not None:
+            span = start_request_span(request, tracer=serving.tracer, above=self.call.span, model_name=model.names[0])
+        try:
+            await serving.wait_for_recovery(request.timeout_s)
+            stream = TextStream(engine=serving.engine, tokenizer=model.tokenizer, request=request)
+            try:
+                while not stream.is_finished:
+                    if deltas := await stream.get():
+                        timer.add(deltas)
+                        if span is not None:
+                            span.add(deltas)
+                        yield deltas
+            finally:
+                is_whole = stream.is_finished
+                stream.close()
+        except PagodaError as error:
+            outcome, fault = "error", error.message
+            if error.code is Code.RESOURCE_EXHAUSTED:
+                serving.metrics.count_rejection(error.message)
+            raise
+        finally:
+            timer.close(outcome)
+            if span is not None:
+                span.close("finished" if is_whole and not fault else outcome, fault)
+
+    def _log(self, request: EngineRequest) -> None:
+        """Say what came in, as vLLM does: the prompt only at level debug."""
+        num_tokens = len(request.prompt_token_ids)
+        logger.info(
+            "received request %s: %d prompt tokens, %r", request.request_id, num_tokens, request.sampling_params
+        )
+        if logger.isEnabledFor(logging.DEBUG):
+            text = self.model.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+            logger.debug("request %s has the prompt %r", request.request_id, text[: self._serving.config.max_log_len])
+
     async def _merged(self) -> AsyncGenerator[list[SequenceDelta]]:
         arrived: asyncio.Queue[list[SequenceDelta] | Exception | None] = asyncio.Queue(MAX_ARRIVED)
 
         async def feed(number: int, request: EngineRequest) -> None:
             try:
-                async with aclosing(self._serving.generate(request)) as stream:
+                async with aclosing(self._generate(request)) as stream:
                     async for deltas in stream:
                         for delta in deltas:
                             delta.index += number * self.n
@@ -251,3 +293,44 @@ def _drop_output(delta: SequenceDelta) -> None:
     delta.stop_reason = None
     if delta.finish_reason == "stop":
         delta.finish_reason = "length"
+
+
+def start_run(
+    call: CallContext,
+    *,
+    serving: Serving,
+    model: ServedModel,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    field: str,
+    cache_salt: str | None = None,
+    beam_search: BeamSearchParams | None = None,
+    is_scoring: bool = False,
+) -> Run:
+    """A run of `prompts`, which must fit the model's context; nothing is generated before it is read.
+
+    Args:
+        field: of the request, which the prompts come from.
+        is_scoring: only the prompts' log probabilities are wanted.
+
+    Raises:
+        InvalidRequest: a prompt does not fit the context, or they are too many sequences.
+    """
+    if len(prompts) * params.n > MAX_N:
+        raise InvalidRequest(f"n times prompts must be at most {MAX_N}, got {len(prompts) * params.n}", field="n")
+    num_prompt_tokens = sum(len(prompt) for prompt in prompts)
+    check_prompt_logprobs(params, num_prompt_tokens=num_prompt_tokens, vocab_size=model.vocab_size)
+    fitted = [
+        fit_to_context(params, num_prompt_tokens=len(prompt), max_model_len=model.max_model_len, field=field)
+        for prompt in prompts
+    ]
+    return Run(
+        call,
+        serving=serving,
+        model=model,
+        prompts=prompts,
+        sampling_params=fitted,
+        cache_salt=cache_salt or "",
+        beam_search=beam_search,
+        is_scoring=is_scoring,
+    )

@@ -7,15 +7,15 @@ from pagoda_common.text.bad_words import bad_words_token_ids
 from pagoda_frontend.openai.protocol import GenerationBody
 from pagoda_frontend.requests.choices import Choices
 from pagoda_frontend.requests.params import check_sampling_params, check_supported, make_sampling_params
-from pagoda_frontend.requests.serving import ServedModel, Serving
+from pagoda_frontend.requests.served_model import ServedModel
 from pagoda_frontend.requests.structured import structured_outputs_of
 
 
 def sampling_params_of(
     body: GenerationBody,
     *,
-    serving: Serving,
     model: ServedModel,
+    max_logprobs: int,
     choices: Choices,
     logprobs: int | None,
     max_tokens: int | None,
@@ -24,6 +24,7 @@ def sampling_params_of(
     """What `body` asks of sampling, checked against model and server.
 
     Args:
+        max_logprobs: the server's bound; -1 is none.
         prompt_logprobs: None takes the body's.
 
     Raises:
@@ -47,7 +48,7 @@ def sampling_params_of(
         if error.field != "n" or choices.num_generated == choices.n:
             raise
         raise InvalidRequest(f"best_of: {error.message}", field="best_of") from error
-    check_sampling_params(params, vocab_size=model.vocab_size, max_logprobs=serving.config.max_logprobs)
+    check_sampling_params(params, vocab_size=model.vocab_size, max_logprobs=max_logprobs)
     params.structured_outputs = structured_outputs
     if params.bad_words:
         params.bad_words_token_ids = bad_words_token_ids(params.bad_words, model.tokenizer)

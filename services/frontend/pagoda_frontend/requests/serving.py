@@ -5,60 +5,26 @@ Knows neither HTTP nor gRPC.
 
 import asyncio
 import logging
-import re
 import time
-import uuid
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib.metadata import version
 
-from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.config.frontend_config import FrontendConfig
-from pagoda_common.config.generation_config import resolve_generation_config
-from pagoda_common.engine.generation import TextStream
 from pagoda_common.engine.interface import Engine
-from pagoda_common.engine.stream import EngineRequest
-from pagoda_common.errors import Code, DeadlineExceeded, NotFound, NotReady, PagodaError
+from pagoda_common.errors import DeadlineExceeded, NotFound, NotReady, PagodaError
 from pagoda_common.metrics.tracing import make_tracer
-from pagoda_common.params.outputs import SequenceDelta
 from pagoda_common.process.logging import log_life
-from pagoda_common.process.logging import request_id as log_request_id
-from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.conversation.dialect import dialect_of
 from pagoda_frontend.observability.metrics import Metrics
-from pagoda_frontend.observability.request_span import start_request_span
-from pagoda_frontend.requests.grammar_checks import GrammarChecks
-from pagoda_frontend.requests.params import SamplingDefaults, sampling_defaults
-from pagoda_frontend.requests.prompts import Prompts, load_chat_template
+from pagoda_frontend.requests.prompts import load_chat_template
+from pagoda_frontend.requests.served_model import ServedModel, load_served_model
 
 logger = logging.getLogger(__name__)
 
-VERSION = version("pagoda")
 RETRY_AFTER_S = 1.0
 LOAD_RETRY_S = 5.0
 RECOVERY_WAIT_S = 30.0
 """A request that arrives while a lost scheduler or worker comes back waits this long before it is refused."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServedModel:
-    """What is known once the engine has loaded."""
-
-    names: tuple[str, ...]
-    """Names clients use; the first one is ours."""
-    tokenizer: Tokenizer
-    prompts: Prompts
-    grammars: GrammarChecks
-    max_model_len: int
-    vocab_size: int
-    embedding_size: int
-    """Values of an embedding; 0: the worker makes none."""
-    defaults: SamplingDefaults
-    fingerprint: str
-    """system_fingerprint of responses: changes with the version and the model."""
-    created: int
-    """Unix time in seconds at which it was ready."""
 
 
 class Serving:
@@ -103,6 +69,11 @@ class Serving:
             await self._model.grammars.close()
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)
+
+    @property
+    def has_api_keys(self) -> bool:
+        """Whether the holders of keys alone are served."""
+        return bool(self.config.api_key)
 
     @property
     def is_ready(self) -> bool:
@@ -199,64 +170,18 @@ class Serving:
             self.engine.abort(engine_id)
         return bool(engine_ids)
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[list[SequenceDelta]]:
-        """The request's text as it comes, followed by the metrics. Closing it aborts the request.
+    async def wait_for_recovery(self, timeout_s: float) -> None:
+        """Return when the engine takes requests: at once, or when a scheduler or worker that was lost is back.
+
+        Args:
+            timeout_s: the request's own time limit; 0 is none.
 
         Raises:
-            PagodaError: the request was refused or failed.
+            NotReady: it is not back within RECOVERY_WAIT_S.
+            DeadlineExceeded: it is not back within `timeout_s`, which is shorter.
         """
-        model = self._model  # while a drain waits for the calls that were taken in, they go on
-        if model is None:
-            raise NotReady(self.not_ready_reason, retry_after_s=RETRY_AFTER_S)
-        params = request.sampling_params
-        if not log_request_id.get():
-            log_request_id.set(request.request_id)
-        if self.config.enable_log_requests:
-            self._log(request, model)
-        timer = self.metrics.timer(
-            num_prompt_tokens=len(request.prompt_token_ids),
-            n=params.n,
-            max_tokens=params.max_tokens if request.pooling is None else None,
-        )
-        outcome, fault, is_whole = "abort", "", False
-        span = None
-        if self.tracer is not None:
-            span = start_request_span(request, tracer=self.tracer, model_name=model.names[0])
-        try:
-            if not self.engine.is_ready and not self.engine.is_sleeping:
-                await self._wait_for_recovery(request.timeout_s)
-            stream = TextStream(engine=self.engine, tokenizer=model.tokenizer, request=request)
-            try:
-                while not stream.is_finished:
-                    if deltas := await stream.get():
-                        timer.add(deltas)
-                        if span is not None:
-                            span.add(deltas)
-                        yield deltas
-            finally:
-                is_whole = stream.is_finished
-                stream.close()
-        except PagodaError as error:
-            outcome, fault = "error", error.message
-            if error.code is Code.RESOURCE_EXHAUSTED:
-                self.metrics.count_rejection(error.message)
-            raise
-        finally:
-            timer.close(outcome)
-            if span is not None:
-                span.close("finished" if is_whole and not fault else outcome, fault)
-
-    def _log(self, request: EngineRequest, model: ServedModel) -> None:
-        """Say what came in, as vLLM does: the prompt only at level debug."""
-        num_tokens = len(request.prompt_token_ids)
-        logger.info(
-            "received request %s: %d prompt tokens, %r", request.request_id, num_tokens, request.sampling_params
-        )
-        if logger.isEnabledFor(logging.DEBUG):
-            text = model.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
-            logger.debug("request %s has the prompt %r", request.request_id, text[: self.config.max_log_len])
-
-    async def _wait_for_recovery(self, timeout_s: float) -> None:
+        if self.engine.is_ready or self.engine.is_sleeping:
+            return
         try:
             await self.engine.wait_until_ready(min(RECOVERY_WAIT_S, timeout_s or RECOVERY_WAIT_S))
         except NotReady as error:
@@ -270,7 +195,10 @@ class Serving:
     async def _load(self) -> None:
         while self._model is None:
             try:
-                await self._load_once()
+                model = await load_served_model(self.config, engine=self.engine, chat_template=self.chat_template)
+                self.metrics.set_model(model_name=model.names[0], max_model_len=model.max_model_len)
+                self._model = model
+                log_life(logger, "serving %s, context of %d tokens", ", ".join(model.names), model.max_model_len)
             except PagodaError as error:
                 self._why_not = error.message
                 logger.error("%s; trying again", error.message)
@@ -279,53 +207,3 @@ class Serving:
                 self._why_not = "the tokenizer cannot be loaded"
                 logger.exception("cannot load the tokenizer; trying again")
                 await asyncio.sleep(LOAD_RETRY_S)
-
-    async def _load_once(self) -> None:
-        config = self.config
-        source = config.tokenizer or (config.model if config.model != EMBEDDED_MODEL else None)
-        if source is not None:
-            tokenizer = await asyncio.to_thread(Tokenizer.load, source, revision=config.revision)
-        await self.engine.wait_until_ready()
-        info = self.engine.model_facts
-        assert info is not None
-        if source is None:
-            tokenizer = await asyncio.to_thread(Tokenizer.load, info.model, revision=config.revision)
-        own_name = config.model if config.model != EMBEDDED_MODEL else info.model
-        names = config.served_model_name or (own_name,)
-        self.metrics.set_model(model_name=names[0], max_model_len=info.max_model_len)
-        self._model = ServedModel(
-            names=names,
-            tokenizer=tokenizer,
-            prompts=Prompts(
-                tokenizer=tokenizer,
-                chat_template=self.chat_template,
-                max_model_len=info.max_model_len,
-                vocab_size=info.vocab_size,
-            ),
-            grammars=GrammarChecks(
-                tokenizer=tokenizer.name,
-                revision=config.revision,
-                vocab_size=info.vocab_size,
-                eos_token_ids=info.eos_token_ids,
-            ),
-            max_model_len=info.max_model_len,
-            vocab_size=info.vocab_size,
-            embedding_size=info.embedding_size,
-            defaults=sampling_defaults(
-                resolve_generation_config(
-                    info.generation_config_json,
-                    source=config.generation_config,
-                    override=config.override_generation_config,
-                )
-            ),
-            fingerprint=f"pagoda-{VERSION}-{info.digest[:8]}",
-            created=int(time.time()),
-        )
-        log_life(logger, "serving %s, context of %d tokens", ", ".join(names), info.max_model_len)
-
-
-def unique_id(prefix: str, suffix: str | None = None) -> str:
-    """A request id: `prefix` and what the client gave, else something random."""
-    if suffix:
-        return prefix + re.sub(r"[^A-Za-z0-9_.:-]", "_", suffix[:128])
-    return prefix + uuid.uuid4().hex

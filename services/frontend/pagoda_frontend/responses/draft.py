@@ -9,8 +9,7 @@ from pagoda_common.errors import PagodaError, RequestFailed
 from pagoda_common.text import exact_json
 from pagoda_frontend.conversation.conversation import Conversation
 from pagoda_frontend.http.errors import error_object
-from pagoda_frontend.http.opening import announced
-from pagoda_frontend.http.sse import MAX_TIMEOUT_PATIENCE_S, PATIENCE_S
+from pagoda_frontend.http.opening import announced, patience_of
 from pagoda_frontend.responses.output import Event, OutputBuilder
 from pagoda_frontend.responses.protocol import ResponsesBody, ResponseToolChoice
 
@@ -23,15 +22,13 @@ class Draft:
         *,
         body: ResponsesBody,
         conversation: Conversation,
-        response_id: str,
-        created: int,
         num_events: int = 0,
     ) -> None:
-        """`created`: Unix time in seconds; `num_events`: that were told before, of an answer that is gone on with."""
+        """`num_events`: that were told before, of an answer that is gone on with."""
         self._conversation = conversation
-        self._builder = OutputBuilder(logprobs=conversation.logprobs, id_seed=conversation.run.engine_id)
+        self._builder = OutputBuilder(logprobs=conversation.logprobs, id_seed=conversation.run.call.engine_id)
         self._num_events = num_events
-        self.response = _response_of(body, conversation, response_id, created)
+        self.response = _response_of(body, conversation)
         """The response object, as of now."""
 
     @property
@@ -50,7 +47,7 @@ class Draft:
         if self._num_events:
             response["status"] = "in_progress"
         finish_reason = None
-        patience_s = PATIENCE_S + min(run.timeout_s, MAX_TIMEOUT_PATIENCE_S)
+        patience_s = patience_of(run.call.timeout_s)
         async with aclosing(announced(self._conversation.deltas(), patience_s=patience_s)) as stream:
             async for deltas in stream:
                 opening = self._opening() if self._num_events == 0 else []
@@ -58,10 +55,10 @@ class Draft:
                     yield self._addressed(opening)
                     continue
                 events = opening
-                for delta, below in zip(deltas, run.latest, strict=True):
+                for delta in deltas:
                     told = list(builder.add(delta))
-                    events += told if not below.is_replayed else []
-                    run.note_place(below)
+                    events += told if not delta.is_replayed else []
+                    run.note_place(delta)
                 finish_reason = deltas[-1].finish_reason
                 response["output"] = builder.finished_items()
                 yield self._addressed(events)
@@ -137,17 +134,18 @@ async def encoded_stream(draft: Draft) -> AsyncGenerator[bytes, None]:
             draft.release()
 
 
-def _response_of(body: ResponsesBody, conversation: Conversation, response_id: str, created: int) -> dict[str, Any]:
-    defaults = conversation.model.defaults.values
+def _response_of(body: ResponsesBody, conversation: Conversation) -> dict[str, Any]:
+    call = conversation.run.call
+    defaults = conversation.run.model.defaults.values
     asked = body.tool_choice
     choice = asked.model_dump(exclude_none=True) if isinstance(asked, ResponseToolChoice) else asked
     text: dict[str, Any] = {"format": {"type": "text"}}
     if body.text is not None:
         text |= body.text.model_dump(exclude_none=True, by_alias=True)
     return {
-        "id": response_id,
+        "id": call.request_id,
         "object": "response",
-        "created_at": created,
+        "created_at": call.created,
         "completed_at": None,
         "status": "queued" if body.background else "in_progress",
         "background": bool(body.background),
@@ -157,7 +155,7 @@ def _response_of(body: ResponsesBody, conversation: Conversation, response_id: s
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
-        "model": body.model or conversation.model.names[0],
+        "model": body.model or conversation.run.model.names[0],
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,

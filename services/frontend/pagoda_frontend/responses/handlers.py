@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -13,11 +12,13 @@ from pagoda_common.errors import InvalidRequest, PagodaError
 from pagoda_common.text import exact_json
 from pagoda_frontend.conversation.conversation import Conversation, start_conversation
 from pagoda_frontend.http.body import json_response, read_body
+from pagoda_frontend.http.calls import call_of
 from pagoda_frontend.http.sse import EventStream, unless_disconnected
-from pagoda_frontend.requests.errors import renamed
-from pagoda_frontend.requests.resume import HEADER, Place, Resumption, note_of, place_of, resumption_at
-from pagoda_frontend.requests.serving import Serving, unique_id
-from pagoda_frontend.requests.terms import tenant_of
+from pagoda_frontend.requests.call_context import tenant_of, unique_id
+from pagoda_frontend.requests.errors import fields_named
+from pagoda_frontend.requests.event_ids import HEADER, Place, place_of
+from pagoda_frontend.requests.resume import Resumption, resumption_at
+from pagoda_frontend.requests.serving import Serving
 from pagoda_frontend.responses.draft import Draft, encoded_stream
 from pagoda_frontend.responses.input import Message, add_input, chat_body_of
 from pagoda_frontend.responses.items import input_items, item_page
@@ -121,8 +122,8 @@ class Responses:
         stored = self._store.find(place.key, self._tenant(request))
         if stored is not None and stored.events is not None:
             return self._follow(stored, place.num_events, field=HEADER)
-        tenant = tenant_of(request.headers, has_api_keys=bool(self._serving.config.api_key))
-        resumption = await resumption_at(place, serving=self._serving, path=RESPONSES_PATH, tenant=tenant)
+        tenant = tenant_of(request.headers, has_api_keys=self._serving.has_api_keys)
+        resumption = await resumption_at(place, engine=self._serving.engine, path=RESPONSES_PATH, tenant=tenant)
         return await self._answer(request, resumption.body_as(ResponsesBody), resumption)
 
     def _follow(self, stored: StoredResponse, start: int, *, field: str) -> EventStream:
@@ -142,7 +143,7 @@ class Responses:
             return json_response(draft.response)
         if body.stream:
             events = self._stored_at_end(draft, body, kept)
-            return self._event_stream(events, draft.response["id"], timeout_s=conversation.run.timeout_s)
+            return self._event_stream(events, draft.response["id"], timeout_s=conversation.run.call.timeout_s)
         async with aclosing(draft.events()) as stream:
             async for _ in stream:
                 pass
@@ -154,30 +155,25 @@ class Responses:
     ) -> tuple[Conversation, Draft, StoredResponse]:
         """The answer to be made, in its three forms: at work, as events, and to be stored."""
         if resumption is None:
-            created, response_id, num_events = int(time.time()), unique_id("resp_"), 0
+            response_id, num_events = unique_id("resp_"), 0
             messages = self._messages(body, tenant)
             items = input_items(body.input, stored_items=lambda: self._store.items(tenant), id_seed=response_id)
         else:
-            created, response_id = resumption.created, resumption.response_id
-            num_events = resumption.place.num_events
+            response_id, num_events = resumption.response_id, resumption.place.num_events
             messages, items = resumption.note["messages"], resumption.note["input_items"]
-        note = b""
-        if body.stream:
-            note = note_of(body, path=RESPONSES_PATH, created=created, messages=messages, input_items=items)
-        try:
-            conversation = await start_conversation(
-                chat_body_of(body, messages),
-                serving=self._serving,
-                headers=request.headers,
+        chat = chat_body_of(body, messages)
+        with fields_named(CHAT_NAMES):
+            call = call_of(
+                request.headers,
+                chat,
+                has_api_keys=self._serving.has_api_keys,
                 request_id=response_id,
-                note=note,
                 resumption=resumption,
             )
-        except PagodaError as error:
-            raise renamed(error, CHAT_NAMES) from error
-        draft = Draft(
-            body=body, conversation=conversation, response_id=response_id, created=created, num_events=num_events
-        )
+            if body.stream:
+                call = call.noting(body, path=RESPONSES_PATH, messages=messages, input_items=items)
+            conversation = await start_conversation(chat, call, serving=self._serving)
+        draft = Draft(body=body, conversation=conversation, num_events=num_events)
         return conversation, draft, StoredResponse(tenant, draft.response, messages, input_items=items)
 
     def _tenant(self, request: Request) -> str:
@@ -203,8 +199,7 @@ class Responses:
         self, events: AsyncGenerator[bytes, None], response_id: str, timeout_s: float = 0.0
     ) -> EventStream:
         keep_alive_s = self._serving.config.sse_keep_alive_interval_s
-        headers = {"X-Request-Id": response_id}
-        return EventStream(events, keep_alive_s=keep_alive_s, timeout_s=timeout_s, headers=headers)
+        return EventStream(events, request_id=response_id, keep_alive_s=keep_alive_s, timeout_s=timeout_s)
 
     async def _stored_at_end(
         self, draft: Draft, body: ResponsesBody, kept: StoredResponse

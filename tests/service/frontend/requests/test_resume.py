@@ -240,6 +240,29 @@ async def test_a_stream_over_http_goes_on(
     await scheduler.until(lambda: not scheduler.engine.requests)
 
 
+@pytest.mark.parametrize("num_known", [0, 1, 2])
+async def test_a_stream_goes_on_behind_exactly_the_tokens_that_the_client_has(
+    frontends: tuple[Running, Running], worker: FakeWorker, num_known: int
+) -> None:
+    one, two = frontends
+    body = {"prompt": "Once upon", "return_token_ids": True, **ASKED}
+
+    def token_ids(reader: HttpReader) -> list[int]:
+        return [token for event in reader.events for token in event["choices"][0]["token_ids"] or ()]
+
+    undisturbed = HttpReader("/v1/completions", body)
+    await undisturbed.read(two)
+    worker.delay_s = SLOW_S
+    first = HttpReader("/v1/completions", body)
+    await first.read(one, until_events=3)
+    worker.delay_s = FAST_S
+    resumed = HttpReader("/v1/completions", body)
+    resumed.last_id = f"{first.last_id.rpartition(':')[0]}:{num_known}"
+    await resumed.read(two)
+    assert len(token_ids(undisturbed)) == NUM_TOKENS
+    assert token_ids(resumed) == token_ids(undisturbed)[num_known:]
+
+
 async def test_a_background_response_is_followed_at_another_frontend(
     frontends: tuple[Running, Running], worker: FakeWorker
 ) -> None:

@@ -112,3 +112,14 @@ async def test_a_full_queue_is_a_503_and_resource_exhausted() -> None:
             for task in open_requests:
                 task.cancel()
         await worker.stop()
+
+
+async def test_two_keys_of_anthropic_clients_are_two_tenants() -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    async with running_frontend(api_key=("first", "second")) as frontend:
+        for key in ("first", "second"):
+            response = await frontend.post("/v1/messages", body, headers={"x-api-key": key})
+            assert response.status_code == 200, response.text
+        await frontend.post("/v1/messages", body, headers={"Authorization": "Bearer second"})
+        tenants = [submitted.tenant for submitted in frontend.fake.submits]
+    assert tenants == [hashlib.sha256(key.encode()).hexdigest()[:16] for key in ("first", "second", "second")]

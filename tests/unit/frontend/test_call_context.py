@@ -6,13 +6,19 @@ from typing import Any
 import pytest
 
 from pagoda_common.errors import InvalidRequest
+from pagoda_frontend.http.calls import call_of
 from pagoda_frontend.openai.protocol import CompletionBody
-from pagoda_frontend.requests.terms import Terms, tenant_of, terms_of
+from pagoda_frontend.requests.call_context import CallContext, tenant_of
 
 
-def terms(headers: dict[str, str] | None = None, **fields: Any) -> Terms:
+def call(headers: dict[str, str] | None = None, **fields: Any) -> CallContext:
     body = CompletionBody.model_validate({"prompt": "x", **fields})
-    return terms_of(headers or {}, body, has_api_keys=False)
+    return call_of(headers or {}, body, has_api_keys=False, request_id="a")
+
+
+def terms(headers: dict[str, str] | None = None, **fields: Any) -> tuple[str, int, float]:
+    made = call(headers, **fields)
+    return made.tenant, made.priority, made.timeout_s
 
 
 @pytest.mark.parametrize("header", ["authorization", "x-api-key"])
@@ -40,19 +46,19 @@ def test_without_keys_callers_say_who_they_are_in_128_characters() -> None:
 
 
 def test_a_call_says_nothing_of_itself_by_default() -> None:
-    assert terms() == Terms(tenant="", priority=0, timeout_s=0.0)
-    assert terms(priority=None, timeout=None) == Terms()
+    assert terms() == ("", 0, 0.0)
+    assert terms(priority=None, timeout=None) == ("", 0, 0.0)
 
 
 def test_headers_go_before_the_body() -> None:
     headers = {"x-vllm-priority": "0", "x-request-timeout": "2.5", "x-tenant-id": "t"}
-    assert terms(headers, priority=7, timeout=9.0) == Terms(tenant="t", priority=0, timeout_s=2.5)
-    assert terms(priority=-7, timeout=9.0) == Terms(priority=-7, timeout_s=9.0)
+    assert terms(headers, priority=7, timeout=9.0) == ("t", 0, 2.5)
+    assert terms(priority=-7, timeout=9.0) == ("", -7, 9.0)
 
 
 @pytest.mark.parametrize("value", ["9223372036854775807", "-9223372036854775808"])
 def test_a_priority_fits_64_bits(value: str) -> None:
-    assert terms({"x-vllm-priority": value}).priority == int(value)
+    assert call({"x-vllm-priority": value}).priority == int(value)
 
 
 @pytest.mark.parametrize(
@@ -73,3 +79,13 @@ def test_what_cannot_be_read_or_is_out_of_bounds_is_refused(header: str, value: 
     with pytest.raises(InvalidRequest) as caught:
         terms({header: value})
     assert caught.value.field == field
+
+
+def test_a_part_of_a_call_has_an_id_of_its_own_here_and_in_the_engine() -> None:
+    whole = call({"x-tenant-id": "t"}, priority=3, timeout=2.0)
+    parts = [whole.part(place) for place in range(2)]
+    assert [part.request_id for part in parts] == ["a-0", "a-1"]
+    assert len({whole.engine_id, *(part.engine_id for part in parts)}) == 3
+    assert {(part.tenant, part.priority, part.timeout_s, part.created) for part in parts} == {
+        ("t", 3, 2.0, whole.created)
+    }

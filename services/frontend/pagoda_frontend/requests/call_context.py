@@ -1,0 +1,95 @@
+"""One call of the API, whatever it asks: who calls, how urgently, for how long, under which id, and what it resumes."""
+
+import hashlib
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel
+
+from pagoda_common.metrics.tracing import Span, current_span
+from pagoda_frontend.requests.resume import Resumption, note_of
+
+MAX_REQUEST_ID_CHARS = 128
+MAX_TENANT_CHARS = 128
+DIGEST_CHARS = 16
+TENANT_HEADER = "x-tenant-id"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallContext:
+    """What holds for a whole call, from its handler down to the engine's requests. Made by `begin_call`."""
+
+    request_id: str
+    """What the client knows the call by."""
+    engine_id: str
+    """What its request is called in the engine: unique, and the same at a frontend that resumes it. Where a call has
+    several, each has its number behind it."""
+    created: int
+    """Unix time in seconds; of a call that is resumed, when it first came."""
+    tenant: str = ""
+    """Who is served; policy fair shares between tenants."""
+    priority: int = 0
+    """Lower runs first."""
+    timeout_s: float = 0.0
+    """Seconds after which the call has failed; 0 is never."""
+    span: Span | None = None
+    """Of the call; None when calls are not traced."""
+    note: bytes = b""
+    """For a frontend that resumes this call's stream when this one is gone; empty: none may."""
+    resumption: Resumption | None = None
+    """The stream that this call resumes."""
+
+    def noting(self, body: BaseModel | str, *, path: str, **more: Any) -> "CallContext":
+        """This call as one whose stream another frontend may resume; arguments as of `note_of`."""
+        return replace(self, note=note_of(body, path=path, created=self.created, **more))
+
+    def part(self, place: int) -> "CallContext":
+        """The call of one of several conversations."""
+        request_id = f"{self.request_id}-{place}"
+        return replace(self, request_id=request_id, engine_id=_engine_id(request_id))
+
+
+def begin_call(
+    request_id: str,
+    *,
+    created: int,
+    tenant: str = "",
+    priority: int = 0,
+    timeout_s: float = 0.0,
+    resumption: Resumption | None = None,
+) -> CallContext:
+    """A new call, or the one that `resumption` goes on with: then under its ids, and made when it was made."""
+    if resumption is not None:
+        request_id, created = resumption.response_id, resumption.created
+    return CallContext(
+        request_id=request_id,
+        engine_id=_engine_id(request_id) if resumption is None else resumption.adopted[0].request_id,
+        created=created,
+        tenant=tenant,
+        priority=priority,
+        timeout_s=timeout_s,
+        span=current_span.get(),
+        resumption=resumption,
+    )
+
+
+def tenant_of(headers: Mapping[str, str], *, has_api_keys: bool) -> str:
+    """A digest of the API key; without keys what the caller says of itself, who may say anything then."""
+    if not has_api_keys:
+        return headers.get(TENANT_HEADER, "")[:MAX_TENANT_CHARS]
+    key = headers.get("authorization", "").partition(" ")[2].strip() or headers.get("x-api-key", "").strip()
+    return hashlib.sha256(key.encode()).hexdigest()[:DIGEST_CHARS] if key else ""
+
+
+def unique_id(prefix: str, suffix: str | None = None) -> str:
+    """A request id: `prefix` and what the client gave, else something random."""
+    if suffix:
+        return prefix + re.sub(r"[^A-Za-z0-9_.:-]", "_", suffix[:MAX_REQUEST_ID_CHARS])
+    return prefix + uuid.uuid4().hex
+
+
+def _engine_id(request_id: str) -> str:
+    return f"{request_id}-{uuid.uuid4().hex[:8]}"

@@ -1,0 +1,85 @@
+"""What is known of the model once the engine has loaded it: tokenizer, limits, defaults, names."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from pagoda_common.config.engine_config import EMBEDDED_MODEL
+from pagoda_common.config.frontend_config import FrontendConfig
+from pagoda_common.config.generation_config import resolve_generation_config
+from pagoda_common.engine.interface import Engine
+from pagoda_common.text.tokenizer import Tokenizer
+from pagoda_frontend.requests.grammar_checks import GrammarChecks
+from pagoda_frontend.requests.params import SamplingDefaults, sampling_defaults
+from pagoda_frontend.requests.prompts import Prompts
+
+VERSION = version("pagoda")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModel:
+    """What is known once the engine has loaded."""
+
+    names: tuple[str, ...]
+    """Names clients use; the first one is ours."""
+    tokenizer: Tokenizer
+    prompts: Prompts
+    grammars: GrammarChecks
+    max_model_len: int
+    vocab_size: int
+    embedding_size: int
+    """Values of an embedding; 0: the worker makes none."""
+    defaults: SamplingDefaults
+    fingerprint: str
+    """system_fingerprint of responses: changes with the version and the model."""
+    created: int
+    """Unix time in seconds at which it was ready."""
+
+
+async def load_served_model(config: FrontendConfig, *, engine: Engine, chat_template: str | None) -> ServedModel:
+    """The model behind `engine`, as soon as that is ready.
+
+    Args:
+        chat_template: Jinja text; None takes the tokenizer's.
+
+    Raises:
+        PagodaError: the tokenizer cannot be loaded, or the engine was closed.
+    """
+    source = config.tokenizer or (config.model if config.model != EMBEDDED_MODEL else None)
+    if source is not None:
+        tokenizer = await asyncio.to_thread(Tokenizer.load, source, revision=config.revision)
+    await engine.wait_until_ready()
+    summary = engine.model_summary
+    assert summary is not None
+    if source is None:
+        tokenizer = await asyncio.to_thread(Tokenizer.load, summary.model, revision=config.revision)
+    own_name = config.model if config.model != EMBEDDED_MODEL else summary.model
+    return ServedModel(
+        names=config.served_model_name or (own_name,),
+        tokenizer=tokenizer,
+        prompts=Prompts(
+            tokenizer=tokenizer,
+            chat_template=chat_template,
+            max_model_len=summary.max_model_len,
+            vocab_size=summary.vocab_size,
+        ),
+        grammars=GrammarChecks(
+            tokenizer=tokenizer.name,
+            revision=config.revision,
+            vocab_size=summary.vocab_size,
+            eos_token_ids=summary.eos_token_ids,
+        ),
+        max_model_len=summary.max_model_len,
+        vocab_size=summary.vocab_size,
+        embedding_size=summary.embedding_size,
+        defaults=sampling_defaults(
+            resolve_generation_config(
+                summary.generation_config_json,
+                source=config.generation_config,
+                override=config.override_generation_config,
+            )
+        ),
+        fingerprint=f"pagoda-{VERSION}-{summary.digest[:8]}",
+        created=int(time.time()),
+    )
