@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from pagoda_common.params.beam_search import BeamSearchParams
+from pagoda_frontend.conversation.call_ids import with_readable_ids
 from pagoda_frontend.conversation.message import CollectedMessage, MessageCollector, MessageDelta
 from pagoda_frontend.conversation.message_reader import MessageReader
 from pagoda_frontend.conversation.template import template_kwargs, trusted_chat_template
@@ -93,7 +94,7 @@ async def start_conversation(
             max_tokens=body.max_completion_tokens if has_new_name else body.max_tokens,
         )
     text = await model.prompts.render(
-        body.messages,
+        with_readable_ids(body.messages, dialect.tool_parser),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
         chat_template_kwargs=template_kwargs(body),

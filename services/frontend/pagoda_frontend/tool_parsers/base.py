@@ -42,6 +42,8 @@ class ToolParser(ABC):
     """What every frame begins with, wherever it is in the text; "" when calls are the whole text."""
     separator: ClassVar[str] = ""
     """What stands between the frames of calls."""
+    id_pattern: ClassVar[re.Pattern[str] | None] = None
+    """All ids that the model's chat template takes; None when it takes any."""
     openers: ClassVar[tuple[str, ...]] = ()
     """What begins a call wherever it is; the parsers of reasoning look for it."""
 

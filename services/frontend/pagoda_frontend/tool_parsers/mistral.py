@@ -31,6 +31,7 @@ class MistralParser(ToolParser):
     """``[TOOL_CALLS][{"name": …, "arguments": …}]``, and since version 11 ``[TOOL_CALLS]NAME[ARGS]{…}``."""
 
     markers = (_START, "[ARGS]", "[CALL_ID]")
+    id_pattern = re.compile(f"[A-Za-z0-9]{{{ID_CHARS}}}")
     openers = (_START,)
 
     @classmethod

@@ -189,6 +189,7 @@ class Lfm2Parser(PythonicParser):
     markers = (start, end)
     openers = (start,)
     begins_text = False
+    is_bare = True
 
     @classmethod
     def free_format(cls, schemas: Schemas, *, is_parallel: bool) -> Format:

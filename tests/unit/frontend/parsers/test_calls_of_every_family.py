@@ -46,6 +46,7 @@ CORPUS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("pythonic", "[get-it.import(lambda={'a': None})]", "", [("get-it.import", {"lambda": {"a": None}})]),
     ("llama4_pythonic", "Look. <|python_start|>[geo.now(x=1)]<|python_end|>.", "Look..", [("geo.now", {"x": 1})]),
     ("lfm2", "So: <|tool_call_start|>[now()]<|tool_call_end|>\nDone.", "So:\nDone.", [NOW]),
+    ("lfm2", "<|tool_call_start|>now()<|tool_call_end|>", "", [NOW]),
     (
         "olmo3",
         "<function_calls>\nweather(city='Rome', days=2)\nnow()\n</function_calls>",
@@ -177,7 +178,7 @@ ODD: list[tuple[str, str]] = [
     ("pythonic", "[f(x=1, x=2)]"),
     ("pythonic", "Look: [unknown(x=1)] and [now(x=1"),
     ("olmo3", "<function_calls> are now and then"),
-    ("lfm2", "<|tool_call_start|>now()"),
+    ("lfm2", "<|tool_call_start|>now is"),
     ("jamba", "<tool_calls>soon</tool_calls>"),
     ("internlm", "<|action_start|>{}"),
     ("minimax_m2", "<invoke name='now'>"),

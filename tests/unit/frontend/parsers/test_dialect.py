@@ -10,10 +10,12 @@ import pytest
 from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.errors import ConfigError, InvalidRequest
 from pagoda_common.text.tokenizer import Tokenizer
+from pagoda_frontend.conversation.call_ids import with_readable_ids
 from pagoda_frontend.conversation.dialect import Dialect, dialect_of
 from pagoda_frontend.conversation.tool_constraint import constraint_of
 from pagoda_frontend.conversation.tools import ToolPlan, plan_tools
 from pagoda_frontend.openai.protocol import ChatBody
+from pagoda_frontend.tool_parsers.registry import find_tool_parser
 
 
 class Vocabulary:
@@ -113,3 +115,19 @@ def test_ids_are_as_the_models_template_wants_them_however_a_call_is_made() -> N
                 written = '<tool_call>\n{"name": "t0", "arguments": {}}\n</tool_call>'
             [call, *_] = parser.append(written, is_last=True).tool_calls
             assert re.fullmatch(pattern, call.id or ""), (choice, name)
+
+
+def test_ids_of_other_models_fit_mistrals_template() -> None:
+    call = {"id": "call_0123456789", "type": "function", "function": {"name": "t0", "arguments": "{}"}}
+    own = {**call, "id": "abcDEF789"}
+    history = [
+        {"role": "assistant", "tool_calls": [call, own]},
+        *({"role": "tool", "tool_call_id": made["id"], "content": "5"} for made in (call, own)),
+    ]
+    messages = ChatBody.model_validate({"messages": history}).messages
+    asked, *answers = with_readable_ids(messages, find_tool_parser("mistral"))
+    ids = [made.id for made in asked.tool_calls or ()]
+    assert [answer.tool_call_id for answer in answers] == ids
+    assert ids[1] == "abcDEF789"
+    assert re.fullmatch("[A-Za-z0-9]{9}", ids[0] or "")
+    assert with_readable_ids(messages, find_tool_parser("hermes")) is messages
