@@ -79,7 +79,8 @@ def token_ids_from_bytes(column: bytes, *, field: str = "prompt_token_ids") -> l
 def sampling_params_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
     """What the engine needs of `params` (stop strings and text options stay with the frontend)."""
     message = types_pb2.SamplingParams(**{proto: getattr(params, name) for name, proto in PLAIN_FIELDS})
-    message.logit_bias.update(params.logit_bias or {})
+    if params.logit_bias:
+        message.logit_bias.update(params.logit_bias)
     for ids in params.bad_words_token_ids:
         message.bad_words_token_ids.add(ids=ids)
     if params.structured_outputs is not None:
