@@ -3,11 +3,13 @@
 import argparse
 import difflib
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from pagoda.llm.vllm_options import REFUSED_FLAGS
+from pagoda_common.config.flag_words import as_typed, dashed
 from pagoda_common.config.settings import SettingError, environment_defaults, file_defaults, misspelled, option_actions
 
 CONFIG_FLAG = "--config"
@@ -39,6 +41,8 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
         self._add_arguments: Callable[[argparse.ArgumentParser], None] | None = None
         self._takes_settings = False
+        self.typed: dict[str, str] = {}
+        """Flags that were typed with underscores, by their name."""
 
     def fill_later(self, add_arguments: Callable[[argparse.ArgumentParser], None]) -> None:
         """Have `add_arguments` add the flags when something is to be parsed."""
@@ -84,14 +88,21 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the process with code 2 and one line."""
-        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+        if match := re.fullmatch(
+            r"argument command: invalid choice: '([^']*)' \(choose from (.*)\)", message, re.DOTALL
+        ):
+            close = difflib.get_close_matches(match[1], re.findall(r"[\w-]+", match[2]), n=2)
+            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            message = f"there is no command {match[1]!r}{hint}"
+        self.exit(2, f"{self.prog}: error: {as_typed(message, self.typed)} (see {self.prog} --help)\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse, after the settings became the defaults of the flags."""
         self.fill()
         if not self._takes_settings:
             return super().parse_known_args(args, namespace)
-        given = self._read_settings(list(args or ()))
+        args, self.typed = dashed(list(args or ()), self._option_string_actions)
+        given = self._read_settings(args)
         built_in = {dest: self.get_default(dest) for dest in given}
         for action in option_actions(self).values():
             action.required = action.required and action.dest not in given

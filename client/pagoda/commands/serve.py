@@ -72,7 +72,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 def plan(args: argparse.Namespace, parser: argparse.ArgumentParser) -> LocalStack:
     """The stack that the flags ask for; ends the process with code 2 when they are wrong."""
     with config_errors(parser):
-        check_vllm_args(args)
+        if idle := check_vllm_args(args):
+            logger.info("%s", idle)
         frontend = frontend_config_from_args(args)
         if not frontend.api_key and (keys := os.environ.get("VLLM_API_KEY")):
             frontend = replace(frontend, api_key=tuple(keys.splitlines()))

@@ -8,7 +8,8 @@ from typing import Any
 
 from pagoda.llm.vllm_options import BY_NAME
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from pagoda_common.config.flag_tables import parse_attention_backend
+from pagoda_common.config.flag_tables import parse_attention_backend, parse_dtype
+from pagoda_common.config.model_files import with_room_for_prompts
 from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.config.security_config import TOKEN_VARIABLE, SecurityConfig
 from pagoda_common.config.speculative_config import speculative_config
@@ -16,8 +17,6 @@ from pagoda_common.errors import ConfigError
 
 ALIASES = {"scheduling_policy": "policy", "num_gpu_blocks_override": "num_blocks_override"}
 """vLLM's names where our config's differ."""
-DTYPES = {"half": "float16", "float": "float32"}
-"""vLLM's other names of data types."""
 CONFIGS = {
     "model": ModelConfig,
     "cache": CacheConfig,
@@ -52,17 +51,18 @@ def engine_config_from_options(**options: Any) -> EngineConfig:
     if isinstance(given.get("served_model_name"), str):
         given["served_model_name"] = (given["served_model_name"],)
     if "dtype" in given:
-        dtype = str(given["dtype"]).removeprefix("torch.")
-        given["dtype"] = DTYPES.get(dtype, dtype)
+        given["dtype"] = parse_dtype(str(given["dtype"]))
     if "attention_backend" in given:
         given["attention_backend"] = parse_attention_backend(str(given["attention_backend"]))
     if given.get("max_model_len") in (-1, "auto"):
         del given["max_model_len"]
+    parts: dict[str, Any] = {
+        part: config(**{field.name: given[field.name] for field in fields(config) if field.name in given})
+        for part, config in CONFIGS.items()
+    }
+    parts["scheduler"] = with_room_for_prompts(parts["scheduler"], parts["model"])
     return EngineConfig(
-        **{
-            part: config(**{field.name: given[field.name] for field in fields(config) if field.name in given})
-            for part, config in CONFIGS.items()
-        },
+        **parts,
         speculative=speculative_config(given.get("speculative_config")),
     )
 

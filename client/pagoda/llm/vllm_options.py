@@ -55,7 +55,7 @@ _ONE_RANK = "--tensor-parallel-size N divides every layer among N workers; --dat
 _NO_PLAN = "nothing is compiled, and the worker chooses its CUDA graphs; --enforce-eager has none"
 _LORA = "LoRA adapters cannot be loaded yet"
 _DRAFT = "drafts come from the text itself: --speculative-config says how many tokens"
-_GRAMMAR = "llguidance constrains outputs"
+_GRAMMAR = "one engine (llguidance) serves all structured outputs"
 
 OPTIONS = (
     VllmOption("pipeline_parallel_size", (1,), _ONE_RANK, short="-pp", in_help=True),
@@ -119,9 +119,9 @@ OPTIONS = (
     VllmOption("stream_interval", (1,), "every token is sent"),
     VllmOption("max_cpu_loras", None, _LORA),
     VllmOption("lora_dtype", None, _LORA),
-    VllmOption("guided_decoding_backend", ("auto", "guidance"), _GRAMMAR),
-    VllmOption("structured_outputs_config", ({}, "{}"), _GRAMMAR),
-    VllmOption("structured_outputs_config.backend", ("auto", "guidance"), _GRAMMAR),
+    VllmOption("guided_decoding_backend", None, _GRAMMAR),
+    VllmOption("structured_outputs_config", None, _GRAMMAR),
+    VllmOption("structured_outputs_config.backend", None, _GRAMMAR),
     VllmOption("logits_processor_pattern", (), "processors are loaded with --logits-processors"),
     VllmOption("chat_template_content_format", ("auto", "string", "openai"), "texts are the same in all formats"),
     VllmOption("response_role", ("assistant",), "answers are the assistant's"),
@@ -192,11 +192,19 @@ def _accepted(option: VllmOption) -> str:
     return f"{'only ' + ' or '.join(values) if values else 'refused'}: {option.reason}"
 
 
-def check_vllm_args(args: argparse.Namespace) -> None:
+def check_vllm_args(args: argparse.Namespace) -> str:
     """Refuse what the flags of `add_vllm_flags` ask for.
+
+    Returns:
+        One line on those that were given and have no effect; empty when there are none.
 
     Raises:
         ConfigError: one asks for what is not there; `field` names it.
     """
+    idle = []
     for option in args.vllm_options:
-        option.check(getattr(args, option.name))
+        value = getattr(args, option.name)
+        option.check(value)
+        if value is not None and option.neutral is None:
+            idle.append(f"{option.flags[0]} ({option.reason})")
+    return f"without effect here: {', '.join(idle)}" if idle else ""

@@ -35,6 +35,11 @@ def parse_max_model_len(text: str) -> int | None:
     return None if text in ("-1", "auto") else parse_count(text)
 
 
+def parse_dtype(text: str) -> str:
+    """Our names, and vLLM's: half, float."""
+    return {"half": "float16", "float": "float32"}.get(text.removeprefix("torch."), text.removeprefix("torch."))
+
+
 def parse_attention_backend(text: str) -> str:
     """Our names, and vLLM's: TRITON_ATTN, FLASHINFER, FLASH_ATTN."""
     return {"triton_attn": "triton"}.get(text.lower(), text.lower())
@@ -81,7 +86,7 @@ IDENTITY_FLAGS = (
 )
 MODEL_FLAGS = (
     *IDENTITY_FLAGS,
-    Flag(field="dtype", help="data type of weights and KV cache; auto takes the checkpoint's"),
+    Flag(field="dtype", parse=parse_dtype, help="data type of weights and KV cache; auto takes the checkpoint's"),
     Flag(
         field="quantization",
         names=("--quantization", "-q"),

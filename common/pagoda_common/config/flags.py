@@ -7,6 +7,7 @@ there is no second list of flags. Defaults live in the configs.
 import argparse
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, fields
@@ -26,6 +27,7 @@ from pagoda_common.config.flag_tables import (
     Flag,
 )
 from pagoda_common.config.frontend_config import DEFAULT_SCHEDULER_ADDRESS, FrontendConfig
+from pagoda_common.config.model_files import with_room_for_prompts
 from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.config.security_config import TOKEN_VARIABLE, SecurityConfig
 from pagoda_common.config.speculative_config import speculative_config
@@ -116,10 +118,11 @@ def engine_config_from_args(args: argparse.Namespace) -> EngineConfig:
     Raises:
         ConfigError: a value is out of bounds; see `config_errors`.
     """
+    model = _build(ModelConfig, MODEL_FLAGS, args)
     return EngineConfig(
-        model=_build(ModelConfig, MODEL_FLAGS, args),
+        model=model,
         cache=_build(CacheConfig, CACHE_FLAGS, args),
-        scheduler=_build(SchedulerConfig, SCHEDULER_FLAGS, args),
+        scheduler=with_room_for_prompts(_build(SchedulerConfig, SCHEDULER_FLAGS, args), model),
         speculative=speculative_config(args.speculative_config),
         parallel=_build(ParallelConfig, PARALLEL_FLAGS, args),
         security=security_config_from_args(args),
@@ -188,11 +191,20 @@ def security_config_to_argv(config: SecurityConfig) -> list[str]:
 
 @contextmanager
 def config_errors(parser: argparse.ArgumentParser) -> Iterator[None]:
-    """End the process with code 2, usage and message when a ConfigError is raised: a restart would not help."""
+    """End the process with code 2 and the message when a ConfigError is raised: a restart would not help."""
     try:
         yield
     except ConfigError as error:
-        parser.error(error.message)
+        parser.error(flag_message(error, parser))
+
+
+def flag_message(error: ConfigError, parser: argparse.ArgumentParser) -> str:
+    """The error's message; the field that it begins with is called as its flag."""
+    field = error.field or ""
+    action = next((action for action in parser._actions if action.dest == field and action.option_strings), None)
+    if action is None or not re.match(rf"{re.escape(field)}\b", error.message):
+        return error.message
+    return action.option_strings[0] + error.message[len(field) :]
 
 
 def _defaults(config: type[Config]) -> dict[str, Any]:

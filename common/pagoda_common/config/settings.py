@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pagoda_common.config.flag_words import dashed
+
 PREFIX = "PAGODA_"
 _TRUE, _FALSE = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off"})
 _NOT_SETTINGS = frozenset({"help", "version", "config"})
@@ -129,7 +131,7 @@ def parse_service_args(
     parser.set_defaults(**given)
     for variable, meant in ({} if is_child else misspelled(environment, actions)).items():
         print(f"{parser.prog}: warning: {variable} sets nothing; did you mean {meant}?", file=sys.stderr)
-    args = parser.parse_args(words)
+    args = parser.parse_args(dashed(words, parser._option_string_actions)[0])
     if getattr(args, "model_argument", None) is not None and args.model == given.get("model", object()):
         args.model = built_in_model
     return args

@@ -14,6 +14,10 @@ METHODS = ("ngram",)
 MAX_DRAFT_TOKENS = 64
 MAX_NGRAM = 32
 _FIELD = "speculative_config"
+_OF_DRAFT_MODELS = ("model", "draft_tensor_parallel_size", "draft_model_config", "quantization", "revision")
+"""Keys of vLLM that describe a model which makes drafts."""
+_OTHER_METHODS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "suffix", "ngram_gpu")
+"""Methods of vLLM."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +71,11 @@ def speculative_config(given: str | dict[str, Any] | None) -> SpeculativeConfig:
     values = parse_object(given, field=_FIELD) if isinstance(given, str) else dict(given or {})
     if not values:
         return SpeculativeConfig()
+    method = values.get("method")
+    if any(values.get(name) for name in _OF_DRAFT_MODELS) or (isinstance(method, str) and method in _OTHER_METHODS):
+        asked = method if method in _OTHER_METHODS else "a draft model"
+        message = f"{_FIELD}: {asked} is not supported: drafts come from the text itself (method ngram)"
+        raise ConfigError(message, field=_FIELD)
     known = [each.name for each in fields(SpeculativeConfig)]
     for name in values:
         if name not in known:

@@ -245,20 +245,23 @@ def test_a_config_names_the_choices_of_activation_quantization() -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--max-num-seqs", "0"], ["max_num_seqs", "0", "between 1 and 65535"]),
-        (["--gpu-memory-utilization", "nan"], ["gpu_memory_utilization", "nan", "(0, 1]"]),
+        (["--max-num-seqs", "0"], ["--max-num-seqs", "0", "between 1 and 65535"]),
+        (["--gpu-memory-utilization", "nan"], ["--gpu-memory-utilization", "nan", "(0, 1]"]),
         (["--dtype", "int3"], ["--dtype", "int3", "float32"]),
         (["--block-size", "many"], ["--block-size", "many"]),
         (["--kv-cache-dtype", "fp8_e5m2"], ["--kv-cache-dtype", "fp8_e5m2", "int8", "fp8"]),
-        (["--kv-cache-dtype", "fp8", "--device", "cpu"], ["kv_cache_dtype", "fp8", "auto or int8 on a CPU"]),
+        (["--kv-cache-dtype", "fp8", "--device", "cpu"], ["--kv-cache-dtype", "fp8", "auto or int8 on a CPU"]),
         (
             ["--attention-backend", "xformers"],
             ["--attention-backend", "xformers", "triton", "flashinfer", "flash_attn"],
         ),
         (["--activation-quantization", "int8"], ["--activation-quantization", "int8", "auto", "none"]),
-        (["--attention-backend", "triton", "--device", "cpu"], ["attention_backend", "triton", "auto on a CPU"]),
+        (["--attention-backend", "triton", "--device", "cpu"], ["--attention-backend", "triton", "auto on a CPU"]),
         (["--kv-cache-memory", "lots"], ["--kv-cache-memory", "lots", "512M"]),
-        (["--no-enable-chunked-prefill", "--max-model-len=4k"], ["max_num_batched_tokens", "2048", "4000"]),
+        (
+            ["--no-enable-chunked-prefill", "--max-model-len=4k", "--max-num-batched-tokens=1k"],
+            ["--max-num-batched-tokens", "1000", "4000"],
+        ),
     ],
 )
 def test_a_wrong_value_ends_with_code_2_and_names_field_value_and_bound(

@@ -41,7 +41,6 @@ def test_what_asks_for_nothing_is_accepted(words: tuple[str, ...]) -> None:
             ("--convert", "classify"),
             "convert=classify is not supported: models generate and embed",
         ),
-        (("--structured-outputs-config.backend", "outlines"), "llguidance constrains outputs"),
     ],
 )
 def test_what_asks_for_something_is_refused_with_the_reason(words: tuple[str, ...], message: str) -> None:
@@ -59,9 +58,21 @@ def test_an_option_that_pagoda_has_is_left_alone() -> None:
     assert args.tensor_parallel_size == 8
 
 
+def test_what_has_no_effect_is_said_in_one_line() -> None:
+    parser = argparse.ArgumentParser()
+    add_vllm_flags(parser)
+    words = ["--structured-outputs-config", '{"backend": "xgrammar"}', "--swap-space", "4"]
+    idle = check_vllm_args(parser.parse_args(words))
+    assert idle.startswith("without effect here: ")
+    assert "--structured-outputs-config (one engine (llguidance) serves all structured outputs)" in idle
+    assert "--swap-space" in idle
+    assert "\n" not in idle
+    assert check_vllm_args(parser.parse_args(["--pipeline-parallel-size", "1"])) == ""
+
+
 def test_serve_refuses_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
     args = make_parser().parse_args(["serve", "--pipeline-parallel-size", "2"])
     with pytest.raises(SystemExit) as ended:
         plan(args, args.parser)
     assert ended.value.code == 2
-    assert "pipeline_parallel_size=2 is not supported" in capsys.readouterr().err
+    assert "--pipeline-parallel-size=2 is not supported" in capsys.readouterr().err

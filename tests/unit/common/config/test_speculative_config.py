@@ -53,13 +53,15 @@ def test_one_bound_is_the_others_default(given: dict[str, int], bounds: tuple[in
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({**NGRAM, "method": "eagle"}, "method is 'eagle', must be one of ngram"),
+        ({**NGRAM, "method": "eagle"}, "eagle is not supported: drafts come from the text"),
         ({"method": "ngram"}, "num_speculative_tokens is None, must be between 1 and 64"),
         ({**NGRAM, "num_speculative_tokens": 0}, "num_speculative_tokens is 0, must be between 1 and 64"),
         ({**NGRAM, "num_speculative_tokens": True}, "num_speculative_tokens is True"),
         ({**NGRAM, "prompt_lookup_min": 5}, "prompt_lookup_min is 5, must be at most prompt_lookup_max .4."),
         ({**NGRAM, "prompt_lookup_max": 99}, "prompt_lookup_max is 99, must be between 1 and 32"),
-        ({**NGRAM, "model": "small"}, "unknown key 'model', must be one of method, num_speculative_tokens"),
+        ({**NGRAM, "model": "small"}, "a draft model is not supported"),
+        ({**NGRAM, "method": "guess"}, "method is 'guess', must be one of ngram"),
+        ({**NGRAM, "lookup": 3}, "unknown key 'lookup', must be one of method, num_speculative_tokens"),
         ("[1]", "must be a JSON object"),
     ],
 )

@@ -1,0 +1,53 @@
+"""Flags as users type them: underscores, vLLM's values, and messages in their own words."""
+
+import pytest
+
+from pagoda.cli import make_parser
+from pagoda.commands.serve import plan
+from pagoda.llm.options import engine_config_from_options
+from pagoda_common.config.flag_words import as_typed, dashed
+from pagoda_common.config.flags import engine_config_from_args
+
+
+def test_underscores_are_dashes_but_in_values_and_known_flags() -> None:
+    words, typed = dashed(["--max_model_len=a_b", "--odd_one", "x_y", "--", "--p_q"], {"--odd_one"})
+    assert words == ["--max-model-len=a_b", "--odd_one", "x_y", "--", "--p_q"]
+    assert typed == {"--max-model-len": "--max_model_len"}
+    assert as_typed("--max-model-len is 0, no --max-model-len-x", typed) == "--max_model_len is 0, no --max-model-len-x"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["serve", "--max_num_seqs", "0"], "error: --max_num_seqs is 0, must be between 1 and 65535"),
+        (["serve", "--max-num-seqs", "0"], "error: --max-num-seqs is 0, must be between 1 and 65535"),
+        (["serve", "--block_size", "x"], "argument --block_size: invalid int value: 'x'"),
+        (["serve", "--kv_cache_memory=-1"], "--kv_cache_memory"),
+        (["serve", "--speculative_config", '{"model": "m", "num_speculative_tokens": 2}'], "is not supported"),
+        (["srve"], "there is no command 'srve'; did you mean serve?"),
+        (["bench", "latncy"], "there is no command 'latncy'; did you mean latency?"),
+    ],
+)
+def test_a_message_names_what_was_typed(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def parse() -> None:
+        args = make_parser().parse_args(words)
+        plan(args, args.parser)
+
+    with pytest.raises(SystemExit) as ended:
+        parse()
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("given", "dtype"), [("half", "float16"), ("float", "float32"), ("bfloat16", "bfloat16")])
+def test_data_types_have_vllms_other_names(given: str, dtype: str) -> None:
+    args = make_parser().parse_args(["serve", "--dtype", given])
+    assert engine_config_from_args(args).model.dtype == dtype == engine_config_from_options(dtype=given).model.dtype
+
+
+def test_without_chunked_prefill_a_prompt_fits_a_step() -> None:
+    for words, budget in ((["--max-model-len", "9000"], 9000), ([], 2048)):
+        args = make_parser().parse_args(["serve", "--no-enable-chunked-prefill", *words])
+        assert engine_config_from_args(args).scheduler.max_num_batched_tokens == budget
+    config = engine_config_from_options(enable_chunked_prefill=False, max_model_len=9000)
+    assert config.scheduler.max_num_batched_tokens == 9000
