@@ -164,3 +164,19 @@ def test_what_comes_between_two_steps_finds_none_in_flight(side: Side) -> None:
     side.settle()
     assert side.worker.log == ["begin 1", "finish 1", "other", "begin 2", "finish 2"]
     assert not side.pipeline.is_running
+
+
+def test_a_step_in_flight_runs_while_the_model_thread_does_something_else(side: Side) -> None:
+    """The next step waits behind a call, which finds the one before in flight."""
+    gate, reached = threading.Event(), threading.Event()
+    seen: list[bool] = []
+    side.thread.submit(gate.wait)
+    side.put(1)
+    side.thread.submit(lambda: (seen.append(side.pipeline.is_running), reached.set()))
+    side.put(2)
+    gate.set()
+    assert reached.wait(10)
+    assert seen == [True]
+    side.worker.done = {1, 2}
+    side.settle()
+    assert not side.pipeline.is_running
