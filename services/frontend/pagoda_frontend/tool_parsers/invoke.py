@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from pagoda_frontend.tool_parsers import formats
 from pagoda_frontend.tool_parsers.argument_formats import ended, is_any_object, tagged_arguments, text_without
 from pagoda_frontend.tool_parsers.formats import Format, Schemas
-from pagoda_frontend.tool_parsers.values import json_value, typed_value
+from pagoda_frontend.tool_parsers.values import checked, json_value, typed_value
 from pagoda_frontend.tool_parsers.xml import TaggedArgumentsParser
 
 
@@ -71,7 +71,7 @@ class DeepSeekV32Parser(InvokeParser):
             return text
         if 'string="false"' in match[2]:
             try:
-                return json_value(text)
+                return checked(json_value(text))
             except (ValueError, RecursionError):
                 pass
         return typed_value(text, self._properties.get(key), self._schema)

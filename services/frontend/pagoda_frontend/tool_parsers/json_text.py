@@ -5,7 +5,7 @@ import re
 from enum import Enum
 from typing import Any
 
-from pagoda_frontend.tool_parsers.values import is_utf8, json_value
+from pagoda_frontend.tool_parsers.values import is_utf8, json_text, json_value
 
 _IN_STRING = re.compile(r'[^"\\]*')
 _OUTSIDE = re.compile(r"[\s:,0-9A-Za-z+.\-]*")
@@ -236,6 +236,8 @@ class JsonCall:
             self._held = _object_text(raw)
             if self._held is None:
                 return self._fail()
+        elif self._key == "function" and self.name is None:
+            self.name, self._held = _wrapped(raw)
         self._step = self._read_comma
         return None
 
@@ -266,6 +268,19 @@ def _loads(raw: str) -> Any:
         return json_value(raw)
     except (ValueError, RecursionError):
         return None
+
+
+def _wrapped(raw: str) -> tuple[str | None, str | None]:
+    """Name and arguments of a call in OpenAI's form, which has them within an object called function; None for none."""
+    inner = _loads(raw)
+    name = inner.get("name") if isinstance(inner, dict) else None
+    if not isinstance(name, str) or not name or not is_utf8(name):
+        return None, None
+    arguments = inner.get("arguments", inner.get("parameters"))
+    try:
+        return name, _object_text(json_text(arguments))
+    except RecursionError:
+        return None, None
 
 
 def _object_text(raw: str) -> str | None:

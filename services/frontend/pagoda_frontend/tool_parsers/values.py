@@ -106,10 +106,10 @@ def _read(text: str, types: set[str]) -> Any:
     except ValueError:
         if not types & {"array", "object"} or text.strip()[:1] not in ("[", "{", "("):
             raise
-        return _checked(read_python(text, number=Digits))
+        return checked(read_python(text, number=Digits))
     if isinstance(value, Digits) and "integer" in types and "number" not in types:
         return _whole(value)
-    return _checked(value)
+    return checked(value)
 
 
 def json_value(text: str) -> Any:
@@ -129,12 +129,12 @@ def _whole(number: Digits) -> Digits:
     return number if number.text.lstrip("-").isdigit() else Digits(str(int(value)))
 
 
-def _checked(value: Any, depth: int = 0) -> Any:
-    """`value`, which is not too deep to be written."""
+def checked(value: Any, depth: int = 0) -> Any:
+    """`value`, which is not too deep to be written; raises ValueError where it is."""
     if depth > MAX_DEPTH:
         raise ValueError("too deep")
     for part in value if isinstance(value, list) else value.values() if isinstance(value, dict) else ():
-        _checked(part, depth + 1)
+        checked(part, depth + 1)
     return value
 
 

@@ -21,6 +21,15 @@ CORPUS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "Sure. and so on {x}",
         [NOW, ("weather", {"days": 1}), NOW],
     ),
+    *(
+        (
+            name,
+            start + '{"type": "function", "function": {"name": "weather", "arguments": {"days": 1}}}',
+            "So",
+            [("weather", {"days": 1})],
+        )
+        for name, start in (("llama3_json", "So"), ("hermes", "So<tool_call>"))
+    ),
     ("llama4_json", '<|python_tag|>{"name": "now", "parameters": {}}', "", [NOW]),
     (
         "hermes",
@@ -264,3 +273,20 @@ def test_strict_calls_begin_as_the_model_was_told_to() -> None:
         parser = find_tool_parser(name)(schemas=SCHEMAS)
         parser.is_strict = True
         assert parser.append(text).content + parser.finish().content == text
+
+
+@pytest.mark.parametrize("depth", [150, 900, 5000])
+def test_deep_arguments_raise_nothing(depth: int) -> None:
+    deep = "[" * depth + "]" * depth
+    texts = {
+        "hermes": f'<tool_call>{{"function": {{"name": "weather", "arguments": {{"options": {deep}}}}}}}</tool_call>',
+        "qwen3_xml": f"<function=weather><parameter=options>{deep}</parameter></function>",
+        "glm45": f"<tool_call>weather<arg_key>more</arg_key><arg_value>{deep}</arg_value></tool_call>",
+        "pythonic": f"[weather(options={deep})]",
+        "gemma4": f"<|tool_call>call:weather{{options:{deep}}}<tool_call|>",
+        "deepseek_v32": '<｜DSML｜invoke name="weather"><｜DSML｜parameter name="options" string="false">'
+        f"{deep}</｜DSML｜parameter></｜DSML｜invoke>",
+    }
+    for name, text in texts.items():
+        content, calls = parse(name, text)[1:]
+        assert content or calls, name
