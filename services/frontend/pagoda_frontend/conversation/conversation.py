@@ -115,6 +115,8 @@ async def start_conversation(
         n=params.n,
         shows_reasoning=body.include_reasoning is not False,
         id_seed=call.engine_id,
+        template=model.prompts.template(trusted_chat_template(body.chat_template, serving=serving), tools=plan.tools),
+        variables=template_kwargs(body),
     )
     if reader.needs_special_tokens:
         params.skip_special_tokens = False

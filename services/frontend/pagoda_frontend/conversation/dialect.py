@@ -1,6 +1,8 @@
 """How the served model writes: which parsers read its text, and what of it they need. Built once from the flags."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.config.frontend_config import FrontendConfig
@@ -14,6 +16,9 @@ from pagoda_frontend.tool_parsers.base import ToolParser
 from pagoda_frontend.tool_parsers.json_calls import RequiredCallsParser
 from pagoda_frontend.tool_parsers.named import NamedCallParser
 from pagoda_frontend.tool_parsers.registry import find_tool_parser, load_plugin
+
+THINKING = ("enable_thinking", "thinking")
+"""Variables of chat templates that switch reasoning on and off."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,12 +41,15 @@ class Dialect:
         n: int,
         shows_reasoning: bool = True,
         id_seed: str = "",
+        template: str | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> MessageReader:
         """A reader of `n` messages that go on after `prompt` (rendered).
 
         Args:
             shows_reasoning: reasoning is a part of the messages; else it is read and dropped.
             id_seed: what the ids of calls are drawn from.
+            template, variables: as in reasoning_end.
         """
         made = [self.parser(plan, prompt=prompt, id_seed=f"{id_seed}/{index}") for index in range(n)]
         return MessageReader(
@@ -49,7 +57,9 @@ class Dialect:
             is_named=plan.choice == "named",
             shows_reasoning=shows_reasoning,
             counts_reasoning=self.reasoning_parser is not None,
-            reasoning_end=self.reasoning_end(prompt=prompt, tokenizer=tokenizer),
+            reasoning_end=self.reasoning_end(
+                prompt=prompt, tokenizer=tokenizer, template=template, variables=variables
+            ),
             needs_special_tokens=self.needs_special_tokens(plan, tokenizer),
         )
 
@@ -95,10 +105,28 @@ class Dialect:
         ids = [token_id for marker in markers if (token_id := tokenizer.token_id(marker)) is not None]
         return any(not tokenizer.decode([token_id]) for token_id in ids)
 
-    def reasoning_end(self, *, prompt: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+    def reasoning_end(
+        self,
+        *,
+        prompt: str,
+        tokenizer: Tokenizer,
+        template: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
         """The token behind which the answer begins. Empty where it begins at once, and where no single token ends the
-        reasoning: then nobody could tell where a constraint begins."""
-        if self.reasoning_parser is None or self.reasoning_parser(prompt=prompt).is_over:
+        reasoning: then nobody could tell where a constraint begins.
+
+        Args:
+            template: Jinja text of the chat template. One that knows no marker belongs to a model that answers at once,
+                unless its parser assumes reasoning. None: it is not known.
+            variables: of the template; they may switch thinking off.
+        """
+        if self.reasoning_parser is None:
+            return ()
+        parser = self.reasoning_parser(prompt=prompt)
+        is_off = any((variables or {}).get(name) is False for name in THINKING)
+        knows_reasoning = template is None or any(marker in template for marker in parser.markers or (parser.end,))
+        if parser.is_over or (not parser.is_inside and (is_off or not knows_reasoning)):
             return ()
         token_id = tokenizer.token_id(self.reasoning_parser.end) if self.reasoning_parser.end else None
         return () if token_id is None else (token_id,)

@@ -64,13 +64,24 @@ class LogprobWriter:
     def _text(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self.as_token_ids else self.tokenizer.token_text(token_id)
 
+    def _distinct(self, token_id: int) -> str:
+        """A name for a token whose text another one has: the bytes of a part of a character, else the id."""
+        raw = self.tokenizer.token_bytes(token_id) or b""
+        if raw.decode(errors="replace").encode() == raw:
+            return f"token_id:{token_id}"
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
     def for_completion(self, positions: Sequence[TokenLogprobs], text_offsets: Sequence[int]) -> dict[str, Any]:
         """tokens, token_logprobs, top_logprobs (the sampled token included) and text_offset."""
         top_logprobs = []
         for position in positions:
             sampled = (position.token_ids[0], position.logprobs[0])
             entries = dict([sampled, *_top(position, self.num_top)])
-            top_logprobs.append({self._text(token_id): _finite(value) for token_id, value in entries.items()})
+            named: dict[str, float] = {}
+            for token_id, value in entries.items():
+                name = self._text(token_id)
+                named[self._distinct(token_id) if name in named else name] = _finite(value)
+            top_logprobs.append(named)
         return {
             "text_offset": list(text_offsets),
             "token_logprobs": [_finite(position.logprobs[0]) for position in positions],

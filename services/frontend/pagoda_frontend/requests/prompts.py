@@ -149,7 +149,7 @@ class Prompts:
         for name in NOT_IN_KWARGS:
             if name in kwargs:
                 raise InvalidRequest(f"chat_template_kwargs must not contain {name}", field="chat_template_kwargs")
-        template = self._tokenizer.choose_template(chat_template or self._chat_template, has_tools=bool(tools))
+        template = self.template(chat_template, tools=tools)
         self._check_roles(messages, template)
         conversation = [template_message(message, number) for number, message in enumerate(messages)]
 
@@ -169,6 +169,14 @@ class Prompts:
             return await asyncio.to_thread(apply) if size > LONG_TEXT_CHARS else apply()
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             raise InvalidRequest(f"the chat template refused the messages: {error}", field="messages") from error
+
+    def template(self, chat_template: str | None, *, tools: Sequence[Tool] | None) -> str:
+        """Jinja text for a conversation: the request's, else the server's, else the checkpoint's.
+
+        Raises:
+            InvalidRequest: there is none.
+        """
+        return self._tokenizer.choose_template(chat_template or self._chat_template, has_tools=bool(tools))
 
     def _check_roles(self, messages: Sequence[ChatMessage], template: str) -> None:
         for number, message in enumerate(messages):

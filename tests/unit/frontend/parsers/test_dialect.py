@@ -73,6 +73,33 @@ def test_a_constraint_waits_for_the_end_of_the_reasoning_where_it_can_be_seen() 
     assert dialect().reasoning_end(prompt="", tokenizer=one) == ()
 
 
+@pytest.mark.parametrize(
+    ("parser", "prompt", "template", "variables", "waits"),
+    [
+        ("qwen3", "hi", "<think>", {}, True),
+        ("qwen3", "hi", "<think>", {"enable_thinking": True}, True),
+        ("qwen3", "hi", "<think>", {"enable_thinking": False}, False),
+        ("qwen3", "hi", "<think>", {"thinking": False}, False),
+        ("qwen3", "hi", "{{ messages }}", {}, False),
+        ("qwen3", "hi", None, {}, True),
+        ("qwen3", "hi<think>\n", "{{ messages }}", {}, True),
+        ("qwen3", "hi<think>\n", "<think>", {"enable_thinking": False}, True),
+        ("qwen3", "hi<think>\n\n</think>\n\n", "<think>", {}, False),
+        ("deepseek_r1", "hi", "{{ messages }}", {}, True),
+        ("deepseek_r1", "hi", "<think>", {"enable_thinking": False}, True),
+        ("deepseek_r1", "hi</think>", "<think>", {}, False),
+    ],
+)
+def test_a_constraint_begins_at_once_where_the_model_does_not_think(
+    parser: str, prompt: str, template: str | None, variables: dict[str, Any], waits: bool
+) -> None:
+    one = vocabulary(plain=["<think>", "</think>"])
+    end = dialect(reasoning_parser=parser).reasoning_end(
+        prompt=prompt, tokenizer=one, template=template, variables=variables
+    )
+    assert end == ((1,) if waits else ())
+
+
 def test_schemas_that_refer_to_themselves_are_led_to_where_they_are_now() -> None:
     tree = {
         "type": "object",
