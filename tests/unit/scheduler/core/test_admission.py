@@ -8,7 +8,7 @@ from pagoda_common.params.pooling_params import POOLED, PoolingParams
 from pagoda_scheduler.core.admission import Admission, check_queue
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.waiting_queue import FcfsQueue
-from tests.unit.scheduler.stories import make_request
+from tests.unit.scheduler.stories import make_request, make_scheduler
 
 
 def admission(*, waiting: list[int] | None = None, vocab_size: int | None = None, **config: object) -> Admission:
@@ -101,3 +101,14 @@ def test_without_a_group_the_same_bounds_hold(bounds: dict[str, int], is_full: b
             check_queue(config, waiting=waiting, requests=[make_request("c", 5)])
     else:
         check_queue(config, waiting=waiting, requests=[make_request("c", 5)])
+
+
+def test_without_chunks_a_prompt_that_fills_a_step_runs_in_it_alone() -> None:
+    scheduler = make_scheduler(max_num_batched_tokens=16, enable_chunked_prefill=False)
+    whole, other = make_request("whole", 16, cache_salt="a"), make_request("other", 1, cache_salt="b")
+    scheduler.add(whole)
+    scheduler.add(other)
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert first is not None
+    assert second is not None
+    assert (first.num_scheduled_tokens, second.num_scheduled_tokens) == ([16], [1, 1])

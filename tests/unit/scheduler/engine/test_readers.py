@@ -127,3 +127,18 @@ async def test_a_retired_group_finishes_what_runs_and_its_queue_goes_elsewhere()
     engine.remove_core(core, "gone", is_fault=False)
     assert list(other.scheduler.waiting) == [running, waiting]
     assert engine.not_ready_reason == ""
+
+
+async def test_what_is_aborted_or_out_of_time_leaves_its_group_at_once() -> None:
+    engine, sink = Engine(config=EngineConfig(cache=CacheConfig(block_size=4))), Notes()
+    core, worker = add_core(engine)
+    running = [submit(engine, sink, name) for name in "abc"]
+    step(core, worker)
+    waiting = submit(engine, sink, "waiting")
+    engine.abort(["a", "waiting"])
+    engine.stop([running[1]])
+    assert (core.scheduler.running, len(core.scheduler.waiting)) == ([running[2]], 0)
+    engine._expire("c", 5.0)
+    assert (core.scheduler.running, core.scheduler.kv.pool.num_used_blocks) == ([], 0)
+    assert [request.finish_reason for request in (*running, waiting)] == ["abort", "stop", "error", "abort"]
+    assert engine.requests == {}
