@@ -17,7 +17,7 @@ from pagoda_common.engine.convert import (
     beam_search_params_to_proto,
     error_from_proto,
     error_to_proto,
-    model_facts_from_proto,
+    model_summary_from_proto,
     pooling_params_from_proto,
     pooling_params_to_proto,
     sampling_params_from_proto,
@@ -177,7 +177,7 @@ def test_a_source_of_weights_comes_back() -> None:
     assert weights_source_from_proto(types_pb2.WeightsSource(model="m")) == WeightsSource(model="m")
 
 
-def test_facts_of_a_model_are_those_of_the_message_and_the_digest_is_of_all() -> None:
+def test_a_summary_of_a_model_has_fields_of_the_message_and_the_digest_is_of_all() -> None:
     message = types_pb2.ModelInfo(
         model="m",
         vocab_size=3,
@@ -186,11 +186,11 @@ def test_facts_of_a_model_are_those_of_the_message_and_the_digest_is_of_all() ->
         eos_token_ids=[6, 7],
         generation_config_json="{}",
     )
-    facts = model_facts_from_proto(message)
-    assert (facts.model, facts.vocab_size, facts.max_model_len, facts.embedding_size) == ("m", 3, 4, 5)
-    assert (facts.eos_token_ids, facts.generation_config_json) == ((6, 7), "{}")
+    summary = model_summary_from_proto(message)
+    assert (summary.model, summary.vocab_size, summary.max_model_len, summary.embedding_size) == ("m", 3, 4, 5)
+    assert (summary.eos_token_ids, summary.generation_config_json) == ((6, 7), "{}")
     message.num_layers = 1
-    assert model_facts_from_proto(message).digest != facts.digest
+    assert model_summary_from_proto(message).digest != summary.digest
 
 
 def test_reasons_of_an_end_come_back() -> None:
