@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.stack import MODULES, Stack, ask, has_ended, poll_until
+from tests.process.stack import MODULES, Stack, ask, get_status, has_ended, poll_until
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_ctrl_c_during_the_start_ends_everything_with_code_0(start: Callable[...
 def test_a_second_ctrl_c_ends_at_once_with_code_130(start: Callable[..., Stack]) -> None:
     stack = start()
     children = [stack.service(name) for name in MODULES]
-    poll_until(lambda: "frontend listening" in stack.log, what="the frontend listens", log=lambda: stack.log)
+    poll_until(lambda: get_status(f"{stack.url}/version"), what="the frontend listens", log=lambda: stack.log)
     stack.service("frontend").suspend()  # so that it never drains
     stack.signal(signal.SIGINT)
     poll_until(lambda: "second Ctrl-C" in stack.log, what="the first Ctrl-C is seen", log=lambda: stack.log)

@@ -43,6 +43,13 @@ class CommandParser(argparse.ArgumentParser):
         self._takes_settings = False
         self.typed: dict[str, str] = {}
         """Flags that were typed with underscores, by their name."""
+        self._words: list[str] = []
+        self._settings: dict[str, Any] = {}
+
+    def is_given(self, dest: str) -> bool:
+        """Whether the command line, the file or the environment has the flag; known once they are parsed."""
+        flags = [flag for flag, action in self._option_string_actions.items() if action.dest == dest]
+        return dest in self._settings or any(word.partition("=")[0] in flags for word in self._words)
 
     def fill_later(self, add_arguments: Callable[[argparse.ArgumentParser], None]) -> None:
         """Have `add_arguments` add the flags when something is to be parsed."""
@@ -103,6 +110,7 @@ class CommandParser(argparse.ArgumentParser):
             return super().parse_known_args(args, namespace)
         args, self.typed = dashed(list(args or ()), self._option_string_actions)
         given = self._read_settings(args)
+        self._words, self._settings = args, given
         built_in = {dest: self.get_default(dest) for dest in given}
         for action in option_actions(self).values():
             action.required = action.required and action.dest not in given

@@ -26,6 +26,9 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--api-key", metavar="KEY", help="bearer token; OPENAI_API_KEY if not given")
 
 
+HELP = "/help shows this, /clear forgets the conversation, /exit (or Ctrl-D) ends."
+
+
 def add_complete_arguments(parser: argparse.ArgumentParser) -> None:
     """Where the server is, and one message for scripts."""
     add_server_arguments(parser)
@@ -44,8 +47,12 @@ def add_chat_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_chat(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """A conversation: each line is a message, Ctrl-C ends an answer, end of input ends it all."""
-    messages = [{"role": "system", "content": args.system_prompt}] if args.system_prompt else []
+    """A conversation: each line is a message or a command, Ctrl-C ends an answer, end of input ends it all."""
+    first = [{"role": "system", "content": args.system_prompt}] if args.system_prompt else []
+    messages = list(first)
+
+    def clear() -> None:
+        messages[:] = first
 
     def answer(server: OpenAIServer, model: str, text: str) -> bool:
         question = {"role": "user", "content": text}
@@ -56,7 +63,7 @@ def run_chat(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         messages.extend([question, {"role": "assistant", "content": reply}])  # a failed question is forgotten
         return is_whole
 
-    return _loop(args, answer)
+    return _loop(args, answer, clear=clear)
 
 
 def run_complete(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -75,21 +82,40 @@ def open_server(args: argparse.Namespace) -> OpenAIServer:
     return OpenAIServer(base_url=base_url, api_key=args.api_key or os.environ.get("OPENAI_API_KEY"))
 
 
-def _loop(args: argparse.Namespace, answer: Callable[[OpenAIServer, str, str], bool]) -> int:
-    """Answer --quick, or one line of standard input after the other; an error ends only a --quick one."""
+def _loop(
+    args: argparse.Namespace,
+    answer: Callable[[OpenAIServer, str, str], bool],
+    clear: Callable[[], None] | None = None,
+) -> int:
+    """Answer --quick, or one line of standard input after the other; an error ends only a --quick one.
+
+    Args:
+        clear: forgets the conversation; with it there are commands.
+    """
     server = open_server(args)
     model = args.model_name or server.first_model()
     if args.quick is not None:
         if not answer(server, model, args.quick):
             raise KeyboardInterrupt
         return 0
-    print(f"{model} at {args.url}; Ctrl-C ends an answer, Ctrl-D ends.")
+    hint = "" if clear is None else ", /help lists commands"
+    print(f"{model} at {args.url}; Ctrl-C ends an answer, Ctrl-D ends{hint}.")
     while True:
         try:
             text = input("> ")
         except (EOFError, KeyboardInterrupt):
             print()
             return 0
+        word = text.strip()
+        if clear is not None and word.startswith("/"):
+            if word in ("/exit", "/quit"):
+                return 0
+            if word == "/clear":
+                clear()
+                print("The conversation begins anew.")
+            else:
+                print(HELP if word == "/help" else f"There is no command {word}.\n{HELP}")
+            continue
         try:
             if text.strip():
                 answer(server, model, text)

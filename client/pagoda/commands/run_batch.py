@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """0 when every line has its result, be it an error; 1 when the model cannot be served."""
+    """0 when every line was a request, be its answer an error; 1 when one was none, or the model cannot be served."""
     if args.max_concurrency < 1:
         parser.error(f"--max-concurrency is {args.max_concurrency}, must be at least 1")
     source, target = Path(args.input_file), Path(args.output_file)
@@ -48,8 +48,9 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error(f"--output-file {target}: {target.parent} is not a directory")
     stack = None if args.url else serve.plan(args, parser).for_this_process()
     counts = asyncio.run(answer_file(args, stack, source, target))
-    print(f"{counts.num_completed} answered, {counts.num_failed} failed: {target}", file=sys.stderr)
-    return 0
+    invalid = f", {counts.num_invalid} of them invalid lines" if counts.num_invalid else ""
+    print(f"{counts.num_completed} answered, {counts.num_failed} failed{invalid}: {target}", file=sys.stderr)
+    return 1 if counts.num_invalid else 0
 
 
 async def answer_file(args: argparse.Namespace, stack: LocalStack | None, source: Path, target: Path) -> BatchCounts:

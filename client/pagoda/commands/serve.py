@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pagoda.commands.arguments import CommandParser
 from pagoda.llm.vllm_options import add_vllm_flags, check_vllm_args
 from pagoda.server.load_fault import find_load_fault
 from pagoda.server.local_stack import LocalStack
@@ -27,6 +28,7 @@ from pagoda_common.config.flags import (
     frontend_config_from_args,
 )
 from pagoda_common.config.frontend_config import API_KEY_VARIABLE, FrontendConfig
+from pagoda_common.process.children import can_listen, free_port
 from pagoda_common.process.logging import configure_logging
 
 logger = logging.getLogger(__name__)
@@ -77,6 +79,11 @@ def plan(args: argparse.Namespace, parser: argparse.ArgumentParser) -> LocalStac
         frontend = frontend_config_from_args(args)
         if not frontend.api_key and (keys := os.environ.get("VLLM_API_KEY")):
             frontend = replace(frontend, api_key=tuple(keys.splitlines()))
+        grpc_host = frontend.grpc_host or frontend.host
+        is_named = not isinstance(parser, CommandParser) or parser.is_given("grpc_port")
+        if not is_named and frontend.grpc_port and not can_listen(grpc_host, frontend.grpc_port):
+            taken, frontend = frontend.grpc_port, replace(frontend, grpc_port=free_port(grpc_host))
+            logger.info("port %d is taken: gRPC is served on %d (--grpc-port names one)", taken, frontend.grpc_port)
         return LocalStack.plan(
             engine=engine_config_from_args(args),
             frontend=frontend,

@@ -14,6 +14,8 @@ from pagoda_common.errors import NotReady
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 POOLING_URLS = ("/v1/score", "/score", "/v1/rerank", "/rerank", "/classify", "/pooling")
+UNREACHABLE = "connection_error"
+"""Code of a line whose server does not answer; the line itself is right."""
 NUM_TRIES = 6
 """For a line that meets no server or a full queue."""
 FIRST_RETRY_S = 0.5
@@ -44,6 +46,8 @@ class BatchCounts:
 
     num_completed: int = 0
     num_failed: int = 0
+    num_invalid: int = 0
+    """Of the failed ones: lines that are no request."""
     custom_ids: set[str] = field(default_factory=set)
     """Seen so far: they must differ."""
 
@@ -122,6 +126,7 @@ async def _answer(text: bytes, client: AsyncHttpClient, counts: BatchCounts) -> 
         status, body = await _post(line, client)
     except LineError as error:
         counts.num_failed += 1
+        counts.num_invalid += error.code != UNREACHABLE
         return _result(error.custom_id, None, {"code": error.code, "message": error.message})
     response = {"status_code": status, "request_id": _id("req"), "body": body}
     if status == HTTPStatus.OK:
@@ -140,7 +145,7 @@ async def _post(line: BatchLine, client: AsyncHttpClient) -> tuple[int, Any]:
                 return status, body
         except NotReady as error:
             if not num_left:
-                raise LineError("connection_error", error.message, custom_id=line.custom_id) from None
+                raise LineError(UNREACHABLE, error.message, custom_id=line.custom_id) from None
         await asyncio.sleep(FIRST_RETRY_S * 2 ** (NUM_TRIES - 1 - num_left))
     raise AssertionError("unreachable")
 

@@ -94,3 +94,16 @@ def test_nobody_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().err
     assert printed.startswith("pagoda chat: error: no answer from http://127.0.0.1:1/v1")
     assert printed.count("\n") == 1
+
+
+def test_commands_forget_help_and_end(
+    server: FakeOpenAIServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    type_lines(monkeypatch, "hello", "/clear", "again", "/help", "/nothing", "/exit", "never sent")
+    assert main(["chat", "--url", server.url]) == 0
+    sent = [body["messages"] for body in server.bodies if "messages" in body]
+    assert [[message["content"] for message in messages] for messages in sent] == [["hello"], ["again"]]
+    printed = capsys.readouterr().out
+    assert "The conversation begins anew." in printed
+    assert "There is no command /nothing." in printed
+    assert printed.count("/clear forgets the conversation") == 2

@@ -20,11 +20,13 @@ def line(custom_id: str, prompt: str, **fields: Any) -> dict[str, Any]:
     return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body, **fields}
 
 
-def run(server: FakeOpenAIServer, folder: Path, lines: list[Any], *flags: str) -> list[dict[str, Any]]:
+def run(
+    server: FakeOpenAIServer, folder: Path, lines: list[Any], *flags: str, exit_code: int = 0
+) -> list[dict[str, Any]]:
     source, target = folder / "in.jsonl", folder / "out.jsonl"
     source.write_text("\n".join(text if isinstance(text, str) else json.dumps(text) for text in lines))
     words = ["run-batch", "-i", str(source), "-o", str(target), "--url", f"{server.url}/v1", "--disable-tqdm", *flags]
-    assert main(words) == 0
+    assert main(words) == exit_code
     return [json.loads(text) for text in target.read_text().splitlines()]
 
 
@@ -57,7 +59,7 @@ def test_results_have_the_order_of_the_lines(server: FakeOpenAIServer, tmp_path:
 def test_a_wrong_line_is_an_error_of_its_own(
     server: FakeOpenAIServer, tmp_path: Path, wrong: Any, custom_id: str | None, code: str, message: str
 ) -> None:
-    first, result, last = run(server, tmp_path, [line("first", "a"), wrong, "", line("last", "b")])
+    first, result, last = run(server, tmp_path, [line("first", "a"), wrong, "", line("last", "b")], exit_code=1)
     assert (first["custom_id"], last["custom_id"]) == ("first", "last")
     assert (first["error"], last["error"]) == (None, None)
     assert (result["custom_id"], result["response"], result["error"]["code"]) == (custom_id, None, code)
@@ -68,7 +70,7 @@ def test_texts_of_all_kinds_come_through(server: FakeOpenAIServer, tmp_path: Pat
     first, second, last = (json.dumps(line(name, "ü")).encode() for name in ("\ud800", "größe", "last"))
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(b"\n".join([first, second, b"\xff\xfe{}", b"[" * 100_000, last]))
-    assert main(["run-batch", "-i", str(source), "-o", str(target), "--url", server.url, "--disable-tqdm"]) == 0
+    assert main(["run-batch", "-i", str(source), "-o", str(target), "--url", server.url, "--disable-tqdm"]) == 1
     results = [json.loads(text) for text in target.read_text(encoding="utf-8").splitlines()]
     assert [result["custom_id"] for result in results] == ["\ud800", "größe", None, None, "last"]
     codes = [(result["error"] or {}).get("code") for result in results]

@@ -1,5 +1,7 @@
 """Flags as users type them: underscores, vLLM's values, and messages in their own words."""
 
+import socket
+
 import pytest
 
 from pagoda.cli import make_parser
@@ -51,3 +53,17 @@ def test_without_chunked_prefill_a_prompt_fits_a_step() -> None:
         assert engine_config_from_args(args).scheduler.max_num_batched_tokens == budget
     config = engine_config_from_options(enable_chunked_prefill=False, max_model_len=9000)
     assert config.scheduler.max_num_batched_tokens == 9000
+
+
+def test_a_taken_port_for_grpc_is_another_one_unless_it_was_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        args = make_parser().parse_args(["serve", "--port", "0"])
+        args.grpc_port = port  # as if it were the default
+        assert plan(args, args.parser).frontend.grpc_port not in (0, port)
+        named = make_parser().parse_args(["serve", "--port=0", f"--grpc_port={port}"])
+        with pytest.raises(SystemExit):
+            plan(named, named.parser)
+    assert f"--grpc_port is {port}, must be free" in capsys.readouterr().err
