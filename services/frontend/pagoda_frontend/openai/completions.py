@@ -88,7 +88,13 @@ class Completions:
         echo = None
         if body.echo:
             echo = [
-                Echo(text=text, token_ids=ids, tokenizer=model.tokenizer, logprobs=logprobs)
+                Echo(
+                    text=text,
+                    token_ids=ids,
+                    tokenizer=model.tokenizer,
+                    logprobs=logprobs,
+                    skip_special_tokens=params.skip_special_tokens,
+                )
                 for text, ids in zip(texts, prompts, strict=True)
             ]
         if body.stream:

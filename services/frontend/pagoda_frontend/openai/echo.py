@@ -13,10 +13,21 @@ class Echo:
     """One prompt to be echoed."""
 
     def __init__(
-        self, *, text: str | None, token_ids: list[int], tokenizer: Tokenizer, logprobs: LogprobWriter | None
+        self,
+        *,
+        text: str | None,
+        token_ids: list[int],
+        tokenizer: Tokenizer,
+        logprobs: LogprobWriter | None,
+        skip_special_tokens: bool = True,
     ) -> None:
-        """`text`: the prompt as it was given; None makes it of the token ids."""
-        self.text = tokenizer.decode(token_ids) if text is None else text
+        """
+        Args:
+            text: the prompt as it was given; None makes it of the token ids.
+            skip_special_tokens: leave them out of a text made of token ids, as out of the completion.
+        """
+        self._skips = skip_special_tokens or text is not None
+        self.text = tokenizer.decode(token_ids, skip_special_tokens=self._skips) if text is None else text
         self._token_ids = token_ids
         self._tokenizer = tokenizer
         self._logprobs = logprobs
@@ -42,7 +53,7 @@ class Echo:
     @cached_property
     def _text_offsets(self) -> list[int]:
         """Characters of the text before each token; special tokens, which are not in it, take none."""
-        detokenizer = self._tokenizer.detokenizer()
+        detokenizer = self._tokenizer.detokenizer(skip_special_tokens=self._skips)
         offsets, place = [], 0
         for token_id in self._token_ids:
             offsets.append(min(place, len(self.text)))
