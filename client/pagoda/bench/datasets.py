@@ -13,6 +13,8 @@ from pagoda_common.text.tokenizer import Tokenizer
 
 NUM_ROUNDS = 16
 """Attempts at a random text that has exactly the wanted number of tokens; the last one is taken as it is."""
+TOKENIZER_MARGIN = 8
+"""Tokens that a random text may have more than was wanted, and those that the server puts before it."""
 SHAREGPT_MIN_TOKENS = 4
 SHAREGPT_MAX_PROMPT_TOKENS = 1024
 SHAREGPT_MAX_TOKENS = 2048
@@ -77,6 +79,23 @@ def read_dataset(args: argparse.Namespace, tokenizer: Tokenizer, *, num_prompts:
         ConfigError: a length is out of bounds, or the file is not as it must be.
     """
     return DATASETS[args.dataset_name](args, tokenizer, num_prompts, random.Random(args.seed))
+
+
+def fit_random_lengths(args: argparse.Namespace, max_model_len: int | None) -> str:
+    """Shorten --random-input-len, which nobody gave, to the server's context; what to tell, empty if it fits.
+
+    Args:
+        max_model_len: longest prompt plus output in tokens; None if the server does not tell.
+    """
+    if args.dataset_name != "random" or max_model_len is None:
+        return ""
+    longest = 1 + args.random_range_ratio
+    room = max_model_len - args.random_prefix_len - TOKENIZER_MARGIN - int(args.random_output_len * longest)
+    fitting = int(room / longest)
+    if fitting < 1 or fitting >= args.random_input_len:
+        return ""
+    args.random_input_len = fitting
+    return f"random prompts have {fitting} tokens, so that they fit the server's context of {max_model_len}"
 
 
 def random_requests(

@@ -11,10 +11,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pagoda.bench.datasets import add_dataset_arguments, read_dataset
+from pagoda.bench.datasets import add_dataset_arguments, fit_random_lengths, read_dataset
 from pagoda.bench.figures import DETAILS, NAMES, report, table
 from pagoda.bench.load import ENDPOINTS, Load, RequestResult, send_all, send_one
 from pagoda.bench.requests import SampleRequest
+from pagoda.commands.arguments import CommandParser
 from pagoda.http.http_client import AsyncHttpClient
 from pagoda_common.config.flags import config_errors
 from pagoda_common.errors import ConfigError, NotReady, PagodaError
@@ -102,6 +103,7 @@ def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """0 when a request succeeded."""
+    args.is_input_len_given = not isinstance(parser, CommandParser) or parser.is_given("random_input_len")
     with config_errors(parser):
         check(args)
         metrics = _names(args.percentile_metrics, "percentile_metrics", tuple(NAMES))
@@ -177,6 +179,9 @@ async def measure(args: argparse.Namespace, percentiles: list[float], goodput_ms
         roots = {str(model["id"]): model.get("root") for model in models}
         args.tokenizer = args.tokenizer or roots.get(args.model) or args.model
         tokenizer = await asyncio.to_thread(Tokenizer.load, args.tokenizer)
+        lengths = {str(model["id"]): model.get("max_model_len") for model in models}
+        if not args.is_input_len_given and (told := fit_random_lengths(args, lengths.get(args.model))):
+            print(told, file=sys.stderr)
         requests = await asyncio.to_thread(read_dataset, args, tokenizer, num_prompts=args.num_prompts)
         load = make_load(args)
         first = await send_one(client, requests[0], load)

@@ -149,17 +149,17 @@ def test_a_server_that_does_not_come_is_not_waited_for_longer_than_asked(capsys:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--num-prompts", "0"), "num_prompts is 0, must be at least 1"),
-        (("--request-rate", "0"), "request_rate is 0.0, must be more than 0"),
+        (("--num-prompts", "0"), "--num-prompts is 0, must be at least 1"),
+        (("--request-rate", "0"), "--request-rate is 0.0, must be more than 0"),
         (("--burstiness", "-1"), "burstiness is -1.0"),
-        (("--percentile-metrics", "ttft,speed"), "percentile_metrics has 'speed', must be of ttft, tpot, itl, e2el"),
-        (("--metric-percentiles", "101"), "metric_percentiles has '101', must be in [0, 100]"),
+        (("--percentile-metrics", "ttft,speed"), "--percentile-metrics has 'speed', must be of ttft, tpot, itl, e2el"),
+        (("--metric-percentiles", "101"), "--metric-percentiles has '101', must be in [0, 100]"),
         (("--goodput", "ttft:fast"), "goodput has 'ttft:fast'"),
         (("--goodput", "itl:5"), "goodput has 'itl'"),
         (("--header", "X"), "header has 'X', must be NAME=VALUE"),
         (("--dataset-name", "custom"), "--dataset-name custom needs --dataset-path"),
-        (("--random-input-len", "0"), "random_input_len is 0"),
-        (("--random-range-ratio", "1"), "random_range_ratio is 1.0, must be in [0, 1)"),
+        (("--random-input-len", "0"), "--random-input-len is 0"),
+        (("--random-range-ratio", "1"), "--random-range-ratio is 1.0, must be in [0, 1)"),
     ],
 )
 def test_wrong_flags_are_named(

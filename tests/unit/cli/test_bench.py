@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from pagoda.bench.datasets import add_dataset_arguments, ordinary_token_ids, random_text, read_dataset
+from pagoda.bench.datasets import (
+    add_dataset_arguments,
+    fit_random_lengths,
+    ordinary_token_ids,
+    random_text,
+    read_dataset,
+)
 from pagoda.bench.figures import Statistics, peak_concurrency, peak_tokens_per_s, report, table
 from pagoda.bench.load import Load, RequestResult, send_times
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
@@ -199,3 +205,17 @@ def test_the_table_has_the_metrics_that_are_asked_for() -> None:
     assert "Request rate configured (RPS):           4.00" in shown
     assert "goodput" not in shown
     assert {len(line) for line in shown.splitlines() if line.startswith(("=", "-"))} == {50}
+
+
+@pytest.mark.parametrize(("max_model_len", "input_len"), [(1024, 888), (4096, 1024), (None, 1024), (100, 1024)])
+def test_random_prompts_that_nobody_sized_fit_the_servers_context(max_model_len: int | None, input_len: int) -> None:
+    args = argparse.Namespace(
+        dataset_name="random",
+        random_input_len=1024,
+        random_output_len=128,
+        random_prefix_len=0,
+        random_range_ratio=0.0,
+    )
+    told = fit_random_lengths(args, max_model_len)
+    assert args.random_input_len == input_len
+    assert bool(told) is (input_len != 1024)
