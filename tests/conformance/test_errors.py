@@ -44,7 +44,7 @@ BOTH: list[tuple[str, Any]] = [
     ("max_tokens", 1.5),
     ("min_tokens", -1),
     ("min_tokens", 9),
-    ("stop", ["a", "b", "c", "d", "e"]),
+    ("stop", ["a"] * 129),
     ("stop", ""),
     ("stop", ["a", ""]),
     ("stop", 5),

@@ -24,7 +24,8 @@ from pagoda_common.params.fields import (
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
 
 MAX_N = 16384
-MAX_STOP_STRINGS = 4
+MAX_STOP_STRINGS = 128
+"""OpenAI allows 4, its clients of other servers send more; each costs a comparison for each piece of text."""
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BAD_WORDS = 128
 """Token sequences of bad words; a word may be two, with and without a space before it."""

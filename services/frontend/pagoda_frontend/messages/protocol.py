@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pagoda_common.params.fields import names_as_in_chat, names_by_chat_name
 from pagoda_common.params.sampling_params import SAMPLING_FIELDS
-from pagoda_frontend.openai.protocol import Bool, Integer, Number, RequestBody, Text
+from pagoda_frontend.openai.protocol import Bool, Integer, Number, ReasoningEffort, RequestBody, Text
 
 
 class Block(RequestBody):
@@ -60,7 +60,7 @@ class OutputConfig(RequestBody):
     """How the answer is to be."""
 
     format: dict[str, Any] | None = None
-    effort: Text | None = None
+    effort: ReasoningEffort | None = None
 
 
 class CountTokensBody(RequestBody):

@@ -22,8 +22,16 @@ from pagoda_frontend.requests.served_model import ServedModel
 from pagoda_frontend.requests.serving import Serving
 
 CHAT_PATH = "/v1/chat/completions"
+MAX_STOP_STRINGS = 4
+"""OpenAI's bound for this endpoint; the others have the engine's."""
 MAX_CONVERSATIONS = 1024
 """In one batch."""
+
+
+def _check_stop(body: ConversationBody) -> None:
+    if isinstance(body.stop, list) and len(body.stop) > MAX_STOP_STRINGS:
+        message = f"stop must have at most {MAX_STOP_STRINGS} strings, got {len(body.stop)}"
+        raise InvalidRequest(message, field="stop")
 
 
 class ChatCompletions:
@@ -39,6 +47,7 @@ class ChatCompletions:
             PagodaError: the request is wrong, was refused, or failed.
         """
         body, resumption = await read_call(request, ChatBody, serving=self._serving, path=CHAT_PATH)
+        _check_stop(body)
         call = self._call(request, body, resumption)
         if body.stream:
             return await self._stream(body, call.noting(body, path=CHAT_PATH))
@@ -51,6 +60,7 @@ class ChatCompletions:
             PagodaError: a request is wrong, was refused, or failed; the others are aborted.
         """
         body = await read_body(request, ChatBatchBody, max_bytes=self._serving.config.max_request_body_bytes)
+        _check_stop(body)
         return await unless_disconnected(request, self._answer_batch(request, body))
 
     async def _answer_batch(self, request: Request, body: ChatBatchBody) -> Response:

@@ -2,20 +2,17 @@
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, create_model
+from pydantic import BaseModel, ConfigDict, Field, Strict, create_model
 
 from pagoda_common.params.fields import Kind
 from pagoda_common.params.sampling_params import SAMPLING_FIELDS
 
-
-def _integral(value: Any) -> Any:
-    """JSON has one kind of number: 16.0 is the integer 16."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Integer = Annotated[int, Strict(), BeforeValidator(_integral)]
-Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
-Bool = Annotated[bool, Strict()]
+# Numbers and booleans are taken as pydantic's lax mode takes them, as vLLM does: "5" and 5.0 are the integer 5.
+Integer = int
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Bool = bool
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""Values that OpenAI's API, Anthropic's or vLLM name; none turns thinking off."""
 Text = Annotated[str, Strict()]
 TokenIds = Annotated[list[Annotated[int, Strict()]], Field(fail_fast=True)]
 
@@ -244,7 +241,7 @@ class ConversationBody(GenerationBody):
     """None is auto where there are tools."""
     parallel_tool_calls: Bool | None = None
     """False: at most one call in a message."""
-    reasoning_effort: Text | None = None
+    reasoning_effort: ReasoningEffort | None = None
     """A variable of the chat template; none also turns thinking off."""
     include_reasoning: Bool | None = None
     """False: the model reasons, but the reasoning is not shown."""

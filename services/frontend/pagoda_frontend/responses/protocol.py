@@ -6,7 +6,7 @@ from pydantic import Field
 
 from pagoda_common.params.fields import names_as_in_chat, names_by_chat_name
 from pagoda_common.params.sampling_params import SAMPLING_FIELDS
-from pagoda_frontend.openai.protocol import Bool, Integer, Number, RequestBody, Text
+from pagoda_frontend.openai.protocol import Bool, Integer, Number, ReasoningEffort, RequestBody, Text
 
 
 class ResponsePart(RequestBody):
@@ -74,7 +74,7 @@ class ResponseText(RequestBody):
 class ResponseReasoning(RequestBody):
     """How much the model is to think."""
 
-    effort: Text | None = None
+    effort: ReasoningEffort | None = None
     summary: Text | None = None
 
 

@@ -203,3 +203,26 @@ async def test_chat_and_text_form_tokenize_alike(frontend: Running, tokenizer: T
     assert answer["max_model_len"] == 512
     text = (await frontend.post("/detokenize", {"tokens": answer["tokens"]})).json()["prompt"]
     assert text == rendered
+
+
+async def test_openais_bound_of_stop_strings_is_this_endpoints_alone(frontend: Running) -> None:
+    stop = ["\nclass", "\ndef", "\n#", "\nif", "\nprint"]
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    refused = await frontend.post("/v1/chat/completions", {**body, "stop": stop})
+    assert refused.status_code == 400
+    assert "stop must have at most 4 strings, got 5" in refused.text
+    assert (await frontend.post("/v1/chat/completions", {**body, "stop": stop[:4]})).status_code == 200
+    assert (await frontend.post("/v1/messages", {**body, "stop_sequences": stop})).status_code == 200
+    assert (await frontend.post("/v1/completions", {"prompt": "a", "max_tokens": 1, "stop": stop})).status_code == 200
+
+
+async def test_an_effort_that_no_api_names_is_refused(frontend: Running) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    for effort in ("none", "minimal", "low", "medium", "high", "xhigh", "max", None):
+        answer = await frontend.post("/v1/chat/completions", {**body, "reasoning_effort": effort})
+        assert answer.status_code == 200, answer.text
+    refused = await frontend.post("/v1/chat/completions", {**body, "reasoning_effort": "bogus"})
+    assert refused.status_code == 400
+    assert "reasoning_effort" in refused.text
+    response = {"input": "a", "max_output_tokens": 16, "reasoning": {"effort": "bogus"}}
+    assert (await frontend.post("/v1/responses", response)).status_code == 400

@@ -100,7 +100,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"sampling_params": types_pb2.SamplingParams(prompt_logprobs=21)}, "prompt_logprobs"),
     ({"sampling_params": types_pb2.SamplingParams(stop_token_ids=[99999])}, "stop_token_ids"),
     ({"sampling_params": types_pb2.SamplingParams(logit_bias={99999: 1.0})}, "logit_bias"),
-    ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+    ({"stop": ["a"] * 129}, "stop"),
     ({"sampling_params": types_pb2.SamplingParams(bad_words_token_ids=[{"ids": [5, 99999]}])}, "bad_words_token_ids"),
     ({"stop": [""]}, "stop"),
     ({"beam_search": types_pb2.BeamSearchParams(length_penalty=99)}, "length_penalty"),
