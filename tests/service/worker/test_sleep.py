@@ -133,7 +133,16 @@ async def test_older_schedulers_and_other_incarnations_are_refused(caller: Calle
     for call in (sleep(caller, 1), wake_up(caller), prepare(caller, None), reload(caller, Path("x"))):
         await fails(call, REFUSED, "session_epoch is 0, must be 1")
     caller.epoch += 1
-    await fails(sleep(caller, 3), grpc.StatusCode.INVALID_ARGUMENT, "level is 3, must be 1 or 2")
+    for level in (0, 3):
+        await fails(sleep(caller, level), grpc.StatusCode.INVALID_ARGUMENT, f"level is {level}, must be 1 or 2")
+
+
+async def test_a_sleep_that_is_lighter_than_the_one_before_leaves_the_deeper_one(caller: Caller) -> None:
+    await sleep(caller, 2)
+    await sleep(caller, 1)
+    assert (await caller.status()).sleep_level == 2
+    await wake_up(caller)
+    assert (await caller.status()).sleep_level == 0
 
 
 async def test_steps_go_on_while_weights_are_prepared_and_until_they_are_taken(caller: Caller, tmp_path: Path) -> None:
