@@ -66,7 +66,7 @@ async def test_both_signals_are_looked_for_and_neither_afterwards() -> None:
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 
 
 def test_a_process_that_ignores_sigterm_is_killed_after_its_time() -> None:
@@ -78,7 +78,7 @@ def test_a_process_that_ignores_sigterm_is_killed_after_its_time() -> None:
 
 def test_a_process_that_obeys_is_not_killed_and_one_that_ended_is_left_alone() -> None:
     code = (
-        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(3)); print('up', flush=True); time.sleep(600)"
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(3)); print('up', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
