@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
+from pagoda.server.early_checks import check_early
 from pagoda.server.supervisor import Service
 from pagoda.server.worker_services import with_standby, worker_services
-from pagoda_common.config.engine_config import EMBEDDED_MODEL, EngineConfig
+from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.config.flags import engine_config_to_argv, frontend_config_to_argv
 from pagoda_common.config.frontend_config import API_KEY_VARIABLE, PLAINTEXT_ADVICE, FrontendConfig
-from pagoda_common.config.model_files import resolve_model
-from pagoda_common.errors import ConfigError, ModelLoadError
+from pagoda_common.errors import ConfigError
 from pagoda_common.process.children import can_listen, free_port, service_command
 
 logger = logging.getLogger(__name__)
@@ -55,11 +55,7 @@ class LocalStack:
         Raises:
             ConfigError: a port is taken, out of range or given twice; or the model is no directory and no hub id.
         """
-        for name in (engine.model.model, frontend.tokenizer):
-            try:
-                resolve_model(name or EMBEDDED_MODEL)
-            except ModelLoadError as error:
-                raise ConfigError(error.message, field=error.field) from error
+        check_early(engine, tokenizer=frontend.tokenizer)
         for name, port in (
             ("scheduler_port", scheduler_port),
             ("scheduler_metrics_port", metrics_port or 0),

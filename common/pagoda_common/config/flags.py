@@ -199,10 +199,10 @@ def config_errors(parser: argparse.ArgumentParser) -> Iterator[None]:
 
 
 def flag_message(error: ConfigError, parser: argparse.ArgumentParser) -> str:
-    """The error's message; the field that it begins with is called as its flag."""
+    """The error's message; the field that it begins with is called as its flag, but the model, often no flag."""
     field = error.field or ""
     action = next((action for action in parser._actions if action.dest == field and action.option_strings), None)
-    if action is None or not re.match(rf"{re.escape(field)}\b", error.message):
+    if action is None or field == "model" or not re.match(rf"{re.escape(field)}\b", error.message):
         return error.message
     return action.option_strings[0] + error.message[len(field) :]
 
