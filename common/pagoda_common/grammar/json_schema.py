@@ -60,7 +60,7 @@ def with_listed_sets(schema: Any) -> Any:
         kept = {name: value for name, value in rest.items() if name not in ("type", "items", "minItems", "maxItems")}
         return {**kept, "enum": lists}
 
-    return _rewritten(schema, enumerate_lists)
+    return rewritten(schema, enumerate_lists)
 
 
 def _set_values(items: Any) -> list[Any] | None:
@@ -101,7 +101,7 @@ def with_ends(schema: Any) -> Any:
                 return {**part, "multipleOf": DECIMAL}
         return part
 
-    return _rewritten(schema, shorten)
+    return rewritten(schema, shorten)
 
 
 def without_additional_properties(schema: Any) -> Any:
@@ -110,7 +110,7 @@ def without_additional_properties(schema: Any) -> Any:
     def close(part: dict[str, Any]) -> dict[str, Any]:
         return {"additionalProperties": False, **part} if isinstance(part.get("properties"), dict) else part
 
-    return _rewritten(schema, close)
+    return rewritten(schema, close)
 
 
 def with_any_of(schema: Any) -> Any:
@@ -125,20 +125,21 @@ def with_any_of(schema: Any) -> Any:
             return part
         return {**{name: value for name, value in part.items() if name != "oneOf"}, "anyOf": branches}
 
-    return _rewritten(schema, replace)
+    return rewritten(schema, replace)
 
 
-def _rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """`schema` with `change` made to each schema in it, the innermost first."""
     if isinstance(schema, list):
-        return [_rewritten(part, change) for part in schema]
+        return [rewritten(part, change) for part in schema]
     if not isinstance(schema, dict):
         return schema
     inner = {}
     for name, part in schema.items():
         if name in ("properties", "patternProperties", "$defs", "definitions") and isinstance(part, dict):
-            inner[name] = {key: _rewritten(value, change) for key, value in part.items()}
+            inner[name] = {key: rewritten(value, change) for key, value in part.items()}
         else:
-            inner[name] = part if name in VALUES else _rewritten(part, change)
+            inner[name] = part if name in VALUES else rewritten(part, change)
     return change(inner)
 
 

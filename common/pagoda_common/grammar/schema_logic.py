@@ -11,7 +11,7 @@ from typing import Any
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.grammar.json_schema import resolved, with_any_of, with_listed_sets
 from pagoda_common.grammar.schema_integers import with_exact_integers
-from pagoda_common.grammar.schema_names import pattern_of_names
+from pagoda_common.grammar.schema_names import pattern_of_names, with_named_words
 from pagoda_common.grammar.schema_opposites import (
     MAX_NESTED,
     MAX_WINDOW,
@@ -50,7 +50,7 @@ def guaranteed(schema: Any) -> Any:
         InvalidRequest: it asks for what cannot be guaranteed; the message names keyword and place.
     """
     try:
-        return with_exact_integers(without_logic(with_listed_sets(with_any_of(schema))))
+        return with_exact_integers(with_named_words(without_logic(with_listed_sets(with_any_of(schema)))))
     except Inexpressible as error:
         raise InvalidRequest(f"cannot be guaranteed: {error}"[:500], field="structured_outputs") from None
 

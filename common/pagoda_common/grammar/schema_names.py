@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from pagoda_common.grammar.json_schema import resolved
+from pagoda_common.grammar.json_schema import resolved, rewritten
 
 ANY = r"(.|\n)"
 MAX_WORD_CHARACTERS = 4000
@@ -16,6 +16,38 @@ _NAME_KEYWORDS = frozenset(("type", "pattern", "minLength", "maxLength", "enum",
 
 Names = str | frozenset[str] | bool
 """A pattern that names match, the names themselves, or whether there may be any."""
+
+
+def with_named_words(schema: Any) -> Any:
+    """`schema` with the patterns that match a few words only (^word$, ^(one|two)$) among its properties.
+
+    Where properties name all words of a pattern, llguidance leads into a name that nothing can begin.
+    """
+
+    def name(part: dict[str, Any]) -> dict[str, Any]:
+        patterns = part.get("patternProperties")
+        if not isinstance(patterns, dict):
+            return part
+        properties = dict(part.get("properties") or {})
+        rest = {}
+        for pattern, wanted in patterns.items():
+            words = _words_of(pattern)
+            if words is None:
+                rest[pattern] = wanted
+            for word in words or ():
+                properties[word] = {"allOf": [properties[word], wanted]} if word in properties else wanted
+        kept = {key: value for key, value in part.items() if key != "patternProperties"}
+        return {**kept, "properties": properties, **({"patternProperties": rest} if rest else {})}
+
+    return rewritten(schema, name)
+
+
+def _words_of(pattern: str) -> list[str] | None:
+    """The words that `pattern` matches, where it lists them."""
+    if listed := re.fullmatch(r"\^\((?:\?:)?([\w|-]+)\)\$", pattern):
+        return list(dict.fromkeys(listed[1].split("|")))
+    match = _LITERAL.fullmatch(pattern)
+    return [re.sub(r"\\(.)", r"\1", match[1])] if match is not None and match[2] else None
 
 
 def literal_pattern(text: str) -> str:
