@@ -85,4 +85,4 @@ async def test_a_chat_template_that_is_not_there_is_a_usage_error() -> None:
     child = await asyncio.create_subprocess_exec(*command, "--grpc-port", "0", stderr=asyncio.subprocess.PIPE)
     _, errors = await asyncio.wait_for(child.communicate(), 240)
     assert child.returncode == 2
-    assert b"chat_template 'missing.jinja' cannot be read" in errors
+    assert b"--chat-template 'missing.jinja' cannot be read" in errors
