@@ -41,7 +41,8 @@ from pagoda_common.process.children import service_command, service_environment,
 from pagoda_common.process.idle_memory import exempt_what_exists
 from pagoda_common.process.memory import keep_freed_memory
 from pagoda_scheduler.core.request import Request
-from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput, StepResult, StepTimings
+from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput, StepTimings
+from pagoda_scheduler.core.step_result import StepResult
 from pagoda_scheduler.engine.engine import Engine
 from pagoda_scheduler.engine.engine_core import EngineCore
 from pagoda_scheduler.observability.timeline import Timeline
