@@ -8,10 +8,10 @@ if TYPE_CHECKING:  # what __getattr__ gives, for type checkers
     from pagoda.llm.async_llm import AsyncLLM
     from pagoda.llm.beam_search import BeamSearchParams
     from pagoda.llm.embedding import EmbeddingOutput, EmbeddingRequestOutput
-    from pagoda.llm.engine_args import AsyncEngineArgs, EngineArgs
     from pagoda.llm.llm import LLM
     from pagoda.llm.llm_engine import LLMEngine
     from pagoda.llm.prompts import PromptType, TextPrompt, TokensPrompt
+    from pagoda.options.engine_args import AsyncEngineArgs, EngineArgs
     from pagoda_common.params.outputs import CompletionOutput, RequestOutput
     from pagoda_common.params.pooling_params import PoolingParams
     from pagoda_common.params.sampling_params import RequestOutputKind, SamplingParams
@@ -46,8 +46,8 @@ _HOMES = {
     "LLMEngine": "pagoda.llm.llm_engine",
     "AsyncLLM": "pagoda.llm.async_llm",
     "AsyncLLMEngine": "pagoda.llm.async_llm",
-    "AsyncEngineArgs": "pagoda.llm.engine_args",
-    "EngineArgs": "pagoda.llm.engine_args",
+    "AsyncEngineArgs": "pagoda.options.engine_args",
+    "EngineArgs": "pagoda.options.engine_args",
     "BeamSearchParams": "pagoda.llm.beam_search",
     "EmbeddingOutput": "pagoda.llm.embedding",
     "EmbeddingRequestOutput": "pagoda.llm.embedding",

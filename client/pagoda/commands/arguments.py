@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from pagoda.llm.vllm_options import REFUSED_FLAGS
+from pagoda.options.vllm_options import REFUSED_FLAGS
 from pagoda_common.config.flag_words import as_typed, dashed
 from pagoda_common.config.settings import SettingError, environment_defaults, file_defaults, misspelled, option_actions
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from pagoda.commands.arguments import CommandParser
-from pagoda.llm.vllm_options import add_vllm_flags, check_vllm_args
+from pagoda.options.vllm_options import add_vllm_flags, check_vllm_args
 from pagoda.server.load_fault import find_load_fault
 from pagoda.server.local_stack import LocalStack
 from pagoda.server.output import drop_unwritable, show

@@ -19,13 +19,13 @@ from typing import Any, Self
 import grpc.aio
 
 from pagoda.llm.embedding import EmbeddingRequestOutput, check_pooling_params, embed_prompt, read_for_embedding
-from pagoda.llm.engine_args import EngineArgs
 from pagoda.llm.hub_tokenizer import HubTokenizer
-from pagoda.llm.options import engine_config_from_options
 from pagoda.llm.prompts import Prompt, PromptInput, as_prompt_list, check_params, read_prompts
-from pagoda.llm.refusals import RefusedCalls, refuse_extras
 from pagoda.llm.request_output import RequestOutputBuilder, default_sampling_params
 from pagoda.llm.served_model import ServedModelConfig
+from pagoda.options.engine_args import EngineArgs
+from pagoda.options.llm_options import engine_config_from_options
+from pagoda.options.refusals import RefusedCalls, refuse_extras
 from pagoda.server.engine_process import PrivateEngine
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from pagoda_common.config.engine_config import EMBEDDED_MODEL

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagoda.llm.prompts import Prompt, PromptInput, as_prompt_list, read_prompts
-from pagoda.llm.refusals import refuse_extras
+from pagoda.options.refusals import refuse_extras
 from pagoda.v1 import types_pb2
 from pagoda_common.engine.client import EngineClient, EngineRequest
 from pagoda_common.errors import Code, InvalidRequest, PagodaError

@@ -28,9 +28,9 @@ from pagoda.llm.llm_engine import LLMEngine, shut_down
 from pagoda.llm.loop_thread import LoopThread
 from pagoda.llm.metrics import GenerationCounts, Metric, snapshot
 from pagoda.llm.prompts import PromptInput, as_prompt_list, read_prompts
-from pagoda.llm.refusals import RefusedCalls, refuse_extras
 from pagoda.llm.request_output import RequestOutputBuilder
 from pagoda.llm.served_model import ServedModelConfig
+from pagoda.options.refusals import RefusedCalls, refuse_extras
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.params.outputs import RequestOutput

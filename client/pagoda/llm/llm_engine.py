@@ -18,13 +18,13 @@ from typing import Any, Self, TypeAlias
 
 from pagoda.llm.async_llm import COLLECTED_TOKENS, AsyncLLM
 from pagoda.llm.embedding import EmbeddingRequestOutput, check_pooling_params, embed_prompt, read_for_embedding
-from pagoda.llm.engine_args import EngineArgs
 from pagoda.llm.hub_tokenizer import HubTokenizer
 from pagoda.llm.loop_thread import LoopThread
 from pagoda.llm.prompts import PromptInput, read_prompts
-from pagoda.llm.refusals import refuse_extras
 from pagoda.llm.request_output import RequestOutputBuilder
 from pagoda.llm.served_model import ServedModelConfig
+from pagoda.options.engine_args import EngineArgs
+from pagoda.options.refusals import refuse_extras
 from pagoda_common.engine.generation import TextStream
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.params.outputs import RequestOutput

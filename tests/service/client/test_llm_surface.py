@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pagoda import LLM, AsyncLLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
-from pagoda.llm.options import engine_config_from_options
+from pagoda.options.llm_options import engine_config_from_options
 from pagoda_common.errors import Code, ConfigError, InvalidRequest, NotReady, PagodaError
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.service.client.conftest import FakeSchedulerThread

@@ -6,7 +6,7 @@ from contextlib import aclosing
 import pytest
 
 from pagoda import LLM, AsyncLLM, SamplingParams
-from pagoda.llm.options import engine_config_from_options
+from pagoda.options.llm_options import engine_config_from_options
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.params.outputs import RequestOutput
 from pagoda_common.params.sampling_params import RequestOutputKind

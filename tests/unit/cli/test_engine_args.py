@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from pagoda import AsyncEngineArgs, EngineArgs
-from pagoda.llm.options import engine_config_from_options
+from pagoda.options.llm_options import engine_config_from_options
 from pagoda_common.errors import ConfigError
 
 

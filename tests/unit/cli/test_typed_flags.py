@@ -6,7 +6,7 @@ import pytest
 
 from pagoda.cli import make_parser
 from pagoda.commands.serve import plan
-from pagoda.llm.options import engine_config_from_options
+from pagoda.options.llm_options import engine_config_from_options
 from pagoda_common.config.flag_words import as_typed, dashed
 from pagoda_common.config.flags import engine_config_from_args
 

@@ -6,7 +6,7 @@ import pytest
 
 from pagoda.cli import make_parser
 from pagoda.commands.serve import plan
-from pagoda.llm.vllm_options import OPTIONS, add_vllm_flags, check_vllm_args
+from pagoda.options.vllm_options import OPTIONS, add_vllm_flags, check_vllm_args
 from pagoda_common.errors import ConfigError
 
 

@@ -57,7 +57,7 @@ def test_flags_may_be_typed_with_underscores() -> None:
 
 def test_all_parsed_flags_are_arguments_of_llm() -> None:
     args = vars(pagoda.EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args([]))
-    config = import_module("pagoda.llm.options").engine_config_from_options(**args)
+    config = import_module("pagoda.options.llm_options").engine_config_from_options(**args)
     assert config.model.model == "pagoda-tiny"
 
 

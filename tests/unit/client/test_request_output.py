@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from pagoda.llm.options import engine_config_from_options
 from pagoda.llm.prompts import Prompt
 from pagoda.llm.request_output import RequestOutputBuilder, default_sampling_params, logprobs_by_token
+from pagoda.options.llm_options import engine_config_from_options
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.engine.stream import EngineRequest
 from pagoda_common.errors import ConfigError

@@ -4,15 +4,11 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from pagoda_common.engine.client import EngineClient
-from pagoda_frontend.http import answers
 from pagoda_frontend.http.access import RequestIds, RequireApiKey, RootPath
-from pagoda_frontend.http.docs_pages import add_docs_pages
 from pagoda_frontend.http.draining import CountCalls
 from pagoda_frontend.http.errors import install_error_handlers
-from pagoda_frontend.http.openapi import EVENT_STREAM, GENERATION_ERRORS, Paths
 from pagoda_frontend.http.operations import Operations
 from pagoda_frontend.http.sleep_mode import SleepMode
-from pagoda_frontend.http.status import add_status_page
 from pagoda_frontend.http.traces import TraceHttp
 from pagoda_frontend.messages.handlers import Messages
 from pagoda_frontend.messages.protocol import CountTokensBody, MessagesBody
@@ -29,6 +25,10 @@ from pagoda_frontend.openai.protocol import (
     ReloadWeightsBody,
     TokenizeBody,
 )
+from pagoda_frontend.pages import answers
+from pagoda_frontend.pages.docs import add_docs_pages
+from pagoda_frontend.pages.openapi import EVENT_STREAM, GENERATION_ERRORS, Paths
+from pagoda_frontend.pages.status import add_status_page
 from pagoda_frontend.requests.served_model import VERSION
 from pagoda_frontend.requests.serving import Serving
 from pagoda_frontend.responses.handlers import Responses

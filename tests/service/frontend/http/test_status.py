@@ -5,7 +5,7 @@ from urllib.parse import urljoin
 
 import pytest
 
-from pagoda_frontend.http.status import FILES, FOLDER
+from pagoda_frontend.pages.status import FILES, FOLDER
 from tests.service.frontend.harness import Running, running_frontend
 
 NAMES = re.compile(r"""(?:src|href|from)\s*=?\s*"([^"#]+)\"""")

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from pagoda import SamplingParams
 from pagoda.llm.metrics import GenerationCounts, Vector, snapshot
-from pagoda.llm.options import engine_config_from_options
+from pagoda.options.llm_options import engine_config_from_options
 from pagoda.v1 import types_pb2
 from pagoda_common.config.flags import add_engine_flags, config_errors, engine_config_from_args, engine_config_to_argv
 from pagoda_common.config.speculative_config import SpeculativeConfig, speculative_config, takes_drafts

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagoda.llm.options import engine_config_from_options
+from pagoda.options.llm_options import engine_config_from_options
 from pagoda_common.config.engine_config import AttentionBackend, CacheConfig, EngineConfig, ModelConfig
 from pagoda_common.errors import ConfigError
 from pagoda_kernels.attention.plan import AttentionPlan

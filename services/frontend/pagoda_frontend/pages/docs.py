@@ -6,7 +6,7 @@ import fastapi_offline
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
 
-from pagoda_frontend.http.status import serve_file
+from pagoda_frontend.pages.status import serve_file
 
 FOLDER = Path(fastapi_offline.__file__).parent / "static"
 ASSETS = {

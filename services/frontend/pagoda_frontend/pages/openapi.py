@@ -9,8 +9,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from pagoda_frontend.http.access import GUARDED_PREFIXES
-from pagoda_frontend.http.answers import AnthropicErrorAnswer, ErrorAnswer, UnauthorizedAnswer
 from pagoda_frontend.http.errors import ANTHROPIC_PREFIX
+from pagoda_frontend.pages.answers import AnthropicErrorAnswer, ErrorAnswer, UnauthorizedAnswer
 
 BEARER = "bearer"
 """Name of the API keys' security scheme."""

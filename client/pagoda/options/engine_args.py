@@ -4,8 +4,8 @@ import argparse
 from dataclasses import asdict, fields, make_dataclass
 from typing import Any, Self
 
-from pagoda.llm.options import FIELDS, engine_config_from_options
-from pagoda.llm.vllm_options import OPTIONS, define_vllm_flags
+from pagoda.options.llm_options import FIELDS, engine_config_from_options
+from pagoda.options.vllm_options import OPTIONS, define_vllm_flags
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.config.flags import add_engine_flags, add_worker_flags
 

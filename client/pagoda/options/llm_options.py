@@ -6,7 +6,7 @@ import os
 from dataclasses import fields
 from typing import Any
 
-from pagoda.llm.vllm_options import BY_NAME
+from pagoda.options.vllm_options import BY_NAME
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from pagoda_common.config.flag_tables import parse_attention_backend, parse_dtype
 from pagoda_common.config.model_files import with_room_for_prompts

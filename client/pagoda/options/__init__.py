@@ -1,0 +1,1 @@
+"""Options of LLM and of the engine, with vLLM's names. Starts nothing."""
