@@ -1,5 +1,7 @@
 """What operators ask of the engine's memory: sleep, wake-up, other weights. Served with --enable-sleep-mode."""
 
+import asyncio
+
 from fastapi import Request, Response
 
 from pagoda_common.engine.client import EngineClient
@@ -7,6 +9,10 @@ from pagoda_common.errors import InvalidRequest
 from pagoda_frontend.http.body import json_response, read_body
 from pagoda_frontend.openai.protocol import ReloadWeightsBody
 from pagoda_frontend.requests.serving import Serving
+
+NEWS_TIMEOUT_S = 2.0
+"""How long an answer waits until this frontend's own view of the engine agrees with it."""
+NEWS_POLL_S = 0.01
 
 
 class SleepMode:
@@ -24,13 +30,23 @@ class SleepMode:
             mode=request.query_params.get("mode", "keep"),
             group=_number(request, "group"),
         )
+        await self._hear()
         return Response(status_code=200)
 
     async def wake_up(self, request: Request) -> Response:
         """Serve again."""
         tags = request.query_params.getlist("tags")
         await self._engine.control.wake_up(tags=tags, group=_number(request, "group"))
+        await self._hear()
         return Response(status_code=200)
+
+    async def _hear(self) -> None:
+        """Wait until /ready and /metrics tell the state that the engine has now: its news come over the session."""
+        is_sleeping = await self._engine.control.is_sleeping()
+        for _ in range(round(NEWS_TIMEOUT_S / NEWS_POLL_S)):
+            if self._engine.is_sleeping == is_sleeping:
+                return
+            await asyncio.sleep(NEWS_POLL_S)
 
     async def is_sleeping(self) -> Response:
         """Whether requests wait because the engine sleeps."""

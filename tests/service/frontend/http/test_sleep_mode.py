@@ -41,6 +41,24 @@ async def test_a_sleeping_model_is_not_ready_and_requests_wait_for_it(running: R
     await until(lambda: running.server.serving.is_ready)
 
 
+async def test_an_answer_comes_after_the_state_is_told_everywhere(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announce = running.fake.set_ready
+
+    def announce_late(is_ready: bool, reason: str = "") -> None:
+        asyncio.get_running_loop().call_later(0.1, announce, is_ready, reason)
+
+    monkeypatch.setattr(running.fake, "set_ready", announce_late)
+    for _ in range(3):
+        assert (await running.post("/sleep")).status_code == 200
+        assert 'sleep_state="weights_offloaded"} 1.0' in (await running.http.get("/metrics")).text
+        assert (await running.http.get("/ready")).status_code == 503
+        assert (await running.post("/wake_up")).status_code == 200
+        assert 'sleep_state="awake"} 1.0' in (await running.http.get("/metrics")).text
+        assert (await running.http.get("/ready")).status_code == 200
+
+
 async def test_levels_modes_groups_and_tags_are_passed_on(running: Running) -> None:
     await running.post("/sleep?level=2&mode=abort&group=3")
     assert running.fake.sleeps == [
