@@ -220,7 +220,8 @@ async def decode(engine: Engine, num_seqs: int, num_steps: int, vocab_size: int)
         read_bytes=lambda: getattr(client, "num_bytes_sent", 0) + getattr(client, "num_bytes_received", 0),
         num_open=num_seqs,
     )
-    engine.sinks = {clock}
+    engine.sinks.clear()
+    engine.sinks.add(clock)
     generator = np.random.default_rng(0)
     params = SamplingParams(temperature=0.0, max_tokens=num_steps, ignore_eos=True, seed=0)
     for number in range(num_seqs):

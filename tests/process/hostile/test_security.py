@@ -209,5 +209,5 @@ def test_plaintext_over_a_network_is_refused_at_the_start(module: str, argv: lis
     )
     assert done.returncode == 2, done.stderr
     message = done.stderr.splitlines()[-1]
-    assert f"error: {field} is" in message
+    assert f"error: --{field} is" in message
     assert "--insecure" in message

@@ -47,7 +47,7 @@ def grpc_probe(port: int, service: str | None, **times: int) -> dict[str, Any]:
 def test_a_frontend_is_alive_when_it_answers_and_ready_when_a_request_would_be_served() -> None:
     container = base("frontend")
     assert container["startupProbe"] == {
-        "httpGet": {"path": "/health", "port": "http"},
+        "httpGet": {"path": "/live", "port": "http"},
         "periodSeconds": 1,
         "failureThreshold": 120,
     }
@@ -58,7 +58,7 @@ def test_a_frontend_is_alive_when_it_answers_and_ready_when_a_request_would_be_s
         "failureThreshold": 5,
     }
     assert container["livenessProbe"] == {
-        "httpGet": {"path": "/health", "port": "http"},
+        "httpGet": {"path": "/live", "port": "http"},
         "periodSeconds": 10,
         "timeoutSeconds": 5,
         "failureThreshold": 3,

@@ -110,7 +110,7 @@ async def test_normalisation_may_be_left_out(frontend: Running, fields: dict[str
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "'float' or 'base64'"),
         ({"input": "a", "dimensions": 2}, "dimensions", "dimensions must be 4"),
         ({"input": "a", "dimensions": 0}, "dimensions", "dimensions must be 4"),
-        ({"input": "a", "dimensions": "4"}, "dimensions", "integer"),
+        ({"input": "a", "dimensions": "four"}, "dimensions", "integer"),
         ({"input": "a", "embed_dtype": "float16"}, "embed_dtype", "embed_dtype is not supported yet"),
         ({"input": "a", "truncate_prompt_tokens": 513}, "truncate_prompt_tokens", "must be at most 512"),
         ({"input": "a", "cache_salt": ""}, "cache_salt", "cache_salt must not be empty"),

@@ -27,7 +27,7 @@ NUMBERS: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
     ("logprobs", (None, -1, 0, 100), (-2, True, 1.0)),
     ("prompt_logprobs", (None, -1, 0, 100), (-2, True)),
     ("truncate_prompt_tokens", (None, -1, 0, 1, 2**31 - 1), (-2, 2**31)),
-    ("stop", (["a"] * 4,), (["a"] * 5, [""], ["a", ""], [1], 1)),
+    ("stop", (["a"] * 128,), (["a"] * 129, [""], ["a", ""], [1], 1)),
     ("stop_token_ids", ([0, 2**32 - 1],), ([-1], [2**32], "12", [True], 5)),
     ("allowed_token_ids", (None, (0, 2**32 - 1)), ([], [-1], [2**32])),
     ("logprob_token_ids", (tuple(range(128)),), (list(range(129)), [-1], [2**32])),
