@@ -32,7 +32,8 @@ test: install
 
 test-quick: install
 	@echo "Tests: unit and kernels, two files at a time, below 4 minutes on two cores"
-	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/kernels $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/kernels \
+		--ignore=tests/kernels/triton/test_run_all.py $(ARGS)
 
 test-containers: install
 	@$(BIN)/python -m pytest -o faulthandler_timeout=1200 tests/container $(ARGS)
