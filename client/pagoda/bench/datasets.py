@@ -82,7 +82,7 @@ def read_dataset(args: argparse.Namespace, tokenizer: Tokenizer, *, num_prompts:
 
 
 def fit_random_lengths(args: argparse.Namespace, max_model_len: int | None) -> str:
-    """Shorten --random-input-len, which nobody gave, to the server's context; what to tell, empty if it fits.
+    """Shorten the default of --random-input-len to the server's context; what to tell, empty if it fits.
 
     Args:
         max_model_len: longest prompt plus output in tokens; None if the server does not tell.

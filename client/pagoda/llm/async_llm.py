@@ -79,7 +79,7 @@ class AsyncLLM(RefusedCalls):
         self._id_prefix = secrets.token_hex(4)
         self._ids = itertools.count()
         self._closing: asyncio.Task[None] | None = None
-        """Held: a loop forgets tasks that nobody has."""
+        """Kept here: an event loop holds only weak references to its tasks."""
         self._bad_words: tuple[tuple[str, ...], tuple[tuple[int, ...], ...]] = ((), ())
 
     @classmethod
@@ -399,7 +399,7 @@ class AsyncLLM(RefusedCalls):
                 builder.prompt_logprobs = stream.prompt_logprobs
 
     def open(self, request: EngineRequest) -> TextStream:
-        """Submit `request`; whoever calls this closes the stream.
+        """Submit `request`; the caller closes the stream.
 
         Raises:
             PagodaError: as of `EngineClient.submit`.

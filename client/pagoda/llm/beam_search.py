@@ -29,7 +29,7 @@ class BeamSearchParams(EngineBeamSearchParams):
     """Only what it allows is searched."""
 
     def sampling_params(self) -> SamplingParams:
-        """What the engine is told of sampling; the temperature means nothing to a search."""
+        """Sampling parameters for the engine; a search ignores the temperature."""
         return SamplingParams(
             n=self.beam_width,
             max_tokens=self.max_tokens,

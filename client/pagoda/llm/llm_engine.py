@@ -110,7 +110,7 @@ class LLMEngine:
     def __init__(self, async_llm: AsyncLLM, loop: LoopThread) -> None:
         """
         Args:
-            async_llm: started on `loop`; whoever made it shuts it down.
+            async_llm: started on `loop`; the caller shuts it down.
         """
         self._async_llm = async_llm
         self._loop = loop

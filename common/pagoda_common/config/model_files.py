@@ -41,7 +41,7 @@ def context_of(name: str) -> int | None:
 
 
 def with_room_for_prompts(scheduler: SchedulerConfig, model: ModelConfig) -> SchedulerConfig:
-    """`scheduler`; without chunked prefill a budget that nobody gave is raised to max_model_len, as in vLLM: a prompt
+    """`scheduler`; without chunked prefill a budget that was not given is raised to max_model_len, as in vLLM: a prompt
     runs in one step."""
     default = next(field.default for field in fields(SchedulerConfig) if field.name == "max_num_batched_tokens")
     if scheduler.enable_chunked_prefill or scheduler.max_num_batched_tokens != default:

@@ -155,7 +155,7 @@ class SamplingParams:
     bad_words_token_ids: Sequence[Sequence[int]] = other(
         (), is_shown=False, proto="bad_words_token_ids", search="refused"
     )
-    """Token sequences that may not be completed; whoever knows the tokenizer makes them of bad words."""
+    """Token sequences that may not be completed; the side with the tokenizer makes them of bad words."""
     bad_words: Sequence[str] | None = texts(search="refused")
     """Words that may not be written; at most 128 with and without a space before them, stored as a list."""
     logprob_token_ids: Sequence[int] | None = token_ids(

@@ -86,7 +86,7 @@ def test_what_is_wrong_is_said_before_anything_is_submitted(engine: LLMEngine) -
     with pytest.raises(InvalidRequest, match="prompt is empty"):
         engine.add_request("p", "", SamplingParams())
     with pytest.raises(InvalidRequest, match="request_id must be a text"):
-        engine.add_request(5, "Hi", SamplingParams())  # type: ignore[arg-type]
+        engine.add_request(5, "Hi", SamplingParams())  # type: ignore[arg-type]  # wrong on purpose
     assert not engine.has_unfinished_requests()
 
 

@@ -114,7 +114,7 @@ class Dialect:
         variables: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
         """The token behind which the answer begins. Empty where it begins at once, and where no single token ends the
-        reasoning: then nobody could tell where a constraint begins.
+        reasoning: then it is unknown where a constraint begins.
 
         Args:
             template: Jinja text of the chat template. One that knows no marker belongs to a model that answers at once,

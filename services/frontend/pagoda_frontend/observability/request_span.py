@@ -41,7 +41,7 @@ class RequestSpan:
                 self._queue_s = delta.queue_s
 
     def close(self, outcome: str, error: str = "") -> None:
-        """It is over: all of it was given out, or nobody wants it any more, or it failed."""
+        """End the span: the output is complete, the request was aborted, or it failed."""
         end_ns = time.time_ns()
         attributes: dict[str, Value] = {
             "gen_ai.usage.completion_tokens": sum(self._num_tokens.values()),
@@ -65,7 +65,7 @@ class RequestSpan:
 def start_request_span(
     request: EngineRequest, *, tracer: Tracer, above: Span | None, model_name: str
 ) -> RequestSpan | None:
-    """Begin the span of `request` and let the engine go on with its trace; None when it is not sampled.
+    """Begin the span of `request` and have the engine continue its trace; None when it is not sampled.
 
     Args:
         above: the call's; None begins a trace of its own.

@@ -126,8 +126,8 @@ def test_without_chunks_a_step_holds_the_longest_prompt() -> None:
 
 def test_what_a_cpu_lacks_is_refused_on_a_cpu_alone() -> None:
     for device in ("auto", "cuda"):
-        EngineConfig(model=ModelConfig(device=device), cache=CacheConfig(kv_cache_dtype="fp8"))  # type: ignore[arg-type]
-        EngineConfig(model=ModelConfig(device=device, attention_backend="triton"))  # type: ignore[arg-type]
+        EngineConfig(model=ModelConfig(device=device), cache=CacheConfig(kv_cache_dtype="fp8"))  # type: ignore[arg-type]  # a str
+        EngineConfig(model=ModelConfig(device=device, attention_backend="triton"))  # type: ignore[arg-type]  # a str
     EngineConfig(model=ModelConfig(device="cpu"), cache=CacheConfig(kv_cache_dtype="int8"))
     with pytest.raises(ConfigError, match="attention_backend"):
         EngineConfig(model=ModelConfig(device="cpu", attention_backend="triton"))

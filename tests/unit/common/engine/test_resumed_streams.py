@@ -49,7 +49,7 @@ def entry(token_id: int) -> TokenLogprobs:
 async def test_what_the_client_has_is_replayed_and_the_rest_comes_once(num_known: int) -> None:
     tokenizer = Tokenizer.load("pagoda-tiny")
     engine = StreamsOnly()
-    stream = TextStream(engine=engine, tokenizer=tokenizer, request=resumed(num_known))  # type: ignore[arg-type]
+    stream = TextStream(engine=engine, tokenizer=tokenizer, request=resumed(num_known))  # type: ignore[arg-type]  # a fake
     deltas = await stream.get()
     had = [token for delta in deltas if delta.is_replayed for token in delta.token_ids]
     lacked = [token for delta in deltas if not delta.is_replayed for token in delta.token_ids]
