@@ -1,11 +1,16 @@
 """Bearer keys: who shows one may call. Compared in constant time, read from files of one key a line. Knows no gRPC."""
 
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from pagoda_common.errors import ConfigError
+
+MAX_SHOWN_KEYS = 8
+"""Of one call; further ones are not looked at."""
+ID_CHARS = 16
 
 
 class BearerKeys:
@@ -14,16 +19,37 @@ class BearerKeys:
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [sha256(key.encode()).digest() for key in keys]
 
-    def allow(self, headers: Mapping[str, str], *, key_header: str | None = None) -> bool:
-        """Whether `headers` (lower-case names) show one of the keys as bearer token, or plainly in `key_header`."""
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        shown = [token.strip()] if scheme.lower() == "bearer" else []
-        if key_header is not None:
-            shown.append(headers.get(key_header, "").strip())
-        given = [sha256(_raw(key)).digest() for key in shown]
+    def accepted(self, headers: Iterable[tuple[str, Any]], *, key_header: str | None = None) -> str | None:
+        """The id of the key that `headers` show: one of ours, as bearer token or plainly in `key_header`.
+
+        What else the headers hold, such as the credentials of a proxy, has no say in it. Of several of our keys, the
+        first bearer token counts.
+
+        Args:
+            headers: pairs of a lower-case name and a value; a name may occur more than once. Bytes are no keys.
+
+        Returns:
+            The beginning of the key's digest, as `key_id` has it; None when there is none of ours.
+        """
+        bearers, plain = [], []
+        for name, value in headers:
+            if not isinstance(value, str):
+                continue
+            if name == "authorization":
+                scheme, _, token = value.partition(" ")
+                if scheme.lower() == "bearer":
+                    bearers.append(token.strip())
+            elif name == key_header:
+                plain.append(value.strip())
+        given = [sha256(_raw(key)).digest() for key in [*bearers, *plain][:MAX_SHOWN_KEYS]]
         # Every digest is compared, in constant time: neither length nor order of the keys leaks.
-        matches = [hmac.compare_digest(one, digest) for one in given for digest in self._digests]
-        return any(matches)
+        matches = [[hmac.compare_digest(one, digest) for digest in self._digests] for one in given]
+        return next((one.hex()[:ID_CHARS] for one, found in zip(given, matches, strict=True) if any(found)), None)
+
+
+def key_id(key: str) -> str:
+    """What `BearerKeys.accepted` calls a key: no secret, and the same wherever the key is shown."""
+    return sha256(key.encode()).hexdigest()[:ID_CHARS]
 
 
 def read_keys(file: str, *, field: str) -> tuple[str, ...]:

@@ -122,9 +122,7 @@ class RequireBearer(grpc.aio.ServerInterceptor):
     ) -> Any:
         """The handler of the call, or the one that refuses it."""
         if not handler_call_details.method.startswith(self._open_prefixes):
-            metadata = handler_call_details.invocation_metadata
-            headers = {key: value for key, value in metadata if isinstance(value, str)}
-            if not self._keys().allow(headers):
+            if self._keys().accepted(handler_call_details.invocation_metadata) is None:
                 return grpc.unary_unary_rpc_method_handler(self._refuse)
         return await continuation(handler_call_details)
 

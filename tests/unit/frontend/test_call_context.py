@@ -1,6 +1,5 @@
-"""Whose call it is, how urgent, how long: tenants by key, bounds of priority and timeout."""
+"""Whose call it is, how urgent, how long: tenants, bounds of priority and timeout."""
 
-import hashlib
 from typing import Any
 
 import pytest
@@ -8,12 +7,13 @@ import pytest
 from pagoda_common.errors import InvalidRequest
 from pagoda_frontend.http.calls import call_of
 from pagoda_frontend.openai.protocol import CompletionBody
-from pagoda_frontend.requests.call_context import CallContext, tenant_of
+from pagoda_frontend.requests.call_context import CallContext, claimed_tenant
 
 
 def call(headers: dict[str, str] | None = None, **fields: Any) -> CallContext:
+    headers = headers or {}
     body = CompletionBody.model_validate({"prompt": "x", **fields})
-    return call_of(headers or {}, body, has_api_keys=False, request_id="a")
+    return call_of(headers, body, tenant=claimed_tenant(headers), request_id="a")
 
 
 def terms(headers: dict[str, str] | None = None, **fields: Any) -> tuple[str, int, float]:
@@ -21,28 +21,10 @@ def terms(headers: dict[str, str] | None = None, **fields: Any) -> tuple[str, in
     return made.tenant, made.priority, made.timeout_s
 
 
-@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
-def test_two_keys_are_two_tenants_by_whichever_header_they_come(header: str) -> None:
-    def tenant(key: str) -> str:
-        value = f"Bearer {key}" if header == "authorization" else key
-        return tenant_of({header: value, "x-tenant-id": "the same"}, has_api_keys=True)
-
-    assert tenant("first") != tenant("second")
-    assert tenant("first") == hashlib.sha256(b"first").hexdigest()[:16]
-    assert tenant("") == ""
-
-
-def test_a_bearer_token_goes_before_the_other_header() -> None:
-    headers = {"authorization": "Bearer first", "x-api-key": "second"}
-    assert tenant_of(headers, has_api_keys=True) == tenant_of({"x-api-key": "first"}, has_api_keys=True)
-    headers["authorization"] = "Bearer "
-    assert tenant_of(headers, has_api_keys=True) == tenant_of({"x-api-key": "second"}, has_api_keys=True)
-
-
 def test_without_keys_callers_say_who_they_are_in_128_characters() -> None:
     headers = {"x-tenant-id": "t" * 200, "authorization": "Bearer first"}
-    assert tenant_of(headers, has_api_keys=False) == "t" * 128
-    assert tenant_of({"authorization": "Bearer first"}, has_api_keys=False) == ""
+    assert claimed_tenant(headers) == "t" * 128
+    assert claimed_tenant({"authorization": "Bearer first"}) == ""
 
 
 def test_a_call_says_nothing_of_itself_by_default() -> None:

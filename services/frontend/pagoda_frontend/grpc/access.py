@@ -7,8 +7,7 @@ REFLECTION_PREFIX = "/grpc.reflection."
 """Tells the contracts, which are public."""
 
 
-def require_api_key_rpc(keys: tuple[str, ...]) -> RequireBearer:
+def require_api_key_rpc(keys: BearerKeys) -> RequireBearer:
     """Refuses gRPC calls without one of the keys: UNAUTHENTICATED. Health and reflection stay open."""
-    allowed = BearerKeys(keys)
     message = "the call shows none of the API keys: metadata `authorization: Bearer KEY` is expected"
-    return RequireBearer(lambda: allowed, open_prefixes=(HEALTH_PREFIX, REFLECTION_PREFIX), message=message)
+    return RequireBearer(lambda: keys, open_prefixes=(HEALTH_PREFIX, REFLECTION_PREFIX), message=message)

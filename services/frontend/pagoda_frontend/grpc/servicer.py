@@ -25,7 +25,7 @@ from pagoda_frontend.grpc.convert_chat import (
     prompt_of,
     tokenize_body_from_proto,
 )
-from pagoda_frontend.requests.call_context import MAX_REQUEST_ID_CHARS, CallContext, begin_call, tenant_of, unique_id
+from pagoda_frontend.requests.call_context import MAX_REQUEST_ID_CHARS, CallContext, begin_call, claimed_tenant, unique_id
 from pagoda_frontend.requests.choices import check_searchable
 from pagoda_frontend.requests.embeddings import embedding_of, embedding_prompts
 from pagoda_frontend.requests.errors import fields_named
@@ -247,8 +247,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         )
 
     def _tenant(self, context: Any) -> str:
-        headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-        return tenant_of(headers, has_api_keys=self._serving.has_api_keys)
+        """Who calls: the key that was accepted, which is found as the guard of the port finds it."""
+        metadata = context.invocation_metadata() or ()
+        if not self._serving.has_api_keys:
+            return claimed_tenant({key: value for key, value in metadata if isinstance(value, str)})
+        accepted = self._serving.api_keys.accepted(metadata)
+        assert accepted is not None, "the guard has let the call in"
+        return accepted
 
 
 def _encoded(request: Message) -> str:

@@ -14,6 +14,7 @@ from pagoda_common.process.logging import request_id as log_request_id
 from pagoda_common.process.logging import trace_id as log_trace_id
 from pagoda_common.rpc.bearer import BearerKeys
 from pagoda_frontend.http.errors import ANTHROPIC_PREFIX, route_path
+from pagoda_frontend.http.calls import note_tenant
 from pagoda_frontend.requests.call_context import MAX_REQUEST_ID_CHARS
 
 GUARDED_PREFIXES = (
@@ -30,12 +31,12 @@ REQUEST_ID_HEADER = "x-request-id"
 class RequireApiKey:
     """Refuses calls of the HTTP API without one of the keys: 401, with vLLM's body."""
 
-    def __init__(self, app: ASGIApp, *, keys: tuple[str, ...]) -> None:
+    def __init__(self, app: ASGIApp, *, keys: BearerKeys) -> None:
         self._app = app
-        self._keys = BearerKeys(keys)
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the call on, or refuse it."""
+        """Pass the call on, with its tenant noted, or refuse it."""
         if scope["type"] == "http" and scope["method"] != "OPTIONS" and not self._is_allowed(scope):
             refusal = Response(orjson.dumps(_refusal(route_path(scope))), 401, media_type="application/json")
             await refusal(scope, receive, send)
@@ -46,9 +47,12 @@ class RequireApiKey:
         path = route_path(scope)
         if not path.startswith(GUARDED_PREFIXES):
             return True
-        return self._keys.allow(
-            Headers(scope=scope), key_header=API_KEY_HEADER if path.startswith(ANTHROPIC_PREFIX) else None
-        )
+        key_header = API_KEY_HEADER if path.startswith(ANTHROPIC_PREFIX) else None
+        accepted = self._keys.accepted(Headers(scope=scope).items(), key_header=key_header)
+        if accepted is None:
+            return False
+        note_tenant(scope, accepted)
+        return True
 
 
 def _refusal(path: str) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def make_app(serving: Serving, engine: EngineClient) -> FastAPI:
     if not config.disable_status_page:
         add_status_page(app)
     if config.api_key:
-        app.add_middleware(RequireApiKey, keys=config.api_key)
+        app.add_middleware(RequireApiKey, keys=serving.api_keys)
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

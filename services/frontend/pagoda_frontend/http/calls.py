@@ -2,25 +2,41 @@
 
 import math
 import time
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Mapping, MutableMapping
+from typing import Any, TypeVar
 
 from fastapi import Request
 
 from pagoda_common.errors import InvalidRequest
 from pagoda_frontend.http.body import read_body
 from pagoda_frontend.openai.protocol import EmbeddingBody, GenerationBody, RequestBody
-from pagoda_frontend.requests.call_context import CallContext, begin_call, tenant_of
+from pagoda_frontend.requests.call_context import CallContext, begin_call, claimed_tenant
 from pagoda_frontend.requests.event_ids import place_of
 from pagoda_frontend.requests.resume import Resumption, resumption_at
 from pagoda_frontend.requests.serving import Serving
 
 Body = TypeVar("Body", bound=RequestBody)
 
+_TENANT = "pagoda.tenant"
+"""Of the scope: id of the key that was accepted."""
+
 INT64 = range(-(2**63), 2**63)
 PRIORITY_HEADER = "x-vllm-priority"
 TIMEOUT_HEADER = "x-request-timeout"
 """Pagoda's own, as the body's field `timeout`."""
+
+
+def note_tenant(scope: MutableMapping[str, Any], key_id: str) -> None:
+    """The call of `scope` (ASGI's) is that of the key `key_id`."""
+    scope[_TENANT] = key_id
+
+
+def tenant_of(request: Request, *, serving: Serving) -> str:
+    """Who calls: the key that was accepted; without keys what the caller says of itself, who may say anything then."""
+    if not serving.has_api_keys:
+        return claimed_tenant(request.headers)
+    tenant: str = request.scope[_TENANT]  # an error where a path is not guarded
+    return tenant
 
 
 async def read_call(
@@ -37,7 +53,7 @@ async def read_call(
     place = place_of(request.headers)
     if place is None:
         return await read_body(request, body_type, max_bytes=serving.config.max_request_body_bytes), None
-    tenant = tenant_of(request.headers, has_api_keys=serving.has_api_keys)
+    tenant = tenant_of(request, serving=serving)
     resumption = await resumption_at(place, engine=serving.engine, path=path, tenant=tenant)
     return resumption.body_as(body_type), resumption
 
@@ -46,7 +62,7 @@ def call_of(
     headers: Mapping[str, str],
     body: GenerationBody | EmbeddingBody,
     *,
-    has_api_keys: bool,
+    tenant: str,
     request_id: str,
     resumption: Resumption | None = None,
 ) -> CallContext:
@@ -54,7 +70,7 @@ def call_of(
 
     Args:
         headers: with names in small letters.
-        has_api_keys: the server serves the holders of keys alone.
+        tenant: who calls, as `tenant_of` says.
 
     Raises:
         InvalidRequest: a value cannot be read or is out of its bounds; `field` names it.
@@ -68,7 +84,7 @@ def call_of(
     return begin_call(
         request_id,
         created=int(time.time()),
-        tenant=tenant_of(headers, has_api_keys=has_api_keys),
+        tenant=tenant,
         priority=priority or 0,
         timeout_s=timeout_s or 0.0,
         resumption=resumption,

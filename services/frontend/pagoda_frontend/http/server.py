@@ -63,7 +63,7 @@ class FrontendServer:
         self.serving = Serving(config=config, engine=self.engine, metrics=self._metrics)
         guards: list[grpc.aio.ServerInterceptor] = []
         if config.api_key:
-            guards.append(require_api_key_rpc(config.api_key))
+            guards.append(require_api_key_rpc(self.serving.api_keys))
         if self.serving.tracer is not None:
             guards.append(TraceRpc(service=SERVICE, tracer=self.serving.tracer))
         self._grpc_host = config.host if config.grpc_host is None else config.grpc_host

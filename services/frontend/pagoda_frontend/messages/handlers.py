@@ -12,7 +12,7 @@ from pagoda_frontend.conversation.conversation import Conversation, start_conver
 from pagoda_frontend.conversation.template import template_kwargs
 from pagoda_frontend.conversation.tools import plan_tools
 from pagoda_frontend.http.body import json_response, read_body
-from pagoda_frontend.http.calls import call_of, read_call
+from pagoda_frontend.http.calls import call_of, read_call, tenant_of
 from pagoda_frontend.http.errors import anthropic_error, error_object
 from pagoda_frontend.http.opening import announced, patience_of
 from pagoda_frontend.http.sse import EventStream, unless_disconnected
@@ -70,9 +70,8 @@ class Messages:
         chat = chat_body_of(body)
         message_id = unique_id("msg_", request.headers.get("x-request-id"))
         with fields_named(CHAT_NAMES):
-            call = call_of(
-                request.headers, chat, has_api_keys=serving.has_api_keys, request_id=message_id, resumption=resumption
-            )
+            tenant = tenant_of(request, serving=serving)
+            call = call_of(request.headers, chat, tenant=tenant, request_id=message_id, resumption=resumption)
             if body.stream:
                 call = call.noting(body, path=MESSAGES_PATH)
             conversation = await start_conversation(chat, call, serving=serving)

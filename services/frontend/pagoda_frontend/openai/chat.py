@@ -10,7 +10,7 @@ from pagoda_common.errors import InvalidRequest
 from pagoda_frontend.conversation.conversation import Conversation, start_conversation
 from pagoda_frontend.conversation.message import CollectedMessage
 from pagoda_frontend.http.body import json_response, read_body
-from pagoda_frontend.http.calls import call_of, read_call
+from pagoda_frontend.http.calls import call_of, read_call, tenant_of
 from pagoda_frontend.http.sse import EventStream, stream_events, unless_disconnected
 from pagoda_frontend.openai.chunks import ChatChunks, chunk_options
 from pagoda_frontend.openai.logprobs import prompt_logprobs_by_id
@@ -124,9 +124,8 @@ class ChatCompletions:
 
     def _call(self, request: Request, body: ChatBody, resumption: Resumption | None = None) -> CallContext:
         request_id = unique_id("chatcmpl-", request.headers.get("x-request-id") or body.request_id)
-        return call_of(
-            request.headers, body, has_api_keys=self._serving.has_api_keys, request_id=request_id, resumption=resumption
-        )
+        tenant = tenant_of(request, serving=self._serving)
+        return call_of(request.headers, body, tenant=tenant, request_id=request_id, resumption=resumption)
 
 
 def batch_bodies(body: ChatBatchBody) -> list[ChatBody]:

@@ -7,7 +7,7 @@ from fastapi import Request, Response
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.params.truncation import Truncation
 from pagoda_frontend.http.body import json_response
-from pagoda_frontend.http.calls import call_of, read_call
+from pagoda_frontend.http.calls import call_of, read_call, tenant_of
 from pagoda_frontend.http.sse import EventStream, stream_events, unless_disconnected
 from pagoda_frontend.openai.chunks import CompletionChunks, chunk_options
 from pagoda_frontend.openai.echo import Echo
@@ -41,9 +41,8 @@ class Completions:
         serving = self._serving
         body, resumption = await read_call(request, CompletionBody, serving=serving, path=COMPLETIONS_PATH)
         request_id = unique_id("cmpl-", request.headers.get("x-request-id") or body.request_id)
-        call = call_of(
-            request.headers, body, has_api_keys=serving.has_api_keys, request_id=request_id, resumption=resumption
-        )
+        tenant = tenant_of(request, serving=serving)
+        call = call_of(request.headers, body, tenant=tenant, request_id=request_id, resumption=resumption)
         if body.stream:
             return await self._answer(body, call.noting(body, path=COMPLETIONS_PATH))
         return await unless_disconnected(request, self._answer(body, call))

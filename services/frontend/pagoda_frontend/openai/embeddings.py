@@ -12,7 +12,7 @@ from pagoda_common.params.outputs import Embedding
 from pagoda_common.params.pooling_params import POOLED, PoolingParams
 from pagoda_common.params.truncation import truncation_of
 from pagoda_frontend.http.body import read_body
-from pagoda_frontend.http.calls import call_of
+from pagoda_frontend.http.calls import call_of, tenant_of
 from pagoda_frontend.http.sse import unless_disconnected
 from pagoda_frontend.openai.protocol import EmbeddingBody
 from pagoda_frontend.requests.call_context import unique_id
@@ -45,7 +45,7 @@ class Embeddings:
         serving = self._serving
         model = serving.model_named(body.model)
         request_id = unique_id("embd-", request.headers.get("x-request-id") or body.request_id)
-        call = call_of(request.headers, body, has_api_keys=serving.has_api_keys, request_id=request_id)
+        call = call_of(request.headers, body, tenant=tenant_of(request, serving=serving), request_id=request_id)
         check_unsupported(body, UNSUPPORTED)
         check_cache_salt(body.cache_salt)
         _check_dimensions(body, model)

@@ -14,6 +14,7 @@ from pagoda_common.engine.interface import Engine
 from pagoda_common.errors import DeadlineExceeded, NotFound, NotReady, PagodaError
 from pagoda_common.metrics.tracing import make_tracer
 from pagoda_common.process.logging import log_life
+from pagoda_common.rpc.bearer import BearerKeys
 from pagoda_frontend.conversation.dialect import dialect_of
 from pagoda_frontend.observability.metrics import Metrics
 from pagoda_frontend.requests.prompts import load_chat_template
@@ -35,6 +36,8 @@ class Serving:
         self.config = config
         self.engine = engine
         self.metrics = metrics
+        self.api_keys = BearerKeys(config.api_key)
+        """What opens the API; none: everyone is served."""
         self.tracer = make_tracer("pagoda-frontend", config.observability)
         self.started_s = time.monotonic()
         self.is_draining = False

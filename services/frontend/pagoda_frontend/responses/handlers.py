@@ -12,9 +12,9 @@ from pagoda_common.errors import InvalidRequest, PagodaError
 from pagoda_common.text import exact_json
 from pagoda_frontend.conversation.conversation import Conversation, start_conversation
 from pagoda_frontend.http.body import json_response, read_body
-from pagoda_frontend.http.calls import call_of
+from pagoda_frontend.http.calls import call_of, tenant_of
 from pagoda_frontend.http.sse import EventStream, unless_disconnected
-from pagoda_frontend.requests.call_context import tenant_of, unique_id
+from pagoda_frontend.requests.call_context import unique_id
 from pagoda_frontend.requests.errors import fields_named
 from pagoda_frontend.requests.event_ids import HEADER, Place, place_of
 from pagoda_frontend.requests.resume import Resumption, resumption_at
@@ -122,7 +122,7 @@ class Responses:
         stored = self._store.find(place.key, self._tenant(request))
         if stored is not None and stored.events is not None:
             return self._follow(stored, place.num_events, field=HEADER)
-        tenant = tenant_of(request.headers, has_api_keys=self._serving.has_api_keys)
+        tenant = self._tenant(request)
         resumption = await resumption_at(place, engine=self._serving.engine, path=RESPONSES_PATH, tenant=tenant)
         return await self._answer(request, resumption.body_as(ResponsesBody), resumption)
 
@@ -163,13 +163,7 @@ class Responses:
             messages, items = resumption.note["messages"], resumption.note["input_items"]
         chat = chat_body_of(body, messages)
         with fields_named(CHAT_NAMES):
-            call = call_of(
-                request.headers,
-                chat,
-                has_api_keys=self._serving.has_api_keys,
-                request_id=response_id,
-                resumption=resumption,
-            )
+            call = call_of(request.headers, chat, tenant=tenant, request_id=response_id, resumption=resumption)
             if body.stream:
                 call = call.noting(body, path=RESPONSES_PATH, messages=messages, input_items=items)
             conversation = await start_conversation(chat, call, serving=self._serving)
@@ -177,8 +171,8 @@ class Responses:
         return conversation, draft, StoredResponse(tenant, draft.response, messages, input_items=items)
 
     def _tenant(self, request: Request) -> str:
-        """Whose answers a call may see: with keys, those of its key."""
-        return tenant_of(request.headers, has_api_keys=True) if self._serving.config.api_key else ""
+        """Whose answers a call may see: those of its key, or without keys of the same X-Tenant-Id."""
+        return tenant_of(request, serving=self._serving)
 
     def _messages(self, body: ResponsesBody, tenant: str) -> list[Message]:
         messages: list[Message] = []

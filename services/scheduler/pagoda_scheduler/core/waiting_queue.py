@@ -9,6 +9,10 @@ from itertools import count
 from pagoda_common.config.engine_config import SchedulingPolicy
 from pagoda_scheduler.core.request import Request
 
+MAX_TENANTS = 4096
+"""That wait for nothing and of which is remembered what they were served: a name costs its sender nothing where there
+are no keys."""
+
 
 class WaitingQueue(ABC):
     """Waiting sequences. Adding, taking and removing are cheap, however many wait."""
@@ -134,6 +138,19 @@ class FairQueue(WaitingQueue):
     def charge(self, request: Request, num_tokens: int) -> None:
         """Count what a tenant was served."""
         self._served[request.tenant] = self._served.get(request.tenant, 0) + num_tokens
+        if len(self._served) > 2 * MAX_TENANTS:
+            self._forget()
+
+    def compact(self) -> None:
+        """Give back empty tables, and what tenants were served that all start level again."""
+        super().compact()
+        self._served.clear()
+
+    def _forget(self) -> None:
+        """Keep what those were served that wait, and of the others those that were served most."""
+        idle = sorted(self._served.keys() - self._tenants.keys(), key=lambda name: self._served[name])
+        for tenant in idle[: max(0, len(self._served) - MAX_TENANTS)]:
+            del self._served[tenant]
 
 
 QUEUES: dict[SchedulingPolicy, type[WaitingQueue]] = {"fcfs": FcfsQueue, "priority": PriorityQueue, "fair": FairQueue}

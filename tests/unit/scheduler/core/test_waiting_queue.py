@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from pagoda_scheduler.core.request import Request
+from pagoda_scheduler.core import waiting_queue
 from pagoda_scheduler.core.waiting_queue import FairQueue, FcfsQueue, PriorityQueue, WaitingQueue
 from tests.unit.scheduler.stories import make_request
 
@@ -106,3 +107,18 @@ def test_what_is_put_back_goes_first_within_its_tenant_alone() -> None:
     queue.append_front(of_tenant("b0"))
     queue.charge(of_tenant("a"), 1)
     assert names(queue) == ["b0", "b1", "a1"]
+
+
+def test_names_that_are_used_once_are_forgotten_the_least_served_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_queue, "MAX_TENANTS", 4)
+    queue = FairQueue()
+    queue.append(make_request("waits", 4, tenant="waits"))
+    queue.charge(make_request("greedy", 4, tenant="greedy"), 1000)
+    for number in range(100):
+        queue.charge(make_request(str(number), 4, tenant=f"junk{number}"), 1)
+    assert len(queue._served) <= 9
+    assert queue._served["greedy"] == 1000
+    assert queue.peek().tenant == "waits"
+    queue.remove(queue.peek())
+    queue.compact()
+    assert not queue._served
