@@ -30,6 +30,9 @@ class NewRequestData:
     is_beam: bool = False
     pooling: PoolingParams | None = None
     """Its embedding is wanted, and no token."""
+    group_block_ids: Sequence[Sequence[int]] = ()
+    """Block tables of the other groups with blocks, each as long as `block_ids`. NO_BLOCK stands in any table for
+    a block that left the group's window."""
 
 
 class SchedulerOutput(NamedTuple):
@@ -55,6 +58,16 @@ class SchedulerOutput(NamedTuple):
     """(from, to), both on the device, done third."""
     num_lookahead_tokens: list[int] | None = None
     """Most draft tokens for each sequence, aligned with `slots`; None: no drafts."""
+    appended_groups: Sequence[int] = ()
+    """Group that each of `appended_block_ids` is for, counted among the groups with blocks; empty: the first."""
+    states_to_load: Sequence[tuple[int, int]] = ()
+    """(snapshot, slot): recurrent states that slots begin this step with."""
+    states_to_save: Sequence[tuple[int, int]] = ()
+    """(slot, snapshot): recurrent states to keep as they are after this step."""
+    states_to_swap_out: Sequence[tuple[int, int]] = ()
+    """(snapshot, host snapshot), done with `blocks_to_swap_out`."""
+    states_to_swap_in: Sequence[tuple[int, int]] = ()
+    """(host snapshot, snapshot), done with `blocks_to_swap_in`."""
 
 
 @dataclass(frozen=True, slots=True)

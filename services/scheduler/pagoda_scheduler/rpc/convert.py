@@ -15,6 +15,7 @@ from pagoda_common.engine.convert import (
     token_ids_to_bytes,
     weights_source_to_proto,
 )
+from pagoda_common.errors import ConfigError
 from pagoda_scheduler.core.step import (
     BadSlot,
     LogprobRows,
@@ -24,6 +25,7 @@ from pagoda_scheduler.core.step import (
     SchedulerOutput,
     StepTimings,
 )
+from pagoda_scheduler.kv.cache_group import ONE_GROUP, CacheGroup, CacheKind
 
 U32 = np.dtype("<u4")
 F32 = np.dtype("<f4")
@@ -79,6 +81,32 @@ def init_device_to_proto(
     return message
 
 
+_KINDS: dict[types_pb2.CacheKind, CacheKind] = {
+    types_pb2.CACHE_KIND_FULL: "full",
+    types_pb2.CACHE_KIND_WINDOW: "window",
+    types_pb2.CACHE_KIND_RECURRENT: "recurrent",
+    types_pb2.CACHE_KIND_NONE: "none",
+}
+
+
+def cache_groups_from_proto(info: types_pb2.ModelInfo) -> tuple[CacheGroup, ...]:
+    """What the model's layers keep.
+
+    Raises:
+        ConfigError: a group is not one that this scheduler knows: the worker is newer.
+    """
+    groups = []
+    for index, message in enumerate(info.cache_groups):
+        kind = _KINDS.get(message.kind)
+        if kind is None:
+            raise ConfigError(f"cache_groups[{index}].kind is {message.kind}, this scheduler knows {sorted(_KINDS)}")
+        if (kind == "window") != (message.window > 0):
+            bound = "at least 1" if kind == "window" else f"0 for kind {kind}"
+            raise ConfigError(f"cache_groups[{index}].window is {message.window}, must be {bound}")
+        groups.append(CacheGroup(kind, message.num_layers, message.window))
+    return tuple(groups) or ONE_GROUP
+
+
 class StepEncoder:
     """Makes ExecuteModelRequests; leaves out what the worker knows from the step before."""
 
@@ -113,17 +141,27 @@ class StepEncoder:
         if output.appended_slots:
             message.appended_slots = column(output.appended_slots, "<u2")
             message.appended_block_ids = column(output.appended_block_ids, "<u4")
+            if output.appended_groups:
+                message.appended_groups = bytes(output.appended_groups)
         if output.blocks_to_swap_out:
             message.blocks_to_swap_out = _pairs(output.blocks_to_swap_out)
         if output.blocks_to_swap_in:
             message.blocks_to_swap_in = _pairs(output.blocks_to_swap_in)
         if output.blocks_to_copy:
             message.blocks_to_copy = _pairs(output.blocks_to_copy)
+        if output.states_to_load:
+            message.states_to_load = _pairs(output.states_to_load)
+        if output.states_to_save:
+            message.states_to_save = _pairs(output.states_to_save)
+        if output.states_to_swap_out:
+            message.states_to_swap_out = _pairs(output.states_to_swap_out)
+        if output.states_to_swap_in:
+            message.states_to_swap_in = _pairs(output.states_to_swap_in)
         return message
 
 
 def _pairs(pairs: Sequence[tuple[int, int]]) -> bytes:
-    return column([block for pair in pairs for block in pair], "<u4")
+    return column([number for pair in pairs for number in pair], "<u4")
 
 
 def _new_request_to_proto(new: NewRequestData) -> worker_pb2.NewRequest:
@@ -138,6 +176,7 @@ def _new_request_to_proto(new: NewRequestData) -> worker_pb2.NewRequest:
         eos_token_ids=new.eos_token_ids,
         is_beam=new.is_beam,
         pooling=pooling_params_to_proto(new.pooling) if new.pooling is not None else None,
+        group_block_ids=b"".join(column(table, "<u4") for table in new.group_block_ids),
     )
 
 

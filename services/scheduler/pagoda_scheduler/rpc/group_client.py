@@ -10,6 +10,8 @@ from pagoda.v1 import types_pb2
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.config.weights_source import WeightsSource
 from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput
+from pagoda_scheduler.kv.cache_group import CacheGroup, CacheSizes
+from pagoda_scheduler.rpc.convert import cache_groups_from_proto
 from pagoda_scheduler.rpc.worker_client import WorkerClient
 
 logger = logging.getLogger(__name__)
@@ -22,8 +24,8 @@ class BroughtUp:
     """What bringing a group up has measured."""
 
     model_info: types_pb2.ModelInfo
-    num_blocks: int
-    num_host_blocks: int
+    cache_groups: tuple[CacheGroup, ...]
+    sizes: CacheSizes
     swap_block_ns: int
 
 
@@ -46,20 +48,20 @@ class GroupClient:
 
         Raises:
             PagodaError: a rank refused, failed or went away.
+            ConfigError: the model keeps what this scheduler does not know.
         """
         # Rank 0 says where the ranks meet; they do so in LoadModel.
         rendezvous = await self._leader.init_device(config, weights)
         await _all(rank.init_device(config, weights, rendezvous=rendezvous) for rank in self._others)
         info, *_ = await _all(rank.load_model() for rank in self._ranks)
+        groups = cache_groups_from_proto(info)
         available = await _all(rank.determine_num_available_blocks() for rank in self._ranks)
-        num_blocks = config.cache.num_blocks_override or min(blocks for blocks, _ in available)
-        num_host_blocks = min(host_blocks for _, host_blocks in available)
-        swap_block_ns = await _all(rank.initialize_cache(num_blocks, num_host_blocks) for rank in self._ranks)
-        size = config.cache.block_size
-        logger.info("KV cache: %d blocks of %d tokens, %d tokens in all", num_blocks, size, num_blocks * size)
+        sizes = _sizes_of_all(available, num_blocks=config.cache.num_blocks_override)
+        swap_block_ns = await _all(rank.initialize_cache(sizes) for rank in self._ranks)
+        _log_sizes(sizes, groups, block_size=config.cache.block_size)
         for rank in self._ranks:
             rank.open_stream()
-        return BroughtUp(info, num_blocks, num_host_blocks, max(swap_block_ns))
+        return BroughtUp(info, groups, sizes, max(swap_block_ns))
 
     @property
     def num_bytes_sent(self) -> int:
@@ -91,6 +93,24 @@ class GroupClient:
         """Cancel the streams and close the channels."""
         for rank in self._ranks:
             await rank.close()
+
+
+def _sizes_of_all(available: Sequence[CacheSizes], *, num_blocks: int | None) -> CacheSizes:
+    """What fits on every rank; `num_blocks`: this many blocks instead."""
+    return CacheSizes(
+        num_blocks=num_blocks or min(sizes.num_blocks for sizes in available),
+        num_host_blocks=min(sizes.num_host_blocks for sizes in available),
+        num_state_snapshots=min(sizes.num_state_snapshots for sizes in available),
+        num_host_state_snapshots=min(sizes.num_host_state_snapshots for sizes in available),
+    )
+
+
+def _log_sizes(sizes: CacheSizes, groups: Sequence[CacheGroup], *, block_size: int) -> None:
+    tokens = sizes.num_blocks * block_size
+    logger.info("KV cache: %d blocks of %d tokens, %d tokens in all", sizes.num_blocks, block_size, tokens)
+    if len(groups) > 1:
+        names = ", ".join(f"{group.kind} ({group.num_layers} layers)" for group in groups)
+        logger.info("cache groups: %s; %d snapshots of recurrent state", names, sizes.num_state_snapshots)
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:

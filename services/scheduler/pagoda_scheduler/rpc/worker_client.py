@@ -18,6 +18,7 @@ from pagoda_common.errors import NotReady
 from pagoda_common.rpc.channels import connect
 from pagoda_common.rpc.service import error_from_rpc
 from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput
+from pagoda_scheduler.kv.cache_group import CacheSizes
 from pagoda_scheduler.rpc.convert import StepEncoder, init_device_to_proto, model_runner_output_from_proto
 
 logger = logging.getLogger(__name__)
@@ -97,17 +98,26 @@ class WorkerClient:
             raise NotReady(f"worker at {self.address} ended LoadModel without model_info")
         return info
 
-    async def determine_num_available_blocks(self) -> tuple[int, int]:
-        """KV-cache blocks that fit on the device, and in host memory."""
+    async def determine_num_available_blocks(self) -> CacheSizes:
+        """What fits on the device, and in host memory."""
         request = worker_pb2.DetermineNumAvailableBlocksRequest(session_epoch=self._epoch)
         with _errors():
             available = await self._stub.DetermineNumAvailableBlocks(request, timeout=CACHE_TIMEOUT_S)
-        return available.num_blocks, available.num_cpu_blocks
+        return CacheSizes(
+            num_blocks=available.num_blocks,
+            num_host_blocks=available.num_cpu_blocks,
+            num_state_snapshots=available.num_state_snapshots,
+            num_host_state_snapshots=available.num_cpu_state_snapshots,
+        )
 
-    async def initialize_cache(self, num_blocks: int, num_host_blocks: int) -> int:
-        """Allocate the KV cache; nanoseconds to move a block to the host or back."""
+    async def initialize_cache(self, sizes: CacheSizes) -> int:
+        """Allocate the cache; nanoseconds to move a block to the host or back."""
         request = worker_pb2.InitializeCacheRequest(
-            session_epoch=self._epoch, num_blocks=num_blocks, num_cpu_blocks=num_host_blocks
+            session_epoch=self._epoch,
+            num_blocks=sizes.num_blocks,
+            num_cpu_blocks=sizes.num_host_blocks,
+            num_state_snapshots=sizes.num_state_snapshots,
+            num_cpu_state_snapshots=sizes.num_host_state_snapshots,
         )
         with _errors():
             return int((await self._stub.InitializeCache(request, timeout=CACHE_TIMEOUT_S)).swap_block_ns)

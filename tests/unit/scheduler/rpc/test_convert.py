@@ -19,11 +19,14 @@ from pagoda_common.config.engine_config import (
 from pagoda_common.config.speculative_config import SpeculativeConfig
 from pagoda_common.config.weights_source import WeightsSource
 from pagoda_common.engine.convert import sampling_params_from_proto, token_ids_from_bytes, weights_source_from_proto
+from pagoda_common.errors import ConfigError
 from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_scheduler.core.step import LogprobRows, NewRequestData, SchedulerOutput
+from pagoda_scheduler.kv.cache_group import NO_BLOCK, CacheGroup
 from pagoda_scheduler.rpc.convert import (
     StepEncoder,
+    cache_groups_from_proto,
     init_device_to_proto,
     model_runner_output_from_proto,
     worker_config_to_proto,
@@ -61,6 +64,7 @@ def output(**more: Any) -> SchedulerOutput:
         num_computed_tokens=6,
         is_beam=True,
         pooling=PoolingParams(normalize=False),
+        group_block_ids=[[NO_BLOCK, 70_005], [6, 7]],
     )
     fields: dict[str, Any] = {
         "step": 41,
@@ -75,6 +79,11 @@ def output(**more: Any) -> SchedulerOutput:
         "blocks_to_swap_in": [(3, 30), (70_004, 31)],
         "blocks_to_copy": [(4, 40), (5, 70_005)],
         "num_lookahead_tokens": [0, 4, 2],
+        "appended_groups": [0, 2],
+        "states_to_load": [(6, 300), (70_006, 2)],
+        "states_to_save": [(300, 7), (3, 70_007)],
+        "states_to_swap_out": [(8, 70_008)],
+        "states_to_swap_in": [(70_009, 9)],
     }
     return SchedulerOutput(**{**fields, **more})
 
@@ -97,6 +106,11 @@ def test_every_field_of_a_step_is_on_the_wire() -> None:
     assert integers(message.blocks_to_swap_in) == [3, 30, 70_004, 31]
     assert integers(message.blocks_to_copy) == [4, 40, 5, 70_005]
     assert list(message.num_lookahead_tokens) == [0, 4, 2]
+    assert list(message.appended_groups) == [0, 2]
+    assert integers(message.states_to_load) == [6, 300, 70_006, 2]
+    assert integers(message.states_to_save) == [300, 7, 3, 70_007]
+    assert integers(message.states_to_swap_out) == [8, 70_008]
+    assert integers(message.states_to_swap_in) == [70_009, 9]
 
 
 def test_every_field_of_a_new_sequence_is_on_the_wire() -> None:
@@ -111,9 +125,11 @@ def test_every_field_of_a_new_sequence_is_on_the_wire() -> None:
     assert token_ids_from_bytes(message.output_token_ids) == [70_000, 3]
     assert (list(message.eos_token_ids), message.is_beam, message.pooling.normalize) == ([2, 5], True, False)
     assert integers(message.block_ids) == [70_001, 4]
+    assert integers(message.group_block_ids) == [NO_BLOCK, 70_005, 6, 7]
     assert sampling_params_from_proto(message.sampling_params) == new.sampling_params
     plain = encoder().encode(output(new_requests=[NewRequestData(1, "b", [1], [], SamplingParams(), (), [1], 0)]))
     assert not plain.new_requests[0].HasField("pooling")
+    assert not plain.new_requests[0].group_block_ids
     assert not plain.new_requests[0].is_beam
 
 
@@ -130,6 +146,11 @@ def test_what_the_worker_knows_from_the_step_before_is_left_out() -> None:
         "blocks_to_swap_in": (),
         "blocks_to_copy": (),
         "num_lookahead_tokens": None,
+        "appended_groups": (),
+        "states_to_load": (),
+        "states_to_save": (),
+        "states_to_swap_out": (),
+        "states_to_swap_in": (),
     }
     assert integers(steps.encode(output(**plain)).slots, "H") == [7, 301, 2]
     second = steps.encode(output(**plain, step=42))
@@ -219,6 +240,43 @@ def test_an_answer_without_anything_special_is_plain() -> None:
     assert result[:8] == (1, None, [8], None, [], [], None, None)
 
 
+def test_what_a_model_keeps_is_read_group_by_group() -> None:
+    info = types_pb2.ModelInfo(
+        cache_groups=[
+            types_pb2.CacheGroup(kind=types_pb2.CACHE_KIND_FULL, num_layers=5),
+            types_pb2.CacheGroup(kind=types_pb2.CACHE_KIND_WINDOW, num_layers=6, window=512),
+            types_pb2.CacheGroup(kind=types_pb2.CACHE_KIND_RECURRENT, num_layers=7),
+            types_pb2.CacheGroup(kind=types_pb2.CACHE_KIND_NONE, num_layers=8),
+        ]
+    )
+    groups = cache_groups_from_proto(info)
+    assert groups == (
+        CacheGroup("full", 5),
+        CacheGroup("window", 6, 512),
+        CacheGroup("recurrent", 7),
+        CacheGroup("none", 8),
+    )
+    assert [group.has_blocks for group in groups] == [True, True, False, False]
+    assert cache_groups_from_proto(types_pb2.ModelInfo()) == (CacheGroup("full"),), "a worker before groups"
+
+
+@pytest.mark.parametrize(
+    ("kind", "window", "message"),
+    [
+        (0, 0, "cache_groups[1].kind is 0, this scheduler knows [1, 2, 3, 4]"),
+        (9, 0, "cache_groups[1].kind is 9, this scheduler knows [1, 2, 3, 4]"),
+        (types_pb2.CACHE_KIND_WINDOW, 0, "cache_groups[1].window is 0, must be at least 1"),
+        (types_pb2.CACHE_KIND_FULL, 4, "cache_groups[1].window is 4, must be 0 for kind full"),
+    ],
+)
+def test_a_group_that_this_scheduler_does_not_know_is_refused(kind: Any, window: int, message: str) -> None:
+    known = types_pb2.CacheGroup(kind=types_pb2.CACHE_KIND_FULL)
+    info = types_pb2.ModelInfo(cache_groups=[known, types_pb2.CacheGroup(kind=kind, window=window)])
+    with pytest.raises(ConfigError) as error:
+        cache_groups_from_proto(info)
+    assert error.value.message == message
+
+
 def distinct_config() -> EngineConfig:
     return EngineConfig(
         model=ModelConfig(
@@ -254,7 +312,7 @@ def test_every_field_of_the_workers_configuration_is_on_the_wire() -> None:
     message = worker_config_to_proto(config)
     groups = (config.model, config.cache, config.scheduler)
     for field in message.DESCRIPTOR.fields:
-        if field.name == "speculative":
+        if field.name in ("speculative", "takes_cache_groups"):
             continue
         value = next(getattr(group, field.name) for group in groups if hasattr(group, field.name))
         actual = getattr(message, field.name)

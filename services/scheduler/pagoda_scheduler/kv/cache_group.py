@@ -1,0 +1,47 @@
+"""What a model's layers keep of a sequence, group by group, and how much room there is. Knows no requests."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+NO_BLOCK = 0xFFFFFFFF
+"""In a block table: a block that left the group's window. No query reads it."""
+
+CacheKind: TypeAlias = Literal["full", "window", "recurrent", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers that keep the same of a sequence."""
+
+    kind: CacheKind
+    """full: every token, in blocks. window: the last `window` tokens, in blocks of the same pool. recurrent: a state of
+    fixed size in the sequence's slot, with snapshots in a pool of their own. none: nothing."""
+    num_layers: int = 1
+    window: int = 0
+    """Of kind window: tokens that a query sees, itself included."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError when the window does not fit the kind."""
+        if (self.kind == "window") != (self.window > 0):
+            raise ValueError(f"window is {self.window}, must be at least 1 for kind window and 0 for kind {self.kind}")
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether it keeps tokens in blocks."""
+        return self.kind in ("full", "window")
+
+
+ONE_GROUP = (CacheGroup("full"),)
+"""What a model keeps that says nothing about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSizes:
+    """Room for what sequences keep."""
+
+    num_blocks: int
+    num_host_blocks: int = 0
+    """In host memory, for swapping."""
+    num_state_snapshots: int = 0
+    """Of recurrent state, beside the states of the slots."""
+    num_host_state_snapshots: int = 0
