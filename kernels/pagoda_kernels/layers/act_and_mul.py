@@ -1,6 +1,7 @@
 """The gate of gated feed-forward layers (SwiGLU, GeGLU and relatives)."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -34,12 +35,24 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 _INDICES = {name: index for index, name in enumerate(ACTIVATIONS)}
 
 
-def act_and_mul(x: Tensor, activation: str) -> Tensor:
-    """activation(gate) * up.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClampedSwiglu:
+    """With g = min(gate, limit) and u = clamp(up, -limit, limit): g * sigmoid(alpha * g) * (u + up_offset).
+
+    gpt-oss has alpha 1.702, limit 7 and up_offset 1. Source: OpenAI 2025 (arXiv 2508.10925).
+    """
+
+    limit: float
+    alpha: float = 1.0
+    up_offset: float = 0.0
+
+
+def act_and_mul(x: Tensor, activation: str | ClampedSwiglu) -> Tensor:
+    """activation(gate) * up, or a ClampedSwiglu of both.
 
     Args:
         x: [num_tokens, 2 * intermediate_size]; the first half of the columns is gate, the second up.
-        activation: a name in ACTIVATIONS.
+        activation: a name in ACTIVATIONS, or a ClampedSwiglu, which has no kernel of its own.
 
     Returns:
         [num_tokens, intermediate_size]. The kernels round once, PyTorch rounds the activation as well.
@@ -48,6 +61,8 @@ def act_and_mul(x: Tensor, activation: str) -> Tensor:
     num_tokens, columns = x.shape
     if columns % 2:
         raise ValueError(f"x has {columns} columns, must be even")
+    if isinstance(activation, ClampedSwiglu):
+        return act_and_mul_reference(x, activation)
     kernel = triton_kernel("act_and_mul", x)
     if kernel is not None and x.dtype in TRITON_DTYPES and x.stride(1) == 1:
         gated: Tensor = kernel(x, activation)
@@ -60,7 +75,10 @@ def act_and_mul(x: Tensor, activation: str) -> Tensor:
     return act_and_mul_reference(x, activation)
 
 
-def act_and_mul_reference(x: Tensor, activation: str) -> Tensor:
+def act_and_mul_reference(x: Tensor, activation: str | ClampedSwiglu) -> Tensor:
     """The specification of `act_and_mul`."""
     gate, up = x.chunk(2, dim=-1)
+    if isinstance(activation, ClampedSwiglu):
+        gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
+        return gate * torch.sigmoid(activation.alpha * gate) * (up + activation.up_offset)
     return ACTIVATIONS[activation](gate) * up

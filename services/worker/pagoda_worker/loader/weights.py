@@ -262,8 +262,11 @@ def _check_shapes(model: Decoder, names: WeightNames, found: dict[str, Stored]) 
 
 
 def _allocate(layer: nn.Module, leaf: str, *, dtype: torch.dtype, device: torch.device) -> None:
+    """`dtype`: of all parameters but those that the layer names in `float32_parameters`."""
     parameter = layer.get_parameter(leaf)
     if parameter.is_meta:
+        if leaf in getattr(layer, "float32_parameters", ()):
+            dtype = torch.float32
         storage = torch.empty(parameter.shape, dtype=dtype, device=device)
         setattr(layer, leaf, nn.Parameter(storage, requires_grad=False))
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from pagoda_common.errors import ModelLoadError
+from pagoda_kernels.layers.act_and_mul import ClampedSwiglu
+from pagoda_kernels.moe.route_tokens import GroupScore, Routing, Scoring
 
 NormKind: TypeAlias = Literal["rms_norm", "layer_norm"]
 NormPlaces: TypeAlias = Literal["input", "output", "both", "sum"]
@@ -41,8 +43,27 @@ class MoeSpec:
     """Of one expert."""
     is_normalized: bool = True
     """The weights of a token's experts sum to 1."""
+    scoring: Scoring = "softmax"
+    """As in Routing; so are norm_min, scale, num_groups, top_groups and group_score."""
+    norm_min: float = 0.0
+    scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+    group_score: GroupScore = "max"
+    has_correction: bool = False
+    """A bias on the scores decides which experts are chosen, and not their weights (DeepSeek-V3)."""
+    router_bias: bool = False
+    """The router's logits have a bias (gpt-oss)."""
+    scales_input: bool = False
+    """A weight is on what goes into its expert, not on what comes out (Llama 4)."""
+    expert_bias: bool = False
+    """The matrices of experts have biases."""
+    activation: ClampedSwiglu | None = None
+    """Of the experts; None: the model's."""
     shared_intermediate_size: int = 0
-    """Of an expert that sees every token, behind a gate of its own (Qwen2-MoE); 0: there is none."""
+    """Of an expert that sees every token; 0: there is none."""
+    shared_is_gated: bool = True
+    """What the shared expert gives passes a gate of its own (Qwen2-MoE)."""
     sparse_layers: tuple[bool, ...] = ()
     """Which layers have experts; empty: all."""
 
@@ -52,6 +73,29 @@ class MoeSpec:
                 f"num_experts_per_tok is {self.num_experts_per_token}, must be between 1 and num_experts, "
                 f"{self.num_experts}"
             )
+        if self.num_groups < 1 or self.num_experts % self.num_groups:
+            raise ModelLoadError(f"n_group is {self.num_groups}, must divide num_experts, {self.num_experts}")
+        if not 1 <= self.top_groups <= self.num_groups:
+            raise ModelLoadError(f"topk_group is {self.top_groups}, must be between 1 and n_group, {self.num_groups}")
+        if self.num_experts_per_token > self.num_experts // self.num_groups * self.top_groups:
+            raise ModelLoadError(
+                f"num_experts_per_tok is {self.num_experts_per_token}, but {self.top_groups} groups have "
+                f"{self.num_experts // self.num_groups * self.top_groups} experts"
+            )
+
+    @property
+    def routing(self) -> Routing:
+        """How the router chooses."""
+        return Routing(
+            top_k=self.num_experts_per_token,
+            scoring=self.scoring,
+            is_normalized=self.is_normalized,
+            norm_min=self.norm_min,
+            scale=self.scale,
+            num_groups=self.num_groups,
+            top_groups=self.top_groups,
+            group_score=self.group_score,
+        )
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts."""

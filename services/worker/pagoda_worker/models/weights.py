@@ -65,6 +65,9 @@ class TensorNames:
     """One name: stored as one, or there is no gate."""
     down_proj: str = "mlp.down_proj"
     router: str = "mlp.gate"
+    correction: str = "mlp.gate.e_score_correction_bias"
+    shared_expert: str = "mlp.shared_expert"
+    shared_gate: str = "mlp.shared_expert_gate"
     expert: str = "mlp.experts.{}"
     """The place of one expert, whose tensors have the last parts of `up` and `down_proj` as names."""
     expert_up: tuple[str, ...] = ("gate_proj", "up_proj")
@@ -184,25 +187,35 @@ class _Writer:
             elif spec.qk_norm is not None:
                 self.norm(f"{name}.{stored}", f"{parameter}.{ours}")
 
-    def _feed_forward(self, name: str, parameter: str, up: tuple[str, ...], down: str, size: int) -> None:
-        bias = self._spec.mlp_bias
-        self.linear([f"{name}.{part}" for part in up], f"{parameter}.up_proj", bias=bias, rows=(size, size))
-        self.linear([f"{name}.{down}"], f"{parameter}.down_proj", bias=bias)
+    def _feed_forward(
+        self, name: str, parameter: str, up: tuple[str, ...], down: str, size: int, *, bias: bool | None = None
+    ) -> None:
+        has_bias = self._spec.mlp_bias if bias is None else bias
+        self.linear([f"{name}.{part}" for part in up], f"{parameter}.up_proj", bias=has_bias, rows=(size, size))
+        self.linear([f"{name}.{down}"], f"{parameter}.down_proj", bias=has_bias)
 
     def _experts(self, name: str, parameter: str, moe: MoeSpec) -> None:
         names = self._names
-        self.linear([f"{name}.{names.router}"], f"{parameter}.router", bias=False)
+        self.linear([f"{name}.{names.router}"], f"{parameter}.router", bias=moe.router_bias)
+        if moe.has_correction:
+            self.tensor(f"{name}.{names.correction}", f"{parameter}.correction")
         for index in range(moe.num_experts):
             place = f"{name}.{names.expert.format(index)}"
             self._feed_forward(
-                place, f"{parameter}.experts.{index}", names.expert_up, names.expert_down, moe.intermediate_size
+                place,
+                f"{parameter}.experts.{index}",
+                names.expert_up,
+                names.expert_down,
+                moe.intermediate_size,
+                bias=moe.expert_bias,
             )
         if moe.shared_intermediate_size:
             self._feed_forward(
-                f"{name}.mlp.shared_expert",
+                f"{name}.{names.shared_expert}",
                 f"{parameter}.shared_expert",
                 names.expert_up,
                 names.expert_down,
                 moe.shared_intermediate_size,
             )
-            self.linear([f"{name}.mlp.shared_expert_gate"], f"{parameter}.shared_gate", bias=False)
+            if moe.shared_is_gated:
+                self.linear([f"{name}.{names.shared_gate}"], f"{parameter}.shared_gate", bias=False)
