@@ -164,6 +164,13 @@ def structured_outputs_from_proto(message: types_pb2.StructuredOutput) -> Struct
     Raises:
         InvalidRequest: there is no constraint, or it is not a good one; `field` is structured_outputs.
     """
+    return _structured_outputs(message.SerializeToString(deterministic=True))
+
+
+@functools.lru_cache(maxsize=8)
+def _structured_outputs(encoded: bytes) -> StructuredOutputsParams:
+    """Remembered: n sequences of a request bring the same one, and to check a large schema takes milliseconds."""
+    message = types_pb2.StructuredOutput.FromString(encoded)
     kind = message.WhichOneof("constraint")
     return StructuredOutputsParams(
         json=message.json_schema if kind == "json_schema" else None,

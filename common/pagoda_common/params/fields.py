@@ -173,11 +173,10 @@ def check_integer(name: str, value: Any, bounds: SamplingField) -> None:
 
 def _token_ids(row: SamplingField, ids: Any) -> tuple[int, ...]:
     if isinstance(ids, str) or not isinstance(ids, Sequence):
-        raise InvalidRequest(f"{row.name} must be a list of token ids, got {ids!r}", field=row.name)
+        raise InvalidRequest(f"{row.name} must be a list of token ids, got {ids!r}"[:300], field=row.name)
+    if row.max_items is not None and len(ids) > row.max_items:  # before each one is looked at
+        message = f"{row.name} must have at most {row.max_items} token ids, got {len(ids)}"
+        raise InvalidRequest(message, field=row.name)
     for token_id in ids:
         check_integer(row.name, token_id, UNSIGNED_32)
-    unique = tuple(dict.fromkeys(ids))
-    if row.max_items is not None and len(unique) > row.max_items:
-        message = f"{row.name} must have at most {row.max_items} token ids, got {len(unique)}"
-        raise InvalidRequest(message, field=row.name)
-    return unique
+    return tuple(dict.fromkeys(ids))

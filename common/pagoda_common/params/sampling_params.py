@@ -1,5 +1,6 @@
 """SamplingParams: what a user may ask of sampling, validated on construction. Names and defaults are vLLM's."""
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ MAX_N = 16384
 MAX_STOP_STRINGS = 128
 """OpenAI allows 4, its clients of other servers send more; each costs a comparison for each piece of text."""
 MAX_LOGPROB_TOKEN_IDS = 128
+MAX_STOP_TOKEN_IDS = 1024
+MAX_ALLOWED_TOKEN_IDS = 16_384
 MAX_BAD_WORDS = 128
 """Token sequences of bad words; a word may be two, with and without a space before it."""
 MAX_BAD_WORD_TOKENS = 256
@@ -34,32 +37,71 @@ MAX_BAD_WORD_TOKENS = 256
 INT64 = range(-(2**63), 2**63)
 MAX_JSON_DEPTH = 64
 """Levels of objects and lists in extra_args."""
+MAX_EXTRA_ARGS_BYTES = 32 * 1024
+"""Size of extra_args as JSON: scheduler and worker hold it, and each sequence of a request takes it to the worker."""
+MAX_EXTRA_ARGS_VALUES = 4096
+MAX_LOGIT_BIASES = 1024
+"""Tokens with a bias; OpenAI allows 300. Each sequence takes them to the worker."""
+MAX_STOP_BYTES = 4096
+"""Size of a stop string, in UTF-8."""
+MAX_BAD_WORD_BYTES = 4096
+"""Size of a bad word, in UTF-8: it is tokenized twice."""
 MIN_TEMPERATURE = 0.01
 """Positive temperatures below this are raised to it: the logits would overflow."""
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this are greedy."""
 
 
-def _check_json(name: str, value: Any, depth: int = 0) -> None:
-    """Raises InvalidRequest unless `value` is made of what JSON can carry with its type unchanged."""
-    if depth > MAX_JSON_DEPTH:
-        raise InvalidRequest(f"{name} must be nested at most {MAX_JSON_DEPTH} levels deep", field=name)
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
-            raise InvalidRequest(f"{name} must have strings as keys, got {list(value)[:8]!r}", field=name)
-        for item in value.values():
-            _check_json(name, item, depth + 1)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _check_json(name, item, depth + 1)
-    elif isinstance(value, int) and not isinstance(value, bool):
-        if value not in INT64:
-            raise InvalidRequest(f"{name}: integers must fit 64 bits, got {value}", field=name)
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise InvalidRequest(f"{name}: numbers must be finite, got {value}", field=name)
-    elif value is not None and not isinstance(value, str | bool):
-        raise InvalidRequest(f"{name}: values must be of JSON's types, got {value!r}", field=name)
+class _JsonCheck:
+    """Whether a value is made of what JSON can carry with its type unchanged, and small; ends as soon as it is not."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._num_bytes = 0
+        self._num_values = 0
+
+    def check(self, value: Any, depth: int = 0) -> None:
+        """Raises InvalidRequest."""
+        name = self._name
+        if depth > MAX_JSON_DEPTH:
+            raise self._refuse(f"must be nested at most {MAX_JSON_DEPTH} levels deep")
+        self._count(value)
+        if isinstance(value, Mapping):
+            for key, item in value.items():
+                if not isinstance(key, str):
+                    raise self._refuse(f"must have strings as keys, got {key!r}"[:300])
+                self._num_bytes += len(key)
+                self.check(item, depth + 1)
+        elif isinstance(value, list | tuple):
+            for item in value:
+                self.check(item, depth + 1)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            if value not in INT64:
+                raise InvalidRequest(f"{name}: integers must fit 64 bits, got {value}"[:300], field=name)
+        elif isinstance(value, float):
+            if not math.isfinite(value):
+                raise InvalidRequest(f"{name}: numbers must be finite, got {value}", field=name)
+        elif value is not None and not isinstance(value, str | bool):
+            raise InvalidRequest(f"{name}: values must be of JSON's types, got {value!r}"[:300], field=name)
+
+    def _count(self, value: Any) -> None:
+        self._num_values += 1
+        self._num_bytes += len(value) * (1 if value.isascii() else 4) if isinstance(value, str) else 2
+        if self._num_values > MAX_EXTRA_ARGS_VALUES:
+            raise self._refuse(f"must have at most {MAX_EXTRA_ARGS_VALUES} values, got more")
+        if self._num_bytes > MAX_EXTRA_ARGS_BYTES:
+            raise self._refuse(f"must have at most {MAX_EXTRA_ARGS_BYTES} bytes, got more")
+
+    def _refuse(self, fault: str) -> InvalidRequest:
+        return InvalidRequest(f"{self._name} {fault}", field=self._name)
+
+
+def _check_texts(name: str, texts: Sequence[str], max_bytes: int) -> None:
+    """Raises InvalidRequest when one of `texts` has more than `max_bytes` bytes in UTF-8."""
+    for text in texts:
+        if len(text) > max_bytes // 4 and len(text.encode(errors="surrogatepass")) > max_bytes:
+            message = f"{name} must have at most {max_bytes} bytes each, got {len(text.encode(errors='surrogatepass'))}"
+            raise InvalidRequest(message, field=name)
 
 
 class RequestOutputKind(Enum):
@@ -112,7 +154,7 @@ class SamplingParams:
     """Seed of the counter-based generator; None or -1 draws one."""
     stop: str | Sequence[str] | None = texts(names={"messages": "stop_sequences"})
     """At most 4 strings that end the sequence; stored as a list."""
-    stop_token_ids: Sequence[int] | None = token_ids(proto="stop_token_ids")
+    stop_token_ids: Sequence[int] | None = token_ids(max_items=MAX_STOP_TOKEN_IDS, proto="stop_token_ids")
     """Token ids that end the sequence; stored as a list."""
     ignore_eos: bool = flag(False, proto="ignore_eos")
     """Do not end at the model's end-of-sequence tokens."""
@@ -150,7 +192,9 @@ class SamplingParams:
     """Keep the stop string in the text."""
     logit_bias: dict[int, float] | None = other(apis=EVERYWHERE, proto="logit_bias", search="refused")
     """Added to logits by token id; values are clipped to [-100, 100]."""
-    allowed_token_ids: Sequence[int] | None = token_ids(is_optional=True, proto="allowed_token_ids", search="refused")
+    allowed_token_ids: Sequence[int] | None = token_ids(
+        max_items=MAX_ALLOWED_TOKEN_IDS, is_optional=True, proto="allowed_token_ids", search="refused"
+    )
     """If given, only these tokens may be sampled; stored as a tuple."""
     bad_words_token_ids: Sequence[Sequence[int]] = other(
         (), is_shown=False, proto="bad_words_token_ids", search="refused"
@@ -195,11 +239,12 @@ class SamplingParams:
     def _check_ending(self) -> None:
         stop: Any = [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, Sequence) or not all(isinstance(text, str) for text in stop):
-            raise InvalidRequest(f"stop must be a string or a list of strings, got {self.stop!r}", field="stop")
+            raise InvalidRequest(f"stop must be a string or a list of strings, got {self.stop!r}"[:300], field="stop")
         if len(stop) > MAX_STOP_STRINGS:
             raise InvalidRequest(f"stop must have at most {MAX_STOP_STRINGS} strings, got {len(stop)}", field="stop")
         if not all(stop):
             raise InvalidRequest("stop must not contain an empty string", field="stop")
+        _check_texts("stop", stop, MAX_STOP_BYTES)
         if stop and not self.detokenize:
             raise InvalidRequest("stop strings need detokenize=True", field="stop")
         self.stop = list(stop)
@@ -207,6 +252,9 @@ class SamplingParams:
 
     def _check_bias(self) -> None:
         if self.logit_bias is not None:
+            if len(self.logit_bias) > MAX_LOGIT_BIASES:
+                message = f"logit_bias must have at most {MAX_LOGIT_BIASES} entries, got {len(self.logit_bias)}"
+                raise InvalidRequest(message, field="logit_bias")
             for token_id, value in self.logit_bias.items():
                 check_integer("logit_bias", token_id, UNSIGNED_32)
                 check_number("logit_bias", value, FINITE)
@@ -226,13 +274,14 @@ class SamplingParams:
     def _check_extras(self) -> None:
         words: Any = [] if self.bad_words is None else self.bad_words
         if isinstance(words, str) or not isinstance(words, Sequence) or not all(isinstance(w, str) for w in words):
-            raise InvalidRequest(f"bad_words must be a list of strings, got {words!r}", field="bad_words")
-        if not all(word.strip() for word in words):
-            raise InvalidRequest("bad_words must not contain an empty string", field="bad_words")
+            raise InvalidRequest(f"bad_words must be a list of strings, got {words!r}"[:300], field="bad_words")
         for num_words in (len(words), len(self.bad_words_token_ids)):
             if num_words > MAX_BAD_WORDS:
                 message = f"bad_words must be at most {MAX_BAD_WORDS} token sequences, got {num_words}"
                 raise InvalidRequest(message, field="bad_words")
+        _check_texts("bad_words", words, MAX_BAD_WORD_BYTES)
+        if not all(word.strip() for word in words):
+            raise InvalidRequest("bad_words must not contain an empty string", field="bad_words")
         for ids in self.bad_words_token_ids:
             if len(ids) > MAX_BAD_WORD_TOKENS:
                 message = f"bad_words must have at most {MAX_BAD_WORD_TOKENS} tokens each, got {len(ids)}"
@@ -240,8 +289,8 @@ class SamplingParams:
         self.bad_words = list(words)
         if self.extra_args is not None:
             if not isinstance(self.extra_args, Mapping):
-                raise InvalidRequest(f"extra_args must be an object, got {self.extra_args!r}", field="extra_args")
-            _check_json("extra_args", self.extra_args)
+                raise InvalidRequest(f"extra_args must be an object, got {self.extra_args!r}"[:300], field="extra_args")
+            _JsonCheck("extra_args").check(self.extra_args)
         if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputsParams):
             raise InvalidRequest(
                 f"structured_outputs must be StructuredOutputsParams, got {self.structured_outputs!r}"[:300],
@@ -268,6 +317,22 @@ class SamplingParams:
         else:
             self.temperature = max(self.temperature, MIN_TEMPERATURE)
         self.top_k = max(self.top_k, 0)
+
+    def with_changes(self, **values: Any) -> "SamplingParams":
+        """A copy with other values that the caller vouches for: nothing is checked again, whose cost would be that of
+        all fields for each sequence of a request. What is not changed is shared."""
+        changed = copy.copy(self)
+        for name, value in values.items():
+            setattr(changed, name, value)
+        return changed
+
+    @property
+    def num_bytes(self) -> int:
+        """About the size of what is large: the constraint, extra_args, biases and bad words."""
+        size = 0 if self.structured_outputs is None else self.structured_outputs.num_bytes
+        size += MAX_EXTRA_ARGS_BYTES if self.extra_args else 0
+        size += 12 * len(self.logit_bias or ()) + 4 * len(self.allowed_token_ids or ())
+        return size + 4 * sum(map(len, self.bad_words_token_ids))
 
     @property
     def is_greedy(self) -> bool:

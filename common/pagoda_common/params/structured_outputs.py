@@ -106,6 +106,12 @@ class StructuredOutputsParams:
         """The name of the constraint that is set."""
         return next(name for name in CONSTRAINTS if getattr(self, name) is not None)
 
+    @property
+    def num_bytes(self) -> int:
+        """About the size of the constraint: of its text in characters."""
+        value = getattr(self, self.kind)
+        return len(value) if isinstance(value, str) else sum(map(len, value)) if isinstance(value, tuple) else 0
+
 
 def _check_text(name: str, text: Any) -> None:
     if text is None:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -207,7 +207,10 @@ def fit_to_context(params: SamplingParams, *, num_prompt_tokens: int, max_model_
     if room < 1:
         raise RequestTooLong(too_long(str(num_prompt_tokens), max_model_len), field=field)
     max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-    return replace(params, max_tokens=max_tokens)
+    if params.min_tokens > max_tokens:
+        message = f"min_tokens must be at most max_tokens ({max_tokens}), got {params.min_tokens}"
+        raise InvalidRequest(message, field="min_tokens")
+    return params.with_changes(max_tokens=max_tokens)
 
 
 def too_long(num_tokens: str, max_model_len: int) -> str:

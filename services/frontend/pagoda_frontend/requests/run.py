@@ -133,7 +133,7 @@ class Run:
                 request,
                 request_id=adopted.request_id,
                 prompt_token_ids=adopted.prompt_token_ids,
-                sampling_params=replace(request.sampling_params, seed=adopted.seed),
+                sampling_params=request.sampling_params.with_changes(seed=adopted.seed),
                 timeout_s=adopted.timeout_s,
                 adopted=adopted,
                 known=known[place * self.n : (place + 1) * self.n],

@@ -325,7 +325,7 @@ class Scheduler:
         deferred: list[Request] = []
         while self.waiting and self._slots.has_free and plan.budget > 0:
             request = self.waiting.peek()
-            if request.num_pending:
+            if request.num_pending or not plan.can_admit(request):
                 break  # preempted while a step in flight samples its next token, which its new start must include
             # Blocks are copied before the step computes, so one whose leader enters a slot in it has to wait as well.
             if request.is_behind_leader or request.waits_for_siblings or request.leader in plan.admitted:
@@ -355,8 +355,7 @@ class Scheduler:
         self.waiting.charge(request, num_new)
         # Found by whoever is admitted next, even within this step.
         self.kv.cache_computed(request, prefix.num_tokens + num_new)
-        plan.add(request, num_new)
-        plan.admitted[request] = prefix.num_tokens
+        plan.admit(request, num_new, num_cached_tokens=prefix.num_tokens)
 
     def _chunk(self, num_new: int, budget: int) -> int:
         """How many of a sequence's `num_new` tokens this step takes; 0 when it has to wait."""

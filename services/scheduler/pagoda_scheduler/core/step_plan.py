@@ -6,6 +6,10 @@ from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.step import NewRequestData, SchedulerOutput
 from pagoda_scheduler.kv.kv_cache_manager import Transfers
 
+MAX_NEW_BYTES = 8 * 1024**2
+"""Of sequences that enter slots in one step, as they go to the worker: prompts, outputs and large parameters. The next
+ones enter with the step after; one alone may be larger."""
+
 
 @dataclass(slots=True)
 class StepPlan:
@@ -21,6 +25,18 @@ class StepPlan:
     """New blocks of running sequences."""
     admitted: dict[Request, int] = field(default_factory=dict)
     """Sequences that enter a slot, and their tokens found in the cache, some of which this step may write first."""
+    num_new_bytes: int = 0
+    """About what they are on the wire."""
+
+    def can_admit(self, request: Request) -> bool:
+        """Whether the step's message has room for one more sequence in full."""
+        return not self.admitted or self.num_new_bytes + _num_bytes(request) <= MAX_NEW_BYTES
+
+    def admit(self, request: Request, num_tokens: int, *, num_cached_tokens: int) -> None:
+        """Put a sequence that enters a slot into the step."""
+        self.add(request, num_tokens)
+        self.admitted[request] = num_cached_tokens
+        self.num_new_bytes += _num_bytes(request)
 
     def add(self, request: Request, num_tokens: int, *, num_ahead: int = 0, blocks: list[int] | None = None) -> None:
         """Put a sequence into the step."""
@@ -54,6 +70,10 @@ class StepPlan:
             blocks_to_copy=[(source, target) for target, source in transfers.copy.items()],
             num_lookahead_tokens=[ahead.get(request, 0) for request in self.scheduled] if ahead else None,
         )
+
+
+def _num_bytes(request: Request) -> int:
+    return 4 * request.num_tokens + request.sampling_params.num_bytes
 
 
 def _new_request_data(request: Request, num_cached: int) -> NewRequestData:

@@ -3,7 +3,6 @@
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from pagoda.v1 import scheduler_pb2, types_pb2
 from pagoda_common.config.engine_config import EngineConfig
@@ -91,7 +90,7 @@ def requests_from_proto(
 def _params_of(index: int, params: SamplingParams, seed: int) -> SamplingParams:
     """Parameters of one of n sequences: a seed of its own, and the prompt's log probabilities once."""
     prompt_logprobs = None if index else params.prompt_logprobs
-    return replace(params, n=1, seed=(seed + index) % 2**64, prompt_logprobs=prompt_logprobs)
+    return params.with_changes(n=1, seed=(seed + index) % 2**64, prompt_logprobs=prompt_logprobs)
 
 
 def _finish_resumed(sequences: list[Request], resumed: Sequence[scheduler_pb2.ResumeSequence]) -> None:

@@ -27,14 +27,22 @@ NUMBERS: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [
     ("logprobs", (None, -1, 0, 100), (-2, True, 1.0)),
     ("prompt_logprobs", (None, -1, 0, 100), (-2, True)),
     ("truncate_prompt_tokens", (None, -1, 0, 1, 2**31 - 1), (-2, 2**31)),
-    ("stop", (["a"] * 128,), (["a"] * 129, [""], ["a", ""], [1], 1)),
-    ("stop_token_ids", ([0, 2**32 - 1],), ([-1], [2**32], "12", [True], 5)),
-    ("allowed_token_ids", (None, (0, 2**32 - 1)), ([], [-1], [2**32])),
+    ("stop", (["a"] * 128, ["a" * 4096], ["é" * 2048]), (["a"] * 129, [""], ["a", ""], [1], 1, ["é" * 2049])),
+    ("stop_token_ids", ([0, 2**32 - 1], list(range(1024))), ([-1], [2**32], "12", [True], 5, [1] * 1025)),
+    ("allowed_token_ids", (None, (0, 2**32 - 1), tuple(range(16384))), ([], [-1], [2**32], [1] * 16385)),
     ("logprob_token_ids", (tuple(range(128)),), (list(range(129)), [-1], [2**32])),
-    ("bad_words", (["x"] * 128,), (["x"] * 129, ["a", " "], "word", [1])),
+    ("bad_words", (["x"] * 128, ["x" * 4096]), (["x"] * 129, ["a", " "], "word", [1], ["x" * 4097], ["é" * 2049])),
     ("bad_words_token_ids", ([[1] * 256] * 128,), ([[1] * 257], [[1]] * 129)),
-    ("logit_bias", ({0: 1.0, 2**32 - 1: -1.0},), ({-1: 1.0}, {2**32: 1.0}, {1: NAN}, {1: INF}, {True: 1.0})),
-    ("extra_args", (None, {"a": 2**63 - 1, "b": -(2**63), "c": [1.5, None, True, "x"]}), ()),
+    (
+        "logit_bias",
+        ({0: 1.0, 2**32 - 1: -1.0}, dict.fromkeys(range(1024), 1.0)),
+        ({-1: 1.0}, {2**32: 1.0}, {1: NAN}, {1: INF}, {True: 1.0}, dict.fromkeys(range(1025), 1.0)),
+    ),
+    (
+        "extra_args",
+        (None, {"a": 2**63 - 1, "b": -(2**63), "c": [1.5, None, True, "x"]}, {"a": [1] * 4094}, {"a": "x" * 32_000}),
+        ({"a": [1] * 4095}, {"a": "x" * 32_768}, {"a": "🙂" * 8192}, {"x" * 33_000: 1}, {1: 1}, {"a": {"b"}}, [1]),
+    ),
 ]
 
 
@@ -47,6 +55,14 @@ def test_a_field_takes_its_bounds_and_nothing_beyond(name: str, good: tuple[Any,
             SamplingParams(**{name: value})
         field = "bad_words" if name == "bad_words_token_ids" else name
         assert caught.value.field == field, value
+
+
+def test_a_changed_copy_shares_what_is_large_and_checks_nothing_again() -> None:
+    extra = {"a": [1, 2]}
+    params = SamplingParams(n=3, seed=5, extra_args=extra)
+    copied = params.with_changes(n=1, seed=6)
+    assert (params.n, params.seed, copied.n, copied.seed) == (3, 5, 1, 6)
+    assert copied.extra_args is extra
 
 
 def test_defaults_are_those_of_vllm() -> None:

@@ -5,6 +5,7 @@ import pytest
 from pagoda_common.config.engine_config import SchedulerConfig
 from pagoda_common.errors import InvalidRequest, QueueFull, RequestTooLong
 from pagoda_common.params.pooling_params import POOLED, PoolingParams
+from pagoda_scheduler.core import step_plan
 from pagoda_scheduler.core.admission import Admission, check_queue
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.waiting_queue import FcfsQueue
@@ -112,3 +113,17 @@ def test_without_chunks_a_prompt_that_fills_a_step_runs_in_it_alone() -> None:
     assert first is not None
     assert second is not None
     assert (first.num_scheduled_tokens, second.num_scheduled_tokens) == ([16], [1, 1])
+
+
+def test_a_steps_message_has_room_for_so_many_new_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each goes to the worker in full: n sequences with a large constraint are too large a message together."""
+    monkeypatch.setattr(step_plan, "MAX_NEW_BYTES", 100)
+    scheduler = make_scheduler(num_blocks=100)
+    for number, prompt in enumerate([[1] * 10, [2] * 10, [3] * 10, [4] * 40]):
+        scheduler.add(make_request(f"r{number}", prompt))
+    entered = []
+    for _ in range(4):
+        output = scheduler.schedule()
+        assert output is not None
+        entered.append([new.request_id for new in output.new_requests])
+    assert entered == [["r0/0", "r1/0"], ["r2/0"], ["r3/0"], []], "one alone may be larger"
