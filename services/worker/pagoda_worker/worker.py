@@ -25,7 +25,7 @@ from pagoda_worker.memory.device import (
     claim_device,
 )
 from pagoda_worker.memory.huge_pages import use_huge_pages
-from pagoda_worker.models.decoder import Decoder
+from pagoda_worker.models.model import Model
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 from pagoda_worker.sampling.grammars import Grammars, load_compiler
 from pagoda_worker.sampling.logits_processors import load_logits_processors
@@ -65,7 +65,7 @@ class Worker:
         self.parallel = parallel
         self._config: EngineConfig | None = None
         self._device: DeviceInfo | None = None
-        self._model: Decoder | None = None
+        self._model: Model | None = None
         self._weights: ModelWeights | None = None
         self._asked_weights: WeightsSource | None = None
         """Of the latest init_device; None is the model's own checkpoint."""
@@ -252,7 +252,11 @@ class Worker:
             config, device = self._claimed()
             model, facts = self._loaded()
             self._attention = choose_attention(
-                config, model.spec, dtype=self._dtype, max_model_len=facts.max_model_len, device=device.device
+                config,
+                model.attention_layers,
+                dtype=self._dtype,
+                max_model_len=facts.max_model_len,
+                device=device.device,
             )
         return self._attention
 
@@ -291,7 +295,7 @@ class Worker:
             device=device.device,
             logprobs_mode=config.model.logprobs_mode,
             logits_processors=load_logits_processors(
-                config.model.logits_processors, vocab_size=model.spec.vocab_size, device=device.device
+                config.model.logits_processors, vocab_size=model.vocab_size, device=device.device
             ),
             grammars=self._grammars,
             eos_token_ids=facts.eos_token_ids,
@@ -352,7 +356,7 @@ class Worker:
         return load_compiler(
             config.model.model,
             revision=config.model.revision,
-            vocab_size=model.spec.vocab_size,
+            vocab_size=model.vocab_size,
             eos_token_ids=facts.eos_token_ids,
         )
 
@@ -361,7 +365,7 @@ class Worker:
             raise StaleEpoch("the device is not initialized: call InitDevice first")
         return self._config, self._device
 
-    def _loaded(self) -> tuple[Decoder, ModelFacts]:
+    def _loaded(self) -> tuple[Model, ModelFacts]:
         if self._model is None or self.facts is None:
             raise StaleEpoch("the model is not loaded: call LoadModel first")
         return self._model, self.facts

@@ -21,7 +21,7 @@ from pagoda_kernels.selection import triton_kernel
 from pagoda_worker.attention.measurement import StepBounds, Timer, difference, measure, time_on_device
 from pagoda_worker.attention.table import OURS, AttentionTable, load_table, shape_of
 from pagoda_worker.memory.device import cache_dtype
-from pagoda_worker.models.spec import DecoderSpec
+from pagoda_worker.models.model import AttentionLayer
 from pagoda_worker.steps.step import IntArray
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class AttentionChoice:
 
 def choose_attention(
     config: EngineConfig,
-    spec: DecoderSpec,
+    layers: Sequence[AttentionLayer],
     *,
     dtype: torch.dtype,
     max_model_len: int,
@@ -88,19 +88,23 @@ def choose_attention(
     """What --attention-backend asks for, on this device and for this rank of a model. Nothing on a CPU, and where our
     own kernel does not run, be it by --reference-kernels."""
     asked = config.model.attention_backend
-    if device.type != "cuda" or asked == OURS or spec.head_dim > MAX_TRITON_HEAD_DIM:
+    shapes = {(layer.num_heads, layer.num_kv_heads, layer.head_dim) for layer in layers}
+    if device.type != "cuda" or asked == OURS or len(shapes) != 1:  # what is measured is one shape
+        return AttentionChoice()
+    num_heads, num_kv_heads, head_dim = next(iter(shapes))
+    if head_dim > MAX_TRITON_HEAD_DIM:
         return AttentionChoice()
     if triton_kernel("paged_attention", torch.empty(0, dtype=dtype, device=device)) is None:
         return AttentionChoice()
     needs = AttentionNeeds(
-        num_heads=spec.num_heads,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         block_size=config.cache.block_size,
         dtype=dtype,
         cache_dtype=cache_dtype(config.cache.kv_cache_dtype, dtype),
-        layers=layers_of(spec),
-        has_biases=bool(spec.alibi_slopes),
+        layers=scorings(layers),
+        has_biases=any(layer.has_biases for layer in layers),
         capability=torch.cuda.get_device_capability(device),
     )
     candidates = installed_adapters() if asked == "auto" else [ADAPTERS[asked]]
@@ -127,10 +131,9 @@ def _directory() -> Path | None:
         return None
 
 
-def layers_of(spec: DecoderSpec) -> tuple[Scoring, ...]:
+def scorings(layers: Sequence[AttentionLayer]) -> tuple[Scoring, ...]:
     """How each layer of a model scores."""
-    layers = range(spec.num_layers)
-    return tuple(Scoring(spec.scale(layer), spec.window(layer), spec.attention_softcap) for layer in layers)
+    return tuple(Scoring(layer.scale, layer.window, layer.softcap) for layer in layers)
 
 
 @torch.inference_mode()

@@ -49,13 +49,13 @@ def why_eager(loaded: LoadedModel) -> str | None:
 
 def what_waits(loaded: LoadedModel) -> str | None:
     """What waits for the device, or for others, within a decode step of a model on a CUDA device; None: nothing."""
-    spec = loaded.model.spec
     if loaded.parallel.world_size > 1:
         return "its ranks sum over NCCL"
-    if spec.moe is not None:
-        return "the host has to hear which tokens an expert gets"
-    if spec.head_dim > MAX_TRITON_HEAD_DIM:
-        return f"attention with head_dim {spec.head_dim} runs as PyTorch, with shapes of its own for each batch"
+    if loaded.model.what_waits is not None:
+        return loaded.model.what_waits
+    head_dim = max((layer.head_dim for layer in loaded.model.attention_layers), default=0)
+    if head_dim > MAX_TRITON_HEAD_DIM:
+        return f"attention with head_dim {head_dim} runs as PyTorch, with shapes of its own for each batch"
     probe = torch.empty(0, dtype=loaded.dtype, device=loaded.device)
     for operation in ("paged_attention", "rope_store"):
         if triton_kernel(operation, probe) is None:
@@ -70,7 +70,7 @@ def make_decode_graphs(loaded: LoadedModel, kv_cache: KVCache, recorder: GraphRe
         max_size=sizes[-1],
         max_model_len=loaded.max_model_len,
         block_size=kv_cache.block_size,
-        vocab_size=loaded.model.spec.vocab_size,
+        vocab_size=loaded.model.vocab_size,
         dtype=loaded.dtype,
         device=loaded.device,
     )

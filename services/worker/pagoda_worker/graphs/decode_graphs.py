@@ -13,7 +13,8 @@ from torch import Tensor
 
 from pagoda_worker.graphs.decode_buffers import DecodeBuffers
 from pagoda_worker.memory.kv_cache import KVCache
-from pagoda_worker.models.decoder import Decoder, ForwardContext
+from pagoda_worker.models.decoder import ForwardContext
+from pagoda_worker.models.model import Model
 from pagoda_worker.steps.input_batch import ForwardInputs
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class DecodeGraphs:
     def __init__(
         self,
         *,
-        model: Decoder,
+        model: Model,
         kv_cache: KVCache,
         buffers: DecodeBuffers,
         sizes: Sequence[int],

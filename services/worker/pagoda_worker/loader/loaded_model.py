@@ -7,7 +7,7 @@ import torch
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_worker.attention.choice import AttentionChoice
 from pagoda_worker.memory.kv_cache import KVCache
-from pagoda_worker.models.decoder import Decoder
+from pagoda_worker.models.model import Model
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 LARGE_MODEL_BYTES = 64 << 20
@@ -18,7 +18,7 @@ LARGE_MODEL_BYTES = 64 << 20
 class LoadedModel:
     """One rank's."""
 
-    model: Decoder
+    model: Model
     config: EngineConfig
     max_model_len: int
     """Tokens; config.model.max_model_len, or the checkpoint's."""
@@ -41,7 +41,7 @@ class LoadedModel:
     def make_cache(self, *, num_blocks: int, num_cpu_blocks: int = 0) -> KVCache:
         """A new cache."""
         return KVCache(
-            spec=self.model.spec,
+            layers=self.model.attention_layers,
             num_blocks=num_blocks,
             num_cpu_blocks=num_cpu_blocks,
             block_size=self.config.cache.block_size,

@@ -1,7 +1,6 @@
 """The weights of a worker's model: where they come from, how they leave the device's memory, and how others take their
 place. Knows tensors and checkpoints; no requests, no gRPC."""
 
-import dataclasses
 import gc
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,29 +14,31 @@ from pagoda_common.config.quantization import OnlineQuantization, parse_quantiza
 from pagoda_common.config.weights_source import WeightsSource
 from pagoda_common.errors import ModelLoadError, OutOfMemory
 from pagoda_common.process.memory import trim_memory
+from pagoda_worker.loader.build import ModelBuilder
 from pagoda_worker.loader.checkpoint import Checkpoint, open_checkpoint
 from pagoda_worker.loader.quantized_tensors import StoredFormat, stored_format
 from pagoda_worker.loader.weights import Progress, fill_dummy_weights, load_weights
 from pagoda_worker.memory.device import available_memory_bytes, quantizes_inputs
-from pagoda_worker.models.decoder import Decoder
 from pagoda_worker.models.layers import Matrix
+from pagoda_worker.models.model import Model
 from pagoda_worker.models.quantized_method import LinearMethods
-from pagoda_worker.models.registry import family_of
-from pagoda_worker.models.sharding import Sharding
-from pagoda_worker.models.spec import DecoderSpec
 
 HOST = torch.device("cpu")
 META = torch.device("meta")
 
 
 class ModelWeights:
-    """The parameters of one decoder on one device. One caller at a time, but `prepare`, which may run beside it."""
+    """The parameters of one model on one device. One caller at a time, but `prepare`, which may run beside it."""
 
     def __init__(
-        self, *, model: Decoder, config: ModelConfig, dtype: torch.dtype, device: torch.device, sharding: Sharding
+        self, *, model: Model, config: ModelConfig, dtype: torch.dtype, device: torch.device, builder: ModelBuilder
     ) -> None:
-        """`model`: this rank's part, on the meta device; `reload` gives it its first weights."""
-        self._sharding = sharding
+        """
+        Args:
+            model: this rank's part, on the meta device; `reload` gives it its first weights.
+            builder: what has built it.
+        """
+        self._builder = builder
         self._config = config
         self._dtype = dtype
         self._device = device
@@ -53,7 +54,7 @@ class ModelWeights:
         self._set_methods(model)
         self._in_host: dict[str, Tensor] = {}
         """Parameters that wait in host memory, by name."""
-        self._prepared: tuple[WeightsSource, Decoder] | None = None
+        self._prepared: tuple[WeightsSource, Model] | None = None
         self._base = WeightsSource(model=config.model, revision=config.revision)
         self._source = self._base
 
@@ -124,8 +125,7 @@ class ModelWeights:
                 f"the weights of {source.model} need {self.num_bytes / 2**20:.0f} MiB of host memory beside those in "
                 f"use, {available / 2**20:.0f} MiB are available"
             )
-        with torch.device("meta"):
-            model = Decoder(spec=self._model.spec, parallel=self._sharding.parallel)
+        model = self._builder.build()
         self._set_methods(model)
         self._read(source, model, HOST, progress)
         self._prepared = source, model
@@ -164,9 +164,9 @@ class ModelWeights:
         del model
         release_memory(self._device)
 
-    def _set_methods(self, model: Decoder) -> None:
+    def _set_methods(self, model: Model) -> None:
         """Have the matrices of a model on the meta device held as the device's kernels want them."""
-        model.to(self._dtype)
+        model.cast(self._dtype)
         for layer in _matrices(model):
             layer.method = self._methods.of_floats(layer)
             layer.begin_loading(self._dtype)
@@ -197,7 +197,7 @@ class ModelWeights:
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise OutOfMemory(f"the device has no room for the weights: {error}") from error
 
-    def _read(self, source: WeightsSource, model: Decoder, device: torch.device, progress: Progress) -> None:
+    def _read(self, source: WeightsSource, model: Model, device: torch.device, progress: Progress) -> None:
         """Fill a model on the meta device. If that fails, some matrices are not as they are used."""
         for layer in _matrices(model):
             layer.method = self._methods.of_floats(layer)
@@ -206,28 +206,25 @@ class ModelWeights:
         for layer in _matrices(model):
             layer.finish_loading()
 
-    def _read_parameters(self, source: WeightsSource, model: Decoder, device: torch.device, progress: Progress) -> None:
+    def _read_parameters(self, source: WeightsSource, model: Model, device: torch.device, progress: Progress) -> None:
         config = self._config
         if source != self._base:
             config = replace(config, model=source.model, revision=source.revision, load_format="auto")
         elif config.load_format == "dummy":
-            fill_dummy_weights(model, dtype=self._dtype, device=device, seed=config.seed, sharding=self._sharding)
+            fill_dummy_weights(model, self._builder.build_whole(model), device=device, seed=config.seed)
             return
         checkpoint = open_checkpoint(config)
-        family = family_of(checkpoint.config)
-        spec = family.spec(checkpoint.config)
-        _check_same(spec, self._sharding.spec, checkpoint)
+        if source != self._base:
+            _check_same(self._builder.of(checkpoint.config).build(), model, checkpoint)
         found = stored_quantization(config, checkpoint)
         files = checkpoint.weight_files()
         try:
             load_weights(
                 model,
-                family.weights(spec),
+                self._builder.build_whole(model),
                 files,
-                dtype=self._dtype,
                 device=device,
                 progress=progress,
-                sharding=self._sharding,
                 methods=self._methods,
                 stored=None if found is None else found[1],
             )
@@ -255,18 +252,18 @@ def stored_quantization(config: ModelConfig, checkpoint: Checkpoint) -> tuple[st
     return found
 
 
-def _check_same(spec: DecoderSpec, served: DecoderSpec, checkpoint: Checkpoint) -> None:
+def _check_same(model: Model, served: Model, checkpoint: Checkpoint) -> None:
     """Whether a checkpoint is of the served model.
 
     Raises:
         ModelLoadError: it is not; the message names what differs.
     """
-    for name in (field.name for field in dataclasses.fields(served)):
-        theirs, ours = getattr(spec, name), getattr(served, name)
-        if theirs != ours:
+    theirs, ours = model.identity, served.identity
+    for name in (*ours, *(theirs.keys() - ours.keys())):
+        if theirs.get(name) != ours.get(name):
             raise ModelLoadError(
-                f"{checkpoint.directory} is of another model: {name} is {_shown(theirs)}, the served one has "
-                f"{_shown(ours)}",
+                f"{checkpoint.directory} is of another model: {name} is {_shown(theirs.get(name))}, the served one has "
+                f"{_shown(ours.get(name))}",
                 field=name,
             )
 
@@ -276,11 +273,11 @@ def _shown(value: object) -> str:
     return text if len(text) <= 200 else text[:200] + "…"
 
 
-def _matrices(model: Decoder) -> Iterator[Matrix]:
+def _matrices(model: Model) -> Iterator[Matrix]:
     return (module for module in model.modules() if isinstance(module, Matrix))
 
 
-def _parameters(model: Decoder) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
+def _parameters(model: Model) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
     """Dotted name, owner, last part of the name, parameter."""
     for prefix, module in model.named_modules():
         for leaf, parameter in module.named_parameters(recurse=False):

@@ -13,14 +13,13 @@ from pagoda_common.errors import ConfigError
 from pagoda_common.process.startup_marks import mark
 from pagoda_kernels.native.library import load_native
 from pagoda_kernels.selection import use_references
+from pagoda_worker.loader.build import ModelBuilder
 from pagoda_worker.loader.checkpoint import open_checkpoint
 from pagoda_worker.loader.model_facts import ModelFacts
 from pagoda_worker.loader.model_weights import ModelWeights, stored_quantization
 from pagoda_worker.loader.weights import Progress
 from pagoda_worker.memory.device import choose_dtype, reference_kernels
-from pagoda_worker.models.decoder import Decoder
-from pagoda_worker.models.registry import family_of
-from pagoda_worker.models.sharding import Sharding
+from pagoda_worker.models.model import BuildConfig, Model
 from pagoda_worker.parallel.tensor_parallel import TensorParallel
 
 logger = logging.getLogger(__name__)
@@ -30,7 +29,7 @@ logger = logging.getLogger(__name__)
 class ReadModel:
     """One rank's."""
 
-    model: Decoder
+    model: Model
     weights: ModelWeights
     facts: ModelFacts
     dtype: torch.dtype
@@ -59,39 +58,36 @@ def read_model(
         load_native()
         mark("load kernels")
     checkpoint = open_checkpoint(config.model)
-    family = family_of(checkpoint.config)
-    spec = family.spec(checkpoint.config)
-    max_model_len = config.model.max_model_len or spec.max_position_embeddings
-    if max_model_len > spec.max_position_embeddings:
+    build_config = BuildConfig(checkpoint=checkpoint.config, engine=config.model)
+    builder = ModelBuilder(config=build_config, parallel=parallel)
+    model = builder.build()
+    max_model_len = config.model.max_model_len or model.max_position_embeddings
+    if max_model_len > model.max_position_embeddings:
         raise ConfigError(
-            f"max_model_len is {max_model_len}, the model was made for {spec.max_position_embeddings} tokens",
+            f"max_model_len is {max_model_len}, the model was made for {model.max_position_embeddings} tokens",
             field="max_model_len",
         )
-    sharding = Sharding(spec, parallel)
     stored = stored_quantization(config.model, checkpoint)
     online = parse_quantization(config.model.quantization)
-    with torch.device("meta"):
-        model = Decoder(spec=sharding.local_spec, parallel=parallel)
-        whole = model if parallel.world_size == 1 else Decoder(spec=spec)
-    num_parameters = sum(parameter.numel() for parameter in whole.parameters())
+    num_parameters = sum(parameter.numel() for parameter in builder.build_whole(model).parameters())
     dtype = choose_dtype(config.model.dtype, checkpoint.dtype_name, device=device, num_parameters=num_parameters)
     use_references(reference_kernels(config.model.reference_kernels, dtype, device))
-    weights = ModelWeights(model=model, config=config.model, dtype=dtype, device=device, sharding=sharding)
+    weights = ModelWeights(model=model, config=config.model, dtype=dtype, device=device, builder=builder)
     weights.reload(source, progress)
     mark("load weights")
     model.prepare(max_model_len=max_model_len, device=device)
     facts = ModelFacts(
         model=config.model.model,
-        architecture=spec.architecture,
+        architecture=model.architecture,
         dtype=str(dtype).removeprefix("torch."),
-        vocab_size=spec.vocab_size,
+        vocab_size=model.vocab_size,
         max_model_len=max_model_len,
-        num_layers=spec.num_layers,
+        num_layers=model.num_layers,
         eos_token_ids=tuple(checkpoint.eos_token_ids),
         generation_config_json=checkpoint.generation_config_json,
         num_parameters=num_parameters,
         weight_bytes=weights.num_bytes,
-        embedding_size=spec.embedding_dim or spec.hidden_size,
+        embedding_size=model.embedding_size,
         quantization=online.name if isinstance(online, OnlineQuantization) else stored[0] if stored else "",
     )
     logger.info(

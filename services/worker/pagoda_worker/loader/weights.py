@@ -1,8 +1,8 @@
-"""Fills a decoder that was built on the meta device: from safetensors, or with random weights by seed."""
+"""Fills a model that was built on the meta device: from safetensors, or with random weights by seed."""
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +16,10 @@ from pagoda_common.errors import ModelLoadError
 from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
 from pagoda_worker.loader.quantized_tensors import StoredFormat
 from pagoda_worker.loader.stored import Stored, StoredTensor, join_quantized
-from pagoda_worker.models.decoder import Decoder
 from pagoda_worker.models.layers import Matrix
+from pagoda_worker.models.model import Model, WeightSharding
 from pagoda_worker.models.quantized_method import LinearMethods
-from pagoda_worker.models.sharding import Sharding
-from pagoda_worker.models.weights import WeightNames, WeightSource
+from pagoda_worker.models.weights import MadeWeights, WeightNames, WeightSource
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +31,12 @@ MAX_NAMED = 8
 
 
 def load_weights(
-    model: Decoder,
-    names: WeightNames,
+    model: Model,
+    whole: Model,
     files: list[Path],
     *,
-    dtype: torch.dtype,
     device: torch.device,
     progress: Progress,
-    sharding: Sharding,
     methods: LinearMethods,
     stored: StoredFormat | None = None,
 ) -> None:
@@ -47,6 +44,7 @@ def load_weights(
 
     Args:
         model: this rank's part; only what it holds is read.
+        whole: what all ranks hold together, without weights.
         methods: how layers hold what is stored as integers.
         stored: how that is; None: all is stored as floats.
 
@@ -54,31 +52,37 @@ def load_weights(
         ModelLoadError: a file is damaged; tensors are missing, unexpected or of the wrong shape (they are named).
     """
     with ExitStack() as stack:
-        found = _index(files, names, stack)
-        embedding = next(source.name for source in names.sources if source.parameter == "embed_tokens.weight")
-        head = f"{names.lm_head}.weight"
-        if model.lm_head is None and embedding not in found and head in found:
-            found[embedding] = found[head]  # tied weights may be stored under either name
+        stored_tensors = _index(files, stack)
+        names = model.weights(stored_tensors)
+        found: dict[str, Stored] = {_strip(name, names.prefixes): entry for name, entry in stored_tensors.items()}
+        for name, other in names.aliases.items():
+            if name not in found and other in found:
+                found[name] = found[other]
         if stored is not None:
             join_quantized(found, names.sources, stored)
         problems = _problems(names, found)
         if problems:
-            raise ModelLoadError(f"{files[0].parent} does not fit {model.spec.architecture}; {'; '.join(problems)}")
-        whole = _whole(model, sharding)
+            raise ModelLoadError(f"{files[0].parent} does not fit {model.architecture}; {'; '.join(problems)}")
         _check_shapes(whole, names, found)
-        total = sum(found[source.name].num_bytes for source in names.sources)
+        made = [name for source in names.made for name in source.names]
+        total = sum(found[name].num_bytes for name in [*made, *(source.name for source in names.sources)])
         loaded = 0
-        filler = _Filler(model, whole, names.sources, dtype=dtype, device=device, sharding=sharding, methods=methods)
+        filler = _Filler(model, whole, names, device=device, methods=methods)
         for source in names.sources:
             entry = found[source.name]
             filler.fill(source, entry.read())
             loaded += entry.num_bytes
             progress(loaded, total)
+        for several in names.made:
+            entries = [found[name] for name in several.names]
+            filler.make(several, [_floats(entry) for entry in entries])
+            loaded += sum(entry.num_bytes for entry in entries)
+            progress(loaded, total)
         if filler.num_dequantized:
             logger.warning(
                 "%d quantized matrices are held as %s: no kernel of %s reads them as they are",
                 filler.num_dequantized,
-                str(dtype).removeprefix("torch."),
+                filler.float_name,
                 device.type,
             )
 
@@ -89,26 +93,39 @@ class _Filler:
 
     def __init__(
         self,
-        model: Decoder,
-        whole: Decoder,
-        sources: Sequence[WeightSource],
+        model: Model,
+        whole: Model,
+        names: WeightNames,
         *,
-        dtype: torch.dtype,
         device: torch.device,
-        sharding: Sharding,
         methods: LinearMethods,
     ) -> None:
         self._model = model
-        self._dtype = dtype
         self._device = device
-        self._sharding = sharding
         self._methods = methods
-        self._num_missing = Counter(source.parameter for source in sources)
+        self._num_missing = Counter(source.parameter for source in names.sources)
+        self._num_missing.update(parameter for source in names.made for parameter in source.parameters)
         self._num_rows = {name: parameter.shape[0] for name, parameter in whole.named_parameters()}
         self._integers: dict[str, list[tuple[WeightSource, QuantizedMatrix]]] = {}
         """Parts that are there, of parameters that are all integers so far."""
         self.num_dequantized = 0
         """Parameters that are stored as integers and held as floats."""
+        self.float_name = ""
+        """Data type of the last one of those."""
+
+    def make(self, source: MadeWeights, tensors: list[Tensor]) -> None:
+        """Parameters that are made of several tensors.
+
+        Raises:
+            ModelLoadError: what is made does not fit.
+        """
+        made = source.make(tensors)
+        for name in source.parameters:
+            value = made.get(name)
+            if value is None or value.shape[0] != self._num_rows[name]:
+                shape = None if value is None else list(value.shape)
+                raise ModelLoadError(f"{source.names[0]} and others make {name} of shape {shape}")
+            self.fill(WeightSource(name=source.names[0], parameter=name), value)
 
     def fill(self, source: WeightSource, value: Tensor | QuantizedMatrix) -> None:
         """One part of a parameter."""
@@ -125,15 +142,16 @@ class _Filler:
         parts = self._integers.pop(name, [])
         if parts and isinstance(layer, Matrix) and not self._hold(layer, parts):
             self.num_dequantized += 1
+            self.float_name = str(layer.dtype).removeprefix("torch.")
             for part, matrix in parts:
                 self._copy(layer, leaf, part, _in_order(matrix.dequantize(), replace(part, is_transposed=False)))
         if isinstance(layer, Matrix) and leaf == "weight":
             layer.finish_loading()
 
     def _copy(self, layer: nn.Module, leaf: str, source: WeightSource, tensor: Tensor) -> None:
-        _allocate(layer, leaf, dtype=self._dtype, device=self._device)
+        _allocate(layer, leaf, device=self._device)
         parameter = layer.get_parameter(leaf)
-        copy_part(tensor, source, parameter, self._sharding, num_rows=self._num_rows[source.parameter])
+        copy_part(tensor, source, parameter, self._model.sharding, num_rows=self._num_rows[source.parameter])
 
     def _hold(self, layer: Matrix, parts: list[tuple[WeightSource, QuantizedMatrix]]) -> bool:
         """Have a layer take integers, if all its parts are of one kind and a kernel reads them."""
@@ -161,54 +179,40 @@ class _Filler:
                 (matrix.zeros, joined.zeros),
             ):
                 if tensor is not None and target is not None:
-                    copy_part(_in_order(tensor, kept), kept, target, self._sharding, num_rows=num_rows)
+                    copy_part(_in_order(tensor, kept), kept, target, self._model.sharding, num_rows=num_rows)
         layer.hold(joined, method)
         return True
 
 
-def fill_dummy_weights(
-    model: Decoder, *, dtype: torch.dtype, device: torch.device, seed: int, sharding: Sharding
-) -> None:
-    """Small normal matrices, norms of ones, biases of zeros; the same for a seed, on however many ranks."""
+def fill_dummy_weights(model: Model, whole: Model, *, device: torch.device, seed: int) -> None:
+    """Small normal matrices, and what the model wants of others; the same for a seed, on however many ranks."""
     generator = torch.Generator().manual_seed(seed)
-    whole = _whole(model, sharding)
     for name in [name for name, _ in model.named_parameters()]:
         owner, _, leaf = name.rpartition(".")
         layer = model.get_submodule(owner)
-        _allocate(layer, leaf, dtype=dtype, device=device)
+        _allocate(layer, leaf, device=device)
         parameter = layer.get_parameter(leaf)
-        if name.endswith("bias"):
-            parameter.data.zero_()
-        elif "norm" in name:
-            parameter.data.fill_(1.0 - model.spec.norm_weight_offset)
+        value = model.dummy_value(name)
+        if value is not None:
+            parameter.data.fill_(value)
         else:
             shape = whole.get_parameter(name).shape
             tensor = torch.empty(shape).normal_(std=0.02, generator=generator)
             source = WeightSource(name=name, parameter=name)
-            copy_part(tensor, source, parameter, sharding, num_rows=shape[0])
+            copy_part(tensor, source, parameter, model.sharding, num_rows=shape[0])
         if isinstance(layer, Matrix) and leaf == "weight":
             layer.finish_loading()
 
 
-def _whole(model: Decoder, sharding: Sharding) -> Decoder:
-    """The model that all ranks hold together, without weights."""
-    if sharding.parallel.world_size == 1:
-        return model
-    with torch.device("meta"):
-        return Decoder(spec=sharding.spec)
-
-
-def _index(files: list[Path], names: WeightNames, stack: ExitStack) -> dict[str, Stored]:
-    """All tensors by their name without prefix."""
-    found: dict[str, Stored] = {}
+def _index(files: list[Path], stack: ExitStack) -> dict[str, StoredTensor]:
+    """All tensors by their name."""
+    found: dict[str, StoredTensor] = {}
     for path in files:
         try:
             file = stack.enter_context(safe_open(str(path), framework="pt", device="cpu"))
             for stored_name in file.keys():  # noqa: SIM118
                 view = file.get_slice(stored_name)
-                found[_strip(stored_name, names.prefixes)] = StoredTensor(
-                    file, stored_name, view.get_shape(), view.get_dtype()
-                )
+                found[stored_name] = StoredTensor(file, stored_name, view.get_shape(), view.get_dtype())
         except (SafetensorError, OSError) as error:
             raise ModelLoadError(f"cannot read {path}: {error}") from error
     return found
@@ -216,8 +220,9 @@ def _index(files: list[Path], names: WeightNames, stack: ExitStack) -> dict[str,
 
 def _problems(names: WeightNames, found: dict[str, Stored]) -> list[str]:
     """What is missing and what is too much, with the names that transformers writes."""
-    wanted = {source.name for source in names.sources}
-    missing = [_stored_name(source.name, names) for source in names.sources if source.name not in found]
+    made = [name for source in names.made for name in source.names]
+    wanted = dict.fromkeys([*(source.name for source in names.sources), *made])
+    missing = [_stored_name(name, names) for name in wanted if name not in found]
     unexpected = [
         entry.stored_name
         for name, entry in found.items()
@@ -244,7 +249,12 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _check_shapes(model: Decoder, names: WeightNames, found: dict[str, Stored]) -> None:
+def _floats(entry: Stored) -> Tensor:
+    value = entry.read()
+    return value.dequantize() if isinstance(value, QuantizedMatrix) else value
+
+
+def _check_shapes(model: Model, names: WeightNames, found: dict[str, Stored]) -> None:
     wrong = []
     for source in names.sources:
         expected = list(model.get_parameter(source.parameter).shape)
@@ -261,13 +271,10 @@ def _check_shapes(model: Decoder, names: WeightNames, found: dict[str, Stored]) 
         raise ModelLoadError(f"tensors do not fit config.json: {_some(wrong)}")
 
 
-def _allocate(layer: nn.Module, leaf: str, *, dtype: torch.dtype, device: torch.device) -> None:
-    """`dtype`: of all parameters but those that the layer names in `float32_parameters`."""
+def _allocate(layer: nn.Module, leaf: str, *, device: torch.device) -> None:
     parameter = layer.get_parameter(leaf)
     if parameter.is_meta:
-        if leaf in getattr(layer, "float32_parameters", ()):
-            dtype = torch.float32
-        storage = torch.empty(parameter.shape, dtype=dtype, device=device)
+        storage = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
         setattr(layer, leaf, nn.Parameter(storage, requires_grad=False))
 
 
@@ -282,7 +289,9 @@ def _in_order(tensor: Tensor, source: WeightSource) -> Tensor:
     return tensor[None] if source.is_row else tensor
 
 
-def copy_part(tensor: Tensor, source: WeightSource, parameter: Tensor, sharding: Sharding, *, num_rows: int) -> None:
+def copy_part(
+    tensor: Tensor, source: WeightSource, parameter: Tensor, sharding: WeightSharding, *, num_rows: int
+) -> None:
     """Copy what this rank holds of a tensor into its parameter.
 
     Args:

@@ -29,7 +29,7 @@ def available_blocks(loaded: LoadedModel) -> AvailableBlocks:
         OutOfMemory: not even one request of max_model_len would fit; the message names the flags.
     """
     cache, is_cpu = loaded.config.cache, loaded.device.type == "cpu"
-    size = block_bytes(loaded.model.spec, block_size=cache.block_size, dtype=loaded.cache_dtype)
+    size = block_bytes(loaded.model.attention_layers, block_size=cache.block_size, dtype=loaded.cache_dtype)
     budget = cache.kv_cache_memory_bytes or _free_bytes(loaded)
     per_request = -(-loaded.max_model_len // cache.block_size)
     num_blocks = min(budget // size, loaded.config.scheduler.max_num_seqs * per_request)

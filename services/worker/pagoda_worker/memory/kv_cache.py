@@ -1,6 +1,7 @@
 """KVCache: the paged cache of all layers on the device, and the host blocks for swapping."""
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -10,13 +11,14 @@ from pagoda_kernels.attention.copy_blocks import copy_blocks
 from pagoda_kernels.attention.quantized_cache import FP8, cache_width, scales_of
 from pagoda_worker.memory.memory_ahead import MemoryAhead
 from pagoda_worker.memory.transfers import to_device
-from pagoda_worker.models.spec import DecoderSpec
+from pagoda_worker.models.model import AttentionLayer
 from pagoda_worker.steps.step import IntArray
 
 
-def block_bytes(spec: DecoderSpec, *, block_size: int, dtype: torch.dtype) -> int:
+def block_bytes(layers: Sequence[AttentionLayer], *, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block's keys and values over all layers; int8 is a quantized cache with its scales."""
-    return 2 * spec.num_layers * block_size * spec.num_kv_heads * cache_width(spec.head_dim, dtype) * dtype.itemsize
+    widths = sum(layer.num_kv_heads * cache_width(layer.head_dim, dtype) for layer in layers)
+    return 2 * block_size * widths * dtype.itemsize
 
 
 class KVCache:
@@ -26,7 +28,7 @@ class KVCache:
     def __init__(
         self,
         *,
-        spec: DecoderSpec,
+        layers: Sequence[AttentionLayer],
         num_blocks: int,
         num_cpu_blocks: int,
         block_size: int,
@@ -38,14 +40,13 @@ class KVCache:
         self.num_blocks = num_blocks
         self.num_cpu_blocks = num_cpu_blocks
         self.block_size = block_size
-        shape = (block_size, spec.num_kv_heads, cache_width(spec.head_dim, dtype))
-        layers = range(spec.num_layers)
-        self.k_caches = [_zeros((num_blocks, *shape), dtype, device) for _ in layers]
-        self.v_caches = [_zeros((num_blocks, *shape), dtype, device) for _ in layers]
+        shapes = [(block_size, layer.num_kv_heads, cache_width(layer.head_dim, dtype)) for layer in layers]
+        self.k_caches = [_zeros((num_blocks, *shape), dtype, device) for shape in shapes]
+        self.v_caches = [_zeros((num_blocks, *shape), dtype, device) for shape in shapes]
         self.memory_ahead = MemoryAhead([*self.k_caches, *self.v_caches], is_early=takes_memory_early)
         host = torch.device("cpu")
-        self._host_k = [_zeros((num_cpu_blocks, *shape), dtype, host) for _ in layers]
-        self._host_v = [_zeros((num_cpu_blocks, *shape), dtype, host) for _ in layers]
+        self._host_k = [_zeros((num_cpu_blocks, *shape), dtype, host) for shape in shapes]
+        self._host_v = [_zeros((num_cpu_blocks, *shape), dtype, host) for shape in shapes]
 
     @property
     def num_bytes(self) -> int:

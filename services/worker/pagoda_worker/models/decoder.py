@@ -1,7 +1,8 @@
 """The decoder core: embedding, layers of paged attention and feed-forward, logits. Knows tensors; no requests."""
 
+import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,8 +24,11 @@ from pagoda_kernels.decoder.decoder_layers import (
 from pagoda_kernels.native.library import native
 from pagoda_worker.models.feed_forward import FeedForward, MixtureOfExperts
 from pagoda_worker.models.layers import Embedding, Linear, Norm
+from pagoda_worker.models.model import AttentionLayer, Model
 from pagoda_worker.models.rope import RotaryTable
+from pagoda_worker.models.sharding import Sharding
 from pagoda_worker.models.spec import DecoderSpec, RopeSpec
+from pagoda_worker.models.weights import WeightNames
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 
@@ -234,12 +238,53 @@ class DecoderLayer(nn.Module):
         )
 
 
-class Decoder(nn.Module):
+def attention_layers(spec: DecoderSpec) -> tuple[AttentionLayer, ...]:
+    """How each layer of a model, or of a rank's part, attends."""
+    return tuple(
+        AttentionLayer(
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            scale=spec.scale(layer),
+            window=spec.window(layer),
+            softcap=spec.attention_softcap,
+            has_biases=bool(spec.alibi_slopes),
+        )
+        for layer in range(spec.num_layers)
+    )
+
+
+class Decoder(Model):
     """A decoder-only language model, or one rank's part. Build it on the meta device; the loader gives it weights."""
 
-    def __init__(self, *, spec: DecoderSpec, prefix: str = "", parallel: TensorParallel = ALONE) -> None:
-        """`spec`: of this rank's part (Sharding.local_spec)."""
+    sharding: Sharding
+
+    def __init__(
+        self,
+        *,
+        spec: DecoderSpec,
+        prefix: str = "",
+        parallel: TensorParallel = ALONE,
+        names: WeightNames | None = None,
+    ) -> None:
+        """
+        Args:
+            spec: of the whole model.
+            names: of a checkpoint's tensors; None: it is never read from one.
+
+        Raises:
+            ConfigError: the ranks cannot share the model.
+        """
         super().__init__()
+        self.sharding = Sharding(spec, parallel)
+        self._names = names
+        spec = self.sharding.local_spec
+        self.architecture = spec.architecture
+        self.vocab_size = spec.vocab_size
+        self.embedding_size = spec.embedding_dim or spec.hidden_size
+        self.max_position_embeddings = spec.max_position_embeddings
+        self.num_layers = spec.num_layers
+        self.attention_layers = attention_layers(spec)
         self._parallel = parallel
         self._head_rows = parallel.part(spec.vocab_size)
         self.spec = spec
@@ -279,6 +324,28 @@ class Decoder(nn.Module):
             self.lm_head_bias = nn.Parameter(torch.empty(len(self._head_rows)), requires_grad=False)
         self._embedding_multiplier = spec.embedding_multiplier
         self._rotary: dict[RopeSpec, RotaryTable] = {}
+
+    @property
+    def identity(self) -> Mapping[str, object]:
+        """The options of the whole model."""
+        spec = self.sharding.spec
+        return {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+
+    def weights(self, stored: Collection[str]) -> WeightNames:
+        """As in Model; the family knows all names."""
+        assert self._names is not None, "a model that is read from a checkpoint has names"
+        return self._names
+
+    def dummy_value(self, parameter: str) -> float | None:
+        """Norms of ones, biases of zeros."""
+        if parameter.endswith("bias"):
+            return 0.0
+        return 1.0 - self.spec.norm_weight_offset if "norm" in parameter else None
+
+    @property
+    def what_waits(self) -> str | None:
+        """As in Model."""
+        return None if self.spec.moe is None else "the host has to hear which tokens an expert gets"
 
     def prepare(self, *, max_model_len: int, device: torch.device) -> None:
         """Build the tables that are no weights, for positions below `max_model_len`."""

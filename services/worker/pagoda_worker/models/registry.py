@@ -7,6 +7,7 @@ from pagoda_common.errors import ModelLoadError
 from pagoda_worker.models.bloom import BLOOM_NAMES, MPT_NAMES, bloom_spec, mpt_spec
 from pagoda_worker.models.cohere import COHERE_NAMES, cohere2_spec, cohere_spec
 from pagoda_worker.models.config_keys import ReadConfig, check_unread
+from pagoda_worker.models.decoder import Decoder
 from pagoda_worker.models.exaone4 import exaone4_spec
 from pagoda_worker.models.falcon import falcon_spec, falcon_weights
 from pagoda_worker.models.gemma import (
@@ -37,6 +38,7 @@ from pagoda_worker.models.llama import (
     seed_oss_spec,
     smollm3_spec,
 )
+from pagoda_worker.models.model import BuildConfig, ModelFactory
 from pagoda_worker.models.moe import (
     MIXTRAL_NAMES,
     QWEN_MOE_NAMES,
@@ -53,11 +55,12 @@ from pagoda_worker.models.spec import DecoderSpec
 from pagoda_worker.models.stablelm import STABLELM_NAMES, stablelm_spec
 from pagoda_worker.models.starcoder2 import STARCODER2_NAMES, starcoder2_spec
 from pagoda_worker.models.weights import TensorNames, WeightNames, weight_names
+from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How to read one architecture's checkpoints."""
+    """How to read one architecture's checkpoints; a ModelFactory of decoders."""
 
     read: Callable[[HfConfig], DecoderSpec]
     names: TensorNames | Callable[[DecoderSpec], WeightNames]
@@ -77,6 +80,11 @@ class Family:
             raise ModelLoadError(f"config.json cannot be understood: {type(error).__name__}: {error}") from error
         check_unread(read)
         return spec
+
+    def __call__(self, *, config: BuildConfig, prefix: str = "", parallel: TensorParallel = ALONE) -> Decoder:
+        """As in ModelFactory."""
+        spec = self.spec(config.checkpoint)
+        return Decoder(spec=spec, prefix=prefix, parallel=parallel, names=self.weights(spec))
 
     def weights(self, spec: DecoderSpec) -> WeightNames:
         """All tensors of a checkpoint."""
@@ -173,18 +181,33 @@ MODEL_TYPES: dict[str, str] = {
 """The architecture that each model_type means where config.json names none."""
 
 
+def architectures_of(config: HfConfig) -> list[str]:
+    """Names of a checkpoint's architecture: those that config.json has, else by its model_type; none that is known."""
+    names = config.get("architectures") or []
+    model_type = config.get("model_type")
+    if not names and model_type in MODEL_TYPES:
+        names = [MODEL_TYPES[model_type]]
+    return [str(name) for name in names]
+
+
 def family_of(config: HfConfig) -> Family:
     """The family of a checkpoint, by its architectures, and by its model_type where it names none.
 
     Raises:
         ModelLoadError: none of its architectures is supported.
     """
-    names = config.get("architectures") or []
-    model_type = config.get("model_type")
-    if not names and model_type in MODEL_TYPES:
-        names = [MODEL_TYPES[model_type]]
+    names = architectures_of(config)
     for name in names:
         if name in FAMILIES:
             return FAMILIES[name]
-    found = ", ".join(str(name) for name in names) or f"none named (model_type {model_type!r})"
+    found = ", ".join(names) or f"none named (model_type {config.get('model_type')!r})"
     raise ModelLoadError(f"architecture {found} is not supported; supported are {', '.join(FAMILIES)}")
+
+
+def factory_of(config: BuildConfig) -> ModelFactory:
+    """What builds the model of a checkpoint.
+
+    Raises:
+        ModelLoadError: none of its architectures is supported.
+    """
+    return family_of(config.checkpoint)

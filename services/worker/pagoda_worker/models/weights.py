@@ -1,8 +1,10 @@
-"""Where each parameter of the decoder core comes from in a checkpoint. Names only, no tensors."""
+"""Where each parameter of the decoder core comes from in a checkpoint. Names, and no tensors of its own."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from pagoda_worker.models.spec import DecoderSpec, MoeSpec
 
@@ -29,6 +31,18 @@ class WeightSource:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MadeWeights:
+    """Parameters that are made of several tensors of a checkpoint."""
+
+    names: tuple[str, ...]
+    """In the checkpoint, without the optional prefix of the family."""
+    parameters: tuple[str, ...]
+    """Dotted names in the model."""
+    make: Callable[[list[Tensor]], dict[str, Tensor]]
+    """From the tensors, in order, to whole parameters by name."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WeightNames:
     """All tensors of a family's checkpoint."""
 
@@ -39,6 +53,9 @@ class WeightNames:
     """Name of the head, which has no prefix."""
     ignored: tuple[re.Pattern[str], ...] = ()
     """Tensors that may be there and mean nothing."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Names under which tensors may be stored instead: tied weights have two."""
+    made: tuple[MadeWeights, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,14 +111,17 @@ def weight_names(spec: DecoderSpec, names: TensorNames) -> WeightNames:
         writer.layer(layer)
     if spec.has_final_norm:
         writer.norm(names.norm, "norm")
-    ignored = names.ignored
+    ignored, aliases = names.ignored, {}
     if spec.tie_word_embeddings:
+        aliases[f"{names.embed_tokens}.weight"] = f"{names.lm_head}.weight"
         ignored += (re.compile(rf"^{re.escape(names.lm_head)}\.weight$"),)
     else:
         writer.tensor(names.lm_head + ".weight", "lm_head.weight")
     if spec.head_bias:
         writer.tensor(names.lm_head + ".bias", "lm_head_bias")
-    return WeightNames(sources=writer.sources, prefixes=names.prefixes, lm_head=names.lm_head, ignored=ignored)
+    return WeightNames(
+        sources=writer.sources, prefixes=names.prefixes, lm_head=names.lm_head, ignored=ignored, aliases=aliases
+    )
 
 
 class _Writer:

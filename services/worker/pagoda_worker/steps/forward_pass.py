@@ -10,7 +10,8 @@ from pagoda_worker.attention.choice import AttentionChoice
 from pagoda_worker.graphs.decode_graphs import DecodeGraphs
 from pagoda_worker.memory.kv_cache import KVCache
 from pagoda_worker.memory.transfers import to_device
-from pagoda_worker.models.decoder import Decoder, ForwardContext
+from pagoda_worker.models.decoder import ForwardContext
+from pagoda_worker.models.model import Model
 from pagoda_worker.steps.input_batch import ForwardInputs
 from pagoda_worker.steps.step import IntArray
 from pagoda_worker.steps.step_clock import StepClock
@@ -34,7 +35,7 @@ class ForwardPass:
     def __init__(
         self,
         *,
-        model: Decoder,
+        model: Model,
         kv_cache: KVCache,
         dtype: torch.dtype,
         device: torch.device,

@@ -13,7 +13,7 @@ from pagoda_kernels.decoder.decoder_layers import DecoderLayers
 from pagoda_worker.attention.choice import AttentionChoice
 from pagoda_worker.graphs.decode_graphs import DecodeGraphs
 from pagoda_worker.memory.kv_cache import KVCache
-from pagoda_worker.models.decoder import Decoder
+from pagoda_worker.models.model import Model
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 from pagoda_worker.sampling.drafter import Drafter
 from pagoda_worker.sampling.grammars import Grammars, no_compiler
@@ -36,7 +36,7 @@ class ModelRunner:
     def __init__(
         self,
         *,
-        model: Decoder,
+        model: Model,
         kv_cache: KVCache,
         max_num_seqs: int,
         max_model_len: int,
@@ -76,7 +76,7 @@ class ModelRunner:
             max_model_len=max_model_len,
             block_size=kv_cache.block_size,
             num_blocks=kv_cache.num_blocks,
-            vocab_size=model.spec.vocab_size,
+            vocab_size=model.vocab_size,
             drafter=drafter,
         )
         self._processors = logits_processors or LogitsProcessors()
@@ -97,7 +97,7 @@ class ModelRunner:
         self._constraints = Constraints(
             grammars=grammars or Grammars(no_compiler),
             max_num_seqs=max_num_seqs,
-            vocab_size=model.spec.vocab_size,
+            vocab_size=model.vocab_size,
             eos_token_ids=eos_token_ids,
         )
         self._step_sampler = StepSampler(

@@ -28,12 +28,13 @@ from pagoda_worker.attention.choice import (
     AttentionChoice,
     choose_attention,
     found_right,
-    layers_of,
     measured_choice,
+    scorings,
 )
 from pagoda_worker.attention.measurement import CHECKED, Lens, StepBounds, steps_to_measure
 from pagoda_worker.attention.table import AttentionTable, StepShape, load_table, shape_of
 from pagoda_worker.memory.device import check_attention_backend
+from pagoda_worker.models.decoder import attention_layers
 from pagoda_worker.models.spec import DecoderSpec
 from pagoda_worker.rpc.convert import engine_config_from_proto
 from pagoda_worker.worker import Worker
@@ -250,8 +251,8 @@ def test_on_a_gpu_the_flag_says_who_is_checked_and_whether_anybody_is_measured(
     monkeypatch.setattr(attention_choice, "found_right", find)
     monkeypatch.setattr(attention_choice, "measured_choice", go_by_table)
     config = EngineConfig(model=ModelConfig(attention_backend=asked), cache=CacheConfig(block_size=32))
-    spec = replace(SPEC, **options)
-    choice = choose_attention(config, spec, dtype=torch.bfloat16, max_model_len=100, device=torch.device("cuda"))
+    layers = attention_layers(replace(SPEC, **options))
+    choice = choose_attention(config, layers, dtype=torch.bfloat16, max_model_len=100, device=torch.device("cuda"))
     assert seen.get("checked") == checked
     assert choice.names == ([] if checked is None else checked[:1])
     assert ("measured" in seen) == is_measured
@@ -375,9 +376,9 @@ def test_the_checked_batch_has_all_kinds_of_sequences() -> None:
 
 
 def test_layers_are_asked_for_as_the_model_computes_them() -> None:
-    assert layers_of(SPEC) == (Scoring(0.25, 7), Scoring(0.25))
+    assert scorings(attention_layers(SPEC)) == (Scoring(0.25, 7), Scoring(0.25))
     capped = replace(SPEC, windows=(), scales=(0.5, 0.1), attention_softcap=50.0)
-    assert layers_of(capped) == (Scoring(0.5, None, 50.0), Scoring(0.1, None, 50.0))
+    assert scorings(attention_layers(capped)) == (Scoring(0.5, None, 50.0), Scoring(0.1, None, 50.0))
 
 
 def test_a_plan_of_a_recorded_step_is_left_to_our_kernels() -> None:

@@ -12,7 +12,7 @@ from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_kernels.attention.quantized_cache import FP8, cache_width, dequantize_rows, quantize_rows, to_fp8
 from pagoda_scheduler.rpc.convert import worker_config_to_proto
 from pagoda_worker.memory.kv_cache import KVCache, block_bytes
-from pagoda_worker.models.spec import DecoderSpec
+from pagoda_worker.models.model import AttentionLayer
 from pagoda_worker.rpc.convert import engine_config_from_proto
 from tests.unit.worker.driver import Driver
 from tests.unit.worker.models.reference import make_prompts
@@ -26,43 +26,45 @@ def drivers() -> tuple[Driver, Driver]:
     return Driver(EMBEDDED_MODEL), Driver(EMBEDDED_MODEL, kv_cache_dtype="int8")
 
 
-def spec_of(driver: Driver) -> DecoderSpec:
+def layers_of(driver: Driver) -> tuple[AttentionLayer, ...]:
     model = driver.worker._model
     assert model is not None
-    return model.spec
+    return model.attention_layers
 
 
 def test_blocks_are_smaller_and_counted_with_their_scales(drivers: tuple[Driver, Driver]) -> None:
-    spec = spec_of(drivers[1])
-    num_bytes = block_bytes(spec, block_size=16, dtype=torch.int8)
-    assert num_bytes == 2 * spec.num_layers * 16 * spec.num_kv_heads * (spec.head_dim + 4)
-    assert num_bytes < 0.6 * block_bytes(spec, block_size=16, dtype=torch.bfloat16)
+    layers = layers_of(drivers[1])
+    layer = layers[0]
+    num_bytes = block_bytes(layers, block_size=16, dtype=torch.int8)
+    assert num_bytes == 2 * len(layers) * 16 * layer.num_kv_heads * (layer.head_dim + 4)
+    assert num_bytes < 0.6 * block_bytes(layers, block_size=16, dtype=torch.bfloat16)
     cache = KVCache(
-        spec=spec, num_blocks=3, num_cpu_blocks=1, block_size=16, dtype=torch.int8, device=torch.device("cpu")
+        layers=layers, num_blocks=3, num_cpu_blocks=1, block_size=16, dtype=torch.int8, device=torch.device("cpu")
     )
     assert cache.num_bytes == 3 * num_bytes
 
 
 def test_blocks_move_with_their_scales_and_lose_their_nans(drivers: tuple[Driver, Driver]) -> None:
-    spec = spec_of(drivers[1])
+    layers = layers_of(drivers[1])
+    layer = layers[0]
     cache = KVCache(
-        spec=spec, num_blocks=4, num_cpu_blocks=2, block_size=16, dtype=torch.int8, device=torch.device("cpu")
+        layers=layers, num_blocks=4, num_cpu_blocks=2, block_size=16, dtype=torch.int8, device=torch.device("cpu")
     )
-    stored = quantize_rows(torch.randn(16, spec.num_kv_heads, spec.head_dim))
+    stored = quantize_rows(torch.randn(16, layer.num_kv_heads, layer.head_dim))
     cache.k_caches[0][1] = stored
     cache.swap_out(np.array([[1, 0]]))
     cache.swap_in(np.array([[0, 3]]))
     cache.copy(np.array([[3, 2]]))
     assert torch.equal(cache.k_caches[0][2], stored)
-    bad = torch.randn(16, spec.num_kv_heads, spec.head_dim)
+    bad = torch.randn(16, layer.num_kv_heads, layer.head_dim)
     bad[0, 0, 0], bad[1, 0, 0] = torch.nan, torch.inf
     cache.v_caches[0][2] = quantize_rows(bad)
     cache.sanitize(np.array([2]))
-    restored = dequantize_rows(cache.v_caches[0][2], spec.head_dim, torch.float32)
+    restored = dequantize_rows(cache.v_caches[0][2], layer.head_dim, torch.float32)
     assert restored.isfinite().all()
     assert (restored[:2, 0] == 0).all()
     assert torch.equal(cache.v_caches[0][2][2:], quantize_rows(bad)[2:])
-    assert cache.k_caches[0].shape[-1] == cache_width(spec.head_dim, torch.int8)
+    assert cache.k_caches[0].shape[-1] == cache_width(layer.head_dim, torch.int8)
 
 
 def test_the_embedded_model_answers_as_with_floats(drivers: tuple[Driver, Driver]) -> None:
@@ -110,10 +112,11 @@ def test_fp8_is_refused_on_a_cpu_with_what_it_has() -> None:
 
 
 def test_blocks_of_fp8_move_and_lose_their_nans(drivers: tuple[Driver, Driver]) -> None:
-    spec = spec_of(drivers[1])
-    cache = KVCache(spec=spec, num_blocks=3, num_cpu_blocks=2, block_size=16, dtype=FP8, device=torch.device("cpu"))
-    assert cache.num_bytes == 3 * block_bytes(spec, block_size=16, dtype=torch.bfloat16) // 2
-    stored = to_fp8(torch.randn(16, spec.num_kv_heads, spec.head_dim))
+    layers = layers_of(drivers[1])
+    layer = layers[0]
+    cache = KVCache(layers=layers, num_blocks=3, num_cpu_blocks=2, block_size=16, dtype=FP8, device=torch.device("cpu"))
+    assert cache.num_bytes == 3 * block_bytes(layers, block_size=16, dtype=torch.bfloat16) // 2
+    stored = to_fp8(torch.randn(16, layer.num_kv_heads, layer.head_dim))
     cache.k_caches[0][1] = stored
     cache.swap_out(np.array([[1, 0]]))
     cache.swap_in(np.array([[0, 2]]))

@@ -57,7 +57,7 @@ def shards(parameter: str, whole: torch.Tensor, world_size: int, **options: Any)
     for rank in range(world_size):
         mine = sharding(rank, world_size, **options)
         with torch.device("meta"):
-            model = Decoder(spec=mine.local_spec, parallel=mine.parallel)
+            model = Decoder(spec=mine.spec, parallel=mine.parallel)
         part = torch.full(model.get_parameter(parameter).shape, float("nan"))
         copy_part(whole, WeightSource(name="", parameter=parameter), part, mine, num_rows=whole.shape[0])
         parts.append(part)

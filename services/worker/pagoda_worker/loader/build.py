@@ -1,0 +1,43 @@
+"""ModelBuilder: makes a model of a config.json on the meta device, as often as its weights are read."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from pagoda_worker.models.hf_config import HfConfig
+from pagoda_worker.models.model import BuildConfig, Model
+from pagoda_worker.models.registry import factory_of
+from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelBuilder:
+    """One rank's."""
+
+    config: BuildConfig
+    parallel: TensorParallel
+
+    def of(self, checkpoint: HfConfig) -> "ModelBuilder":
+        """The builder of another checkpoint, for the same engine and rank."""
+        return replace(self, config=replace(self.config, checkpoint=checkpoint))
+
+    def build(self) -> Model:
+        """This rank's part, without weights.
+
+        Raises:
+            ModelLoadError: no implementation runs this architecture, or config.json cannot be served.
+            ConfigError: the ranks cannot share the model.
+        """
+        return self._build(self.parallel)
+
+    def build_whole(self, part: Model) -> Model:
+        """What all ranks hold together, without weights.
+
+        Args:
+            part: what `build` gave; the whole itself, for one rank.
+        """
+        return part if self.parallel.world_size == 1 else self._build(ALONE)
+
+    def _build(self, parallel: TensorParallel) -> Model:
+        with torch.device("meta"):
+            return factory_of(self.config)(config=self.config, parallel=parallel)

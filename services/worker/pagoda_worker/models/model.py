@@ -1,0 +1,164 @@
+"""Model: what a worker needs of a model, and nothing else. Knows tensors and names; no decoder, no checkpoint files."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from pagoda_common.config.engine_config import ModelConfig
+from pagoda_kernels.decoder.composed_layers import ComposedLayers
+from pagoda_kernels.decoder.decoder_layers import DecoderLayers
+from pagoda_worker.models.hf_config import HfConfig
+from pagoda_worker.models.weights import WeightNames
+from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
+
+if TYPE_CHECKING:  # a decoder's module imports this one
+    from pagoda_worker.models.decoder import ForwardContext
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildConfig:
+    """What a model is built from: one object for every architecture."""
+
+    checkpoint: HfConfig = field(default_factory=dict)
+    """config.json, as it was read."""
+    engine: ModelConfig = field(default_factory=ModelConfig)
+    """What the engine was asked for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionLayer:
+    """How one layer of a rank's part attends, and the shape of what it caches: keys and values of a token."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    """Of scores, before the softmax."""
+    window: int | None = None
+    """Keys that a query sees, its own included; None sees all."""
+    softcap: float | None = None
+    """Scores pass softcap * tanh(score / softcap)."""
+    has_biases: bool = False
+    """Scores have linear biases (ALiBi)."""
+    has_sinks: bool = False
+    """The softmax has one more score for each head, without a value."""
+
+
+class WeightSharding(Protocol):
+    """Which part of each whole parameter one rank holds."""
+
+    def rows(self, parameter: str, num_rows: int) -> tuple[range, ...]:
+        """Rows of a whole parameter of `num_rows`, in order; none: the rank holds zeros in their place."""
+
+    def columns(self, parameter: str, num_columns: int) -> range:
+        """Columns of a whole matrix of `num_columns`."""
+
+
+class Unsharded:
+    """Sharding of one rank alone."""
+
+    def rows(self, parameter: str, num_rows: int) -> tuple[range, ...]:
+        """As in WeightSharding."""
+        return (range(num_rows),)
+
+    def columns(self, parameter: str, num_columns: int) -> range:
+        """As in WeightSharding."""
+        return range(num_columns)
+
+
+class Model(nn.Module, ABC):
+    """A causal language model, or one rank's part of it.
+
+    It is built on the meta device; the loader gives its parameters their values, then `prepare` makes what is no
+    weight. Every architecture has the same constructor (`ModelFactory`).
+    """
+
+    architecture: str
+    """Name as in config.json."""
+    vocab_size: int
+    """Columns of the logits."""
+    embedding_size: int
+    """Values of the final hidden state that logits are computed of."""
+    max_position_embeddings: int
+    """Longest sequence the checkpoint was made for, tokens."""
+    num_layers: int
+    attention_layers: tuple[AttentionLayer, ...]
+    """In the order in which they run, this rank's part: layer i has cache i."""
+    sharding: WeightSharding = Unsharded()
+
+    @property
+    @abstractmethod
+    def identity(self) -> Mapping[str, object]:
+        """What another checkpoint must have as well to take this one's place: options by name."""
+
+    @abstractmethod
+    def weights(self, stored: Collection[str]) -> WeightNames:
+        """Where every parameter comes from.
+
+        Args:
+            stored: the names of all tensors of the checkpoint.
+        """
+
+    @abstractmethod
+    def dummy_value(self, parameter: str) -> float | None:
+        """What random weights hold in place of a checkpoint's: a number; None: small random ones."""
+
+    @abstractmethod
+    def prepare(self, *, max_model_len: int, device: torch.device) -> None:
+        """Build the tables that are no weights, for positions below `max_model_len`."""
+
+    @abstractmethod
+    def forward(self, input_ids: Tensor, positions: Tensor, context: "ForwardContext") -> Tensor:
+        """The last hidden state of a packed batch, ready for `compute_logits`: [num_tokens, embedding_size].
+
+        Args:
+            input_ids, positions: [num_tokens] int64, the sequences of the context's plan one after the other.
+        """
+
+    @abstractmethod
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[n, embedding_size] rows of `forward` to [n, vocab_size] float32 on rank 0; other ranks' mean nothing."""
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """Have floats of this data type, while all are on the meta device; a module's `float32_parameters` keep theirs."""
+        self.to(dtype)
+        for module in self.modules():
+            for name in getattr(module, "float32_parameters", ()):
+                if getattr(module, name) is not None:
+                    empty = torch.empty_like(module.get_parameter(name), dtype=torch.float32)
+                    setattr(module, name, nn.Parameter(empty, requires_grad=False))
+
+    def rotary(self, positions: Tensor) -> Mapping[Any, tuple[Tensor, Tensor]]:
+        """Cosines and sines of a step's positions, for the context; none by default."""
+        return {}
+
+    def fuse_layers(
+        self, *, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor]
+    ) -> DecoderLayers | ComposedLayers | None:
+        """All layers, over these caches, as one call; None: there is none."""
+        return None
+
+    @property
+    def what_waits(self) -> str | None:
+        """What waits for the host within a decode step on an accelerator, so that no graph can be recorded; None:
+        nothing."""
+        return None
+
+
+class ModelFactory(Protocol):
+    """Builds models of an architecture: a class, or a function."""
+
+    def __call__(self, *, config: BuildConfig, prefix: str = "", parallel: TensorParallel = ALONE) -> Model:
+        """
+        Args:
+            prefix: what comes before the names of its parameters.
+            parallel: the ranks that share the model.
+
+        Raises:
+            ModelLoadError: config.json lacks a value, or holds one that is not supported.
+            ConfigError: the ranks cannot share the model.
+        """
