@@ -121,9 +121,9 @@ class RequireBearer(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         """The handler of the call, or the one that refuses it."""
-        if not handler_call_details.method.startswith(self._open_prefixes):
-            if self._keys().accepted(handler_call_details.invocation_metadata) is None:
-                return grpc.unary_unary_rpc_method_handler(self._refuse)
+        is_open = handler_call_details.method.startswith(self._open_prefixes)
+        if not is_open and self._keys().accepted(handler_call_details.invocation_metadata) is None:
+            return grpc.unary_unary_rpc_method_handler(self._refuse)
         return await continuation(handler_call_details)
 
     async def _refuse(self, request: Any, context: Any) -> Any:

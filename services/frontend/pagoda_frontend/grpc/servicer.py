@@ -25,7 +25,13 @@ from pagoda_frontend.grpc.convert_chat import (
     prompt_of,
     tokenize_body_from_proto,
 )
-from pagoda_frontend.requests.call_context import MAX_REQUEST_ID_CHARS, CallContext, begin_call, claimed_tenant, unique_id
+from pagoda_frontend.requests.call_context import (
+    MAX_REQUEST_ID_CHARS,
+    CallContext,
+    begin_call,
+    claimed_tenant,
+    unique_id,
+)
 from pagoda_frontend.requests.choices import check_searchable
 from pagoda_frontend.requests.embeddings import embedding_of, embedding_prompts
 from pagoda_frontend.requests.errors import fields_named

@@ -13,8 +13,8 @@ from pagoda_common.metrics.tracing import TRACEPARENT_HEADER, trace_id_of
 from pagoda_common.process.logging import request_id as log_request_id
 from pagoda_common.process.logging import trace_id as log_trace_id
 from pagoda_common.rpc.bearer import BearerKeys
-from pagoda_frontend.http.errors import ANTHROPIC_PREFIX, route_path
 from pagoda_frontend.http.calls import note_tenant
+from pagoda_frontend.http.errors import ANTHROPIC_PREFIX, route_path
 from pagoda_frontend.requests.call_context import MAX_REQUEST_ID_CHARS
 
 GUARDED_PREFIXES = (

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core import waiting_queue
+from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.waiting_queue import FairQueue, FcfsQueue, PriorityQueue, WaitingQueue
 from tests.unit.scheduler.stories import make_request
 
