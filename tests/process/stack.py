@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from pagoda_common.process.children import free_port
+from pagoda_common.rpc.local_token import find_token_file
 
 WAIT_S = 600.0
 """How long a poll may take on a slow machine; only a broken build waits so long."""
@@ -58,6 +59,12 @@ def ask(url: str, *, max_tokens: int = 16, seed: int | None = None) -> str:
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=240) as response:
         return str(json.load(response)["choices"][0]["message"]["content"])
+
+
+def shown_token(scheduler_port: int) -> tuple[tuple[str, str], ...]:
+    """Metadata that shows the token of the `pagoda serve` whose scheduler listens there, as its user finds it."""
+    file = poll_until(lambda: find_token_file(scheduler_port), what="a token is left")
+    return (("authorization", f"Bearer {Path(file).read_text().strip()}"),)
 
 
 def has_ended(process: psutil.Process) -> bool:

@@ -30,6 +30,7 @@ from pagoda_common.config.flags import (
 from pagoda_common.config.frontend_config import API_KEY_VARIABLE, FrontendConfig
 from pagoda_common.process.children import can_listen, free_port
 from pagoda_common.process.logging import configure_logging
+from pagoda_common.rpc.local_token import left_token
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ async def serve(stack: LocalStack, table: StartupTable | None = None) -> int:
         services, output = table.marking(services), table.output(output)
     supervisor = Supervisor(services=services, output=output)
     started = time.monotonic()
-    with stop_on_signals(supervisor):
+    with stop_on_signals(supervisor), shared_token(stack):
         running = asyncio.create_task(supervisor.run())
         ready = asyncio.create_task(stack.wait_until_ready())
         fault = asyncio.create_task(find_load_fault(stack.frontend.scheduler, security=stack.engine.security))
@@ -126,6 +127,19 @@ async def serve(stack: LocalStack, table: StartupTable | None = None) -> int:
         ready.cancel()
         fault.cancel()
         return await running or (EXIT_CONFIG if is_faulty else 0)
+
+
+@contextlib.contextmanager
+def shared_token(stack: LocalStack) -> Iterator[None]:
+    """Let other programs of this user call the scheduler: workers that join, `pagoda top`, `LLM(address=…)`."""
+    token, port = stack.engine.security.service_token, int(stack.frontend.scheduler.rpartition(":")[2])
+    if not token:
+        yield
+        return
+    with left_token(port, token) as is_found:
+        if not is_found:
+            logger.info("programs that call the scheduler need --service-token-file: no directory is this user's alone")
+        yield
 
 
 def announcement(stack: LocalStack, *, seconds: float) -> str:

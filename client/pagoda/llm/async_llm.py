@@ -27,6 +27,7 @@ from pagoda.options.engine_args import EngineArgs
 from pagoda.options.llm_options import engine_config_from_options
 from pagoda.options.refusals import RefusedCalls, refuse_extras
 from pagoda.server.engine_process import PrivateEngine
+from pagoda.server.service_token import with_token
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.config.generation_config import resolve_generation_config
@@ -125,6 +126,7 @@ class AsyncLLM(RefusedCalls):
             tokenizer = await asyncio.to_thread(
                 Tokenizer.load, config.tokenizer or config.model, revision=config.revision
             )
+            self.config = replace(self.config, security=with_token(self.config.security))
             self._process = PrivateEngine(config=self.config)
             self._engine = self._process.client
             await self._process.start()

@@ -5,6 +5,7 @@ import logging
 from collections import deque
 
 from pagoda.server.load_fault import find_load_fault
+from pagoda.server.service_token import token_environment
 from pagoda.server.supervisor import Service, Supervisor
 from pagoda.server.worker_services import with_standby, worker_services
 from pagoda_common.config.engine_config import EngineConfig
@@ -23,7 +24,7 @@ LOUD = ("WARNING ", "ERROR ", "CRITICAL ")
 
 
 class PrivateEngine:
-    """Scheduler and workers of this process alone. They end with it, however it ends."""
+    """Scheduler and workers of this process alone, by the token of `config`. They end with it, however it ends."""
 
     def __init__(self, *, config: EngineConfig) -> None:
         port = free_port()
@@ -34,7 +35,11 @@ class PrivateEngine:
         workers = worker_services(
             config, scheduler=address, host=LOOPBACK, drain_timeout_s=0.0, stop_timeout_s=STOP_TIMEOUT_S
         )
-        services = [Service(name="scheduler", command=command, stop_timeout_s=STOP_TIMEOUT_S), *workers]
+        environment = token_environment(config.security)
+        scheduler_service = Service(
+            name="scheduler", command=command, stop_timeout_s=STOP_TIMEOUT_S, environment=environment
+        )
+        services = [scheduler_service, *workers]
         self.client = EngineClient(address=address, security=config.security)
         """Connected while the engine runs."""
         self._model = config.model.model

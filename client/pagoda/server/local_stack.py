@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from pagoda.server.early_checks import check_early
+from pagoda.server.service_token import token_environment, with_token
 from pagoda.server.supervisor import Service
 from pagoda.server.worker_services import with_standby, worker_services
 from pagoda_common.config.engine_config import EngineConfig
@@ -50,12 +51,15 @@ class LocalStack:
         metrics_port: int | None = None,
         worker_metrics_port: int | None = None,
     ) -> Self:
-        """Settle the ports: 0 becomes a free one.
+        """Settle the ports, 0 becomes a free one, and the token that the services show each other.
 
         Raises:
             ConfigError: a port is taken, out of range or given twice; or the model is no directory and no hub id.
         """
         check_early(engine, tokenizer=frontend.tokenizer)
+        engine = replace(engine, security=with_token(engine.security))
+        own = replace(frontend.security, service_token=engine.security.service_token)
+        frontend = replace(frontend, security=own)
         for name, port in (
             ("scheduler_port", scheduler_port),
             ("scheduler_metrics_port", metrics_port or 0),
@@ -122,17 +126,19 @@ class LocalStack:
         stop_timeout_s = drain_s + DRAIN_MARGIN_S
         frontend = frontend_config_to_argv(replace(self.frontend, api_key=()))
         keys = {API_KEY_VARIABLE: "\n".join(self.frontend.api_key)} if self.frontend.api_key else {}
+        token = token_environment(self.engine.security)
         return (
             Service(
                 name="frontend",
                 command=tuple(service_command("pagoda_frontend", frontend)),
                 stop_timeout_s=stop_timeout_s,
-                environment=keys,
+                environment={**keys, **token},
             ),
             Service(
                 name="scheduler",
                 command=tuple(service_command("pagoda_scheduler", [*listen, *engine])),
                 stop_timeout_s=stop_timeout_s,
+                environment=token,
             ),
             *worker_services(
                 self.engine,

@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 
+from pagoda.server.service_token import token_environment
 from pagoda.server.supervisor import Service
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.config.flags import observability_config_to_argv, security_config_to_argv
@@ -61,5 +62,11 @@ def worker_services(
             own.append(f"--device-index={number}")
         if metrics_port is not None:
             own.append(f"--metrics-port={metrics_port and metrics_port + number}")
-        services.append(Service(name=name, command=(*command, *own), stop_timeout_s=stop_timeout_s))
+        service = Service(
+            name=name,
+            command=(*command, *own),
+            stop_timeout_s=stop_timeout_s,
+            environment=token_environment(config.security),
+        )
+        services.append(service)
     return tuple(services)

@@ -8,6 +8,7 @@ from pagoda_common.rpc.local_socket import is_local_socket
 
 TOKEN_VARIABLE = "PAGODA_SERVICE_TOKEN"
 """Environment variable of the services' token; --service-token-file goes before it."""
+UNGUARDED = f"every user of this machine may call: no --service-token-file, {TOKEN_VARIABLE} or --tls-ca is given"
 PLAINTEXT_ADVICE = "give --tls-cert, --tls-key and --tls-ca, or --insecure where the network itself is trusted"
 
 
@@ -64,6 +65,11 @@ class SecurityConfig:
         for name in ("tls_cert", "tls_server_name"):
             if getattr(self, name) is not None and self.tls_ca is None:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}, must be given with tls_ca", field=name)
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether callers must show a token or a certificate."""
+        return bool(self.service_token) or self.service_token_file is not None or self.tls_ca is not None
 
     @property
     def server(self) -> ServerSecurity:

@@ -1,6 +1,7 @@
 """Channels to our own services: encrypted and with a token where the configuration says so."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,9 @@ import grpc
 import grpc.aio
 
 from pagoda_common.config.security_config import SecurityConfig
+from pagoda_common.errors import ConfigError
 from pagoda_common.rpc.credentials import ClientCredentials, Pem
+from pagoda_common.rpc.local_token import with_found_token
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest request that a server reads: a prompt of a million tokens fits."""
@@ -103,6 +106,10 @@ class Connection:
 
 def _open(address: str, credentials: ClientCredentials) -> grpc.aio.Channel:
     credentials.config.check_dial(address, name="address")
+    config = with_found_token(credentials.config, address)
+    if config is not credentials.config:
+        with contextlib.suppress(ConfigError):  # it is gone again
+            credentials = ClientCredentials(config)
     transport, options = _transport(credentials)
     if transport is None:
         channel = grpc.aio.insecure_channel(address, options=options)

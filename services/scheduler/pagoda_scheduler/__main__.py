@@ -20,6 +20,7 @@ from pagoda_common.config.flags import (
     config_errors,
     engine_config_from_args,
 )
+from pagoda_common.config.security_config import UNGUARDED
 from pagoda_common.config.settings import parse_service_args
 from pagoda_common.metrics.engine_metrics import EngineCollector
 from pagoda_common.metrics.server import process_registry, serve_metrics
@@ -82,6 +83,8 @@ async def serve(
     with stop_signals() as stopped:
         bound = await server.start(host=host, port=port)
         log_life(logger, "scheduler listening on %s:%d", host, bound)
+        if not config.security.is_guarded:
+            log_life(logger, UNGUARDED)
         mark("listening")
         if metrics_port is not None:
             whole = process_registry(registry)  # a frontend, which shows `registry` beside its own, has the rest itself

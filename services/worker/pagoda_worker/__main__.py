@@ -21,7 +21,7 @@ from pagoda_common.config.flags import (
     security_config_from_args,
 )
 from pagoda_common.config.observability_config import ObservabilityConfig
-from pagoda_common.config.security_config import SecurityConfig, host_of, is_local, is_loopback
+from pagoda_common.config.security_config import UNGUARDED, SecurityConfig, host_of, is_local, is_loopback
 from pagoda_common.config.settings import parse_service_args
 from pagoda_common.errors import ConfigError
 from pagoda_common.metrics.server import process_registry, serve_metrics
@@ -32,6 +32,7 @@ from pagoda_common.process.logging import configure_logging, log_life
 from pagoda_common.process.memory import keep_freed_memory
 from pagoda_common.process.startup_marks import enable_marks, mark
 from pagoda_common.rpc.local_socket import new_local_address
+from pagoda_common.rpc.local_token import with_found_token
 from pagoda_worker.threads import set_wait_policy
 
 logger = logging.getLogger("pagoda_worker")
@@ -76,6 +77,8 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
         local_address = _local_address(args, security)
         port = await server.start(host=args.host, port=args.port, local_address=local_address)
         log_life(logger, "worker listening on %s:%d", args.host, port)
+        if not security.is_guarded:
+            log_life(logger, UNGUARDED)
         mark("listening")
         if args.metrics_port is not None:
             registry.register(WorkerCollector(worker=worker))
@@ -234,6 +237,7 @@ def main() -> None:
         security.server.check_listen(args.host)
         security.check_dial(args.scheduler, name="scheduler")
         _check_ranks(args, security)
+        security = with_found_token(security, args.scheduler)
         set_wait_policy(os.environ)
         keep_freed_memory()
         uvloop.run(serve(args, security, observability))

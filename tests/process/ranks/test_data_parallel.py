@@ -11,7 +11,7 @@ import pytest
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
 from pagoda_common.process.children import free_port
 from tests.process.failures.test_recovery import stream
-from tests.process.stack import MODULES, Stack, poll_until
+from tests.process.stack import MODULES, Stack, poll_until, shown_token
 
 NUM_STREAMS = 8
 
@@ -22,17 +22,23 @@ class TwoWorkers(Stack):
     def __init__(self, flag: str = "--data-parallel-size=2") -> None:
         port = free_port()
         self.channel = grpc.insecure_channel(f"127.0.0.1:{port}")
-        self.stub = scheduler_pb2_grpc.SchedulerStub(self.channel)
+        self._stub = scheduler_pb2_grpc.SchedulerStub(self.channel)
+        self._port = port
         super().__init__(flag, f"--scheduler-port={port}")
+
+    def state(self) -> scheduler_pb2.GetStateResponse:
+        """What its scheduler tells."""
+        shown = shown_token(self._port)
+        return self._stub.GetState(scheduler_pb2.GetStateRequest(), timeout=240, metadata=shown)
 
     def serving_groups(self) -> list[int]:
         """Numbers of the groups that serve."""
-        state = self.stub.GetState(scheduler_pb2.GetStateRequest(), timeout=240)
+        state = self.state()
         return sorted(worker.identity.group for worker in state.workers if worker.state == "serving")
 
     def states(self) -> list[str]:
         """What the groups are doing."""
-        state = self.stub.GetState(scheduler_pb2.GetStateRequest(), timeout=240)
+        state = self.state()
         return sorted(worker.state for worker in state.workers)
 
     def wait_for_two(self) -> None:
@@ -91,7 +97,7 @@ def test_a_standby_worker_takes_the_streams_of_a_killed_one() -> None:
         both = ["serving", "standby"]
         poll_until(lambda: stack.states() == both, what="one serves, one stands by", log=lambda: stack.log)
         undisturbed = "".join(stream(stack, temperature=1.0))
-        state = stack.stub.GetState(scheduler_pb2.GetStateRequest(), timeout=240)
+        state = stack.state()
         port = next(worker.identity.address for worker in state.workers if worker.state == "serving").rpartition(":")[2]
         victim = next(
             worker

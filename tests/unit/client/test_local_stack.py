@@ -11,11 +11,13 @@ from pagoda.http.batch import BatchCounts, LineError, parse_line, run_batch
 from pagoda.llm.prompts import read_prompts
 from pagoda.server import local_stack
 from pagoda.server.local_stack import LocalStack
+from pagoda.server.service_token import with_token
 from pagoda.server.supervisor import Service, describe_exit
 from pagoda.server.worker_services import with_standby
 from pagoda.v1 import types_pb2
 from pagoda_common.config.engine_config import EngineConfig, ParallelConfig, SchedulerConfig
 from pagoda_common.config.frontend_config import API_KEY_VARIABLE, FrontendConfig
+from pagoda_common.config.security_config import TOKEN_VARIABLE, SecurityConfig
 from pagoda_common.errors import ConfigError, NotReady
 from pagoda_common.text.tokenizer import Tokenizer
 
@@ -49,11 +51,33 @@ def test_ports_of_metrics_are_those_that_were_asked_for() -> None:
 
 def test_keys_are_in_the_environment_and_in_no_command_line() -> None:
     frontend, *others = stack(FrontendConfig(port=0, grpc_port=0, api_key=("hush-1", "hush-2"))).services()
-    assert frontend.environment == {API_KEY_VARIABLE: "hush-1\nhush-2"}
+    assert frontend.environment[API_KEY_VARIABLE] == "hush-1\nhush-2"
     assert not any("hush" in word for service in (frontend, *others) for word in service.command)
-    assert all(not service.environment for service in others)
+    assert all(API_KEY_VARIABLE not in service.environment for service in (*others, *stack().services()))
     assert "hush" not in repr(frontend)
-    assert stack().services()[0].environment == {}
+
+
+def test_each_stack_draws_a_token_that_its_services_get_by_the_environment_alone() -> None:
+    first, second = stack(), stack()
+    tokens = {service.environment[TOKEN_VARIABLE] for service in first.services()}
+    assert len(tokens) == 1
+    (token,) = tokens
+    assert len(token) >= 32
+    assert token not in repr(first)
+    assert not any(token in word for service in first.services() for word in service.command)
+    assert token != second.engine.security.service_token == second.frontend.security.service_token
+
+
+@pytest.mark.parametrize(
+    "security",
+    [
+        SecurityConfig(service_token="given-by-the-operator"),
+        SecurityConfig(service_token_file="file"),
+        SecurityConfig(tls_ca="ca", tls_cert="cert", tls_key="key"),
+    ],
+)
+def test_no_token_is_drawn_where_one_is_given_or_certificates_are_shown(security: SecurityConfig) -> None:
+    assert with_token(security) is security
 
 
 @pytest.mark.parametrize("name", ["scheduler_port", "scheduler_metrics_port", "worker_metrics_port"])

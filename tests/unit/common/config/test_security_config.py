@@ -123,7 +123,7 @@ def test_keys_of_clients_are_on_no_command_line() -> None:
     config = FrontendConfig(port=free_port(), grpc_port=free_port(), api_key=keys)
     stack = LocalStack.plan(engine=EngineConfig(), frontend=config, scheduler_port=0)
     assert not any(key in word for service in stack.services() for word in service.command for key in keys)
-    (environment,) = (service.environment for service in stack.services() if service.environment)
+    (environment,) = (one.environment for one in stack.services() if "PAGODA_API_KEY" in one.environment)
     assert tuple(environment["PAGODA_API_KEY"].splitlines()) == keys
 
 
