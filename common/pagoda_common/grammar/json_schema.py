@@ -149,13 +149,21 @@ def resolved(schema: Any, root: Any) -> Any:
         reference = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(reference, str) or not reference.startswith("#"):
             return schema
-        schema = root
-        for step in reference[1:].split("/")[1:]:
-            key = step.replace("~1", "/").replace("~0", "~")
-            if not isinstance(schema, dict) or key not in schema:
-                return None
-            schema = schema[key]
+        schema = target(reference, root)
     return None
+
+
+def target(reference: str, root: Any) -> Any:
+    """The part of `root` that `reference` names; None where there is none."""
+    if not reference.startswith("#"):
+        return None
+    part = root
+    for step in reference[1:].split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        if not isinstance(part, dict) or key not in part:
+            return None
+        part = part[key]
+    return part
 
 
 def are_disjoint(one: Any, other: Any, root: Any) -> bool:

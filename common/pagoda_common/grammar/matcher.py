@@ -23,6 +23,8 @@ WHITESPACE = r" |\n[ \t]{0,20}"
 comes next likes to go on with white space for ever."""
 LIMITS = LLParserLimits(verbose_errors=False)
 """llguidance's own bounds on the size of grammar, lexer and parser state, which keep a step at milliseconds."""
+ESCAPES = 'nrbtf\\"'
+"""Behind a backslash. Not u: "\\u0061" is the name "a", and llguidance would take it for another one."""
 FIELD = "structured_outputs"
 GUARD = "\x02"
 """Written before a text so that a tokenizer does not take it for the start of one."""
@@ -160,6 +162,7 @@ class _Words:
 def json_options(params: StructuredOutputsParams) -> dict[str, Any]:
     """llguidance's options for JSON schemas."""
     options: dict[str, Any] = {"lenient": True, "coerce_one_of": False}  # lenient: to hear of all that it ignores
+    options["json_allowed_escapes"] = ESCAPES
     if params.disable_any_whitespace:
         return {**options, "whitespace_flexible": False}
     return {**options, "whitespace_pattern": params.whitespace_pattern or WHITESPACE}

@@ -10,6 +10,7 @@ from typing import Any
 
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.grammar.json_schema import resolved, with_any_of, with_listed_sets
+from pagoda_common.grammar.schema_endless import is_endless
 from pagoda_common.grammar.schema_integers import with_exact_integers
 from pagoda_common.grammar.schema_names import pattern_of_names, with_named_words
 from pagoda_common.grammar.schema_opposites import (
@@ -49,6 +50,9 @@ def guaranteed(schema: Any) -> Any:
     Raises:
         InvalidRequest: it asks for what cannot be guaranteed; the message names keyword and place.
     """
+    if is_endless(schema):
+        message = "Unsatisfiable schema: each document that fits would hold another one"
+        raise InvalidRequest(message, field="structured_outputs")
     try:
         return with_exact_integers(with_named_words(without_logic(with_listed_sets(with_any_of(schema)))))
     except Inexpressible as error:
@@ -180,6 +184,8 @@ class _Logic(Opposites):
             if bound > len(names):  # one of any other name is needed as well
                 return {"required": list(names), "minProperties": schema[name]}
             return any_of([{"required": list(some)} for some in islice(combinations(names, bound), MAX_PLACEMENTS)])
+        if bound < 0:
+            return False
         if not names:
             return None
         if bound >= len(names) and is_closed:

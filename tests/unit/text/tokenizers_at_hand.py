@@ -5,6 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models, pre_tokenizers
 
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.text.tokenizer import Tokenizer
@@ -30,3 +31,14 @@ def load(name: str) -> Tokenizer:
         return Tokenizer.load(name)
     files = TokenizerFiles(directory=FOLDER, config={}, special_tokens={})
     return Tokenizer(name=name, fast=FastTokenizer.from_str(archive()[name].decode()), files=files)
+
+
+@lru_cache
+def byte_tokenizer() -> Tokenizer:
+    """A token a byte."""
+    vocabulary = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    fast = FastTokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    fast.decoder = decoders.ByteLevel()
+    files = TokenizerFiles(directory=FOLDER, config={}, special_tokens={})
+    return Tokenizer(name="bytes", fast=fast, files=files)
