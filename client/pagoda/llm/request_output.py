@@ -40,14 +40,22 @@ def default_sampling_params(generation_config_json: str) -> SamplingParams:
     return SamplingParams(**params)
 
 
-def logprobs_by_token(entry: TokenLogprobs, tokenizer: Tokenizer, *, are_ranked: bool = True) -> dict[int, Logprob]:
-    """vLLM's shape: the sampled token, then the likeliest ones; chosen ones are not `are_ranked`: they have no rank."""
+def logprobs_by_token(
+    entry: TokenLogprobs, tokenizer: Tokenizer | None, *, are_ranked: bool = True
+) -> dict[int, Logprob]:
+    """vLLM's shape: the sampled token, then the likeliest ones; chosen ones are not `are_ranked`: they have no rank.
+
+    Without a tokenizer no token has a text."""
     result: dict[int, Logprob] = {}
     for place, (token_id, logprob) in enumerate(zip(entry.token_ids, entry.logprobs, strict=True)):
         if token_id not in result:
             rank = entry.sampled_rank if place == 0 else place if are_ranked else None
-            result[token_id] = Logprob(logprob=logprob, rank=rank, decoded_token=tokenizer.token_text(token_id))
+            result[token_id] = Logprob(logprob=logprob, rank=rank, decoded_token=_text(token_id, tokenizer))
     return result
+
+
+def _text(token_id: int, tokenizer: Tokenizer | None) -> str | None:
+    return None if tokenizer is None else tokenizer.token_text(token_id)
 
 
 @dataclass(slots=True)
@@ -73,7 +81,7 @@ class RequestOutputBuilder:
     def __init__(self, *, request: EngineRequest, prompt: Prompt, tokenizer: Tokenizer) -> None:
         self.request = request
         self._prompt = prompt
-        self._tokenizer = tokenizer
+        self._tokenizer = tokenizer if request.sampling_params.detokenize else None
         self._are_chosen = bool(request.sampling_params.logprob_token_ids)
         self._with_logprobs = (
             request.sampling_params.logprobs is not None or self._are_chosen or request.beam_search is not None
@@ -108,7 +116,7 @@ class RequestOutputBuilder:
         sequence.cumulative_logprob = hypothesis.cumulative_logprob
         rows = zip(sequence.token_ids, hypothesis.logprobs, hypothesis.ranks, strict=True)
         sequence.logprobs = [
-            {token_id: Logprob(logprob=logprob, rank=rank, decoded_token=self._tokenizer.token_text(token_id))}
+            {token_id: Logprob(logprob=logprob, rank=rank, decoded_token=_text(token_id, self._tokenizer))}
             for token_id, logprob, rank in rows
         ]
 

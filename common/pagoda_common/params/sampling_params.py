@@ -182,7 +182,7 @@ class SamplingParams:
         None, low=-1, high=None, apis=("chat", "completions"), proto="prompt_logprobs", search="refused"
     )
     """Top log probabilities per prompt token; -1 is the vocabulary."""
-    detokenize: bool = flag(True, apis=())
+    detokenize: bool = flag(True, apis=("chat", "completions"))
     """Make text of the tokens."""
     skip_special_tokens: bool = flag(True)
     """Leave special tokens out of the text."""

@@ -109,6 +109,10 @@ class Tokenizer:
         """What one token looks like by itself, special tokens by their name; incomplete characters are U+FFFD."""
         return self._vocabulary.token_bytes(token_id).decode("utf-8", errors="replace")
 
+    def token_piece(self, token_id: int) -> str:
+        """One token as the vocabulary writes it ("Ġthe", "▁the", "<0x0A>"); empty for an unknown id."""
+        return self._fast.id_to_token(token_id) or ""
+
     def token_bytes(self, token_id: int) -> bytes | None:
         """The bytes that one token adds to a text; None for an unknown id."""
         return self._vocabulary.token_bytes(token_id) or None

@@ -46,6 +46,14 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
+def test_no_text_is_made_where_none_is_wanted(llm: LLM, fake: FakeScheduler) -> None:
+    [output] = llm.generate("hello", SamplingParams(max_tokens=3, detokenize=False, logprobs=1), use_tqdm=False)
+    [completion] = output.outputs
+    assert (completion.text, len(completion.token_ids)) == ("", 3)
+    assert completion.logprobs
+    assert {entry.decoded_token for row in completion.logprobs for entry in row.values()} == {None}
+
+
 def test_outputs_come_in_the_order_of_the_prompts(llm: LLM, fake: FakeScheduler) -> None:
     prompts = [f"Prompt number {i}" for i in range(50)]
     params = [SamplingParams(max_tokens=1 + i % 7) for i in range(50)]

@@ -154,7 +154,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         body = tokenize_body_from_proto(request)
         with fields_named({"prompt": "text"}):
             token_ids = await token_ids_of(body, model=model, serving=self._serving)
-        strings = [model.tokenizer.token_text(token) for token in token_ids] if request.return_token_strs else ()
+        strings = [model.tokenizer.token_piece(token) for token in token_ids] if request.return_token_strs else ()
         return inference_pb2.TokenizeResponse(
             token_ids=token_ids, token_strs=strings, max_model_len=model.max_model_len
         )

@@ -66,7 +66,7 @@ class Operations:
         body = await read_body(request, TokenizeBody, max_bytes=serving.config.max_request_body_bytes)
         model = serving.model_named(body.model)
         tokens = await token_ids_of(body, model=model, serving=serving)
-        strings = [model.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
+        strings = [model.tokenizer.token_piece(token) for token in tokens] if body.return_token_strs else None
         answer = {"count": len(tokens), "max_model_len": model.max_model_len, "tokens": tokens, "token_strs": strings}
         return json_response(answer)
 

@@ -159,7 +159,7 @@ class Scheduler:
         self._step += 1
         freed_slots, transfers = self._slots.take_freed(), self.kv.take_transfers()
         output = plan.output(step=self._step, freed_slots=freed_slots, transfers=transfers)
-        samples = []
+        samples, num_prefills_ended = [], 0
         for request, num_new in plan.scheduled.items():
             num_tokens = request.num_tokens
             if num_new == 1 and request.num_computed_tokens + 1 == num_tokens:  # a decode
@@ -169,10 +169,11 @@ class Scheduler:
                 samples.append(True)
             else:
                 samples.append(self._advance(request, num_new))
+                num_prefills_ended += samples[-1]
         for request, num_ahead in plan.ahead.items():
             request.num_lookahead += num_ahead
         self._in_flight.add(output, list(plan.scheduled), samples)
-        return output
+        return output._replace(num_prefills_ended=num_prefills_ended) if num_prefills_ended else output
 
     def update(self, output: ModelRunnerOutput, result: StepResult | None = None) -> StepResult:
         """Take a step's result: append tokens, end sequences. Results come in the order of their steps.

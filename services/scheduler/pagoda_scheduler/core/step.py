@@ -68,6 +68,8 @@ class SchedulerOutput(NamedTuple):
     """(snapshot, host snapshot), done with `blocks_to_swap_out`."""
     states_to_swap_in: Sequence[tuple[int, int]] = ()
     """(host snapshot, snapshot), done with `blocks_to_swap_in`."""
+    num_prefills_ended: int = 0
+    """Sequences whose known tokens are all computed with this step, which samples one more of each; not decodes."""
 
 
 @dataclass(frozen=True, slots=True)

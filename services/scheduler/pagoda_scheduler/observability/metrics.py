@@ -28,7 +28,7 @@ class HistogramTimeline(Timeline):
         text = "Time of one stage of a step."
         stages = LeanHistogram("pagoda:step_seconds", text, ("stage",), buckets=_SECONDS, registry=registry)
         self._stages = {stage: stages.labels(stage) for stage in STAGES}
-        text = "Tokens computed in a step."
+        text = "Tokens of a step: those of prompts that it computes, and those that it samples."
         names = ("model_name", "engine")
         tokens = LeanHistogram("vllm:iteration_tokens_total", text, names, buckets=_TOKENS, registry=registry)
         self._tokens = tokens.labels(model_name, "0")
@@ -40,7 +40,7 @@ class HistogramTimeline(Timeline):
     def scheduled(self, output: SchedulerOutput, schedule_ns: int) -> None:
         """A step was decided in `schedule_ns` nanoseconds."""
         self._stages["schedule"].observe(schedule_ns / 1e9)
-        self._tokens.observe(output.num_tokens)
+        self._tokens.observe(output.num_tokens + output.num_prefills_ended)
         if output.blocks_to_swap_out or output.blocks_to_swap_in or output.blocks_to_copy:
             self._moved["swap_out"].inc(len(output.blocks_to_swap_out))
             self._moved["swap_in"].inc(len(output.blocks_to_swap_in))

@@ -151,6 +151,8 @@ async def test_origins_are_allowed_only_when_named(frontend: Running) -> None:
 async def test_tokens_of_texts_and_conversations_and_back(frontend: Running) -> None:
     plain = (await frontend.post("/tokenize", {"prompt": "hello 🙂", "return_token_strs": True})).json()
     assert plain["count"] == len(plain["tokens"]) == len(plain["token_strs"])
+    assert plain["token_strs"][0] == "he"
+    assert any(piece.startswith("Ġ") for piece in plain["token_strs"])  # as the vocabulary writes them
     assert plain["max_model_len"] == 512
     text = (await frontend.post("/detokenize", {"tokens": plain["tokens"]})).json()
     assert text == {"prompt": "hello 🙂"}

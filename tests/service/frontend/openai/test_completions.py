@@ -48,6 +48,26 @@ async def test_a_stream_concatenates_to_the_plain_text(frontend: Running, tokeni
     assert len({event["id"] for event in events}) == 1
 
 
+@pytest.mark.parametrize("is_chat", [False, True])
+async def test_no_text_is_made_where_none_is_wanted(frontend: Running, tokenizer: Tokenizer, is_chat: bool) -> None:
+    frontend.fake.script = ids = tokenizer.encode(TEXT)
+    path = "/v1/chat/completions" if is_chat else COMPLETIONS
+    prompt = {"messages": [{"role": "user", "content": "say it"}]} if is_chat else {"prompt": "say it"}
+    body = {"model": MODEL, **prompt, "max_tokens": 400, "detokenize": False, "return_token_ids": True}
+    [choice] = (await frontend.post(path, body)).json()["choices"]
+    assert choice["token_ids"][: len(ids)] == ids
+    assert not (choice["message"]["content"] if is_chat else choice["text"])
+    events = await frontend.events(path, **body)
+    assert events.pop() == "[DONE]"
+    choices = [event["choices"][0] for event in events]
+    assert [token for choice in choices for token in choice.get("token_ids") or ()][: len(ids)] == ids
+    assert not any(choice["delta"].get("content") if is_chat else choice["text"] for choice in choices)
+    assert choices[-1]["finish_reason"] == "stop"
+    refused = await frontend.post(path, body | {"stop": ["x"]})
+    assert refused.status_code == 400
+    assert "stop strings need detokenize=True" in refused.text
+
+
 async def test_max_tokens_is_16_by_default(frontend: Running) -> None:
     assert (await frontend.complete())["usage"]["completion_tokens"] == 16
 

@@ -23,7 +23,7 @@ def test_every_stage_of_a_step_is_in_a_histogram() -> None:
     for stage in STAGES:
         assert registry.get_sample_value("pagoda:step_seconds_count", {"stage": stage}) == 1, stage
     assert registry.get_sample_value("pagoda:step_seconds_sum", {"stage": "forward"}) == 0.004
-    assert registry.get_sample_value("vllm:iteration_tokens_total_sum", {"model_name": "m", "engine": "0"}) == 5
+    assert registry.get_sample_value("vllm:iteration_tokens_total_sum", {"model_name": "m", "engine": "0"}) == 6
 
     assert registry.get_sample_value("pagoda:sampled_tokens_total") == 1
 
