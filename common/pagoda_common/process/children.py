@@ -7,6 +7,7 @@ import resource
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -92,9 +93,21 @@ def service_environment(command: Sequence[str]) -> dict[str, str]:
     after a burst of requests, where a Python arena (1 MiB) stays for as long as one small object is left in it. The
     worker's memory is torch's, and its Python is in the way of every step. One arena for all threads, as those of gRPC
     would each keep one for the little that they hold. The same variables in our own environment go before.
+
+    Python imports from the directory in which ``python -m`` is started; not where another user may have put something.
     """
+    safe = {"PYTHONSAFEPATH": "1"} if _is_shared(Path()) else {}
     own = {} if "pagoda_worker" in command else {"PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "1"}
-    return {**GRPC_ENVIRONMENT, **own, **os.environ, "PYTHONUNBUFFERED": "1"}
+    return {**GRPC_ENVIRONMENT, **own, **safe, **os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+def _is_shared(directory: Path) -> bool:
+    """Whether another user than this one and root may have put something there."""
+    try:
+        found = directory.stat()
+    except OSError:
+        return True
+    return found.st_uid not in (0, os.geteuid()) or bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 def spawn_service(

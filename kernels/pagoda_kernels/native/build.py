@@ -31,7 +31,7 @@ def build(level: str, directory: Path) -> Path:
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         raise RuntimeError("there is no C++ compiler (Debian: apt install g++)")
     target = library_path(level, directory)
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     # ninja may be installed beside this interpreter only.
     os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     with tempfile.TemporaryDirectory(dir=directory) as scratch, _importing_nothing():
@@ -42,7 +42,7 @@ def build(level: str, directory: Path) -> Path:
             extra_cflags=[*FLAGS, *(_flag(name) for name in LEVELS[level])],
             build_directory=scratch,
         )
-        target.parent.mkdir(exist_ok=True)
+        target.parent.mkdir(mode=0o700, exist_ok=True)
         os.replace(Path(scratch) / f"{NAME}.so", target)
     return target
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from pagoda_kernels.native.compilation import Compilation
+from pagoda_kernels.native.trust import distrust, make_trusted, private_directory
 from pagoda_kernels.selection import is_set_aside
 
 logger = logging.getLogger(__name__)
@@ -114,11 +115,15 @@ def default_cache_directory() -> Path:
 
 
 def _find_or_build(level: str, cache_directory: Path) -> Path:
-    for directory in (PREBUILT, cache_directory):
-        path = library_path(level, directory)
-        if path.exists():
-            return path
-    cache_directory.mkdir(parents=True, exist_ok=True)
+    if (path := library_path(level, PREBUILT)).exists():
+        return path
+    if reason := make_trusted(cache_directory):
+        cache_directory = private_directory()
+        logger.warning("%s: its kernels are not loaded; they are compiled for this process alone", reason)
+    path = library_path(level, cache_directory)
+    if path.exists() and (reason := distrust(path)):
+        logger.warning("%s: it is not loaded, and compiled again", reason)
+        cache_directory = private_directory()
     # One process compiles, the others wait; the lock goes with its holder.
     with open(cache_directory / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -33,6 +33,7 @@ from pagoda_common.process.memory import keep_freed_memory
 from pagoda_common.process.startup_marks import enable_marks, mark
 from pagoda_common.rpc.local_socket import new_local_address
 from pagoda_common.rpc.local_token import with_found_token
+from pagoda_kernels.native.trust import protect_caches
 from pagoda_worker.threads import set_wait_policy
 
 logger = logging.getLogger("pagoda_worker")
@@ -239,6 +240,8 @@ def main() -> None:
         _check_ranks(args, security)
         security = with_found_token(security, args.scheduler)
         set_wait_policy(os.environ)
+        for reason in protect_caches(os.environ):
+            logger.warning("%s", reason)
         keep_freed_memory()
         uvloop.run(serve(args, security, observability))
 

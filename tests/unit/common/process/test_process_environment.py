@@ -30,6 +30,18 @@ def test_the_installed_grpc_knows_what_it_is_told() -> None:
     assert "Unknown experiment" in result.stderr
 
 
+def test_nothing_is_imported_from_a_directory_where_others_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "planted.py").write_text("print('planted')")
+    command = [sys.executable, "-m", "planted"]
+    for mode, is_found in ((0o700, True), (0o755, True), (0o777, False), (0o1777, False), (0o770, False)):
+        tmp_path.chmod(mode)
+        done = subprocess.run(command, env=service_environment(command), capture_output=True, text=True, check=False)
+        assert (done.stdout == "planted\n") is is_found, mode
+
+
 def test_images_set_the_same() -> None:
     for service in ("frontend", "scheduler", "worker"):
         text = Path("services", service, "Dockerfile").read_text(encoding="utf-8")
