@@ -31,9 +31,9 @@ class _Endless:
             return True
         for name in ("anyOf", "oneOf"):
             branches = schema.get(name)
-            if isinstance(branches, list) and branches:
-                if all(self.is_endless(branch, open_references) for branch in branches):
-                    return True
+            is_choice = isinstance(branches, list) and branches
+            if is_choice and all(self.is_endless(branch, open_references) for branch in branches or ()):
+                return True
         parts = schema.get("allOf")
         if isinstance(parts, list) and any(self.is_endless(part, open_references) for part in parts):
             return True

@@ -124,7 +124,7 @@ class Model(nn.Module, ABC):
         """[n, embedding_size] rows of `forward` to [n, vocab_size] float32 on rank 0; other ranks' mean nothing."""
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Have floats of this data type, while all are on the meta device; a module's `float32_parameters` keep theirs."""
+        """Have floats of this data type, all on the meta device; a module's `float32_parameters` keep theirs."""
         self.to(dtype)
         for module in self.modules():
             for name in getattr(module, "float32_parameters", ()):
