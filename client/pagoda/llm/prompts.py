@@ -6,6 +6,7 @@ from typing import Any, NotRequired, TypeAlias, TypedDict
 
 from pagoda.v1 import types_pb2
 from pagoda_common.errors import InvalidRequest, RequestTooLong
+from pagoda_common.params.logprobs_bound import exceeds_max_logprobs
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_common.params.truncation import truncation_of
 from pagoda_common.text.tokenizer import Tokenizer
@@ -119,7 +120,7 @@ def _read(prompt: Any, field: str) -> tuple[str | None, list[int] | None, str]:
             prompt = prompt.get("prompt")
     if isinstance(prompt, str):
         if not prompt:
-            raise InvalidRequest("prompt is empty, must have at least one token", field=field)
+            raise InvalidRequest("prompt is empty: the decoder prompt cannot be empty", field=field)
         return prompt, None, salt
     if isinstance(prompt, Sequence):
         return text, [_plain_int(token_id) for token_id in prompt], salt
@@ -133,11 +134,12 @@ def _plain_int(token_id: Any) -> Any:
 
 def _check_token_ids(token_ids: list[Any], model_info: types_pb2.ModelInfo, field: str, num_output_tokens: int) -> None:
     if not token_ids:
-        raise InvalidRequest("prompt is empty, must have at least one token", field=field)
+        raise InvalidRequest("prompt is empty: the decoder prompt cannot be empty", field=field)
     for token_id in token_ids:
         if type(token_id) is not int or not 0 <= token_id < model_info.vocab_size:
-            bound = f"a token id of the vocabulary (0 to {model_info.vocab_size - 1})"
-            raise InvalidRequest(f"prompt has token {token_id!r}, must be {bound}", field=field)
+            bound = f"must be a token id from 0 to {model_info.vocab_size - 1}"
+            fault = "out of vocabulary" if type(token_id) is int else "no token id"
+            raise InvalidRequest(f"prompt has token {token_id!r}, which is {fault}: it {bound}", field=field)
     num_tokens, bound_tokens = len(token_ids), model_info.max_model_len
     if num_tokens > bound_tokens:
         raise RequestTooLong(f"prompt has {num_tokens} tokens, max_model_len is {bound_tokens}", field=field)
@@ -157,7 +159,8 @@ def check_params(params: SamplingParams, *, model_info: types_pb2.ModelInfo, max
     """
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(params, name)
-        if value is not None and max_logprobs not in (None, -1) and (value == -1 or value > max_logprobs):
+        bound = -1 if max_logprobs is None else max_logprobs
+        if exceeds_max_logprobs(value, max_logprobs=bound, vocab_size=model_info.vocab_size):
             raise InvalidRequest(f"{name} is {value}, max_logprobs is {max_logprobs}", field=name)
     for name in ("allowed_token_ids", "logit_bias", "logprob_token_ids", "stop_token_ids"):
         largest = max(getattr(params, name) or (0,))

@@ -125,8 +125,6 @@ OPTIONS = (
     VllmOption("logits_processor_pattern", (), "processors are loaded with --logits-processors"),
     VllmOption("chat_template_content_format", ("auto", "string", "openai"), "texts are the same in all formats"),
     VllmOption("response_role", ("assistant",), "answers are the assistant's"),
-    VllmOption("return_tokens_as_token_ids", (False,), "requests ask for it", is_switch=True),
-    VllmOption("enable_force_include_usage", (False,), "requests ask for it", is_switch=True),
     VllmOption("enable_request_id_headers", None, "X-Request-Id is always sent", is_switch=True),
     VllmOption("enable_server_load_tracking", None, "the load is always tracked", is_switch=True),
     VllmOption("enable_sleep_mode", None, "LLM.sleep needs no switch", is_switch=True),

@@ -306,6 +306,8 @@ FRONTEND_FLAGS = (
     Flag(field="reasoning_parser", metavar="NAME", help="how the model marks its reasoning, such as deepseek_r1"),
     Flag(field="reasoning_parser_plugin", metavar="FILE", help="Python file that registers further reasoning parsers"),
     Flag(field="enable_prompt_tokens_details", help="put cached_tokens into usage"),
+    Flag(field="enable_force_include_usage", help="put the usage so far into every chunk of every stream"),
+    Flag(field="return_tokens_as_token_ids", help="write tokens of log probabilities as token_id:N"),
     Flag(field="api_key", metavar="KEY", help="keys that clients must show as bearer token"),
     Flag(field="api_key_file", metavar="FILE", help="file with more keys, one a line"),
     Flag(field="allowed_origins", metavar="ORIGIN", help="origins that browsers may call from (CORS)"),

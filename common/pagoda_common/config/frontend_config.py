@@ -67,6 +67,10 @@ class FrontendConfig:
     """JSON object that goes before generation_config; empty overrides nothing."""
     enable_prompt_tokens_details: bool = False
     """Put cached_tokens into usage."""
+    enable_force_include_usage: bool = False
+    """Put the usage so far into every chunk of a stream, whatever its stream_options."""
+    return_tokens_as_token_ids: bool = False
+    """Write tokens of log probabilities as token_id:N, also where the request does not ask for it."""
     api_key: tuple[str, ...] = field(default=(), repr=False)
     """Keys that clients must show as bearer token; empty asks for none."""
     api_key_file: str | None = None

@@ -23,6 +23,9 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 FINAL_MARK = "CONTINUE_FINAL_MESSAGE_HERE "
 """Written behind the final message to find its end. A template that trims messages takes its space away."""
 
+UNKNOWN_ROLE = "a-role-of-no-template"
+"""Shows whether a template writes roles that it does not name."""
+
 
 class _GenerationTag(jinja2.ext.Extension):
     """{% generation %} marks the assistant's words for training; here its body is rendered as it is."""
@@ -172,5 +175,19 @@ def _cut_at_mark(text: str) -> str:
 
 
 def has_role(source: str, role: str) -> bool:
-    """Whether a template speaks of a role by its name."""
-    return f"'{role}'" in source or f'"{role}"' in source
+    """Whether a template names a role, or writes whatever role a message has."""
+    return f"'{role}'" in source or f'"{role}"' in source or _writes_any_role(source)
+
+
+@lru_cache(maxsize=64)
+def _writes_any_role(source: str) -> bool:
+    user = {"role": "user", "content": "a question"}
+    unknown = {"role": UNKNOWN_ROLE, "content": "its content"}
+    for messages in ([unknown], [user, unknown]):
+        try:
+            text = render_chat_template(source, messages=messages, add_generation_prompt=True)
+        except InvalidRequest:
+            continue
+        if UNKNOWN_ROLE in text and "its content" in text:
+            return True
+    return False

@@ -41,6 +41,20 @@ def test_the_engine_sets_what_grpc_reads_whichever_path_it_comes_by() -> None:
     assert "event_engine" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("pagoda.entrypoints.openai.api_server", "pagoda serve"),
+        ("pagoda.entrypoints.openai.run_batch", "pagoda run-batch"),
+        ("pagoda.entrypoints.cli.main", "pagoda"),
+    ],
+)
+def test_modules_that_vllm_runs_are_commands(module: str, command: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "--nonsense"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"see {command} --help" in done.stderr or f"usage: {command} " in done.stderr
+
+
 def test_flags_may_be_typed_with_underscores() -> None:
     parser = pagoda.EngineArgs.add_cli_args(FlexibleArgumentParser())
     args = parser.parse_args(["--model", "other", "--max_model_len=64", "--tensor_parallel_size", "2"])

@@ -63,8 +63,8 @@ def test_a_prompt_that_leaves_room_for_one_token_is_taken(tokenizer: Tokenizer, 
         ([-1], InvalidRequest, "0 to 3071"),
         ([True], InvalidRequest, "token True"),
         ([1.0], InvalidRequest, r"token 1\.0"),
-        ([], InvalidRequest, "at least one token"),
-        ("", InvalidRequest, "at least one token"),
+        ([], InvalidRequest, "the decoder prompt cannot be empty"),
+        ("", InvalidRequest, "the decoder prompt cannot be empty"),
         (5, InvalidRequest, "a text or a list"),
         ({"prompt": None}, InvalidRequest, "a text or a list"),
         ({"prompt": "a", "multi_modal_data": {"image": 1}}, InvalidRequest, "models take text only"),
@@ -92,9 +92,9 @@ def test_each_prompt_is_cut_by_its_own_parameters(tokenizer: Tokenizer) -> None:
 
 def test_log_probabilities_are_bounded_where_a_bound_is_known() -> None:
     for name in ("logprobs", "prompt_logprobs"):
-        for value, bound in ((20, 20), (-1, -1), (21, None), (99, -1), (0, 0)):
+        for value, bound in ((20, 20), (-1, -1), (-1, 3072), (21, None), (99, -1), (0, 0)):
             check_params(SamplingParams(**{name: value}), model_info=INFO, max_logprobs=bound)
-        for value, bound in ((21, 20), (-1, 20), (1, 0)):
+        for value, bound in ((21, 20), (-1, 20), (-1, 3071), (1, 0)):
             with pytest.raises(InvalidRequest, match="max_logprobs") as caught:
                 check_params(SamplingParams(**{name: value}), model_info=INFO, max_logprobs=bound)
             assert caught.value.field == name

@@ -76,6 +76,17 @@ async def test_a_template_that_hides_the_final_message_cannot_continue_it() -> N
         )
 
 
+ANY_ROLE = "{% for m in messages %}<{{ m['role'] }}>{{ m.content }}{% endfor %}"
+
+
+async def test_any_role_is_allowed_where_the_template_writes_roles() -> None:
+    assert await prompts(ANY_ROLE).render([message("my-custom-role", "x")]) == "<my-custom-role>x"
+    alternating = "{% if messages[0].role != 'user' %}{{ raise_exception('user first') }}{% endif %}" + ANY_ROLE
+    assert await prompts(alternating).render([message("user", "a"), message("judge", "b")]) == "<user>a<judge>b"
+    with pytest.raises(InvalidRequest, match="user first"):
+        await prompts(alternating).render([message("judge", "b")])
+
+
 @pytest.mark.parametrize("role", ["ipython", "observation", "judge"])
 async def test_a_role_that_the_template_names_is_allowed(role: str) -> None:
     template = "{% for m in messages %}{% if m.role == '" + role + "' %}[{{ m.content }}]{% endif %}{% endfor %}"

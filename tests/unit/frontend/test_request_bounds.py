@@ -55,7 +55,7 @@ def test_bad_words_are_of_the_vocabulary() -> None:
 def test_log_probabilities_are_bounded_by_the_server(name: str) -> None:
     for value, bound, is_good in (
         *((20, 20, True), (21, 20, False), (-1, 20, False), (0, 0, True), (1, 0, False)),
-        *((-1, -1, True), (999, -1, True), (None, 0, True)),
+        *((-1, -1, True), (-1, 100, True), (-1, 99, False), (999, -1, True), (None, 0, True)),
     ):
         found = field_of(check_sampling_params, params(**{name: value}), vocab_size=100, max_logprobs=bound)
         assert found == (None if is_good else name), (value, bound)

@@ -80,8 +80,8 @@ async def start_conversation(
     """
     model, dialect = serving.model_named(body.model), serving.dialect
     plan = plan_tools(body, can_choose=dialect.can_choose)
-    num_top = num_top_logprobs(body, max_logprobs=serving.config.max_logprobs)
-    logprobs = logprob_writer(body, model.tokenizer, num_top)
+    num_top = num_top_logprobs(body, max_logprobs=serving.config.max_logprobs, vocab_size=model.vocab_size)
+    logprobs = logprob_writer(body, model.tokenizer, num_top, as_token_ids=serving.config.return_tokens_as_token_ids)
     choices = choices_of(body, best_of=None, with_logprobs=num_top is not None, beam_search=beam_search)
     has_new_name = body.max_completion_tokens is not None
     with fields_named({"max_tokens": "max_completion_tokens"} if has_new_name else {}):

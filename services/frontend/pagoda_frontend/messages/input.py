@@ -20,6 +20,8 @@ from pagoda_frontend.openai.protocol import ChatBody
 from pagoda_frontend.requests.errors import validation_message
 
 Message = dict[str, Any]
+BILLING_HEADER = "x-anthropic-billing-header"
+"""How a block begins that is no part of the system prompt."""
 
 
 def chat_body_of(body: CountTokensBody) -> ChatBody:
@@ -34,8 +36,8 @@ def chat_body_of(body: CountTokensBody) -> ChatBody:
         if value is not None:
             fields[name] = value
     messages: list[Message] = []
-    if body.system is not None:
-        messages.append({"role": "system", "content": _text(body.system, "system")})
+    if (system := _system(body.system)) is not None:
+        messages.append({"role": "system", "content": system})
     for number, message in enumerate(body.messages):
         messages += _messages(message, f"messages.{number}")
     fields["messages"] = messages
@@ -61,6 +63,15 @@ def chat_body_of(body: CountTokensBody) -> ChatBody:
         errors = error.errors(include_url=False, include_context=False)
         field = str(errors[0]["loc"][0])
         raise InvalidRequest(validation_message(errors), field=CHAT_NAMES.get(field, field)) from None
+
+
+def _system(system: str | Sequence[Block] | None) -> str | None:
+    """The system prompt without the block that Claude Code bills by: it differs from call to call, so that no prefix
+    would be found in the cache."""
+    if system is None or isinstance(system, str):
+        return system
+    blocks = [block for block in system if not (block.text or "").startswith(BILLING_HEADER)]
+    return _text(blocks, "system") if blocks or not system else None
 
 
 def _messages(message: AnthropicMessage, place: str) -> list[Message]:

@@ -94,7 +94,9 @@ class ChatCompletions:
         chunks = ChatChunks(
             echo=_echo_of(body),
             envelope=_envelope(body, call, run.model),
-            options=chunk_options(body, conversation.logprobs),
+            options=chunk_options(
+                body, conversation.logprobs, has_usage=self._serving.config.enable_force_include_usage
+            ),
             prompts=[conversation.prompt],
             n=run.n,
             usage=conversation.usage,

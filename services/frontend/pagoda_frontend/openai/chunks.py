@@ -38,13 +38,13 @@ class ChunkOptions:
         return not self.continuous_usage and not self.return_token_ids and self.logprobs is None
 
 
-def chunk_options(body: GenerationBody, logprobs: LogprobWriter | None) -> ChunkOptions:
-    """What the chunks of a stream of `body` carry."""
+def chunk_options(body: GenerationBody, logprobs: LogprobWriter | None, *, has_usage: bool) -> ChunkOptions:
+    """What the chunks of a stream of `body` carry; with `has_usage`, each has the usage so far, asked for or not."""
     asked = body.stream_options
-    include_usage = bool(asked and asked.include_usage)
+    include_usage = has_usage or bool(asked and asked.include_usage)
     return ChunkOptions(
         include_usage=include_usage,
-        continuous_usage=include_usage and bool(asked and asked.continuous_usage_stats),
+        continuous_usage=has_usage or (include_usage and bool(asked and asked.continuous_usage_stats)),
         return_token_ids=bool(body.return_token_ids),
         logprobs=logprobs,
     )

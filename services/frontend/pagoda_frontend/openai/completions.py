@@ -83,24 +83,20 @@ class Completions:
             "model": body.model or model.names[0],
             "system_fingerprint": model.fingerprint,
         }
-        logprobs = logprob_writer(body, model.tokenizer, body.logprobs)
+        logprobs = logprob_writer(
+            body, model.tokenizer, body.logprobs, as_token_ids=serving.config.return_tokens_as_token_ids
+        )
         echo = None
         if body.echo:
             echo = [
-                Echo(
-                    text=text,
-                    token_ids=ids,
-                    tokenizer=model.tokenizer,
-                    logprobs=logprobs,
-                    skip_special_tokens=params.skip_special_tokens,
-                )
+                Echo(text=text, token_ids=ids, tokenizer=model.tokenizer, logprobs=logprobs)
                 for text, ids in zip(texts, prompts, strict=True)
             ]
         if body.stream:
             chunks = CompletionChunks(
                 echo=echo,
                 envelope=envelope,
-                options=chunk_options(body, logprobs),
+                options=chunk_options(body, logprobs, has_usage=serving.config.enable_force_include_usage),
                 prompts=prompts,
                 n=run.n,
                 usage=run.usage,
@@ -128,7 +124,7 @@ class Completions:
     async def _prompts(
         self, body: CompletionBody, model: ServedModel, truncation: Truncation | None
     ) -> tuple[list[str | None], list[list[int]]]:
-        """Texts (None where they are not known) and token ids of the prompts."""
+        """Texts to be echoed (None where token ids are given) and token ids of the prompts."""
         given: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
         if isinstance(body.prompt, list) and given and isinstance(given[0], int):
             given = [given]
@@ -146,8 +142,10 @@ class Completions:
                 )
             else:
                 ids = model.prompts.from_token_ids(prompt, field="prompt", truncation=truncation)
-            is_whole = truncation is None or len(ids) < truncation.num_tokens
-            texts.append(prompt if isinstance(prompt, str) and is_whole else None)
+            text = prompt if isinstance(prompt, str) else None
+            if text is not None and truncation is not None and len(ids) >= truncation.num_tokens:
+                text = model.tokenizer.decode(ids)
+            texts.append(text)
             prompts.append(ids)
         return texts, prompts
 

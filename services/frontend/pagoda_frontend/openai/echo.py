@@ -19,15 +19,13 @@ class Echo:
         token_ids: list[int],
         tokenizer: Tokenizer,
         logprobs: LogprobWriter | None,
-        skip_special_tokens: bool = True,
     ) -> None:
         """
         Args:
-            text: the prompt as it was given; None makes it of the token ids.
-            skip_special_tokens: leave them out of a text made of token ids, as out of the completion.
+            text: the prompt as it was given; None where token ids were given, whose special tokens are shown, too.
         """
-        self._skips = skip_special_tokens or text is not None
-        self.text = tokenizer.decode(token_ids, skip_special_tokens=self._skips) if text is None else text
+        self._skips = text is not None
+        self.text = tokenizer.decode(token_ids, skip_special_tokens=False) if text is None else text
         self._token_ids = token_ids
         self._tokenizer = tokenizer
         self._logprobs = logprobs

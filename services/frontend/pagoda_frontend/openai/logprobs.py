@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagoda_common.errors import InvalidRequest
+from pagoda_common.params.logprobs_bound import exceeds_max_logprobs
 from pagoda_common.params.outputs import TokenLogprobs
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.openai.protocol import ChatBody, GenerationBody
@@ -116,27 +117,34 @@ class LogprobWriter:
         return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode() if raw is None else raw)}
 
 
-def logprob_writer(body: GenerationBody, tokenizer: Tokenizer, num_top: int | None) -> LogprobWriter | None:
-    """The writer of the log probabilities asked for; None when none are."""
+def logprob_writer(
+    body: GenerationBody, tokenizer: Tokenizer, num_top: int | None, *, as_token_ids: bool
+) -> LogprobWriter | None:
+    """The writer of the log probabilities asked for; None when none are.
+
+    Args:
+        as_token_ids: write tokens as token_id:N where the body does not say.
+    """
     if num_top is None:
         return None
-    as_token_ids = bool(body.return_tokens_as_token_ids)
+    if body.return_tokens_as_token_ids is not None:
+        as_token_ids = body.return_tokens_as_token_ids
     if body.logprob_token_ids:
         num_top = -1  # all that come are those asked for
     return LogprobWriter(tokenizer=tokenizer, num_top=num_top, as_token_ids=as_token_ids)
 
 
-def num_top_logprobs(body: ChatBody, *, max_logprobs: int) -> int | None:
+def num_top_logprobs(body: ChatBody, *, max_logprobs: int, vocab_size: int) -> int | None:
     """Top log probabilities per token of a conversation; None when no log probabilities are asked for.
 
     Raises:
-        InvalidRequest: more are asked for than `max_logprobs`, -1 of which is no bound.
+        InvalidRequest: more are asked for than `max_logprobs`; -1 of them is `vocab_size`, a bound of -1 is none.
     """
     top = body.top_logprobs
     if top is not None:
         if top < -1:
             raise InvalidRequest(f"top_logprobs must be at least 0, got {top}", field="top_logprobs")
-        if max_logprobs != -1 and (top > max_logprobs or top == -1):
+        if exceeds_max_logprobs(top, max_logprobs=max_logprobs, vocab_size=vocab_size):
             raise InvalidRequest(f"top_logprobs must be at most {max_logprobs}, got {top}", field="top_logprobs")
         if top and not body.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs=true", field="top_logprobs")

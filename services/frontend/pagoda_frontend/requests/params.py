@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from pagoda_common.errors import InvalidRequest, RequestTooLong
+from pagoda_common.params.logprobs_bound import exceeds_max_logprobs
 from pagoda_common.params.sampling_params import SAMPLING_FIELDS, SamplingParams
 from pagoda_frontend.openai.protocol import GenerationBody, RequestBody
 
@@ -167,10 +168,8 @@ def check_sampling_params(params: SamplingParams, *, vocab_size: int, max_logpro
     check_token_ids(tuple(params.logprob_token_ids or ()), vocab_size=vocab_size, field="logprob_token_ids")
     for words in params.bad_words_token_ids:
         check_token_ids(words, vocab_size=vocab_size, field="bad_words_token_ids")
-    if max_logprobs == -1:
-        return
     for name, value in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
-        if value is not None and (value == -1 or value > max_logprobs):
+        if exceeds_max_logprobs(value, max_logprobs=max_logprobs, vocab_size=vocab_size):
             raise InvalidRequest(f"{name} must be at most {max_logprobs}, got {value}", field=name)
 
 
@@ -191,7 +190,8 @@ def check_token_ids(token_ids: Sequence[int], *, vocab_size: int, field: str) ->
     """Raises InvalidRequest when one of `token_ids` is not in the vocabulary."""
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
-        raise InvalidRequest(f"{field}: token id {wrong} is not in the vocabulary (0 to {vocab_size - 1})", field=field)
+        bound = f"must be below {vocab_size}" if wrong >= 0 else "must be at least 0"
+        raise InvalidRequest(f"{field}: token id {wrong} is out of vocabulary, {bound}", field=field)
 
 
 def fit_to_context(params: SamplingParams, *, num_prompt_tokens: int, max_model_len: int, field: str) -> SamplingParams:
@@ -202,7 +202,7 @@ def fit_to_context(params: SamplingParams, *, num_prompt_tokens: int, max_model_
         RequestTooLong: the prompt leaves no room for a token.
     """
     if num_prompt_tokens == 0:
-        raise InvalidRequest(f"{field} is empty: there must be at least one token", field=field)
+        raise InvalidRequest(f"{field} is empty: the decoder prompt cannot be empty", field=field)
     room = max_model_len - num_prompt_tokens
     if room < 1:
         raise RequestTooLong(too_long(str(num_prompt_tokens), max_model_len), field=field)

@@ -180,10 +180,10 @@ class Prompts:
 
     def _check_roles(self, messages: Sequence[ChatMessage], template: str) -> None:
         for number, message in enumerate(messages):
-            if message.role not in ROLES and not has_role(template, message.role):
+            if message.role not in ROLES and not (message.role and has_role(template, message.role)):
                 raise InvalidRequest(
                     f"messages.{number}.role is {message.role[:100]!r}, must be one of {', '.join(ROLES)}, or one that "
-                    "the chat template names",
+                    "the chat template writes",
                     field="messages",
                 )
 

@@ -28,6 +28,8 @@ class Draft:
         self._conversation = conversation
         self._builder = OutputBuilder(logprobs=conversation.logprobs, id_seed=conversation.run.call.engine_id)
         self._num_events = num_events
+        self._output_token_ids: list[int] | None = [] if body.enable_response_messages else None
+        """Of all that was generated, when it is to be shown."""
         self.response = _response_of(body, conversation)
         """The response object, as of now."""
 
@@ -59,6 +61,8 @@ class Draft:
                     told = list(builder.add(delta))
                     events += told if not delta.is_replayed else []
                     run.note_place(delta)
+                    if self._output_token_ids is not None:
+                        self._output_token_ids += delta.token_ids
                 finish_reason = deltas[-1].finish_reason
                 response["output"] = builder.finished_items()
                 yield self._addressed(events)
@@ -68,6 +72,7 @@ class Draft:
         closing = list(builder.close("completed" if is_whole else "incomplete"))
         response["output"] = builder.items
         response["usage"] = self._usage()
+        response |= self._raw_messages()
         if is_whole:
             response |= {"status": "completed", "completed_at": int(time.time())}
         else:
@@ -105,6 +110,25 @@ class Draft:
             encoded.append(b"event: " + event["type"].encode() + b"\ndata: " + payload + b"\n\n")
             self._num_events += 1
         return encoded
+
+    def _raw_messages(self) -> dict[str, Any]:
+        """input_messages and output_messages: texts with special tokens, and token ids, if they are asked for."""
+        if self._output_token_ids is None:
+            return {}
+        decode = self._conversation.run.model.tokenizer.decode
+        return {
+            name: [
+                {
+                    "type": "raw_message_tokens",
+                    "message": decode(token_ids, skip_special_tokens=False),
+                    "tokens": list(token_ids),
+                }
+            ]
+            for name, token_ids in (
+                ("input_messages", self._conversation.prompt),
+                ("output_messages", self._output_token_ids),
+            )
+        }
 
     def _usage(self) -> dict[str, Any]:
         run = self._conversation.run

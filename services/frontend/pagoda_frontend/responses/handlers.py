@@ -98,7 +98,7 @@ class Responses:
         """
         stored = self._store.get(response_id, self._tenant(request))
         if stored.task is None:
-            raise InvalidRequest("only a response that was created with background=true can be cancelled")
+            raise InvalidRequest("Cannot cancel a synchronous response: it was not created with background=true.")
         stored.task.cancel()
         await asyncio.wait({stored.task})
         if stored.response["status"] in ("queued", "in_progress"):
@@ -244,7 +244,9 @@ def _complete(stored: StoredResponse) -> None:
 
 def _check(body: ResponsesBody, *, can_store: bool) -> None:
     if body.background and (body.store is False or not can_store):
-        raise InvalidRequest("background needs store=true and a server that stores responses", field="background")
+        raise InvalidRequest(
+            "background can only be used when `store` is true, on a server that stores responses", field="background"
+        )
     metadata: dict[str, Any] = body.metadata or {}
     if len(metadata) > MAX_METADATA:
         raise InvalidRequest(f"metadata may have at most {MAX_METADATA} keys, got {len(metadata)}", field="metadata")

@@ -105,6 +105,8 @@ class ResponsesBody(RequestBody):
     service_tier: Text | None = None
     prompt_cache_key: Text | None = None
     safety_identifier: Text | None = None
+    enable_response_messages: Bool | None = None
+    """Show prompt and output as the model sees them, special tokens included (vLLM's own)."""
 
 
 LOGPROBS = "top_logprobs"

@@ -15,6 +15,7 @@ from pagoda_common.engine.convert import (
     token_ids_from_bytes,
 )
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
+from pagoda_common.params.logprobs_bound import exceeds_max_logprobs
 from pagoda_common.params.pooling_params import POOLED, PoolingParams
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_scheduler.beams.beam_group import BeamGroup
@@ -24,6 +25,8 @@ from pagoda_scheduler.engine.sink import Sink
 
 UNKNOWN_MODEL_LEN = 2**31
 """Context while no group has loaded the model; the real bound is applied when a group takes the request."""
+UNKNOWN_VOCAB_SIZE = 2**31
+"""Vocabulary while no group has loaded the model: all of it is more than any bound."""
 
 
 def requests_from_proto(
@@ -46,8 +49,9 @@ def requests_from_proto(
         raise InvalidRequest("request_id must not be empty", field="request_id")
     if not prompt:
         raise InvalidRequest("prompt_token_ids must not be empty", field="prompt_token_ids")
-    _check_logprobs(params.logprobs, "logprobs", config)
-    _check_logprobs(params.prompt_logprobs, "prompt_logprobs", config)
+    vocab_size = model_info.vocab_size if model_info is not None else UNKNOWN_VOCAB_SIZE
+    _check_logprobs(params.logprobs, "logprobs", config, vocab_size)
+    _check_logprobs(params.prompt_logprobs, "prompt_logprobs", config, vocab_size)
     slots = list(message.slots) or [0] * params.n
     if len(slots) != params.n:
         raise InvalidRequest(f"slots has {len(slots)} entries, n is {params.n}", field="slots")
@@ -137,7 +141,7 @@ def _beam_search(message: types_pb2.BeamSearchParams, sequences: list[Request], 
     )
 
 
-def _check_logprobs(value: int | None, name: str, config: EngineConfig) -> None:
+def _check_logprobs(value: int | None, name: str, config: EngineConfig, vocab_size: int) -> None:
     bound = config.model.max_logprobs
-    if value is not None and bound != -1 and (value > bound or value == -1):
+    if exceeds_max_logprobs(value, max_logprobs=bound, vocab_size=vocab_size):
         raise InvalidRequest(f"{name} is {value}, max_logprobs is {bound}", field=name)

@@ -1,5 +1,7 @@
 """POST /v1/completions, plain and streamed, over real sockets."""
 
+from typing import Any
+
 import pytest
 
 from pagoda_common.errors import QueueFull
@@ -148,6 +150,33 @@ async def test_logprobs_0_give_the_sampled_token_only(frontend: Running) -> None
     logprobs = answer["choices"][0]["logprobs"]
     assert logprobs["tokens"] == ["token_id:301", "token_id:302"]
     assert logprobs["top_logprobs"] == [{"token_id:301": -0.5}, {"token_id:302": -0.5}]
+
+
+async def test_the_server_may_write_every_token_as_its_id() -> None:
+    async with running_frontend(return_tokens_as_token_ids=True) as running:
+        answer = await running.complete(prompt=[300], max_tokens=2, logprobs=0)
+        assert answer["choices"][0]["logprobs"]["tokens"] == ["token_id:301", "token_id:302"]
+        chat = await running.post(
+            "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "logprobs": True}
+        )
+        tokens = [entry["token"] for entry in chat.json()["choices"][0]["logprobs"]["content"]]
+        assert {token.partition(":")[0] for token in tokens} == {"token_id"}
+        text = await running.complete(prompt=[300], max_tokens=2, logprobs=0, return_tokens_as_token_ids=False)
+        assert "token_id:301" not in text["choices"][0]["logprobs"]["tokens"]
+
+
+@pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": False}}])
+async def test_the_server_may_put_the_usage_into_every_chunk(options: dict[str, Any]) -> None:
+    async with running_frontend(enable_force_include_usage=True) as running:
+        events = await running.events(COMPLETIONS, prompt=[5, 6], max_tokens=3, **options)
+        assert events.pop() == "[DONE]"
+        counts = [event["usage"]["completion_tokens"] for event in events]
+        assert (counts, counts[-1], events[-1]["choices"]) == (sorted(counts), 3, [])
+        chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, **options}
+        events = await running.events("/v1/chat/completions", **chat)
+        assert events.pop() == "[DONE]"
+        counts = [event["usage"]["completion_tokens"] for event in events]
+        assert (counts, counts[-1], events[-1]["choices"]) == (sorted(counts), 3, [])
 
 
 async def test_echo_puts_the_prompt_before_the_text(frontend: Running) -> None:

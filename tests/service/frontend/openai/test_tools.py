@@ -208,7 +208,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "messages",
         "messages.0.content.0: parts of type 'image_url'",
     ),
-    ({"messages": [{"role": "robot", "content": "hi"}]}, "messages", "role"),
+    ({"messages": [{"role": "", "content": "hi"}]}, "messages", "role"),
 ]
 
 

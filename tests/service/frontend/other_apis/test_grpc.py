@@ -88,7 +88,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"token_ids": types_pb2.TokenIds(ids=[99999])}, "token_ids"),
     ({"token_ids": types_pb2.TokenIds(ids=[5] * 512)}, "token_ids"),
     ({"chat": inference_pb2.ChatPrompt()}, "messages"),
-    ({"chat": inference_pb2.ChatPrompt(messages=[inference_pb2.ChatMessage(role="robot")])}, "messages"),
+    ({"chat": inference_pb2.ChatPrompt(messages=[inference_pb2.ChatMessage(role="")])}, "messages"),
     ({"sampling_params": types_pb2.SamplingParams(temperature=-1)}, "temperature"),
     ({"sampling_params": types_pb2.SamplingParams(temperature=float("nan"))}, "temperature"),
     ({"sampling_params": types_pb2.SamplingParams(top_p=0)}, "top_p"),

@@ -181,7 +181,7 @@ def test_everything_that_is_set_is_in_the_body() -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
-    ({"messages": [inference_pb2.ChatMessage(role="robot")]}, "messages"),
+    ({"messages": [inference_pb2.ChatMessage(role="")]}, "messages"),
     ({"text": "word " * 2000}, "messages"),
     ({"sampling_params": types_pb2.SamplingParams(temperature=float("nan"))}, "temperature"),
     ({"sampling_params": types_pb2.SamplingParams(max_tokens=0)}, "max_tokens"),

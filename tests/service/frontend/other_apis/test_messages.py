@@ -73,6 +73,16 @@ async def test_a_stream_has_the_events_in_order_and_the_same_message(frontend: R
     assert final.usage == whole.usage
 
 
+@pytest.mark.parametrize("others", [[], [{"type": "text", "text": "Be short."}]])
+async def test_the_header_that_claude_code_bills_by_is_no_part_of_the_prompt(frontend: Running, others: Any) -> None:
+    header = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.37.abc; cc_entrypoint=cli;"}
+    async with client_of(frontend) as client:
+        for system in ([header, *others], others or anthropic.omit):
+            await client.messages.create(model=MODEL, messages=ASKED, max_tokens=1, system=system)
+    first, second = (submit.prompt_token_ids for submit in frontend.fake.submits[-2:])
+    assert first == second
+
+
 async def test_why_it_stopped(frontend: Running, tokenizer: Tokenizer) -> None:
     frontend.fake.script = tokenizer.encode(TEXT)
     async with client_of(frontend) as client:

@@ -6,6 +6,7 @@ from typing import Any
 import openai
 import pytest
 
+from pagoda_common.engine.convert import token_ids_from_bytes
 from pagoda_common.text.tokenizer import Tokenizer
 from tests.service.frontend.harness import MODEL, Running, running_frontend, until
 
@@ -47,6 +48,29 @@ async def test_an_answer_as_the_client_reads_it(frontend: Running, tokenizer: To
     )
     assert chat.usage is not None
     assert response.usage.input_tokens == chat.usage.prompt_tokens
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_prompt_and_output_are_shown_raw_when_asked_for(
+    frontend: Running, tokenizer: Tokenizer, streams: bool
+) -> None:
+    frontend.fake.script = tokenizer.encode(TEXT)
+    body: dict[str, Any] = {"input": "hello", "max_output_tokens": 200}
+    raw: dict[str, Any] = {"extra_body": {"enable_response_messages": True}}
+    if streams:
+        stream = await frontend.openai.responses.create(model=MODEL, stream=True, **body, **raw)
+        response: Any = [event async for event in stream][-1].response
+    else:
+        response = await frontend.openai.responses.create(model=MODEL, **body, **raw)
+    [prompt], [output] = response.input_messages, response.output_messages
+    assert (prompt["type"], output["type"]) == ("raw_message_tokens", "raw_message_tokens")
+    assert prompt["tokens"] == list(token_ids_from_bytes(frontend.fake.submits[-1].prompt_token_ids, field="prompt"))
+    assert prompt["message"] == tokenizer.decode(prompt["tokens"], skip_special_tokens=False)
+    assert "hello" in prompt["message"]
+    assert output["tokens"][:-1] == frontend.fake.script
+    assert output["message"].startswith(TEXT)
+    plain: Any = await frontend.openai.responses.create(model=MODEL, **body)
+    assert not hasattr(plain, "input_messages")
 
 
 async def test_a_stream_has_the_typed_events_in_order(frontend: Running, tokenizer: Tokenizer) -> None:

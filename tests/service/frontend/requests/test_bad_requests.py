@@ -147,7 +147,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": "hello"}, "messages"),
     ({"messages": ["hello"]}, "messages"),
     ({"messages": [{"content": "hello"}]}, "messages"),
-    ({"messages": [{"role": "robot", "content": "hello"}]}, "messages"),
+    ({"messages": [{"role": "", "content": "hello"}]}, "messages"),
     ({"messages": [{"role": 5, "content": "hello"}]}, "messages"),
     ({"messages": [{"role": "user"}]}, "messages"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages"),

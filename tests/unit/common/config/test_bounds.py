@@ -176,6 +176,8 @@ def test_everything_is_off_that_opens_a_door() -> None:
         "disable_status_page",
         "disable_uvicorn_access_log",
         "enable_prompt_tokens_details",
+        "enable_force_include_usage",
+        "return_tokens_as_token_ids",
     ):
         assert getattr(frontend, name) is False, name
     assert (frontend.allowed_origins, frontend.api_key) == ((), ())

@@ -1,0 +1,1 @@
+"""The command where vLLM has it: ``python -m pagoda.entrypoints.cli.main``."""
