@@ -71,7 +71,7 @@ def test_the_whole_vocabulary_of_logprobs_must_be_allowed() -> None:
     params = SamplingParams(logprobs=-1)
     check_sampling_params(params, vocab_size=10, max_logprobs=-1)
     with pytest.raises(InvalidRequest) as caught:
-        check_sampling_params(params, vocab_size=10, max_logprobs=20)
+        check_sampling_params(params, vocab_size=21, max_logprobs=20)
     assert caught.value.field == "logprobs"
 
 
