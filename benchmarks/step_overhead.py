@@ -45,6 +45,7 @@ from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput, StepT
 from pagoda_scheduler.core.step_result import StepResult
 from pagoda_scheduler.engine.engine import Engine
 from pagoda_scheduler.engine.engine_core import EngineCore
+from pagoda_scheduler.kv.cache_group import CacheSizes
 from pagoda_scheduler.observability.timeline import Timeline
 from pagoda_worker.steps import step as worker_step
 from pagoda_worker.steps.pipeline import QueuedStep, StepPipeline
@@ -254,7 +255,7 @@ async def in_process(config: EngineConfig) -> AsyncIterator[Engine]:
     core = EngineCore(
         config=config,
         executor=InProcessExecutor(worker),
-        num_blocks=num_blocks,
+        sizes=CacheSizes(num_blocks),
         max_model_len=facts.max_model_len,
         deliver=engine.deliver,
     )

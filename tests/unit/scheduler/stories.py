@@ -10,6 +10,8 @@ from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.scheduler import Scheduler
 from pagoda_scheduler.core.step import BadSlot, LogprobRows, ModelRunnerOutput, SchedulerOutput
 from pagoda_scheduler.core.step_result import StepResult
+from pagoda_scheduler.kv.cache_group import ONE_GROUP, CacheGroup, CacheSizes
+from tests.unit.scheduler.pretend_caches import PretendBlocks
 
 EOS = 57
 
@@ -22,6 +24,7 @@ def make_scheduler(
     enable_prefix_caching: bool = True,
     num_host_blocks: int = 0,
     num_speculative_tokens: int = 0,
+    groups: Sequence[CacheGroup] = ONE_GROUP,
     **scheduler: object,
 ) -> Scheduler:
     """A scheduler over pretend blocks."""
@@ -30,9 +33,9 @@ def make_scheduler(
     return Scheduler(
         config=config,
         cache=cache,
-        num_blocks=num_blocks,
+        sizes=CacheSizes(num_blocks, num_host_blocks),
         max_model_len=max_model_len,
-        num_host_blocks=num_host_blocks,
+        groups=groups,
         num_speculative_tokens=num_speculative_tokens,
     )
 
@@ -58,17 +61,19 @@ class PretendWorker:
     Of the draft tokens that a step allows, it tries and gets right as many as `guess` says.
     """
 
-    def __init__(self, *, block_size: int = 4, guess: Callable[[int], tuple[int, int]] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        block_size: int = 4,
+        groups: Sequence[CacheGroup] = ONE_GROUP,
+        guess: Callable[[int], tuple[int, int]] | None = None,
+    ) -> None:
         """`guess`: draft tokens tried and right, given the most that may be tried; without it, all wrong."""
         self._guess = guess or (lambda most: (most, 0))
         self.num_tried = 0
         self.logs: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
-        self.blocks: dict[int, list[int]] = {}
-        self.content: dict[int, tuple[int, ...]] = {}
-        """What each block holds: the tokens up to and in it, as far as they were written."""
-        self.host_content: dict[int, tuple[int, ...]] = {}
-        self.block_size = block_size
+        self.blocks = PretendBlocks(groups=groups, block_size=block_size)
         self.bad: set[str] = set()
         self.names: dict[int, str] = {}
         self.logprobs: dict[int, int] = {}
@@ -89,26 +94,18 @@ class PretendWorker:
         """Run a step."""
         for slot in output.freed_slots:
             del self.logs[slot]
-        for moves in (output.blocks_to_swap_out, output.blocks_to_swap_in, output.blocks_to_copy):
-            assert len({target for _, target in moves}) == len(moves), "two moves at once to one block"
-        for block, host_block in output.blocks_to_swap_out:
-            self.host_content[host_block] = self.content[block]
-        for host_block, block in output.blocks_to_swap_in:
-            self.content[block] = self.host_content[host_block]
-        for source, target in output.blocks_to_copy:
-            self.content[target] = self.content[source]
+        self.blocks.move(output)
         for new in output.new_requests:
             assert new.slot not in self.logs, "a slot was given away twice"
             self.logs[new.slot] = [*new.prompt_token_ids, *new.output_token_ids]
             self.computed[new.slot] = new.num_computed_tokens
-            self.blocks[new.slot] = list(new.block_ids)
+            self.blocks.start(new)
             self.names[new.slot] = new.request_id
             self.pooled.discard(new.slot)
             if new.pooling is not None:
                 self.pooled.add(new.slot)
             self.logprobs[new.slot] = new.sampling_params.logprobs or 0
-        for slot, block_id in zip(output.appended_slots, output.appended_block_ids, strict=True):
-            self.blocks[slot].append(block_id)
+        self.blocks.append(output)
         drafts = self._draft(output)
         self._store(output, drafts)
         counts, tokens, bad = [], [], []
@@ -126,7 +123,7 @@ class PretendWorker:
                 bad.append(BadSlot(slot, 13, "not a number"))
                 counts.append(0)
                 continue
-            self._check_context(slot)
+            self.blocks.check(slot, log, self.computed[slot] - count, self.computed[slot])
             if self.computed[slot] == len(log) and slot in self.pooled:
                 embeddings[slot] = self.embedding(log)
                 counts.append(0)
@@ -163,7 +160,7 @@ class PretendWorker:
         columns = (output.slots, output.num_scheduled_tokens, output.num_lookahead_tokens or [])
         for slot, count, most in zip(*columns, strict=False):
             if most:
-                capacity = len(self.blocks[slot]) * self.block_size
+                capacity = self.blocks.capacity(slot)
                 assert self.computed[slot] + count == len(self.logs[slot]), "drafts before the last known token"
                 drafts[slot] = self._guess(max(0, min(most, capacity - len(self.logs[slot]))))
                 self.num_tried += drafts[slot][0]
@@ -171,7 +168,7 @@ class PretendWorker:
 
     def _is_behind_end(self, slot: int, count: int) -> bool:
         """Whether a sequence has outgrown its blocks, by draft tokens behind an end that the scheduler will see."""
-        return self.computed[slot] + count > len(self.blocks[slot]) * self.block_size
+        return self.computed[slot] + count > self.blocks.capacity(slot)
 
     def _store(self, output: SchedulerOutput, drafts: dict[int, tuple[int, int]]) -> None:
         """Write every token of the batch into its block before anyone reads, draft tokens right or wrong too."""
@@ -179,24 +176,10 @@ class PretendWorker:
             log, start = list(self.logs[slot]), self.computed[slot]
             if self._is_behind_end(slot, count):
                 continue
-            if start % self.block_size and self.names[slot] not in self.bad:
-                content = self.content[self.blocks[slot][start // self.block_size]]
-                assert content[:start] == tuple(log[:start]), "foreign tokens before those that are written"
             num_tried, num_right = drafts[slot]
             for place in range(num_tried):
                 log.append(self.next_token(log) if place < num_right else -1)
-            for position in range(start, start + count + num_tried):
-                block = self.blocks[slot][position // self.block_size]
-                self.content[block] = tuple(log[: position + 1])
-
-    def _check_context(self, slot: int) -> None:
-        """Assert that the blocks hold exactly the slot's log."""
-        log, computed = self.logs[slot], self.computed[slot]
-        for position in (*range(self.block_size - 1, computed, self.block_size), computed - 1):
-            block = self.blocks[slot][position // self.block_size]
-            content = self.content[block]
-            assert content[: position + 1] == tuple(log[: position + 1]), "foreign tokens in a block"
-            assert (len(content) - 1) // self.block_size == position // self.block_size, "another block's tokens"
+            self.blocks.store(slot, log, start, start + count + num_tried, checks=self.names[slot] not in self.bad)
 
 
 def likeliest(log: list[int], count: int) -> tuple[list[int], list[float]]:

@@ -73,7 +73,9 @@ class Request(_HotFields):
         "eos_token_ids",
         "error",
         "finish_reason",
+        "first_blocks",
         "first_cached_tokens",
+        "group_block_ids",
         "index",
         "is_uncached",
         "leader",
@@ -170,6 +172,11 @@ class Request(_HotFields):
         self.status = RequestStatus.WAITING
         self.slot = -1
         self.block_ids: list[int] = []
+        """Its table of the first cache group with blocks."""
+        self.group_block_ids: list[list[int]] = []
+        """Those of the other groups with blocks, each as long as `block_ids`."""
+        self.first_blocks: list[int] = []
+        """Of each table, where some group has a window: entries at its start that are no block any more."""
         self.block_hashes: list[bytes] = []
         self.num_cached_blocks = 0
         self.finish_reason: FinishReason | None = None
@@ -210,6 +217,12 @@ class Request(_HotFields):
     def is_finished(self) -> bool:
         """Whether it has ended."""
         return self.status is RequestStatus.FINISHED
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that it holds, of all cache groups."""
+        entries = len(self.block_ids) * (1 + len(self.group_block_ids))
+        return entries - sum(self.first_blocks)
 
     @property
     def has_computed_prompt(self) -> bool:
@@ -267,6 +280,8 @@ class Request(_HotFields):
         self.num_computed_tokens = 0
         self.slot = -1
         self.block_ids = []
+        self.group_block_ids = []
+        self.first_blocks = []
         self.num_cached_blocks = 0
         self.status = RequestStatus.WAITING
 

@@ -1,8 +1,11 @@
 """Decides which tokens run in the next step. Knows requests and blocks; no tensors, no gRPC, no clock."""
 
+from collections.abc import Sequence
+
 from pagoda_common.config.engine_config import CacheConfig, SchedulerConfig
 from pagoda_scheduler.beams.running_beams import Beams
 from pagoda_scheduler.core.admission import Admission
+from pagoda_scheduler.core.chunks import Chunks
 from pagoda_scheduler.core.in_flight import InFlight
 from pagoda_scheduler.core.quarantine import MAX_CRASHES, Quarantine
 from pagoda_scheduler.core.request import Request, RequestStatus
@@ -12,8 +15,13 @@ from pagoda_scheduler.core.step_plan import StepPlan
 from pagoda_scheduler.core.step_result import StepResult
 from pagoda_scheduler.core.waiting_queue import QUEUES
 from pagoda_scheduler.core.worker_slots import WorkerSlots
-from pagoda_scheduler.kv.kv_cache_manager import KVCacheManager, Prefix
+from pagoda_scheduler.kv.cache_group import ONE_GROUP, CacheGroup, CacheSizes
+from pagoda_scheduler.kv.kv_cache_manager import KVCacheManager
+from pagoda_scheduler.kv.prefix import Prefix
 from pagoda_scheduler.kv.swap_cost import SwapCost
+
+MAX_IN_FLIGHT = 4
+"""Steps in flight, the next one included, are no more than these."""
 
 
 class Scheduler:
@@ -30,23 +38,25 @@ class Scheduler:
         *,
         config: SchedulerConfig,
         cache: CacheConfig,
-        num_blocks: int,
+        sizes: CacheSizes,
         max_model_len: int,
+        groups: Sequence[CacheGroup] = ONE_GROUP,
         vocab_size: int | None = None,
-        num_host_blocks: int = 0,
         swap_block_ns: int = 0,
         num_speculative_tokens: int = 0,
     ) -> None:
-        """`num_blocks`, `max_model_len`, `num_host_blocks`, `swap_block_ns`: measured by the worker; `vocab_size`: of
-        its model, None takes every token id; `num_speculative_tokens`: draft tokens that it may try for a sequence."""
+        """`sizes`, `max_model_len`, `swap_block_ns`: measured by the worker; `groups`: what its model keeps, and
+        `vocab_size`, None takes every token id; `num_speculative_tokens`: draft tokens that it may try for a
+        sequence."""
         self._config = config
         self.kv = KVCacheManager(
-            num_blocks=num_blocks,
+            sizes=sizes if config.preemption_mode != "recompute" else sizes.on_device(),
+            groups=groups,
             block_size=cache.block_size,
             enable_prefix_caching=cache.enable_prefix_caching,
-            num_host_blocks=num_host_blocks if config.preemption_mode != "recompute" else 0,
+            max_step_tokens=config.max_num_batched_tokens + MAX_IN_FLIGHT * num_speculative_tokens,
         )
-        self.max_model_len = min(max_model_len, self.kv.capacity_tokens)
+        self.max_model_len = self.kv.capacity_tokens(max_model_len)
         self.running: list[Request] = []
         self.waiting = QUEUES[config.policy]()
         self.admission = Admission(
@@ -56,6 +66,7 @@ class Scheduler:
         """Sequences that wait for their reader, outside of the queue."""
         self.num_preemptions = 0
         self.quarantine = Quarantine()
+        self._chunks = Chunks(config=config)
         self._slots = WorkerSlots(size=config.max_num_seqs)
         self._beams = Beams(
             kv=self.kv,
@@ -77,7 +88,7 @@ class Scheduler:
         self._now_ns = 0
         self._step = 0
         # A little room for running sequences to grow, so that an admission does not preempt one at once.
-        self._watermark_blocks = max(1, num_blocks // 100)
+        self._watermark_blocks = max(self.kv.tables.count, sizes.num_blocks // 100)
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -142,7 +153,7 @@ class Scheduler:
     def schedule(self, now_ns: int = 0) -> SchedulerOutput | None:
         """Decide the next step; None when there is nothing to compute. `now_ns` is noted as time of admission."""
         self._now_ns = now_ns
-        plan = StepPlan(budget=self._config.max_num_batched_tokens)
+        plan = StepPlan(budget=self._config.max_num_batched_tokens, num_tables=self.kv.tables.count)
         if self.quarantine:
             self._schedule_suspect(plan)
         else:
@@ -302,7 +313,7 @@ class Scheduler:
                         plan.ahead[request] = num_ahead
                     continue
             else:
-                num_new = self._chunk(num_new, plan.budget)
+                num_new = self._chunks.size(request, request.num_computed_tokens, plan.budget)
                 if num_new == 0:
                     continue
             num_tokens = min(computed + num_new, request.max_num_tokens)
@@ -333,7 +344,7 @@ class Scheduler:
                 deferred.append(self.waiting.pop())
                 continue
             prefix = self.kv.find_prefix(request)
-            num_new = self._chunk(request.num_tokens - prefix.num_tokens, plan.budget)
+            num_new = self._chunks.size(request, prefix.num_tokens, plan.budget)
             watermark = self._watermark_blocks if self.running else 0
             if num_new == 0 or not self.kv.can_admit(request, prefix, watermark_blocks=watermark):
                 break
@@ -358,21 +369,13 @@ class Scheduler:
         self.kv.cache_computed(request, prefix.num_tokens + num_new)
         plan.admit(request, num_new, num_cached_tokens=prefix.num_tokens)
 
-    def _chunk(self, num_new: int, budget: int) -> int:
-        """How many of a sequence's `num_new` tokens this step takes; 0 when it has to wait."""
-        if not self._config.enable_chunked_prefill and num_new <= self._config.max_num_batched_tokens:
-            return num_new if num_new <= budget else 0  # one that has outgrown every step is recomputed in chunks
-        threshold = self._config.long_prefill_token_threshold
-        if 0 < threshold < num_new:
-            num_new = threshold
-        return min(num_new, budget)
-
     def _advance(self, request: Request, num_scheduled: int) -> bool:
         """Count a scheduled chunk as computed; whether the step samples a token behind it."""
         request.num_computed_tokens = computed = request.num_computed_tokens + num_scheduled
         is_last = computed == request.num_tokens
         if num_scheduled > 1 or not is_last:
             self.kv.cache_computed(request, computed)
+            self.kv.trim(request, computed - 1)  # a sibling that shares the prompt runs its last token again
         if is_last:
             request.num_pending += 1
             request.num_tokens = computed + 1

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.step import NewRequestData, SchedulerOutput
-from pagoda_scheduler.kv.kv_cache_manager import Transfers
+from pagoda_scheduler.kv.transfers import Transfers
 
 MAX_NEW_BYTES = 8 * 1024**2
 """Of sequences that enter slots in one step, as they go to the worker: prompts, outputs and large parameters. The next
@@ -17,12 +17,14 @@ class StepPlan:
 
     budget: int
     """Tokens that the step still has room for."""
+    num_tables: int = 1
+    """Block tables of a sequence."""
     scheduled: dict[Request, int] = field(default_factory=dict)
     """Tokens by sequence, in batch order."""
     ahead: dict[Request, int] = field(default_factory=dict)
     """Draft tokens that a sequence may try besides; nothing where that is 0."""
     appended: dict[Request, list[int]] = field(default_factory=dict)
-    """New blocks of running sequences."""
+    """New blocks of running sequences: the same number for every table, table by table."""
     admitted: dict[Request, int] = field(default_factory=dict)
     """Sequences that enter a slot, and their tokens found in the cache, some of which this step may write first."""
     num_new_bytes: int = 0
@@ -69,7 +71,14 @@ class StepPlan:
             blocks_to_swap_in=transfers.swap_in,
             blocks_to_copy=[(source, target) for target, source in transfers.copy.items()],
             num_lookahead_tokens=[ahead.get(request, 0) for request in self.scheduled] if ahead else None,
+            appended_groups=self._appended_groups() if appended and self.num_tables > 1 else (),
         )
+
+    def _appended_groups(self) -> list[int]:
+        """The table that each appended block is for."""
+        return [
+            place * self.num_tables // len(blocks) for blocks in self.appended.values() for place in range(len(blocks))
+        ]
 
 
 def _num_bytes(request: Request) -> int:
@@ -88,4 +97,5 @@ def _new_request_data(request: Request, num_cached: int) -> NewRequestData:
         num_computed_tokens=num_cached,
         is_beam=request.is_beam,
         pooling=request.pooling,
+        group_block_ids=[list(table) for table in request.group_block_ids],
     )

@@ -14,6 +14,7 @@ from pagoda_scheduler.core.scheduler import Scheduler
 from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput
 from pagoda_scheduler.core.step_result import StepResult
 from pagoda_scheduler.engine.watchdog import StepWatchdog
+from pagoda_scheduler.kv.cache_group import ONE_GROUP, CacheGroup, CacheSizes
 from pagoda_scheduler.observability.timeline import Timeline
 
 WATCH_PERIOD_S = 0.25
@@ -44,12 +45,12 @@ class EngineCore:
         *,
         config: EngineConfig,
         executor: Executor,
-        num_blocks: int,
+        sizes: CacheSizes,
         max_model_len: int,
         deliver: Callable[[StepResult], None],
+        groups: Sequence[CacheGroup] = ONE_GROUP,
         eos_token_ids: Sequence[int] = (),
         vocab_size: int | None = None,
-        num_host_blocks: int = 0,
         swap_block_ns: int = 0,
         can_speculate: bool = False,
         timeline: Timeline | None = None,
@@ -60,10 +61,10 @@ class EngineCore:
         self.scheduler = Scheduler(
             config=config.scheduler,
             cache=config.cache,
-            num_blocks=num_blocks,
+            sizes=sizes,
             max_model_len=max_model_len,
+            groups=groups,
             vocab_size=vocab_size,
-            num_host_blocks=num_host_blocks,
             swap_block_ns=swap_block_ns,
             num_speculative_tokens=config.speculative.num_speculative_tokens if can_speculate else 0,
         )

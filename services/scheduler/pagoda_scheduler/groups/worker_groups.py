@@ -286,8 +286,8 @@ class WorkerGroups:
             core = EngineCore(
                 config=self._config,
                 executor=client,
-                num_blocks=brought_up.sizes.num_blocks,
-                num_host_blocks=brought_up.sizes.num_host_blocks,
+                sizes=brought_up.sizes,
+                groups=brought_up.cache_groups,
                 swap_block_ns=brought_up.swap_block_ns,
                 can_speculate=all(CAPABILITY in rank.identity.capabilities for rank in group.members),
                 max_model_len=brought_up.model_info.max_model_len,

@@ -86,6 +86,10 @@ class BlockPool:
             found.append(block_id)
         return found
 
+    def get(self, block_hash: BlockHash) -> int | None:
+        """The cached block with this content; takes no reference."""
+        return self._cached.get(block_hash)
+
     def has(self, block_hash: BlockHash) -> bool:
         """Whether a block with this content is cached."""
         return block_hash in self._cached
@@ -117,6 +121,11 @@ class BlockPool:
     def uncache(self, block_ids: Iterable[int]) -> None:
         """Forget the content of blocks that may hold garbage."""
         for block_id in block_ids:
+            self._forget(block_id)
+
+    def forget(self, block_hash: BlockHash) -> None:
+        """Forget the block with this content, if there is one."""
+        if (block_id := self._cached.get(block_hash)) is not None:
             self._forget(block_id)
 
     def reset_cache(self) -> int:

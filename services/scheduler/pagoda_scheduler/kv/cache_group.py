@@ -1,6 +1,6 @@
 """What a model's layers keep of a sequence, group by group, and how much room there is. Knows no requests."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 NO_BLOCK = 0xFFFFFFFF
@@ -45,3 +45,7 @@ class CacheSizes:
     num_state_snapshots: int = 0
     """Of recurrent state, beside the states of the slots."""
     num_host_state_snapshots: int = 0
+
+    def on_device(self) -> "CacheSizes":
+        """The same without host memory."""
+        return replace(self, num_host_blocks=0, num_host_state_snapshots=0)

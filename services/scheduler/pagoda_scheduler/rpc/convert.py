@@ -57,6 +57,7 @@ def worker_config_to_proto(config: EngineConfig) -> worker_pb2.WorkerConfig:
         attention_backend=model.attention_backend,
         enforce_eager=model.enforce_eager,
         kv_cache_dtype=cache.kv_cache_dtype,
+        takes_cache_groups=True,
     )
     speculative = config.speculative
     if speculative.is_on:

@@ -209,7 +209,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
                     num_prompt_tokens=sequence.num_prompt_tokens,
                     num_output_tokens=len(sequence.output_token_ids),
                     num_computed_tokens=sequence.num_computed_tokens,
-                    num_blocks=len(sequence.block_ids),
+                    num_blocks=sequence.num_blocks,
                 )
         for group in self._groups.groups.values():
             for rank in group.members:

@@ -8,6 +8,7 @@ import pytest
 from pagoda_scheduler.beams.beam_group import BeamGroup
 from pagoda_scheduler.beams.beam_search import BeamSearch, EarlyStopping, Hypothesis
 from pagoda_scheduler.core.request import Request
+from pagoda_scheduler.kv.cache_group import ONE_GROUP, CacheGroup
 from tests.unit.scheduler import stories
 from tests.unit.scheduler.stories import PretendWorker, likeliest, make_request, make_scheduler, run
 
@@ -66,13 +67,20 @@ def test_the_engine_finds_the_same_hypotheses(
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
-def test_preempted_beams_change_nothing(prefix_caching: bool) -> None:
-    scheduler = make_scheduler(num_blocks=11, max_model_len=40, max_num_seqs=6, enable_prefix_caching=prefix_caching)
+@pytest.mark.parametrize("cache_groups", [ONE_GROUP, (CacheGroup("full"), CacheGroup("window", window=7))])
+def test_preempted_beams_change_nothing(prefix_caching: bool, cache_groups: tuple[CacheGroup, ...]) -> None:
+    scheduler = make_scheduler(
+        groups=cache_groups,
+        num_blocks=11 * len(cache_groups),
+        max_model_len=40,
+        max_num_seqs=6,
+        enable_prefix_caching=prefix_caching,
+    )
     prompts = [[11, 12, 13, 14, 15], [5] * 7]
     groups = [make_group(str(i), prompt) for i, prompt in enumerate(prompts)]
     for sequence in chain(*groups):
         scheduler.add(sequence)
-    run(scheduler, PretendWorker())
+    run(scheduler, PretendWorker(groups=cache_groups))
     assert scheduler.num_preemptions > 0
     for prompt, sequences in zip(prompts, groups, strict=True):
         assert [sequence.output_token_ids for sequence in sequences] == [list(h.token_ids) for h in searched(prompt)]

@@ -2,13 +2,16 @@
 
 import random
 
+import pytest
+
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.step import SchedulerOutput
+from pagoda_scheduler.kv.cache_group import ONE_GROUP, CacheGroup
 from tests.unit.scheduler.beams.test_beam_search import make_group
 from tests.unit.scheduler.core.test_properties import check
 from tests.unit.scheduler.stories import PretendWorker, expected_output, make_request, make_scheduler
 
-NUM_REQUESTS = 10_000
+WINDOWS = (CacheGroup("full"), CacheGroup("window", window=6), CacheGroup("window", window=13))
 CHECK_EVERY_STEPS = 50
 MAX_OPEN = 60
 
@@ -28,17 +31,26 @@ def draw(generator: random.Random, number: int) -> list[Request]:
     return sequences
 
 
-def test_ten_thousand_requests_with_aborts_lose_and_leak_nothing() -> None:
+@pytest.mark.parametrize(("num_requests", "groups", "num_blocks"), [(10_000, ONE_GROUP, 24), (3_000, WINDOWS, 56)])
+def test_thousands_of_requests_with_aborts_lose_and_leak_nothing(
+    num_requests: int, groups: tuple[CacheGroup, ...], num_blocks: int
+) -> None:
     generator = random.Random(7)
     scheduler = make_scheduler(
-        num_blocks=24, max_model_len=60, max_num_seqs=8, num_host_blocks=40, policy="fair", preemption_mode="swap"
+        groups=groups,
+        num_blocks=num_blocks,
+        max_model_len=60,
+        max_num_seqs=8,
+        num_host_blocks=40,
+        policy="fair",
+        preemption_mode="swap",
     )
-    worker = PretendWorker()
+    worker = PretendWorker(groups=groups)
     open_requests: list[list[Request]] = []
     in_flight: list[SchedulerOutput] = []
     num_submitted = num_aborted = num_steps = 0
-    while num_submitted < NUM_REQUESTS or open_requests:
-        while num_submitted < NUM_REQUESTS and len(open_requests) < MAX_OPEN:
+    while num_submitted < num_requests or open_requests:
+        while num_submitted < num_requests and len(open_requests) < MAX_OPEN:
             open_requests.append(draw(generator, num_submitted))
             num_submitted += 1
             for sequence in open_requests[-1]:
@@ -65,5 +77,5 @@ def test_ten_thousand_requests_with_aborts_lose_and_leak_nothing() -> None:
     check(scheduler)
     assert not scheduler.has_unfinished_requests
     assert scheduler.kv.pool.num_used_blocks == 0
-    assert num_aborted > NUM_REQUESTS // 10
+    assert num_aborted > num_requests // 10
     assert scheduler.num_preemptions > 0

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagoda_scheduler.core.request import Request
-from pagoda_scheduler.core.scheduler import Scheduler
+from pagoda_scheduler.core.scheduler import MAX_IN_FLIGHT, Scheduler
 from pagoda_scheduler.core.step import SchedulerOutput
+from pagoda_scheduler.kv.cache_group import ONE_GROUP, CacheGroup
 from tests.unit.scheduler.stories import PretendWorker, expected_output, make_request, make_scheduler
 
 PROMPTS = st.one_of(
@@ -26,25 +27,39 @@ def check(scheduler: Scheduler) -> None:
     """Reference counts, free queue and hash chains agree with the block tables."""
     scheduler.kv.pool.check_invariants()
     references: dict[int, int] = {}
+    tables = scheduler.kv.tables
     for request in scheduler.running:
-        assert len(set(request.block_ids)) == len(request.block_ids)
-        for block_id in request.block_ids:
+        held = tables.held(request)
+        assert len(set(held)) == len(held) == request.num_blocks
+        for block_id in held:
             references[block_id] = references.get(block_id, 0) + 1
     for source in scheduler.kv._transfers.copy.values():  # kept for a copy that goes with the next step
         references[source] = references.get(source, 0) + 1
     assert references == {b: c for b, c in enumerate(scheduler.kv.pool._ref_counts) if c > 0}
+    num_ahead = MAX_IN_FLIGHT * scheduler.speculation.num_speculative_tokens  # all of which may have been wrong
     for request in scheduler.running:  # no more blocks than steps in flight and the next one could fill
-        most = request.num_computed_tokens + request.num_lookahead + scheduler.speculation.num_speculative_tokens + 1
+        most = request.num_computed_tokens + num_ahead + 1
         assert len(request.block_ids) <= max(
             scheduler.kv.blocks_for(most), scheduler.kv.blocks_for(request.num_prompt_tokens)
         )
+        assert len(tables.held(request)) <= tables.num_needed(max(most, request.num_prompt_tokens), 0)
     slots = [request.slot for request in scheduler.running]
     assert len(set(slots)) == len(slots)
 
 
-@settings(max_examples=150, deadline=None)
+FULL = CacheGroup("full")
+GROUPS = [
+    ONE_GROUP,
+    (FULL, CacheGroup("window", window=6), CacheGroup("window", window=1)),
+    (CacheGroup("window", window=9), FULL),
+    (CacheGroup("window", window=5),),
+]
+
+
+@settings(max_examples=300, deadline=None)
 @given(
     actions=st.lists(ACTIONS, max_size=60),
+    groups=st.sampled_from(GROUPS),
     num_blocks=st.integers(11, 30),
     window=st.integers(1, 3),
     prefix_caching=st.booleans(),
@@ -57,6 +72,7 @@ def check(scheduler: Scheduler) -> None:
 )
 def test_random_mixes_lose_and_leak_nothing(
     actions: list[tuple],  # type: ignore[type-arg]
+    groups: tuple[CacheGroup, ...],
     num_blocks: int,
     window: int,
     prefix_caching: bool,
@@ -68,7 +84,8 @@ def test_random_mixes_lose_and_leak_nothing(
     seed: int,
 ) -> None:
     scheduler = make_scheduler(
-        num_blocks=num_blocks,
+        groups=groups,
+        num_blocks=num_blocks * len(groups),
         max_model_len=44,
         enable_prefix_caching=prefix_caching,
         policy=policy,
@@ -84,7 +101,7 @@ def test_random_mixes_lose_and_leak_nothing(
         num_tried = guesses.randint(0, most)
         return num_tried, guesses.randint(0, num_tried)
 
-    worker = PretendWorker(guess=guess)
+    worker = PretendWorker(groups=groups, guess=guess)
     requests: list[Request] = []
     aborted: set[Request] = set()
     in_flight: list[SchedulerOutput] = []

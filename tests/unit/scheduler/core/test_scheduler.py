@@ -6,6 +6,7 @@ from pagoda_common.config.engine_config import CacheConfig, SchedulerConfig
 from pagoda_common.errors import QueueFull, RequestTooLong
 from pagoda_scheduler.core.scheduler import Scheduler
 from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput, StepTimings
+from pagoda_scheduler.kv.cache_group import CacheSizes
 from tests.unit.scheduler.stories import EOS, PretendWorker, expected_output, make_request, make_scheduler, run
 
 
@@ -366,7 +367,7 @@ def test_a_preempted_request_comes_back_from_host_memory(prefix_caching: bool) -
 def test_swapping_stops_when_it_costs_more_than_computing() -> None:
     config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=128)
     scheduler = Scheduler(
-        config=config, cache=CacheConfig(), num_blocks=100, max_model_len=200, num_host_blocks=9, swap_block_ns=10_000
+        config=config, cache=CacheConfig(), sizes=CacheSizes(100, 9), max_model_len=200, swap_block_ns=10_000
     )
     for forward_ns, is_cheaper in ((100 * 10_000, True), (100, False)):
         for number in range(20):

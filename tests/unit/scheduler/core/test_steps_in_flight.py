@@ -9,6 +9,7 @@ from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput, StepTimings
 from pagoda_scheduler.engine.engine_core import SHORT_STEP_NS, EngineCore
+from pagoda_scheduler.kv.cache_group import CacheSizes
 
 
 class Answering:
@@ -46,7 +47,9 @@ class Answering:
 async def test_one_more_step_is_sent_ahead_of_short_ones(compute_ns: int, is_async: bool, expected: list[int]) -> None:
     worker = Answering(compute_ns)
     config = EngineConfig(cache=CacheConfig(block_size=4), scheduler=SchedulerConfig(async_scheduling=is_async))
-    core = EngineCore(config=config, executor=worker, num_blocks=100, max_model_len=64, deliver=lambda result: None)
+    core = EngineCore(
+        config=config, executor=worker, sizes=CacheSizes(100), max_model_len=64, deliver=lambda result: None
+    )
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     core.add(Request(request_id="one", prompt_token_ids=[1, 2], sampling_params=params, max_model_len=64))
     running = asyncio.create_task(core.run())

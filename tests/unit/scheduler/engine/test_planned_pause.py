@@ -14,6 +14,7 @@ from pagoda_scheduler.engine.engine import Engine
 from pagoda_scheduler.engine.engine_core import EngineCore
 from pagoda_scheduler.groups.group_orders import GroupOrders
 from pagoda_scheduler.groups.hold import Hold
+from pagoda_scheduler.kv.cache_group import CacheSizes
 
 NEW = WeightsSource(model="new", version=2)
 NEWER = WeightsSource(model="newer", version=3)
@@ -41,7 +42,7 @@ def add_core(engine: Engine, *, vocab_size: int | None = None) -> EngineCore:
     core = EngineCore(
         config=engine.config,
         executor=Silent(),
-        num_blocks=100,
+        sizes=CacheSizes(100),
         max_model_len=64,
         vocab_size=vocab_size,
         deliver=engine.deliver,

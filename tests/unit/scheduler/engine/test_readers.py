@@ -6,6 +6,7 @@ from pagoda_common.config.engine_config import CacheConfig, EngineConfig
 from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput
 from pagoda_scheduler.engine.engine import Engine
 from pagoda_scheduler.engine.engine_core import EngineCore
+from pagoda_scheduler.kv.cache_group import CacheSizes
 from pagoda_scheduler.kv.kv_events import BlockStored, KVEventLog
 from tests.unit.scheduler.engine.test_open_requests import Notes, submit
 from tests.unit.scheduler.stories import PretendWorker
@@ -28,7 +29,9 @@ class Worker:
 
 def add_core(engine: Engine) -> tuple[EngineCore, Worker]:
     worker = Worker()
-    core = EngineCore(config=engine.config, executor=worker, num_blocks=100, max_model_len=64, deliver=engine.deliver)
+    core = EngineCore(
+        config=engine.config, executor=worker, sizes=CacheSizes(100), max_model_len=64, deliver=engine.deliver
+    )
     engine.add_core(core)
     return core, worker
 

@@ -3,6 +3,7 @@
 import pytest
 
 from pagoda_scheduler.kv.block_pool import BlockPool
+from pagoda_scheduler.kv.cache_group import CacheSizes
 from pagoda_scheduler.kv.host_cache import HostCache
 from pagoda_scheduler.kv.kv_cache_manager import KVCacheManager
 from pagoda_scheduler.kv.swap_cost import SwapCost
@@ -117,13 +118,13 @@ def test_swapping_pays_when_both_moves_cost_less_than_the_blocks_tokens() -> Non
 
 
 def manager(*, num_blocks: int = 6) -> KVCacheManager:
-    return KVCacheManager(num_blocks=num_blocks, block_size=4)
+    return KVCacheManager(sizes=CacheSizes(num_blocks), block_size=4)
 
 
 def test_blocks_are_counted_to_the_token() -> None:
     kv = manager()
     assert [kv.blocks_for(count) for count in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
-    assert kv.capacity_tokens == 24
+    assert kv.capacity_tokens(1000) == 24
     request = make_request("a", 9)
     assert kv.extend(request, 9) == request.block_ids
     assert (len(request.block_ids), kv.extend(request, 12), kv.extend(request, 3)) == (3, [], [])

@@ -5,6 +5,7 @@ import random
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.kv.block_pool import BlockHash
+from pagoda_scheduler.kv.cache_group import CacheSizes
 from pagoda_scheduler.kv.kv_cache_manager import KVCacheManager
 from pagoda_scheduler.kv.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KVEventLog
 
@@ -40,7 +41,7 @@ def compute(kv: KVCacheManager, prompt: list[int], name: str) -> Request:
 
 async def test_a_subscriber_knows_what_two_caches_have() -> None:
     log, generator = KVEventLog(), random.Random(3)
-    caches = [KVCacheManager(num_blocks=24, block_size=BLOCK_SIZE) for _ in range(2)]
+    caches = [KVCacheManager(sizes=CacheSizes(24), block_size=BLOCK_SIZE) for _ in range(2)]
     for kv in caches:
         kv.tell(log)
     stems = [[generator.randrange(50) for _ in range(12)] for _ in range(3)]
@@ -64,7 +65,7 @@ async def test_a_subscriber_knows_what_two_caches_have() -> None:
 
 async def test_a_snapshot_has_parents_first_and_says_the_same() -> None:
     log = KVEventLog()
-    kv = KVCacheManager(num_blocks=32, block_size=BLOCK_SIZE)
+    kv = KVCacheManager(sizes=CacheSizes(32), block_size=BLOCK_SIZE)
     kv.tell(log)
     for number in range(3):
         compute(kv, [*range(8), *range(100 * number, 100 * number + 9)], str(number))
@@ -78,7 +79,7 @@ async def test_a_snapshot_has_parents_first_and_says_the_same() -> None:
 
 async def test_a_group_that_goes_takes_its_blocks_with_it() -> None:
     log = KVEventLog()
-    caches = [KVCacheManager(num_blocks=32, block_size=BLOCK_SIZE) for _ in range(2)]
+    caches = [KVCacheManager(sizes=CacheSizes(32), block_size=BLOCK_SIZE) for _ in range(2)]
     for kv in caches:
         kv.tell(log)
         compute(kv, list(range(9)), "shared")

@@ -322,6 +322,7 @@ def test_every_field_of_the_workers_configuration_is_on_the_wire() -> None:
             assert math.isclose(actual, value, rel_tol=1e-6), field.name
         else:
             assert actual == (value if value is not None else type(actual)()), field.name
+    assert message.takes_cache_groups, "this scheduler knows them"
     drafts = message.speculative
     assert (drafts.method, drafts.num_speculative_tokens) == ("ngram", 5)
     assert (drafts.prompt_lookup_max, drafts.prompt_lookup_min) == (4, 2)

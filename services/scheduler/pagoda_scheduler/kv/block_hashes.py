@@ -1,0 +1,35 @@
+"""Names of blocks by their content. Knows the tokens of requests; no blocks."""
+
+from array import array
+from hashlib import blake2b
+
+from pagoda_scheduler.core.request import Request
+from pagoda_scheduler.kv.block_pool import BlockHash
+
+
+class BlockHasher:
+    """Hashes of sequences' full blocks, each computed once.
+
+    A hash covers the block's tokens and its predecessor's hash; the first predecessor is the cache salt. Without prefix
+    caching each request has a salt of its own, so that it finds what was its own alone.
+    """
+
+    def __init__(self, *, block_size: int, is_shared: bool) -> None:
+        """`is_shared`: requests find each other's blocks."""
+        self._block_size = block_size
+        self._is_shared = is_shared
+
+    def of(self, request: Request, count: int) -> list[BlockHash]:
+        """Hashes of the request's first `count` blocks or more; their tokens are known."""
+        hashes, size = request.block_hashes, self._block_size
+        while len(hashes) < count:
+            start = len(hashes) * size
+            # The digests have a fixed length and a salt stands only before the first one, so no two chains meet.
+            parent = hashes[-1] if hashes else self._salt(request)
+            tokens = array("I", request.known_tokens(start, start + size)).tobytes()
+            hashes.append(blake2b(parent + tokens, digest_size=16).digest())
+        return hashes
+
+    def _salt(self, request: Request) -> bytes:
+        own = "" if self._is_shared else f"\0{request.request_id}/{request.index}/{request.attempt}"
+        return f"{request.cache_salt}{own}".encode() + b"\0"

@@ -1,0 +1,104 @@
+"""What of a request lies in the cache already: the longest prefix that every cache group can offer. Takes nothing."""
+
+from dataclasses import dataclass, field
+
+from pagoda_scheduler.core.request import Request
+from pagoda_scheduler.kv.block_pool import BlockHash, BlockPool
+from pagoda_scheduler.kv.block_tables import BlockTables
+from pagoda_scheduler.kv.cache_group import NO_BLOCK
+from pagoda_scheduler.kv.host_cache import HostCache
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A prefix of a request that is in the cache."""
+
+    tables: list[list[int | BlockHash]] = field(default_factory=list)
+    """By group with blocks: a block on the device, or the key of one in host memory."""
+    num_tokens: int = 0
+    """Tokens that need not be computed."""
+    forked_from: Request | None = None
+    """A sibling whose prompt this request shares up to the last token, instead of looking anything up."""
+
+    @property
+    def device_blocks(self) -> list[int]:
+        """Those on the device, in all tables."""
+        return [entry for table in self.tables for entry in table if isinstance(entry, int) and entry != NO_BLOCK]
+
+    @property
+    def host_keys(self) -> list[BlockHash]:
+        """Those in host memory, in all tables."""
+        return [entry for table in self.tables for entry in table if isinstance(entry, bytes)]
+
+
+class PrefixFinder:
+    """Looks prefixes up, on the device and in host memory.
+
+    A group of full attention offers a prefix when it has all its blocks; a group with a window, when it has those that
+    the first query after the prefix reads.
+    """
+
+    def __init__(self, *, tables: BlockTables, pool: BlockPool, host: HostCache, block_size: int) -> None:
+        self._tables = tables
+        self._pool = pool
+        self._host = host
+        self._block_size = block_size
+
+    def find(self, hashes: list[BlockHash], *, uses_host: bool) -> Prefix:
+        """The longest prefix, by the hashes of the request's blocks."""
+        if self._tables.is_plain:
+            return self._find_plain(hashes, uses_host=uses_host)
+        count = self._longest(hashes, uses_host=uses_host)
+        tables: list[list[int | BlockHash]] = []
+        for table in range(self._tables.count):
+            first = self._tables.first_needed(table, count * self._block_size)
+            entries: list[int | BlockHash] = [NO_BLOCK] * first
+            for block_hash in hashes[first:count]:
+                key = self._tables.key(table, block_hash)
+                block_id = self._pool.get(key)
+                entries.append(key if block_id is None else block_id)
+            tables.append(entries)
+        return Prefix(tables, count * self._block_size)
+
+    def fork(self, request: Request, leader: Request) -> Prefix | None:
+        """The prompt that `request` shares with `leader`, less its last token; None when a window has left it."""
+        num_tokens = request.num_prompt_tokens - 1
+        num_shared = num_tokens // self._block_size
+        tables: list[list[int | BlockHash]] = []
+        for index, table in enumerate(self._tables.of(leader)):
+            first = self._tables.first_needed(index, num_tokens)
+            if leader.first_blocks and leader.first_blocks[index] > first:
+                return None
+            tables.append([*[NO_BLOCK] * first, *table[first:num_shared]])
+        return Prefix(tables, num_tokens, leader)
+
+    def _find_plain(self, hashes: list[BlockHash], *, uses_host: bool) -> Prefix:
+        """The same for one table that keeps everything."""
+        entries: list[int | BlockHash] = [*self._pool.find(hashes)]
+        for block_hash in hashes[len(entries) :] if uses_host else ():
+            if block_hash not in self._host:
+                break
+            entries.append(block_hash)
+        return Prefix([entries], len(entries) * self._block_size)
+
+    def _longest(self, hashes: list[BlockHash], *, uses_host: bool) -> int:
+        """Blocks of the longest prefix."""
+        count = len(hashes) if self._tables.count else 0
+        lengths = range(self._tables.count)
+        while count:
+            shorter = min(self._offered(table, hashes, count, uses_host=uses_host) for table in lengths)
+            if shorter == count:
+                break
+            count = shorter
+        return count
+
+    def _offered(self, table: int, hashes: list[BlockHash], count: int, *, uses_host: bool) -> int:
+        """Most blocks of a prefix, `count` at most, that a group may offer: it has not looked at all below that."""
+        cached, key, host = self._pool.get, self._tables.key, self._host
+        first = self._tables.first_needed(table, count * self._block_size)
+        indexes = range(count - 1, first - 1, -1) if self._tables.is_window(table) else range(count)
+        for index in indexes:
+            name = key(table, hashes[index])
+            if cached(name) is None and not (uses_host and name in host):
+                return index
+        return count
