@@ -23,6 +23,8 @@ from pagoda_scheduler.beams.beam_search import BeamSearch
 from pagoda_scheduler.core.request import Request, RequestStatus
 from pagoda_scheduler.engine.sink import Sink
 
+MAX_BEAM_WIDTH = 256
+"""Widest beam search of an engine with fewer slots, in which beams take turns."""
 UNKNOWN_MODEL_LEN = 2**31
 """Context while no group has loaded the model; the real bound is applied when a group takes the request."""
 UNKNOWN_VOCAB_SIZE = 2**31
@@ -123,10 +125,10 @@ def _pooling(message: scheduler_pb2.SubmitRequest, model_info: types_pb2.ModelIn
 
 
 def _beam_search(message: types_pb2.BeamSearchParams, sequences: list[Request], config: EngineConfig) -> BeamSearch:
-    bound = config.scheduler.max_num_seqs
+    bound = max(MAX_BEAM_WIDTH, config.scheduler.max_num_seqs)
     params = beam_search_params_from_proto(message, n=len(sequences))
     if not len(sequences) <= params.beam_width <= bound:
-        limits = f"between n ({len(sequences)}) and max_num_seqs ({bound})"
+        limits = f"between n ({len(sequences)}) and {bound}"
         raise InvalidRequest(f"beam_width must be {limits}, got {params.beam_width}", field="beam_width")
     mode = config.model.logprobs_mode
     if not mode.endswith("logprobs"):

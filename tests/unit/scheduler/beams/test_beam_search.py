@@ -88,6 +88,25 @@ def test_preempted_beams_change_nothing(prefix_caching: bool, cache_groups: tupl
     assert scheduler.kv.pool.num_used_blocks == 0
 
 
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 3])
+def test_beams_take_turns_where_there_are_too_few_slots(max_num_seqs: int, window: int, prefix_caching: bool) -> None:
+    scheduler = make_scheduler(max_num_seqs=max_num_seqs, enable_prefix_caching=prefix_caching)
+    prompts = [[11, 12, 13, 14, 15], [5] * 7]
+    groups = [make_group(str(i), prompt, beam_width=4) for i, prompt in enumerate(prompts)]
+    others = [make_request(f"other {i}", [1, 2, 3 + i], max_tokens=9) for i in range(3)]
+    for sequence in [others[0], *groups[0], others[1], *groups[1], others[2]]:
+        scheduler.add(sequence)
+    run(scheduler, PretendWorker(), window=window)
+    for place, other in enumerate(others):
+        assert other.output_token_ids == stories.expected_output([1, 2, 3 + place], 9)
+    for prompt, sequences in zip(prompts, groups, strict=True):
+        expected = [list(hypothesis.token_ids) for hypothesis in searched(prompt, beam_width=4)]
+        assert [sequence.output_token_ids for sequence in sequences] == expected[:3]
+    assert scheduler.kv.pool.num_used_blocks == 0
+
+
 def test_only_what_is_possible_is_found_and_too_little_of_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def constrained(log: list[int], count: int) -> tuple[list[int], list[float]]:
         possible = {13: [20, 21], 20: [22], 21: [3], 22: [3]}[log[-1]]

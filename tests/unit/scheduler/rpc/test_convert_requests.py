@@ -101,10 +101,9 @@ def test_what_was_sampled_before_comes_back_and_what_had_ended_stays_ended() -> 
         ({"prompt_token_ids": b"12345"}, "prompt_token_ids"),
         ({"slots": [1, 2]}, "slots"),
         ({"sampling_params": types_pb2.SamplingParams(n=3, logprobs=21)}, "logprobs"),
-        ({"sampling_params": types_pb2.SamplingParams(n=3, logprobs=-1)}, "logprobs"),
         ({"sampling_params": types_pb2.SamplingParams(n=3, prompt_logprobs=21)}, "prompt_logprobs"),
         ({"beam_search": types_pb2.BeamSearchParams(beam_width=2)}, "beam_width"),
-        ({"beam_search": types_pb2.BeamSearchParams(beam_width=5)}, "beam_width"),
+        ({"beam_search": types_pb2.BeamSearchParams(beam_width=257)}, "beam_width"),
     ],
 )
 def test_a_wrong_field_is_named(change: dict[str, Any], field: str) -> None:
@@ -113,10 +112,19 @@ def test_a_wrong_field_is_named(change: dict[str, Any], field: str) -> None:
     assert caught.value.field == field
 
 
+def test_all_log_probabilities_are_as_many_as_the_vocabulary() -> None:
+    submitted = message(sampling_params=types_pb2.SamplingParams(n=3, logprobs=-1))
+    info = types_pb2.ModelInfo(max_model_len=100, vocab_size=50)
+    sequences(submitted, info, max_logprobs=50)
+    with pytest.raises(InvalidRequest) as caught:
+        sequences(submitted, info, max_logprobs=49)
+    assert caught.value.field == "logprobs"
+
+
 def test_bounds_are_met_at_the_number_they_name() -> None:
     sequences(message(sampling_params=types_pb2.SamplingParams(n=3, logprobs=20, prompt_logprobs=20)), max_logprobs=20)
     sequences(message(sampling_params=types_pb2.SamplingParams(n=3, logprobs=-1)), max_logprobs=-1)
-    for width in (3, 4):
+    for width in (3, 4, 256):
         found = sequences(message(beam_search=types_pb2.BeamSearchParams(beam_width=width)))
         assert found[0].beam_group is not None
         assert found[0].beam_group.sequences == found
