@@ -31,6 +31,7 @@ from pagoda.server.service_token import with_token
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.config.generation_config import resolve_generation_config
+from pagoda_common.config.structured_outputs_config import structured_outputs_defaults
 from pagoda_common.engine.client import EngineClient, EngineRequest
 from pagoda_common.engine.generation import TextStream
 from pagoda_common.errors import InvalidRequest, NotReady
@@ -71,6 +72,7 @@ class AsyncLLM(RefusedCalls):
             ConfigError: an option is unknown or out of bounds.
         """
         self.config = engine_config_from_options(model=model, tokenizer=tokenizer, **options)
+        self._structured_outputs = structured_outputs_defaults(self.config.model.structured_outputs_config)
         self._is_private = address is None
         self._address = address
         self._process: PrivateEngine | None = None
@@ -345,8 +347,9 @@ class AsyncLLM(RefusedCalls):
         """
         max_logprobs = self.config.model.max_logprobs if self._is_private else None
         check_params(params, model_info=self.model_info, max_logprobs=max_logprobs)
-        if params.structured_outputs is not None:
-            self._grammars.compile(params.structured_outputs)
+        constraint = self._structured_outputs.applied_to(params.structured_outputs)
+        if constraint is not None:
+            self._grammars.compile(constraint)
 
     @cached_property
     def _grammars(self) -> BoundedCompiler:
@@ -372,6 +375,9 @@ class AsyncLLM(RefusedCalls):
         beam_search: BeamSearchParams | None = None,
     ) -> EngineRequest:
         """A request that can be submitted."""
+        constraint = self._structured_outputs.applied_to(params.structured_outputs)
+        if constraint is not params.structured_outputs:
+            params = replace(params, structured_outputs=constraint)
         if params.bad_words and not params.bad_words_token_ids:
             params = replace(params, bad_words_token_ids=self._bad_words_token_ids(tuple(params.bad_words)))
         return EngineRequest(

@@ -141,11 +141,12 @@ def _check_token_ids(token_ids: list[Any], model_info: types_pb2.ModelInfo, fiel
             fault = "out of vocabulary" if type(token_id) is int else "no token id"
             raise InvalidRequest(f"prompt has token {token_id!r}, which is {fault}: it {bound}", field=field)
     num_tokens, bound_tokens = len(token_ids), model_info.max_model_len
+    bound = f"This model's maximum context length is {bound_tokens} tokens"
     if num_tokens > bound_tokens:
-        raise RequestTooLong(f"prompt has {num_tokens} tokens, max_model_len is {bound_tokens}", field=field)
+        raise RequestTooLong(f"{bound}, but the prompt has {num_tokens} tokens.", field=field)
     if num_tokens + num_output_tokens > bound_tokens:
-        message = f"prompt has {num_tokens} tokens, max_model_len is {bound_tokens}: no room for an output token"
-        raise RequestTooLong(message, field=field)
+        rest = "and at least one must be left for the output"
+        raise RequestTooLong(f"{bound}, but the prompt has {num_tokens} tokens {rest}.", field=field)
 
 
 def check_params(params: SamplingParams, *, model_info: types_pb2.ModelInfo, max_logprobs: int | None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pagoda.options.vllm_options import BY_NAME
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from pagoda_common.config.flag_tables import parse_attention_backend, parse_dtype
+from pagoda_common.config.flag_tables import parse_attention_backend, parse_dtype, parse_load_format
 from pagoda_common.config.model_files import with_room_for_prompts
 from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.config.security_config import TOKEN_VARIABLE, SecurityConfig
@@ -52,6 +52,8 @@ def engine_config_from_options(**options: Any) -> EngineConfig:
         given["served_model_name"] = (given["served_model_name"],)
     if "dtype" in given:
         given["dtype"] = parse_dtype(str(given["dtype"]))
+    if "load_format" in given:
+        given["load_format"] = parse_load_format(str(given["load_format"]))
     if "attention_backend" in given:
         given["attention_backend"] = parse_attention_backend(str(given["attention_backend"]))
     if given.get("max_model_len") in (-1, "auto"):

@@ -12,6 +12,7 @@ from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.config.quantization import parse_quantization
 from pagoda_common.config.security_config import SecurityConfig
 from pagoda_common.config.speculative_config import SpeculativeConfig
+from pagoda_common.config.structured_outputs_config import structured_outputs_defaults
 from pagoda_common.errors import ConfigError
 
 DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
@@ -84,6 +85,8 @@ class ModelConfig:
     """Where defaults of sampling come from: auto is the checkpoint, vllm is nowhere, else a directory."""
     override_generation_config: str = ""
     """JSON object that goes before generation_config; empty overrides nothing."""
+    structured_outputs_config: str = ""
+    """JSON object of options that hold for all structured outputs; empty has none."""
     seed: int = 0
     """Seed of dummy weights."""
 
@@ -98,6 +101,7 @@ class ModelConfig:
         _check(self.max_model_len is None or self.max_model_len >= 1, "max_model_len", self.max_model_len, "at least 1")
         _check(self.max_logprobs >= -1, "max_logprobs", self.max_logprobs, "at least -1")
         parse_object(self.override_generation_config, field="override_generation_config")
+        structured_outputs_defaults(self.structured_outputs_config)
         _check_choice("logprobs_mode", self.logprobs_mode, get_args(LogprobsMode))
         for name in self.logits_processors:
             module, _, attribute = name.partition(":")

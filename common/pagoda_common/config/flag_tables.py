@@ -40,6 +40,11 @@ def parse_dtype(text: str) -> str:
     return {"half": "float16", "float": "float32"}.get(text.removeprefix("torch."), text.removeprefix("torch."))
 
 
+def parse_load_format(text: str) -> str:
+    """Our names, and vLLM's hf, which is what auto finds."""
+    return {"hf": "auto"}.get(text, text)
+
+
 def parse_attention_backend(text: str) -> str:
     """Our names, and vLLM's: TRITON_ATTN, FLASHINFER, FLASH_ATTN."""
     return {"triton_attn": "triton"}.get(text.lower(), text.lower())
@@ -83,6 +88,11 @@ IDENTITY_FLAGS = (
         metavar="JSON",
         help="object of sampling defaults that goes before --generation-config",
     ),
+    Flag(
+        field="structured_outputs_config",
+        metavar="JSON",
+        help='options of all structured outputs, with vLLM\'s keys: {"disable_any_whitespace": true}',
+    ),
 )
 MODEL_FLAGS = (
     *IDENTITY_FLAGS,
@@ -104,7 +114,7 @@ MODEL_FLAGS = (
         metavar="TOKENS",
         help="longest prompt plus output, such as 4096 or 8k; auto or -1 takes the checkpoint's",
     ),
-    Flag(field="load_format", help="dummy makes random weights"),
+    Flag(field="load_format", parse=parse_load_format, help="dummy makes random weights"),
     Flag(
         field="logprobs_mode",
         help="log probabilities or logits, before (raw) or after (processed) penalties, temperature and filters",

@@ -7,6 +7,7 @@ from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.config.generation_config import parse_object
 from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.config.security_config import SecurityConfig, ServerSecurity
+from pagoda_common.config.structured_outputs_config import structured_outputs_defaults
 from pagoda_common.errors import ConfigError
 
 DEFAULT_SCHEDULER_ADDRESS = "127.0.0.1:50052"
@@ -65,6 +66,8 @@ class FrontendConfig:
     """Where defaults of sampling come from: auto is the checkpoint, vllm is nowhere, else a directory."""
     override_generation_config: str = ""
     """JSON object that goes before generation_config; empty overrides nothing."""
+    structured_outputs_config: str = ""
+    """JSON object of options that hold for all structured outputs; empty has none."""
     enable_prompt_tokens_details: bool = False
     """Put cached_tokens into usage."""
     enable_force_include_usage: bool = False
@@ -155,6 +158,7 @@ class FrontendConfig:
         _check(not same, "grpc_port", self.grpc_port, "another one than port")
         _check(self.max_logprobs >= -1, "max_logprobs", self.max_logprobs, "at least -1")
         parse_object(self.override_generation_config, field="override_generation_config")
+        structured_outputs_defaults(self.structured_outputs_config)
         _check(self.drain_timeout_s >= 0, "drain_timeout", self.drain_timeout_s, "at least 0 seconds")
         body = self.max_request_body_bytes
         _check(body >= 1, "max_request_body_bytes", body, "at least 1 byte")

@@ -16,6 +16,8 @@ MAX_NGRAM = 32
 _FIELD = "speculative_config"
 _OF_DRAFT_MODELS = ("model", "draft_tensor_parallel_size", "draft_model_config", "quantization", "revision")
 """Keys of vLLM that describe a model which makes drafts."""
+_NGRAM_MODELS = ("ngram", "[ngram]")
+"""Names of no model: drafts come from the text itself."""
 _OTHER_METHODS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "suffix", "ngram_gpu")
 """Methods of vLLM."""
 
@@ -71,6 +73,9 @@ def speculative_config(given: str | dict[str, Any] | None) -> SpeculativeConfig:
     values = parse_object(given, field=_FIELD) if isinstance(given, str) else dict(given or {})
     if not values:
         return SpeculativeConfig()
+    if values.get("model") in _NGRAM_MODELS:  # vLLM's older way to say it
+        values = {"method": "ngram", **values}
+        del values["model"]
     method = values.get("method")
     if any(values.get(name) for name in _OF_DRAFT_MODELS) or (isinstance(method, str) and method in _OTHER_METHODS):
         asked = method if method in _OTHER_METHODS else "a draft model"

@@ -33,6 +33,15 @@ class EngineCollector(Collector):
             gauge = GaugeMetricFamily(name, text, labels=LABELS)
             gauge.add_metric(self._labels, value)
             yield gauge
+        by_reason = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason",
+            "Sequences that wait: for a place (capacity), or for the engine to wake up (deferred).",
+            labels=(*LABELS, "reason"),
+        )
+        is_asleep = load.sleep_level > 0
+        by_reason.add_metric((*self._labels, "capacity"), 0 if is_asleep else load.num_waiting_reqs)
+        by_reason.add_metric((*self._labels, "deferred"), load.num_waiting_reqs if is_asleep else 0)
+        yield by_reason
         for name, text, value in (
             ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", load.prefix_cache_queries),
             ("vllm:prefix_cache_hits", "Tokens found there.", load.prefix_cache_hits),

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 from pagoda_common.errors import InvalidRequest
@@ -53,7 +53,12 @@ class StructuredOutputsParams:
     """The constraint begins behind this run of output tokens (the end of reasoning); empty: at once. Before the run has
     appeared everything but an end may be sampled. Stored as a tuple."""
 
-    def __post_init__(self) -> None:
+    backend: InitVar[str | None] = None
+    """Accepted and not kept, as vLLM takes it: one engine (llguidance) serves all constraints."""
+    disable_fallback: InitVar[bool | None] = None
+    """The same."""
+
+    def __post_init__(self, backend: str | None, disable_fallback: bool | None) -> None:
         if self.json_object is False:
             self.json_object = None
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]

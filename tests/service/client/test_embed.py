@@ -49,7 +49,7 @@ def test_a_prompt_may_fill_the_context(llm: LLM, fake: FakeScheduler) -> None:
     [
         ("", {}, "prompt is empty"),
         ([[5], []], {}, "prompt is empty"),
-        ([[5] * (LONGEST + 1)], {}, f"prompt has {LONGEST + 1} tokens, max_model_len is {LONGEST}"),
+        ([[5] * (LONGEST + 1)], {}, f"context length is {LONGEST} tokens, but the prompt has {LONGEST + 1} tokens"),
         ([[3072]], {}, "prompt has token 3072"),
         ("a", {"pooling_params": {"normalize": False}}, "pooling_params must be PoolingParams"),
         ("a", {"lora_request": "adapter"}, "lora_request is not supported"),

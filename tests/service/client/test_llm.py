@@ -139,8 +139,8 @@ def test_each_request_draws_another_seed_the_same_in_each_run(
     [
         (["ok", ""], InvalidRequest, "prompt is empty"),
         ([{"prompt_token_ids": []}], InvalidRequest, "prompt is empty"),
-        (["ok", "word " * 600], RequestTooLong, "tokens, max_model_len is 512"),
-        ([[5] * 512], RequestTooLong, "no room"),
+        (["ok", "word " * 600], RequestTooLong, "maximum context length is 512 tokens"),
+        ([[5] * 512], RequestTooLong, "at least one must be left"),
         ([[3072]], InvalidRequest, "prompt has token 3072"),
         ([[-1]], InvalidRequest, "prompt has token -1"),
         ([{"prompt_token_ids": [1, "2"]}], InvalidRequest, "prompt has token '2'"),

@@ -41,6 +41,7 @@ ENGINE = EngineConfig(
         enforce_eager=True,
         generation_config="vllm",
         override_generation_config='{"temperature": 0.5}',
+        structured_outputs_config='{"disable_any_whitespace": true}',
         seed=7,
     ),
     cache=CacheConfig(

@@ -47,6 +47,12 @@ def test_data_types_have_vllms_other_names(given: str, dtype: str) -> None:
     assert engine_config_from_args(args).model.dtype == dtype == engine_config_from_options(dtype=given).model.dtype
 
 
+def test_a_load_format_has_vllms_other_name() -> None:
+    args = make_parser().parse_args(["serve", "--load-format", "hf"])
+    assert engine_config_from_args(args).model.load_format == "auto"
+    assert engine_config_from_options(load_format="hf").model.load_format == "auto"
+
+
 def test_without_chunked_prefill_a_prompt_fits_a_step() -> None:
     for words, budget in ((["--max-model-len", "9000"], 9000), ([], 2048)):
         args = make_parser().parse_args(["serve", "--no-enable-chunked-prefill", *words])

@@ -22,6 +22,7 @@ def check(*words: str) -> None:
         (),
         ("-pp", "1"),
         ("--swap-space", "4", "--disable-log-requests", "--compilation-config", '{"level": 3}'),
+        ("--show-hidden-metrics-for-version", "0.12"),
         ("-O3", "-cc", "{}", "--structured-outputs-config.backend", "auto", "--stream-interval", "1"),
         ("--distributed-executor-backend", "mp", "--runner", "generate", "--tokenizer-mode", "auto"),
     ],
@@ -61,10 +62,10 @@ def test_an_option_that_pagoda_has_is_left_alone() -> None:
 def test_what_has_no_effect_is_said_in_one_line() -> None:
     parser = argparse.ArgumentParser()
     add_vllm_flags(parser)
-    words = ["--structured-outputs-config", '{"backend": "xgrammar"}', "--swap-space", "4"]
+    words = ["--structured-outputs-config.backend", "xgrammar", "--swap-space", "4"]
     idle = check_vllm_args(parser.parse_args(words))
     assert idle.startswith("without effect here: ")
-    assert "--structured-outputs-config (one engine (llguidance) serves all structured outputs)" in idle
+    assert "--structured-outputs-config.backend (one engine (llguidance) serves all structured outputs)" in idle
     assert "--swap-space" in idle
     assert "\n" not in idle
     assert check_vllm_args(parser.parse_args(["--pipeline-parallel-size", "1"])) == ""

@@ -57,8 +57,8 @@ def test_a_prompt_that_leaves_room_for_one_token_is_taken(tokenizer: Tokenizer, 
 @pytest.mark.parametrize(
     ("prompt", "error", "message"),
     [
-        ([5] * 10, RequestTooLong, "no room for an output token"),
-        ([5] * 11, RequestTooLong, "prompt has 11 tokens, max_model_len is 10"),
+        ([5] * 10, RequestTooLong, "and at least one must be left for the output"),
+        ([5] * 11, RequestTooLong, "maximum context length is 10 tokens, but the prompt has 11 tokens"),
         ([3072], InvalidRequest, "0 to 3071"),
         ([-1], InvalidRequest, "0 to 3071"),
         ([True], InvalidRequest, "token True"),

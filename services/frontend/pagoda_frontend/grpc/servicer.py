@@ -189,6 +189,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             vocab_size=model.vocab_size,
             max_logprobs=serving.config.max_logprobs,
         )
+        params.structured_outputs = model.structured_outputs.applied_to(params.structured_outputs)
         beam_search = None
         if request.HasField("beam_search"):
             beam_search = beam_search_params_from_proto(request.beam_search, n=params.n)

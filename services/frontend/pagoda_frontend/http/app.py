@@ -7,6 +7,7 @@ from pagoda_common.engine.client import EngineClient
 from pagoda_frontend.http.access import RequestIds, RequireApiKey, RootPath
 from pagoda_frontend.http.draining import CountCalls
 from pagoda_frontend.http.errors import install_error_handlers
+from pagoda_frontend.http.load_report import LoadReports
 from pagoda_frontend.http.operations import Operations
 from pagoda_frontend.http.sleep_mode import SleepMode
 from pagoda_frontend.http.traces import TraceHttp
@@ -88,6 +89,7 @@ def make_app(serving: Serving, engine: EngineClient) -> FastAPI:
     if serving.tracer is not None:
         app.add_middleware(TraceHttp, tracer=serving.tracer)
     app.add_middleware(CountCalls, serving=serving)
+    app.add_middleware(LoadReports, load=lambda: engine.load)
     app.add_middleware(RequestIds)
     if config.root_path:
         app.add_middleware(RootPath, root_path=config.root_path)

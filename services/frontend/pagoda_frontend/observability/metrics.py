@@ -21,6 +21,8 @@ from pagoda_common.params.outputs import SequenceDelta
 
 QUEUE_BOUNDS = ("max_num_queued_reqs", "max_num_queued_tokens")
 """Reasons of admission_rejections."""
+PROMPT_SOURCES = ("local_compute", "local_cache_hit")
+"""Sources of prompt_tokens_by_source."""
 FINISHED_REASONS = ("stop", "length", "abort", "error")
 _FIRST_TOKEN_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -92,6 +94,9 @@ class RequestMetrics:
             "request_prefill_kv_computed_tokens", "Prompt tokens that were not found in the cache.", lengths
         )
         self.prompt_tokens_cached = counter("prompt_tokens_cached", "Prompt tokens found in the cache.")
+        text = "Prompt tokens: computed, or found in the cache."
+        by_source = Counter("vllm:prompt_tokens_by_source", text, (*LABELS, "source"), registry=registry)
+        self.prompt_tokens_by_source = {source: by_source.labels(*labels, source) for source in PROMPT_SOURCES}
         rejections = Counter(
             "vllm:admission_rejections", "Requests refused: too much waits.", (LABELS[0], "reason"), registry=registry
         )
@@ -126,15 +131,13 @@ class RequestTimer:
         for delta in deltas:
             count = len(delta.token_ids)
             if delta.embedding is not None:
-                metrics.prompt_tokens.inc(self._num_prompt_tokens)
-                metrics.prompt_tokens_cached.inc(delta.num_cached_tokens)
+                self._count_prompt(delta.num_cached_tokens)
             if count:
                 num_tokens += count
                 last_s = self._last_s.get(delta.index)
                 if last_s is None:
                     if not self._first_s:
-                        metrics.prompt_tokens.inc(self._num_prompt_tokens)
-                        metrics.prompt_tokens_cached.inc(delta.num_cached_tokens)
+                        self._count_prompt(delta.num_cached_tokens)
                     self._first_s[delta.index] = now_s
                     metrics.first_token_s.observe(now_s - self._arrival_s)
                 else:
@@ -146,6 +149,13 @@ class RequestTimer:
                 self._end(delta, delta.finish_reason, now_s)
         if num_tokens:
             metrics.generation_tokens.inc(num_tokens)
+
+    def _count_prompt(self, num_cached_tokens: int) -> None:
+        metrics = self._metrics
+        metrics.prompt_tokens.inc(self._num_prompt_tokens)
+        metrics.prompt_tokens_cached.inc(num_cached_tokens)
+        metrics.prompt_tokens_by_source["local_compute"].inc(self._num_prompt_tokens - num_cached_tokens)
+        metrics.prompt_tokens_by_source["local_cache_hit"].inc(num_cached_tokens)
 
     def close(self, reason: str) -> None:
         """Record the sequences that did not end by themselves."""

@@ -31,7 +31,7 @@ def sampling_params_of(
         InvalidRequest: `field` names the field.
     """
     check_supported(body)
-    structured_outputs = structured_outputs_of(body)
+    structured_outputs = model.structured_outputs.applied_to(structured_outputs_of(body))
     if choices.is_chosen and logprobs is None:
         logprobs = 0  # the choice is made by them
     try:

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.config.generation_config import resolve_generation_config
+from pagoda_common.config.structured_outputs_config import StructuredOutputsDefaults, structured_outputs_defaults
 from pagoda_common.engine.interface import Engine
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.requests.grammar_checks import GrammarChecks
@@ -31,6 +32,8 @@ class ServedModel:
     embedding_size: int
     """Values of an embedding; 0: the worker makes none."""
     defaults: SamplingDefaults
+    structured_outputs: StructuredOutputsDefaults
+    """Options of structured outputs that hold for every request."""
     fingerprint: str
     """system_fingerprint of responses: changes with the version and the model."""
     created: int
@@ -80,6 +83,7 @@ async def load_served_model(config: FrontendConfig, *, engine: Engine, chat_temp
                 override=config.override_generation_config,
             )
         ),
+        structured_outputs=structured_outputs_defaults(config.structured_outputs_config),
         fingerprint=f"pagoda-{VERSION}-{summary.digest[:8]}",
         created=int(time.time()),
     )

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import re
+from typing import Any
 
 import httpx
 import pytest
@@ -206,9 +207,29 @@ async def test_what_is_served_only_when_asked_for(frontend: Running) -> None:
             assert (await running.http.get(path)).status_code == 404
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_an_answer_reports_the_load_to_who_asks(frontend: Running, path: str, stream: bool) -> None:
+    frontend.fake.load.num_used_blocks, frontend.fake.load.num_waiting_reqs = 25, 3
+    await frontend.complete()  # its end brings the load
+    body: dict[str, Any] = (
+        {"prompt": [5]} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "x"}]}
+    )
+    body |= {"max_tokens": 1, "stream": stream}
+    for form, wanted in (
+        ("TEXT", "TEXT named_metrics.kv_cache_usage_perc=0.25, named_metrics.num_requests_waiting=3.0"),
+        ("json", 'JSON {"named_metrics": {"kv_cache_usage_perc": 0.25, "num_requests_waiting": 3.0}}'),
+        ("BIN", None),
+        ("", None),
+    ):
+        response = await frontend.http.post(path, json=body, headers={"endpoint-load-metrics-format": form})
+        assert (response.status_code, response.headers.get("endpoint-load-metrics")) == (200, wanted), form
+
+
 async def test_metrics_have_vllms_names_and_labels(frontend: Running) -> None:
     frontend.fake.load.num_used_blocks = 25
     frontend.fake.load.prefix_cache_queries = 7
+    frontend.fake.load.num_waiting_reqs = 5
     frontend.fake.load.num_worker_losses = 2
     frontend.fake.num_cached_tokens = 1
     frontend.fake.queue_ns = 2_000_000_000
@@ -226,7 +247,10 @@ async def test_metrics_have_vllms_names_and_labels(frontend: Running) -> None:
     labels = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            samples[sample.name, sample.labels.get("finished_reason")] = sample.value
+            label = next(
+                (sample.labels[name] for name in ("finished_reason", "reason", "source") if name in sample.labels), None
+            )
+            samples[sample.name, label] = sample.value
             labels[sample.name] = set(sample.labels)
     for name in ("num_requests_running", "num_requests_waiting"):
         assert labels[f"vllm:{name}"] == {"model_name", "engine"}
@@ -239,6 +263,10 @@ async def test_metrics_have_vllms_names_and_labels(frontend: Running) -> None:
     assert samples["vllm:request_success_total", "length"] == 2
     assert samples["vllm:request_success_total", "abort"] == 1
     assert samples["vllm:prompt_tokens_cached_total", None] == 1
+    assert samples["vllm:prompt_tokens_by_source_total", "local_cache_hit"] == 1
+    assert samples["vllm:prompt_tokens_by_source_total", "local_compute"] == 3
+    assert samples["vllm:num_requests_waiting_by_reason", "capacity"] == samples["vllm:num_requests_waiting", None] == 5
+    assert samples["vllm:num_requests_waiting_by_reason", "deferred"] == 0
     assert samples["vllm:request_prefill_kv_computed_tokens_sum", None] == 2
     assert samples["vllm:request_max_num_generation_tokens_sum", None] == 7
     assert samples["vllm:request_queue_time_seconds_sum", None] == pytest.approx(4)

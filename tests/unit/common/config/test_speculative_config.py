@@ -35,6 +35,12 @@ def test_a_config_comes_through_flags_options_and_the_wire() -> None:
     assert engine_config_from_proto(worker_config_to_proto(config)).speculative == EXPECTED
 
 
+@pytest.mark.parametrize("model", ["ngram", "[ngram]"])
+def test_a_model_called_ngram_is_the_method(model: str) -> None:
+    given = {**{name: value for name, value in NGRAM.items() if name != "method"}, "model": model}
+    assert speculative_config(given) == EXPECTED
+
+
 def test_without_it_there_are_no_drafts() -> None:
     config = engine_config_from_options(model="pagoda-tiny", speculative_config=None)
     assert not config.speculative.is_on

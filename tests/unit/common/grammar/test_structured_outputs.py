@@ -1,6 +1,7 @@
 """Constraints as parameters, on the wire, and as grammars: what they accept, and what they refuse."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,6 +46,12 @@ def test_a_constraint_crosses_the_wire_whole(given: dict[str, Any]) -> None:
 
 def test_no_constraint_crosses_the_wire_as_none() -> None:
     assert sampling_params_from_proto(sampling_params_to_proto(SamplingParams())).structured_outputs is None
+
+
+def test_the_engine_that_vllm_would_take_is_accepted_and_not_kept() -> None:
+    params = StructuredOutputsParams(regex="a+", backend="guidance", disable_fallback=True)
+    assert params == StructuredOutputsParams(regex="a+")
+    assert replace(params, regex="b") == StructuredOutputsParams(regex="b")
 
 
 def test_values_are_stored_in_one_form() -> None:
