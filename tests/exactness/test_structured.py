@@ -99,7 +99,7 @@ async def test_preempted_and_resumed_outputs_equal_undisturbed_ones() -> None:
         client = EngineClient(address=scheduler.address)
         await client.start()
         async with running_worker(scheduler.address):
-            await client.wait_until_ready(120)
+            await client.wait_until_ready(240)
             is_under_way = asyncio.Event()
             running = asyncio.create_task(outputs(client, at_once=True, is_under_way=is_under_way))
             async with asyncio.timeout(240):

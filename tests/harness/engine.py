@@ -54,7 +54,7 @@ async def running_engine(config: EngineConfig, *, overlaps: bool = False) -> Asy
     async with running_scheduler(config) as scheduler, running_worker(scheduler.address, overlaps=overlaps):
         client = EngineClient(address=scheduler.address)
         await client.start()
-        await client.wait_until_ready(120)
+        await client.wait_until_ready(240)
         try:
             yield RunningEngine(client, scheduler)
         finally:

@@ -25,7 +25,7 @@ class RunningScheduler:
     engine: Engine
     stub: "scheduler_pb2_grpc.SchedulerAsyncStub"
 
-    async def until(self, condition: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], bool], *, timeout_s: float = 240.0) -> None:
         """Wait until `condition` holds."""
         async with asyncio.timeout(timeout_s):
             while not condition():  # noqa: ASYNC110 (conditions are of any kind)

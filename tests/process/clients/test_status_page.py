@@ -56,7 +56,7 @@ def see(browser: Browser, selector: str, *, until: str) -> str:
         shown = browser.text(selector)
         return until in shown
 
-    poll_until(is_there, what=f"{selector} shows {until!r}", log=lambda: browser.text("body"), timeout_s=60)
+    poll_until(is_there, what=f"{selector} shows {until!r}", log=lambda: browser.text("body"), timeout_s=240)
     return shown
 
 
@@ -103,7 +103,7 @@ def test_an_answer_streams_and_can_be_stopped(stack: Stack, browser: Browser) ->
     """
     browser.run(endless)
     browser.write("#question", "And one about a cat.\ue007")
-    poll_until(lambda: len(browser.text(".message:last-child")) > 5, what="the answer begins", timeout_s=60)
+    poll_until(lambda: len(browser.text(".message:last-child")) > 5, what="the answer begins", timeout_s=240)
     browser.click("#stop")
     see(browser, ".message:last-child .facts", until="stopped")
     see(browser, "#running", until="0")

@@ -81,7 +81,7 @@ def test_streams_of_a_killed_group_go_on_in_the_other_and_the_group_comes_back(s
 
     with ThreadPoolExecutor(NUM_STREAMS) as threads:
         texts = [threads.submit(read, number) for number in range(NUM_STREAMS)]
-        assert all(event.wait(60) for event in under_way)
+        assert all(event.wait(240) for event in under_way)
         victim.kill()
         assert [text.result() for text in texts] == [undisturbed] * NUM_STREAMS
     stack.wait_for_two()

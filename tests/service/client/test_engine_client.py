@@ -26,7 +26,7 @@ async def client(fake: FakeScheduler) -> AsyncIterator[EngineClient]:
     async with serve_fake_scheduler(fake) as address:
         client = EngineClient(address=address)
         await client.start()
-        await client.wait_until_ready(5)
+        await client.wait_until_ready(240)
         yield client
         await client.close()
     assert fake.errors == []
@@ -138,7 +138,7 @@ async def test_a_restarted_scheduler_gets_the_open_requests(fake: FakeScheduler)
     async with serve_fake_scheduler(fake) as address:
         client = EngineClient(address=address)
         await client.start()
-        await client.wait_until_ready(5)
+        await client.wait_until_ready(240)
         stream = client.submit(request(max_tokens=100))
         first = await stream.get()
     assert not stream.is_finished
@@ -347,5 +347,5 @@ async def test_those_who_wait_are_told_that_it_was_closed() -> None:
 async def test_a_client_that_is_started_again_serves(client: EngineClient) -> None:
     await client.close()
     await client.start()
-    await client.wait_until_ready(5)
+    await client.wait_until_ready(240)
     assert len((await collect(client.submit(request())))[0].token_ids) == 20

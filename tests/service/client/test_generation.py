@@ -32,7 +32,7 @@ async def engine(fake: FakeScheduler) -> AsyncIterator[EngineClient]:
     async with serve_fake_scheduler(fake) as address:
         engine = EngineClient(address=address)
         await engine.start()
-        await engine.wait_until_ready(5)
+        await engine.wait_until_ready(240)
         yield engine
         await engine.close()
     assert fake.errors == []

@@ -40,7 +40,7 @@ def fake(scheduler_thread: FakeSchedulerThread) -> FakeScheduler:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 240
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)

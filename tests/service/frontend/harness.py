@@ -84,7 +84,7 @@ async def frontend_at(address: str, fake: FakeScheduler, **config: Any) -> Async
         await server.close()
 
 
-async def until(condition: Any, timeout_s: float = 10.0) -> None:
+async def until(condition: Any, timeout_s: float = 240.0) -> None:
     """Wait for something that is about to happen."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 (conditions are of any kind)

@@ -36,7 +36,7 @@ async def client_of(scheduler: RunningScheduler) -> AsyncIterator[EngineClient]:
     client = EngineClient(address=scheduler.address)
     await client.start()
     try:
-        await client.wait_until_ready(20)
+        await client.wait_until_ready(240)
         yield client
     finally:
         await client.close()

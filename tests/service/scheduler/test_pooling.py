@@ -33,7 +33,7 @@ async def worker(scheduler: RunningScheduler) -> AsyncIterator[FakeWorker]:
 async def client(scheduler: RunningScheduler, worker: FakeWorker) -> AsyncIterator[EngineClient]:
     client = EngineClient(address=scheduler.address)
     await client.start()
-    await client.wait_until_ready(20)
+    await client.wait_until_ready(240)
     yield client
     await client.close()
 
@@ -127,7 +127,7 @@ async def test_queue_limits_hold() -> None:
         worker.delay_s = 0.2
         client = EngineClient(address=scheduler.address)
         await client.start()
-        await client.wait_until_ready(20)
+        await client.wait_until_ready(240)
         streams = [submit(client, "first", 500)]
         await scheduler.until(lambda: scheduler.engine.load().num_running_reqs == 1)
         streams += [submit(client, str(n), 500) for n in range(3)]

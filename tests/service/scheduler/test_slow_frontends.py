@@ -167,7 +167,7 @@ async def test_todays_frontend_acknowledges_and_is_never_parked(
     monkeypatch.setattr(outbox, "MAX_UNTAKEN", 400)
     client = EngineClient(address=scheduler.address)
     await client.start()
-    await client.wait_until_ready(20)
+    await client.wait_until_ready(240)
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     stream = client.submit(EngineRequest(request_id="a", prompt_token_ids=[7], sampling_params=params))
     tokens: list[int] = []

@@ -146,7 +146,7 @@ async def test_health_is_answered_while_a_step_runs(
     gate, begin = threading.Event(), served.worker.begin
 
     def slow(step: StepInput) -> PendingStep:
-        gate.wait(10)
+        gate.wait(240)
         return begin(step)
 
     monkeypatch.setattr(served.worker, "begin", slow)

@@ -174,7 +174,7 @@ def test_q_ends_the_live_view_and_leaves_the_terminal_as_it_was(server: str) -> 
         while b"q ends" not in printed:
             printed += os.read(master, 65536)
         os.write(master, b"q")
-        assert process.wait(60) == 0
+        assert process.wait(240) == 0
         printed += os.read(master, 65536)
     finally:
         process.kill()

@@ -136,7 +136,7 @@ async def test_readiness_is_asked_until_it_is_there_and_each_reason_told_once(mo
     monkeypatch.setattr(LocalStack, "_not_ready_reason", lambda _: next(answers))
     monkeypatch.setattr(local_stack, "READY_POLL_S", 0.0)
     told: list[str] = []
-    await asyncio.wait_for(planned.wait_until_ready(told.append), 60)
+    await asyncio.wait_for(planned.wait_until_ready(told.append), 240)
     assert told == ["loading", "warming"]
     assert next(answers) == "never asked"
 

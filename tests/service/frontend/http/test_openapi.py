@@ -41,11 +41,11 @@ def url() -> Iterator[str]:
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
     try:
-        assert started.wait(60)
+        assert started.wait(240)
         yield found[0]
     finally:
         loop.call_soon_threadsafe(ended.set)
-        thread.join(60)
+        thread.join(240)
         loop.close()
 
 

@@ -57,7 +57,7 @@ async def engine() -> AsyncIterator[Running]:
         running_worker(scheduler.address),
         frontend_at(scheduler.address, FakeScheduler()) as running,
     ):
-        await until(lambda: running.server.serving.is_ready, timeout_s=120)
+        await until(lambda: running.server.serving.is_ready, timeout_s=240)
         yield running
 
 

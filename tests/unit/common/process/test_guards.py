@@ -104,7 +104,7 @@ async def test_a_child_beats_into_the_pipe_it_was_given(monkeypatch: pytest.Monk
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(end)
     monkeypatch.delenv(name)
-    await asyncio.wait_for(beat(), 60)
+    await asyncio.wait_for(beat(), 240)
 
 
 def test_as_many_files_may_be_open_as_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:

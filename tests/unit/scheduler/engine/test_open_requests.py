@@ -164,7 +164,7 @@ async def test_an_abort_ends_the_named_ones_in_one_message() -> None:
 async def test_an_engine_that_drains_takes_nothing_new_and_waits_no_longer_than_it_may() -> None:
     engine, sink = engine_of(), Notes()
     open_request = submit(engine, sink, "open")
-    await asyncio.wait_for(engine.drain(0.05), 30)
+    await asyncio.wait_for(engine.drain(0.05), 240)
     assert not open_request.is_finished
     with pytest.raises(NotReady, match="draining"):
         submit(engine, sink, "new")
@@ -173,7 +173,7 @@ async def test_an_engine_that_drains_takes_nothing_new_and_waits_no_longer_than_
     await asyncio.sleep(0.03)
     assert not waiting.done()
     engine.abort(["open"])
-    await asyncio.wait_for(waiting, 30)
+    await asyncio.wait_for(waiting, 240)
     engine.hand_over()
     assert isinstance(sink.error, NotReady)
 

@@ -264,11 +264,11 @@ def test_columns_meet_at_rank_0_and_its_tokens_at_all() -> None:
 
 def test_who_does_not_know_the_token_is_no_rank() -> None:
     store = HashStore()
-    peers = [Peers(rank=rank, world_size=2, host="127.0.0.1", store=store, timeout_s=30.0) for rank in range(2)]
+    peers = [Peers(rank=rank, world_size=2, host="127.0.0.1", store=store, timeout_s=240.0) for rank in range(2)]
     host, _, port = store.get("peer-0").decode().rpartition(":")
     with socket.create_connection((host, int(port))) as stranger, ThreadPoolExecutor(2) as threads:
         stranger.sendall(bytes(TOKEN_BYTES + RANK_BYTES))
-        list(threads.map(lambda each: each.connect(timeout_s=30.0), peers))
+        list(threads.map(lambda each: each.connect(timeout_s=240.0), peers))
         assert stranger.recv(1) == b""
     x = [torch.ones(3), torch.ones(3)]
     with ThreadPoolExecutor(2) as threads:
