@@ -23,6 +23,7 @@ def make_scheduler(
     max_model_len: int = 200,
     enable_prefix_caching: bool = True,
     num_host_blocks: int = 0,
+    swap_block_ns: int = 0,
     num_speculative_tokens: int = 0,
     groups: Sequence[CacheGroup] = ONE_GROUP,
     **scheduler: object,
@@ -36,11 +37,12 @@ def make_scheduler(
         sizes=CacheSizes(num_blocks, num_host_blocks),
         max_model_len=max_model_len,
         groups=groups,
+        swap_block_ns=swap_block_ns,
         num_speculative_tokens=num_speculative_tokens,
     )
 
 
-def make_request(name: str, prompt: list[int] | int, *, max_tokens: int = 4, **more: object) -> Request:
+def make_request(name: str, prompt: list[int] | int, *, max_tokens: int | None = 4, **more: object) -> Request:
     """A request; a number as prompt means that many different tokens."""
     tokens = list(range(1000, 1000 + prompt)) if isinstance(prompt, int) else prompt
     fields = {key: more.pop(key) for key in ("stop_token_ids", "ignore_eos", "min_tokens") if key in more}

@@ -122,3 +122,14 @@ def test_names_that_are_used_once_are_forgotten_the_least_served_first(monkeypat
     queue.remove(queue.peek())
     queue.compact()
     assert not queue._served
+
+
+def test_a_tenant_that_was_served_little_long_ago_has_saved_nothing_up() -> None:
+    queue = FairQueue()
+    queue.append(of_tenant("a1"))
+    queue.charge(queue.pop(), 5)
+    queue.append(of_tenant("b1"))
+    queue.charge(of_tenant("b"), 100)
+    queue.append(of_tenant("a2"))  # level with b, at 100
+    queue.charge(of_tenant("a"), 1)
+    assert names(queue) == ["b1", "a2"]

@@ -70,3 +70,17 @@ def test_a_pause_of_this_process_does_not_count() -> None:
     watchdog.tick(3600.0)
     assert not watchdog.is_overdue
     assert MAX_TICK_S < 2.0
+
+
+def test_of_several_steps_the_oldest_one_sets_the_bound() -> None:
+    watchdog = StepWatchdog(min_s=2.0)
+    watchdog.sent(1)
+    watchdog.answered(0.01)
+    watchdog.sent(1000)
+    watchdog.answered(5.0)
+    watchdog.sent(4000)
+    watchdog.sent(1)  # a decode behind a large prompt: the prompt may still take its time
+    prompt_s = watchdog.bound_s
+    assert prompt_s == pytest.approx(20 * 4000 * 0.005)
+    watchdog.answered(20.0)
+    assert watchdog.bound_s < prompt_s / 2

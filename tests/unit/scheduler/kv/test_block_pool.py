@@ -117,8 +117,8 @@ def test_swapping_pays_when_both_moves_cost_less_than_the_blocks_tokens() -> Non
     assert cost.add(forward_ns=64 * 485, num_tokens=64) is False  # 499
 
 
-def manager(*, num_blocks: int = 6) -> KVCacheManager:
-    return KVCacheManager(sizes=CacheSizes(num_blocks), block_size=4)
+def manager(*, num_blocks: int = 6, num_host_blocks: int = 0) -> KVCacheManager:
+    return KVCacheManager(sizes=CacheSizes(num_blocks, num_host_blocks), block_size=4)
 
 
 def test_blocks_are_counted_to_the_token() -> None:
@@ -182,3 +182,62 @@ def test_a_fork_shares_full_blocks_and_copies_the_rest() -> None:
     kv.free(parent)
     kv.free(child)
     assert kv.pool.num_used_blocks == 0
+
+
+def test_a_fork_leaves_uncached_what_its_parent_has_not_cached_yet() -> None:
+    kv = manager()
+    parent, child = make_request("a", 9), make_request("a", 9, index=1)
+    kv.extend(parent, 9)
+    parent.num_computed_tokens = 9
+    kv.cache_computed(parent, 4)
+    kv.fork(parent, child)
+    kv.cache_computed(child, 9)
+    assert kv.pool.num_cached_blocks == 2
+    assert child.block_ids[:2] == parent.block_ids[:2]
+
+
+def test_a_block_without_content_that_comes_back_goes_before_older_cached_ones() -> None:
+    pool, forgotten = BlockPool(num_blocks=3), list[bytes]()
+    pool.on_forget = forgotten.append
+    cached, other, plain = pool.allocate(3)
+    assert pool.cache(cached, b"a")
+    assert pool.cache(other, b"b")
+    for block in (cached, other, plain):
+        pool.free([block])
+    assert pool.allocate(1) == [plain]
+    assert forgotten == []
+
+
+def host_manager() -> KVCacheManager:
+    """4 blocks, 2 of them cached and free, and 1 block on the host."""
+    kv = manager(num_blocks=4, num_host_blocks=1)
+    first = make_request("a", 8)
+    kv.extend(first, 8)
+    kv.cache_computed(first, 8)
+    kv.free(first)
+    return kv
+
+
+def test_what_costs_more_to_move_than_to_compute_is_not_moved() -> None:
+    for is_cheaper, num_moves in ((True, 1), (False, 0)):
+        kv = host_manager()
+        kv.is_swap_cheaper = is_cheaper
+        kv.extend(make_request("b", 12, cache_salt="other"), 12)
+        assert len(kv.take_transfers().swap_out) == num_moves
+
+
+def test_a_host_block_is_kept_for_the_step_that_reads_it_and_no_longer() -> None:
+    kv = host_manager()
+    kv.extend(other := make_request("b", 16, cache_salt="other"), 16)
+    kv.take_transfers()
+    kv.free(other)
+    first = make_request("a", 9)
+    prefix = kv.find_prefix(first)
+    assert prefix.num_tokens == 4
+    kv.admit(first, prefix)
+    assert len(kv.take_transfers().swap_in) == 1
+    kv.extend(first, 9)
+    kv.cache_computed(first, 8)
+    kv.free(first)
+    kv.extend(make_request("c", 16, cache_salt="third"), 16)
+    assert len(kv.take_transfers().swap_out) == 1, "the host's only block has taken another content"

@@ -1,0 +1,109 @@
+"""Small rules of a step that are seen only with several sequences, a second admission, or at a bound."""
+
+import pytest
+
+from pagoda_scheduler.core.quarantine import Quarantine
+from pagoda_scheduler.core.request import Request
+from pagoda_scheduler.core.scheduler import Scheduler
+from tests.unit.scheduler.stories import EOS, PretendWorker, make_request, make_scheduler, run
+
+
+def step(scheduler: Scheduler, worker: PretendWorker) -> list[Request]:
+    """One step; who runs after it."""
+    output = scheduler.schedule()
+    assert output is not None
+    scheduler.update(worker.execute(output))
+    return list(scheduler.running)
+
+
+def test_siblings_that_waited_for_their_prompt_are_admitted_in_their_order() -> None:
+    scheduler, worker = make_scheduler(), PretendWorker()
+    siblings = [make_request("a", 9, index=index, max_tokens=6, ignore_eos=True) for index in range(4)]
+    for sibling in siblings[1:]:
+        sibling.leader = siblings[0]
+    other = make_request("b", [7, 8, 9], max_tokens=6, ignore_eos=True)
+    for request in (*siblings, other):
+        scheduler.add(request)
+    assert step(scheduler, worker) == [siblings[0], other]
+    assert list(scheduler.waiting) == siblings[1:]
+    assert step(scheduler, worker) == [siblings[0], other, *siblings[1:]]
+
+
+def test_an_admission_leaves_a_block_for_those_that_run() -> None:
+    scheduler, worker = make_scheduler(num_blocks=6), PretendWorker()
+    first = make_request("a", [1, 2, 3, 4, 5, 6], max_tokens=8, ignore_eos=True)  # 2 blocks
+    second = make_request("b", list(range(20, 36)), max_tokens=2, ignore_eos=True)  # all 4 others
+    scheduler.add(first)
+    step(scheduler, worker)
+    scheduler.add(second)
+    assert step(scheduler, worker) == [first]
+    run(scheduler, worker)
+    assert (first.num_preemptions, second.num_preemptions, scheduler.num_preemptions) == (0, 0, 0)
+
+
+def test_alone_a_prompt_may_take_the_last_block() -> None:
+    scheduler, worker = make_scheduler(num_blocks=4), PretendWorker()
+    request = make_request("a", list(range(20, 35)), max_tokens=1, ignore_eos=True)
+    scheduler.add(request)
+    run(scheduler, worker)
+    assert request.finish_reason == "length"
+
+
+def test_what_the_cache_had_and_when_it_was_admitted_are_the_first_admissions() -> None:
+    scheduler, worker = make_scheduler(num_blocks=40), PretendWorker()
+    scheduler.add(make_request("before", 9, max_tokens=1))
+    run(scheduler, worker)
+    request = make_request("a", 13, max_tokens=20, ignore_eos=True)
+    scheduler.add(request)
+    output = scheduler.schedule(now_ns=111)
+    assert output is not None
+    scheduler.update(worker.execute(output))
+    assert (request.first_cached_tokens, request.admitted_ns) == (8, 111)
+    scheduler.park(request)
+    scheduler.unpark(request)
+    output = scheduler.schedule(now_ns=222)
+    assert output is not None
+    assert request.num_computed_tokens > 12, "its own blocks were found"
+    assert (request.first_cached_tokens, request.admitted_ns, request.num_preemptions) == (8, 111, 1)
+
+
+@pytest.mark.parametrize(("min_tokens", "is_finished"), [(0, True), (2, True), (3, False)])
+def test_an_end_token_ends_from_the_minimum_on(min_tokens: int, is_finished: bool) -> None:
+    request = make_request("a", 3, max_tokens=9, min_tokens=min_tokens)
+    request.output_token_ids += [5, EOS]
+    assert request.check_finished() is is_finished
+    assert request.finish_reason == ("stop" if is_finished else None)
+
+
+def test_a_stop_token_that_is_the_models_end_is_no_stop_reason() -> None:
+    request = make_request("a", 3, max_tokens=9, stop_token_ids=[EOS, 77])
+    request.output_token_ids.append(EOS)
+    assert request.check_finished()
+    assert (request.finish_reason, request.stop_token_id) == ("stop", None)
+    other = make_request("b", 3, max_tokens=9, stop_token_ids=[EOS, 77])
+    other.output_token_ids.append(77)
+    assert other.check_finished()
+    assert (other.finish_reason, other.stop_token_id) == ("stop", 77)
+
+
+def test_a_request_that_was_there_before_the_model_takes_its_bounds_and_its_end_tokens() -> None:
+    early = make_request("a", 3, max_tokens=None)
+    early.eos_token_ids, early.end_token_ids = (), early.stop_token_ids
+    early.learn_model(max_model_len=64, eos_token_ids=[EOS])
+    assert (early.max_num_tokens, early.eos_token_ids, EOS in early.end_token_ids) == (64, (EOS,), True)
+    early.learn_model(max_model_len=1000, eos_token_ids=[5])
+    assert (early.max_num_tokens, early.eos_token_ids) == (64, (EOS,))
+    deaf = make_request("b", 3, max_tokens=2, ignore_eos=True)
+    deaf.learn_model(max_model_len=64, eos_token_ids=[EOS])
+    assert (deaf.max_num_tokens, deaf.eos_token_ids) == (5, ())
+
+
+def test_suspects_are_tried_in_the_order_in_which_they_came() -> None:
+    quarantine, requests = Quarantine(), [make_request(name, 3) for name in "abc"]
+    for request in requests:
+        quarantine.add(request)
+    assert (quarantine.first, list(quarantine)) == (requests[0], requests)
+    quarantine.add(requests[0])
+    assert quarantine.first is requests[0]
+    quarantine.discard(requests[0])
+    assert (quarantine.first, quarantine.take_all(), len(quarantine)) == (requests[1], requests[1:], 0)
