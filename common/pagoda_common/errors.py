@@ -16,6 +16,7 @@ class Code(IntEnum):
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
+    PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
     FAILED_PRECONDITION = 9
     ABORTED = 10
@@ -38,6 +39,7 @@ HTTP_ERRORS: dict[Code, HttpError] = {
     Code.INVALID_ARGUMENT: HttpError(HTTPStatus.BAD_REQUEST, "BadRequestError"),
     Code.DEADLINE_EXCEEDED: HttpError(HTTPStatus.GATEWAY_TIMEOUT, "TimeoutError"),
     Code.NOT_FOUND: HttpError(HTTPStatus.NOT_FOUND, "NotFoundError"),
+    Code.PERMISSION_DENIED: HttpError(HTTPStatus.FORBIDDEN, "PermissionDeniedError"),
     Code.RESOURCE_EXHAUSTED: HttpError(HTTPStatus.SERVICE_UNAVAILABLE, "ServiceUnavailableError"),
     Code.FAILED_PRECONDITION: HttpError(HTTPStatus.CONFLICT, "Conflict"),
     Code.ABORTED: HttpError(HTTPStatus.CONFLICT, "Conflict"),

@@ -19,7 +19,7 @@ NUM_TOKENS = 240
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    stack = Stack("--enable-sleep-mode", "--dtype=float32", "--kv-cache-memory=64M")
+    stack = Stack("--enable-sleep-mode", "--allowed-weights=*", "--dtype=float32", "--kv-cache-memory=64M")
     try:
         stack.wait_ready()
         yield stack

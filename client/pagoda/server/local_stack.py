@@ -17,7 +17,12 @@ from pagoda.server.supervisor import Service
 from pagoda.server.worker_services import with_standby, worker_services
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.config.flags import engine_config_to_argv, frontend_config_to_argv
-from pagoda_common.config.frontend_config import API_KEY_VARIABLE, PLAINTEXT_ADVICE, FrontendConfig
+from pagoda_common.config.frontend_config import (
+    API_KEY_VARIABLE,
+    OPERATOR_KEY_VARIABLE,
+    PLAINTEXT_ADVICE,
+    FrontendConfig,
+)
 from pagoda_common.errors import ConfigError
 from pagoda_common.process.children import can_listen, free_port, service_command
 
@@ -124,8 +129,9 @@ class LocalStack:
             listen.append(f"--metrics-port={self.metrics_port}")
         engine = engine_config_to_argv(with_standby(self.engine))
         stop_timeout_s = drain_s + DRAIN_MARGIN_S
-        frontend = frontend_config_to_argv(replace(self.frontend, api_key=()))
-        keys = {API_KEY_VARIABLE: "\n".join(self.frontend.api_key)} if self.frontend.api_key else {}
+        frontend = frontend_config_to_argv(replace(self.frontend, api_key=(), operator_key=()))
+        given = {API_KEY_VARIABLE: self.frontend.api_key, OPERATOR_KEY_VARIABLE: self.frontend.operator_key}
+        keys = {variable: "\n".join(values) for variable, values in given.items() if values}
         token = token_environment(self.engine.security)
         return (
             Service(

@@ -320,6 +320,18 @@ FRONTEND_FLAGS = (
     Flag(field="return_tokens_as_token_ids", help="write tokens of log probabilities as token_id:N"),
     Flag(field="api_key", metavar="KEY", help="keys that clients must show as bearer token"),
     Flag(field="api_key_file", metavar="FILE", help="file with more keys, one a line"),
+    Flag(field="operator_key", metavar="KEY", help="keys for /sleep, /wake_up and /reload_weights alone"),
+    Flag(field="operator_key_file", metavar="FILE", help="file with more of them, one a line"),
+    Flag(
+        field="allowed_weights",
+        metavar="WHERE",
+        help="directories (with all below them) and hub ids that /reload_weights takes besides --model; * is any",
+    ),
+    Flag(
+        field="allowed_hosts",
+        metavar="NAME",
+        help="names besides localhost under which browsers may call a server on loopback without keys; * is any",
+    ),
     Flag(field="allowed_origins", metavar="ORIGIN", help="origins that browsers may call from (CORS)"),
     Flag(field="allowed_methods", metavar="METHOD", help="HTTP methods that they may use"),
     Flag(field="allowed_headers", metavar="HEADER", help="headers that they may send"),

@@ -14,6 +14,8 @@ DEFAULT_SCHEDULER_ADDRESS = "127.0.0.1:50052"
 """Where frontends and workers look for the scheduler unless told otherwise."""
 API_KEY_VARIABLE = "PAGODA_API_KEY"
 """Environment variable of the keys that clients must show, for a frontend that is given none as flags."""
+OPERATOR_KEY_VARIABLE = "PAGODA_OPERATOR_KEY"
+"""Of the operator's keys."""
 PLAINTEXT_ADVICE = (
     "give --ssl-certfile and --ssl-keyfile, or --grpc-host=127.0.0.1, or --insecure where the network itself is trusted"
 )
@@ -78,6 +80,14 @@ class FrontendConfig:
     """Keys that clients must show as bearer token; empty asks for none."""
     api_key_file: str | None = None
     """File with more of them, one a line."""
+    operator_key: tuple[str, ...] = field(default=(), repr=False)
+    """Keys for what concerns all (sleep, wake-up, other weights). With API keys and without these no one may."""
+    operator_key_file: str | None = None
+    """File with more of them, one a line."""
+    allowed_weights: tuple[str, ...] = ()
+    """Directories, with all below them, and hub ids that /reload_weights takes besides the model's own; `*` is any."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names besides localhost under which a frontend on loopback without keys may be called; `*` is any."""
     allowed_origins: tuple[str, ...] = ()
     """Origins that browsers may call from (CORS); empty allows none."""
     allowed_methods: tuple[str, ...] = ("*",)

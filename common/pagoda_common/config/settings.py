@@ -15,7 +15,10 @@ PREFIX = "PAGODA_"
 _TRUE, _FALSE = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off"})
 _NOT_SETTINGS = frozenset({"help", "version", "config"})
 _OTHERS = frozenset(
-    {"PAGODA_API_KEY", "PAGODA_CPU_LEVEL", "PAGODA_HEARTBEAT_FD", "PAGODA_LOG_LEVEL", "PAGODA_SERVICE_TOKEN"}
+    {
+        *("PAGODA_API_KEY", "PAGODA_CPU_LEVEL", "PAGODA_HEARTBEAT_FD", "PAGODA_LOG_LEVEL"),
+        *("PAGODA_OPERATOR_KEY", "PAGODA_SERVICE_TOKEN"),
+    }
 )
 """Variables that are no flags of every command."""
 MISSPELLED = 0.85

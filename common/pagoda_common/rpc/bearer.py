@@ -19,6 +19,9 @@ class BearerKeys:
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [sha256(key.encode()).digest() for key in keys]
 
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
     def accepted(self, headers: Iterable[tuple[str, Any]], *, key_header: str | None = None) -> str | None:
         """The id of the key that `headers` show: one of ours, as bearer token or plainly in `key_header`.
 

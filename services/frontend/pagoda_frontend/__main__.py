@@ -9,7 +9,7 @@ from dataclasses import replace
 import uvloop
 
 from pagoda_common.config.flags import add_child_flags, add_frontend_flags, config_errors, frontend_config_from_args
-from pagoda_common.config.frontend_config import API_KEY_VARIABLE, FrontendConfig
+from pagoda_common.config.frontend_config import API_KEY_VARIABLE, OPERATOR_KEY_VARIABLE, FrontendConfig
 from pagoda_common.config.settings import parse_service_args
 from pagoda_common.process.children import die_with_parent, raise_file_limit
 from pagoda_common.process.heartbeat import beat
@@ -64,6 +64,8 @@ def main() -> int:
         keys = os.environ.get(API_KEY_VARIABLE) or os.environ.get("VLLM_API_KEY") or ""
         if not config.api_key:
             config = replace(config, api_key=tuple(keys.splitlines()))  # `pagoda serve` hands on several, one a line
+        if not config.operator_key:
+            config = replace(config, operator_key=tuple(os.environ.get(OPERATOR_KEY_VARIABLE, "").splitlines()))
         exit_code: int = uvloop.run(serve(config))
     return exit_code
 

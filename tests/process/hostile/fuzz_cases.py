@@ -206,7 +206,7 @@ def damaged(draw: random.Random, content: bytes) -> bytes:
 def broken_http(draw: random.Random) -> bytes:
     """Bytes for the HTTP port that are no request, or one that never becomes whole."""
     body = b'{"model": "pagoda-tiny", "prompt": "a", "max_tokens": 1}'
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return draw.choice(
         [
             draw.randbytes(draw.randrange(1, 400)),

@@ -9,56 +9,71 @@ from fastapi import Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pagoda_common.errors import Code, PagodaError
 from pagoda_common.metrics.tracing import TRACEPARENT_HEADER, trace_id_of
 from pagoda_common.process.logging import request_id as log_request_id
 from pagoda_common.process.logging import trace_id as log_trace_id
 from pagoda_common.rpc.bearer import BearerKeys
 from pagoda_frontend.http.calls import note_tenant
-from pagoda_frontend.http.errors import ANTHROPIC_PREFIX, route_path
+from pagoda_frontend.http.errors import ANTHROPIC_PREFIX, error_response, route_path
 from pagoda_frontend.requests.call_context import MAX_REQUEST_ID_CHARS
 
-GUARDED_PREFIXES = (
-    *("/v1", "/v2", "/inference", "/invocations"),
-    *("/sleep", "/wake_up", "/is_sleeping", "/reload_weights"),
-)
+OPERATOR_PREFIXES = ("/sleep", "/wake_up", "/reload_weights")
+"""What concerns all clients."""
+GUARDED_PREFIXES = ("/v1", "/v2", "/inference", "/invocations", "/is_sleeping", *OPERATOR_PREFIXES)
 """vLLM's, the one path that leads to the API under another name, and what operators alone may do; what probes and
 scrapers need stays open."""
+NO_OPERATOR = PagodaError(
+    "this concerns all clients: show one of --operator-key, an API key is not enough", code=Code.PERMISSION_DENIED
+)
 API_KEY_HEADER = "x-api-key"
 """Where Anthropic's clients show the key."""
 REQUEST_ID_HEADER = "x-request-id"
 
 
-class RequireApiKey:
-    """Refuses calls of the HTTP API without one of the keys: 401, with vLLM's body."""
+class RequireKeys:
+    """Refuses calls of the HTTP API without one of the keys: 401, with vLLM's body. What concerns all clients needs an
+    operator's key: a client's own is a 403 there."""
 
-    def __init__(self, app: ASGIApp, *, keys: BearerKeys) -> None:
+    def __init__(self, app: ASGIApp, *, keys: BearerKeys, operator_keys: BearerKeys) -> None:
+        """`keys`: none leave all but the operator's paths open."""
         self._app = app
         self._keys = keys
+        self._operator_keys = operator_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the call on, with its tenant noted, or refuse it."""
-        if scope["type"] == "http" and scope["method"] != "OPTIONS" and not self._is_allowed(scope):
-            refusal = Response(orjson.dumps(_refusal(route_path(scope))), 401, media_type="application/json")
+        if scope["type"] == "http" and scope["method"] != "OPTIONS" and (refusal := self._refusal(scope)) is not None:
             await refusal(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _is_allowed(self, scope: Scope) -> bool:
-        path = route_path(scope)
+    def _refusal(self, scope: Scope) -> Response | None:
+        """The answer to a call that may not be; None lets it pass."""
+        path, headers = route_path(scope), Headers(scope=scope).items()
         if not path.startswith(GUARDED_PREFIXES):
-            return True
+            return None
+        is_operator = self._operator_keys.accepted(headers) is not None
+        if path.startswith("/is_sleeping") and is_operator:
+            return None
         key_header = API_KEY_HEADER if path.startswith(ANTHROPIC_PREFIX) else None
-        accepted = self._keys.accepted(Headers(scope=scope).items(), key_header=key_header)
-        if accepted is None:
-            return False
-        note_tenant(scope, accepted)
-        return True
+        accepted = self._keys.accepted(headers, key_header=key_header)
+        if path.startswith(OPERATOR_PREFIXES):
+            if is_operator:
+                return None
+            return _unauthorized(path) if accepted is None else error_response(NO_OPERATOR, scope)
+        if self._keys and accepted is None:
+            return _unauthorized(path)
+        if accepted is not None:
+            note_tenant(scope, accepted)
+        return None
 
 
-def _refusal(path: str) -> dict[str, Any]:
+def _unauthorized(path: str) -> Response:
+    body: dict[str, Any] = {"error": "Unauthorized"}
     if path.startswith(ANTHROPIC_PREFIX):
-        return {"type": "error", "error": {"type": "authentication_error", "message": "Unauthorized"}}
-    return {"error": "Unauthorized"}
+        body = {"type": "error", "error": {"type": "authentication_error", "message": "Unauthorized"}}
+    return Response(orjson.dumps(body), 401, media_type="application/json")
 
 
 class RootPath:

@@ -4,7 +4,9 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from pagoda_common.engine.client import EngineClient
-from pagoda_frontend.http.access import RequestIds, RequireApiKey, RootPath
+from pagoda_common.rpc.bearer import BearerKeys
+from pagoda_frontend.http.access import RequestIds, RequireKeys, RootPath
+from pagoda_frontend.http.browsers import RefuseForeignPages
 from pagoda_frontend.http.draining import CountCalls
 from pagoda_frontend.http.errors import install_error_handlers
 from pagoda_frontend.http.load_report import LoadReports
@@ -76,8 +78,9 @@ def make_app(serving: Serving, engine: EngineClient) -> FastAPI:
         add_docs_pages(app)
     if not config.disable_status_page:
         add_status_page(app)
-    if config.api_key:
-        app.add_middleware(RequireApiKey, keys=serving.api_keys)
+    if config.api_key or config.operator_key:
+        operator_keys = BearerKeys(config.operator_key)
+        app.add_middleware(RequireKeys, keys=serving.api_keys, operator_keys=operator_keys)
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -86,6 +89,9 @@ def make_app(serving: Serving, engine: EngineClient) -> FastAPI:
             allow_headers=list(config.allowed_headers),
             allow_credentials=config.allow_credentials,
         )
+    if not config.api_key:
+        allowed, origins = config.allowed_hosts, config.allowed_origins
+        app.add_middleware(RefuseForeignPages, host=config.host, allowed_hosts=allowed, origins=origins)
     if serving.tracer is not None:
         app.add_middleware(TraceHttp, tracer=serving.tracer)
     app.add_middleware(CountCalls, serving=serving)

@@ -18,6 +18,7 @@ MAX_MESSAGE_CHARS = 2000
 ANTHROPIC_PREFIX = "/v1/messages"
 ANTHROPIC_TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",

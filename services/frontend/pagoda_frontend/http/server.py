@@ -56,6 +56,9 @@ class FrontendServer:
         if config.api_key_file is not None:
             keys = read_keys(config.api_key_file, field="api_key_file")
             config = replace(config, api_key=(*config.api_key, *keys))
+        if config.operator_key_file is not None:
+            keys = read_keys(config.operator_key_file, field="operator_key_file")
+            config = replace(config, operator_key=(*config.operator_key, *keys))
         self._config = config
         self.engine = EngineClient(address=config.scheduler, security=config.security)
         """The connection to the scheduler."""

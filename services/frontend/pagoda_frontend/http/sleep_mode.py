@@ -1,12 +1,16 @@
 """What operators ask of the engine's memory: sleep, wake-up, other weights. Served with --enable-sleep-mode."""
 
 import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
 
 from fastapi import Request, Response
 
 from pagoda_common.engine.client import EngineClient
-from pagoda_common.errors import InvalidRequest
+from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_frontend.http.body import json_response, read_body
+from pagoda_frontend.http.browsers import refuse_forms
 from pagoda_frontend.openai.protocol import ReloadWeightsBody
 from pagoda_frontend.requests.serving import Serving
 
@@ -24,6 +28,7 @@ class SleepMode:
 
     async def sleep(self, request: Request) -> Response:
         """Give memory away: the KV cache, and the weights by level."""
+        refuse_forms(request.headers)
         level = _number(request, "level")
         await self._engine.control.sleep(
             level=1 if level is None else level,
@@ -35,6 +40,7 @@ class SleepMode:
 
     async def wake_up(self, request: Request) -> Response:
         """Serve again."""
+        refuse_forms(request.headers)
         tags = request.query_params.getlist("tags")
         await self._engine.control.wake_up(tags=tags, group=_number(request, "group"))
         await self._hear()
@@ -55,8 +61,28 @@ class SleepMode:
     async def reload_weights(self, request: Request) -> Response:
         """Serve other weights of the same architecture; what runs goes on with them."""
         body = await read_body(request, ReloadWeightsBody, max_bytes=self._serving.config.max_request_body_bytes)
-        done = await self._engine.control.reload_weights(body.model, revision=body.revision, group=body.group)
+        config = self._serving.config
+        model = allowed_weights(body.model, allowed=(config.model, *config.allowed_weights))
+        done = await self._engine.control.reload_weights(model, revision=body.revision, group=body.group)
         return json_response({"num_groups": done.num_groups, "seconds": done.seconds, "pause_s": done.pause_s})
+
+
+def allowed_weights(model: str, *, allowed: Sequence[str]) -> str:
+    """`model`, a directory or hub id, where weights may come from it. Decided by its name: what exists is not told.
+
+    Args:
+        allowed: hub ids, directories with all below them, or `*`, which is any.
+
+    Raises:
+        PagodaError: they may not.
+    """
+    if model in allowed or "*" in allowed:
+        return model
+    whole = os.path.normpath(model) if os.path.isabs(model) else ""
+    if whole and any(os.path.isabs(one) and Path(whole).is_relative_to(os.path.normpath(one)) for one in allowed):
+        return whole
+    message = f"model is {model[:200]!r}, must be the served one or below one of --allowed-weights"
+    raise PagodaError(message, field="model", code=Code.PERMISSION_DENIED)
 
 
 def _number(request: Request, name: str) -> int | None:

@@ -104,7 +104,7 @@ async def _raw(running: Running, *parts: bytes) -> bytes:
 
 async def test_heads_that_are_too_large_get_431_and_lose_the_connection() -> None:
     async with running_frontend(h11_max_incomplete_event_size=4096, h11_max_header_count=20) as running:
-        start = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+        start = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
         many = b"".join(b"A%d: 1\r\n" % number for number in range(40))
         for parts in ((start, many, b"\r\n"), (start, b"A: ", b"a" * 5000), (b"GET /" + b"a" * 5000,)):
             answer = await _raw(running, *parts)
@@ -122,7 +122,9 @@ async def test_heads_that_are_too_large_get_431_and_lose_the_connection() -> Non
 async def test_heads_that_do_not_end_get_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BoundedHttpProtocol, "head_timeout_s", 1.0)
     async with running_frontend() as running:
-        for answer in await asyncio.gather(_raw(running), _raw(running, b"GET /health HTTP/1.1\r\nHost: x\r\n")):
+        for answer in await asyncio.gather(
+            _raw(running), _raw(running, b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
+        ):
             assert answer.startswith(b"HTTP/1.1 408 "), answer
         # A body, an answer and a pause between two requests may take longer.
         running.fake.step_s = 0.05
@@ -132,7 +134,7 @@ async def test_heads_that_do_not_end_get_408(monkeypatch: pytest.MonkeyPatch) ->
             await asyncio.sleep(1.1)
 
 
-GET_HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+GET_HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 async def test_a_connection_stays_open_for_as_long_as_configured() -> None:

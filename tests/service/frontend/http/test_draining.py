@@ -94,7 +94,9 @@ async def test_one_that_takes_too_long_is_refused_as_a_new_one_is(frontend: Runn
 
 async def test_so_is_one_whose_body_does_not_come(frontend: Running) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", frontend.server.port)
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: [::1]\r\ncontent-type:application/json\r\ncontent-length: 99\r\n\r\n{"
+    )
     writer.write(head)
     await until(lambda: frontend.server.serving.num_calls == 1)
     await frontend.server.drain(0.05)

@@ -14,7 +14,7 @@ H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: A
 JSON = b"Content-Type: application/json\r\n"
 SIZED = b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n%x;note=1\r\n%b\r\n0\r\nTrailer: 1\r\n\r\n" % (len(BODY), BODY)
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 
 
 async def exchange(running: Running, *parts: bytes, num_answers: int = 1) -> list[tuple[int, Any]]:
@@ -75,16 +75,16 @@ async def test_heads_with_an_offer_are_bounded_too() -> None:
 
 ODD = {
     "empty lines first": b"\r\n\r\n" + POST + JSON + SIZED,
-    "absolute form": b"POST http://x/v1/completions HTTP/1.1\r\nHost: x\r\n" + JSON + SIZED,
+    "absolute form": b"POST http://x/v1/completions HTTP/1.1\r\nHost: localhost\r\n" + JSON + SIZED,
     "HTTP/1.0 without a host": b"POST /v1/completions HTTP/1.0\r\n" + JSON + SIZED,
-    "no space and much space": b"POST /v1/completions HTTP/1.1\r\nHost:x\r\nX:   y   \r\n" + JSON + SIZED,
+    "no space and much space": b"POST /v1/completions HTTP/1.1\r\nHost:localhost\r\nX:   y   \r\n" + JSON + SIZED,
     "empty header": POST + b"X-Empty:\r\n" + JSON + SIZED,
     "the same header twice": POST + b"X: 1\r\nX: 2\r\n" + JSON + SIZED,
-    "other case": b"POST /v1/completions HTTP/1.1\r\nHOST: x\r\nCONTENT-TYPE: Application/JSON; Charset=UTF-8\r\n"
+    "other case": b"POST /v1/completions HTTP/1.1\r\nHOST: [::1]\r\nCONTENT-TYPE: Application/JSON;Charset=UTF-8\r\n"
     + SIZED,
     "chunk extensions and trailers": POST + JSON + CHUNKED,
-    "a query": b"POST /v1/completions?api-version=1 HTTP/1.1\r\nHost: x\r\n" + JSON + SIZED,
-    "escaped path": b"POST /v1/%63ompletions HTTP/1.1\r\nHost: x\r\n" + JSON + SIZED,
+    "a query": b"POST /v1/completions?api-version=1 HTTP/1.1\r\nHost: localhost\r\n" + JSON + SIZED,
+    "escaped path": b"POST /v1/%63ompletions HTTP/1.1\r\nHost: localhost\r\n" + JSON + SIZED,
 }
 
 
@@ -108,7 +108,7 @@ async def test_what_is_expected_first_is_sent_first(frontend: Running) -> None:
 REFUSED = {
     "a tunnel": (b"CONNECT x:443 HTTP/1.1\r\nHost: x:443\r\n\r\n", 405),
     "length and chunks": (POST + JSON + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
-    "no version": (b"POST /v1/completions HTTP/9.9\r\nHost: x\r\n\r\n", 400),
+    "no version": (b"POST /v1/completions HTTP/9.9\r\nHost: localhost\r\n\r\n", 400),
     "a bad chunk": (POST + JSON + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
 }
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ PATHS = (("POST", "/sleep"), ("POST", "/wake_up"), ("GET", "/is_sleeping"), ("PO
 
 @pytest.fixture
 async def running() -> AsyncIterator[Running]:
-    async with running_frontend(enable_sleep_mode=True) as running:
+    async with running_frontend(enable_sleep_mode=True, allowed_weights=("/models", "missing")) as running:
         yield running
 
 
@@ -91,6 +92,76 @@ async def test_they_are_not_there_unless_asked_for() -> None:
     async with running_frontend() as running:
         for method, path in PATHS:
             assert (await running.http.request(method, path)).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "/etc",
+        "/models/../etc",
+        "/modelsandmore",
+        "models/new",
+        "org/model",
+        "/",
+        "//models/../etc",
+        "\x00",
+        "../models",
+    ],
+)
+async def test_weights_come_from_where_the_operator_says_alone(running: Running, model: str) -> None:
+    answer = await running.post("/reload_weights", {"model": model})
+    assert answer.status_code == 403
+    assert answer.json()["error"]["message"].endswith("must be the served one or below one of --allowed-weights")
+    assert not running.fake.reloads
+
+
+async def test_a_way_with_dots_is_passed_on_without(running: Running) -> None:
+    assert (await running.post("/reload_weights", {"model": "/models/a/../b/"})).status_code == 200
+    assert running.fake.reloads[-1].model == "/models/b"
+    assert (await running.post("/reload_weights", {"model": "pagoda-tiny"})).status_code == 200
+    async with running_frontend(enable_sleep_mode=True, allowed_weights=("*",)) as other:
+        assert (await other.post("/reload_weights", {"model": "org/model"})).status_code == 200
+
+
+async def test_an_api_key_may_not_do_what_concerns_all() -> None:
+    for operator in ((), ("the-operator's",)):
+        async with running_frontend(enable_sleep_mode=True, api_key=("secret",), operator_key=operator) as running:
+            for method, path in PATHS:
+                answer = await running.http.request(method, path, headers={"Authorization": "Bearer secret"})
+                assert answer.status_code == (200 if path == "/is_sleeping" else 403), path
+                if path != "/is_sleeping":
+                    assert "--operator-key" in answer.json()["error"]["message"]
+            assert not running.fake.sleeps
+            assert not running.fake.reloads
+
+
+async def test_an_operators_key_does_it_and_opens_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("from-a-file\n")
+    for api_key in ((), ("secret",)):
+        keys: dict[str, Any] = {"api_key": api_key, "operator_key": ("given",), "operator_key_file": str(file)}
+        async with running_frontend(enable_sleep_mode=True, **keys) as running:
+            for method, path in PATHS[:2]:
+                assert (await running.http.request(method, path)).status_code == 401
+            for key in ("given", "from-a-file"):
+                headers = {"Authorization": f"Bearer {key}"}
+                for method, path in PATHS[:3]:
+                    assert (await running.http.request(method, path, headers=headers)).status_code == 200
+                body = {"model": MODEL, "prompt": [5], "max_tokens": 1}
+                answer = await running.post("/v1/completions", body, headers=headers)
+                assert answer.status_code == (401 if api_key else 200)
+
+
+@pytest.mark.parametrize(
+    "content_type", ["application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "Text/Plain"]
+)
+async def test_a_form_does_nothing(running: Running, content_type: str) -> None:
+    for path in ("/sleep", "/wake_up", "/reload_weights"):
+        headers = {"Content-Type": content_type}
+        answer = await running.http.post(path, content=b'{"model": "/models/a"}', headers=headers)
+        assert answer.status_code == 400, path
+        assert "Content-Type" in answer.json()["error"]["message"]
+    assert (running.fake.sleeps, running.fake.wakes, running.fake.reloads) == ([], [], [])
 
 
 async def test_they_need_a_key() -> None:

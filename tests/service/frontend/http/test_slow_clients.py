@@ -40,7 +40,9 @@ def connect(running: Running, num_prompts: int = 1) -> socket.socket:
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.connect(("127.0.0.1", running.server.port))
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: [::1]\r\ncontent-type:application/json\r\ncontent-length: %d\r\n\r\n"
+    )
     client.sendall(head % len(body) + body)
     client.setblocking(False)
     return client
