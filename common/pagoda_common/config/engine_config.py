@@ -128,6 +128,9 @@ class CacheConfig:
     """Share the KV of equal prompt prefixes."""
     cpu_kv_cache_memory_bytes: int = 0
     """Bytes of host memory for swapped-out blocks; 0 turns swapping off."""
+    snapshot_interval: int = 512
+    """Tokens between two snapshots of a sequence's recurrent state, rounded up to whole blocks, where the model has
+    recurrent layers. A prompt's last full block has a snapshot besides."""
     kv_events_config: str = ""
     """JSON object: which events of the prefix cache are made and published; see KVEventsConfig."""
 
@@ -143,6 +146,7 @@ class CacheConfig:
         _check(0 < share <= 1, "gpu_memory_utilization", share, "in (0, 1]")
         swap = self.cpu_kv_cache_memory_bytes
         _check(swap >= 0, "cpu_kv_cache_memory_bytes", swap, "at least 0 bytes")
+        _check(self.snapshot_interval >= 1, "snapshot_interval", self.snapshot_interval, "at least 1 token")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

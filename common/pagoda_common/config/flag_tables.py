@@ -172,6 +172,12 @@ CACHE_FLAGS = (
         help="host memory for swapped-out blocks; 0 turns swapping off",
     ),
     Flag(
+        field="snapshot_interval",
+        parse=int,
+        metavar="TOKENS",
+        help="with recurrent layers: tokens between two snapshots of a sequence's state, for prefixes",
+    ),
+    Flag(
         field="kv_events_config",
         metavar="JSON",
         help="events of the prefix cache for routers, with vLLM's keys (enable_kv_cache_events, publisher, endpoint …)",

@@ -53,6 +53,7 @@ ENGINE = EngineConfig(
         enable_prefix_caching=False,
         kv_events_config='{"enable_kv_cache_events": true}',
         cpu_kv_cache_memory_bytes=4096,
+        snapshot_interval=64,
     ),
     scheduler=SchedulerConfig(
         max_num_seqs=3,

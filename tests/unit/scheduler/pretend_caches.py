@@ -71,3 +71,49 @@ class PretendBlocks:
                 assert owner == group, "another group's block"
                 assert content[: position + 1] == tuple(log[: position + 1]), "foreign tokens in a block"
                 assert (len(content) - 1) // size == position // size, "another block's tokens"
+
+
+State = tuple[int, ...]
+"""Of recurrent layers: the tokens that it has seen."""
+
+
+class PretendStates:
+    """The recurrent states of slots, and snapshots of them."""
+
+    def __init__(self) -> None:
+        self.slots: dict[int, State] = {}
+        self.snapshots: dict[int, State] = {}
+        self.host_snapshots: dict[int, State] = {}
+        self.num_loaded = self.num_saved = 0
+
+    def move(self, output: SchedulerOutput) -> None:
+        """What comes before the new sequences of a step."""
+        for moves in (output.states_to_swap_out, output.states_to_swap_in):
+            assert len({target for _, target in moves}) == len(moves), "two moves at once to one snapshot"
+        for snapshot, host_snapshot in output.states_to_swap_out:
+            self.host_snapshots[host_snapshot] = self.snapshots[snapshot]
+        for host_snapshot, snapshot in output.states_to_swap_in:
+            self.snapshots[snapshot] = self.host_snapshots[host_snapshot]
+
+    def start(self, output: SchedulerOutput) -> None:
+        """The states of the sequences that enter slots."""
+        entering = {new.slot for new in output.new_requests}
+        self.slots.update(dict.fromkeys(entering, ()))
+        assert len({slot for _, slot in output.states_to_load}) == len(output.states_to_load)
+        for snapshot, slot in output.states_to_load:
+            assert slot in entering, "a state for a sequence that has one"
+            self.slots[slot] = self.snapshots[snapshot]
+            self.num_loaded += 1
+
+    def advance(self, slot: int, log: Sequence[int], start: int, stop: int) -> None:
+        """Tokens [start, stop) of the slot's log are computed."""
+        assert self.slots[slot] == tuple(log[:start]), "another sequence's state"
+        self.slots[slot] = tuple(log[:stop])
+
+    def save(self, output: SchedulerOutput) -> None:
+        """What comes after the forward pass."""
+        assert len({snapshot for _, snapshot in output.states_to_save}) == len(output.states_to_save)
+        for slot, snapshot in output.states_to_save:
+            assert slot in output.slots, "the state of a sequence that is not in the step"
+            self.snapshots[snapshot] = self.slots[slot]
+            self.num_saved += 1

@@ -10,8 +10,8 @@ from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.scheduler import Scheduler
 from pagoda_scheduler.core.step import BadSlot, LogprobRows, ModelRunnerOutput, SchedulerOutput
 from pagoda_scheduler.core.step_result import StepResult
-from pagoda_scheduler.kv.cache_group import ONE_GROUP, CacheGroup, CacheSizes
-from tests.unit.scheduler.pretend_caches import PretendBlocks
+from pagoda_scheduler.kv.cache_group import ONE_GROUP, CacheGroup, CacheSizes, has_states
+from tests.unit.scheduler.pretend_caches import PretendBlocks, PretendStates
 
 EOS = 57
 
@@ -26,15 +26,20 @@ def make_scheduler(
     swap_block_ns: int = 0,
     num_speculative_tokens: int = 0,
     groups: Sequence[CacheGroup] = ONE_GROUP,
+    num_snapshots: int = 0,
+    num_host_snapshots: int = 0,
+    snapshot_interval: int = 12,
     **scheduler: object,
 ) -> Scheduler:
     """A scheduler over pretend blocks."""
     config = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 64, **scheduler})  # type: ignore[arg-type]
-    cache = CacheConfig(block_size=block_size, enable_prefix_caching=enable_prefix_caching)
+    cache = CacheConfig(
+        block_size=block_size, enable_prefix_caching=enable_prefix_caching, snapshot_interval=snapshot_interval
+    )
     return Scheduler(
         config=config,
         cache=cache,
-        sizes=CacheSizes(num_blocks, num_host_blocks),
+        sizes=CacheSizes(num_blocks, num_host_blocks, num_snapshots, num_host_snapshots),
         max_model_len=max_model_len,
         groups=groups,
         swap_block_ns=swap_block_ns,
@@ -76,6 +81,7 @@ class PretendWorker:
         self.logs: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
         self.blocks = PretendBlocks(groups=groups, block_size=block_size)
+        self.states = PretendStates() if has_states(groups) else None
         self.bad: set[str] = set()
         self.names: dict[int, str] = {}
         self.logprobs: dict[int, int] = {}
@@ -97,6 +103,8 @@ class PretendWorker:
         for slot in output.freed_slots:
             del self.logs[slot]
         self.blocks.move(output)
+        if self.states is not None:
+            self.states.move(output)
         for new in output.new_requests:
             assert new.slot not in self.logs, "a slot was given away twice"
             self.logs[new.slot] = [*new.prompt_token_ids, *new.output_token_ids]
@@ -108,6 +116,8 @@ class PretendWorker:
                 self.pooled.add(new.slot)
             self.logprobs[new.slot] = new.sampling_params.logprobs or 0
         self.blocks.append(output)
+        if self.states is not None:
+            self.states.start(output)
         drafts = self._draft(output)
         self._store(output, drafts)
         counts, tokens, bad = [], [], []
@@ -120,12 +130,12 @@ class PretendWorker:
                 counts.append(0)
                 continue
             self.computed[slot] += count
-            log = self.logs[slot]
+            log, start = self.logs[slot], self.computed[slot] - count
             if self.names[slot] in self.bad:
                 bad.append(BadSlot(slot, 13, "not a number"))
                 counts.append(0)
                 continue
-            self.blocks.check(slot, log, self.computed[slot] - count, self.computed[slot])
+            self.blocks.check(slot, log, start, self.computed[slot])
             if self.computed[slot] == len(log) and slot in self.pooled:
                 embeddings[slot] = self.embedding(log)
                 counts.append(0)
@@ -146,6 +156,10 @@ class PretendWorker:
             else:
                 assert self.computed[slot] < len(log), "scheduled beyond the known tokens"
                 counts.append(0)
+            if self.states is not None:
+                self.states.advance(slot, log, start, self.computed[slot])
+        if self.states is not None:
+            self.states.save(output)
         return ModelRunnerOutput(
             output.step,
             counts,

@@ -20,13 +20,16 @@ class Beams:
         slots: WorkerSlots,
         running: list[Request],
         wait: Callable[[Request], None],
+        preempt: Callable[[Request], None],
         finish: Callable[[Request], None],
     ) -> None:
-        """`running`: the scheduler's list; `wait`: queues a beam ahead of others; `finish`: ends one."""
+        """`running`: the scheduler's list; `wait`: queues a beam ahead of others; `preempt`: sends a running one back
+        to the queue; `finish`: ends one."""
         self._kv = kv
         self._slots = slots
         self._running = running
         self._wait = wait
+        self._preempt = preempt
         self._finish = finish
         self._reentering: dict[Request, bool] = {}
         """Running beams that the worker must be told of anew, and whether it knows their slot by another log."""
@@ -71,6 +74,7 @@ class Beams:
                 self._slots.renew(request.slot)
             appended.pop(request, None)
             admitted[request] = request.num_computed_tokens
+            self._kv.begin_anew(request)
 
     def forget(self, request: Request) -> bool:
         """`request` leaves its slot; whether the worker knows it by that slot."""
@@ -84,15 +88,19 @@ class Beams:
         beam.max_num_tokens = beam.num_tokens + 1
         if beam.status is RequestStatus.RUNNING:
             self._kv.cache_computed(beam, beam.num_computed_tokens)
-            if token_id != beam.sampled_token_id:
+            if token_id == beam.sampled_token_id:
+                self._kv.go_on(beam)
+            elif self._kv.can_begin_anew(beam):
                 self._reentering[beam] = True  # the worker's log ends with the likeliest token
+            else:
+                self._preempt(beam)
         return beam
 
     def _fork(self, parent: Request, token_id: int) -> Request:
         """A new beam: everything that `parent` has, then `token_id`."""
         output = [*parent.output_token_ids, token_id]
         child = parent.derive(sampling_params=parent.sampling_params, output_token_ids=output)
-        if parent.status is RequestStatus.RUNNING and self._slots.has_free and self._kv.can_fork():
+        if parent.status is RequestStatus.RUNNING and self._slots.has_free and self._kv.can_fork(parent):
             self._kv.fork(parent, child)
             child.slot = self._slots.take()
             child.status = RequestStatus.RUNNING

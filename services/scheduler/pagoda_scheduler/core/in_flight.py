@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from pagoda_common.errors import Code, PagodaError, RequestFailed
 from pagoda_scheduler.beams.running_beams import Beams
+from pagoda_scheduler.core.quarantine import MAX_CRASHES
 from pagoda_scheduler.core.request import Request, RequestStatus
 from pagoda_scheduler.core.speculation import Speculation
 from pagoda_scheduler.core.step import BadSlot, ModelRunnerOutput, SchedulerOutput
@@ -60,6 +61,17 @@ class InFlight:
     def __iter__(self) -> Iterator[Request]:
         """Every sequence of every step, repeatedly where it is in several."""
         return (request for flight in self._flights for request in flight.requests)
+
+    def blame(self) -> list[Request]:
+        """Count the loss of their worker against the sequences in flight; those that were alone in it twice over."""
+        in_flight: dict[Request, None] = {}
+        for request in self:
+            if not request.is_finished:
+                owners = [request] if request.beam_group is None else request.beam_group.sequences
+                in_flight.update(dict.fromkeys(owners))
+        for request in in_flight:
+            request.num_crashes += 1
+        return [request for request in in_flight if request.num_crashes > MAX_CRASHES]
 
     def add(self, output: SchedulerOutput, requests: list[Request], samples: list[bool]) -> None:
         """A step goes out; `samples`: which of its rows sample."""

@@ -68,6 +68,7 @@ class Request(_HotFields):
         "attempt",
         "beam_group",
         "block_hashes",
+        "branch_point",
         "cache_salt",
         "embedding",
         "eos_token_ids",
@@ -76,6 +77,7 @@ class Request(_HotFields):
         "first_blocks",
         "first_cached_tokens",
         "group_block_ids",
+        "held_state",
         "index",
         "is_uncached",
         "leader",
@@ -93,6 +95,7 @@ class Request(_HotFields):
         "stop_token_id",
         "stop_token_ids",
         "tenant",
+        "unnamed_states",
         "waits_for_siblings",
     )
 
@@ -178,6 +181,12 @@ class Request(_HotFields):
         self.first_blocks: list[int] = []
         """Of each table, where some group has a window: entries at its start that are no block any more."""
         self.block_hashes: list[bytes] = []
+        self.branch_point = 0
+        """Tokens that it shares with an earlier prompt, as far as blocks show, where a recurrent state is missing."""
+        self.held_state = -1
+        """Snapshot of its recurrent state after all that it has computed; -1: there is none."""
+        self.unnamed_states: list[tuple[int, int]] = []
+        """Tokens, and the snapshot of its recurrent state after them, while not all of those tokens are known."""
         self.num_cached_blocks = 0
         self.finish_reason: FinishReason | None = None
         self.stop_token_id: int | None = None
@@ -282,6 +291,8 @@ class Request(_HotFields):
         self.block_ids = []
         self.group_block_ids = []
         self.first_blocks = []
+        self.held_state = -1
+        self.unnamed_states = []
         self.num_cached_blocks = 0
         self.status = RequestStatus.WAITING
 

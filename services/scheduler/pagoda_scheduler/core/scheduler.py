@@ -54,6 +54,7 @@ class Scheduler:
             groups=groups,
             block_size=cache.block_size,
             enable_prefix_caching=cache.enable_prefix_caching,
+            snapshot_interval=cache.snapshot_interval,
             max_step_tokens=config.max_num_batched_tokens + MAX_IN_FLIGHT * num_speculative_tokens,
         )
         self.max_model_len = self.kv.capacity_tokens(max_model_len)
@@ -66,13 +67,14 @@ class Scheduler:
         """Sequences that wait for their reader, outside of the queue."""
         self.num_preemptions = 0
         self.quarantine = Quarantine()
-        self._chunks = Chunks(config=config)
+        self._chunks = Chunks(config=config, states=self.kv.states)
         self._slots = WorkerSlots(size=config.max_num_seqs)
         self._beams = Beams(
             kv=self.kv,
             slots=self._slots,
             running=self.running,
             wait=self.waiting.append_front,
+            preempt=self._preempt,
             finish=self.finish,
         )
         self.speculation = Speculation(num_speculative_tokens=num_speculative_tokens)
@@ -167,6 +169,8 @@ class Scheduler:
                 return self.schedule(now_ns)
             return None
         self._beams.reenter(plan.scheduled, plan.appended, plan.admitted)
+        if self.kv.states is not None:
+            self.kv.states.save_after(plan.scheduled, plan.ahead)
         self._step += 1
         freed_slots, transfers = self._slots.take_freed(), self.kv.take_transfers()
         output = plan.output(step=self._step, freed_slots=freed_slots, transfers=transfers)
@@ -236,14 +240,7 @@ class Scheduler:
 
         To be called before `take_all`. Whoever is returned crashes its worker whenever it is computed.
         """
-        in_flight: dict[Request, None] = {}
-        for request in self._in_flight:
-            if not request.is_finished:
-                owners = [request] if request.beam_group is None else request.beam_group.sequences
-                in_flight.update(dict.fromkeys(owners))
-        for request in in_flight:
-            request.num_crashes += 1
-        return [request for request in in_flight if request.num_crashes > MAX_CRASHES]
+        return self._in_flight.blame()
 
     # One step, part by part.
 

@@ -71,6 +71,10 @@ class StepPlan:
             blocks_to_swap_in=transfers.swap_in,
             blocks_to_copy=[(source, target) for target, source in transfers.copy.items()],
             num_lookahead_tokens=[ahead.get(request, 0) for request in self.scheduled] if ahead else None,
+            states_to_load=transfers.states_to_load,
+            states_to_save=transfers.states_to_save,
+            states_to_swap_out=transfers.states_to_swap_out,
+            states_to_swap_in=transfers.states_to_swap_in,
             appended_groups=self._appended_groups() if appended and self.num_tables > 1 else (),
         )
 

@@ -69,11 +69,14 @@ class PrefixRouter:
         self._sent = OrderedDict((known, at) for known, at in self._sent.items() if at is not core)
 
     def _num_cached(self, core: EngineCore, hashes: list[bytes]) -> int:
-        """Leading blocks that `core` has, or will have."""
-        pool, sent = core.scheduler.kv.pool, self._sent
+        """Blocks of the longest prefix that `core` has, or will have."""
+        kv, sent = core.scheduler.kv, self._sent
+        if not kv.tables.count:  # a model of recurrent layers alone has states, far apart
+            ends = range(len(hashes), 0, -1)
+            return next((end for end in ends if kv.has_state(hashes[end - 1]) or sent.get(hashes[end - 1]) is core), 0)
         count = 0
         for block_hash in hashes:
-            if not (pool.has(block_hash) or sent.get(block_hash) is core):
+            if not (kv.pool.has(block_hash) or sent.get(block_hash) is core):
                 break
             count += 1
         return count

@@ -1,5 +1,6 @@
 """What a model's layers keep of a sequence, group by group, and how much room there is. Knows no requests."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -33,6 +34,16 @@ class CacheGroup:
 
 ONE_GROUP = (CacheGroup("full"),)
 """What a model keeps that says nothing about it."""
+
+
+def has_states(groups: Iterable[CacheGroup]) -> bool:
+    """Whether some layers are recurrent."""
+    return any(group.kind == "recurrent" for group in groups)
+
+
+def computes_whole(groups: Iterable[CacheGroup]) -> bool:
+    """Whether some layers keep nothing, so that a sequence is computed in one step."""
+    return any(group.kind == "none" for group in groups)
 
 
 @dataclass(frozen=True, slots=True)

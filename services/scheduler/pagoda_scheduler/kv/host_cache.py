@@ -41,6 +41,12 @@ class HostCache:
         self._by_hash[block_hash] = host_block
         return host_block
 
+    def discard(self, block_hash: BlockHash) -> None:
+        """Forget this content, if it is here."""
+        if (host_block := self._by_hash.pop(block_hash, None)) is not None:
+            self._free.append(host_block)
+            self._pinned.discard(block_hash)
+
     def _evict(self) -> bool:
         for block_hash in self._by_hash:
             if block_hash not in self._pinned:

@@ -6,10 +6,12 @@ from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.kv.block_hashes import BlockHasher
 from pagoda_scheduler.kv.block_pool import BlockHash, BlockPool
 from pagoda_scheduler.kv.block_tables import HASH_BYTES, BlockTables
-from pagoda_scheduler.kv.cache_group import NO_BLOCK, ONE_GROUP, CacheGroup, CacheSizes
+from pagoda_scheduler.kv.cache_group import NO_BLOCK, ONE_GROUP, CacheGroup, CacheSizes, computes_whole, has_states
 from pagoda_scheduler.kv.host_cache import HostCache
 from pagoda_scheduler.kv.kv_events import BlockStored, KVEventLog
 from pagoda_scheduler.kv.prefix import Prefix, PrefixFinder
+from pagoda_scheduler.kv.recurrent_states import RecurrentStates
+from pagoda_scheduler.kv.state_snapshots import StateSnapshots
 from pagoda_scheduler.kv.transfers import Transfers
 
 
@@ -34,8 +36,10 @@ class KVCacheManager:
         groups: Sequence[CacheGroup] = ONE_GROUP,
         enable_prefix_caching: bool = True,
         max_step_tokens: int = 1,
+        snapshot_interval: int = 512,
     ) -> None:
-        """`max_step_tokens`: most tokens of a sequence in one step."""
+        """`max_step_tokens`: most tokens of a sequence in one step; `snapshot_interval`: tokens between two snapshots
+        of a sequence's recurrent state."""
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.tables = BlockTables(groups=groups, block_size=block_size, max_step_tokens=max_step_tokens)
@@ -47,11 +51,31 @@ class KVCacheManager:
         """Counter: tokens looked up."""
         self.num_prefix_hits = 0
         """Counter: tokens found."""
-        self._hashes_blocks = enable_prefix_caching or sizes.num_host_blocks > 0
+        # Layers that keep nothing compute every sequence whole: there is no prefix of it.
+        self._hashes_blocks = (enable_prefix_caching or sizes.num_host_blocks > 0) and not computes_whole(groups)
         self._hasher = BlockHasher(block_size=block_size, is_shared=enable_prefix_caching)
-        self._finder = PrefixFinder(tables=self.tables, pool=self.pool, host=self.host, block_size=block_size)
+        self.states = self._make_states(sizes, snapshot_interval) if has_states(groups) else None
+        """Of recurrent layers, if there are some."""
+        self._finder = PrefixFinder(
+            tables=self.tables,
+            pool=self.pool,
+            host=self.host,
+            block_size=block_size,
+            snapshots=None if self.states is None else self.states.snapshots,
+        )
         self._transfers = Transfers()
         self._events: KVEventLog | None = None
+
+    def _make_states(self, sizes: CacheSizes, interval: int) -> RecurrentStates:
+        return RecurrentStates(
+            snapshots=StateSnapshots(
+                num_snapshots=sizes.num_state_snapshots, num_host_snapshots=sizes.num_host_state_snapshots
+            ),
+            hasher=self._hasher,
+            block_size=self.block_size,
+            interval=interval,
+            is_named=self._hashes_blocks,
+        )
 
     def capacity_tokens(self, most: int) -> int:
         """Tokens that fit when one request has everything, at most `most`."""
@@ -69,6 +93,10 @@ class KVCacheManager:
         num_full = (request.num_known_tokens - 1) // self.block_size
         return self._hasher.of(request, num_full)[:num_full]
 
+    def has_state(self, block_hash: BlockHash) -> bool:
+        """Whether there is a recurrent state after the block with this hash."""
+        return self.states is not None and block_hash in self.states.snapshots
+
     def find_prefix(self, request: Request) -> Prefix:
         """What of the request is in the cache; takes nothing."""
         leader = request.leader
@@ -77,7 +105,9 @@ class KVCacheManager:
             if shared is not None:
                 return shared
         uses_host = self.host.num_blocks > 0 and self.is_swap_cheaper
-        return self._finder.find(self.prefix_hashes(request), uses_host=uses_host)
+        prefix = self._finder.find(self.prefix_hashes(request), uses_host=uses_host)
+        request.branch_point = prefix.branch_point
+        return prefix
 
     def can_admit(self, request: Request, prefix: Prefix, *, watermark_blocks: int = 0) -> bool:
         """Whether all known tokens after `prefix` fit at once, leaving `watermark_blocks` free."""
@@ -104,15 +134,31 @@ class KVCacheManager:
             # The shared last block is copied on the first write, which is now: the last token runs again.
             self._add_copies(prefix.forked_from, tables, num_tokens=prefix.num_tokens)
         self.tables.start(request, tables)
+        if self.states is not None and prefix.state is not None:
+            self.states.admit(request, prefix.state)
         request.num_cached_blocks = prefix.num_tokens // self.block_size
         request.num_computed_tokens = prefix.num_tokens
         if self.enable_prefix_caching and not request.is_uncached:
             self.num_prefix_queries += request.num_known_tokens
             self.num_prefix_hits += request.num_computed_tokens
 
-    def can_fork(self) -> bool:
+    def can_fork(self, parent: Request) -> bool:
         """Whether a sequence can be forked now."""
-        return self.pool.num_free_blocks >= self.tables.count
+        return self.pool.num_free_blocks >= self.tables.count and self.can_begin_anew(parent)
+
+    def can_begin_anew(self, request: Request) -> bool:
+        """Whether the request may enter its slot again where it is, with other tokens to come."""
+        return self.states is None or self.states.can_begin_anew(request)
+
+    def go_on(self, request: Request) -> None:
+        """The request goes on in its slot with the token that the worker has."""
+        if self.states is not None:
+            self.states.let_go(request)
+
+    def begin_anew(self, request: Request) -> None:
+        """The request enters its slot again with the next step; it can."""
+        if self.states is not None:
+            self.states.begin_anew(request)
 
     def fork(self, parent: Request, child: Request) -> None:
         """Let `child` share everything that `parent` has computed; the partly filled blocks are copied.
@@ -126,6 +172,8 @@ class KVCacheManager:
         if rest:
             self._add_copies(parent, tables, num_tokens=parent.num_computed_tokens)
         self.tables.start(child, tables)
+        if self.states is not None:
+            self.states.fork(parent, child)
         child.num_computed_tokens = parent.num_computed_tokens
         child.num_cached_blocks = min(parent.num_cached_blocks, num_full)
         child.block_hashes = parent.block_hashes[:num_full]
@@ -176,6 +224,8 @@ class KVCacheManager:
                 if self.pool.cache(table[index], key) and self._events is not None and number == 0:
                     self._tell_stored(request, index)
         request.num_cached_blocks = num_full
+        if request.unnamed_states and self.states is not None:
+            self.states.name_known(request, hashes, num_full)
 
     def tell(self, events: KVEventLog | None) -> None:
         """Report to `events` what this group's cache stores and forgets from now on; None: no more, all is gone."""
@@ -198,6 +248,8 @@ class KVCacheManager:
             self._give_up_copies(blocks)
         self.pool.free(blocks)
         self.tables.clear(request)
+        if self.states is not None:
+            self.states.free(request)
         request.num_cached_blocks = 0
 
     def forget(self, request: Request) -> None:
@@ -207,10 +259,14 @@ class KVCacheManager:
             for block_hash in request.block_hashes:
                 for table in range(self.tables.count):
                     self.pool.forget(self.tables.key(table, block_hash))
+        if self.states is not None:
+            self.states.forget(request)
 
     def take_transfers(self) -> Transfers:
-        """The block moves of the step that is being sent."""
+        """The moves of the step that is being sent."""
         transfers, self._transfers = self._transfers, Transfers()
+        if self.states is not None:
+            self.states.take(transfers)
         if transfers.copy:
             self.pool.free(transfers.copy.values())
         self.host.end_step()
@@ -220,9 +276,13 @@ class KVCacheManager:
         """Give back memory that a burst of requests has left fragmented; while no request is open."""
         self.pool.compact()
         self.host.compact()
+        if self.states is not None:
+            self.states.snapshots.compact()
 
     def reset_cache(self) -> int:
-        """Forget every cached block, on the device and on the host; the number on the device."""
+        """Forget every cached block and state, on the device and on the host; the number of blocks on the device."""
+        if self.states is not None:
+            self.states.snapshots.clear()
         self.host.clear()
         return self.pool.reset_cache()
 

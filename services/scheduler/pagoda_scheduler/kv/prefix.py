@@ -7,6 +7,7 @@ from pagoda_scheduler.kv.block_pool import BlockHash, BlockPool
 from pagoda_scheduler.kv.block_tables import BlockTables
 from pagoda_scheduler.kv.cache_group import NO_BLOCK
 from pagoda_scheduler.kv.host_cache import HostCache
+from pagoda_scheduler.kv.state_snapshots import StateSnapshots
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,10 @@ class Prefix:
     """Tokens that need not be computed."""
     forked_from: Request | None = None
     """A sibling whose prompt this request shares up to the last token, instead of looking anything up."""
+    state: BlockHash | None = None
+    """Name of the recurrent state to begin with."""
+    branch_point: int = 0
+    """Tokens that the blocks alone would offer, where states offer less; else 0."""
 
     @property
     def device_blocks(self) -> list[int]:
@@ -35,10 +40,21 @@ class PrefixFinder:
     """Looks prefixes up, on the device and in host memory.
 
     A group of full attention offers a prefix when it has all its blocks; a group with a window, when it has those that
-    the first query after the prefix reads.
+    the first query after the prefix reads; a recurrent one, when there is a snapshot of its state after the prefix.
     """
 
-    def __init__(self, *, tables: BlockTables, pool: BlockPool, host: HostCache, block_size: int) -> None:
+    def __init__(
+        self,
+        *,
+        tables: BlockTables,
+        pool: BlockPool,
+        host: HostCache,
+        block_size: int,
+        snapshots: StateSnapshots | None = None,
+    ) -> None:
+        """`snapshots`: of recurrent layers, if there are some."""
+        self._snapshots = snapshots
+        self._is_plain = tables.is_plain and snapshots is None
         self._tables = tables
         self._pool = pool
         self._host = host
@@ -46,9 +62,16 @@ class PrefixFinder:
 
     def find(self, hashes: list[BlockHash], *, uses_host: bool) -> Prefix:
         """The longest prefix, by the hashes of the request's blocks."""
-        if self._tables.is_plain:
+        if self._is_plain:
             return self._find_plain(hashes, uses_host=uses_host)
-        count = self._longest(hashes, uses_host=uses_host)
+        branch = count = self._longest(hashes, len(hashes), uses_host=uses_host)
+        if self._snapshots is not None:
+            while count and (shorter := self._longest_state(hashes, count)):
+                count = self._longest(hashes, shorter, uses_host=uses_host)
+                if count == shorter:
+                    break
+            else:
+                count = 0
         tables: list[list[int | BlockHash]] = []
         for table in range(self._tables.count):
             first = self._tables.first_needed(table, count * self._block_size)
@@ -58,10 +81,19 @@ class PrefixFinder:
                 block_id = self._pool.get(key)
                 entries.append(key if block_id is None else block_id)
             tables.append(entries)
-        return Prefix(tables, count * self._block_size)
+        state = hashes[count - 1] if count and self._snapshots is not None else None
+        return Prefix(
+            tables,
+            count * self._block_size,
+            state=state,
+            branch_point=branch * self._block_size if branch > count else 0,
+        )
 
     def fork(self, request: Request, leader: Request) -> Prefix | None:
-        """The prompt that `request` shares with `leader`, less its last token; None when a window has left it."""
+        """The prompt that `request` shares with `leader`, less its last token; None when a window has left it, and
+        where there are recurrent layers, whose state is further on."""
+        if self._snapshots is not None:
+            return None
         num_tokens = request.num_prompt_tokens - 1
         num_shared = num_tokens // self._block_size
         tables: list[list[int | BlockHash]] = []
@@ -81,15 +113,21 @@ class PrefixFinder:
             entries.append(block_hash)
         return Prefix([entries], len(entries) * self._block_size)
 
-    def _longest(self, hashes: list[BlockHash], *, uses_host: bool) -> int:
-        """Blocks of the longest prefix."""
-        count = len(hashes) if self._tables.count else 0
-        lengths = range(self._tables.count)
-        while count:
-            shorter = min(self._offered(table, hashes, count, uses_host=uses_host) for table in lengths)
+    def _longest(self, hashes: list[BlockHash], count: int, *, uses_host: bool) -> int:
+        """Blocks of the longest prefix that every group with blocks offers, `count` at most."""
+        tables = range(self._tables.count)
+        while count and tables:
+            shorter = min(self._offered(table, hashes, count, uses_host=uses_host) for table in tables)
             if shorter == count:
                 break
             count = shorter
+        return count
+
+    def _longest_state(self, hashes: list[BlockHash], count: int) -> int:
+        """Blocks of the longest prefix that has a state after it, `count` at most."""
+        assert self._snapshots is not None
+        while count and hashes[count - 1] not in self._snapshots:
+            count -= 1
         return count
 
     def _offered(self, table: int, hashes: list[BlockHash], count: int, *, uses_host: bool) -> int:

@@ -13,3 +13,11 @@ class Transfers:
     """(host block, device block)"""
     copy: dict[int, int] = field(default_factory=dict)
     """Source by target, both device blocks."""
+    states_to_load: list[tuple[int, int]] = field(default_factory=list)
+    """(snapshot, slot)"""
+    states_to_save: list[tuple[int, int]] = field(default_factory=list)
+    """(slot, snapshot)"""
+    states_to_swap_out: list[tuple[int, int]] = field(default_factory=list)
+    """(snapshot, host snapshot)"""
+    states_to_swap_in: list[tuple[int, int]] = field(default_factory=list)
+    """(host snapshot, snapshot)"""

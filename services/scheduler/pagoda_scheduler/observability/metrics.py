@@ -36,6 +36,9 @@ class HistogramTimeline(Timeline):
         self._sampled = Counter("pagoda:sampled_tokens", text, registry=registry)
         moved = Counter("pagoda:blocks_moved", "KV-cache blocks moved.", ("direction",), registry=registry)
         self._moved = {name: moved.labels(name) for name in ("swap_out", "swap_in", "copy")}
+        text = "Snapshots of recurrent state moved."
+        states = Counter("pagoda:states_moved", text, ("direction",), registry=registry)
+        self._moved_states = {name: states.labels(name) for name in ("load", "save", "swap_out", "swap_in")}
 
     def scheduled(self, output: SchedulerOutput, schedule_ns: int) -> None:
         """A step was decided in `schedule_ns` nanoseconds."""
@@ -45,6 +48,11 @@ class HistogramTimeline(Timeline):
             self._moved["swap_out"].inc(len(output.blocks_to_swap_out))
             self._moved["swap_in"].inc(len(output.blocks_to_swap_in))
             self._moved["copy"].inc(len(output.blocks_to_copy))
+        if output.states_to_load or output.states_to_save:  # what is swapped is loaded, or gives its place to a save
+            self._moved_states["load"].inc(len(output.states_to_load))
+            self._moved_states["save"].inc(len(output.states_to_save))
+            self._moved_states["swap_out"].inc(len(output.states_to_swap_out))
+            self._moved_states["swap_in"].inc(len(output.states_to_swap_in))
 
     def delivered(self, output: ModelRunnerOutput, deliver_ns: int) -> None:
         """A step's result was taken and delivered in `deliver_ns` nanoseconds."""

@@ -10,7 +10,7 @@ from pagoda.v1 import types_pb2
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.config.weights_source import WeightsSource
 from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput
-from pagoda_scheduler.kv.cache_group import CacheGroup, CacheSizes
+from pagoda_scheduler.kv.cache_group import CacheGroup, CacheSizes, has_states
 from pagoda_scheduler.rpc.convert import cache_groups_from_proto
 from pagoda_scheduler.rpc.worker_client import WorkerClient
 
@@ -106,11 +106,14 @@ def _sizes_of_all(available: Sequence[CacheSizes], *, num_blocks: int | None) ->
 
 
 def _log_sizes(sizes: CacheSizes, groups: Sequence[CacheGroup], *, block_size: int) -> None:
-    tokens = sizes.num_blocks * block_size
-    logger.info("KV cache: %d blocks of %d tokens, %d tokens in all", sizes.num_blocks, block_size, tokens)
-    if len(groups) > 1:
-        names = ", ".join(f"{group.kind} ({group.num_layers} layers)" for group in groups)
-        logger.info("cache groups: %s; %d snapshots of recurrent state", names, sizes.num_state_snapshots)
+    if len(groups) == 1:
+        tokens = sizes.num_blocks * block_size
+        logger.info("KV cache: %d blocks of %d tokens, %d tokens in all", sizes.num_blocks, block_size, tokens)
+        return
+    names = ", ".join(f"{group.kind} ({group.num_layers} layers)" for group in groups)
+    logger.info("KV cache: %d blocks of %d tokens, for layers in groups: %s", sizes.num_blocks, block_size, names)
+    if has_states(groups):
+        logger.info("recurrent states: %d snapshots", sizes.num_state_snapshots)
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:

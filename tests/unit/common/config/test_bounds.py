@@ -23,6 +23,7 @@ BOUNDS: list[tuple[type, str, tuple[Any, ...], tuple[Any, ...]]] = [
     (CacheConfig, "num_blocks_override", (None, 1), (0,)),
     (CacheConfig, "gpu_memory_utilization", (0.01, 1, 1.0), (0, 1.01, math.nan)),
     (CacheConfig, "cpu_kv_cache_memory_bytes", (0, 1), (-1,)),
+    (CacheConfig, "snapshot_interval", (1, 512), (0, -1)),
     (SchedulerConfig, "max_num_seqs", (1, 65535), (0, 65536)),
     (SchedulerConfig, "max_num_batched_tokens", (1, 2**20), (0,)),
     (SchedulerConfig, "long_prefill_token_threshold", (0, 1), (-1,)),

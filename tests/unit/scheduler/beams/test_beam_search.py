@@ -12,6 +12,8 @@ from pagoda_scheduler.kv.cache_group import ONE_GROUP, CacheGroup
 from tests.unit.scheduler import stories
 from tests.unit.scheduler.stories import PretendWorker, likeliest, make_request, make_scheduler, run
 
+WINDOW = (CacheGroup("full"), CacheGroup("window", window=7))
+STATES = (CacheGroup("full"), CacheGroup("recurrent"))
 ENDS = frozenset([3, 57])
 
 
@@ -67,11 +69,15 @@ def test_the_engine_finds_the_same_hypotheses(
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
-@pytest.mark.parametrize("cache_groups", [ONE_GROUP, (CacheGroup("full"), CacheGroup("window", window=7))])
-def test_preempted_beams_change_nothing(prefix_caching: bool, cache_groups: tuple[CacheGroup, ...]) -> None:
+@pytest.mark.parametrize("num_snapshots", [0, 4, 30])
+@pytest.mark.parametrize("cache_groups", [ONE_GROUP, WINDOW, STATES])
+def test_preempted_beams_change_nothing(
+    prefix_caching: bool, cache_groups: tuple[CacheGroup, ...], num_snapshots: int
+) -> None:
     scheduler = make_scheduler(
         groups=cache_groups,
-        num_blocks=11 * len(cache_groups),
+        num_blocks=22 if cache_groups is WINDOW else 11,
+        num_snapshots=num_snapshots,
         max_model_len=40,
         max_num_seqs=6,
         enable_prefix_caching=prefix_caching,

@@ -31,7 +31,12 @@ def draw(generator: random.Random, number: int) -> list[Request]:
     return sequences
 
 
-@pytest.mark.parametrize(("num_requests", "groups", "num_blocks"), [(10_000, ONE_GROUP, 24), (3_000, WINDOWS, 56)])
+STATES = (CacheGroup("full"), CacheGroup("recurrent"), CacheGroup("window", window=6))
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "groups", "num_blocks"), [(10_000, ONE_GROUP, 24), (3_000, WINDOWS, 56), (3_000, STATES, 40)]
+)
 def test_thousands_of_requests_with_aborts_lose_and_leak_nothing(
     num_requests: int, groups: tuple[CacheGroup, ...], num_blocks: int
 ) -> None:
@@ -42,6 +47,8 @@ def test_thousands_of_requests_with_aborts_lose_and_leak_nothing(
         max_model_len=60,
         max_num_seqs=8,
         num_host_blocks=40,
+        num_snapshots=9,
+        num_host_snapshots=20,
         policy="fair",
         preemption_mode="swap",
     )

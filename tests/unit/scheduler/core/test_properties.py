@@ -43,16 +43,34 @@ def check(scheduler: Scheduler) -> None:
             scheduler.kv.blocks_for(most), scheduler.kv.blocks_for(request.num_prompt_tokens)
         )
         assert len(tables.held(request)) <= tables.num_needed(max(most, request.num_prompt_tokens), 0)
+    if scheduler.kv.states is not None:
+        check_states(scheduler)
     slots = [request.slot for request in scheduler.running]
     assert len(set(slots)) == len(slots)
 
 
-FULL = CacheGroup("full")
+def check_states(scheduler: Scheduler) -> None:
+    """Every snapshot is in one state, and held by those who know of it."""
+    assert scheduler.kv.states is not None
+    snapshots = scheduler.kv.states.snapshots
+    snapshots.check_invariants()
+    holders: dict[int, int] = {}
+    for request in scheduler.running:
+        held = [request.held_state] if request.held_state >= 0 else []
+        for snapshot in (*held, *(snapshot for _, snapshot in request.unnamed_states)):
+            holders[snapshot] = holders.get(snapshot, 0) + 1
+    assert holders == snapshots._holders
+
+
+FULL, RECURRENT = CacheGroup("full"), CacheGroup("recurrent")
 GROUPS = [
     ONE_GROUP,
     (FULL, CacheGroup("window", window=6), CacheGroup("window", window=1)),
     (CacheGroup("window", window=9), FULL),
     (CacheGroup("window", window=5),),
+    (FULL, RECURRENT),
+    (RECURRENT, CacheGroup("window", window=7), FULL),
+    (RECURRENT,),
 ]
 
 
@@ -67,6 +85,9 @@ GROUPS = [
     threshold=st.sampled_from([0, 3]),
     budget=st.sampled_from([5, 17, 64]),
     num_host_blocks=st.sampled_from([0, 3, 20]),
+    num_snapshots=st.sampled_from([0, 1, 2, 3, 30]),
+    num_host_snapshots=st.sampled_from([0, 4]),
+    interval=st.sampled_from([4, 10]),
     num_ahead=st.sampled_from([0, 1, 4, 7]),
     seed=st.integers(0, 1000),
 )
@@ -80,6 +101,9 @@ def test_random_mixes_lose_and_leak_nothing(
     threshold: int,
     budget: int,
     num_host_blocks: int,
+    num_snapshots: int,
+    num_host_snapshots: int,
+    interval: int,
     num_ahead: int,
     seed: int,
 ) -> None:
@@ -93,6 +117,9 @@ def test_random_mixes_lose_and_leak_nothing(
         max_num_batched_tokens=budget,
         max_num_seqs=4,
         num_host_blocks=num_host_blocks,
+        num_snapshots=num_snapshots,
+        num_host_snapshots=num_host_snapshots,
+        snapshot_interval=interval,
         num_speculative_tokens=num_ahead,
     )
     guesses = random.Random(seed)

@@ -6,8 +6,9 @@ from prometheus_client import CollectorRegistry
 
 from pagoda_common.metrics.server import process_registry, serve_metrics
 from pagoda_scheduler.core.step import ModelRunnerOutput, StepTimings
+from pagoda_scheduler.kv.cache_group import CacheGroup
 from pagoda_scheduler.observability.metrics import STAGES, HistogramTimeline
-from tests.unit.scheduler.stories import make_request, make_scheduler
+from tests.unit.scheduler.stories import PretendWorker, make_request, make_scheduler
 
 
 def test_every_stage_of_a_step_is_in_a_histogram() -> None:
@@ -32,3 +33,23 @@ def test_every_stage_of_a_step_is_in_a_histogram() -> None:
         text = response.read()
     assert b'pagoda:step_seconds_bucket{le="0.005",stage="forward"} 1.0' in text
     assert b"process_resident_memory_bytes" in text
+
+
+def test_moves_of_states_are_counted() -> None:
+    registry = CollectorRegistry()
+    timeline = HistogramTimeline(registry=registry)
+    groups = (CacheGroup("recurrent"),)
+    scheduler, worker = (
+        make_scheduler(groups=groups, num_snapshots=1, num_host_snapshots=1),
+        PretendWorker(groups=groups),
+    )
+    for number in (7, 8, 7):
+        scheduler.add(make_request(f"{number}", [number] * 6, max_tokens=1))
+        while (output := scheduler.schedule()) is not None:
+            timeline.scheduled(output, 1)
+            scheduler.update(worker.execute(output))
+    moved = {
+        direction: registry.get_sample_value("pagoda:states_moved_total", {"direction": direction})
+        for direction in ("load", "save", "swap_out", "swap_in")
+    }
+    assert moved == {"load": 1, "save": 2, "swap_out": 1, "swap_in": 1}

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from pagoda_scheduler.engine.router import ROUTERS
+from pagoda_scheduler.kv.cache_group import CacheGroup
 from tests.unit.scheduler.stories import PretendWorker, make_request, make_scheduler, run
 
 
@@ -23,6 +24,16 @@ def test_a_burst_with_one_prefix_stays_together_before_anything_is_computed() ->
     groups, router = make_groups(2), ROUTERS["prefix"]()
     first = router.choose(make_request("a", 40), groups)
     assert router.choose(make_request("b", 40), groups) is first
+
+
+def test_recurrent_layers_alone_have_prefixes_too() -> None:
+    layers = (CacheGroup("recurrent"),)
+    groups: list[Any] = [
+        SimpleNamespace(scheduler=make_scheduler(groups=layers, num_snapshots=4, num_blocks=0)) for _ in range(2)
+    ]
+    groups[1].scheduler.add(make_request("a", 40))
+    run(groups[1].scheduler, PretendWorker(groups=layers))
+    assert ROUTERS["prefix"]().choose(make_request("b", 40), groups) is groups[1]
 
 
 def test_load_outweighs_a_short_prefix() -> None:

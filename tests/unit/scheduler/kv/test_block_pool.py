@@ -178,7 +178,7 @@ def test_a_fork_shares_full_blocks_and_copies_the_rest() -> None:
     assert child.block_ids[0] == parent.block_ids[0]
     assert child.block_ids[1] != parent.block_ids[1]
     assert kv.take_transfers().copy == {child.block_ids[1]: parent.block_ids[1]}
-    assert (child.num_computed_tokens, kv.pool.num_used_blocks, kv.can_fork()) == (6, 3, True)
+    assert (child.num_computed_tokens, kv.pool.num_used_blocks, kv.can_fork(parent)) == (6, 3, True)
     kv.free(parent)
     kv.free(child)
     assert kv.pool.num_used_blocks == 0
