@@ -10,6 +10,7 @@ from torch import Tensor
 from benchmarks.gpu.attention_case import BLOCK_SIZE, attention_case
 from benchmarks.gpu.backends import backend_checks
 from benchmarks.gpu.check import TOLERANCE, Check, Pair
+from benchmarks.gpu.mixtures import mixture_checks
 from benchmarks.gpu.quantized import quantized_checks
 from benchmarks.gpu.small_cache import small_cache_checks
 from pagoda_kernels.attention.copy_blocks import copy_blocks, copy_blocks_reference
@@ -47,6 +48,7 @@ def checks(device: torch.device, *, is_small: bool) -> Iterator[Check]:
     for vocab_size in (300,) if is_small else (300, 32000, 151936):
         yield from _logits(device, vocab_size, 3 if is_small else 33)
     yield from quantized_checks(device, is_small=is_small)
+    yield from mixture_checks(device, is_small=is_small)
     yield Check("copy_blocks", "within one tensor", lambda: _copies(device))
 
 

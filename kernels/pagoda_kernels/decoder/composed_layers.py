@@ -6,7 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from pagoda_kernels.attention.plan import AttentionPlan
-from pagoda_kernels.decoder.decoder_layers import ACTIVATION_NAMES, EndWeights, LayerWeights
+from pagoda_kernels.decoder.decoder_layers import ACTIVATION_NAMES, EndWeights, FeedForwardWeights, LayerWeights
+from pagoda_kernels.moe.experts import MixtureWeights
 from pagoda_kernels.native.library import native
 from pagoda_kernels.selection import is_set_aside
 
@@ -55,7 +56,7 @@ class ComposedLayers:
                 layer.weight_offset,
                 *(attention.head_norms or (None, None, 0.0, 0.0)),
                 [(linear.matrix, linear.bias) for linear in layer.linears],
-                ACTIVATION_NAMES.index(layer.mlp.activation),
+                ACTIVATION_NAMES.index(_feed_forward(layer).activation),
                 -1 if attention.rotation is None else attention.rotation,
                 attention.is_interleaved,
                 attention.scale,
@@ -102,6 +103,11 @@ def has_composed_layers(layers: Sequence[LayerWeights]) -> bool:
     """Whether these layers on the CPU can be a ComposedLayers: PyTorch computes all of their operations."""
     if native("composed_layers") is None or not all(map(is_set_aside, OPERATIONS)):
         return False
-    if any(layer.attention.softcap is not None for layer in layers):
+    if any(layer.attention.softcap is not None or isinstance(layer.mlp, MixtureWeights) for layer in layers):
         return False
     return all(linear.is_plain for layer in layers for linear in layer.linears)
+
+
+def _feed_forward(layer: LayerWeights) -> FeedForwardWeights:
+    assert isinstance(layer.mlp, FeedForwardWeights), "has_composed_layers() has refused mixtures"
+    return layer.mlp

@@ -11,27 +11,14 @@ from pagoda_kernels.attention.plan import AttentionPlan
 from pagoda_kernels.attention.rope_store import HeadNorms
 from pagoda_kernels.decoder.decode_rows import IntArray, SequenceColumns
 from pagoda_kernels.layers.act_and_mul import ACTIVATIONS
-from pagoda_kernels.linear.quantized_matrix import PackedMatrix
+from pagoda_kernels.linear.linear_weights import LinearWeights, native_weights
+from pagoda_kernels.moe.experts import Mixture, MixtureWeights, has_mixture
 from pagoda_kernels.native.library import native
 
 OPERATIONS = ("act_and_mul", "packed_linear", "paged_attention", "quantized_linear", "rms_norm", "rope_store")
 """What one call takes the place of: it computes as the kernels of these would, to the bit."""
 ACTIVATION_NAMES = tuple(ACTIVATIONS)
 """Their places are the numbers that the kernels know them by."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LinearWeights:
-    """One matrix of a layer."""
-
-    matrix: Tensor | PackedMatrix
-    """bfloat16 as `pack_weight` or `compress_weight` gives it, or integers; with `is_plain` [out_features, in_features]
-    of any type."""
-    bias: Tensor | None
-    """[out_features]."""
-    out_features: int
-    in_features: int
-    is_plain: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,12 +57,13 @@ class LayerWeights:
     weight_offset: float
     """Added to the weights of both norms."""
     attention: AttentionWeights
-    mlp: FeedForwardWeights
+    mlp: FeedForwardWeights | MixtureWeights
 
     @property
-    def linears(self) -> tuple[LinearWeights, LinearWeights, LinearWeights, LinearWeights]:
-        """Its matrices in the order in which they are used."""
-        return self.attention.qkv, self.attention.output, self.mlp.gate_up, self.mlp.down
+    def linears(self) -> tuple[LinearWeights, ...]:
+        """Its matrices but those of a mixture, in the order in which they are used."""
+        attention = self.attention.qkv, self.attention.output
+        return attention if isinstance(self.mlp, MixtureWeights) else (*attention, self.mlp.gate_up, self.mlp.down)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,8 +117,8 @@ class DecoderLayers:
                 layer.eps,
                 layer.weight_offset,
                 *(attention.head_norms or (None, None, 0.0, 0.0)),
-                [_native(linear) for linear in layer.linears],
-                ACTIVATION_NAMES.index(mlp.activation),
+                [native_weights(linear) for linear in layer.linears],
+                0 if isinstance(mlp, MixtureWeights) else ACTIVATION_NAMES.index(mlp.activation),
                 -1 if attention.rotation is None else attention.rotation,
                 attention.is_interleaved,
                 attention.scale,
@@ -139,6 +127,8 @@ class DecoderLayers:
                 k_cache,
                 v_cache,
             )
+            if isinstance(mlp, MixtureWeights):
+                self._kernel.mix(Mixture(mlp).kernel)
 
         for cos, sin in rotations:
             self._kernel.rotate(cos, sin)
@@ -147,8 +137,8 @@ class DecoderLayers:
         self._vocab_size = 0
         if ends is not None:
             self._vocab_size = ends.linear.out_features
-            head = ends.norm, ends.eps, ends.weight_offset, _native(ends.linear)
-            self._kernel.ends(_native(ends.embedding), ends.embedding.is_plain, *head)
+            head = ends.norm, ends.eps, ends.weight_offset, native_weights(ends.linear)
+            self._kernel.ends(native_weights(ends.embedding), ends.embedding.is_plain, *head)
 
     def __call__(self, x: Tensor, plan: AttentionPlan, slot_mapping: Tensor, positions: Tensor) -> Tensor:
         """All layers over a batch, whose keys and values go into the cache.
@@ -219,13 +209,7 @@ def has_decoder_layers(layers: Sequence[LayerWeights], dtype: torch.dtype) -> bo
     """
     if dtype != torch.bfloat16 or native("decoder_layers") is None or not all(map(native, OPERATIONS)):
         return False
+    mixtures = (layer.mlp for layer in layers if isinstance(layer.mlp, MixtureWeights))
+    if not all(has_mixture(mixture, dtype) for mixture in mixtures):
+        return False
     return not any(linear.is_plain for layer in layers for linear in layer.linears)
-
-
-def _native(linear: LinearWeights) -> object:
-    matrix, bias = linear.matrix, linear.bias
-    make = native("linear_weights")
-    if isinstance(matrix, PackedMatrix):
-        fields = matrix.codes, matrix.scales, matrix.zeros, matrix.group_size, matrix.quantizes_inputs
-        return make(*fields, bias, matrix.num_outputs, matrix.num_inputs)
-    return make(matrix, None, None, 0, False, bias, linear.out_features, linear.in_features)

@@ -31,7 +31,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "relu2": _relu_squared,
 }
-"""In the order of the enum in csrc/ops.h."""
+"""In the order of the enum in csrc/ops.h, whose last one is ClampedSwiglu."""
 _INDICES = {name: index for index, name in enumerate(ACTIVATIONS)}
 
 
@@ -52,7 +52,7 @@ def act_and_mul(x: Tensor, activation: str | ClampedSwiglu) -> Tensor:
 
     Args:
         x: [num_tokens, 2 * intermediate_size]; the first half of the columns is gate, the second up.
-        activation: a name in ACTIVATIONS, or a ClampedSwiglu, which has no kernel of its own.
+        activation: a name in ACTIVATIONS, or a ClampedSwiglu, which Triton has no kernel for.
 
     Returns:
         [num_tokens, intermediate_size]. The kernels round once, PyTorch rounds the activation as well.
@@ -61,18 +61,23 @@ def act_and_mul(x: Tensor, activation: str | ClampedSwiglu) -> Tensor:
     num_tokens, columns = x.shape
     if columns % 2:
         raise ValueError(f"x has {columns} columns, must be even")
-    if isinstance(activation, ClampedSwiglu):
-        return act_and_mul_reference(x, activation)
-    kernel = triton_kernel("act_and_mul", x)
+    kernel = None if isinstance(activation, ClampedSwiglu) else triton_kernel("act_and_mul", x)
     if kernel is not None and x.dtype in TRITON_DTYPES and x.stride(1) == 1:
         gated: Tensor = kernel(x, activation)
         return gated
     kernel = native("act_and_mul") if x.is_cpu else None
     if kernel is not None and x.dtype in NATIVE_DTYPES and x.stride(1) == 1:
         out = x.new_empty((num_tokens, columns // 2))
-        kernel(x, out, _INDICES[activation])
+        kernel(x, out, *activation_arguments(activation))
         return out
     return act_and_mul_reference(x, activation)
+
+
+def activation_arguments(activation: str | ClampedSwiglu) -> tuple[int, float, float, float]:
+    """What the C++ kernels know an activation by: its number, and the three of a ClampedSwiglu."""
+    if isinstance(activation, ClampedSwiglu):
+        return len(_INDICES), activation.limit, activation.alpha, activation.up_offset
+    return _INDICES[activation], 0.0, 1.0, 0.0
 
 
 def act_and_mul_reference(x: Tensor, activation: str | ClampedSwiglu) -> Tensor:

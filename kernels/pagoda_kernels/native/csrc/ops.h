@@ -9,7 +9,14 @@ namespace pagoda {
 
 class Helpers;
 
-enum class Activation { kSilu, kGelu, kGeluTanh, kQuickGelu, kRelu, kReluSquared };
+enum class ActivationKind { kSilu, kGelu, kGeluTanh, kQuickGelu, kRelu, kReluSquared, kClampedSwiglu };
+
+// What a gated layer computes of gate and up: activation(gate) * up; of kClampedSwiglu as ClampedSwiglu in
+// activations.h, which alone reads the numbers.
+struct Activation {
+  ActivationKind kind = ActivationKind::kSilu;
+  float limit = 0.0f, alpha = 1.0f, up_offset = 0.0f;
+};
 
 // out[row] = activation(x[row][:size]) * x[row][size:]; rows of 2 * `size`, out contiguous.
 template <typename T>

@@ -85,6 +85,7 @@ class ModelWeights:
             Bytes that the device got back.
         """
         self.forget_prepared()
+        self._model.release_kernels()
         freed = 0
         for name, module, leaf, parameter in list(_parameters(self._model)):
             if parameter.is_meta:
@@ -184,6 +185,7 @@ class ModelWeights:
 
     def _put(self, tensors: dict[str, Tensor]) -> None:
         """Take host tensors as parameters, out of `tensors` one by one."""
+        self._model.release_kernels()
         try:
             for name, module, leaf, parameter in list(_parameters(self._model)):
                 if name not in tensors:

@@ -225,7 +225,7 @@ class DecoderLayer(nn.Module):
         if not self._is_usual or not isinstance(first, Norm) or not isinstance(second, Norm):
             return None
         attention = self.attention.fused_weights()
-        mlp = self.mlp.fused_weights() if isinstance(self.mlp, FeedForward) else None
+        mlp = self.mlp.fused_weights() if isinstance(self.mlp, FeedForward | MixtureOfExperts) else None
         if attention is None or mlp is None or first.rms_weight is None or second.rms_weight is None:
             return None
         return LayerWeights(
@@ -345,7 +345,9 @@ class Decoder(Model):
     @property
     def what_waits(self) -> str | None:
         """As in Model."""
-        return None if self.spec.moe is None else "the host has to hear which tokens an expert gets"
+        mixtures = (module for module in self.modules() if isinstance(module, MixtureOfExperts))
+        is_plain = any(not mixture.is_grouped for mixture in mixtures)
+        return "the host has to hear which tokens an expert gets" if is_plain else None
 
     def prepare(self, *, max_model_len: int, device: torch.device) -> None:
         """Build the tables that are no weights, for positions below `max_model_len`."""

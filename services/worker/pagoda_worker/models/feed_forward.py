@@ -5,6 +5,15 @@ from torch import Tensor, nn
 
 from pagoda_kernels.decoder.decoder_layers import FeedForwardWeights
 from pagoda_kernels.layers.act_and_mul import ACTIVATIONS, ClampedSwiglu, act_and_mul
+from pagoda_kernels.moe.experts import (
+    ExpertWeights,
+    GroupedExperts,
+    Mixture,
+    MixtureWeights,
+    grouped_experts,
+    has_mixture,
+    mixture_reference,
+)
 from pagoda_kernels.moe.route_tokens import route_tokens
 from pagoda_worker.models.layers import Linear, activation_name
 from pagoda_worker.models.spec import DecoderSpec, MoeSpec
@@ -31,8 +40,8 @@ class FeedForward(nn.Module):
         """
         super().__init__()
         self._parallel = parallel
-        self._is_gated = spec.is_gated
-        self._activation = activation or activation_name(spec.activation)
+        self.is_gated = spec.is_gated
+        self.activation = activation or activation_name(spec.activation)
         has_bias = spec.mlp_bias if bias is None else bias
         self.up_proj = Linear(
             in_features=spec.hidden_size,
@@ -47,26 +56,26 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """[num_tokens, hidden_size] to the same, added to `residual`."""
         x = self.up_proj(x)
-        if self._is_gated or isinstance(self._activation, ClampedSwiglu):
-            x = act_and_mul(x, self._activation)
+        if self.is_gated or isinstance(self.activation, ClampedSwiglu):
+            x = act_and_mul(x, self.activation)
         else:
-            x = ACTIVATIONS[self._activation](x)
+            x = ACTIVATIONS[self.activation](x)
         return self._parallel.all_reduce(self.down_proj(x, residual))
 
     def fused_weights(self) -> FeedForwardWeights | None:
         """For layers in one call; None: it does something that they do not."""
         gate_up, down = self.up_proj.fused_weights(), self.down_proj.fused_weights()
-        if gate_up is None or down is None or not self._is_gated or self._parallel.world_size > 1:
+        if gate_up is None or down is None or not self.is_gated or self._parallel.world_size > 1:
             return None
-        if isinstance(self._activation, ClampedSwiglu):
+        if isinstance(self.activation, ClampedSwiglu):
             return None
-        return FeedForwardWeights(gate_up=gate_up, down=down, activation=self._activation)
+        return FeedForwardWeights(gate_up=gate_up, down=down, activation=self.activation)
 
 
 class MixtureOfExperts(nn.Module):
     """Each token goes to the few experts that its router scores highest; their results are weighted and summed.
 
-    Plain operations, one expert after the other: the specification that a fused kernel would have to meet.
+    In bfloat16 on a CPU one kernel computes all of it; else plain operations, one expert after the other.
     Source: Shazeer et al. 2017 (arXiv 1701.06538), Jiang et al. 2024 (arXiv 2401.04088).
     """
 
@@ -77,6 +86,13 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self._parallel = parallel
         self._routing = moe.routing
+        self._activation = moe.activation or activation_name(spec.activation)
+        self._kernel: Mixture | None = None
+        """All of it, on a CPU."""
+        self._grouped: GroupedExperts | None = None
+        """The experts' part, on a GPU."""
+        self._is_bound = False
+        """Whether there is a kernel was asked, for the weights as they are held."""
         self._scales_input = moe.scales_input
         hidden = spec.hidden_size
         self.router = Linear(
@@ -107,17 +123,80 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """[num_tokens, hidden_size] to the same, added to `residual`."""
-        weights, chosen = route_tokens(self.router(x), self._routing, correction=self.correction)
-        weights = weights.to(x.dtype)
-        output = torch.zeros_like(x)
-        for index, expert in enumerate(self.experts):
-            tokens, ranks = torch.nonzero(chosen == index, as_tuple=True)
-            if tokens.numel():
-                weight = weights[tokens, ranks, None]
-                computed = expert(x[tokens] * weight) if self._scales_input else expert(x[tokens]) * weight
-                output.index_add_(0, tokens, computed)
-        if self.shared_expert is not None:
-            shared = self.shared_expert(x)
-            output += shared if self.shared_gate is None else torch.sigmoid(self.shared_gate(x)) * shared
+        if not self._is_bound:
+            self._bind()
+        if self._kernel is not None:
+            alone = self._parallel.world_size == 1
+            output = self._kernel(x, residual if alone else None)
+            if alone:
+                return output
+        else:
+            output = self._reference(x)
         output = self._parallel.all_reduce(output)
         return output if residual is None else residual + output
+
+    def _reference(self, x: Tensor) -> Tensor:
+        """One operation after the other, of this rank's part; on a GPU all experts in one."""
+        logits = self.router.method.apply(self.router, x, bias=self.router.bias, out_dtype=torch.float32)
+        weights, chosen = route_tokens(logits, self._routing, correction=self.correction)
+        if self._grouped is not None:
+            output = self._grouped(x, weights, chosen)
+        else:
+            output = mixture_reference(x, weights, chosen, list(self.experts), scales_input=self._scales_input)
+        if self.shared_expert is not None:
+            shared = self.shared_expert(x).float()
+            output += shared if self.shared_gate is None else torch.sigmoid(self.shared_gate(x).float()) * shared
+        return output.to(x.dtype)
+
+    def fused_weights(self) -> MixtureWeights | None:
+        """For a kernel that computes all of it; None: it does something that the kernel does not."""
+        experts = [_expert_weights(expert) for expert in self.experts if isinstance(expert, FeedForward)]
+        found = tuple(expert for expert in experts if expert is not None)
+        router = self.router.fused_weights()
+        gate = None if self.shared_gate is None else self.shared_gate.fused_weights()
+        shared = None if self.shared_expert is None else _expert_weights(self.shared_expert)
+        is_missing = router is None or (self.shared_gate is not None and gate is None)
+        if router is None or is_missing or len(found) < len(self.experts):
+            return None
+        if self.shared_expert is not None and (shared is None or self._activation != self.shared_expert.activation):
+            return None
+        return MixtureWeights(
+            router=router,
+            routing=self._routing,
+            correction=self.correction,
+            experts=found,
+            activation=self._activation,
+            scales_input=self._scales_input,
+            shared=shared,
+            shared_gate=gate,
+        )
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether the device does not have to tell the host which tokens an expert gets."""
+        if not self._is_bound:
+            self._bind()
+        return self._grouped is not None
+
+    def release_kernels(self) -> None:
+        """Let go of weights that are about to be replaced."""
+        self._kernel = self._grouped = None
+        self._is_bound = False
+
+    def _bind(self) -> None:
+        """Find the kernel for the weights as they are held now."""
+        self._is_bound = True
+        weights = self.fused_weights()
+        if weights is None:
+            return
+        if not self.router.weight.is_cpu:
+            self._grouped = grouped_experts(weights)
+        elif has_mixture(weights, self.router.dtype):
+            self._kernel = Mixture(weights)
+
+
+def _expert_weights(expert: FeedForward) -> ExpertWeights | None:
+    if not expert.is_gated:
+        return None
+    gate_up, down = expert.up_proj.fused_weights(), expert.down_proj.fused_weights()
+    return None if gate_up is None or down is None else ExpertWeights(gate_up=gate_up, down=down)

@@ -5,9 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pagoda_common.errors import ModelLoadError
-from pagoda_kernels.decoder.decoder_layers import LinearWeights
 from pagoda_kernels.layers.add_rms_norm import add_rms_norm
 from pagoda_kernels.layers.rms_norm import rms_norm
+from pagoda_kernels.linear.linear_weights import LinearWeights
 from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
 from pagoda_worker.models.linear_method import PLAIN, LinearMethod
 from pagoda_worker.models.quantized_method import QuantizedLinearMethod

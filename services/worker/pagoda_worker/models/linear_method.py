@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pagoda_kernels.decoder.decoder_layers import LinearWeights
 from pagoda_kernels.linear.compressed_weight import compress_weight, compressed_embedding, compressed_linear
+from pagoda_kernels.linear.linear_weights import LinearWeights
 from pagoda_kernels.linear.packed_linear import pack_weight, packed_embedding, packed_linear
 from pagoda_kernels.native.library import native
 

@@ -142,6 +142,12 @@ class Model(nn.Module, ABC):
         """All layers, over these caches, as one call; None: there is none."""
         return None
 
+    def release_kernels(self) -> None:
+        """Let go of weights that kernels hold: these are about to leave the device, or to be replaced."""
+        for module in self.modules():
+            if module is not self and callable(release := getattr(module, "release_kernels", None)):
+                release()
+
     @property
     def what_waits(self) -> str | None:
         """What waits for the host within a decode step on an accelerator, so that no graph can be recorded; None:

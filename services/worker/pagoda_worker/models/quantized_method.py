@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from pagoda_common.config.quantization import OnlineQuantization
-from pagoda_kernels.decoder.decoder_layers import LinearWeights
+from pagoda_kernels.linear.linear_weights import LinearWeights
 from pagoda_kernels.linear.quantized_linear import has_kernel_for, multiplies_integers, quantized_linear
 from pagoda_kernels.linear.quantized_matrix import (
     PackedMatrix,

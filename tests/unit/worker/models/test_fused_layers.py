@@ -46,9 +46,10 @@ NOT_FUSED = (
     "Olmo2ForCausalLM",
     "GraniteForCausalLM",
     "CohereForCausalLM",
-    "MixtralForCausalLM",
     "ArceeForCausalLM",
 )
+MIXTURES = ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
+"""In one call in bfloat16 alone."""
 
 
 def fused_of(driver: Driver) -> DecoderLayers | ComposedLayers | None:
@@ -100,7 +101,7 @@ def assert_alike(
 
 
 @needs_bf16
-@pytest.mark.parametrize("architecture", FUSED)
+@pytest.mark.parametrize("architecture", FUSED + MIXTURES)
 def test_fused_layers_compute_as_the_layers_do(architecture: str, tmp_path: Path) -> None:
     assert_alike(make_checkpoint(architecture, tmp_path), dtype="bfloat16")
 
@@ -301,8 +302,11 @@ def test_helpers_end_with_the_layers(helped: Worker, tmp_path: Path) -> None:
     assert num_helpers() == before
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("architecture", NOT_FUSED)
+@pytest.mark.parametrize(
+    ("architecture", "dtype"),
+    [(name, dtype) for name in NOT_FUSED for dtype in ("float32", "bfloat16")]
+    + [(name, "float32") for name in MIXTURES],
+)
 def test_other_models_run_their_layers_one_by_one(architecture: str, dtype: str, tmp_path: Path) -> None:
     driver = Driver(make_checkpoint(architecture, tmp_path), dtype=dtype)
     assert fused_of(driver) is None

@@ -16,8 +16,8 @@ void rows(const T* x, int64_t x_stride, T* out, int64_t num_rows, int64_t size, 
       const T* gate = x + row * x_stride;
       const T* up = gate + size;
       T* to = out + row * size;
-      for (int64_t i = 0; i < whole; i += kLanes) store(to + i, act(load(gate + i)) * load(up + i));
-      if (rest) store(to + whole, act(load(gate + whole, rest)) * load(up + whole, rest), rest);
+      for (int64_t i = 0; i < whole; i += kLanes) store(to + i, act(load(gate + i)) * act.up(load(up + i)));
+      if (rest) store(to + whole, act(load(gate + whole, rest)) * act.up(load(up + whole, rest)), rest);
     }
   });
 }

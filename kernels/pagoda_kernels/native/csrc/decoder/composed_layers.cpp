@@ -19,20 +19,22 @@ namespace {
 
 using at::Tensor;
 
-Tensor activated(const Tensor& x, Activation activation) {
-  switch (activation) {
-    case Activation::kSilu:
+Tensor activated(const Tensor& x, const Activation& activation) {
+  switch (activation.kind) {
+    case ActivationKind::kSilu:
       return at::silu(x);
-    case Activation::kGelu:
+    case ActivationKind::kGelu:
       return at::gelu(x);
-    case Activation::kGeluTanh:
+    case ActivationKind::kGeluTanh:
       return at::gelu(x, "tanh");
-    case Activation::kQuickGelu:
+    case ActivationKind::kQuickGelu:
       return x * at::sigmoid(x * 1.702);
-    case Activation::kRelu:
+    case ActivationKind::kRelu:
       return at::relu(x);
-    case Activation::kReluSquared:
+    case ActivationKind::kReluSquared:
       return at::relu(x).square();
+    case ActivationKind::kClampedSwiglu:
+      break;  // no composed layer has it
   }
   TORCH_CHECK(false, "unknown activation");
 }

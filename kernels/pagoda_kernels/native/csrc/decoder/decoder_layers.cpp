@@ -21,6 +21,7 @@ struct Widths {
       hidden = std::max(hidden, layer.qkv.num_inputs);
       qkv = std::max(qkv, layer.qkv.num_outputs);
       attended = std::max(attended, layer.output.num_inputs);
+      if (layer.mixture) continue;
       wide = std::max(wide, layer.gate_up.num_outputs);
       gated = std::max(gated, layer.down.num_inputs);
     }
@@ -29,23 +30,8 @@ struct Widths {
   int64_t sum() const { return hidden + std::max(qkv + attended, wide + gated); }
 };
 
-template <typename Out>
-void linear(const LinearWeights& weights, const bf16* x, const bf16* residual, Out* out, int64_t num_rows, const Team& team) {
-  const int64_t inputs = weights.num_inputs, outputs = weights.num_outputs;
-  if (weights.packed) {
-    packed_linear<Out>(x, inputs, weights.packed, weights.bias, residual, outputs, out, num_rows, outputs, inputs,
-                       team.threads(), team.helpers);
-  } else if (weights.compressed.codes) {
-    compressed_linear<Out>(x, inputs, weights.compressed, weights.bias, residual, outputs, out, num_rows, outputs, inputs,
-                           team.threads(), team.helpers);
-  } else {
-    quantized_linear<bf16, Out>(x, inputs, weights.quantized, weights.bias, residual, outputs, out, num_rows,
-                                team.threads(), team.helpers);
-  }
-}
-
 // out = activation(gate) * up in one product, where that is faster; false: it is not.
-bool gated_linear(const LinearWeights& weights, Activation activation, const bf16* x, bf16* out, int64_t num_rows,
+bool gated_linear(const LinearWeights& weights, const Activation& activation, const bf16* x, bf16* out, int64_t num_rows,
                   int num_threads) {
   const int64_t inputs = weights.num_inputs, size = weights.num_outputs / 2;
   if (!should_gate(num_rows, size)) return false;
@@ -139,6 +125,10 @@ void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch
     attend(attention, {layer.k_cache, layer.v_cache, attention.head_dim}, qkv, attended, team);
     linear(layer.output, attended, x, x, rows, team);
     rms_norm<bf16>(x, hidden, layer.mlp_norm, normed, rows, hidden, layer.eps, layer.weight_offset, num_threads);
+    if (layer.mixture) {
+      mixture(*layer.mixture, normed, x, x, rows, team);
+      continue;
+    }
     if (!gated_linear(layer.gate_up, layer.activation, normed, gated, rows, num_threads)) {
       linear(layer.gate_up, normed, nullptr, wide, rows, team);
       act_and_mul<bf16>(wide, layer.gate_up.num_outputs, gated, rows, layer.down.num_inputs, layer.activation, num_threads);

@@ -5,28 +5,20 @@
 #include <cstring>
 #include <vector>
 
-#include "threads/helpers.h"
-#include "ops.h"
+#include "experts/experts.h"
+#include "linear/linear_weights.h"
 
 namespace pagoda {
 
-// y = x W^T + bias, of a packed bfloat16 matrix, of a compressed one where `packed` is null, or of integers where both are.
-struct LinearWeights {
-  const bf16* packed;
-  QuantizedMatrix quantized;
-  const bf16* bias;  // or null
-  int64_t num_outputs, num_inputs;
-  CompressedMatrix compressed{};
-};
-
-// x += attention(norm(x)); x += down(activation(gate(norm(x))) * up(norm(x))).
+// x += attention(norm(x)); x += down(activation(gate(norm(x))) * up(norm(x))), or x += mixture(norm(x)).
 struct DecoderLayer {
   const bf16 *attention_norm, *mlp_norm;
   float eps, weight_offset;
   const bf16 *q_norm, *k_norm;  // of each head, or null
   float head_eps, head_weight_offset;
-  LinearWeights qkv, output, gate_up, down;
+  LinearWeights qkv, output, gate_up, down;  // of a mixture, the last two are of no use
   Activation activation;
+  const Mixture* mixture = nullptr;
   int rotation;  // index into DecoderBatch::rotations; -1: none
   bool is_interleaved;
   float scale, softcap;  // of attention; softcap 0: none
@@ -53,14 +45,6 @@ struct DecoderBatch {
   const int64_t* wanted = nullptr;  // last tokens of each sequence whose hidden states are wanted; null: all
   CacheLayout cache;
   std::vector<Rotation> rotations;
-};
-
-// Who computes: threads of OpenMP, or, if there are any, helpers of one thread.
-struct Team {
-  int num_threads;
-  Helpers* helpers;
-
-  int threads() const { return helpers == nullptr ? num_threads : 1; }
 };
 
 // Numbers of bfloat16 that `decoder_layers` needs for a batch beside x.

@@ -1,3 +1,4 @@
+#include "linear/any_product.h"
 #include "linear/compressed_weight.h"
 #include "linear/packed_pairs.h"
 #include "threads/parallel.h"
@@ -271,6 +272,12 @@ void compressed_gated_linear(const bf16* x, int64_t x_stride, const CompressedMa
     const CompressedPairs pairs{{{x, x_stride, num_inputs / 2}, num_rows}, weight};
     PanelProduct<CompressedPairs, std::decay_t<decltype(gated)>>{pairs, gated, Tiles(num_rows)}.run(num_threads);
   });
+}
+
+std::unique_ptr<AnyProduct> compressed_product(const LinearWeights& weights, const bf16* x, bf16* out, int64_t num_rows) {
+  const Linear<bf16> linear{weights.bias, nullptr, 0, out, weights.num_outputs};
+  const CompressedPairs pairs{{{x, weights.num_inputs, weights.num_inputs / 2}, num_rows}, weights.compressed};
+  return any_product(pairs, linear, Tiles(num_rows));
 }
 
 template void compressed_linear(const bf16*, int64_t, const CompressedMatrix&, const bf16*, const bf16*, int64_t, float*,

@@ -77,7 +77,7 @@ struct Gated {
         store(rounded, sum);
         return load(rounded);
       };
-      for (int r = 0; r < rows; ++r) store(out + (row + r) * size + column, act(value(0, r)) * value(1, r));
+      for (int r = 0; r < rows; ++r) store(out + (row + r) * size + column, act(value(0, r)) * act.up(value(1, r)));
     }
   }
 };

@@ -1,4 +1,4 @@
-#include "ops.h"
+#include "linear/any_product.h"
 #include "linear/packed_pairs.h"
 #include "threads/parallel.h"
 
@@ -57,6 +57,18 @@ void packed_gated_linear(const bf16* x, int64_t x_stride, const bf16* weight, co
     const Pairs pairs{{{x, x_stride, num_inputs / 2}, num_rows}, weight};
     PanelProduct<Pairs, std::decay_t<decltype(gated)>>{pairs, gated, Tiles(num_rows)}.run(num_threads);
   });
+}
+
+std::unique_ptr<AnyProduct> packed_product(const LinearWeights& weights, const bf16* x, bf16* out, int64_t num_rows) {
+  const Linear<bf16> linear{weights.bias, nullptr, 0, out, weights.num_outputs};
+  const Pairs pairs{{{x, weights.num_inputs, weights.num_inputs / 2}, num_rows}, weights.packed};
+  return any_product(pairs, linear, Tiles(num_rows));
+}
+
+std::unique_ptr<AnyProduct> any_product(const LinearWeights& weights, const bf16* x, bf16* out, int64_t num_rows) {
+  if (weights.packed) return packed_product(weights, x, out, num_rows);
+  if (weights.compressed.codes) return compressed_product(weights, x, out, num_rows);
+  return quantized_product(weights, x, out, num_rows);
 }
 
 template void packed_linear(const bf16*, int64_t, const bf16*, const bf16*, const bf16*, int64_t, float*, int64_t, int64_t,

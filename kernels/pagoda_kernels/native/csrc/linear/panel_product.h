@@ -55,6 +55,20 @@ struct PanelProduct {
     }
   }
 
+  // The sums of an item for some rows, and its outputs of them: in two steps, which different threads may take.
+  int64_t sums_of_item(const Rows& block) const { return kPanels * sums_of_panel(block); }
+  void compute(const Rows& block, int64_t item, float* sums) const {
+    Unfinished nothing;
+    for (int i = 0; i < kPanels; ++i) multiply<false>(block, item, i, sums, nothing);
+  }
+  void finish(const Rows& block, int64_t item, const float* sums) const {
+    const int64_t first = tiles.begin(block.first_tile);
+    for (int64_t t = block.first_tile; t < block.last_tile; ++t) {
+      const int64_t row = tiles.begin(t);
+      outputs(row, tiles.rows(t), item, sums + (row - first) * kPanel, sums_of_panel(block)).finish();
+    }
+  }
+
   // An item for some rows; its outputs, or what is unfinished of another one.
   void multiply(const Rows& block, int64_t item, float* sums, Unfinished& unfinished) const {
     for (int i = 0; i < kPanels; ++i) multiply<true>(block, item, i, sums, unfinished);
@@ -106,8 +120,6 @@ struct PanelProduct {
     for (int i = 0; i < kPanels; ++i) of_rows.sums[i] = sums + i * of_panel;
     return of_rows;
   }
-
-  friend struct Parts<PanelProduct>;
 };
 
 // A product of few rows in parts of some items, for Helpers.
@@ -117,23 +129,18 @@ struct Parts {
   Rows rows;  // packed where helpers may read it
   int64_t grain;
 
-  int64_t sums_of_item() const { return Product::kPanels * product.num_rows() * kPanel; }
-  int64_t sums_size() const { return grain * sums_of_item(); }
+  int64_t sums_size() const { return grain * product.sums_of_item(rows); }
   int64_t end(int64_t part) const { return std::min(product.items, (part + 1) * grain); }
 
   void compute(int64_t part, float* sums) const {
     const TileRegisters registers(product.tiles.height, product.block_words());
-    typename Product::Unfinished nothing;
-    for (int64_t item = part * grain; item < end(part); ++item, sums += sums_of_item()) {
-      for (int i = 0; i < Product::kPanels; ++i) product.template multiply<false>(rows, item, i, sums, nothing);
+    for (int64_t item = part * grain; item < end(part); ++item, sums += product.sums_of_item(rows)) {
+      product.compute(rows, item, sums);
     }
   }
   void finish(int64_t part, const float* sums) const {
-    for (int64_t item = part * grain; item < end(part); ++item, sums += sums_of_item()) {
-      for (int64_t t = 0; t < rows.last_tile; ++t) {
-        const int64_t row = product.tiles.begin(t);
-        product.outputs(row, product.tiles.rows(t), item, sums + row * kPanel, product.num_rows() * kPanel).finish();
-      }
+    for (int64_t item = part * grain; item < end(part); ++item, sums += product.sums_of_item(rows)) {
+      product.finish(rows, item, sums);
     }
   }
 };

@@ -1,6 +1,6 @@
 #include <type_traits>
 
-#include "linear/panel_product.h"
+#include "linear/any_product.h"
 #include "threads/parallel.h"
 #include "linear/quantized_blocks.h"
 #include "linear/quantized_rows.h"
@@ -287,6 +287,16 @@ void run_panels(const Input& x, const QuantizedMatrix& w, const Epilogue& epilog
 }  // namespace
 
 #if defined(__AVX512BF16__)
+
+std::unique_ptr<AnyProduct> quantized_product(const LinearWeights& weights, const bf16* x, bf16* out, int64_t num_rows) {
+  const QuantizedMatrix& w = weights.quantized;
+  const Linear<bf16> linear{weights.bias, nullptr, 0, out, w.num_outputs};
+  std::unique_ptr<AnyProduct> product;
+  const auto make = [&](const auto& kernel, int height) { product = any_product(kernel, linear, Tiles(num_rows, height)); };
+  const Input input{x, w.num_inputs, w.num_inputs / 2};
+  w.bits == 4 ? with_kernel<4>(input, w, num_rows, make) : with_kernel<8>(input, w, num_rows, make);
+  return product;
+}
 
 void quantized_gated_linear(const bf16* x, int64_t x_stride, const QuantizedMatrix& w, const bf16* bias,
                             Activation activation, bf16* out, int64_t num_rows, int num_threads) {

@@ -40,12 +40,14 @@ class Unlocked {
   std::optional<pybind11::gil_scoped_release> release_;
 };
 
-void act_and_mul(const Tensor& x, const Tensor& out, int64_t activation) {
+void act_and_mul(const Tensor& x, const Tensor& out, int64_t activation, double limit, double alpha, double up_offset) {
   const Unlocked unlocked(x.size(0));
   by_dtype(x, [&](auto zero) {
     using T = decltype(zero);
     pagoda::act_and_mul<T>(data<T>(x), x.stride(0), data<T>(out), out.size(0), out.size(1),
-                           static_cast<pagoda::Activation>(activation), at::get_num_threads());
+                           {static_cast<pagoda::ActivationKind>(activation), static_cast<float>(limit),
+                            static_cast<float>(alpha), static_cast<float>(up_offset)},
+                           at::get_num_threads());
   });
 }
 
@@ -261,6 +263,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("rms_norm", &rms_norm);
   module.def("rope_store", &rope_store);
   module.def("store_int8", &store_int8, AllUnlocked());
+  bind_mixtures(module);
   bind_decoder_layers(module);
   bind_composed_layers(module);
 }

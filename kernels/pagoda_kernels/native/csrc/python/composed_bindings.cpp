@@ -40,7 +40,7 @@ class ComposedLayers {
         .output = linear(1),
         .gate_up = linear(2),
         .down = linear(3),
-        .activation = static_cast<pagoda::Activation>(activation),
+        .activation = {static_cast<pagoda::ActivationKind>(activation)},
         .rotation = rotation,
         .is_interleaved = is_interleaved,
         .scale = scale,

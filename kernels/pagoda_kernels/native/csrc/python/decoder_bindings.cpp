@@ -13,47 +13,13 @@
 #include <optional>
 #include <vector>
 
-#include "python/bindings.h"
-#include "threads/helpers.h"
+#include "python/mixture.h"
 
 #if defined(__AVX512BF16__)
 
 namespace {
 
 using at::Tensor;
-
-const pagoda::bf16* pointer(const std::optional<Tensor>& tensor) {
-  return tensor ? data<const pagoda::bf16>(*tensor) : nullptr;
-}
-
-// A matrix of one layer: packed, compressed, or codes with scales. The bias is for its owner to keep.
-struct LinearTensors {
-  pagoda::LinearWeights weights;
-  std::vector<Tensor> tensors;  // the matrix itself
-};
-
-LinearTensors linear_weights(const Tensor& weight, const std::optional<Tensor>& scales, const std::optional<Tensor>& zeros,
-                             int64_t group_size, bool quantizes_inputs, const std::optional<Tensor>& bias,
-                             int64_t num_outputs, int64_t num_inputs) {
-  LinearTensors result{{nullptr, {}, pointer(bias), num_outputs, num_inputs}, {weight}};
-#if defined(__AVX512BF16__)
-  if (!scales && weight.scalar_type() == at::kByte) {
-    result.weights.compressed = compressed_matrix(weight, num_outputs, num_inputs);
-    return result;
-  }
-#endif
-  if (!scales) {
-    result.weights.packed = data<const pagoda::bf16>(weight);
-    return result;
-  }
-  result.weights.quantized = {data<uint8_t>(weight), data<float>(*scales), zeros ? data<float>(*zeros) : nullptr,
-                              num_outputs,           num_inputs,           scales->size(1),
-                              group_size,            static_cast<int>(weight.size(2) / 16),
-                              quantizes_inputs};
-  result.tensors.push_back(*scales);
-  if (zeros) result.tensors.push_back(*zeros);
-  return result;
-}
 
 // One caller at a time: the scratch memory is kept from call to call.
 class DecoderLayers {
@@ -66,7 +32,7 @@ class DecoderLayers {
            double head_weight_offset, const std::vector<LinearTensors>& linears, int64_t activation, int rotation,
            bool is_interleaved, double scale, double softcap, int64_t window, const Tensor& k_cache, const Tensor& v_cache) {
     using pagoda::bf16;
-    TORCH_CHECK(linears.size() == 4, "a layer has 4 matrices, got ", linears.size());
+    TORCH_CHECK(linears.size() == 4 || linears.size() == 2, "a layer has 4 matrices, or 2 and a mixture, got ", linears.size());
     layers_.push_back({
         .attention_norm = data<const bf16>(attention_norm),
         .mlp_norm = data<const bf16>(mlp_norm),
@@ -78,9 +44,9 @@ class DecoderLayers {
         .head_weight_offset = static_cast<float>(head_weight_offset),
         .qkv = keep(linears[0]),
         .output = keep(linears[1]),
-        .gate_up = keep(linears[2]),
-        .down = keep(linears[3]),
-        .activation = static_cast<pagoda::Activation>(activation),
+        .gate_up = linears.size() > 2 ? keep(linears[2]) : pagoda::LinearWeights{},
+        .down = linears.size() > 2 ? keep(linears[3]) : pagoda::LinearWeights{},
+        .activation = {static_cast<pagoda::ActivationKind>(activation)},
         .rotation = rotation,
         .is_interleaved = is_interleaved,
         .scale = static_cast<float>(scale),
@@ -91,6 +57,12 @@ class DecoderLayers {
     });
     block_size_ = k_cache.size(1);
     kept_.insert(kept_.end(), {k_cache, v_cache});
+  }
+
+  // The last layer's feed-forward part is a mixture.
+  void mix(const std::shared_ptr<MixtureTensors>& mixture) {
+    layers_.back().mixture = &mixture->mixture;
+    mixtures_.push_back(mixture);
   }
 
   // cos and sin: [max_positions, ..., angles] float32, one pair for each rotation.
@@ -250,12 +222,7 @@ class DecoderLayers {
     pagoda::decoder_logits(*head_, data<pagoda::bf16>(x), rows, num_rows, scratch, logits, values, indices, team());
   }
 
-  pagoda::Team team() {
-    const int count = pagoda::num_helpers();
-    if (count == 0) return {at::get_num_threads(), nullptr};
-    if (!helpers_ || helpers_->count() != count) helpers_ = std::make_unique<pagoda::Helpers>(count);
-    return {at::get_num_threads(), helpers_.get()};
-  }
+  pagoda::Team team() { return team_of(helpers_); }
 
   const pagoda::LinearWeights& keep(const LinearTensors& linear) {
     kept_.insert(kept_.end(), linear.tensors.begin(), linear.tensors.end());
@@ -283,6 +250,7 @@ class DecoderLayers {
   std::vector<int32_t> table_;
   std::vector<float> values_;
   std::vector<Tensor> kept_;                  // all that helpers read
+  std::vector<std::shared_ptr<MixtureTensors>> mixtures_;
   std::unique_ptr<pagoda::Helpers> helpers_;  // ends before that
 };
 
@@ -292,11 +260,10 @@ void bind_decoder_layers(pybind11::module_& module) {
   using AllUnlocked = pybind11::call_guard<pybind11::gil_scoped_release>;
   const pybind11::arg as_is = pybind11::arg().noconvert();  // an array of another type is refused, not copied
   module.def("set_num_helpers", &pagoda::set_num_helpers);
-  module.def("linear_weights", &linear_weights);
-  pybind11::class_<LinearTensors>(module, "LinearTensors");
   pybind11::class_<DecoderLayers>(module, "decoder_layers")
       .def(pybind11::init<int64_t, int64_t, int64_t>())
       .def("add", &DecoderLayers::add)
+      .def("mix", &DecoderLayers::mix)
       .def("rotate", &DecoderLayers::rotate)
       .def("ends", &DecoderLayers::ends)
       .def("forward", &DecoderLayers::forward, AllUnlocked())

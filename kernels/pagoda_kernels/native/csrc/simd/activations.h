@@ -8,16 +8,21 @@ namespace pagoda {
 
 inline Vec sigmoid(Vec x) { return Vec(1.0f) / (Vec(1.0f) + exp(Vec() - x)); }
 
-struct Silu {
+// What most do with the other factor: nothing.
+struct PlainUp {
+  Vec up(Vec x) const { return x; }
+};
+
+struct Silu : PlainUp {
   Vec operator()(Vec x) const { return x * sigmoid(x); }
 };
 
-struct QuickGelu {
+struct QuickGelu : PlainUp {
   Vec operator()(Vec x) const { return x * sigmoid(x * Vec(1.702f)); }
 };
 
 // x / 2 * (1 + tanh(u)) is x * sigmoid(2 u).
-struct GeluTanh {
+struct GeluTanh : PlainUp {
   Vec operator()(Vec x) const {
     const Vec cubed = fma(x * x, x * Vec(0.044715f), x);
     return x * sigmoid(cubed * Vec(1.5957691216057308f));
@@ -25,7 +30,7 @@ struct GeluTanh {
 };
 
 // x / 2 * erfc(-x / sqrt(2)); erfc(z) is t * exp(-z^2) * p(t) with t = 1 / (1 + 0.3 z), p fitted to 2e-8 for z to 10.
-struct Gelu {
+struct Gelu : PlainUp {
   Vec operator()(Vec x) const {
     const Vec size = max(x, Vec() - x);
     const Vec z = size * Vec(0.70710678118654752f);
@@ -46,33 +51,46 @@ struct Gelu {
 };
 
 // The second operand of max is the one that a NaN comes through.
-struct Relu {
+struct Relu : PlainUp {
   Vec operator()(Vec x) const { return max(Vec(), x); }
 };
 
-struct ReluSquared {
+struct ReluSquared : PlainUp {
   Vec operator()(Vec x) const {
     const Vec kept = max(Vec(), x);
     return kept * kept;
   }
 };
 
+// g * sigmoid(alpha * g) with g = min(gate, limit), times clamp(up, -limit, limit) + up_offset. The second operand of min
+// and max is the one that a NaN comes through.
+struct ClampedSwiglu {
+  float limit, alpha, up_offset;
+  Vec operator()(Vec x) const {
+    const Vec gate = min(Vec(limit), x);
+    return gate * sigmoid(gate * Vec(alpha));
+  }
+  Vec up(Vec x) const { return max(Vec(-limit), min(Vec(limit), x)) + Vec(up_offset); }
+};
+
 // body(activation as one of the above)
 template <typename Body>
-void with_activation(Activation activation, const Body& body) {
-  switch (activation) {
-    case Activation::kSilu:
+void with_activation(const Activation& activation, const Body& body) {
+  switch (activation.kind) {
+    case ActivationKind::kSilu:
       return body(Silu{});
-    case Activation::kGelu:
+    case ActivationKind::kGelu:
       return body(Gelu{});
-    case Activation::kGeluTanh:
+    case ActivationKind::kGeluTanh:
       return body(GeluTanh{});
-    case Activation::kQuickGelu:
+    case ActivationKind::kQuickGelu:
       return body(QuickGelu{});
-    case Activation::kRelu:
+    case ActivationKind::kRelu:
       return body(Relu{});
-    case Activation::kReluSquared:
+    case ActivationKind::kReluSquared:
       return body(ReluSquared{});
+    case ActivationKind::kClampedSwiglu:
+      return body(ClampedSwiglu{activation.limit, activation.alpha, activation.up_offset});
   }
 }
 
