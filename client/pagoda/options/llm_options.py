@@ -7,7 +7,14 @@ from dataclasses import fields
 from typing import Any
 
 from pagoda.options.vllm_options import BY_NAME
-from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from pagoda_common.config.engine_config import (
+    FIT_MEMORY,
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
 from pagoda_common.config.flag_tables import parse_attention_backend, parse_dtype, parse_load_format
 from pagoda_common.config.model_files import with_room_for_prompts
 from pagoda_common.config.observability_config import ObservabilityConfig
@@ -56,8 +63,8 @@ def engine_config_from_options(**options: Any) -> EngineConfig:
         given["load_format"] = parse_load_format(str(given["load_format"]))
     if "attention_backend" in given:
         given["attention_backend"] = parse_attention_backend(str(given["attention_backend"]))
-    if given.get("max_model_len") in (-1, "auto"):
-        del given["max_model_len"]
+    if given.get("max_model_len") == "auto":
+        given["max_model_len"] = FIT_MEMORY
     parts: dict[str, Any] = {
         part: config(**{field.name: given[field.name] for field in fields(config) if field.name in given})
         for part, config in CONFIGS.items()

@@ -28,6 +28,8 @@ LogprobsMode: TypeAlias = Literal["raw_logprobs", "processed_logprobs", "raw_log
 
 EMBEDDED_MODEL = "pagoda-tiny"
 """Name of the model that ships with Pagoda (pagoda_common/models/pagoda-tiny)."""
+FIT_MEMORY = -1
+"""As max_model_len: the longest context whose KV cache fits, at most the checkpoint's; auto on the command line."""
 
 
 def _check(condition: bool, name: str, value: object, bound: str) -> None:
@@ -64,7 +66,7 @@ class ModelConfig:
     device: Device = "auto"
     """auto takes an accelerator if there is one."""
     max_model_len: int | None = None
-    """Longest prompt plus output in tokens; None takes the checkpoint's."""
+    """Longest prompt plus output in tokens; None takes the checkpoint's, FIT_MEMORY no more of it than fits."""
     load_format: LoadFormat = "auto"
     """auto and safetensors read safetensors; dummy makes random weights."""
     max_logprobs: int = 20
@@ -90,6 +92,16 @@ class ModelConfig:
     seed: int = 0
     """Seed of dummy weights."""
 
+    @property
+    def fixed_max_model_len(self) -> int | None:
+        """max_model_len where it is a number; None where the checkpoint or the memory decides."""
+        return None if self.max_model_len == FIT_MEMORY else self.max_model_len
+
+    @property
+    def fits_max_model_len(self) -> bool:
+        """Whether the context may be shorter than the checkpoint's, for want of memory."""
+        return self.max_model_len == FIT_MEMORY
+
     def __post_init__(self) -> None:
         _check(bool(self.model), "model", self.model, "a directory or hub id")
         _check_choice("dtype", self.dtype, get_args(DType))
@@ -98,7 +110,8 @@ class ModelConfig:
         _check_choice("device", self.device, get_args(Device))
         _check_choice("load_format", self.load_format, get_args(LoadFormat))
         _check_choice("attention_backend", self.attention_backend, get_args(AttentionBackend))
-        _check(self.max_model_len is None or self.max_model_len >= 1, "max_model_len", self.max_model_len, "at least 1")
+        length = self.fixed_max_model_len
+        _check(length is None or length >= 1, "max_model_len", length, "at least 1, or -1 for auto")
         _check(self.max_logprobs >= -1, "max_logprobs", self.max_logprobs, "at least -1")
         parse_object(self.override_generation_config, field="override_generation_config")
         structured_outputs_defaults(self.structured_outputs_config)
@@ -238,10 +251,10 @@ class EngineConfig:
             _check(self.cache.kv_cache_dtype != "fp8", "kv_cache_dtype", "fp8", "auto or int8 on a CPU")
             backend = self.model.attention_backend
             _check(backend == "auto", "attention_backend", backend, "auto on a CPU")
-        if not self.scheduler.enable_chunked_prefill and self.model.max_model_len is not None:
+        if not self.scheduler.enable_chunked_prefill and self.model.fixed_max_model_len is not None:
             _check(
-                self.scheduler.max_num_batched_tokens >= self.model.max_model_len,
+                self.scheduler.max_num_batched_tokens >= self.model.fixed_max_model_len,
                 "max_num_batched_tokens",
                 self.scheduler.max_num_batched_tokens,
-                f"at least max_model_len ({self.model.max_model_len}) without chunked prefill",
+                f"at least max_model_len ({self.model.fixed_max_model_len}) without chunked prefill",
             )

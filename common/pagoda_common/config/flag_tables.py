@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pagoda_common.config.engine_config import FIT_MEMORY
+
 _SUFFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _SUFFIX |= {letter.upper(): 1024**power for power, letter in enumerate("kmgt", start=1)}
 _BYTE_SUFFIX = _SUFFIX | {"B": 1}
@@ -30,9 +32,9 @@ def parse_bytes(text: str) -> int:
     return _quantity(text, _BYTE_SUFFIX, "512M, 2GiB (binary) or 2GB (decimal)")
 
 
-def parse_max_model_len(text: str) -> int | None:
-    """As `parse_count`; -1 and auto take the checkpoint's (None)."""
-    return None if text in ("-1", "auto") else parse_count(text)
+def parse_max_model_len(text: str) -> int:
+    """As `parse_count`; -1 and auto are FIT_MEMORY."""
+    return FIT_MEMORY if text in ("-1", "auto") else parse_count(text)
 
 
 def parse_dtype(text: str) -> str:
@@ -112,7 +114,7 @@ MODEL_FLAGS = (
         field="max_model_len",
         parse=parse_max_model_len,
         metavar="TOKENS",
-        help="longest prompt plus output, such as 4096 or 8k; auto or -1 takes the checkpoint's",
+        help="longest prompt plus output, such as 4096 or 8k; auto or -1 is what fits",
     ),
     Flag(field="load_format", parse=parse_load_format, help="dummy makes random weights"),
     Flag(

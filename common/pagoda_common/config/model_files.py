@@ -46,5 +46,5 @@ def with_room_for_prompts(scheduler: SchedulerConfig, model: ModelConfig) -> Sch
     default = next(field.default for field in fields(SchedulerConfig) if field.name == "max_num_batched_tokens")
     if scheduler.enable_chunked_prefill or scheduler.max_num_batched_tokens != default:
         return scheduler
-    longest = model.max_model_len or context_of(model.model) or 0
+    longest = model.fixed_max_model_len or context_of(model.model) or 0
     return replace(scheduler, max_num_batched_tokens=max(longest, scheduler.max_num_batched_tokens))

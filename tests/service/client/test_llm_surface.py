@@ -184,7 +184,7 @@ def test_options_are_taken_as_vllm_takes_them() -> None:
         enforce_eager=True,
     )
     model = config.model
-    assert (model.served_model_name, model.dtype, model.max_model_len) == (("name",), "float16", None)
+    assert (model.served_model_name, model.dtype, model.max_model_len) == (("name",), "float16", -1)
     assert model.override_generation_config == '{"temperature": 0.5}'
 
 

@@ -133,6 +133,20 @@ async def test_a_config_that_cannot_be_served_is_refused_with_the_reason(
     await caller.bring_up()  # and the worker lives on
 
 
+async def test_a_cache_that_is_too_small_for_the_context_is_no_failure_where_the_context_is_what_fits(
+    channel: grpc.aio.Channel,
+) -> None:
+    caller = Caller(channel)
+    await caller.init_device(max_model_len=0, fits_max_model_len=True, kv_cache_memory_bytes=2**20)
+    assert (await caller.load_model())[-1].model_info.max_model_len == 1024
+    available = await caller.determine()
+    assert 0 < available.num_blocks * available.block_bytes <= 2**20
+    await caller.init_device(max_model_len=0, fits_max_model_len=True, kv_cache_memory_bytes=1000)
+    await caller.load_model()
+    await fails(caller.determine(), grpc.StatusCode.RESOURCE_EXHAUSTED, "auto takes what fits")
+    await caller.bring_up()
+
+
 async def test_two_loads_at_once_are_one(channel: grpc.aio.Channel, served: Served) -> None:
     caller = Caller(channel)
     await caller.init_device()

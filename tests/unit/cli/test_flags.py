@@ -220,8 +220,11 @@ def test_other_text_is_no_quantity(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["-1", "auto"])
-def test_max_model_len_may_be_left_to_the_checkpoint(text: str) -> None:
-    assert parse_engine([f"--max-model-len={text}"]).model.max_model_len is None
+def test_max_model_len_may_be_what_fits(text: str) -> None:
+    model = parse_engine([f"--max-model-len={text}"]).model
+    assert (model.fits_max_model_len, model.fixed_max_model_len) == (True, None)
+    without_chunks = parse_engine([f"--max-model-len={text}", "--no-enable-chunked-prefill"])
+    assert without_chunks.scheduler.max_num_batched_tokens >= 1024  # the checkpoint's
 
 
 @pytest.mark.parametrize(

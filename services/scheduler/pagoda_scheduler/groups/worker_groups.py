@@ -283,6 +283,7 @@ class WorkerGroups:
             group.state = "loading"
             self._note("the model is being loaded")
             brought_up = await client.bring_up(self._config, self.orders.weights(group.number))
+            longest = brought_up.model_info.max_model_len
             core = EngineCore(
                 config=self._config,
                 executor=client,
@@ -302,6 +303,9 @@ class WorkerGroups:
             self.model_info = brought_up.model_info
             self.model_info.max_model_len = core.scheduler.max_model_len
             await _first(self._wait_for_place(group), run)
+            if self._config.model.fits_max_model_len:
+                fitting = core.scheduler.max_model_len
+                logger.info("max_model_len auto: %d of the checkpoint's %d tokens of context fit", fitting, longest)
             group.settle("serving")
             logger.info("group %d: serving %s", group.number, self.model_info.model)
             self._engine.add_core(core)

@@ -21,7 +21,7 @@ class LoadedModel:
     model: Model
     config: EngineConfig
     max_model_len: int
-    """Tokens; config.model.max_model_len, or the checkpoint's."""
+    """Tokens; config.model.max_model_len, or the checkpoint's (also where no more than fits is wanted)."""
     weight_bytes: int
     """Of this rank."""
     dtype: torch.dtype

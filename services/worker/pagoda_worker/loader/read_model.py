@@ -61,7 +61,7 @@ def read_model(
     build_config = BuildConfig(checkpoint=checkpoint.config, engine=config.model)
     builder = ModelBuilder(config=build_config, parallel=parallel)
     model = builder.build()
-    max_model_len = config.model.max_model_len or model.max_position_embeddings
+    max_model_len = config.model.fixed_max_model_len or model.max_position_embeddings
     if max_model_len > model.max_position_embeddings:
         raise ConfigError(
             f"max_model_len is {max_model_len}, the model was made for {model.max_position_embeddings} tokens",

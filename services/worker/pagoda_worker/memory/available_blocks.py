@@ -26,19 +26,20 @@ def available_blocks(loaded: LoadedModel) -> AvailableBlocks:
     """Blocks that fit, and no more than every sequence could ever fill.
 
     Raises:
-        OutOfMemory: not even one request of max_model_len would fit; the message names the flags.
+        OutOfMemory: not even one request of max_model_len would fit (with FIT_MEMORY: not one block); the message
+            names the flags.
     """
     cache, is_cpu = loaded.config.cache, loaded.device.type == "cpu"
     size = block_bytes(loaded.model.attention_layers, block_size=cache.block_size, dtype=loaded.cache_dtype)
     budget = cache.kv_cache_memory_bytes or _free_bytes(loaded)
     per_request = -(-loaded.max_model_len // cache.block_size)
     num_blocks = min(budget // size, loaded.config.scheduler.max_num_seqs * per_request)
-    if num_blocks < per_request:
+    if num_blocks < (1 if loaded.config.model.fits_max_model_len else per_request):
         flag = "--kv-cache-memory" if is_cpu else "--kv-cache-memory or --gpu-memory-utilization"
         raise OutOfMemory(
             f"the KV cache has room for {budget // size * cache.block_size} tokens ({budget / 2**20:.1f} MiB), one "
             f"request of max_model_len {loaded.max_model_len} needs {per_request * size / 2**20:.1f} MiB: "
-            f"raise {flag}, or lower --max-model-len"
+            f"raise {flag}, or lower --max-model-len (auto takes what fits)"
         )
     return AvailableBlocks(
         num_blocks=num_blocks, num_cpu_blocks=cache.cpu_kv_cache_memory_bytes // size, block_bytes=size

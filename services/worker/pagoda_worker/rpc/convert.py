@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from pagoda.v1 import types_pb2, worker_pb2
 from pagoda_common.config.engine_config import (
+    FIT_MEMORY,
     ActivationQuantization,
     AttentionBackend,
     CacheConfig,
@@ -49,7 +50,7 @@ def engine_config_from_proto(message: worker_pb2.WorkerConfig) -> EngineConfig:
             quantization=message.quantization or None,
             activation_quantization=cast("ActivationQuantization", message.activation_quantization or "auto"),
             device=cast("Device", message.device or "auto"),
-            max_model_len=message.max_model_len or None,
+            max_model_len=FIT_MEMORY if message.fits_max_model_len else message.max_model_len or None,
             load_format=cast("LoadFormat", message.load_format or "auto"),
             max_logprobs=message.max_logprobs,
             logprobs_mode=cast("LogprobsMode", message.logprobs_mode or "raw_logprobs"),

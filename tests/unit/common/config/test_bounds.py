@@ -15,7 +15,7 @@ from pagoda_common.config.security_config import SecurityConfig
 from pagoda_common.errors import ConfigError
 
 BOUNDS: list[tuple[type, str, tuple[Any, ...], tuple[Any, ...]]] = [
-    (ModelConfig, "max_model_len", (None, 1, 10**9), (0, -1)),
+    (ModelConfig, "max_model_len", (None, -1, 1, 10**9), (0, -2)),
     (ModelConfig, "max_logprobs", (-1, 0, 20), (-2,)),
     (ModelConfig, "logits_processors", ((), ("a:B",), ("a.b:C", "d:E")), (("a",), ("a:",), (":B",), ("a:B", "c"))),
     (CacheConfig, "block_size", (1, 256), (0, 257)),
