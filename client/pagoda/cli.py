@@ -10,7 +10,7 @@ from typing import Any
 
 from pagoda import __version__
 from pagoda.commands.arguments import CommandParser
-from pagoda_common.errors import PagodaError
+from pagoda_common.errors import ConfigError, ModelLoadError, PagodaError
 from pagoda_common.process.logging import configure_logging
 
 EXIT_INTERRUPTED = 130
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return chosen.run(args, args.parser)
     except PagodaError as error:
         print(f"{args.parser.prog}: error: {error.message}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError | ModelLoadError) else 1
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:

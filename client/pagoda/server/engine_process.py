@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import deque
 
+from pagoda.server.early_checks import check_model
 from pagoda.server.load_fault import find_load_fault
 from pagoda.server.service_token import token_environment
 from pagoda.server.supervisor import Service, Supervisor
@@ -42,6 +43,7 @@ class PrivateEngine:
         services = [scheduler_service, *workers]
         self.client = EngineClient(address=address, security=config.security)
         """Connected while the engine runs."""
+        self._config = config
         self._model = config.model.model
         self._security = config.security
         self._tail: deque[str] = deque(maxlen=NUM_TAIL_LINES)
@@ -54,8 +56,10 @@ class PrivateEngine:
         """Start the processes, keep them running, and wait until `client` can generate.
 
         Raises:
+            ConfigError: the model is none, or cannot be served so; no process was started.
             ModelLoadError: the model cannot be loaded, or a process cannot be kept running.
         """
+        check_model(self._config)
         self._task = asyncio.create_task(self._run())
         await self.client.start()
         ready = asyncio.create_task(self.client.wait_until_ready())

@@ -61,7 +61,7 @@ class LocalStack:
         Raises:
             ConfigError: a port is taken, out of range or given twice; or the model is no directory and no hub id.
         """
-        check_early(engine, tokenizer=frontend.tokenizer)
+        check_early(engine, tokenizer=frontend.tokenizer, chat_template=frontend.chat_template)
         engine = replace(engine, security=with_token(engine.security))
         own = replace(frontend.security, service_token=engine.security.service_token)
         frontend = replace(frontend, security=own)

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -16,7 +17,7 @@ import jinja2.utils
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from pagoda_common.errors import InvalidRequest
+from pagoda_common.errors import ConfigError, InvalidRequest
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of what an assistant thought."""
@@ -191,3 +192,27 @@ def _writes_any_role(source: str) -> bool:
         if UNKNOWN_ROLE in text and "its content" in text:
             return True
     return False
+
+
+def load_chat_template(value: str | None) -> str | None:
+    """The template that a flag names: a file, or the text itself.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    if value is None or "{" in value or "\n" in value:
+        return value
+    try:
+        return Path(value).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"chat_template {value!r} cannot be read: {error}", field="chat_template") from error
+
+
+def check_template(source: str, *, name: str, field: str) -> None:
+    """Raises ConfigError where `source` is no Jinja; the message begins with `name`."""
+    try:
+        _compile(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(f"{name} is no Jinja template: line {error.lineno}: {error.message}", field=field) from error
+    except Exception as error:  # of names and literals that the compiler meets
+        raise ConfigError(f"{name} is no Jinja template: {error}"[:500], field=field) from error

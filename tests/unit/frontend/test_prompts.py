@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from pagoda_common.errors import ConfigError, InvalidRequest, RequestTooLong
+from pagoda_common.text.chat_template import load_chat_template
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.openai.protocol import ChatMessage
-from pagoda_frontend.requests.prompts import Prompts, load_chat_template
+from pagoda_frontend.requests.prompts import Prompts
 
 
 def prompts(chat_template: str | None = None) -> Prompts:

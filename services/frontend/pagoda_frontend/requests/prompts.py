@@ -2,13 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jinja2
 import orjson
 
-from pagoda_common.errors import ConfigError, InvalidRequest, RequestTooLong
+from pagoda_common.errors import InvalidRequest, RequestTooLong
 from pagoda_common.params.truncation import Truncation
 from pagoda_common.text import exact_json
 from pagoda_common.text.chat_template import has_role
@@ -228,17 +227,3 @@ def _template_call(call: MessageToolCall) -> dict[str, Any]:
             arguments = call.function.arguments
     shown: dict[str, Any] = {"type": "function", "function": {"name": call.function.name, "arguments": arguments}}
     return {"id": call.id, **shown} if call.id is not None else shown
-
-
-def load_chat_template(value: str | None) -> str | None:
-    """The template that a flag names: a file, or the text itself.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    if value is None or "{" in value or "\n" in value:
-        return value
-    try:
-        return Path(value).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"chat_template {value!r} cannot be read: {error}", field="chat_template") from error

@@ -15,9 +15,9 @@ from pagoda_common.errors import DeadlineExceeded, NotFound, NotReady, PagodaErr
 from pagoda_common.metrics.tracing import make_tracer
 from pagoda_common.process.logging import log_life
 from pagoda_common.rpc.bearer import BearerKeys
+from pagoda_common.text.chat_template import check_template, load_chat_template
 from pagoda_frontend.conversation.dialect import dialect_of
 from pagoda_frontend.observability.metrics import Metrics
-from pagoda_frontend.requests.prompts import load_chat_template
 from pagoda_frontend.requests.served_model import ServedModel, load_served_model
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,8 @@ class Serving:
         self.dialect = dialect_of(config)
         """Parsers of tool calls and reasoning."""
         self.chat_template = load_chat_template(config.chat_template)
+        if self.chat_template is not None:
+            check_template(self.chat_template, name="chat_template", field="chat_template")
         """Jinja text of the flag; None takes the tokenizer's."""
         self._model: ServedModel | None = None
         self._open: dict[tuple[str, str], list[str]] = {}
