@@ -360,6 +360,19 @@ FRONTEND_FLAGS = (
         help="largest HTTP request body",
     ),
     Flag(
+        field="max_request_values",
+        parse=int,
+        metavar="N",
+        help="most values (numbers, texts, lists, objects) in a request body",
+    ),
+    Flag(
+        field="max_unadmitted_bytes",
+        names=("--max-unadmitted-size",),
+        parse=parse_bytes,
+        metavar="BYTES",
+        help="memory of all requests that the engine has not got yet; half of it for one caller",
+    ),
+    Flag(
         field="sse_keep_alive_interval_s",
         names=("--sse-keep-alive-interval",),
         parse=float,

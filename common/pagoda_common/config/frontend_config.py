@@ -100,8 +100,13 @@ class FrontendConfig:
     """Path prefix under which a proxy serves the frontend."""
     drain_timeout_s: float = 30.0
     """Seconds that open streams get to finish after SIGTERM."""
-    max_request_body_bytes: int = 32 * 1024**2
+    max_request_body_bytes: int = 16 * 1024**2
     """Largest HTTP request body in bytes."""
+    max_request_values: int = 512 * 1024
+    """Most values in the JSON of a request body: numbers, texts, lists and objects."""
+    max_unadmitted_bytes: int = 512 * 1024**2
+    """Memory of all requests that are being read or prepared and that the engine has not got yet, in bytes; half of it
+    for one caller. More are refused (503). Four of the largest bodies are always held."""
     sse_keep_alive_interval_s: float = 15.0
     """Seconds without a token until a stream gets a comment line that keeps proxies awake; 0 sends none."""
     keep_alive_timeout_s: int = 75
@@ -172,6 +177,9 @@ class FrontendConfig:
         _check(self.drain_timeout_s >= 0, "drain_timeout", self.drain_timeout_s, "at least 0 seconds")
         body = self.max_request_body_bytes
         _check(body >= 1, "max_request_body_bytes", body, "at least 1 byte")
+        values, held = self.max_request_values, self.max_unadmitted_bytes
+        _check(values >= 1, "max_request_values", values, "at least 1")
+        _check(held >= 1, "max_unadmitted_bytes", held, "at least 1 byte")
         _check(self.send_timeout_s >= 0, "send_timeout", self.send_timeout_s, "at least 0 seconds")
         _check(self.keep_alive_timeout_s >= 1, "keep_alive_timeout", self.keep_alive_timeout_s, "at least 1 second")
         interval = self.sse_keep_alive_interval_s

@@ -188,9 +188,11 @@ class RpcServer:
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         security: ServerSecurity | None = None,
         enable_channelz: bool = False,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         """
         Args:
+            max_message_bytes: of a request; a longer one is refused when its length is known.
             services: full names, such as pagoda.v1.Worker, for health and reflection.
             interceptors: they come after the error mapping, so that they may raise, and after the token's check.
             security: None is plaintext, on loopback.
@@ -203,8 +205,10 @@ class RpcServer:
         self._credentials = server_credentials(self._security)
         guard = token_guard(self._security)
         chain = [ErrorInterceptor(), *([] if guard is None else [guard]), *interceptors]
-        options = [*SERVER_OPTIONS, *([("grpc.enable_channelz", 1)] if enable_channelz else [])]
-        self.grpc_server = grpc.aio.server(interceptors=chain, options=options)
+        options = {**dict(SERVER_OPTIONS), "grpc.max_receive_message_length": max_message_bytes}
+        if enable_channelz:
+            options["grpc.enable_channelz"] = 1
+        self.grpc_server = grpc.aio.server(interceptors=chain, options=list(options.items()))
         self._names = ("", *services)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)

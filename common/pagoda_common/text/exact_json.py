@@ -1,12 +1,13 @@
 """JSON whose integers keep every digit: orjson makes floats of those beyond 64 bits, and cannot write them."""
 
 import json
-import re
 from typing import Any
 
 import orjson
 
-_LONG_NUMBER = re.compile(rb"\d{19,}")
+_LONG_NUMBER = b"0" * 19
+"""Of digits, which `_DIGITS` makes zeros of: found at the speed of memory, in megabytes that hold the interpreter."""
+_DIGITS = bytes(ord("0") if byte in b"0123456789" else ord(" ") for byte in range(256))
 
 
 def loads(text: str | bytes) -> Any:
@@ -17,7 +18,7 @@ def loads(text: str | bytes) -> Any:
     """
     raw = text.encode() if isinstance(text, str) else text
     value = orjson.loads(raw)
-    if _LONG_NUMBER.search(raw) is None:
+    if _LONG_NUMBER not in raw.translate(_DIGITS):
         return value
     try:
         return json.loads(raw)

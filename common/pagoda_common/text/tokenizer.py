@@ -4,9 +4,7 @@ Importing transformers for it would cost seconds and pull in torch; all that is 
 tokenizer_config.json and the chat template.
 """
 
-import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, Self
 
@@ -18,8 +16,10 @@ from pagoda_common.text.detokenizer import IncrementalDetokenizer, make_detokeni
 from pagoda_common.text.tokenizer_files import TokenizerFiles, find_tokenizer_files
 from pagoda_common.text.vocabulary import Vocabulary
 
-NUM_ENCODE_THREADS = 2
-"""The tokenizers library releases the GIL, so long prompts do not hold up the event loop."""
+LONG_TEXT_CHARS = 512
+LONG_NUM_IDS = 256
+"""From here on texts and ids are given to the tokenizers library as batches of one: only then does it let other threads
+run meanwhile, and it takes half the time, for it notes no offsets."""
 
 
 class Tokenizer:
@@ -78,7 +78,9 @@ class Tokenizer:
         return self._chat_templates.get("default")
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. Holds the calling thread; see `encode_async`."""
+        """Token ids of `text`. Holds the calling thread, and the interpreter while it is short."""
+        if len(text) >= LONG_TEXT_CHARS:
+            return self.encode_batch((text,), add_special_tokens=add_special_tokens)[0]
         ids: list[int] = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
@@ -87,16 +89,13 @@ class Tokenizer:
         encodings = self._fast.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
-    async def encode_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """As `encode`, on a thread."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._executor, lambda: self.encode(text, add_special_tokens=add_special_tokens)
-        )
-
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of all of `token_ids`."""
-        text: str = self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        ids = list(token_ids)
+        if len(ids) >= LONG_NUM_IDS:
+            texts: list[str] = self._fast.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+            return texts[0]
+        text: str = self._fast.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def detokenizer(
@@ -104,6 +103,11 @@ class Tokenizer:
     ) -> IncrementalDetokenizer:
         """Text of a sequence that goes on after `prompt_token_ids`, piece by piece."""
         return make_detokenizer(self._fast, self._vocabulary, prompt_token_ids, skip_special_tokens=skip_special_tokens)
+
+    @cached_property
+    def longest_token_bytes(self) -> int:
+        """Bytes of the longest token; of the vocabulary's thousands, so it takes a while."""
+        return max((len(self._vocabulary.token_bytes(token_id)) for token_id in range(self.vocab_size)), default=1)
 
     def token_text(self, token_id: int) -> str:
         """What one token looks like by itself, special tokens by their name; incomplete characters are U+FFFD."""
@@ -182,7 +186,3 @@ class Tokenizer:
     def _special_token_id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
         return None if token is None else self.token_id(token)
-
-    @cached_property
-    def _executor(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(max_workers=NUM_ENCODE_THREADS, thread_name_prefix="tokenizer")

@@ -43,8 +43,12 @@ def test_text_goes_to_ids_and_back(tiny: Tokenizer) -> None:
     assert (tiny.bos_token, tiny.bos_token_id, tiny.eos_token_id) == ("<|endoftext|>", 0, 0)
 
 
-async def test_text_is_encoded_on_a_thread(tiny: Tokenizer) -> None:
-    assert await tiny.encode_async("Hello") == tiny.encode("Hello")
+def test_long_texts_are_read_as_short_ones(tiny: Tokenizer) -> None:
+    """They are given to the library as batches of one."""
+    short = tiny.encode("Hello world, " * 20, add_special_tokens=False)
+    long = tiny.encode("Hello world, " * 100, add_special_tokens=False)
+    assert long[:80] == short[:80]
+    assert tiny.decode(long) == tiny.decode(long[:100]) + tiny.decode(long[100:])
 
 
 def test_tokens_have_bytes_and_a_text(tiny: Tokenizer) -> None:

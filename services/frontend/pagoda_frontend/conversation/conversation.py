@@ -5,24 +5,26 @@ Chat completions, Responses, Messages and gRPC's Chat show the same conversation
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pagoda_common.params.beam_search import BeamSearchParams
+from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_frontend.conversation.call_ids import with_readable_ids
 from pagoda_frontend.conversation.message import CollectedMessage, MessageCollector, MessageDelta
 from pagoda_frontend.conversation.message_reader import MessageReader
 from pagoda_frontend.conversation.template import template_kwargs, trusted_chat_template
 from pagoda_frontend.conversation.thinking_budget import with_thinking_budget
 from pagoda_frontend.conversation.tool_constraint import constraint_of
-from pagoda_frontend.conversation.tools import plan_tools
+from pagoda_frontend.conversation.tools import ToolPlan, plan_tools
 from pagoda_frontend.openai.logprobs import LogprobWriter, logprob_writer, num_top_logprobs
 from pagoda_frontend.openai.protocol import ChatBody
 from pagoda_frontend.requests.call_context import CallContext
-from pagoda_frontend.requests.choices import choices_of
+from pagoda_frontend.requests.choices import Choices, choices_of
 from pagoda_frontend.requests.errors import fields_named
 from pagoda_frontend.requests.run import Run, start_run
 from pagoda_frontend.requests.sampling import body_truncation, sampling_params_of
+from pagoda_frontend.requests.served_model import ServedModel
 from pagoda_frontend.requests.serving import Serving
 from pagoda_frontend.requests.structured import constraint_field
 
@@ -78,27 +80,16 @@ async def start_conversation(
         NotFound: there is none of that name.
         NotReady: the model is not known yet.
     """
-    model, dialect = serving.model_named(body.model), serving.dialect
-    plan = plan_tools(body, can_choose=dialect.can_choose)
-    num_top = num_top_logprobs(body, max_logprobs=serving.config.max_logprobs, vocab_size=model.vocab_size)
-    logprobs = logprob_writer(body, model.tokenizer, num_top, as_token_ids=serving.config.return_tokens_as_token_ids)
-    choices = choices_of(body, best_of=None, with_logprobs=num_top is not None, beam_search=beam_search)
-    has_new_name = body.max_completion_tokens is not None
-    with fields_named({"max_tokens": "max_completion_tokens"} if has_new_name else {}):
-        params = sampling_params_of(
-            body,
-            model=model,
-            max_logprobs=serving.config.max_logprobs,
-            choices=choices,
-            logprobs=num_top,
-            max_tokens=body.max_completion_tokens if has_new_name else body.max_tokens,
-        )
+    model, dialect, work = serving.model_named(body.model), serving.dialect, serving.work
+    asked = await work.prepare(lambda: _asked(body, model=model, serving=serving, beam_search=beam_search))
+    plan, params = asked.plan, asked.params
+    template = trusted_chat_template(body.chat_template, serving=serving)
     text = await model.prompts.render(
         with_readable_ids(body.messages, dialect.tool_parser),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
         chat_template_kwargs=template_kwargs(body),
-        chat_template=trusted_chat_template(body.chat_template, serving=serving),
+        chat_template=template,
         tools=plan.tools,
         documents=body.documents,
     )
@@ -108,29 +99,35 @@ async def start_conversation(
         field="messages",
         truncation=body_truncation(body, params=params, model=model),
     )
-    reader = dialect.reader(
-        plan,
-        prompt=text,
-        tokenizer=model.tokenizer,
-        n=params.n,
-        shows_reasoning=body.include_reasoning is not False,
-        id_seed=call.engine_id,
-        template=model.prompts.template(trusted_chat_template(body.chat_template, serving=serving), tools=plan.tools),
-        variables=template_kwargs(body),
-    )
-    if reader.needs_special_tokens:
-        params.skip_special_tokens = False
-    constraint = constraint_of(plan, dialect.tool_parser, asked=params.structured_outputs)
-    if constraint is not None:  # which holds for the answer alone
-        constraint = replace(constraint, start_after_token_ids=reader.reasoning_end)
-    params.structured_outputs = with_thinking_budget(
-        constraint,
-        body.thinking_token_budget,
-        dialect=dialect,
-        prompt=text,
-        tokenizer=model.tokenizer,
-        max_model_len=model.max_model_len,
-    )
+
+    def constrained() -> MessageReader:
+        """The reader of the answer; `params` get the constraint that goes with it."""
+        reader = dialect.reader(
+            plan,
+            prompt=text,
+            tokenizer=model.tokenizer,
+            n=params.n,
+            shows_reasoning=body.include_reasoning is not False,
+            id_seed=call.engine_id,
+            template=model.prompts.template(template, tools=plan.tools),
+            variables=template_kwargs(body),
+        )
+        if reader.needs_special_tokens:
+            params.skip_special_tokens = False
+        constraint = constraint_of(plan, dialect.tool_parser, asked=params.structured_outputs)
+        if constraint is not None:  # which holds for the answer alone
+            constraint = replace(constraint, start_after_token_ids=reader.reasoning_end)
+        params.structured_outputs = with_thinking_budget(
+            constraint,
+            body.thinking_token_budget,
+            dialect=dialect,
+            prompt=text,
+            tokenizer=model.tokenizer,
+            max_model_len=model.max_model_len,
+        )
+        return reader
+
+    reader = await work.prepare(constrained)
     await model.grammars.check(params.structured_outputs, field=constraint_field(body))
     run = start_run(
         call,
@@ -140,6 +137,36 @@ async def start_conversation(
         params=params,
         field="messages",
         cache_salt=body.cache_salt,
-        beam_search=choices.beam_search,
+        beam_search=asked.choices.beam_search,
     )
-    return Conversation(run=run, prompt=prompt, logprobs=logprobs, reader=reader)
+    return Conversation(run=run, prompt=prompt, logprobs=asked.logprobs, reader=reader)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """What a body asks for, checked."""
+
+    plan: ToolPlan
+    logprobs: LogprobWriter | None
+    choices: Choices
+    params: SamplingParams
+
+
+def _asked(body: ChatBody, *, model: ServedModel, serving: Serving, beam_search: BeamSearchParams | None) -> _Asked:
+    """Raises InvalidRequest; `field` names the field."""
+    max_logprobs = serving.config.max_logprobs
+    plan = plan_tools(body, can_choose=serving.dialect.can_choose)
+    num_top = num_top_logprobs(body, max_logprobs=max_logprobs, vocab_size=model.vocab_size)
+    choices = choices_of(body, best_of=None, with_logprobs=num_top is not None, beam_search=beam_search)
+    has_new_name = body.max_completion_tokens is not None
+    with fields_named({"max_tokens": "max_completion_tokens"} if has_new_name else {}):
+        params = sampling_params_of(
+            body,
+            model=model,
+            max_logprobs=max_logprobs,
+            choices=choices,
+            logprobs=num_top,
+            max_tokens=body.max_completion_tokens if has_new_name else body.max_tokens,
+        )
+    logprobs = logprob_writer(body, model.tokenizer, num_top, as_token_ids=serving.config.return_tokens_as_token_ids)
+    return _Asked(plan=plan, logprobs=logprobs, choices=choices, params=params)

@@ -41,7 +41,9 @@ async def token_ids_of(body: TokenizeBody, *, model: ServedModel, serving: Servi
         raise InvalidRequest("exactly one of prompt and messages must be given", field="prompt")
     if body.messages is None:
         add_special_tokens = body.add_special_tokens is not False
-        return await model.prompts.from_text(body.prompt or "", add_special_tokens=add_special_tokens, field="prompt")
+        return await model.prompts.from_text(
+            body.prompt or "", add_special_tokens=add_special_tokens, field="prompt", is_counted=True
+        )
     return await model.prompts.from_messages(
         body.messages,
         add_generation_prompt=body.add_generation_prompt is not False,
@@ -50,4 +52,5 @@ async def token_ids_of(body: TokenizeBody, *, model: ServedModel, serving: Servi
         chat_template=trusted_chat_template(body.chat_template, serving=serving),
         tools=body.tools,
         add_special_tokens=bool(body.add_special_tokens),
+        is_counted=True,
     )

@@ -14,8 +14,10 @@ from pagoda_common.engine.convert import beam_search_params_from_proto, pooling_
 from pagoda_common.engine.stream import Known
 from pagoda_common.errors import InvalidRequest, NotFound
 from pagoda_common.params.pooling_params import POOLED
+from pagoda_frontend.budget.caller import caller, current_hold
 from pagoda_frontend.conversation.conversation import Conversation, start_conversation
 from pagoda_frontend.conversation.template import token_ids_of
+from pagoda_frontend.grpc.bounds import check_message
 from pagoda_frontend.grpc.convert import delta_to_proto, sampling_params_of, sequence_to_proto
 from pagoda_frontend.grpc.convert_chat import (
     PROTO_NAMES,
@@ -42,6 +44,10 @@ from pagoda_frontend.requests.run import Run, start_run
 from pagoda_frontend.requests.served_model import VERSION
 from pagoda_frontend.requests.serving import Serving
 
+MESSAGE_FACTOR = 4
+"""Bytes in memory for each byte of a message."""
+TOKEN_BYTES = 16
+"""What a token counts for the size of an answer."""
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 GENERATE, CHAT = f"{SERVICE}/Generate", f"{SERVICE}/Chat"
 """Streams that can be resumed."""
@@ -62,7 +68,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         if resumption is not None:
             request = inference_pb2.GenerateRequest.FromString(base64.b64decode(resumption.note["body"]))
         call = self._call(request, context, "gen-", resumption)
-        run = await self._run(request, call.noting(_encoded(request), path=GENERATE))
+        call = await self._serving.work.prepare(lambda: call.noting(_encoded(request), path=GENERATE))
+        run = await self._run(request, call)
         request_id, num_prompt_tokens = call.request_id, run.num_prompt_tokens
         try:
             async with aclosing(run.deltas()) as stream:
@@ -91,7 +98,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         if resumption is not None:
             request = inference_pb2.ChatRequest.FromString(base64.b64decode(resumption.note["body"]))
         call = self._call(request, context, "chat-", resumption)
-        conversation = await self._conversation(request, call.noting(_encoded(request), path=CHAT))
+        call = await self._serving.work.prepare(lambda: call.noting(_encoded(request), path=CHAT))
+        conversation = await self._conversation(request, call)
         run = conversation.run
         num_output_tokens = [0] * run.n
         try:
@@ -122,7 +130,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         call = self._call(request, context, "embd-")
         model = self._serving.model_named(request.model)
         check_cache_salt(request.cache_salt or None)
-        given = [one.text if one.HasField("text") else list(one.token_ids.ids) for one in request.inputs]
+        given = await self._serving.work.prepare(
+            lambda: [one.text if one.HasField("text") else list(one.token_ids.ids) for one in request.inputs]
+        )
         prompts = await embedding_prompts(given, model=model, field="inputs")
         run = Run(
             call,
@@ -150,22 +160,34 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         return inference_pb2.AbortGenerationResponse()
 
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Any) -> inference_pb2.TokenizeResponse:
-        model = self._serving.model_named(request.model)
-        body = tokenize_body_from_proto(request)
+        model, work = self._serving.model_named(request.model), self._serving.work
+        self._hold(request, context)
+        check_message(request)
+        body = await work.prepare(lambda: tokenize_body_from_proto(request))
         with fields_named({"prompt": "text"}):
             token_ids = await token_ids_of(body, model=model, serving=self._serving)
-        strings = [model.tokenizer.token_piece(token) for token in token_ids] if request.return_token_strs else ()
-        return inference_pb2.TokenizeResponse(
-            token_ids=token_ids, token_strs=strings, max_model_len=model.max_model_len
-        )
+
+        def answer() -> inference_pb2.TokenizeResponse:
+            strings = [model.tokenizer.token_piece(token) for token in token_ids] if request.return_token_strs else ()
+            return inference_pb2.TokenizeResponse(
+                token_ids=token_ids, token_strs=strings, max_model_len=model.max_model_len
+            )
+
+        return await work.run_sized(answer, num_bytes=TOKEN_BYTES * len(token_ids))
 
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Any
     ) -> inference_pb2.DetokenizeResponse:
         model = self._serving.model_named(request.model)
-        check_token_ids(request.token_ids, vocab_size=model.vocab_size, field="token_ids")
-        text = model.tokenizer.decode(list(request.token_ids), skip_special_tokens=request.skip_special_tokens)
-        return inference_pb2.DetokenizeResponse(text=text)
+        self._hold(request, context)
+        check_message(request)
+
+        def answer() -> inference_pb2.DetokenizeResponse:
+            check_token_ids(request.token_ids, vocab_size=model.vocab_size, field="token_ids")
+            text = model.tokenizer.decode(request.token_ids, skip_special_tokens=request.skip_special_tokens)
+            return inference_pb2.DetokenizeResponse(text=text)
+
+        return await self._serving.work.run_sized(answer, num_bytes=TOKEN_BYTES * len(request.token_ids))
 
     async def GetModelInfo(
         self, request: inference_pb2.GetModelInfoRequest, context: Any
@@ -183,11 +205,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def _run(self, request: inference_pb2.GenerateRequest, call: CallContext) -> Run:
         serving = self._serving
         model = serving.model_named(request.model)
-        params = sampling_params_of(
-            request,
-            defaults=model.defaults,
-            vocab_size=model.vocab_size,
-            max_logprobs=serving.config.max_logprobs,
+        params = await serving.work.prepare(
+            lambda: sampling_params_of(
+                request,
+                defaults=model.defaults,
+                vocab_size=model.vocab_size,
+                max_logprobs=serving.config.max_logprobs,
+            )
         )
         params.structured_outputs = model.structured_outputs.applied_to(params.structured_outputs)
         beam_search = None
@@ -213,7 +237,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         if request.HasField("beam_search"):
             beam_search = beam_search_params_from_proto(request.beam_search, n=max(1, request.sampling_params.n))
         with fields_named(PROTO_NAMES):
-            body = chat_body_from_proto(request)
+            body = await self._serving.work.prepare(lambda: chat_body_from_proto(request))
             return await start_conversation(body, call, serving=self._serving, beam_search=beam_search)
 
     async def _resumption(
@@ -238,6 +262,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         that the client gives, or a new one."""
         self._serving.begin_call()
         context.add_done_callback(lambda _: self._serving.end_call())
+        self._hold(request, context)
+        check_message(request)
         tenant, given = self._tenant(context), request.request_id
         if resumption is None and len(given) > MAX_REQUEST_ID_CHARS:
             message = f"request_id has {len(given)} characters, at most {MAX_REQUEST_ID_CHARS} are allowed"
@@ -252,6 +278,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             timeout_s=context.time_remaining() or 0.0,
             resumption=resumption,
         )
+
+    def _hold(self, request: Message, context: Any) -> None:
+        """Count what the message holds until the request is admitted or over."""
+        hold = self._serving.held_memory.begin()
+        peer = str(context.peer() or "")
+        name = self._tenant(context) if self._serving.has_api_keys else peer.rpartition(":")[0]
+        caller.set(name)
+        current_hold.set(hold)
+        hold.owner = name
+        context.add_done_callback(lambda _: hold.release())
+        hold.add(MESSAGE_FACTOR * request.ByteSize())
 
     def _tenant(self, context: Any) -> str:
         """Who calls: the key that was accepted, which is found as the guard of the port finds it."""

@@ -1,6 +1,5 @@
 """From the bytes of a request to a checked body, every fault of which is a 4xx, and from a value to an answer."""
 
-import asyncio
 import json
 import time
 from collections.abc import Iterable, Mapping
@@ -10,11 +9,17 @@ import orjson
 from fastapi import Request, Response
 from pydantic import ValidationError
 
-from pagoda_common.errors import Code, InvalidRequest
+from pagoda_common.config.frontend_config import FrontendConfig
+from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.text import exact_json
+from pagoda_frontend.budget.caller import caller, current_hold
+from pagoda_frontend.budget.fields import check_fields
+from pagoda_frontend.budget.held_memory import VALUE_BYTES, Hold
+from pagoda_frontend.budget.json_scan import JsonScan
 from pagoda_frontend.http.errors import BodyTooLarge, ClientDisconnected
 from pagoda_frontend.openai.protocol import RequestBody
 from pagoda_frontend.requests.errors import validation_message
+from pagoda_frontend.requests.serving import Serving
 
 Body = TypeVar("Body", bound=RequestBody)
 
@@ -23,62 +28,84 @@ DISCARD_FACTOR = 8
 DISCARD_S = 10.0
 MAX_NESTING = 200
 """Levels of lists and objects in a body. Well below what JSON writers and recursion bear with an answer around it."""
-LARGE_BODY_BYTES = 256 * 1024
-"""Larger ones are parsed on a thread: the loop has streams to serve."""
+TENANT = "pagoda.tenant"
+"""Of the scope: id of the key that was accepted."""
 
 
-async def read_body(request: Request, body_type: type[Body], *, max_bytes: int) -> Body:
+async def read_body(request: Request, body_type: type[Body], *, serving: Serving) -> Body:
     """The body of `request` as `body_type`.
 
     Raises:
         InvalidRequest: not JSON, or a field is wrong; `field` names it.
-        BodyTooLarge: more than `max_bytes`.
+        BodyTooLarge: more than `serving` reads.
+        QueueFull: bodies that are being read hold too much memory.
     """
-    raw = await read_bytes(request, max_bytes=max_bytes)
-    if len(raw) > LARGE_BODY_BYTES:
-        return await asyncio.to_thread(parse_body, raw, body_type)
-    return parse_body(raw, body_type)
+    raw = await read_bytes(request, serving=serving)
+    return await serving.work.run_sized(lambda: parse_body(raw, body_type), num_bytes=len(raw))
 
 
-async def read_bytes(request: Request, *, max_bytes: int) -> bytes:
+async def read_bytes(request: Request, *, serving: Serving) -> bytes:
     """The JSON text that `request` carries.
 
     Raises:
-        InvalidRequest: it says that it is something else.
-        BodyTooLarge: more than `max_bytes`.
+        InvalidRequest: it says that it is something else, or has too many values.
+        BodyTooLarge: more than `serving` reads.
+        QueueFull: bodies that are being read hold too much memory.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    raw = await _read(request, max_bytes)
+    name = owner_of(request.scope)
+    caller.set(name)
+    hold = current_hold.get() or serving.held_memory.begin()
+    hold.owner = name
+    raw = await _read(request, serving.config, hold)
     if media_type != "application/json":
         given = f"got {media_type!r}" if media_type else "there is none"
         raise InvalidRequest(f"Content-Type must be application/json, {given}")
     return raw
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+def owner_of(scope: Mapping[str, Any]) -> str:
+    """Whose share a call of HTTP has: that of its API key, else of the address that it comes from."""
+    client = scope.get("client")
+    return scope.get(TENANT) or ("" if client is None else str(client[0]))
+
+
+async def _read(request: Request, config: FrontendConfig, hold: Hold) -> bytes:
+    """The whole body. One that is refused is read on for a while, so that its sender sees the answer."""
+    max_bytes = config.max_request_body_bytes
     announced = request.headers.get("content-length", "")
-    too_large = announced.isdecimal() and int(announced) > max_bytes
+    scan = JsonScan(max_values=config.max_request_values)
+    fault: PagodaError | None = None
     chunks: list[bytes] = []
-    size = 0
-    deadline = time.monotonic() + DISCARD_S
+    size, num_held, deadline = 0, 0, time.monotonic() + DISCARD_S
+    is_too_large = announced.isdecimal() and int(announced) > max_bytes
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
         chunk = message.get("body", b"")
         size += len(chunk)
-        if too_large or size > max_bytes:
-            too_large = True
+        is_too_large = is_too_large or size > max_bytes
+        if chunk and fault is None and not is_too_large:
+            chunks.append(chunk)
+            try:
+                scan.feed(chunk)
+                hold.add(size + scan.num_values * VALUE_BYTES - num_held)
+            except PagodaError as error:
+                fault = error
+            num_held = size + scan.num_values * VALUE_BYTES
+        if fault is not None or is_too_large:
             chunks.clear()
+            hold.release()
             if size > DISCARD_FACTOR * max_bytes or time.monotonic() > deadline:
                 break
-        elif chunk:
-            chunks.append(chunk)
         if not message.get("more_body", False):
             break
-    if too_large:
+    if is_too_large:
         size = max(size, int(announced or 0))
         raise BodyTooLarge(f"request body has {size} bytes, at most {max_bytes} are read", code=Code.INVALID_ARGUMENT)
+    if fault is not None:
+        raise fault
     return b"".join(chunks)
 
 
@@ -100,6 +127,7 @@ def parse_body(raw: bytes, body_type: type[Body]) -> Body:
         raise InvalidRequest(f"request body must be a JSON object, got {type(value).__name__}")
     if field := _field_nested_too_deeply(raw, value):
         raise InvalidRequest(f"{field} is nested more than {MAX_NESTING} levels deep", field=field)
+    check_fields(value)
     try:
         body = body_type.model_validate(value)
     except ValidationError as error:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from pagoda_common.errors import InvalidRequest
-from pagoda_frontend.http.body import read_body
+from pagoda_frontend.http.body import TENANT, read_body
 from pagoda_frontend.openai.protocol import EmbeddingBody, GenerationBody, RequestBody
 from pagoda_frontend.requests.call_context import CallContext, begin_call, claimed_tenant
 from pagoda_frontend.requests.event_ids import place_of
@@ -16,9 +16,6 @@ from pagoda_frontend.requests.resume import Resumption, resumption_at
 from pagoda_frontend.requests.serving import Serving
 
 Body = TypeVar("Body", bound=RequestBody)
-
-_TENANT = "pagoda.tenant"
-"""Of the scope: id of the key that was accepted."""
 
 INT64 = range(-(2**63), 2**63)
 PRIORITY_HEADER = "x-vllm-priority"
@@ -28,14 +25,14 @@ TIMEOUT_HEADER = "x-request-timeout"
 
 def note_tenant(scope: MutableMapping[str, Any], key_id: str) -> None:
     """The call of `scope` (ASGI's) is that of the key `key_id`."""
-    scope[_TENANT] = key_id
+    scope[TENANT] = key_id
 
 
 def tenant_of(request: Request, *, serving: Serving) -> str:
     """Who calls: the key that was accepted; without keys what the caller says of itself, who may say anything then."""
     if not serving.has_api_keys:
         return claimed_tenant(request.headers)
-    tenant: str = request.scope[_TENANT]  # an error where a path is not guarded
+    tenant: str = request.scope[TENANT]  # an error where a path is not guarded
     return tenant
 
 
@@ -52,7 +49,7 @@ async def read_call(
     """
     place = place_of(request.headers)
     if place is None:
-        return await read_body(request, body_type, max_bytes=serving.config.max_request_body_bytes), None
+        return await read_body(request, body_type, serving=serving), None
     tenant = tenant_of(request, serving=serving)
     resumption = await resumption_at(place, engine=serving.engine, path=path, tenant=tenant)
     return resumption.body_as(body_type), resumption

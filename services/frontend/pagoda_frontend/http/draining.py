@@ -5,13 +5,17 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda_common.errors import NotReady
+from pagoda_frontend.budget.caller import current_hold
 from pagoda_frontend.http.errors import error_response
 from pagoda_frontend.requests.serving import RETRY_AFTER_S, Serving
 
 
 class CountCalls:
-    """Counts each POST from its head to the last byte of its answer. When the server is closed and gives it up before
-    its answer has begun: 503, which a client or a load balancer tries elsewhere."""
+    """Counts each POST from its head to the last byte of its answer, and what it holds of memory.
+
+    When the server is closed and gives it up before its answer has begun: 503, which a client or a load balancer tries
+    elsewhere.
+    """
 
     def __init__(self, app: ASGIApp, *, serving: Serving) -> None:
         self._app = app
@@ -30,6 +34,8 @@ class CountCalls:
             await send(message)
 
         self._serving.begin_call()
+        hold = self._serving.held_memory.begin()
+        current_hold.set(hold)
         try:
             await self._app(scope, receive, send_and_note)
         except asyncio.CancelledError:
@@ -38,4 +44,5 @@ class CountCalls:
             error = NotReady(self._serving.not_ready_reason, retry_after_s=RETRY_AFTER_S)
             await error_response(error, scope)(scope, receive, send)
         finally:
+            hold.release()
             self._serving.end_call()

@@ -13,6 +13,9 @@ from pagoda_frontend.requests.params import check_token_ids
 from pagoda_frontend.requests.served_model import VERSION, ServedModel
 from pagoda_frontend.requests.serving import RETRY_AFTER_S, Serving
 
+TOKEN_BYTES = 16
+"""What a token counts for the size of an answer."""
+
 
 class Operations:
     """The endpoints that generate nothing."""
@@ -63,12 +66,16 @@ class Operations:
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a text or a conversation."""
         serving = self._serving
-        body = await read_body(request, TokenizeBody, max_bytes=serving.config.max_request_body_bytes)
+        body = await read_body(request, TokenizeBody, serving=serving)
         model = serving.model_named(body.model)
         tokens = await token_ids_of(body, model=model, serving=serving)
-        strings = [model.tokenizer.token_piece(token) for token in tokens] if body.return_token_strs else None
-        answer = {"count": len(tokens), "max_model_len": model.max_model_len, "tokens": tokens, "token_strs": strings}
-        return json_response(answer)
+
+        def answer() -> Response:
+            strings = [model.tokenizer.token_piece(token) for token in tokens] if body.return_token_strs else None
+            shown = {"count": len(tokens), "max_model_len": model.max_model_len, "tokens": tokens}
+            return json_response({**shown, "token_strs": strings})
+
+        return await serving.work.run_sized(answer, num_bytes=TOKEN_BYTES * len(tokens))
 
     async def tokenizer_info(self) -> Response:
         """What the tokenizer is, with its special tokens and the chat template in use."""
@@ -87,10 +94,14 @@ class Operations:
     async def detokenize(self, request: Request) -> Response:
         """Text of token ids, special tokens included."""
         serving = self._serving
-        body = await read_body(request, DetokenizeBody, max_bytes=serving.config.max_request_body_bytes)
+        body = await read_body(request, DetokenizeBody, serving=serving)
         model = serving.model_named(body.model)
-        check_token_ids(body.tokens, vocab_size=model.vocab_size, field="tokens")
-        return json_response({"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+        def answer() -> Response:
+            check_token_ids(body.tokens, vocab_size=model.vocab_size, field="tokens")
+            return json_response({"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+        return await serving.work.run_sized(answer, num_bytes=TOKEN_BYTES * len(body.tokens))
 
 
 def _model_card(model: ServedModel, name: str) -> dict[str, Any]:

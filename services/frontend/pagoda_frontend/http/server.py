@@ -23,6 +23,7 @@ from pagoda_common.process.startup_marks import mark
 from pagoda_common.rpc.bearer import read_keys
 from pagoda_common.rpc.service import RpcServer
 from pagoda_frontend.grpc.access import require_api_key_rpc
+from pagoda_frontend.grpc.bounds import MAX_MESSAGE_BYTES
 from pagoda_frontend.grpc.servicer import SERVICE, InferenceServicer
 from pagoda_frontend.grpc.traces import TraceRpc
 from pagoda_frontend.http.app import make_app
@@ -76,6 +77,7 @@ class FrontendServer:
             interceptors=guards,
             security=config.public_grpc,
             enable_channelz=config.observability.enable_channelz,
+            max_message_bytes=min(config.max_request_body_bytes, MAX_MESSAGE_BYTES),
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._http: _HttpServer | None = None

@@ -60,7 +60,7 @@ class SleepMode:
 
     async def reload_weights(self, request: Request) -> Response:
         """Serve other weights of the same architecture; what runs goes on with them."""
-        body = await read_body(request, ReloadWeightsBody, max_bytes=self._serving.config.max_request_body_bytes)
+        body = await read_body(request, ReloadWeightsBody, serving=self._serving)
         config = self._serving.config
         model = allowed_weights(body.model, allowed=(config.model, *config.allowed_weights))
         done = await self._engine.control.reload_weights(model, revision=body.revision, group=body.group)

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
@@ -51,29 +52,31 @@ class Messages:
         Raises:
             InvalidRequest: a field is wrong.
         """
-        body = await read_body(request, CountTokensBody, max_bytes=self._serving.config.max_request_body_bytes)
+        body = await read_body(request, CountTokensBody, serving=self._serving)
         model = self._serving.model_named(body.model)
-        chat = chat_body_of(body)
+        work, can_choose = self._serving.work, self._serving.dialect.can_choose
+        chat = await work.prepare(lambda: chat_body_of(body))
         with fields_named(CHAT_NAMES):
-            tools = plan_tools(chat, can_choose=self._serving.dialect.can_choose).tools
+            tools = (await work.prepare(lambda: plan_tools(chat, can_choose=can_choose))).tools
             prompt = await model.prompts.from_messages(
                 chat.messages,
                 add_generation_prompt=chat.add_generation_prompt is not False,
                 continue_final_message=bool(chat.continue_final_message),
                 chat_template_kwargs=template_kwargs(chat),
                 tools=tools,
+                is_counted=True,
             )
         return json_response({"input_tokens": len(prompt)})
 
     async def _answer(self, request: Request, body: MessagesBody, resumption: Resumption | None) -> Response:
         serving = self._serving
-        chat = chat_body_of(body)
+        chat = await serving.work.prepare(lambda: chat_body_of(body))
         message_id = unique_id("msg_", request.headers.get("x-request-id"))
         with fields_named(CHAT_NAMES):
             tenant = tenant_of(request, serving=serving)
             call = call_of(request.headers, chat, tenant=tenant, request_id=message_id, resumption=resumption)
             if body.stream:
-                call = call.noting(body, path=MESSAGES_PATH)
+                call = await serving.work.prepare(partial(call.noting, body, path=MESSAGES_PATH))
             conversation = await start_conversation(chat, call, serving=serving)
         message: dict[str, Any] = {
             "id": call.request_id,

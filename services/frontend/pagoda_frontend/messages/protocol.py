@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pagoda_common.params.fields import names_as_in_chat, names_by_chat_name
 from pagoda_common.params.sampling_params import SAMPLING_FIELDS
-from pagoda_frontend.openai.protocol import Bool, Integer, Number, ReasoningEffort, RequestBody, Text
+from pagoda_frontend.openai.protocol import Bool, Integer, Items, Number, ReasoningEffort, RequestBody, Text
 
 
 class Block(RequestBody):
@@ -19,7 +19,7 @@ class Block(RequestBody):
     input: dict[str, Any] | None = None
     tool_use_id: Text | None = None
     """The use that a result belongs to."""
-    content: "Text | list[Block] | None" = None
+    content: "Text | Items[Block] | None" = None
     """Of a tool's result."""
     is_error: Bool | None = None
 
@@ -28,7 +28,7 @@ class AnthropicMessage(RequestBody):
     """One turn."""
 
     role: Literal["user", "assistant", "system"]
-    content: Text | list[Block]
+    content: Text | Items[Block]
 
 
 class AnthropicTool(RequestBody):
@@ -66,10 +66,10 @@ class OutputConfig(RequestBody):
 class CountTokensBody(RequestBody):
     """POST /v1/messages/count_tokens."""
 
-    messages: list[AnthropicMessage]
+    messages: Items[AnthropicMessage]
     model: Text | None = None
-    system: Text | list[Block] | None = None
-    tools: list[AnthropicTool] | None = None
+    system: Text | Items[Block] | None = None
+    tools: Items[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -80,7 +80,7 @@ class MessagesBody(CountTokensBody):
 
     max_tokens: Integer
     stream: Bool | None = None
-    stop_sequences: list[Text] | None = None
+    stop_sequences: Items[Text] | None = None
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: Integer | None = None

@@ -50,7 +50,8 @@ class ChatCompletions:
         _check_stop(body)
         call = self._call(request, body, resumption)
         if body.stream:
-            return await self._stream(body, call.noting(body, path=CHAT_PATH))
+            noted = await self._serving.work.prepare(lambda: call.noting(body, path=CHAT_PATH))
+            return await self._stream(body, noted)
         return await unless_disconnected(request, self._answer(body, call))
 
     async def create_batch(self, request: Request) -> Response:
@@ -59,7 +60,7 @@ class ChatCompletions:
         Raises:
             PagodaError: a request is wrong, was refused, or failed; the others are aborted.
         """
-        body = await read_body(request, ChatBatchBody, max_bytes=self._serving.config.max_request_body_bytes)
+        body = await read_body(request, ChatBatchBody, serving=self._serving)
         _check_stop(body)
         return await unless_disconnected(request, self._answer_batch(request, body))
 

@@ -1,5 +1,6 @@
 """POST /v1/completions."""
 
+from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
@@ -44,7 +45,8 @@ class Completions:
         tenant = tenant_of(request, serving=serving)
         call = call_of(request.headers, body, tenant=tenant, request_id=request_id, resumption=resumption)
         if body.stream:
-            return await self._answer(body, call.noting(body, path=COMPLETIONS_PATH))
+            call = await serving.work.prepare(partial(call.noting, body, path=COMPLETIONS_PATH))
+            return await self._answer(body, call)
         return await unless_disconnected(request, self._answer(body, call))
 
     async def _answer(self, body: CompletionBody, call: CallContext) -> Response:
@@ -53,14 +55,16 @@ class Completions:
         max_tokens = body.max_tokens if body.max_tokens is not None else COMPLETION_MAX_TOKENS
         is_scoring = bool(body.echo) and max_tokens == 0
         choices = choices_of(body, best_of=body.best_of, with_logprobs=body.logprobs is not None)
-        params = sampling_params_of(
-            body,
-            model=model,
-            max_logprobs=serving.config.max_logprobs,
-            choices=choices,
-            logprobs=body.logprobs,
-            max_tokens=1 if is_scoring else max_tokens,
-            prompt_logprobs=body.logprobs if body.echo and body.prompt_logprobs is None else None,
+        params = await serving.work.prepare(
+            lambda: sampling_params_of(
+                body,
+                model=model,
+                max_logprobs=serving.config.max_logprobs,
+                choices=choices,
+                logprobs=body.logprobs,
+                max_tokens=1 if is_scoring else max_tokens,
+                prompt_logprobs=body.logprobs if body.echo and body.prompt_logprobs is None else None,
+            )
         )
         await model.grammars.check(params.structured_outputs, field=constraint_field(body))
         truncation = body_truncation(body, params=params, model=model)

@@ -38,7 +38,7 @@ class Embeddings:
         Raises:
             PagodaError: the request is wrong, was refused, or failed.
         """
-        body = await read_body(request, EmbeddingBody, max_bytes=self._serving.config.max_request_body_bytes)
+        body = await read_body(request, EmbeddingBody, serving=self._serving)
         return await unless_disconnected(request, self._answer(request, body))
 
     async def _answer(self, request: Request, body: EmbeddingBody) -> Response:

@@ -25,7 +25,7 @@ class Invocations:
         Raises:
             PagodaError: the request is wrong, was refused, or failed.
         """
-        raw = await read_bytes(request, max_bytes=self._serving.config.max_request_body_bytes)
+        raw = await read_bytes(request, serving=self._serving)
         given = parse_body(raw, RequestBody).model_extra or {}
         unread: list[Message] = [{"type": "http.request", "body": raw, "more_body": False}]
 

@@ -1,6 +1,6 @@
 """What clients may send over HTTP: the request bodies of OpenAI's API with vLLM's additions. Shapes only, no engine."""
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, create_model
 
@@ -14,15 +14,18 @@ Bool = bool
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """Values that OpenAI's API, Anthropic's or vLLM name; none turns thinking off."""
 Text = Annotated[str, Strict()]
-TokenIds = Annotated[list[Annotated[int, Strict()]], Field(fail_fast=True)]
+Item = TypeVar("Item")
+Items: TypeAlias = Annotated[list[Item], Field(fail_fast=True)]
+"""A list whose first wrong item ends its reading: no error is made for each."""
+TokenIds = Items[Annotated[int, Strict()]]
 
 
 SAMPLING_TYPES: dict[Kind, Any] = {
     "number": Number,
     "integer": Integer,
     "flag": Bool,
-    "token_ids": list[Integer],
-    "texts": list[Text],
+    "token_ids": Items[Integer],
+    "texts": Items[Text],
 }
 """Types in bodies by kind of sampling field; a field of kind "other" stands in its body."""
 
@@ -66,7 +69,7 @@ class GenerationBody(RequestBody):
     stream: Bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Integer | None = None
-    stop: Text | list[Text] | None = None
+    stop: Text | Items[Text] | None = None
     logit_bias: dict[str, Number] | None = None
     add_special_tokens: Bool | None = None
     truncate_prompt_tokens: Integer | None = None
@@ -75,7 +78,7 @@ class GenerationBody(RequestBody):
     """Where tokens are dropped; None is left."""
     prompt_logprobs: Integer | None = None
     """Top log probabilities per prompt token; -1 is the vocabulary."""
-    logprob_token_ids: list[Integer] | None = None
+    logprob_token_ids: Items[Integer] | None = None
     """Show the log probabilities of these tokens instead of the likeliest ones."""
     response_format: dict[str, Any] | None = None
     """OpenAI's: text, json_object, json_schema or structural_tag."""
@@ -100,12 +103,7 @@ class GenerationBody(RequestBody):
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: (
-        Text
-        | Annotated[list[Text], Field(fail_fast=True)]
-        | TokenIds
-        | Annotated[list[TokenIds], Field(fail_fast=True)]
-    )
+    prompt: Text | Items[Text] | TokenIds | Items[TokenIds]
     logprobs: Integer | None = None
     best_of: Integer | None = None
 
@@ -114,12 +112,7 @@ class EmbeddingBody(RequestBody):
     """POST /v1/embeddings."""
 
     model: Text | None = None
-    input: (
-        Text
-        | Annotated[list[Text], Field(fail_fast=True)]
-        | TokenIds
-        | Annotated[list[TokenIds], Field(fail_fast=True)]
-    )
+    input: Text | Items[Text] | TokenIds | Items[TokenIds]
     encoding_format: Literal["float", "base64"] | None = None
     """How each embedding is written; base64 is of little-endian float32."""
     dimensions: Integer | None = None
@@ -169,8 +162,8 @@ class ChatMessage(RequestBody):
 
     role: Text
     """system, developer, user, assistant, tool, or one that the chat template names."""
-    content: Text | list[ContentPart] | None = None
-    tool_calls: list[MessageToolCall] | None = None
+    content: Text | Items[ContentPart] | None = None
+    tool_calls: Items[MessageToolCall] | None = None
     """Calls that the assistant made."""
     tool_call_id: Text | None = None
     """The call that a tool message answers."""
@@ -213,7 +206,7 @@ class AllowedTools(RequestBody):
     """Some of the tools, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
-    tools: list[NamedToolChoice]
+    tools: Items[NamedToolChoice]
 
 
 class AllowedToolsChoice(RequestBody):
@@ -234,9 +227,9 @@ class ConversationBody(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: Text | None = None
     """Jinja text; needs --trust-request-chat-template."""
-    documents: list[dict[str, Any]] | None = None
+    documents: Items[dict[str, Any]] | None = None
     """For chat templates that show documents."""
-    tools: list[Tool] | None = None
+    tools: Items[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice | None = None
     """None is auto where there are tools."""
     parallel_tool_calls: Bool | None = None
@@ -252,13 +245,13 @@ class ConversationBody(GenerationBody):
 class ChatBody(ConversationBody):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage]
+    messages: Items[ChatMessage]
 
 
 class ChatBatchBody(ConversationBody):
     """POST /v1/chat/completions/batch."""
 
-    messages: list[list[ChatMessage]]
+    messages: Items[Items[ChatMessage]]
     """Conversations, which are answered on their own."""
 
 
@@ -267,13 +260,13 @@ class TokenizeBody(RequestBody):
 
     model: Text | None = None
     prompt: Text | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Items[ChatMessage] | None = None
     add_special_tokens: Bool | None = None
     add_generation_prompt: Bool | None = None
     continue_final_message: Bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: Text | None = None
-    tools: list[Tool] | None = None
+    tools: Items[Tool] | None = None
     return_token_strs: Bool | None = None
 
 

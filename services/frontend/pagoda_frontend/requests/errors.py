@@ -1,5 +1,6 @@
 """What is wrong with a request, in the words of whoever sent it. Knows no HTTP and no gRPC."""
 
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -8,6 +9,18 @@ from pagoda_common.errors import PagodaError
 
 MAX_REPORTED_ERRORS = 10
 """Of all the fields that are wrong in one body, this many are named."""
+
+
+class _Shown(reprlib.Repr):
+    """The beginning of a value that may be megabytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxdict, self.maxlist, self.maxtuple = 2, 10, 20, 20
+        self.maxstring = self.maxother = self.maxlong = 200
+
+
+_shown = _Shown()
 
 
 @contextmanager
@@ -28,7 +41,7 @@ def validation_message(errors: Sequence[Any]) -> str:
     lines = []
     for error in errors[:MAX_REPORTED_ERRORS]:
         place = ".".join(str(part) for part in error["loc"])
-        given = repr(error["input"])
+        given = _shown.repr(error["input"])
         given = given if len(given) <= 100 else given[:100] + "…"
         lines.append(f"{place}: {error['msg']}" + ("" if error["type"] == "missing" else f" (got {given})"))
     if len(errors) > MAX_REPORTED_ERRORS:

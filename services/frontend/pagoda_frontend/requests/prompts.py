@@ -1,6 +1,5 @@
 """From what clients write to prompt token ids: texts, token ids, conversations through the chat template."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,13 +11,11 @@ from pagoda_common.params.truncation import Truncation
 from pagoda_common.text import exact_json
 from pagoda_common.text.chat_template import has_role
 from pagoda_common.text.tokenizer import Tokenizer
+from pagoda_frontend.budget.work_pool import WorkPool
 from pagoda_frontend.openai.protocol import ChatMessage, MessageToolCall, Tool
+from pagoda_frontend.requests.encoding import TextEncoder
 from pagoda_frontend.requests.params import check_token_ids, too_long
 
-LONG_TEXT_CHARS = 64 * 1024
-"""Templates are rendered on a thread from here on, and texts that cannot fit are refused untokenized."""
-MAX_TOKEN_CHARS = 128
-"""No token stands for more characters than this (longer runs of spaces apart)."""
 NOT_IN_KWARGS = ("messages", "chat_template", "tools", "documents", "add_generation_prompt", "continue_final_message")
 """Variables of a chat template that have a field of their own."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -30,25 +27,46 @@ OWN_FIELDS = ("role", "content", "tool_calls", "reasoning", "reasoning_content",
 class Prompts:
     """Makes prompts for one model."""
 
-    def __init__(self, *, tokenizer: Tokenizer, chat_template: str | None, max_model_len: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        *,
+        tokenizer: Tokenizer,
+        chat_template: str | None,
+        max_model_len: int,
+        vocab_size: int,
+        work: WorkPool | None = None,
+        longest_token_chars: int = 0,
+    ) -> None:
+        """`longest_token_chars`: as of TextEncoder."""
+        self._work = WorkPool() if work is None else work
+        self._encoder = TextEncoder(
+            tokenizer=tokenizer,
+            work=self._work,
+            max_model_len=max_model_len,
+            longest_token_chars=longest_token_chars,
+        )
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
 
     async def from_text(
-        self, text: str, *, add_special_tokens: bool, field: str, truncation: Truncation | None = None
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool,
+        field: str,
+        truncation: Truncation | None = None,
+        is_counted: bool = False,
     ) -> list[int]:
-        """Token ids of `text`, or what `truncation` keeps of them.
-
-        Raises:
-            RequestTooLong: the text is certainly longer than the context.
-        """
-        least = len(text) // MAX_TOKEN_CHARS
-        if len(text) > LONG_TEXT_CHARS and least >= self._max_model_len and truncation is None:
-            raise RequestTooLong(too_long(f"at least {least}", self._max_model_len), field=field)
-        token_ids = await self._tokenizer.encode_async(text, add_special_tokens=add_special_tokens)
-        return token_ids if truncation is None else truncation.apply(token_ids)
+        """Token ids of `text`; arguments and errors as of `TextEncoder.encode`."""
+        return await self._encoder.encode(
+            text,
+            add_special_tokens=add_special_tokens,
+            field=field,
+            truncation=truncation,
+            is_counted=is_counted,
+        )
 
     def from_token_ids(
         self, token_ids: Sequence[int], *, field: str, truncation: Truncation | None = None
@@ -106,8 +124,9 @@ class Prompts:
         documents: list[dict[str, Any]] | None = None,
         add_special_tokens: bool = False,
         truncation: Truncation | None = None,
+        is_counted: bool = False,
     ) -> list[int]:
-        """Token ids of a conversation, or what `truncation` keeps of them.
+        """Token ids of a conversation, or what `truncation` keeps of them; `is_counted` as of `TextEncoder.encode`.
 
         Raises:
             InvalidRequest: the messages or the template do not allow it.
@@ -123,7 +142,11 @@ class Prompts:
             documents=documents,
         )
         return await self.from_text(
-            text, add_special_tokens=add_special_tokens, field="messages", truncation=truncation
+            text,
+            add_special_tokens=add_special_tokens,
+            field="messages",
+            truncation=truncation,
+            is_counted=is_counted,
         )
 
     async def render(
@@ -149,12 +172,11 @@ class Prompts:
             if name in kwargs:
                 raise InvalidRequest(f"chat_template_kwargs must not contain {name}", field="chat_template_kwargs")
         template = self.template(chat_template, tools=tools)
-        self._check_roles(messages, template)
-        conversation = [template_message(message, number) for number, message in enumerate(messages)]
 
         def apply() -> str:
+            self._check_roles(messages, template)
             return self._tokenizer.apply_chat_template(
-                conversation,
+                [template_message(message, number) for number, message in enumerate(messages)],
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 chat_template=template,
@@ -163,10 +185,11 @@ class Prompts:
                 **kwargs,
             )
 
-        size = sum(len(message["content"] or "") for message in conversation)
         try:
-            return await asyncio.to_thread(apply) if size > LONG_TEXT_CHARS else apply()
+            return await self._work.prepare(apply)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            if isinstance(error, InvalidRequest):
+                raise
             raise InvalidRequest(f"the chat template refused the messages: {error}", field="messages") from error
 
     def template(self, chat_template: str | None, *, tools: Sequence[Tool] | None) -> str:

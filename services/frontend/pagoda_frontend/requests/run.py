@@ -15,6 +15,7 @@ from pagoda_common.params.outputs import Embedding, FinishReason, HypothesisLogp
 from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_common.params.sampling_params import MAX_N, SamplingParams
 from pagoda_common.process.logging import request_id as log_request_id
+from pagoda_frontend.budget.caller import release_hold
 from pagoda_frontend.observability.request_span import start_request_span
 from pagoda_frontend.requests.call_context import CallContext
 from pagoda_frontend.requests.event_ids import MAX_SEQUENCES, Delivered, EventIds
@@ -318,6 +319,7 @@ def start_run(
     """
     if len(prompts) * params.n > MAX_N:
         raise InvalidRequest(f"n times prompts must be at most {MAX_N}, got {len(prompts) * params.n}", field="n")
+    release_hold()
     num_prompt_tokens = sum(len(prompt) for prompt in prompts)
     check_prompt_logprobs(params, num_prompt_tokens=num_prompt_tokens, vocab_size=model.vocab_size)
     fitted = [

@@ -11,6 +11,7 @@ from pagoda_common.config.generation_config import resolve_generation_config
 from pagoda_common.config.structured_outputs_config import StructuredOutputsDefaults, structured_outputs_defaults
 from pagoda_common.engine.interface import Engine
 from pagoda_common.text.tokenizer import Tokenizer
+from pagoda_frontend.budget.work_pool import WorkPool
 from pagoda_frontend.requests.grammar_checks import GrammarChecks
 from pagoda_frontend.requests.params import SamplingDefaults, sampling_defaults
 from pagoda_frontend.requests.prompts import Prompts
@@ -40,10 +41,13 @@ class ServedModel:
     """Unix time in seconds at which it was ready."""
 
 
-async def load_served_model(config: FrontendConfig, *, engine: Engine, chat_template: str | None) -> ServedModel:
+async def load_served_model(
+    config: FrontendConfig, *, engine: Engine, work: WorkPool, chat_template: str | None
+) -> ServedModel:
     """The model behind `engine`, as soon as that is ready.
 
     Args:
+        work: where prompts are made.
         chat_template: Jinja text; None takes the tokenizer's.
 
     Raises:
@@ -66,6 +70,8 @@ async def load_served_model(config: FrontendConfig, *, engine: Engine, chat_temp
             chat_template=chat_template,
             max_model_len=summary.max_model_len,
             vocab_size=summary.vocab_size,
+            work=work,
+            longest_token_chars=await asyncio.to_thread(lambda: tokenizer.longest_token_bytes),
         ),
         grammars=GrammarChecks(
             tokenizer=tokenizer.name,

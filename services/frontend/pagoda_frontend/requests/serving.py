@@ -16,6 +16,8 @@ from pagoda_common.metrics.tracing import make_tracer
 from pagoda_common.process.logging import log_life
 from pagoda_common.rpc.bearer import BearerKeys
 from pagoda_common.text.chat_template import check_template, load_chat_template
+from pagoda_frontend.budget.held_memory import HeldMemory
+from pagoda_frontend.budget.work_pool import WorkPool
 from pagoda_frontend.conversation.dialect import dialect_of
 from pagoda_frontend.observability.metrics import Metrics
 from pagoda_frontend.requests.served_model import ServedModel, load_served_model
@@ -48,6 +50,10 @@ class Serving:
         and grammar are being checked included."""
         self.num_requests = 0
         """Counter: requests that were taken in."""
+        self.work = WorkPool()
+        """Where work is done that would hold the event loop."""
+        self.held_memory = HeldMemory(max_bytes=max(config.max_unadmitted_bytes, 4 * config.max_request_body_bytes))
+        """Of requests before they are admitted."""
         self._idle = asyncio.Event()
         self.dialect = dialect_of(config)
         """Parsers of tool calls and reasoning."""
@@ -72,6 +78,7 @@ class Serving:
             await asyncio.gather(self._loading, return_exceptions=True)
         if self._model is not None:
             await self._model.grammars.close()
+        self.work.close()
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)
 
@@ -200,7 +207,9 @@ class Serving:
     async def _load(self) -> None:
         while self._model is None:
             try:
-                model = await load_served_model(self.config, engine=self.engine, chat_template=self.chat_template)
+                model = await load_served_model(
+                    self.config, engine=self.engine, work=self.work, chat_template=self.chat_template
+                )
                 self.metrics.set_model(model_name=model.names[0], max_model_len=model.max_model_len)
                 self._model = model
                 log_life(logger, "serving %s, context of %d tokens", ", ".join(model.names), model.max_model_len)

@@ -4,12 +4,14 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
 
 from pagoda_common.errors import InvalidRequest, PagodaError
 from pagoda_common.text import exact_json
+from pagoda_frontend.budget.fields import check_count
 from pagoda_frontend.conversation.conversation import Conversation, start_conversation
 from pagoda_frontend.http.body import json_response, read_body
 from pagoda_frontend.http.calls import call_of, tenant_of
@@ -49,7 +51,7 @@ class Responses:
         place = place_of(request.headers)
         if place is not None:
             return await self._go_on(request, place)
-        body = await read_body(request, ResponsesBody, max_bytes=self._serving.config.max_request_body_bytes)
+        body = await read_body(request, ResponsesBody, serving=self._serving)
         if body.stream or body.background:
             return await self._answer(request, body)
         return await unless_disconnected(request, self._answer(request, body))
@@ -154,18 +156,22 @@ class Responses:
         self, request: Request, body: ResponsesBody, tenant: str, resumption: Resumption | None
     ) -> tuple[Conversation, Draft, StoredResponse]:
         """The answer to be made, in its three forms: at work, as events, and to be stored."""
+        work = self._serving.work
         if resumption is None:
             response_id, num_events = unique_id("resp_"), 0
-            messages = self._messages(body, tenant)
-            items = input_items(body.input, stored_items=lambda: self._store.items(tenant), id_seed=response_id)
+            messages = await work.prepare(lambda: self._messages(body, tenant))
+            items = await work.prepare(
+                lambda: input_items(body.input, stored_items=lambda: self._store.items(tenant), id_seed=response_id)
+            )
         else:
             response_id, num_events = resumption.response_id, resumption.place.num_events
             messages, items = resumption.note["messages"], resumption.note["input_items"]
-        chat = chat_body_of(body, messages)
+        chat = await work.prepare(lambda: chat_body_of(body, messages))
         with fields_named(CHAT_NAMES):
             call = call_of(request.headers, chat, tenant=tenant, request_id=response_id, resumption=resumption)
             if body.stream:
-                call = call.noting(body, path=RESPONSES_PATH, messages=messages, input_items=items)
+                note = partial(call.noting, body, path=RESPONSES_PATH, messages=messages, input_items=items)
+                call = await work.prepare(note)
             conversation = await start_conversation(chat, call, serving=self._serving)
         draft = Draft(body=body, conversation=conversation, num_events=num_events)
         return conversation, draft, StoredResponse(tenant, draft.response, messages, input_items=items)
@@ -187,6 +193,7 @@ class Responses:
                 raise InvalidRequest(f"the previous response is {status}", field="previous_response_id")
             messages += map(dict, previous.messages)
         add_input(messages, body.input, lambda: self._store.items(tenant))
+        check_count("input", messages)
         return messages
 
     def _event_stream(

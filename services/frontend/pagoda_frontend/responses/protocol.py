@@ -6,7 +6,7 @@ from pydantic import Field
 
 from pagoda_common.params.fields import names_as_in_chat, names_by_chat_name
 from pagoda_common.params.sampling_params import SAMPLING_FIELDS
-from pagoda_frontend.openai.protocol import Bool, Integer, Number, ReasoningEffort, RequestBody, Text
+from pagoda_frontend.openai.protocol import Bool, Integer, Items, Number, ReasoningEffort, RequestBody, Text
 
 
 class ResponsePart(RequestBody):
@@ -24,14 +24,14 @@ class ResponseItem(RequestBody):
     """Absent: a message, or a reference if there is an id and nothing else."""
     id: Text | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: Text | list[ResponsePart] | None = None
-    summary: list[ResponsePart] | None = None
+    content: Text | Items[ResponsePart] | None = None
+    summary: Items[ResponsePart] | None = None
     """Of reasoning."""
     call_id: Text | None = None
     name: Text | None = None
     arguments: Text | None = None
     """JSON text."""
-    output: Text | list[ResponsePart] | None = None
+    output: Text | Items[ResponsePart] | None = None
     """Of a function call."""
 
 
@@ -51,7 +51,7 @@ class ResponseToolChoice(RequestBody):
     type: Text
     name: Text | None = None
     mode: Literal["auto", "required"] | None = None
-    tools: list[ResponseTool] | None = None
+    tools: Items[ResponseTool] | None = None
 
 
 class ResponseFormat(RequestBody):
@@ -81,14 +81,14 @@ class ResponseReasoning(RequestBody):
 class ResponsesBody(RequestBody):
     """POST /v1/responses."""
 
-    input: Text | list[ResponseItem]
+    input: Text | Items[ResponseItem]
     model: Text | None = None
     instructions: Text | None = None
     previous_response_id: Text | None = None
     stream: Bool | None = None
     store: Bool | None = None
     background: Bool | None = None
-    tools: list[ResponseTool] | None = None
+    tools: Items[ResponseTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: Bool | None = None
     text: ResponseText | None = None
@@ -98,7 +98,7 @@ class ResponsesBody(RequestBody):
     temperature: Number | None = None
     top_p: Number | None = None
     top_logprobs: Integer | None = None
-    include: list[Text] | None = None
+    include: Items[Text] | None = None
     metadata: dict[str, Text] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     user: Text | None = None

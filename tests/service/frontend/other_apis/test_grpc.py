@@ -240,6 +240,9 @@ async def test_a_call_that_ends_while_a_message_is_written_ends_its_request(fron
         def time_remaining(self) -> None:
             return None
 
+        def peer(self) -> str:
+            return "ipv4:127.0.0.1:1"
+
         def invocation_metadata(self) -> None:
             return None
 

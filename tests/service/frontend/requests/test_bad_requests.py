@@ -256,11 +256,22 @@ async def test_an_unknown_route_is_a_404_and_a_wrong_method_a_405(shared: Runnin
     check_error(await shared.http.delete("/v1/models"), status=405)
 
 
-async def test_at_most_ten_errors_are_reported(shared: Running) -> None:
-    messages = [{"role": 5, "content": "x"}] * 25
+async def test_a_list_is_read_up_to_its_first_wrong_item(shared: Running) -> None:
+    """An error for each of a million would be seconds of work."""
+    messages = [{"role": "user", "content": "x"}, *([{"role": 5, "content": "x"}] * 25)]
     response = await shared.post(CHAT, {"model": MODEL, "messages": messages})
     check_error(response, status=400, param="messages")
-    assert response.json()["error"]["message"].count("messages.") == 10
+    assert response.json()["error"]["message"] == "messages.1.role: Input should be a valid string (got 5)"
+
+
+async def test_at_most_ten_errors_are_reported(shared: Running) -> None:
+    names = ("temperature", "top_p", "min_p", "top_k", "seed", "n", "stream", "max_tokens", "min_tokens", "logprobs")
+    wrong = dict.fromkeys((*names, "priority", "echo"), "x")
+    response = await shared.post(CHAT, {"model": MODEL, "messages": USER, **wrong})
+    check_error(response, status=400)
+    message = response.json()["error"]["message"]
+    assert message.count("(got 'x')") == 10
+    assert message.endswith("; and 2 more")
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ BOUNDS: list[tuple[type, str, tuple[Any, ...], tuple[Any, ...]]] = [
     (FrontendConfig, "max_logprobs", (-1, 0), (-2,)),
     (FrontendConfig, "drain_timeout_s", (0, 0.5), (-0.1,)),
     (FrontendConfig, "max_request_body_bytes", (1,), (0,)),
+    (FrontendConfig, "max_request_values", (1,), (0,)),
+    (FrontendConfig, "max_unadmitted_bytes", (1,), (0,)),
     (FrontendConfig, "send_timeout_s", (0, 0.5), (-0.1,)),
     (FrontendConfig, "keep_alive_timeout_s", (1,), (0,)),
     (FrontendConfig, "sse_keep_alive_interval_s", (0, 0.5), (-0.1,)),

@@ -1,0 +1,49 @@
+"""What requests hold before they are admitted has one bound, of which one caller gets half."""
+
+import pytest
+
+from pagoda_common.errors import QueueFull
+from pagoda_frontend.budget.held_memory import HeldMemory, Hold
+
+
+def hold_of(memory: HeldMemory, owner: str) -> Hold:
+    hold = memory.begin()
+    hold.owner = owner
+    return hold
+
+
+def test_one_caller_gets_half_and_all_get_the_whole() -> None:
+    memory = HeldMemory(max_bytes=100)
+    first, second = hold_of(memory, "a"), hold_of(memory, "b")
+    first.add(50)
+    with pytest.raises(QueueFull, match="hold 50 bytes, at most 100 are held") as caught:
+        hold_of(memory, "a").add(1)
+    assert caught.value.retry_after_s > 0
+    second.add(50)
+    with pytest.raises(QueueFull):
+        hold_of(memory, "c").add(1)
+    first.release()
+    hold_of(memory, "c").add(50)
+    assert memory.num_bytes == 100
+
+
+def test_what_is_released_is_free_and_released_once() -> None:
+    memory = HeldMemory(max_bytes=100)
+    hold = hold_of(memory, "a")
+    hold.add(20)
+    hold.add(30)
+    hold.release()
+    hold.release()
+    assert (memory.num_bytes, hold.num_bytes, hold.num_bytes_seen) == (0, 0, 50)
+    hold_of(memory, "a").add(50)
+
+
+def test_what_is_refused_is_not_counted() -> None:
+    memory = HeldMemory(max_bytes=100)
+    hold = hold_of(memory, "a")
+    hold.add(40)
+    with pytest.raises(QueueFull):
+        hold.add(20)
+    assert memory.num_bytes == 40
+    hold.release()
+    assert memory.num_bytes == 0

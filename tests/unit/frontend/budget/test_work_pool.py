@@ -1,0 +1,134 @@
+"""Work waits for a place in turns of its callers, however many pieces one of them brings."""
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from pagoda_common.errors import QueueFull
+from pagoda_frontend.budget.caller import caller
+from pagoda_frontend.budget.work_pool import SMALL_BYTES, FairQueue, WorkPool
+
+
+class Work:
+    """Pieces that end when they are told to, and the order in which they began."""
+
+    def __init__(self, queue: FairQueue[str]) -> None:
+        self._queue = queue
+        self.begun: list[str] = []
+        self._ends: dict[str, asyncio.Event] = {}
+
+    def start(self, name: str, *, who: str) -> "asyncio.Task[str]":
+        self._ends[name] = asyncio.Event()
+        context = contextvars.copy_context()
+        context.run(caller.set, who)
+        return asyncio.create_task(self._queue.run(self._piece(name)), context=context)
+
+    def _piece(self, name: str) -> Callable[[], Awaitable[str]]:
+        async def piece() -> str:
+            self.begun.append(name)
+            await self._ends[name].wait()
+            return name
+
+        return piece
+
+    async def end(self, name: str) -> None:
+        self._ends[name].set()
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_caller_with_much_work_lets_others_go_between() -> None:
+    work = Work(FairQueue(num_places=1))
+    tasks = [work.start(f"a{number}", who="a") for number in range(12)]
+    await settle()
+    tasks += [work.start("b0", who="b"), work.start("b1", who="b")]
+    await settle()
+    for _ in range(14):
+        await work.end(work.begun[-1])
+    assert work.begun[:6] == ["a0", "a1", "b0", "a2", "b1", "a3"]
+    assert len(work.begun) == 14
+    assert {await task for task in tasks} == set(work.begun)
+
+
+async def test_as_many_run_as_there_are_places() -> None:
+    work = Work(FairQueue(num_places=2))
+    tasks = [work.start(str(number), who="") for number in range(4)]
+    await settle()
+    assert work.begun == ["0", "1"]
+    await work.end("1")
+    assert work.begun == ["0", "1", "2"]
+    for name in ("0", "2", "3"):
+        await work.end(name)
+    assert [await task for task in tasks] == ["0", "1", "2", "3"]
+
+
+async def test_more_than_the_bound_are_refused_and_one_caller_has_half() -> None:
+    work = Work(FairQueue(num_places=1, max_waiting=4))
+    tasks = [work.start(f"a{number}", who="a") for number in range(4)]
+    await settle()
+    with pytest.raises(QueueFull):
+        await tasks[3]
+    tasks += [work.start(f"b{number}", who="b") for number in range(2)]
+    await settle()
+    with pytest.raises(QueueFull, match="4 pieces of work wait"):
+        await work.start("c0", who="c")
+    for task in tasks:
+        task.cancel()
+
+
+async def test_who_gives_up_while_waiting_leaves_the_queue() -> None:
+    work = Work(FairQueue(num_places=1))
+    first, second, third = (work.start(name, who="a") for name in ("1", "2", "3"))
+    await settle()
+    second.cancel()
+    await work.end("1")
+    assert work.begun == ["1", "3"]
+    await work.end("3")
+    assert [await first, await third] == ["1", "3"]
+
+
+async def test_a_place_is_taken_until_the_work_ends_by_itself() -> None:
+    """A thread cannot be stopped: who asked for the work being gone frees nothing."""
+    work = Work(FairQueue(num_places=1))
+    first, second = work.start("1", who="a"), work.start("2", who="b")
+    await settle()
+    first.cancel()
+    await settle()
+    assert work.begun == ["1"]
+    await work.end("1")
+    assert work.begun == ["1", "2"]
+    await work.end("2")
+    assert await second == "2"
+
+
+@pytest.mark.parametrize("num_passes", range(6))
+async def test_one_that_gives_up_as_its_turn_comes_leaves_it_to_the_next(num_passes: int) -> None:
+    work = Work(FairQueue(num_places=1))
+    first, second, third = (work.start(name, who="a") for name in ("1", "2", "3"))
+    await settle()
+    work._ends["1"].set()
+    for _ in range(num_passes):
+        await asyncio.sleep(0)
+    second.cancel()
+    await settle()
+    if "2" in work.begun:
+        await work.end("2")
+    await work.end("3")
+    assert (await first, await third) == ("1", "3")
+
+
+async def test_an_error_of_the_work_is_its_callers_and_frees_the_place() -> None:
+    pool = WorkPool(num_threads=1)
+    with pytest.raises(ZeroDivisionError):
+        await pool.run(lambda: 1 // 0)
+    assert await pool.run(lambda: 5) == 5
+    assert await pool.run_sized(lambda: 6, num_bytes=SMALL_BYTES + 1) == 6
+    assert await pool.run_sized(lambda: 7, num_bytes=0) == 7
+    pool.close()
