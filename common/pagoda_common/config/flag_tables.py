@@ -331,6 +331,11 @@ FRONTEND_FLAGS = (
     Flag(field="operator_key", metavar="KEY", help="keys for /sleep, /wake_up and /reload_weights alone"),
     Flag(field="operator_key_file", metavar="FILE", help="file with more of them, one a line"),
     Flag(
+        field="prefix_cache_isolation",
+        help="tenant lets a request find cached prefixes of its own API key alone, none those of all; auto is tenant "
+        "where there are several keys",
+    ),
+    Flag(
         field="allowed_weights",
         metavar="WHERE",
         help="directories (with all below them) and hub ids that /reload_weights takes besides --model; * is any",

@@ -84,6 +84,9 @@ class FrontendConfig:
     """Keys for what concerns all (sleep, wake-up, other weights). With API keys and without these no one may."""
     operator_key_file: str | None = None
     """File with more of them, one a line."""
+    prefix_cache_isolation: Literal["auto", "tenant", "none"] = "auto"
+    """Whether a request finds cached prefixes of its own tenant alone (tenant); auto does where there are several API
+    keys. Otherwise response times and usage tell what others have asked."""
     allowed_weights: tuple[str, ...] = ()
     """Directories, with all below them, and hub ids that /reload_weights takes besides the model's own; `*` is any."""
     allowed_hosts: tuple[str, ...] = ()

@@ -135,6 +135,7 @@ def test_frontend_values_survive_the_way_through_a_command_line() -> None:
         operator_key_file="operators",
         allowed_weights=("/models", "org/model"),
         allowed_hosts=("pagoda.test",),
+        prefix_cache_isolation="tenant",
         allowed_origins=("*",),
         allowed_methods=("GET", "POST"),
         allow_credentials=True,

@@ -107,7 +107,7 @@ class Run:
                 prompt_token_ids=prompt,
                 sampling_params=params,
                 priority=call.priority,
-                cache_salt=cache_salt,
+                cache_salt=serving.cache_salt(cache_salt, tenant=call.tenant),
                 timeout_s=call.timeout_s,
                 tenant=call.tenant,
                 beam_search=beam_search,

@@ -40,6 +40,8 @@ class Serving:
         self.metrics = metrics
         self.api_keys = BearerKeys(config.api_key)
         """What opens the API; none: everyone is served."""
+        has_several_keys = len(set(config.api_key)) > 1
+        self._isolates_tenants = {"tenant": True, "none": False}.get(config.prefix_cache_isolation, has_several_keys)
         self.tracer = make_tracer("pagoda-frontend", config.observability)
         self.started_s = time.monotonic()
         self.is_draining = False
@@ -86,6 +88,13 @@ class Serving:
     def has_api_keys(self) -> bool:
         """Whether the holders of keys alone are served."""
         return bool(self.config.api_key)
+
+    def cache_salt(self, given: str, *, tenant: str) -> str:
+        """What keeps a request of `tenant` apart in the prefix cache, beside the salt that it gives itself.
+
+        No salt of a client has a slash, so that no tenant can name another one's.
+        """
+        return f"{tenant}/{given}" if tenant and self._isolates_tenants else given
 
     @property
     def is_ready(self) -> bool:

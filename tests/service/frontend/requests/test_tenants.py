@@ -169,3 +169,96 @@ async def test_without_keys_stored_answers_are_those_of_a_tenant_id() -> None:
         assert (await running.http.get(f"/v1/responses/{kept}")).status_code == 404
         answer = await running.http.get(f"/v1/responses/{kept}", headers={"X-Tenant-Id": "blue"})
         assert answer.status_code == 200
+
+
+HI = [{"role": "user", "content": "Tell me a long story about a dog, a cat and a bird."}]
+CACHED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    MESSAGES: ({"max_tokens": 2, "messages": HI}, ("usage", "cache_read_input_tokens")),
+    "/v1/chat/completions": (
+        {"max_tokens": 2, "messages": HI},
+        ("usage", "prompt_tokens_details", "cached_tokens"),
+    ),
+    "/v1/completions": (
+        {"max_tokens": 2, "prompt": "Once upon a time there was a little dog who"},
+        ("usage", "prompt_tokens_details", "cached_tokens"),
+    ),
+    "/v1/responses": (
+        {"max_output_tokens": 2, "input": "Tell me a long story about a dog, a cat and a bird."},
+        ("usage", "input_tokens_details", "cached_tokens"),
+    ),
+}
+
+
+async def num_cached(frontend: Running, path: str, key: str, **more: Any) -> int:
+    """Tokens of the prompt that were in the cache, as the answer tells."""
+    body, where = CACHED[path]
+    answer = await frontend.http.post(path, json={**body, **more}, headers=headers_of(key, path))
+    assert answer.status_code == 200, answer.text
+    value = answer.json()
+    for name in where:
+        value = value[name]
+    return int(value)
+
+
+async def frontend_with_cache(**config: Any) -> AsyncIterator[Running]:
+    worker = FakeWorker(vocab_size=3072)
+    async with running_scheduler(EngineConfig(cache=CacheConfig(block_size=4))) as scheduler:
+        await worker.start(scheduler.address)
+        await scheduler.until_ready()
+        details = {"enable_prompt_tokens_details": True, "api_key": KEYS, **config}
+        async with frontend_at(scheduler.address, FakeScheduler(), **details) as frontend:
+            await until(lambda: frontend.server.serving.is_ready)
+            yield frontend
+        await worker.stop()
+
+
+@pytest.mark.parametrize("path", CACHED)
+async def test_what_another_tenant_has_cached_is_not_found(path: str) -> None:
+    async for frontend in frontend_with_cache():
+        assert await num_cached(frontend, path, KEYS[0]) == 0
+        own = await num_cached(frontend, path, KEYS[0])
+        assert own > 0
+        assert await num_cached(frontend, path, KEYS[1]) == 0
+        assert await num_cached(frontend, path, KEYS[1]) == own
+
+
+async def test_isolation_is_a_choice_and_a_single_key_needs_none() -> None:
+    path = "/v1/completions"
+    async for frontend in frontend_with_cache(prefix_cache_isolation="none"):
+        assert await num_cached(frontend, path, KEYS[0]) == 0
+        assert await num_cached(frontend, path, KEYS[1]) > 0
+        assert await num_cached(frontend, path, KEYS[1], cache_salt="own") == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "salt"),
+    [
+        ({}, "own"),
+        ({"api_key": KEYS[:1]}, "own"),
+        ({"api_key": KEYS}, f"{key_id(KEYS[0])}/own"),
+        ({"api_key": KEYS, "prefix_cache_isolation": "none"}, "own"),
+        ({"api_key": KEYS[:1], "prefix_cache_isolation": "tenant"}, f"{key_id(KEYS[0])}/own"),
+        ({"prefix_cache_isolation": "tenant"}, "blue/own"),
+    ],
+)
+async def test_the_salt_of_every_call(config: dict[str, Any], salt: str) -> None:
+    shown = (("authorization", f"Bearer {KEYS[0]}"), ("x-tenant-id", "blue"))
+    async with running_frontend(**config) as running:
+        for path, body in (
+            ("/v1/completions", {"prompt": [5], "max_tokens": 1}),
+            ("/v1/chat/completions", {"messages": HI, "max_tokens": 1}),
+            (MESSAGES, {"messages": HI, "max_tokens": 1}),
+            ("/v1/responses", {"input": "hi", "max_output_tokens": 1}),
+            ("/v1/embeddings", {"input": "hi"}),
+        ):
+            await running.http.post(path, json={**body, "cache_salt": "own"}, headers=list(shown))
+            assert running.fake.submits[-1].cache_salt == salt, path
+        stub: Any = inference_pb2_grpc.InferenceStub(running.channel)
+        message = inference_pb2.ChatMessage(role="user", content="hi")
+        await stub.GenerateUnary(inference_pb2.GenerateRequest(text="x", cache_salt="own"), metadata=shown)
+        await stub.ChatUnary(inference_pb2.ChatRequest(messages=[message], cache_salt="own"), metadata=shown)
+        assert {submit.cache_salt for submit in running.fake.submits} == {salt}
+        slash = inference_pb2.GenerateRequest(text="x", cache_salt=f"{key_id(KEYS[1])}/own")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.GenerateUnary(slash, metadata=shown)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
