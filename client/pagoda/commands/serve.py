@@ -29,7 +29,7 @@ from pagoda_common.config.flags import (
 )
 from pagoda_common.config.frontend_config import API_KEY_VARIABLE, FrontendConfig
 from pagoda_common.process.children import can_listen, free_port
-from pagoda_common.process.logging import configure_logging
+from pagoda_common.process.logging import configure_logging, escaped
 from pagoda_common.rpc.local_token import left_token
 
 logger = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ def key_shown(frontend: FrontendConfig, environment: Mapping[str, str]) -> str:
 def print_line(service: str, line: str) -> None:
     """Show one line of a child's output, which need not name itself again."""
     module = service.partition("-")[0]
-    show(f"{service:<9} | {line.replace(f' {module}: ', ' ', 1)}")
+    show(f"{service:<9} | {escaped(line.replace(f' {module}: ', ' ', 1))}")
 
 
 def print_json_line(service: str, line: str) -> None:

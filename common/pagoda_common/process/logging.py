@@ -1,10 +1,12 @@
 """One line a record, the same in every process: ``INFO 09:41:07.512 scheduler: worker 0 of group 0 is here``.
 
-Or one JSON object a line, with the ids of request and trace where the record belongs to one.
+Or one JSON object a line, with the ids of request and trace where the record belongs to one. What a client wrote cannot
+look like another record, nor move a terminal's cursor: signs that are not shown as themselves are escaped.
 """
 
 import json
 import logging
+import re
 import sys
 import time
 from contextvars import ContextVar
@@ -24,11 +26,53 @@ trace_id: ContextVar[str] = ContextVar("trace_id", default="")
 """Id of its trace, 32 hexadecimal digits."""
 
 
+MAX_MESSAGE_CHARS = 8192
+"""Of a record above level debug; at debug, prompts are logged as a whole."""
+MAX_TRACEBACK_CHARS = 65536
+_UNSHOWN = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but the tab, ends of lines, marks that turn the direction of text, halves of characters."""
+
+
+def escaped(text: str) -> str:
+    """`text` in one line, with what a terminal or a reader of lines would take for more than text as in Python."""
+    return _UNSHOWN.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
+
+
+def _bounded(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
+
+
+def _message(record: logging.LogRecord) -> str:
+    text = record.getMessage()
+    return text if record.levelno <= logging.DEBUG else _bounded(text, MAX_MESSAGE_CHARS)
+
+
+def _is_access(record: logging.LogRecord) -> bool:
+    return record.name == ACCESS_LOGGER and isinstance(record.args, tuple) and len(record.args) == 5
+
+
 class LineFormatter(logging.Formatter):
-    """LEVEL time service: message. Times are local, with milliseconds; a traceback follows on its own lines."""
+    """LEVEL time service: message. Times are local, with milliseconds; a traceback follows on its own lines, indented.
+
+    A record of the access log is without its query, for what a client may put there.
+    """
 
     def __init__(self, service: str) -> None:
         super().__init__(f"%(levelname)s %(asctime)s {service}: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, and those of a traceback."""
+        if _is_access(record):
+            assert isinstance(record.args, tuple), "as just seen"
+            client, method, path, version, status = record.args
+            record.args = (client, method, str(path).partition("?")[0], version, status)
+        record.message = escaped(_message(record))
+        record.asctime = self.formatTime(record)
+        line = self.formatMessage(record)
+        if not record.exc_info:
+            return line
+        lines = _bounded(self.formatException(record.exc_info), MAX_TRACEBACK_CHARS).split("\n")
+        return "\n".join([line, *(f"  {escaped(one)}" for one in lines)])
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         """Wall-clock time of day."""
@@ -55,14 +99,14 @@ class JsonFormatter(logging.Formatter):
             "service": self._service,
             "logger": record.name,
         }
-        is_access = record.name == ACCESS_LOGGER and isinstance(record.args, tuple) and len(record.args) == 5
-        shown |= _access(record.args) if is_access else {"message": record.getMessage()}
+        shown |= _access(record.args) if _is_access(record) else {"message": _message(record)}
         for name, known in (("request_id", request_id), ("trace_id", trace_id)):
             if value := getattr(record, name, "") or known.get():
                 shown[name] = value
         if record.exc_info:
-            shown["exception"] = self.formatException(record.exc_info)
-        return json.dumps(shown, ensure_ascii=False, default=str)
+            shown["exception"] = _bounded(self.formatException(record.exc_info), MAX_TRACEBACK_CHARS)
+        line = json.dumps(shown, ensure_ascii=False, default=str)
+        return _UNSHOWN.sub(lambda found: f"\\u{ord(found[0]):04x}", line)
 
 
 def _access(args: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.errors import ConfigError
-from pagoda_common.process.logging import JsonFormatter, LineFormatter, is_no_probe, request_id, trace_id
+from pagoda_common.process.logging import JsonFormatter, LineFormatter, escaped, is_no_probe, request_id, trace_id
 
 
 def access(path: str) -> logging.LogRecord:
@@ -98,3 +98,62 @@ def test_wrong_flags_of_traces_are_named(fields: dict[str, Any], named: str) -> 
     with pytest.raises(ConfigError) as caught:
         ObservabilityConfig(**fields)
     assert caught.value.field == named
+
+
+HOSTILE = {
+    "a line feed": ("a\nERROR 09:00:00.000 scheduler: forged", r"a\nERROR 09:00:00.000 scheduler: forged"),
+    "a return": ("a\rforged", r"a\rforged"),
+    "colours": ("\x1b[31mred\x1b[2J", r"\x1b[31mred\x1b[2J"),
+    "a title of the window": ("\x1b]0;owned\x07", r"\x1b]0;owned\x07"),
+    "an escape of one byte": ("\x9b31m", r"\x9b31m"),
+    "ends of lines": ("a\u2028b\u2029c\x85d\x0be\x0cf", r"a\u2028b\u2029c\x85d\x0be\x0cf"),
+    "direction": ("a\u202eb\u2066c", r"a\u202eb\u2066c"),
+    "half a character": ("a\ud800b", r"a\ud800b"),
+    "delete and null": ("\x7f\x00", r"\x7f\x00"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_a_client_wrote_stays_in_its_line(name: str) -> None:
+    given, shown = HOSTILE[name]
+    record = logging.LogRecord("x", logging.WARNING, "", 0, "request %s is lost", (given,), None)
+    line = LineFormatter("scheduler").format(record)
+    assert line.endswith(f"scheduler: request {shown} is lost")
+    assert line.splitlines() == [line]
+    line.encode()
+    as_json = JsonFormatter("scheduler").format(record)
+    assert as_json.splitlines() == [as_json]
+    assert not set(as_json) & set("\x1b\x9b\x7f\u202e\u2066\ud800")
+    assert json.loads(as_json)["message"] == f"request {given} is lost"
+
+
+def test_letters_of_all_languages_and_tabs_stay_as_they_are() -> None:
+    text = "a\tä 日本 🙂 ключ שלום"
+    assert escaped(text) == text
+
+
+def test_a_traceback_cannot_forge_a_line_either() -> None:
+    try:
+        raise ValueError("a\nERROR 09:00:00.000 scheduler: forged\x1b[2J")
+    except ValueError:
+        record = logging.LogRecord("x", logging.ERROR, "", 0, "failed", (), sys.exc_info())
+    first, *others = LineFormatter("scheduler").format(record).split("\n")
+    assert first.endswith("scheduler: failed")
+    assert others[0] == "  Traceback (most recent call last):"
+    assert all(line.startswith("  ") for line in others)
+    assert not any("\x1b" in line for line in others)
+
+
+def test_a_record_has_a_bound_but_for_prompts_at_level_debug() -> None:
+    for level, is_whole in ((logging.INFO, False), (logging.ERROR, False), (logging.DEBUG, True)):
+        record = logging.LogRecord("x", level, "", 0, "%s", ("a" * 100_000,), None)
+        line = LineFormatter("scheduler").format(record)
+        assert (len(line) > 100_000) is is_whole
+        assert is_whole or line.endswith("… (100000 characters)")
+        assert (len(JsonFormatter("scheduler").format(record)) > 100_000) is is_whole
+
+
+def test_no_query_is_logged() -> None:
+    record = access("/v1/models?api_key=secret&token=other")
+    assert LineFormatter("frontend").format(record).endswith('127.0.0.1:5 - "GET /v1/models HTTP/1.1" 200')
+    assert "secret" not in JsonFormatter("frontend").format(access("/v1/models?api_key=secret"))
