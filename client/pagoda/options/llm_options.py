@@ -35,6 +35,8 @@ CONFIGS = {
 FIELDS = frozenset(field.name for config in CONFIGS.values() for field in fields(config)) - {"service_token"}
 """A token is no argument: the processes of a private engine have it from the environment, or from a file."""
 FIELDS |= {"speculative_config"}
+UNBOUNDED = {"max_num_queued_reqs": 0, "max_num_queued_tokens": 0}
+"""The queue of a private engine, whose one client is the program that has started it."""
 
 
 def engine_config_from_options(**options: Any) -> EngineConfig:
@@ -43,7 +45,7 @@ def engine_config_from_options(**options: Any) -> EngineConfig:
     Raises:
         ConfigError: an argument is unknown, out of bounds or not supported; `field` names it.
     """
-    given: dict[str, Any] = {"service_token": os.environ.get(TOKEN_VARIABLE, "")}
+    given: dict[str, Any] = {"service_token": os.environ.get(TOKEN_VARIABLE, ""), **UNBOUNDED}
     for name, value in options.items():
         field = ALIASES.get(name, name)
         if field in FIELDS:

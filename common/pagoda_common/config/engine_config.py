@@ -188,10 +188,10 @@ class SchedulerConfig:
     """How long a stream that can be resumed outlives its frontend, for another one to go on with it."""
     max_serving_groups: int | None = None
     """Worker groups that serve at the same time; more stand by, ready to take over. None lets all of them serve."""
-    max_num_queued_reqs: int | None = None
-    """Most sequences waiting; None is no bound."""
-    max_num_queued_tokens: int | None = None
-    """Most prompt tokens waiting; None is no bound."""
+    max_num_queued_reqs: int = 16_384
+    """Most sequences waiting; 0 is no bound."""
+    max_num_queued_tokens: int = 32 * 1024**2
+    """Most prompt tokens waiting; 0 is no bound."""
 
     def __post_init__(self) -> None:
         _check(1 <= self.max_num_seqs <= 65535, "max_num_seqs", self.max_num_seqs, "between 1 and 65535")
@@ -208,7 +208,7 @@ class SchedulerConfig:
         _check(groups is None or groups >= 1, "max_serving_groups", groups, "at least 1")
         for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
             bound = getattr(self, name)
-            _check(bound is None or bound >= 1, name, bound, "at least 1")
+            _check(bound >= 0, name, bound, "at least 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -229,12 +229,17 @@ SCHEDULER_FLAGS = (
         metavar="N",
         help="workers that serve at the same time; more stand by and take over at once. All serve if not given",
     ),
-    Flag(field="max_num_queued_reqs", parse=int, metavar="N", help="most sequences waiting; more are refused (503)"),
+    Flag(
+        field="max_num_queued_reqs",
+        parse=int,
+        metavar="N",
+        help="most sequences waiting; more are refused (503). 0: any",
+    ),
     Flag(
         field="max_num_queued_tokens",
         parse=parse_count,
         metavar="TOKENS",
-        help="most prompt tokens waiting; more are refused (503)",
+        help="most prompt tokens waiting; more are refused (503). 0 is no bound",
     ),
 )
 PARALLEL_FLAGS = (

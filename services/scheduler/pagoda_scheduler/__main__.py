@@ -12,7 +12,7 @@ import uvloop
 from prometheus_client import CollectorRegistry, generate_latest
 
 from pagoda.v1 import scheduler_pb2_grpc
-from pagoda_common.config.engine_config import EngineConfig
+from pagoda_common.config.engine_config import EngineConfig, SchedulerConfig
 from pagoda_common.config.flags import (
     add_child_flags,
     add_engine_flags,
@@ -86,6 +86,7 @@ async def serve(
         if not config.security.is_guarded:
             log_life(logger, UNGUARDED)
         mark("listening")
+        logger.info("at most %s wait; more are refused", _queue_bounds(config.scheduler))
         if metrics_port is not None:
             whole = process_registry(registry)  # a frontend, which shows `registry` beside its own, has the rest itself
             whole.register(EngineCollector(load=state.load, model_name=model_name))
@@ -114,6 +115,12 @@ async def serve(
         if tracer is not None:
             await asyncio.to_thread(tracer.close)
         beating.cancel()
+
+
+def _queue_bounds(config: SchedulerConfig) -> str:
+    """For people."""
+    bounds = ((config.max_num_queued_reqs, "sequences"), (config.max_num_queued_tokens, "prompt tokens"))
+    return " with ".join(f"{bound or 'any number of':{',' if bound else ''}} {what}" for bound, what in bounds)
 
 
 async def _follow_readiness(engine: Engine, server: RpcServer) -> None:

@@ -1,7 +1,5 @@
 """What a scheduler takes in: bounds on a request, and on what waits. Knows requests and queues; no blocks."""
 
-from collections.abc import Collection
-
 import numpy as np
 
 from pagoda_common.config.engine_config import SchedulerConfig
@@ -10,15 +8,19 @@ from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.waiting_queue import WaitingQueue
 
 
-def check_queue(config: SchedulerConfig, *, waiting: Collection[Request], requests: list[Request]) -> None:
+def check_queue(config: SchedulerConfig, *, waiting: WaitingQueue, requests: list[Request]) -> None:
     """Whether `requests` may wait beside those that wait for a worker group.
 
     Raises:
         QueueFull: a bound on the waiting queue would be passed.
     """
-    if config.max_num_queued_reqs is not None or config.max_num_queued_tokens is not None:
-        num_tokens = sum(request.num_prompt_tokens for request in waiting)
-        _check_bounds(config, requests, num_reqs=len(waiting), num_tokens=num_tokens)
+    max_reqs, max_tokens = config.max_num_queued_reqs, config.max_num_queued_tokens
+    num_reqs = len(waiting)
+    if max_reqs and num_reqs + len(requests) > max_reqs:
+        raise QueueFull(f"{num_reqs} sequences are waiting, max_num_queued_reqs is {max_reqs}", retry_after_s=1)
+    tokens = waiting.num_prompt_tokens + sum(request.num_prompt_tokens for request in requests)
+    if max_tokens and tokens > max_tokens:
+        raise QueueFull(f"{tokens} prompt tokens would wait, max_num_queued_tokens is {max_tokens}", retry_after_s=1)
 
 
 class Admission:
@@ -41,8 +43,7 @@ class Admission:
             QueueFull: a bound on the waiting queue would be passed.
         """
         self.check_fits(requests)
-        waiting = self._waiting
-        _check_bounds(self._config, requests, num_reqs=len(waiting), num_tokens=waiting.num_prompt_tokens)
+        check_queue(self._config, waiting=self._waiting, requests=requests)
 
     def check_fits(self, requests: list[Request]) -> None:
         """Whether `requests` can be computed at all: for those that were taken in before, the queue has no bound.
@@ -78,13 +79,3 @@ def _check_tokens(request: Request, vocab_size: int) -> None:
     for field, token_ids in named:
         if len(token_ids) and (highest := int(np.max(token_ids))) >= vocab_size:
             raise InvalidRequest(f"{field} has token {highest}, the vocabulary has {vocab_size}", field=field)
-
-
-def _check_bounds(config: SchedulerConfig, requests: list[Request], *, num_reqs: int, num_tokens: int) -> None:
-    """`num_reqs` sequences with `num_tokens` prompt tokens wait already."""
-    max_reqs, max_tokens = config.max_num_queued_reqs, config.max_num_queued_tokens
-    if max_reqs is not None and num_reqs + len(requests) > max_reqs:
-        raise QueueFull(f"{num_reqs} sequences are waiting, max_num_queued_reqs is {max_reqs}", retry_after_s=1)
-    tokens = num_tokens + sum(request.num_prompt_tokens for request in requests)
-    if max_tokens is not None and tokens > max_tokens:
-        raise QueueFull(f"{tokens} prompt tokens would wait, max_num_queued_tokens is {max_tokens}", retry_after_s=1)

@@ -26,6 +26,9 @@ class WaitingQueue(ABC):
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def __contains__(self, request: Request) -> bool:
+        return request in self._waiting
+
     def __iter__(self) -> Iterator[Request]:
         return iter(list(self._waiting))
 

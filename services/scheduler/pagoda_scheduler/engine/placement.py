@@ -1,13 +1,13 @@
 """Placement: which worker group computes which sequence. Knows no sinks and no time limits."""
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 
 from pagoda_common.config.engine_config import SchedulerConfig
 from pagoda_common.errors import PagodaError, RequestFailed
 from pagoda_scheduler.core.admission import check_queue
 from pagoda_scheduler.core.request import Request, RequestStatus
+from pagoda_scheduler.core.waiting_queue import FcfsQueue
 from pagoda_scheduler.engine.engine_core import EngineCore
 from pagoda_scheduler.engine.load import Counters, Load
 from pagoda_scheduler.engine.open_requests import OpenRequest
@@ -37,7 +37,7 @@ class Placement:
         self._requests = requests
         self._finish = finish
         self._is_slow = is_slow
-        self._homeless: OrderedDict[Request, None] = OrderedDict()
+        self._homeless = FcfsQueue()
         self._router: Router = ROUTERS[config.routing_policy]()
         self._past = Counters()
 
@@ -66,7 +66,7 @@ class Placement:
             if request.check_finished():  # resumed behind its own end
                 self._end(request)
             elif core is None:
-                self._homeless[request] = None
+                self._homeless.append(request)
             else:
                 self._add(core, request, at_front=at_front)
 
@@ -74,8 +74,7 @@ class Placement:
         """Give sequences that ran or waited elsewhere to a group, or keep them until there is one."""
         if not self.cores:
             for request in reversed(list(sequences)):
-                self._homeless[request] = None
-                self._homeless.move_to_end(request, last=False)
+                self._homeless.append_front(request)
             return
         chosen: dict[str, EngineCore] = {}
         for request in reversed(list(sequences)):
@@ -95,7 +94,7 @@ class Placement:
     def take_out(self, request: Request) -> None:
         """End a sequence now, wherever it is."""
         if request in self._homeless:
-            del self._homeless[request]
+            self._homeless.remove(request)
             request.status = RequestStatus.FINISHED
         else:
             core = self._requests[request.request_id].core
@@ -108,7 +107,7 @@ class Placement:
 
     def compact(self) -> None:
         """Give back what a burst of requests has left fragmented; only while none is open."""
-        self._homeless.clear()
+        self._homeless.compact()
         for core in self.cores:
             core.scheduler.compact()
 
@@ -117,7 +116,7 @@ class Placement:
     def add(self, core: EngineCore) -> None:
         """A group serves from now on, first what had no group."""
         self.cores.append(core)
-        homeless, self._homeless = self._homeless, OrderedDict()
+        homeless, self._homeless = list(self._homeless), FcfsQueue()
         for request in homeless:
             request.learn_model(max_model_len=core.scheduler.max_model_len, eos_token_ids=core.eos_token_ids)
         self.place(homeless)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pagoda.options.llm_options import engine_config_from_options
 from pagoda_common.config.engine_config import SchedulerConfig
 from pagoda_common.errors import InvalidRequest, QueueFull, RequestTooLong
 from pagoda_common.params.pooling_params import POOLED, PoolingParams
@@ -81,6 +82,25 @@ def test_prompt_tokens_that_wait_and_new_ones_count_against_the_bound() -> None:
         admission(waiting=[4, 6], max_num_queued_tokens=14).check(two)
 
 
+def test_a_queue_is_bounded_unless_it_is_told_otherwise_and_an_honest_request_fits() -> None:
+    config = SchedulerConfig()
+    full = FcfsQueue()
+    full.num_prompt_tokens = config.max_num_queued_tokens
+    with pytest.raises(QueueFull, match="max_num_queued_tokens is 33554432") as caught:
+        check_queue(config, waiting=full, requests=[make_request("a", 1)])
+    assert caught.value.retry_after_s > 0
+    waiting = FcfsQueue()
+    requests = [make_request(f"r{number}", 1) for number in range(config.max_num_queued_reqs)]
+    check_queue(config, waiting=waiting, requests=requests)
+    for request in requests:
+        waiting.append(request)
+    with pytest.raises(QueueFull, match="16384 sequences are waiting"):
+        check_queue(config, waiting=waiting, requests=[make_request("one more", 1)])
+    private = engine_config_from_options().scheduler
+    assert (private.max_num_queued_reqs, private.max_num_queued_tokens) == (0, 0), "an LLM has one client"
+    assert engine_config_from_options(max_num_queued_reqs=7).scheduler.max_num_queued_reqs == 7
+
+
 def test_what_was_taken_in_before_is_not_bounded_by_the_queue() -> None:
     admission(waiting=[1, 1], max_num_queued_reqs=2, max_num_queued_tokens=2).check_fits([make_request("a", 5)])
 
@@ -92,10 +112,14 @@ def test_what_was_taken_in_before_is_not_bounded_by_the_queue() -> None:
         ({"max_num_queued_reqs": 3}, False),
         ({"max_num_queued_tokens": 11}, True),
         ({"max_num_queued_tokens": 12}, False),
+        ({"max_num_queued_reqs": 0, "max_num_queued_tokens": 0}, False),
+        ({}, False),
     ],
 )
 def test_without_a_group_the_same_bounds_hold(bounds: dict[str, int], is_full: bool) -> None:
-    waiting = [make_request("a", 3), make_request("b", 4)]
+    waiting = FcfsQueue()
+    for request in (make_request("a", 3), make_request("b", 4)):
+        waiting.append(request)
     config = SchedulerConfig(**bounds)  # type: ignore[arg-type]
     if is_full:
         with pytest.raises(QueueFull):
