@@ -51,7 +51,7 @@ class FrontendConfig:
     chat_template: str | None = None
     """Jinja file, or the template itself; None takes the tokenizer's."""
     trust_request_chat_template: bool = False
-    """Let requests bring a chat template of their own (it runs in a sandbox, but may take its time)."""
+    """Let requests bring a chat template of their own (it runs in a sandbox, in a process with bounds)."""
     enable_auto_tool_choice: bool = False
     """Let the model decide whether to call tools; needs tool_call_parser. The embedded model always may."""
     tool_call_parser: str | None = None

@@ -5,7 +5,6 @@ null}). Ends when its input does.
 """
 
 import json
-import resource
 import sys
 import threading
 
@@ -15,10 +14,13 @@ from llguidance import LLExecutor, LLMatcher
 from pagoda_common.errors import PagodaError
 from pagoda_common.grammar.matcher import GrammarCompiler
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
+from pagoda_common.process.job_limits import limit_cpu, limit_memory
 from pagoda_common.text.tokenizer import Tokenizer
 
 MAX_MEMORY_BYTES = 1 << 30
 """On top of what the process has when it is ready."""
+MAX_CPU_S = 1.0
+"""Of one constraint. The worker compiles it again, and a step waits for it: others' tokens do meanwhile."""
 STACK_BYTES = 4 << 20
 """Half of what a thread of a worker has: what is compiled here is compiled there."""
 NUM_TRIED_TOKENS = 4
@@ -76,23 +78,15 @@ def main() -> None:
     checker = Checker(compiler)
     threading.stack_size(STACK_BYTES)
     checker.error_of(StructuredOutputsParams(json_object=True))  # whatever comes with the first one is there now
-    _limit_memory()
+    limit_memory(MAX_MEMORY_BYTES)
     print(json.dumps({"is_ready": True}), flush=True)
     for line in sys.stdin:
         try:
-            error = checker.error_of(StructuredOutputsParams(**json.loads(line)["params"]))
+            with limit_cpu(MAX_CPU_S):
+                error = checker.error_of(StructuredOutputsParams(**json.loads(line)["params"]))
         except PagodaError as fault:
             error = fault.message
         print(json.dumps({"error": error}), flush=True)
-
-
-def _limit_memory() -> None:
-    with open("/proc/self/statm", encoding="ascii") as statm:
-        size = int(statm.read().split()[0]) * resource.getpagesize()
-    limit = size + MAX_MEMORY_BYTES
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 if __name__ == "__main__":

@@ -4,9 +4,11 @@ Python code on a thread lets the loop run every 5 ms, and so does what releases 
 """
 
 import asyncio
-from collections import OrderedDict, deque
+import bisect
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from pagoda_common.errors import QueueFull
@@ -19,89 +21,147 @@ MAX_WAITING = 1024
 """Pieces of work that wait, over all callers."""
 MAX_SHARE = 0.5
 """Of these for one caller."""
+SMALL_BYTES = 16 * 1024
+"""Of an input: conversions of it take below 5 ms."""
+LIGHT_BYTES = 64 * 1024
+"""Of an input that may have any thread: it takes some tens of milliseconds."""
 
 
 class FairQueue(Generic[Result]):
-    """Pieces of work that wait for one of a few places. Callers take turns: one of them with many waits for itself."""
+    """Pieces of work that wait for one of a few places.
 
-    def __init__(self, *, num_places: int, max_waiting: int = MAX_WAITING, what: str = "pieces of work") -> None:
-        """`what`: of those that wait, for errors."""
+    Callers take turns, and the small pieces of each go first. What is not small has `max_each` places of one caller's,
+    so that there is mostly room for the next one at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_places: int,
+        max_each: int = 1,
+        light_bytes: int = 1024,
+        max_waiting: int = MAX_WAITING,
+        what: str = "pieces of work",
+    ) -> None:
+        """
+        Args:
+            light_bytes: what is small.
+            what: of those that wait, for errors.
+        """
         self._num_free = num_places
+        self._max_each = max_each
+        self._light_bytes = light_bytes
         self._max_waiting = max_waiting
         self._what = what
         self._num_waiting = 0
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """By caller, whose turn is next first."""
+        self._waiting: OrderedDict[str, list[_Waiting]] = OrderedDict()
+        """By caller, whose turn is next first; each list by size."""
+        self._num_running: dict[str, int] = {}
 
-    async def run(self, work: Callable[[], Awaitable[Result]]) -> Result:
+    async def run(self, work: Callable[[], Awaitable[Result]], *, size: int = 0) -> Result:
         """The result of `work`, which is begun when there is a place for it. Cancelled, it still has its place until it
         ends by itself.
+
+        Args:
+            size: of its input, in bytes.
 
         Raises:
             QueueFull: too much waits, of all or of this caller.
         """
-        await self._enter()
+        name = caller.get()
+        await self._enter(name, size)
         task = asyncio.ensure_future(work())
-        task.add_done_callback(self._leave)
+        task.add_done_callback(lambda task: self._leave(name, task))
         return await asyncio.shield(task)
 
-    async def _enter(self) -> None:
-        if self._num_free and not self._num_waiting:
-            self._num_free -= 1
+    def _can_start(self, name: str, size: int) -> bool:
+        has_share = size <= self._light_bytes or self._num_running.get(name, 0) < self._max_each
+        return self._num_free > 0 and has_share
+
+    def _start(self, name: str) -> None:
+        self._num_free -= 1
+        self._num_running[name] = self._num_running.get(name, 0) + 1
+
+    async def _enter(self, name: str, size: int) -> None:
+        if self._can_start(name, size):  # whoever waits cannot
+            self._start(name)
             return
-        name = caller.get()
-        queue = self._waiting.setdefault(name, deque())
+        queue = self._waiting.get(name, [])
         if self._num_waiting >= self._max_waiting or len(queue) >= self._max_waiting * MAX_SHARE:
-            if not queue:
-                del self._waiting[name]
             raise QueueFull(f"{self._num_waiting} {self._what} wait already", retry_after_s=1)
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue.append(turn)
+        waiting = _Waiting(size, asyncio.get_running_loop().create_future())
+        bisect.insort_right(self._waiting.setdefault(name, queue), waiting, key=_size_of)
         self._num_waiting += 1
         try:
-            await turn
+            await waiting.turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # its turn had come
-                self._free()
+            if not waiting.turn.cancelled():  # its turn had come
+                self._free(name)
             raise
 
-    def _leave(self, task: "asyncio.Future[Any]") -> None:
+    def _leave(self, name: str, task: "asyncio.Future[Any]") -> None:
         if not task.cancelled():
             task.exception()  # looked at, also where its caller is gone
-        self._free()
+        self._free(name)
 
-    def _free(self) -> None:
-        """Give a place to who is next; those that have given up are met here."""
-        while self._waiting:
-            name, queue = next(iter(self._waiting.items()))
-            turn = queue.popleft()
-            if queue:
-                self._waiting.move_to_end(name)
-            else:
-                del self._waiting[name]
-            self._num_waiting -= 1
-            if not turn.done():
+    def _free(self, name: str) -> None:
+        """Give up a place, and give it to who is next."""
+        self._num_free += 1
+        self._num_running[name] -= 1
+        if not self._num_running[name]:
+            del self._num_running[name]
+        for other in list(self._waiting):
+            while (queue := self._waiting.get(other)) and queue[0].turn.done():
+                self._pop(other)  # who has given up
+            if queue and self._can_start(other, queue[0].size):
+                turn = self._pop(other).turn
+                self._start(other)
                 turn.set_result(None)
                 return
-        self._num_free += 1
+
+    def _pop(self, name: str) -> "_Waiting":
+        queue = self._waiting[name]
+        first = queue.pop(0)
+        self._num_waiting -= 1
+        if queue:
+            self._waiting.move_to_end(name)
+        else:
+            del self._waiting[name]
+        return first
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A piece of work that waits."""
+
+    size: int
+    turn: "asyncio.Future[None]"
+
+
+def _size_of(waiting: _Waiting) -> int:
+    return waiting.size
 
 
 class WorkPool:
     """A few threads."""
 
     def __init__(self, *, num_threads: int = NUM_THREADS) -> None:
-        self._queue: FairQueue[Any] = FairQueue(num_places=num_threads)
+        self._queue: FairQueue[Any] = FairQueue(num_places=num_threads, light_bytes=LIGHT_BYTES)
         self._executor = ThreadPoolExecutor(max_workers=num_threads, thread_name_prefix="work")
 
-    async def run(self, work: Callable[[], Result]) -> Result:
-        """The result of `work` on a thread; raises what it raises, and QueueFull."""
+    async def run(self, work: Callable[[], Result], *, num_bytes: int) -> Result:
+        """The result of `work` on a thread; raises what it raises, and QueueFull.
+
+        Args:
+            num_bytes: of its input. What is large has one thread of one caller's.
+        """
         loop = asyncio.get_running_loop()
-        result: Result = await self._queue.run(lambda: loop.run_in_executor(self._executor, work))
+        result: Result = await self._queue.run(lambda: loop.run_in_executor(self._executor, work), size=num_bytes)
         return result
 
     async def run_sized(self, work: Callable[[], Result], *, num_bytes: int) -> Result:
         """As `run`; at once where the input, of `num_bytes`, is so small that a thread costs more."""
-        return work() if num_bytes <= SMALL_BYTES else await self.run(work)
+        return work() if num_bytes <= SMALL_BYTES else await self.run(work, num_bytes=num_bytes)
 
     async def prepare(self, work: Callable[[], Result]) -> Result:
         """As `run_sized`, of work on the request that is being answered."""
@@ -110,7 +170,3 @@ class WorkPool:
     def close(self) -> None:
         """Take no more work."""
         self._executor.shutdown(wait=False, cancel_futures=True)
-
-
-SMALL_BYTES = 16 * 1024
-"""Of an input: conversions of it take below 5 ms."""

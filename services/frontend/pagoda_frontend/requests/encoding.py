@@ -55,12 +55,16 @@ class TextEncoder:
         if is_counted:
             self._check_counted(text, field)
         elif truncation is not None:
-            return await self._work.run(lambda: self._truncated(text, truncation, add_special_tokens))
+            return await self._work.run(
+                lambda: self._truncated(text, truncation, add_special_tokens), num_bytes=len(text)
+            )
         else:
             self.check_length(len(text), field=field)
             if len(text) > max(LONG_TEXT_CHARS, USUAL_TOKEN_CHARS * self._max_model_len):
                 await self._try_pieces(text, field)
-        return await self._work.run(lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        return await self._work.run(
+            lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens), num_bytes=len(text)
+        )
 
     def check_length(self, num_chars: int, *, field: str) -> None:
         """Raises RequestTooLong when a text of so many characters does not fit, whatever it says."""
@@ -79,7 +83,9 @@ class TextEncoder:
         num_tokens = 0
         for start in range(0, len(text), size):
             piece = text[start : start + size]
-            ids = await self._work.run(partial(self._tokenizer.encode, piece, add_special_tokens=False))
+            ids = await self._work.run(
+                partial(self._tokenizer.encode, piece, add_special_tokens=False), num_bytes=len(piece)
+            )
             num_tokens += len(ids) - NUM_CUT_TOKENS
             if num_tokens >= self._max_model_len:
                 raise RequestTooLong(too_long(f"at least {num_tokens}", self._max_model_len), field=field)

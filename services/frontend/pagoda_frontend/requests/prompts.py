@@ -9,12 +9,13 @@ import orjson
 from pagoda_common.errors import InvalidRequest, RequestTooLong
 from pagoda_common.params.truncation import Truncation
 from pagoda_common.text import exact_json
-from pagoda_common.text.chat_template import has_role
+from pagoda_common.text.chat_template import has_role, render_chat_template
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.budget.work_pool import WorkPool
 from pagoda_frontend.openai.protocol import ChatMessage, MessageToolCall, Tool
 from pagoda_frontend.requests.encoding import TextEncoder
 from pagoda_frontend.requests.params import check_token_ids, too_long
+from pagoda_frontend.requests.template_helpers import TemplateHelpers
 
 NOT_IN_KWARGS = ("messages", "chat_template", "tools", "documents", "add_generation_prompt", "continue_final_message")
 """Variables of a chat template that have a field of their own."""
@@ -45,10 +46,15 @@ class Prompts:
             max_model_len=max_model_len,
             longest_token_chars=longest_token_chars,
         )
+        self._helpers = TemplateHelpers(work=self._work)
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
+
+    async def close(self) -> None:
+        """End the processes that render templates of requests."""
+        await self._helpers.close()
 
     async def from_text(
         self,
@@ -173,19 +179,30 @@ class Prompts:
                 raise InvalidRequest(f"chat_template_kwargs must not contain {name}", field="chat_template_kwargs")
         template = self.template(chat_template, tools=tools)
 
-        def apply() -> str:
+        def arguments() -> dict[str, Any]:
             self._check_roles(messages, template)
-            return self._tokenizer.apply_chat_template(
-                [template_message(message, number) for number, message in enumerate(messages)],
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                chat_template=template,
-                tools=[tool.model_dump(exclude_unset=True) for tool in tools] if tools else None,
-                documents=documents,
+            variables = {
+                **self._tokenizer.special_tokens,
+                "tools": [tool.model_dump(exclude_unset=True) for tool in tools] if tools else None,
+                "documents": documents,
+                "add_generation_prompt": add_generation_prompt,
                 **kwargs,
-            )
+            }
+            return {
+                "source": template,
+                "messages": [template_message(message, number) for number, message in enumerate(messages)],
+                "continue_final_message": continue_final_message,
+                "variables": variables,
+            }
+
+        def apply() -> str:
+            given = arguments()
+            variables = given.pop("variables")
+            return render_chat_template(**given, **variables)
 
         try:
+            if chat_template is not None and template == chat_template:  # not a name of the checkpoint's
+                return await self._helpers.render(await self._work.prepare(arguments))
             return await self._work.prepare(apply)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             if isinstance(error, InvalidRequest):

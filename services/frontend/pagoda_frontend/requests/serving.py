@@ -80,6 +80,7 @@ class Serving:
             await asyncio.gather(self._loading, return_exceptions=True)
         if self._model is not None:
             await self._model.grammars.close()
+            await self._model.prompts.close()
         self.work.close()
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)

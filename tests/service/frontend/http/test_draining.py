@@ -32,7 +32,7 @@ class SlowChecks:
 @pytest.fixture
 async def slow(monkeypatch: pytest.MonkeyPatch) -> SlowChecks:
     checks = SlowChecks()
-    monkeypatch.setattr(GrammarChecks, "_exchange", checks)
+    monkeypatch.setattr(GrammarChecks, "_ask", checks)
     return checks
 
 

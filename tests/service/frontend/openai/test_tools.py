@@ -351,6 +351,23 @@ async def test_a_request_may_bring_a_template_where_it_is_trusted(tokenizer: Tok
         assert prompt_of(frontend, tokenizer) == "one;two;weather"
 
 
+LOOPS = "{% for a in range(99999) %}" * 4 + "x" + "{% endfor %}" * 4
+GROWS = "{% set t = namespace(s='x' * 1000000) %}{% for a in range(99999) %}{% set t.s = t.s ~ t.s %}{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [LOOPS, GROWS, "{{ 'x' * 99999999999 }}"], ids=["loops", "grows", "long"])
+async def test_a_template_that_takes_too_much_is_ended_and_others_are_rendered(template: str) -> None:
+    async with running_frontend(trust_request_chat_template=True) as frontend:
+        body = {"messages": USER, "max_tokens": 1}
+        response = await frontend.post(CHAT, {**body, "chat_template": template}, timeout=240)
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        assert error["param"] == "chat_template"
+        assert "takes too much time or memory" in error["message"]
+        response = await frontend.post(CHAT, {**body, "chat_template": "{{ messages[0].content }}"}, timeout=240)
+        assert response.status_code == 200, response.text
+
+
 async def test_plugins_bring_parsers(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     for registry in (tool_registry, reasoning_registry):  # what is registered here is not for the tests behind
         monkeypatch.setattr(registry, "_PARSERS", dict(registry._PARSERS))

@@ -51,7 +51,7 @@ def test_the_process_starts_every_time_under_grpc_traffic() -> None:
     async def start_again_and_again() -> None:
         for number in range(NUM_STARTS):
             checks = GrammarChecks(tokenizer="pagoda-tiny", revision=None, vocab_size=8)
-            checks._command = ANSWERER
+            checks.helpers.command = ANSWERER
             await checks.check(StructuredOutputsParams(choice=[str(number)]))
             await checks.close()
 

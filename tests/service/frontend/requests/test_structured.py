@@ -10,7 +10,6 @@ import pytest
 from pagoda.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from pagoda_common.engine.convert import structured_outputs_from_proto
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
-from pagoda_frontend.requests import grammar_checks
 from tests.service.frontend.harness import MODEL, Running
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -114,18 +113,27 @@ def deep_chain(depth: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("constraint", [{"json": deep_chain(3500)}, {"regex": "(a?)" * 60_000}])
 async def test_a_constraint_that_breaks_its_compiler_breaks_nothing_else(
-    frontend: Running, constraint: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    frontend: Running, constraint: dict[str, Any]
 ) -> None:
     good = {"model": MODEL, "prompt": "Hi", "max_tokens": 2, "structured_outputs": {"regex": "[0-9]+"}}
     assert (await frontend.post("/v1/completions", good)).status_code == 200  # it runs
-    monkeypatch.setattr(grammar_checks, "COMPILE_S", 2.0)
     bad = {"model": MODEL, "prompt": "Hi", "structured_outputs": constraint}
     response = await frontend.post("/v1/completions", bad, timeout=240)
     assert response.status_code == 400, response.text
     assert "too complex" in response.json()["error"]["message"]
-    monkeypatch.undo()
     fresh = {**good, "structured_outputs": {"regex": "[0-9]+x"}}
     assert (await frontend.post("/v1/completions", fresh, timeout=240)).status_code == 200
+
+
+async def test_what_was_refused_is_remembered_by_its_digest(frontend: Running) -> None:
+    bad = {"model": MODEL, "prompt": "Hi", "structured_outputs": {"regex": "(a?)" * 60_000}}
+    first = await frontend.post("/v1/completions", bad, timeout=240)
+    grammars = frontend.server.serving.model.grammars
+    assert all(len(key) == 20 for key in grammars._known), "not by its 240 KB"
+    grammars.helpers.command = ["/bin/false"]
+    second = await frontend.post("/v1/completions", bad, timeout=240)
+    assert (first.status_code, second.status_code) == (400, 400)
+    assert "too complex" in second.json()["error"]["message"]
 
 
 async def test_equal_constraints_are_compiled_once_and_in_turn(frontend: Running) -> None:

@@ -19,11 +19,11 @@ class Work:
         self.begun: list[str] = []
         self._ends: dict[str, asyncio.Event] = {}
 
-    def start(self, name: str, *, who: str) -> "asyncio.Task[str]":
+    def start(self, name: str, *, who: str, size: int = 0) -> "asyncio.Task[str]":
         self._ends[name] = asyncio.Event()
         context = contextvars.copy_context()
         context.run(caller.set, who)
-        return asyncio.create_task(self._queue.run(self._piece(name)), context=context)
+        return asyncio.create_task(self._queue.run(self._piece(name), size=size), context=context)
 
     def _piece(self, name: str) -> Callable[[], Awaitable[str]]:
         async def piece() -> str:
@@ -55,6 +55,24 @@ async def test_a_caller_with_much_work_lets_others_go_between() -> None:
     assert work.begun[:6] == ["a0", "a1", "b0", "a2", "b1", "a3"]
     assert len(work.begun) == 14
     assert {await task for task in tasks} == set(work.begun)
+
+
+async def test_heavy_pieces_of_a_caller_leave_places_to_others_and_to_its_small_ones() -> None:
+    work = Work(FairQueue(num_places=2, light_bytes=10))
+    tasks = [work.start(f"a{number}", who="a", size=100) for number in range(3)]
+    await settle()
+    assert work.begun == ["a0"]
+    tasks += [work.start("b0", who="b", size=100), work.start("small", who="a", size=5)]
+    await settle()
+    assert work.begun == ["a0", "b0"]
+    await work.end("b0")
+    assert work.begun == ["a0", "b0", "small"]
+    await work.end("small")
+    assert work.begun == ["a0", "b0", "small"]
+    for name in ("a0", "a1", "a2"):
+        await work.end(name)
+    assert work.begun == ["a0", "b0", "small", "a1", "a2"]
+    await asyncio.gather(*tasks)
 
 
 async def test_as_many_run_as_there_are_places() -> None:
@@ -127,8 +145,8 @@ async def test_one_that_gives_up_as_its_turn_comes_leaves_it_to_the_next(num_pas
 async def test_an_error_of_the_work_is_its_callers_and_frees_the_place() -> None:
     pool = WorkPool(num_threads=1)
     with pytest.raises(ZeroDivisionError):
-        await pool.run(lambda: 1 // 0)
-    assert await pool.run(lambda: 5) == 5
+        await pool.run(lambda: 1 // 0, num_bytes=0)
+    assert await pool.run(lambda: 5, num_bytes=0) == 5
     assert await pool.run_sized(lambda: 6, num_bytes=SMALL_BYTES + 1) == 6
     assert await pool.run_sized(lambda: 7, num_bytes=0) == 7
     pool.close()
