@@ -64,6 +64,19 @@ def config(shape: Shape) -> dict[str, Any]:
         "torch_dtype": "bfloat16",
         "bos_token_id": shape.vocab_size - 2,
         "eos_token_id": shape.vocab_size - 1,
+    } | _experts_config(shape)
+
+
+def _experts_config(shape: Shape) -> dict[str, Any]:
+    if shape.experts is None:
+        return {}
+    return {
+        "num_experts": shape.experts.num_experts,
+        "num_experts_per_tok": shape.experts.num_chosen,
+        "moe_intermediate_size": shape.experts.intermediate_size,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
     }
 
 
@@ -158,11 +171,17 @@ def write_weights(shape: Shape, path: Path) -> None:
             f"{prefix}self_attn.k_proj.weight": normal(kv_heads, hidden, std=2 * std),
             f"{prefix}self_attn.v_proj.weight": normal(kv_heads, hidden, std=std),
             f"{prefix}self_attn.o_proj.weight": normal(hidden, heads, std=std),
-            f"{prefix}mlp.gate_proj.weight": normal(inner, hidden, std=std),
-            f"{prefix}mlp.up_proj.weight": normal(inner, hidden, std=std),
-            f"{prefix}mlp.down_proj.weight": normal(hidden, inner, std=std),
         }
-        if shape.model_type == "qwen3":
+        experts = [f"{prefix}mlp."]
+        if shape.experts is not None:
+            tensors[f"{prefix}mlp.gate.weight"] = normal(shape.experts.num_experts, hidden, std=std)
+            experts = [f"{prefix}mlp.experts.{index}." for index in range(shape.experts.num_experts)]
+            inner = shape.experts.intermediate_size
+        for place in experts:
+            tensors[f"{place}gate_proj.weight"] = normal(inner, hidden, std=std)
+            tensors[f"{place}up_proj.weight"] = normal(inner, hidden, std=std)
+            tensors[f"{place}down_proj.weight"] = normal(hidden, inner, std=std)
+        if shape.model_type.startswith("qwen3"):
             for name in ("q_norm", "k_norm"):
                 tensors[f"{prefix}self_attn.{name}.weight"] = ones(shape.head_dim)
     tensors["model.norm.weight"] = ones(hidden)

@@ -22,8 +22,23 @@ BF16 = WeightBytes()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertShape:
+    """The mixture of experts of every layer."""
+
+    num_experts: int
+    num_chosen: int
+    """Experts of a token."""
+    intermediate_size: int
+    """Of one expert."""
+
+    def num_read(self, num_tokens: int) -> float:
+        """Experts that so many tokens choose on average, if all are as likely."""
+        return self.num_experts * (1 - (1 - self.num_chosen / self.num_experts) ** num_tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """A dense decoder."""
+    """A decoder."""
 
     name: str
     architecture: str
@@ -37,12 +52,21 @@ class Shape:
     vocab_size: int
     is_tied: bool
     """The output layer is the embedding."""
+    experts: ExpertShape | None = None
+    """In place of the feed-forward."""
 
     @property
     def linear_params(self) -> int:
-        """Weights of every layer's matrices, those that each token is multiplied with."""
+        """Weights of every layer's matrices that each token is multiplied with."""
+        return self._layer_params(1.0 if self.experts is None else self.experts.num_chosen)
+
+    def _layer_params(self, num_experts: float) -> int:
+        """With so many experts, or feed-forward parts."""
         attention = self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads) * self.hidden_size
-        return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
+        size, router = self.intermediate_size, 0
+        if self.experts is not None:
+            size, router = self.experts.intermediate_size, self.experts.num_experts * self.hidden_size
+        return self.num_layers * (attention + router + int(3 * self.hidden_size * size * num_experts))
 
     @property
     def head_params(self) -> int:
@@ -52,16 +76,19 @@ class Shape:
     @property
     def num_params(self) -> int:
         """All weights, norms aside."""
-        return self.linear_params + self.head_params * (1 if self.is_tied else 2)
+        layers = self._layer_params(1.0 if self.experts is None else self.experts.num_experts)
+        return layers + self.head_params * (1 if self.is_tied else 2)
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes that a token has in the KV cache."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * KV_BYTES
 
-    def step_bytes(self, *, num_cached: int, weight_bytes: WeightBytes = BF16) -> float:
-        """Bytes that one decode step reads at least: every weight once, and `num_cached` tokens of KV cache."""
-        weights = self.linear_params * weight_bytes.linear + self.head_params * weight_bytes.head
+    def step_bytes(self, *, num_cached: int, num_tokens: int = 1, weight_bytes: WeightBytes = BF16) -> float:
+        """Bytes that a decode step of `num_tokens` reads at least: every weight once, of experts those that are chosen,
+        and `num_cached` tokens of KV cache."""
+        layers = self._layer_params(1.0 if self.experts is None else self.experts.num_read(num_tokens))
+        weights = layers * weight_bytes.linear + self.head_params * weight_bytes.head
         return weights + num_cached * self.kv_bytes_per_token
 
     def flop(self, *, num_tokens: int, num_pairs: int, num_sampled: int) -> float:
@@ -100,6 +127,20 @@ SHAPES = {
             is_tied=True,
         ),
         Shape(
+            name="moe",
+            architecture="Qwen3MoeForCausalLM",
+            model_type="qwen3_moe",
+            hidden_size=1024,
+            num_layers=16,
+            num_heads=16,
+            num_kv_heads=4,
+            head_dim=64,
+            intermediate_size=512,
+            vocab_size=32000,
+            is_tied=False,
+            experts=ExpertShape(num_experts=64, num_chosen=8, intermediate_size=512),
+        ),
+        Shape(
             name="smoke",
             architecture="LlamaForCausalLM",
             model_type="llama",
@@ -114,7 +155,7 @@ SHAPES = {
         ),
     )
 }
-"""125m and 0.6b are measured (Llama's 125M shape and Qwen3-0.6B's); smoke shows that everything runs."""
+"""125m, 0.6b (Llama's 125M shape and Qwen3-0.6B's) and moe are measured; smoke shows that everything runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +169,7 @@ class Roofline:
         """Least seconds of a decode step of sequences with these many cached tokens."""
         num_cached = sum(cached_lens)
         flop = shape.flop(num_tokens=len(cached_lens), num_pairs=num_cached, num_sampled=len(cached_lens))
-        read = shape.step_bytes(num_cached=num_cached, weight_bytes=weight_bytes)
+        read = shape.step_bytes(num_cached=num_cached, num_tokens=len(cached_lens), weight_bytes=weight_bytes)
         return max(read / self.read_bytes_per_s, flop / self.flop_per_s)
 
     def workload_s(self, shape: Shape, workload: Workload, *, weight_bytes: WeightBytes = BF16) -> float:
