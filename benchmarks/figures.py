@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
+from pagoda_common.version import VERSION
+
 
 def parser(description: str) -> argparse.ArgumentParser:
     """Flags that every benchmark has."""
@@ -40,8 +42,8 @@ class Report:
     lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        versions = ", ".join(f"{name} {version(name)}" for name in ("pagoda", "grpcio", "protobuf", "torch"))
-        print(f"machine: {machine()}; Python {platform.python_version()}; {versions}")
+        versions = ", ".join(f"{name} {version(name)}" for name in ("grpcio", "protobuf", "torch"))
+        print(f"machine: {machine()}; Python {platform.python_version()}; pagoda {VERSION}, {versions}")
         print(f"command: python {' '.join(sys.argv)}")
 
     def add(self, name: str, value: float, unit: str, *, n: int) -> None:

@@ -12,7 +12,7 @@ PYPROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 
 
 def requirements(extra: str) -> list[str]:
-    """Requirements of `extra`, with those of the extras it names (``pagoda[scheduler]``) in their place.
+    """Requirements of `extra`, with those of the extras it names (``pagoda-llm[scheduler]``) in their place.
 
     Raises:
         KeyError: there is no such extra.

@@ -39,7 +39,8 @@ class Package:
 
 def packages_of(image: str) -> list[Package]:
     """What the image installs, sorted by name. Packages that are not installed here have no version."""
-    extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+    project = tomllib.loads(PYPROJECT.read_text())["project"]
+    extras = project["optional-dependencies"]
     waiting = [Requirement(text) for text in extras[image]]
     seen: dict[tuple[str, frozenset[str]], None] = {}
     found: dict[str, Package] = {}
@@ -49,7 +50,7 @@ def packages_of(image: str) -> list[Package]:
         if (name, chosen) in seen:
             continue
         seen[name, chosen] = None
-        if name == "pagoda":
+        if name == project["name"]:
             waiting += [Requirement(text) for extra in chosen for text in extras[extra]]
             continue
         try:

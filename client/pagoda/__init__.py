@@ -4,6 +4,8 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from pagoda_common.version import VERSION
+
 if TYPE_CHECKING:  # what __getattr__ gives, for type checkers
     from pagoda.llm.async_llm import AsyncLLM
     from pagoda.llm.beam_search import BeamSearchParams
@@ -19,7 +21,7 @@ if TYPE_CHECKING:  # what __getattr__ gives, for type checkers
 
     AsyncLLMEngine = AsyncLLM
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "LLM",
     "AsyncEngineArgs",

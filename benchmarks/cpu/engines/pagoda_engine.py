@@ -61,4 +61,4 @@ def _params(num_outputs: int, kind: RequestOutputKind) -> SamplingParams:
 
 
 if __name__ == "__main__":
-    main(PagodaEngine, ("pagoda", "torch"))
+    main(PagodaEngine, ("pagoda-llm", "torch"))

@@ -7,8 +7,10 @@ import platform
 import shutil
 import subprocess
 
+from pagoda_common.version import VERSION
+
 PACKAGES = (
-    *("pagoda", "torch", "triton", "transformers", "tokenizers", "safetensors", "numpy"),
+    *("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy"),
     *("grpcio", "protobuf", "fastapi", "uvicorn", "uvloop", "llguidance", "aiohttp"),
 )
 
@@ -19,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Print it; imports nothing heavy."""
-    for name, value in [*_machine(), *((package, _version(package)) for package in PACKAGES)]:
+    for name, value in [*_machine(), ("pagoda", VERSION), *((package, _version(package)) for package in PACKAGES)]:
         print(f"{name:<14} {value}")
     return 0
 

@@ -8,7 +8,6 @@ import asyncio
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable
-from importlib.metadata import version
 from typing import Any
 
 import grpc
@@ -29,6 +28,7 @@ from pagoda_common.engine.convert import (
 from pagoda_common.engine.stream import EngineStream, SequenceLog
 from pagoda_common.errors import Code, NotReady, PagodaError, RequestFailed
 from pagoda_common.params.outputs import HypothesisLogprobs, TokenLogprobs
+from pagoda_common.version import VERSION
 
 HELLO_TIMEOUT_S = 10.0
 ACK_EVERY = 64
@@ -126,9 +126,7 @@ class EngineSession:
         """
         call = self._stub.Session()
         try:
-            hello = scheduler_pb2.FrontendHello(
-                frontend_id=self._frontend_id, version=version("pagoda"), acknowledges=True
-            )
+            hello = scheduler_pb2.FrontendHello(frontend_id=self._frontend_id, version=VERSION, acknowledges=True)
             await call.write(scheduler_pb2.FrontendMessage(hello=hello))
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 first: Any = await call.read()

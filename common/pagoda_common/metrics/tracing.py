@@ -99,7 +99,7 @@ class Tracer:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
-            message = "otlp_traces_endpoint needs OpenTelemetry: pip install 'pagoda[otel]'"
+            message = "otlp_traces_endpoint needs OpenTelemetry: pip install 'pagoda-llm[otel]'"
             raise ConfigError(message, field="otlp_traces_endpoint") from error
         # The sampler is the SDK's: as the parent has decided, else OTEL_TRACES_SAMPLER, else every request.
         resource = Resource.create({"service.name": service})

@@ -268,7 +268,7 @@ def _add_channelz(server: grpc.aio.Server) -> str:
     try:
         from grpc_channelz.v1 import channelz  # an optional package
     except ImportError as error:
-        message = "enable_channelz needs the package grpcio-channelz: pip install 'pagoda[channelz]'"
+        message = "enable_channelz needs the package grpcio-channelz: pip install 'pagoda-llm[channelz]'"
         raise ConfigError(message, field="enable_channelz") from error
     channelz.add_channelz_servicer(server)
     return "grpc.channelz.v1.Channelz"

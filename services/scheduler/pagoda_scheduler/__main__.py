@@ -5,7 +5,6 @@ import asyncio
 import logging
 import os
 import time
-from importlib.metadata import version
 from importlib.util import find_spec
 
 import uvloop
@@ -31,6 +30,7 @@ from pagoda_common.process.idle_memory import exempt_what_exists, release_memory
 from pagoda_common.process.logging import configure_logging, log_life
 from pagoda_common.process.startup_marks import enable_marks, mark
 from pagoda_common.rpc.service import RpcServer, stop_signals
+from pagoda_common.version import VERSION
 from pagoda_scheduler.engine.engine import Engine
 from pagoda_scheduler.groups.worker_groups import WorkerGroups
 from pagoda_scheduler.observability.metrics import GroupCollector, HistogramTimeline
@@ -72,7 +72,7 @@ async def serve(
         engine=engine,
         groups=groups,
         state=state,
-        version=version("pagoda"),
+        version=VERSION,
         render_metrics=lambda: generate_latest(registry),
     )
     scheduler_pb2_grpc.add_SchedulerServicer_to_server(servicer, server.grpc_server)

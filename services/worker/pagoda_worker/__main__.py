@@ -5,7 +5,6 @@ import asyncio
 import logging
 import os
 import socket
-from importlib.metadata import version
 
 import uvloop
 from prometheus_client import CollectorRegistry
@@ -33,6 +32,7 @@ from pagoda_common.process.memory import keep_freed_memory
 from pagoda_common.process.startup_marks import enable_marks, mark
 from pagoda_common.rpc.local_socket import new_local_address
 from pagoda_common.rpc.local_token import with_found_token
+from pagoda_common.version import VERSION
 from pagoda_kernels.native.trust import protect_caches
 from pagoda_worker.threads import set_wait_policy
 
@@ -93,7 +93,7 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
             device=claim_device("auto", device_index).description,
             incarnation=servicer.fence.incarnation,
             capabilities=CAPABILITIES,
-            version=version("pagoda"),
+            version=VERSION,
             local_address=local_address or "",
         )
         registration = Registration(

@@ -14,6 +14,7 @@ from pagoda_common.engine.convert import beam_search_params_from_proto, pooling_
 from pagoda_common.engine.stream import Known
 from pagoda_common.errors import InvalidRequest, NotFound
 from pagoda_common.params.pooling_params import POOLED
+from pagoda_common.version import VERSION
 from pagoda_frontend.budget.caller import caller, current_hold
 from pagoda_frontend.conversation.conversation import Conversation, start_conversation
 from pagoda_frontend.conversation.template import token_ids_of
@@ -41,7 +42,6 @@ from pagoda_frontend.requests.event_ids import Place
 from pagoda_frontend.requests.params import check_cache_salt, check_token_ids
 from pagoda_frontend.requests.resume import Resumption, resumption_at
 from pagoda_frontend.requests.run import Run, start_run
-from pagoda_frontend.requests.served_model import VERSION
 from pagoda_frontend.requests.serving import Serving
 
 MESSAGE_FACTOR = 4

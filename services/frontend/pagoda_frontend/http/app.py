@@ -5,6 +5,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from pagoda_common.engine.client import EngineClient
 from pagoda_common.rpc.bearer import BearerKeys
+from pagoda_common.version import VERSION
 from pagoda_frontend.http.access import RequestIds, RequireKeys, RootPath
 from pagoda_frontend.http.browsers import RefuseForeignPages
 from pagoda_frontend.http.draining import CountCalls
@@ -32,7 +33,6 @@ from pagoda_frontend.pages import answers
 from pagoda_frontend.pages.docs import add_docs_pages
 from pagoda_frontend.pages.openapi import EVENT_STREAM, GENERATION_ERRORS, Paths
 from pagoda_frontend.pages.status import add_status_page
-from pagoda_frontend.requests.served_model import VERSION
 from pagoda_frontend.requests.serving import Serving
 from pagoda_frontend.responses.handlers import Responses
 from pagoda_frontend.responses.protocol import ResponsesBody

@@ -6,11 +6,12 @@ from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from pagoda_common.errors import NotFound, NotReady
+from pagoda_common.version import VERSION
 from pagoda_frontend.conversation.template import token_ids_of
 from pagoda_frontend.http.body import json_response, read_body
 from pagoda_frontend.openai.protocol import DetokenizeBody, TokenizeBody
 from pagoda_frontend.requests.params import check_token_ids
-from pagoda_frontend.requests.served_model import VERSION, ServedModel
+from pagoda_frontend.requests.served_model import ServedModel
 from pagoda_frontend.requests.serving import RETRY_AFTER_S, Serving
 
 TOKEN_BYTES = 16

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.config.frontend_config import FrontendConfig
@@ -11,12 +10,11 @@ from pagoda_common.config.generation_config import resolve_generation_config
 from pagoda_common.config.structured_outputs_config import StructuredOutputsDefaults, structured_outputs_defaults
 from pagoda_common.engine.interface import Engine
 from pagoda_common.text.tokenizer import Tokenizer
+from pagoda_common.version import VERSION
 from pagoda_frontend.budget.work_pool import WorkPool
 from pagoda_frontend.requests.grammar_checks import GrammarChecks
 from pagoda_frontend.requests.params import SamplingDefaults, sampling_defaults
 from pagoda_frontend.requests.prompts import Prompts
-
-VERSION = version("pagoda")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

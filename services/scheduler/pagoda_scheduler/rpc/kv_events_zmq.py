@@ -34,7 +34,7 @@ def start_kv_events(engine: Engine) -> "ZmqPublisher | None":
         return None
     for package in ("zmq", "msgspec"):
         if find_spec(package) is None:
-            raise ConfigError("publisher zmq needs pip install 'pagoda[kv-events]'", field="kv_events_config")
+            raise ConfigError("publisher zmq needs pip install 'pagoda-llm[kv-events]'", field="kv_events_config")
     return ZmqPublisher(engine.kv_events, config, block_size=engine.config.cache.block_size)
 
 

@@ -4,7 +4,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any
 
 import grpc.aio
@@ -16,6 +15,7 @@ from pagoda.v1 import scheduler_pb2, types_pb2
 from pagoda_common.config.model_files import resolve_model
 from pagoda_common.engine.convert import token_ids_to_bytes
 from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError
+from pagoda_common.version import VERSION
 from pagoda_scheduler.engine.engine import Engine
 from pagoda_scheduler.rpc.convert_requests import requests_from_proto
 from pagoda_scheduler.rpc.scheduler_state import SchedulerState
@@ -157,7 +157,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     ) -> vllm_engine_pb2.GetLoadsResponse:
         """Load now, of all groups together."""
         response = vllm_engine_pb2.GetLoadsResponse(
-            timestamp=datetime.now(UTC).isoformat(), version=version("pagoda"), dp_rank_count=1
+            timestamp=datetime.now(UTC).isoformat(), version=VERSION, dp_rank_count=1
         )
         if not request.HasField("dp_rank") or request.dp_rank == 0:
             load = self._state.load()
