@@ -25,6 +25,7 @@ from pagoda.llm.request_output import RequestOutputBuilder
 from pagoda.llm.served_model import ServedModelConfig
 from pagoda.options.engine_args import EngineArgs
 from pagoda.options.refusals import refuse_extras
+from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.engine.generation import TextStream
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.params.outputs import RequestOutput
@@ -149,6 +150,11 @@ class LLMEngine:
         """End an engine of its own; that of an LLM ends with it."""
         if self._finalizer is not None:
             self._finalizer()
+
+    @property
+    def vllm_config(self) -> EngineConfig:
+        """What was asked for; its parts are called model_config, cache_config, … as in vLLM."""
+        return self._async_llm.config
 
     @property
     def model_config(self) -> ServedModelConfig:

@@ -246,6 +246,31 @@ class EngineConfig:
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     """Of logs and traces."""
 
+    @property
+    def model_config(self) -> ModelConfig:
+        """`model`, under vLLM's name."""
+        return self.model
+
+    @property
+    def cache_config(self) -> CacheConfig:
+        """`cache`, under vLLM's name."""
+        return self.cache
+
+    @property
+    def scheduler_config(self) -> SchedulerConfig:
+        """`scheduler`, under vLLM's name."""
+        return self.scheduler
+
+    @property
+    def parallel_config(self) -> ParallelConfig:
+        """`parallel`, under vLLM's name."""
+        return self.parallel
+
+    @property
+    def speculative_config(self) -> SpeculativeConfig:
+        """`speculative`, under vLLM's name."""
+        return self.speculative
+
     def __post_init__(self) -> None:
         if self.model.device == "cpu":
             _check(self.cache.kv_cache_dtype != "fp8", "kv_cache_dtype", "fp8", "auto or int8 on a CPU")

@@ -101,6 +101,8 @@ def test_an_id_is_used_once_at_a_time(engine: LLMEngine, fake: FakeScheduler) ->
 def test_the_model_is_described_under_vllms_names(engine: LLMEngine, llm: LLM) -> None:
     config = engine.model_config
     assert config == llm.model_config
+    assert engine.vllm_config.cache_config.enable_prefix_caching
+    assert engine.vllm_config.scheduler_config.max_num_seqs == engine.vllm_config.scheduler.max_num_seqs
     assert config.max_model_len == llm.model_config.max_model_len > 0
     assert config.get_vocab_size() == config.vocab_size
     assert engine.get_tokenizer().eos_token_id == llm.get_tokenizer().eos_token_id
