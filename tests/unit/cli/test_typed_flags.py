@@ -19,6 +19,29 @@ def test_underscores_are_dashes_but_in_values_and_known_flags() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["--one.a", "1", "-x"], ["-x", '--one={"a": 1}']),
+        (["--one.a_b=c d", "--one.d.e", "true"], ['--one={"a_b": "c d", "d": {"e": true}}']),
+        (["--one.a", "--two.b", "[1]"], ['--one={"a": true}', '--two={"b": [1]}']),
+        (["--one", '{"a": 1, "b": 2}', "--one.b", "3"], ["--one", '{"a": 1, "b": 2}', '--one={"a": 1, "b": 3}']),
+        (["--one.known", "x", "--three.a", "1"], ["--one.known", "x", "--three.a", "1"]),
+        (["--one.a", "1", "--", "--one.b", "2"], ['--one={"a": 1}', "--", "--one.b", "2"]),
+    ],
+)
+def test_keys_behind_dots_are_an_object(words: list[str], wanted: list[str]) -> None:
+    assert dashed(words, {"--one", "--two", "--one.known"})[0] == wanted
+
+
+def test_objects_of_vllms_commands_are_read() -> None:
+    words = ["--speculative_config.method", "ngram", "--speculative-config.num_speculative_tokens=3"]
+    words += ["--structured-outputs-config.disable_any_whitespace", "true"]
+    engine = engine_config_from_args(make_parser().parse_args(["serve", *words]))
+    assert engine.speculative.num_speculative_tokens == 3
+    assert engine.model.structured_outputs_config == '{"disable_any_whitespace": true}'
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["serve", "--max_num_seqs", "0"], "error: --max_num_seqs is 0, must be between 1 and 65535"),
