@@ -121,8 +121,7 @@ class ChatCompletions:
             "kv_transfer_params": None,
             "prompt_logprobs": prompt_logprobs_by_id(run.prompt_logprobs[0], run.model.tokenizer),
         }
-        if body.return_token_ids:
-            answer["prompt_token_ids"] = conversation.prompt
+        answer["prompt_token_ids"] = conversation.prompt if body.return_token_ids else None
         return json_response(answer, {"X-Request-Id": call.request_id})
 
     def _call(self, request: Request, body: ChatBody, resumption: Resumption | None = None) -> CallContext:
@@ -198,6 +197,5 @@ def _choice(message: CollectedMessage, body: ChatBody, conversation: Conversatio
         "finish_reason": message.finish_reason,
         "stop_reason": message.stop_reason,
     }
-    if body.return_token_ids:
-        choice["token_ids"] = message.token_ids
+    choice["token_ids"] = message.token_ids if body.return_token_ids else None
     return choice

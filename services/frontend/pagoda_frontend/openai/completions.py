@@ -169,7 +169,6 @@ def _choice(
     }
     if logprobs is not None:
         choice["logprobs"] = logprobs.for_completion(sequence.logprobs, sequence.token_text_offsets)
-    if body.return_token_ids:
-        choice["token_ids"] = sequence.token_ids
-        choice["prompt_token_ids"] = prompt
+    choice["token_ids"] = sequence.token_ids if body.return_token_ids else None
+    choice["prompt_token_ids"] = prompt if body.return_token_ids else None
     return choice

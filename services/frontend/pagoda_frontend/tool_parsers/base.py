@@ -46,6 +46,8 @@ class ToolParser(ABC):
     """All ids that the model's chat template takes; None when it takes any."""
     openers: ClassVar[tuple[str, ...]] = ()
     """What begins a call wherever it is; the parsers of reasoning look for it."""
+    thinking: ClassVar[tuple[str, str]] = ("<think>", "</think>")
+    """Around thoughts at the beginning of a text that no reasoning parser reads: calls that they quote are none."""
 
     def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
         """`schemas`: the JSON schema of the arguments, by the name of the tool."""
@@ -59,6 +61,8 @@ class ToolParser(ABC):
         self.make_id = self.call_id
         """Makes them; replaced where the text is not in the model's own way, but its template wants its own ids."""
         self._text = ""
+        self._read_on = self._read_beginning
+        self._has_said = False
         self._num_calls = 0
         self._held = ""
         self._is_behind_call = False
@@ -87,13 +91,13 @@ class ToolParser(ABC):
     def append(self, text: str) -> Piece:
         """What `text` adds; some of it may be held back until more is known."""
         self._text += text
-        while self._text and self._advance(is_last=False):
+        while self._text and self._read_on(is_last=False):
             pass
         return self._take()
 
     def finish(self) -> Piece:
         """What is left once the text is over."""
-        while self._advance(is_last=True):
+        while self._read_on(is_last=True):
             pass
         self._say(self._text)
         self._text = ""
@@ -101,6 +105,25 @@ class ToolParser(ABC):
             self._content.append(self._held)
         self._held = ""
         return self._take()
+
+    def _read_beginning(self, *, is_last: bool) -> bool:
+        """Whether the text begins with thoughts."""
+        is_thinking = after_start(self._text.lstrip(), self.thinking[0])
+        if is_thinking is None and not is_last:
+            return False
+        self._read_on = self._read_thoughts if is_thinking else self._advance
+        return True
+
+    def _read_thoughts(self, *, is_last: bool) -> bool:
+        """Thoughts are content up to their end. Where they are never closed, the first call ends them."""
+        end = self.thinking[1]
+        place, marker = find_marker(self._text, (end, *self.openers), is_last=is_last)
+        close = self._text.find(end, place) if marker is not None else -1
+        self._say(self._read(place if close < 0 else close + len(end)))
+        if close < 0 and not (is_last and marker is not None):
+            return False
+        self._read_on = self._advance
+        return True
 
     @abstractmethod
     def _advance(self, *, is_last: bool) -> bool:
@@ -114,6 +137,8 @@ class ToolParser(ABC):
     def _say(self, text: str) -> None:
         """Add content. White space around calls, and what only separates them, is not part of it."""
         text = self._held + text
+        if self._is_behind_call and not self._has_said:
+            text = text.lstrip()
         spoken = text.rstrip()
         if self._is_behind_call and not spoken.strip(SEPARATORS):
             spoken = ""
@@ -121,6 +146,7 @@ class ToolParser(ABC):
         if spoken:
             self._content.append(spoken)
             self._is_behind_call = False
+            self._has_said = True
 
     def _think(self, text: str) -> None:
         """Add reasoning."""

@@ -28,7 +28,7 @@ class InvokeParser(TaggedArgumentsParser):
         cls.starts = (f"<{cls.prefix}invoke name=",)
         cls.name = re.compile(r"""[ ]*["']?([^<>"'\n]+)["']?[ ]*>""")
         cls.key_start = f"<{cls.prefix}parameter"
-        cls.key = re.compile(rf"""<{tag}parameter\s+name=["']?([^<>"'\n]+)["']?([^<>\n]*)>""")
+        cls.key = re.compile(rf"""<{tag}parameter[ \t]+name=["']?([^<>"'\n]+)["']?([^<>\n]*)>""")
         cls.ends = (f"</{cls.prefix}invoke>", cls.around[1].strip())
         cls.value_ends = (f"</{cls.prefix}parameter>", f"<{cls.prefix}parameter ", *cls.ends)
 
@@ -59,6 +59,7 @@ class DeepSeekV32Parser(InvokeParser):
     """``<｜DSML｜function_calls>``, whose parameters say by ``string="true"`` or ``"false"`` what they are."""
 
     prefix = "｜DSML｜"
+    has_line_breaks = False
     string_mark = ' string="true"'
     json_mark = ' string="false"'
     around = ("<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>")
@@ -76,8 +77,9 @@ class DeepSeekV32Parser(InvokeParser):
                 pass
         return typed_value(text, self._properties.get(key), self._schema)
 
-    def _trimmed(self, text: str) -> str:
-        return text
+    def _is_text(self, match: re.Match[str], key: str) -> bool:
+        is_said = [f'string="{word}"' in match[2] for word in ("true", "false")]
+        return is_said[0] or (not is_said[1] and super()._is_text(match, key))
 
 
 class DeepSeekV4Parser(DeepSeekV32Parser):

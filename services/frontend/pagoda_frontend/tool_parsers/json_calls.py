@@ -155,8 +155,23 @@ class JsonToolParser(ToolParser):
         self._say(self._raw)
         if self._in_prose:
             self._say(self._read(1))
+        is_between_calls = bool(self._num_calls) and bool(self.end) and not self._in_prose
         self._raw = ""
         self._in_prose = self._in_array = False
+        self._state = self._read_fault if is_between_calls else self._read_content
+        return True
+
+    def _read_fault(self, *, is_last: bool) -> bool:
+        """Behind other calls: what is none goes on to the next object that begins a line, or to the end marker."""
+        place, marker = find_marker(self._text, ("\n{", *self._stops()), is_last=is_last)
+        self._say(self._read(place))
+        if marker is None:
+            return False
+        if marker == "\n{":
+            self._raw = self._read(1)
+            return self._expect_object()
+        if marker == self.end:
+            self._read(len(marker))
         self._state = self._read_content
         return True
 

@@ -73,6 +73,7 @@ class MistralParser(ToolParser):
         self._inner = kind(schemas=self._schemas)
         self._inner.id_seed = self.id_seed
         self._inner.make_id = self.make_id
+        self._inner._read_on, self._inner._has_said = self._inner._advance, self._has_said
         piece = self._inner.append(self._held + self._read(len(self._text)))
         self._held = ""
         self._content.append(piece.content)

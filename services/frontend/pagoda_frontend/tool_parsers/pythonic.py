@@ -191,6 +191,28 @@ class Lfm2Parser(PythonicParser):
     begins_text = False
     is_bare = True
 
+    def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
+        super().__init__(schemas=schemas)
+        self._calls_text = ""
+        """The calls as they were written last. Models repeat them without the marker before them."""
+
+    def _read(self, num_characters: int) -> str:
+        text = super()._read(num_characters)
+        if self._state != self._read_content:
+            self._calls_text += text
+        return text
+
+    def _read_content(self, *, is_last: bool) -> bool:
+        written = self._calls_text.removesuffix(self.end)
+        if written and written != self._calls_text:
+            is_repeated = after_start(self._text, written)
+            if is_repeated is None and not is_last:
+                return False
+            if is_repeated:
+                super()._read(len(written))
+        self._calls_text = ""
+        return super()._read_content(is_last=is_last)
+
     @classmethod
     def free_format(cls, schemas: Schemas, *, is_parallel: bool) -> Format:
         tags = [python_call(name, schema) for name, schema in schemas.items()]

@@ -8,10 +8,12 @@ from pagoda_frontend.tool_parsers import formats
 from pagoda_frontend.tool_parsers.argument_formats import ended, is_any_object, tagged_arguments, text_without
 from pagoda_frontend.tool_parsers.base import ToolParser, find_marker
 from pagoda_frontend.tool_parsers.formats import Format, Schemas
-from pagoda_frontend.tool_parsers.values import json_text, typed_value
+from pagoda_frontend.tool_parsers.values import checked, json_text, json_value, typed_value, types_of
 
 MAX_NAME_CHARS = 1024
 """Without the end of a name within this, it was no call."""
+WRAPPERS = ("arguments", "input")
+"""What models call an argument that holds all arguments, as an object."""
 LOOKAHEAD_CHARS = 64
 """No marker behind a name is longer."""
 
@@ -39,6 +41,8 @@ class TaggedArgumentsParser(ToolParser):
     """The two of `ignored` outside of which there are no calls; None where calls may be anywhere."""
     reads_untyped: ClassVar[bool] = False
     """Values of which the schema says nothing are JSON where they can be; else they are strings."""
+    has_line_breaks: ClassVar[bool] = True
+    """A line break behind the tag before a value and one before the tag behind it belong to the tags."""
 
     def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
         super().__init__(schemas=schemas)
@@ -48,6 +52,12 @@ class TaggedArgumentsParser(ToolParser):
         self._searched = 0
         """Characters of the value in which it does not end."""
         self._num_arguments = 0
+        self._has_begun_text = False
+        """The text's opening line break was read."""
+        self._wrapped: dict[str, Any] | None = None
+        """All arguments, should the one argument that was read hold them."""
+        self._wrapper = ""
+        """That argument as it was written."""
         self._raw = ""
         self._state = self._read_content
         self._is_inside = self.section is None
@@ -83,6 +93,7 @@ class TaggedArgumentsParser(ToolParser):
         properties = self._schema.get("properties")
         self._properties = properties if isinstance(properties, dict) else {}
         self._num_arguments = 0
+        self._wrapped, self._wrapper = None, ""
         self._begin(name)
         self._state = self._read_key
         return True
@@ -95,8 +106,7 @@ class TaggedArgumentsParser(ToolParser):
             match = self.key.match(self._text)
             if match is not None:
                 self._read(match.end())
-                self._key = match
-                self._state = self._read_value
+                self._expect_value(match)
                 return True
             if not is_last and not any(stop in self._text[len(marker) :] for stop in self.stops):
                 return False
@@ -106,8 +116,55 @@ class TaggedArgumentsParser(ToolParser):
             return False
         if marker in self.ends:
             self._read(len(marker or ""))
-        self._argue("}" if self._num_arguments else "{}")
+        if self._wrapped is not None:
+            self._argue(json_text(self._wrapped))
+        else:
+            self._argue("}" if self._num_arguments else "{}")
         self._state = self._read_content
+        return True
+
+    def _expect_value(self, match: re.Match[str]) -> None:
+        """An argument has begun with `match`; what is text in any case is told as it comes."""
+        self._key = match
+        key = match[1].strip()
+        if self._wrapped is not None:  # it was an argument like others
+            self._argue(self._wrapper)
+            self._wrapped, self._num_arguments = None, 1
+        if self._is_wrapper(key) or not self._is_text(match, key):
+            self._state = self._read_value
+            return
+        self._argue(f'{", " if self._num_arguments else "{"}{json_text(key)}: "')
+        self._has_begun_text = False
+        self._state = self._read_text
+
+    def _is_wrapper(self, key: str) -> bool:
+        return key in WRAPPERS and not self._num_arguments and bool(self._properties) and key not in self._properties
+
+    def _is_text(self, match: re.Match[str], key: str) -> bool:
+        """Whether the value that follows is its text, whatever that is."""
+        types = types_of(self._properties.get(key), self._schema)
+        return types == {"string"} or not (types or self.reads_untyped)
+
+    def _read_text(self, *, is_last: bool) -> bool:
+        """More of a value that is text."""
+        if self.has_line_breaks and not self._has_begun_text:
+            if not self._text and not is_last:
+                return False
+            self._text = self._text.removeprefix("\n")
+        self._has_begun_text = True
+        place, marker = find_marker(self._text, self.value_ends, is_last=is_last)
+        has_ended = marker is not None or is_last
+        text = self._text[:place]
+        shown = text.removesuffix("\n") if self.has_line_breaks else text
+        self._read(len(text if has_ended else shown))
+        self._argue(json_text(shown)[1:-1])
+        if not has_ended:
+            return False
+        if marker == self.value_ends[0]:
+            self._read(len(marker))
+        self._argue('"')
+        self._num_arguments += 1
+        self._state = self._read_key
         return True
 
     def _read_value(self, *, is_last: bool) -> bool:
@@ -121,9 +178,14 @@ class TaggedArgumentsParser(ToolParser):
             self._read(len(marker))
         assert self._key is not None
         key, opening = self._key[1].strip(), ", " if self._num_arguments else "{"
-        self._argue(f"{opening}{json_text(key)}: {json_text(self._value(self._key, key, self._trimmed(text)))}")
-        self._num_arguments += 1
+        value = self._value(self._key, key, self._trimmed(text))
+        argument = f"{opening}{json_text(key)}: {json_text(value)}"
         self._state = self._read_key
+        if self._is_wrapper(key) and (wrapped := _object(value)) is not None:
+            self._wrapped, self._wrapper = wrapped, argument
+            return True
+        self._argue(argument)
+        self._num_arguments += 1
         return True
 
     def _value(self, match: re.Match[str], key: str, text: str) -> Any:
@@ -132,7 +194,17 @@ class TaggedArgumentsParser(ToolParser):
 
     def _trimmed(self, text: str) -> str:
         """Without the line breaks that belong to the tags."""
-        return text.removeprefix("\n").removesuffix("\n")
+        return text.removeprefix("\n").removesuffix("\n") if self.has_line_breaks else text
+
+
+def _object(value: Any) -> dict[str, Any] | None:
+    """`value` as an object, also where it is the JSON text of one; None where it is none."""
+    if isinstance(value, str):
+        try:
+            value = checked(json_value(value))
+        except (ValueError, RecursionError):
+            return None
+    return value if isinstance(value, dict) else None
 
 
 class Qwen3XmlParser(TaggedArgumentsParser):
@@ -169,6 +241,8 @@ class Qwen3XmlParser(TaggedArgumentsParser):
 
 class SeedOssParser(Qwen3XmlParser):
     """The same between ``<seed:tool_call>`` and ``</seed:tool_call>``: Seed-OSS."""
+
+    thinking = ("<seed:think>", "</seed:think>")
 
     value_ends = ("</parameter>", "<parameter=", "</function>", "</seed:tool_call>")
     ends = ("</function>", "</seed:tool_call>")

@@ -13,6 +13,12 @@ from pagoda_frontend.tool_parsers.registry import find_tool_parser, tool_parser_
 from tests.unit.frontend.parsers.test_tool_parsers import SCHEMAS, at_every_split, make, parse
 
 NOW: tuple[str, Any] = ("now", {})
+
+
+def dsml(key: str, is_string: str, value: str) -> str:
+    return f'<｜DSML｜parameter name="{key}" string="{is_string}">{value}</｜DSML｜parameter>'
+
+
 CORPUS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     (
         "llama3_json",
@@ -42,7 +48,7 @@ CORPUS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "hermes",
         '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"a\nb\\"}"}</tool_call> and, '
         '<tool_call>{"name": "now"}',
-        " and,",
+        "and,",
         [("weather", {"city": "a\nb"}), NOW],
     ),
     (
@@ -87,11 +93,56 @@ CORPUS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ),
     ("phi4_mini_json", 'Ok.\nfunctools[{"name": "now", "arguments": {}}]', "Ok.", [NOW]),
     ("ernie45", 'Ok\n\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n', "Ok", [NOW]),
+    *(
+        (
+            name,
+            f"<{tag}>I could say {call} here.</{tag}> So:{call}\nDone.",
+            f"<{tag}>I could say {call} here.</{tag}> So:\nDone.",
+            [NOW],
+        )
+        for name, tag, call in (
+            ("minimax", "think", '<tool_calls>\n{"name": "now", "arguments": {}}\n</tool_calls>'),
+            ("seed_oss", "seed:think", "<seed:tool_call><function=now></function></seed:tool_call>"),
+            ("hermes", "think", '<tool_call>{"name": "now"}</tool_call>'),
+            ("mistral", "think", '[TOOL_CALLS][{"name": "now", "arguments": {}}]'),
+        )
+    ),
+    ("hermes", '<think>Never closed <tool_call>{"name": "now"}</tool_call>', "<think>Never closed", [NOW]),
+    ("hermes", " <think>Only thoughts.", " <think>Only thoughts.", []),
+    (
+        "minimax",
+        '<tool_calls>\n{"name": "now", "arguments": {}}\n{no json}\n{"name": "now", "arguments": {}}\n</tool_calls> Ok',
+        "{no json} Ok",
+        [NOW, NOW],
+    ),
+    (
+        "lfm2",
+        "Yes.<|tool_call_start|>[now()]<|tool_call_end|>[now()]<|tool_call_end|> Done",
+        "Yes. Done",
+        [NOW],
+    ),
+    ("lfm2", "<|tool_call_start|>[now()]<|tool_call_end|>[now, or later]", "[now, or later]", [NOW]),
+    *(
+        ("deepseek_v32", f'<｜DSML｜invoke name="weather">{parameters}</｜DSML｜invoke>', "", [("weather", arguments)])
+        for parameters, arguments in (
+            (dsml("arguments", "false", '{"days": 2}'), {"days": 2}),
+            (dsml("input", "true", '{"city": "\\n"}'), {"city": "\n"}),
+            (dsml("input", "true", "{days}"), {"input": "{days}"}),
+            (dsml("input", "false", '{"a": 1}') + dsml("days", "false", "2"), {"input": {"a": 1}, "days": 2}),
+            (dsml("city", "true", "\nA\n") + dsml("days", "false", "2"), {"city": "\nA\n", "days": 2}),
+        )
+    ),
+    (
+        "qwen3_coder",
+        '<function=weather>\n<parameter=city>\n\nA "b"\n\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>',
+        "",
+        [("weather", {"city": '\nA "b"\n', "days": 2})],
+    ),
     ("longcat", '<longcat_tool_call>{"name": "now"}</longcat_tool_call>', "", [NOW]),
     (
         "mistral",
         '[TOOL_CALLS] [{"name": "now", "arguments": {}}]\n[TOOL_CALLS][{"name": "now", "arguments": {}}] Ok',
-        " Ok",
+        "Ok",
         [NOW, NOW],
     ),
     ("deepseek_v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜>", "", [NOW]),

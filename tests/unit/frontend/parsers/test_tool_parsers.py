@@ -78,7 +78,7 @@ FOUND: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ),
     ("hermes", '<tool_call>{"arguments": {"days": 1}, "name": "weather"}</tool_call>', "", [("weather", {"days": 1})]),
     ("hermes", '<tool_call>{"name": "weather", "arguments": "{\\"days\\": 1}"}', "", [("weather", {"days": 1})]),
-    ("hermes", '<tool_call>{"name": "now", "arguments": null}</tool_call>\nDone.', "\nDone.", [("now", {})]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": null}</tool_call>\nDone.', "Done.", [("now", {})]),
     ("hermes", '<tool_call>{"name": "now", "arguments": {}, "id": 5}</tool_call>', "", [("now", {})]),
     (
         "hermes",
@@ -317,7 +317,7 @@ def test_short_arguments_that_are_no_json_make_no_call_and_long_ones_are_shown_a
     assert parse("hermes", short) == parse("hermes", *short) == ("", short, [])
     long = '<tool_call>{"name": "weather", "arguments": {"a": "' + "a" * 300 + "\", 'b': 1}}</tool_call> Done."
     expected = '{"a": "' + "a" * 300 + "\", 'b': 1}}"
-    assert parse("hermes", long) == parse("hermes", *long) == ("", " Done.", [("weather", expected)])
+    assert parse("hermes", long) == parse("hermes", *long) == ("", "Done.", [("weather", expected)])
 
 
 def test_an_answer_that_is_cut_off_keeps_the_beginning_of_its_arguments() -> None:
