@@ -7,6 +7,8 @@ from pagoda_scheduler.core.scheduler import Scheduler
 from pagoda_scheduler.core.step import SchedulerOutput
 from pagoda_scheduler.kv.cache_group import CacheGroup
 from pagoda_scheduler.kv.state_snapshots import StateSnapshots
+from tests.unit.scheduler import stories
+from tests.unit.scheduler.beams import test_beam_search
 from tests.unit.scheduler.beams.test_beam_search import make_group, searched
 from tests.unit.scheduler.stories import PretendWorker, expected_output, make_request, make_scheduler, run
 
@@ -203,3 +205,41 @@ def test_beams_fork_from_snapshots_and_else_are_computed_again(num_snapshots: in
     assert scheduler.kv.num_prefix_queries == 5 or not num_snapshots, "only the first beam was looked up"
     snapshots_of(scheduler).check_invariants()
     assert not snapshots_of(scheduler)._holders
+
+
+@pytest.mark.parametrize("num_snapshots", [10, 0])
+def test_a_beam_that_does_not_take_the_likeliest_token_begins_anew(
+    monkeypatch: pytest.MonkeyPatch, num_snapshots: int
+) -> None:
+    def ends_first(log: list[int], count: int) -> tuple[list[int], list[float]]:
+        token_ids = [3, 20 + len(log), 40 + len(log), 60, 61, 62, 63, 64, 65][:count]  # 3 ends, and is the likeliest
+        return token_ids, [-0.5 * (place + 1) for place in range(len(token_ids))]
+
+    monkeypatch.setattr(stories, "likeliest", ends_first)
+    monkeypatch.setattr(test_beam_search, "likeliest", ends_first)
+    scheduler, worker = make(num_snapshots=num_snapshots)
+    group = make_group("a", [11, 12, 13, 14, 15], early_stopping="never")
+    for sequence in group:
+        scheduler.add(sequence)
+    run(scheduler, worker)
+    expected = [list(hypothesis.token_ids) for hypothesis in searched([11, 12, 13, 14, 15], early_stopping="never")]
+    assert [sequence.output_token_ids for sequence in group] == expected
+    assert (scheduler.num_preemptions > 0) is (num_snapshots == 0)
+
+
+def test_a_lost_worker_costs_nothing_but_time() -> None:
+    scheduler, worker = make(snapshot_interval=8)
+    requests = [make_request(name, length, max_tokens=20) for name, length in (("a", 5), ("b", 22))]
+    for request in requests:
+        scheduler.add(request)
+    for _ in range(6):
+        step(scheduler, worker)
+    assert scheduler.schedule() is not None
+    successor, other = make(snapshot_interval=8)
+    for request in scheduler.take_all():
+        successor.add(request, at_front=True)
+    run(successor, other)
+    for request in requests:
+        assert request.output_token_ids == expected_output(request.prompt_token_ids, 20)
+    snapshots_of(successor).check_invariants()
+    assert not snapshots_of(successor)._holders
