@@ -132,6 +132,8 @@ class PretendWorker:
             self.computed[slot] += count
             log, start = self.logs[slot], self.computed[slot] - count
             if self.names[slot] in self.bad:
+                if self.states is not None:
+                    self.states.slots[slot] = tuple(log[: self.computed[slot]])  # as its blocks are written
                 bad.append(BadSlot(slot, 13, "not a number"))
                 counts.append(0)
                 continue
@@ -175,7 +177,7 @@ class PretendWorker:
         drafts = dict.fromkeys(output.slots, (0, 0))
         columns = (output.slots, output.num_scheduled_tokens, output.num_lookahead_tokens or [])
         for slot, count, most in zip(*columns, strict=False):
-            if most:
+            if most and self.names[slot] not in self.bad:
                 capacity = self.blocks.capacity(slot)
                 assert self.computed[slot] + count == len(self.logs[slot]), "drafts before the last known token"
                 drafts[slot] = self._guess(max(0, min(most, capacity - len(self.logs[slot]))))

@@ -1,6 +1,7 @@
 """Decides which tokens run in the next step. Knows requests and blocks; no tensors, no gRPC, no clock."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pagoda_common.config.engine_config import CacheConfig, SchedulerConfig
 from pagoda_scheduler.beams.running_beams import Beams
@@ -15,7 +16,7 @@ from pagoda_scheduler.core.step_plan import StepPlan
 from pagoda_scheduler.core.step_result import StepResult
 from pagoda_scheduler.core.waiting_queue import QUEUES
 from pagoda_scheduler.core.worker_slots import WorkerSlots
-from pagoda_scheduler.kv.cache_group import ONE_GROUP, CacheGroup, CacheSizes
+from pagoda_scheduler.kv.cache_group import ONE_GROUP, CacheGroup, CacheSizes, computes_whole
 from pagoda_scheduler.kv.kv_cache_manager import KVCacheManager
 from pagoda_scheduler.kv.prefix import Prefix
 from pagoda_scheduler.kv.swap_cost import SwapCost
@@ -45,9 +46,10 @@ class Scheduler:
         swap_block_ns: int = 0,
         num_speculative_tokens: int = 0,
     ) -> None:
-        """`sizes`, `max_model_len`, `swap_block_ns`: measured by the worker; `groups`: what its model keeps, and
-        `vocab_size`, None takes every token id; `num_speculative_tokens`: draft tokens that it may try for a
-        sequence."""
+        """`sizes`, `max_model_len`, `swap_block_ns`: measured by the worker; `groups`: of its model's layers;
+        `vocab_size`: None takes every id; `num_speculative_tokens`: draft tokens that it may try for a sequence."""
+        if computes_whole(groups):
+            config = replace(config, enable_chunked_prefill=False)
         self._config = config
         self.kv = KVCacheManager(
             sizes=sizes if config.preemption_mode != "recompute" else sizes.on_device(),
@@ -169,10 +171,8 @@ class Scheduler:
                 return self.schedule(now_ns)
             return None
         self._beams.reenter(plan.scheduled, plan.appended, plan.admitted)
-        if self.kv.states is not None:
-            self.kv.states.save_after(plan.scheduled, plan.ahead)
         self._step += 1
-        freed_slots, transfers = self._slots.take_freed(), self.kv.take_transfers()
+        freed_slots, transfers = self._slots.take_freed(), self.kv.take_transfers(plan.scheduled, plan.ahead)
         output = plan.output(step=self._step, freed_slots=freed_slots, transfers=transfers)
         samples, num_prefills_ended = [], 0
         for request, num_new in plan.scheduled.items():

@@ -1,6 +1,6 @@
 """Gives requests their KV-cache blocks and finds shared prefixes. Knows requests and blocks; no scheduling policy."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.kv.block_hashes import BlockHasher
@@ -13,6 +13,8 @@ from pagoda_scheduler.kv.prefix import Prefix, PrefixFinder
 from pagoda_scheduler.kv.recurrent_states import RecurrentStates
 from pagoda_scheduler.kv.state_snapshots import StateSnapshots
 from pagoda_scheduler.kv.transfers import Transfers
+
+NOTHING: Mapping[Request, int] = {}
 
 
 class KVCacheManager:
@@ -262,10 +264,13 @@ class KVCacheManager:
         if self.states is not None:
             self.states.forget(request)
 
-    def take_transfers(self) -> Transfers:
-        """The moves of the step that is being sent."""
+    def take_transfers(
+        self, scheduled: Mapping[Request, int] = NOTHING, ahead: Mapping[Request, int] = NOTHING
+    ) -> Transfers:
+        """The moves that go with the step that is being sent: it computes `scheduled`, and tries drafts for `ahead`."""
         transfers, self._transfers = self._transfers, Transfers()
         if self.states is not None:
+            self.states.save_after(scheduled, ahead)
             self.states.take(transfers)
         if transfers.copy:
             self.pool.free(transfers.copy.values())

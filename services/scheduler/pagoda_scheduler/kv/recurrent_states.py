@@ -1,6 +1,6 @@
 """What sequences keep, load and share of recurrent states. Knows requests and snapshots; no blocks."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.kv.block_hashes import BlockHasher
@@ -46,7 +46,7 @@ class RecurrentStates:
         """The request begins with a state that can be loaded."""
         self._loads[request] = self.snapshots.load(name)
 
-    def save_after(self, scheduled: dict[Request, int], ahead: dict[Request, int]) -> None:
+    def save_after(self, scheduled: Mapping[Request, int], ahead: Container[Request]) -> None:
         """Keep states after the step that computes `scheduled`, which is decided; `ahead`: sequences with drafts."""
         if not self.snapshots.count:
             return

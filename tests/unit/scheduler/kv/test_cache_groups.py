@@ -2,6 +2,8 @@
 
 import pytest
 
+from pagoda_common.errors import RequestTooLong
+from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.scheduler import Scheduler
 from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput
@@ -177,3 +179,17 @@ def test_a_model_with_windows_holds_less_than_two_fifths_of_the_memory(monkeypat
     today = 26 * scheduler.kv.blocks_for(num_tokens)  # blocks of one layer
     assert 4 * max(used) <= 0.25 * today
     assert 4 * used[-1] <= 0.2 * today, "while it decodes"
+
+
+def test_what_keeps_nothing_is_computed_whole() -> None:
+    groups = (CacheGroup("none"),)
+    scheduler = make_scheduler(groups=groups, num_blocks=0, max_num_batched_tokens=20)
+    worker = PretendWorker(groups=groups)
+    requests = [make_request(name, 12, max_tokens=1, pooling=PoolingParams()) for name in "ab"]
+    for request in requests:
+        scheduler.add(request)
+    chunks = [step(scheduler, worker).num_scheduled_tokens for _ in requests]
+    assert chunks == [[12], [12]], "neither is cut, and nothing of the first is found"
+    assert [request.embedding for request in requests] == [PretendWorker.embedding(range(1000, 1012))] * 2
+    with pytest.raises(RequestTooLong):
+        scheduler.admission.check_fits([make_request("c", 21, max_tokens=1, pooling=PoolingParams())])
