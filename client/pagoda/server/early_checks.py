@@ -68,7 +68,7 @@ def _read_config(path: Path, name: str) -> dict[str, Any]:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"model {name!r} has no config.json: it is no checkpoint", field="model") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"model {name!r}: its config.json cannot be read: {error}", field="model") from None
     if not isinstance(config, dict):
         raise ConfigError(f"model {name!r}: its config.json must hold an object", field="model")

@@ -29,7 +29,7 @@ def resolve_model(name: str) -> Path | str:
 
 def context_of(name: str) -> int | None:
     """max_position_embeddings of a checkpoint on this machine; None where that is not known."""
-    with contextlib.suppress(ModelLoadError, OSError, ValueError, AttributeError):
+    with contextlib.suppress(ModelLoadError, OSError, ValueError, AttributeError, RecursionError):
         path = resolve_model(name)
         if isinstance(path, Path):
             config = json.loads((path / "config.json").read_text(encoding="utf-8"))

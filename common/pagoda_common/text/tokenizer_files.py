@@ -48,7 +48,7 @@ def find_tokenizer_files(name_or_path: str, *, revision: str | None = None) -> P
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} is not valid JSON: {error}") from error
 
 

@@ -4,10 +4,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from pagoda_common.errors import ModelLoadError, PagodaError
 from pagoda_worker.models.hf_config import HfConfig
 from pagoda_worker.models.model import BuildConfig, Model
 from pagoda_worker.models.registry import factory_of
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
+
+FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What comes of values that no model has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,5 +43,11 @@ class ModelBuilder:
         return part if self.parallel.world_size == 1 else self._build(ALONE)
 
     def _build(self, parallel: TensorParallel) -> Model:
-        with torch.device("meta"):
-            return factory_of(self.config)(config=self.config, parallel=parallel)
+        try:
+            with torch.device("meta"):
+                return factory_of(self.config)(config=self.config, parallel=parallel)
+        except PagodaError:
+            raise
+        except FAULTS as error:
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise ModelLoadError(f"no model can be made of config.json: {reason}") from error

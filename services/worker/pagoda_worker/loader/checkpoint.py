@@ -10,6 +10,7 @@ from pagoda_common.config.engine_config import ModelConfig
 from pagoda_common.config.model_files import resolve_model
 from pagoda_common.errors import ModelLoadError
 from pagoda_common.text.tokenizer_files import TokenizerFiles
+from pagoda_worker.loader.config_bounds import check_config
 from pagoda_worker.loader.sentence_pooling import check_sentence_pooling
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,11 @@ class Checkpoint:
             weight_map = _read_json(index).get("weight_map")
             if not isinstance(weight_map, dict) or not weight_map:
                 raise ModelLoadError(f"{index} has no weight_map")
-            paths = [self.directory / name for name in sorted(set(weight_map.values()))]
+            names = list(weight_map.values())
+            for name in names:
+                if not isinstance(name, str) or name in ("", "..") or Path(name).name != name:
+                    raise ModelLoadError(f"{index} names {str(name)[:200]!r}, must be files of the same directory")
+            paths = [self.directory / name for name in sorted(set(names))]
             missing = [path.name for path in paths if not path.is_file()]
             if missing:
                 raise ModelLoadError(f"{index} names files that are not there: {', '.join(missing)}")
@@ -92,9 +97,11 @@ def open_checkpoint(config: ModelConfig) -> Checkpoint:
     check_sentence_pooling(directory)
     generation_path = directory / "generation_config.json"
     has_generation = generation_path.is_file()
+    values = _read_json(path)
+    check_config(values)
     return Checkpoint(
         directory=directory,
-        config=_read_json(path),
+        config=values,
         generation_config=_read_json(generation_path) if has_generation else None,
         generation_config_json=generation_path.read_text(encoding="utf-8") if has_generation else "",
         tokenizer_eos_token_id=TokenizerFiles.read(directory).find_token_id("eos_token"),
@@ -104,7 +111,7 @@ def open_checkpoint(config: ModelConfig) -> Checkpoint:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"cannot read {path}: {error}") from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path} must hold a JSON object, got {type(value).__name__}")

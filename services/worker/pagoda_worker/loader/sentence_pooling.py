@@ -28,7 +28,10 @@ def check_sentence_pooling(directory: Path) -> None:
                 f"{', '.join(sorted(MODULES))}"
             )
         if name == "Pooling" and module.get("path"):
-            paths.append(str(module["path"]))
+            path = str(module["path"])
+            if path.startswith("/") or ".." in path.split("/"):
+                raise ModelLoadError(f"modules.json names {path[:200]!r}, must be below the checkpoint's directory")
+            paths.append(path)
     for path in dict.fromkeys(paths):
         config = _read(directory / path / "config.json", {})
         modes = _modes(config) if isinstance(config, dict) else [repr(config)]
@@ -55,5 +58,5 @@ def _read(path: Path, missing: Any) -> Any:
         return missing
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"cannot read {path}: {error}") from error

@@ -185,7 +185,7 @@ def architectures_of(config: HfConfig) -> list[str]:
     """Names of a checkpoint's architecture: those that config.json has, else by its model_type; none that is known."""
     names = config.get("architectures") or []
     model_type = config.get("model_type")
-    if not names and model_type in MODEL_TYPES:
+    if not names and isinstance(model_type, str) and model_type in MODEL_TYPES:
         names = [MODEL_TYPES[model_type]]
     return [str(name) for name in names]
 
