@@ -133,6 +133,47 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [0],
         },
     ),
+    "GptOssForCausalLM": (
+        "gpt_oss",
+        _SMALL
+        | {
+            "num_hidden_layers": 3,
+            "head_dim": 20,
+            "sliding_window": 27,
+            "layer_types": _THREE_KINDS,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "swiglu_limit": 1.5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 128,
+            },
+        },
+    ),
+    "Qwen3NextForCausalLM": (
+        "qwen3_next",
+        _SMALL
+        | {
+            "num_hidden_layers": 4,
+            "head_dim": 24,
+            "partial_rotary_factor": 0.25,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 20,
+            "linear_value_head_dim": 12,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 48,
+            "mlp_only_layers": [2],
+        },
+    ),
     "OlmoeForCausalLM": ("olmoe", _SMALL | {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 1.2}),
     "GlmForCausalLM": ("glm", _SMALL | {"head_dim": 16}),
     "Glm4ForCausalLM": ("glm4", _SMALL | {"head_dim": 16}),
@@ -199,8 +240,14 @@ def _initialise(name: str, parameter: Any, generator: Any, *, norm_mean: float) 
     is_norm = any(part in name for part in ("norm", "ln_")) and name.endswith("weight")
     if is_norm:
         parameter.copy_(norm_mean + 0.2 * noise)
+    elif name.endswith("A_log"):
+        parameter.copy_(noise - 2.0)  # a state that is not forgotten within a few tokens
+    elif name.endswith("sinks"):
+        parameter.copy_(noise)
     elif parameter.dim() == 1:
         parameter.copy_(0.05 * noise)
+    elif "conv1d" in name:
+        parameter.copy_(noise / math.sqrt(parameter.shape[-1]))
     elif any(part in name for part in ("embed_positions", "wpe")):
         parameter.copy_(1.5 * noise)
     elif any(part in name for part in ("embed", "wte", "lm_head")):

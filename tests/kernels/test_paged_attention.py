@@ -42,12 +42,13 @@ def make_case(
     head_dim: int = 20,
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
+    first_block: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, AttentionPlan]:
     """Query, caches filled with NaN where no sequence has a block, and the plan."""
     generator = torch.Generator().manual_seed(0)
     num_blocks = [-(-length // block_size) for length in seq_lens]
     total = sum(num_blocks) + 5
-    ids = torch.randperm(total, generator=generator).tolist()
+    ids = (torch.randperm(total - first_block, generator=generator) + first_block).tolist()
     table = np.full((len(seq_lens), max(num_blocks, default=1) + 2), 2**31 - 1, dtype=np.int32)
     shape = (total, block_size, num_kv_heads, head_dim)
     k_cache, v_cache = (torch.full(shape, torch.nan, dtype=dtype) for _ in range(2))
@@ -109,6 +110,53 @@ def test_decodes_of_all_lengths_together(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("window", [1, 2, 16, 17, 40, 1000])
 def test_chunks_and_decodes_mixed_with_a_sliding_window(window: int) -> None:
     check(*make_case([1, 5, 17, 1, 64, 16, 1], [300, 65, 17, 1, 100, 200, 17]), window=window)
+
+
+def without_what_left_the_window(
+    case: tuple[torch.Tensor, torch.Tensor, torch.Tensor, AttentionPlan], window: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, AttentionPlan]:
+    """The same case, where blocks that no query sees are others' by now: NaN under their numbers."""
+    query, k_cache, v_cache, plan = case
+    k_cache[0] = v_cache[0] = torch.nan
+    table = plan.block_table.copy()
+    assert 0 not in table
+    for row, (query_len, seq_len) in enumerate(zip(plan.query_lens, plan.seq_lens, strict=True)):
+        num_left = max(0, seq_len - query_len - window + 1) // plan.block_size
+        for column, block in enumerate(table[row, :num_left]):
+            k_cache[block] = v_cache[block] = torch.nan
+            if column % 2:
+                table[row, column] = 0
+    return (
+        query,
+        k_cache,
+        v_cache,
+        AttentionPlan(plan.query_lens, plan.seq_lens, table, plan.block_size, plan.dtype, plan.device),
+    )
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("head_dim", [20, 64])
+@pytest.mark.parametrize("window", [1, 17, 40, 500])
+def test_blocks_that_left_the_window_are_not_read(
+    window: int, head_dim: int, dtype: torch.dtype, num_threads: int
+) -> None:
+    torch.set_num_threads(num_threads)
+    case = make_case(*MIXED, head_dim=head_dim, dtype=dtype, first_block=1)
+    check(*without_what_left_the_window(case, window), window=window)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("window", [None, 40])
+def test_attention_sinks(window: int | None, dtype: torch.dtype, num_threads: int) -> None:
+    torch.set_num_threads(num_threads)
+    sinks = torch.tensor([-30.0, 0.0, 1.0, 2.0, 50.0, -torch.inf])
+    case = make_case(*MIXED, dtype=dtype)
+    check(*case, window=window, sinks=sinks)
+    check(*case, window=window, sinks=sinks, softcap=0.5)
+    attended = paged_attention(*case, scale=0.3, window=window, sinks=sinks).view(-1, 6, 20)
+    assert attended[:, 4].abs().max() < 1e-4, "nearly all of the weight is the sink's"
 
 
 @pytest.mark.parametrize("path", ["native"], indirect=True)

@@ -30,6 +30,8 @@ class _Scoring(NamedTuple):
     softcap: float | None
     slopes: Tensor | None
     """[num_kv_heads, group, 1]."""
+    sinks: Tensor | None
+    """[num_kv_heads, group]."""
 
 
 def paged_attention(
@@ -42,6 +44,7 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """softmax(q k^T * scale) v for every query token over the keys of its own sequence up to itself.
 
@@ -53,9 +56,11 @@ def paged_attention(
             `quantized_cache` in int8 or FP8; num_heads is a multiple of num_kv_heads, and consecutive heads share a KV
             head.
         plan: lengths and block tables of the batch, and who computes it where that is another package.
-        window: keys that a query sees, its own included; None sees all.
+        window: keys that a query sees, its own included; None sees all. Blocks that no query sees are not read.
         softcap: scores s become softcap * tanh(s / softcap) before the softmax; None leaves them.
         alibi_slopes: [num_heads] float32; what is taken from a score for each token between query and key.
+        sinks: [num_heads] float32; a score of each head for a key that every query sees, whose value is zero
+            (Xiao et al. 2023, arXiv 2309.17453, as learned in gpt-oss).
 
     Returns:
         [num_tokens, num_heads * head_dim].
@@ -82,7 +87,7 @@ def paged_attention(
         raise ValueError(f"query {tuple(query.shape)} does not fit a cache of {tuple(k_cache.shape)}")
     if k_cache.shape[1] != plan.block_size:
         raise ValueError(f"the cache has blocks of {k_cache.shape[1]} tokens, the plan of {plan.block_size}")
-    if plan.backend is not None and alibi_slopes is None:
+    if plan.backend is not None and alibi_slopes is None and sinks is None:
         return plan.backend(query, k_cache, v_cache, plan, scale=scale, window=window, softcap=softcap)
     kernel = triton_kernel("paged_attention", query)
     is_known = query.dtype in TRITON_DTYPES and k_cache.dtype == v_cache.dtype and holds(k_cache, query.dtype)
@@ -97,18 +102,20 @@ def paged_attention(
                 window=window,
                 softcap=softcap,
                 alibi_slopes=alibi_slopes,
+                sinks=sinks,
             )
             return attended
         _warn_of_head_dim(head_dim)
     kernel = native("paged_attention") if query.is_cpu else None
     if kernel is not None and query.dtype in NATIVE_DTYPES and _is_native(query, k_cache, v_cache):
         output = query.new_empty(num_tokens, num_heads * head_dim)
-        options = (scale, window or 0, softcap or 0.0, alibi_slopes)
+        options = (scale, window or 0, softcap or 0.0, alibi_slopes, sinks)
         kernel(query, k_cache, v_cache, *plan.columns(), *options, output)
         return output
     parts = plan.window(window)
     slopes = None if alibi_slopes is None else alibi_slopes.view(num_kv_heads, -1, 1)
-    scoring = _Scoring(scale, softcap, slopes)
+    sinks = None if sinks is None else sinks.view(num_kv_heads, -1)
+    scoring = _Scoring(scale, softcap, slopes, sinks)
     grouped = query.view(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
     if not parts.prefills and len(parts.decodes) == 1 and parts.decodes[0].query_rows is None:
         return _decode(grouped, k_cache, v_cache, parts.decodes[0], scoring).flatten(1)
@@ -155,7 +162,8 @@ def _decode(query: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup,
     if scoring.slopes is not None:
         distances = torch.from_numpy(group.distances).to(query.device, torch.float32)
         bias = scoring.slopes * distances[:, None, None]  # [n, Hkv, group, L]
-    return _attend(query, key, value, group.mask, scoring, bias)
+    sinks = None if scoring.sinks is None else scoring.sinks[:, :, None]  # [Hkv, group, 1]
+    return _attend(query, key, value, group.mask, scoring, bias, sinks)
 
 
 def _prefill(query: Tensor, k_cache: Tensor, v_cache: Tensor, row: PrefillRow, scoring: _Scoring) -> Tensor:
@@ -176,16 +184,24 @@ def _prefill(query: Tensor, k_cache: Tensor, v_cache: Tensor, row: PrefillRow, s
         row.mask,
         scoring,
         bias,
+        None if scoring.sinks is None else scoring.sinks[:, :, None, None],
     )
     return attended.permute(2, 0, 1, 3)
 
 
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scoring: _Scoring, bias: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scoring: _Scoring,
+    bias: Tensor | None,
+    sinks: Tensor | None,
 ) -> Tensor:
-    """[*, query_len, D] queries over [*, L, D] keys; no mask is plain causal with query_len == L."""
-    scale, softcap, _ = scoring
-    if softcap is None and bias is None:
+    """[*, query_len, D] queries over [*, L, D] keys; no mask is plain causal with query_len == L. `sinks`: as long as
+    the scores but for the last two dimensions, which may be 1."""
+    scale, softcap = scoring.scale, scoring.softcap
+    if softcap is None and bias is None and sinks is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale)
     num_queries, num_keys = query.shape[-2], key.shape[-2]
     if mask is None:
@@ -202,7 +218,12 @@ def _attend(
         if bias is not None:
             scores = scores + bias[..., start : start + size, :]
         scores = scores + mask[..., start : start + size, :]
-        parts.append(scores.softmax(dim=-1).to(value.dtype) @ value)
+        if sinks is not None:
+            sink = sinks.to(scores).expand(*scores.shape[:-1], 1)
+            shares = torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :-1]
+        else:
+            shares = scores.softmax(dim=-1)
+        parts.append(shares.to(value.dtype) @ value)
     return torch.cat(parts, dim=-2)
 
 
@@ -221,8 +242,7 @@ def paged_attention_reference(
     """The specification of `paged_attention`: one query token at a time.
 
     Args:
-        sinks: [num_heads], a score of each head for a key that every query sees, whose value is zero. Only the Triton
-            kernel and this have it; no model here uses it yet.
+        sinks: [num_heads].
     """
     group = query.shape[1] // k_cache.shape[2]
     output = torch.zeros_like(query)

@@ -30,11 +30,13 @@ class ComposedLayers:
         k_caches: Sequence[Tensor],
         v_caches: Sequence[Tensor],
         rotations: Sequence[tuple[Tensor, Tensor]],
+        groups: Sequence[int] | None = None,
         ends: EndWeights | None = None,
     ) -> None:
         """Weights and caches are used where they are, and are not to be replaced while this is in use.
 
         Args:
+            groups: which of a call's plans and slot mappings each layer has; None: all have the one there is.
             k_caches, v_caches: one a layer, [num_blocks, block_size, num_kv_heads, head_dim], all of one data type.
             rotations: cosines and sines of every position for each, [max_positions, 1, angles] float32.
             ends: for `logits`.
@@ -46,8 +48,11 @@ class ComposedLayers:
         if kernel is None:
             raise RuntimeError("this library of C++ kernels has no composed_layers")
         self._kernel = kernel(k_caches[0].shape[2])
-        self._windows = list(dict.fromkeys(layer.attention.window for layer in layers))
-        for layer, k_cache, v_cache in zip(layers, k_caches, v_caches, strict=True):
+        groups = [0] * len(layers) if groups is None else groups
+        windows = [layer.attention.window for layer in layers]
+        self._kinds = list(dict.fromkeys(zip(groups, windows, strict=True)))
+        """Group and window of each plan that the kernel is given."""
+        for layer, k_cache, v_cache, group in zip(layers, k_caches, v_caches, groups, strict=True):
             attention = layer.attention
             self._kernel.add(
                 layer.attention_norm,
@@ -60,9 +65,10 @@ class ComposedLayers:
                 -1 if attention.rotation is None else attention.rotation,
                 attention.is_interleaved,
                 attention.scale,
-                self._windows.index(attention.window),
+                self._kinds.index((group, attention.window)),
                 k_cache,
                 v_cache,
+                group,
             )
         for cos, sin in rotations:
             self._kernel.rotate(cos, sin)
@@ -72,21 +78,28 @@ class ComposedLayers:
             head = ends.linear.matrix, ends.linear.bias
             self._kernel.ends(ends.embedding.matrix, ends.norm, ends.eps, ends.weight_offset, head)
 
-    def __call__(self, x: Tensor, plan: AttentionPlan, slot_mapping: Tensor, positions: Tensor) -> Tensor:
+    def __call__(
+        self, x: Tensor, plans: Sequence[AttentionPlan], slot_mappings: Sequence[Tensor], positions: Tensor
+    ) -> Tensor:
         """As of DecoderLayers, of any data type; x is left as it was."""
-        result: Tensor = self._kernel.forward(x, self._plans(plan), slot_mapping, positions)
+        result: Tensor = self._kernel.forward(x, self._plans(plans), list(slot_mappings), positions)
         return result
 
     def logits(
-        self, input_ids: Tensor, plan: AttentionPlan, slot_mapping: Tensor, positions: Tensor, rows: Tensor
+        self,
+        input_ids: Tensor,
+        plans: Sequence[AttentionPlan],
+        slot_mappings: Sequence[Tensor],
+        positions: Tensor,
+        rows: Tensor,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """As of DecoderLayers."""
-        batch = self._plans(plan), slot_mapping, positions
+        batch = self._plans(plans), list(slot_mappings), positions
         logits, values, indices = self._kernel.forward_to_logits(input_ids, *batch, rows)
         return logits, (values, indices)
 
-    def _plans(self, plan: AttentionPlan) -> list[Any]:
-        parts = [plan.window(window) for window in self._windows]
+    def _plans(self, plans: Sequence[AttentionPlan]) -> list[Any]:
+        parts = [plans[group].window(window) for group, window in self._kinds]
         return [
             (
                 [(group.query_rows, group.block_ids, group.mask) for group in part.decodes],

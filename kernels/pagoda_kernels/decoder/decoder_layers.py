@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -90,11 +91,13 @@ class DecoderLayers:
         v_caches: Sequence[Tensor],
         num_heads: int,
         rotations: Sequence[tuple[Tensor, Tensor]],
+        groups: Sequence[int] | None = None,
         ends: EndWeights | None = None,
     ) -> None:
         """Weights and caches are used where they are, and are not to be replaced while this is in use.
 
         Args:
+            groups: which of a call's plans and slot mappings each layer has; None: all have the one there is.
             rotations: cosines and sines of every position for each, [max_positions, 1, angles] float32.
             ends: for `logits`.
             k_caches, v_caches: one a layer, [num_blocks, block_size, num_kv_heads, head_dim] bfloat16.
@@ -109,7 +112,8 @@ class DecoderLayers:
         """The kernel has no more than pointers."""
         num_kv_heads, head_dim = k_caches[0].shape[2:]
         self._kernel = kernel(num_heads, num_kv_heads, head_dim)
-        for layer, k_cache, v_cache in zip(layers, k_caches, v_caches, strict=True):
+        groups = [0] * len(layers) if groups is None else groups
+        for layer, k_cache, v_cache, group in zip(layers, k_caches, v_caches, groups, strict=True):
             attention, mlp = layer.attention, layer.mlp
             self._kernel.add(
                 layer.attention_norm,
@@ -126,6 +130,7 @@ class DecoderLayers:
                 attention.window or 0,
                 k_cache,
                 v_cache,
+                group,
             )
             if isinstance(mlp, MixtureWeights):
                 self._kernel.mix(Mixture(mlp).kernel)
@@ -140,22 +145,30 @@ class DecoderLayers:
             head = ends.norm, ends.eps, ends.weight_offset, native_weights(ends.linear)
             self._kernel.ends(native_weights(ends.embedding), ends.embedding.is_plain, *head)
 
-    def __call__(self, x: Tensor, plan: AttentionPlan, slot_mapping: Tensor, positions: Tensor) -> Tensor:
+    def __call__(
+        self, x: Tensor, plans: Sequence[AttentionPlan], slot_mappings: Sequence[Tensor], positions: Tensor
+    ) -> Tensor:
         """All layers over a batch, whose keys and values go into the cache.
 
         Args:
             x: [num_tokens, hidden_size] bfloat16, contiguous; changed.
-            slot_mapping: [num_tokens] int64, no -1.
+            plans: one a group, of the same lengths.
+            slot_mappings: one a group, [num_tokens] int64, no -1.
             positions: [num_tokens] int64.
 
         Returns:
             x.
         """
-        self._kernel.forward(x, *plan.columns(), slot_mapping, positions)
+        self._kernel.forward(x, *_batch(plans, slot_mappings), positions)
         return x
 
     def logits(
-        self, input_ids: Tensor, plan: AttentionPlan, slot_mapping: Tensor, positions: Tensor, rows: Tensor
+        self,
+        input_ids: Tensor,
+        plans: Sequence[AttentionPlan],
+        slot_mappings: Sequence[Tensor],
+        positions: Tensor,
+        rows: Tensor,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The whole model, and logits for some of the tokens: of others, the last layer makes keys and values alone.
 
@@ -171,23 +184,32 @@ class DecoderLayers:
         """
         logits = torch.empty(rows.shape[0], self._vocab_size)
         values, indices = torch.empty(rows.shape[0]), torch.empty(rows.shape[0], dtype=torch.int64)
-        batch = *plan.columns(), slot_mapping, positions
+        batch = *_batch(plans, slot_mappings), positions
         self._kernel.forward_to_logits(input_ids, *batch, rows, logits, values, indices)
         return logits, (values, indices)
 
-    def decode(self, slots: IntArray, columns: SequenceColumns, *, max_tokens: int) -> IntArray | None:
+    def decode(
+        self,
+        slots: IntArray,
+        columns: SequenceColumns,
+        *,
+        max_tokens: int,
+        more_tables: npt.NDArray[np.int32] | None = None,
+    ) -> IntArray | None:
         """One token of each sequence: `decode_rows`, `logits` and `append_rows` in one call, for steps so short that
         calls count.
 
         Args:
             slots: [n].
+            more_tables: [groups - 1, slots, blocks], block tables as of the columns for the groups but the first.
 
         Returns:
             [n] the likeliest tokens; None: it is no such step, not all are greedy, the tokens have no column for one
             more, or some logits are not finite. Nothing but the cache has changed then.
         """
         token_ids = np.empty(slots.size, dtype=np.int64)
-        return token_ids if self._kernel.decode(slots, *columns, max_tokens, token_ids) else None
+        more_tables = _NO_TABLES if more_tables is None else more_tables
+        return token_ids if self._kernel.decode(slots, *columns, more_tables, max_tokens, token_ids) else None
 
 
 def set_num_helpers(count: int) -> None:
@@ -213,3 +235,14 @@ def has_decoder_layers(layers: Sequence[LayerWeights], dtype: torch.dtype) -> bo
     if not all(has_mixture(mixture, dtype) for mixture in mixtures):
         return False
     return not any(linear.is_plain for layer in layers for linear in layer.linears)
+
+
+_NO_TABLES = np.zeros((0, 1, 1), dtype=np.int32)
+
+
+def _batch(
+    plans: Sequence[AttentionPlan], slot_mappings: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+    """Lengths of the queries and of the sequences; block tables and slot mappings by group."""
+    columns = [plan.columns() for plan in plans]
+    return columns[0][0], columns[0][1], [table for _, _, table in columns], list(slot_mappings)

@@ -324,10 +324,13 @@ def _attend(
     """Fold the keys begin … end - 1 into the running output, maximum and sum. Not IS_MASKED: all rows see all keys."""
     dims = tl.arange(0, BLOCK_D)
     is_dim = dims < HEAD_DIM
+    lowest = begin * 0
+    if HAS_WINDOW:
+        lowest = tl.min(positions, axis=0) - window + 1
     for start in range(begin, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
         # What no row sees is not read: another sequence may have left a NaN there.
-        is_key = keys < end if IS_MASKED else keys >= 0
+        is_key = (keys < end) & (keys >= lowest) if IS_MASKED else keys >= 0
         blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
         offsets = keys % BLOCK_SIZE
         k_rows = blocks * k_block_stride + offsets * k_slot_stride

@@ -25,6 +25,7 @@ from pagoda_worker.memory.device import (
     claim_device,
 )
 from pagoda_worker.memory.huge_pages import use_huge_pages
+from pagoda_worker.models.cache_groups import CacheLayout, make_layout
 from pagoda_worker.models.model import Model
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 from pagoda_worker.sampling.grammars import Grammars, load_compiler
@@ -70,6 +71,7 @@ class Worker:
         self._asked_weights: WeightsSource | None = None
         """Of the latest init_device; None is the model's own checkpoint."""
         self._dtype = torch.float32
+        self._takes_cache_groups = False
         self._runner: ModelRunner | None = None
         self._attention: AttentionChoice | None = None
         """Of the loaded model; None: not chosen yet."""
@@ -101,7 +103,12 @@ class Worker:
         return None if self._weights is None else self._weights.source
 
     def init_device(
-        self, config: EngineConfig, weights: WeightsSource | None = None, *, rendezvous: str = ""
+        self,
+        config: EngineConfig,
+        weights: WeightsSource | None = None,
+        *,
+        rendezvous: str = "",
+        takes_cache_groups: bool = False,
     ) -> DeviceInfo:
         """Claim the device. Another config than the one before drops the model.
 
@@ -110,6 +117,7 @@ class Worker:
         Args:
             weights: what load_model is to load; None is the model's own checkpoint.
             rendezvous: rank 0's meeting place, for the other ranks; empty leaves their connections as they are.
+            takes_cache_groups: the scheduler knows block tables by group, and snapshots of states.
 
         Raises:
             ConfigError: the device is not there, or has no kernels for such a KV cache, or not those for attention.
@@ -123,6 +131,7 @@ class Worker:
         if self._weights is not None:
             self._weights.forget_prepared()  # by another scheduler, or for a swap that did not come
         self._asked_weights = weights
+        self._takes_cache_groups = takes_cache_groups
         mark("connect, device")
         if self.parallel.world_size > 1 and self.parallel.is_leader:
             self.parallel.open()
@@ -157,6 +166,7 @@ class Worker:
         )
         self._threads.choose(loaded.facts.num_parameters, loaded.dtype)
         self._model, self._weights, self._dtype, self.facts = loaded.model, loaded.weights, loaded.dtype, loaded.facts
+        _ = self.cache_layout  # a scheduler that does not know it hears so before it asks for memory
         self._chosen_attention()  # now: packages may compile for minutes, and this call has no time limit
         return self.facts
 
@@ -243,9 +253,20 @@ class Worker:
             dtype=self._dtype,
             cache_dtype=cache_dtype(config.cache.kv_cache_dtype, self._dtype),
             device=device.device,
+            layout=self.cache_layout,
             parallel=self.parallel,
             attention=self._chosen_attention(),
         )
+
+    @property
+    def cache_layout(self) -> CacheLayout:
+        """How what the loaded model keeps of a sequence is kept.
+
+        Raises:
+            ConfigError: the scheduler does not know what the model keeps.
+        """
+        model, facts = self._loaded()
+        return make_layout(model.cache_groups, max_model_len=facts.max_model_len, knows_groups=self._takes_cache_groups)
 
     def _chosen_attention(self) -> AttentionChoice:
         if self._attention is None:
@@ -260,8 +281,15 @@ class Worker:
             )
         return self._attention
 
-    def initialize_cache(self, *, num_blocks: int, num_cpu_blocks: int) -> int:
-        """Allocate the KV cache and forget every sequence.
+    def initialize_cache(
+        self,
+        *,
+        num_blocks: int,
+        num_cpu_blocks: int,
+        num_state_snapshots: int = 0,
+        num_cpu_state_snapshots: int = 0,
+    ) -> int:
+        """Allocate the KV cache and the states of recurrent layers, and forget every sequence.
 
         Returns:
             Nanoseconds to move one block between device and host; 0 without host blocks.
@@ -272,7 +300,7 @@ class Worker:
         """
         config, device = self._claimed()
         model, facts = self._loaded()
-        if num_blocks < 1:
+        if num_blocks < 1 and model.attention_layers:
             raise ConfigError(f"num_blocks is {num_blocks}, must be at least 1", field="num_blocks")
         self._runner = None
         loaded = self._loaded_model()
@@ -280,6 +308,7 @@ class Worker:
             use_huge_pages(model.parameters())
         try:
             kv_cache = loaded.make_cache(num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks)
+            states = loaded.make_states(num_snapshots=num_state_snapshots, num_cpu_snapshots=num_cpu_state_snapshots)
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise OutOfMemory(f"cannot allocate {num_blocks} KV-cache blocks: lower --kv-cache-memory") from error
         if not self._had_cache:  # a scheduler that is back, and its clients, wait for a later one
@@ -301,6 +330,7 @@ class Worker:
             eos_token_ids=facts.eos_token_ids,
             parallel=self.parallel,
             speculative=config.speculative,
+            states=states,
             decode_graphs=recorded_graphs(loaded, kv_cache) if device.device.type == "cuda" else None,
             attention=loaded.attention,
             overlaps=self._can_overlap(loaded) if self._overlaps is None else self._overlaps,

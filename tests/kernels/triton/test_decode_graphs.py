@@ -198,10 +198,10 @@ def test_padding_changes_no_logits_and_no_cache(tmp_path: Path) -> None:
         num_scheduled_tokens=np.ones(2, dtype=np.int64),
         num_draft_tokens=np.zeros(2, dtype=np.int64),
         seq_lens=positions + 1,
-        block_table=table,
+        block_tables=table[None],
         input_ids=np.array([17, 250]),
         positions=positions,
-        slot_mapping=table[[0, 1], positions // 16].astype(np.int64) * 16 + positions % 16,
+        slot_mappings=(table[[0, 1], positions // 16].astype(np.int64) * 16 + positions % 16)[None],
         is_sampled=np.ones(2, dtype=np.bool_),
     )
     logits = {}

@@ -8,7 +8,7 @@ import torch
 from pagoda_kernels.attention.paged_attention import paged_attention, paged_attention_reference
 from pagoda_kernels.attention.plan import AttentionPlan
 from pagoda_kernels.selection import triton_kernel, use_references
-from tests.kernels.test_paged_attention import make_case
+from tests.kernels.test_paged_attention import make_case, without_what_left_the_window
 from tests.kernels.triton.outputs import nan_filled_outputs
 
 SIZES = (1, 15, 16, 17, 300)
@@ -50,6 +50,12 @@ def test_a_long_context() -> None:
 @pytest.mark.parametrize(("window", "num_splits"), [(1, 1), (16, 4), (40, 1), (40, 4), (1000, 2)])
 def test_sliding_windows(window: int, num_splits: int) -> None:
     check(make_case([1, 5, 40, 1], [150, 65, 100, 17]), window=window, num_splits=num_splits)
+
+
+@pytest.mark.parametrize(("window", "num_splits"), [(1, 1), (40, 1), (40, 4), (70, 2)])
+def test_blocks_that_left_the_window_are_not_read(window: int, num_splits: int) -> None:
+    case = make_case([1, 5, 40, 1], [150, 65, 100, 17], first_block=1)
+    check(without_what_left_the_window(case, window), window=window, num_splits=num_splits)
 
 
 @pytest.mark.parametrize("window", [None, 17])

@@ -31,6 +31,8 @@ class Tracked:
     bad: BadSlot | None = None
     computed: int = 0
     num_blocks: int = 0
+    num_given_back: dict[tuple[int, ...], int] = field(default_factory=dict)
+    """Blocks that left the window, by the layers of the group."""
 
     @property
     def is_done(self) -> bool:
@@ -44,7 +46,7 @@ class Driver:
         self,
         model: str | Path,
         *,
-        num_blocks: int = 600,
+        num_blocks: int = 1200,
         block_size: int = 16,
         max_num_seqs: int = 64,
         dtype: Any = "float32",
@@ -53,6 +55,7 @@ class Driver:
         world_size: int = 1,
         device: Any = "cpu",
         worker: Worker | None = None,
+        by_groups: bool = True,
         **model_options: Any,
     ) -> None:
         config = EngineConfig(
@@ -62,17 +65,21 @@ class Driver:
             speculative=speculative or SpeculativeConfig(),
         )
         self.worker = worker or (Worker(num_threads=1) if world_size == 1 else Ranks(world_size))
-        self.worker.init_device(config)
+        self.worker.init_device(config, takes_cache_groups=by_groups)
         self.facts = self.worker.load_model(lambda loaded, total: None)
         self.worker.initialize_cache(num_blocks=num_blocks, num_cpu_blocks=4)
         self.block_size = block_size
+        self.groups = self.worker.cache_layout.groups
         self.num_lookahead = config.speculative.num_speculative_tokens
         """Draft tokens that every sequence may try in a decode; the driver's default is what the config allows."""
         self.num_reserved = self.num_lookahead
         """Tokens ahead that have blocks."""
         self.num_draft_tokens = 0
         self._free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
-        self._held: dict[int, list[int]] = {}
+        self._held: dict[int, list[list[int]]] = {}
+        """Of each slot, by group; those that left a window are None."""
+        self.num_reused = 0
+        """Blocks that left the window of a sequence that went on."""
         self._to_free: list[int] = []
 
     def execute(self, **step: Any) -> StepOutput:
@@ -80,11 +87,23 @@ class Driver:
         freed, self._to_free = self._to_free, []
         return self.worker.execute_model(StepInput(freed_slots=np.array(freed, dtype=np.int64), **step))
 
-    def take_blocks(self, slot: int, count: int) -> list[int]:
-        """Blocks for a slot."""
-        blocks = [self._free.pop() for _ in range(count)]
-        self._held.setdefault(slot, []).extend(blocks)
+    def take_blocks(self, slot: int, count: int) -> list[list[int]]:
+        """Blocks for a slot, by group."""
+        blocks = [[self._free.pop() for _ in range(count)] for _ in self.groups]
+        held = self._held.setdefault(slot, [[] for _ in self.groups])
+        for more, of_group in zip(blocks, held, strict=True):
+            of_group.extend(more)
         return blocks
+
+    def give_blocks_back(self, sequence: Tracked) -> None:
+        """Blocks that left a window are the next ones to be taken, by any group."""
+        for held, group in zip(self._held.get(sequence.slot, []), self.groups, strict=True):
+            num_left = 0 if group.window is None else max(0, sequence.computed - group.window + 1) // self.block_size
+            for place in range(sequence.num_given_back.get(group.layers, 0), num_left):
+                self._free.append(held[place])
+                held[place] = -1
+                self.num_reused += 1
+            sequence.num_given_back[group.layers] = num_left
 
     def generate(
         self,
@@ -115,7 +134,8 @@ class Driver:
         while any(not sequence.is_done for sequence in sequences):
             self._step(sequences, started, chunk, budget)
         for sequence in sequences:
-            self._free.extend(self._held.pop(sequence.slot, []))
+            held = self._held.pop(sequence.slot, [])
+            self._free.extend(block for of_group in held for block in of_group if block >= 0)
             self._to_free.append(sequence.slot)
         return sequences
 
@@ -129,9 +149,9 @@ class Driver:
             lookahead.append(self.num_lookahead if count == 1 else 0)
             num_tokens = sequence.computed + count + (self.num_reserved if count == 1 else 0)
             blocks = self.take_blocks(sequence.slot, max(0, -(-num_tokens // self.block_size) - sequence.num_blocks))
-            sequence.num_blocks += len(blocks)
+            sequence.num_blocks += len(blocks[0])
             if sequence.slot in started:
-                appended += [(sequence.slot, block) for block in blocks]
+                appended += [(sequence.slot, block, group) for group, part in enumerate(blocks) for block in part]
             else:
                 started.add(sequence.slot)
                 new.append(
@@ -141,7 +161,8 @@ class Driver:
                         prompt_token_ids=np.array(sequence.prompt),
                         output_token_ids=np.array(sequence.output, dtype=np.int64),
                         sampling_params=sequence.params,
-                        block_ids=np.array(blocks, dtype=np.int64),
+                        block_ids=np.array(blocks[0], dtype=np.int64),
+                        group_block_ids=np.array(blocks[1:], dtype=np.int64).reshape(len(blocks) - 1, len(blocks[0])),
                         eos_token_ids=self.facts.eos_token_ids,
                     )
                 )
@@ -149,8 +170,9 @@ class Driver:
             counts.append(count)
         output = self.execute(
             new_requests=new,
-            appended_slots=np.array([slot for slot, _ in appended], dtype=np.int64),
-            appended_block_ids=np.array([block for _, block in appended], dtype=np.int64),
+            appended_slots=np.array([slot for slot, _, _ in appended], dtype=np.int64),
+            appended_block_ids=np.array([block for _, block, _ in appended], dtype=np.int64),
+            appended_groups=np.array([group for _, _, group in appended], dtype=np.int64),
             num_seqs=len(batch),
             slots=np.array([sequence.slot for sequence in batch]),
             num_scheduled_tokens=None if all(count == 1 for count in counts) else np.array(counts),
@@ -159,6 +181,8 @@ class Driver:
         if output.num_draft_tokens is not None:
             self.num_draft_tokens += int(output.num_draft_tokens.sum())
         self._update(batch, counts, output)
+        for sequence in batch:
+            self.give_blocks_back(sequence)
 
     @staticmethod
     def _update(batch: list[Tracked], counts: list[int], output: StepOutput) -> None:

@@ -89,6 +89,7 @@ struct AttentionBatch {
   int64_t window;        // keys that a query sees; 0: all
   float scale, softcap;  // softcap 0: none
   const float* slopes;   // of linear biases, one a head, or null
+  const float* sinks;    // scores of a key without a value that every query sees, one a head, or null
 };
 
 // [num_blocks, block_size, num_kv_heads, width] of S = T or int8_t; T's width is head_dim, a row of int8_t ends with its
@@ -100,7 +101,7 @@ struct AttentionCache {
 };
 
 // out [num_tokens, num_heads, head_dim] = softmax(query keys^T * scale) values, each token over the keys up to itself. What
-// is behind a sequence's length makes no difference.
+// is behind a sequence's length makes no difference, and blocks that all of its queries' windows have left are not read.
 template <typename T, typename S>
 void paged_attention(const AttentionBatch& batch, const AttentionCache<S>& cache, const T* query, T* out, int num_threads);
 

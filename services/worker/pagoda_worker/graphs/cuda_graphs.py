@@ -44,7 +44,11 @@ class CudaGraphRecorder:
 
 def why_eager(loaded: LoadedModel) -> str | None:
     """What stands in the way of graphs for a model on a CUDA device; None: nothing that is known."""
-    return "--enforce-eager" if loaded.config.model.enforce_eager else what_waits(loaded)
+    if loaded.config.model.enforce_eager:
+        return "--enforce-eager"
+    if len(loaded.layout.groups) != 1 or loaded.layout.recurrent:
+        return "its layers keep different things of a sequence, and graphs know one block table"
+    return what_waits(loaded)
 
 
 def what_waits(loaded: LoadedModel) -> str | None:

@@ -125,10 +125,11 @@ class DecodeGraphs:
         buffers, cache = self._buffers, self._kv_cache
         positions = buffers.positions[:size]
         context = ForwardContext(
-            plan=buffers.plan(size),
-            slot_mapping=buffers.slot_mapping[:size],
+            plans=[buffers.plan(size)],
+            slot_mappings=[buffers.slot_mapping[:size]],
             k_caches=cache.k_caches,
             v_caches=cache.v_caches,
+            places=cache.layout.places,
             rotary=self._model.rotary(positions),
             has_skips=True,
         )

@@ -7,6 +7,8 @@ import torch
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_worker.attention.choice import AttentionChoice
 from pagoda_worker.memory.kv_cache import KVCache
+from pagoda_worker.memory.state_pool import StatePool
+from pagoda_worker.models.cache_groups import CacheLayout
 from pagoda_worker.models.model import Model
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
@@ -29,6 +31,8 @@ class LoadedModel:
     cache_dtype: torch.dtype
     """Of the KV cache; int8 and FP8 are quantized ones."""
     device: torch.device
+    layout: CacheLayout
+    """How what its layers keep of a sequence is kept."""
     parallel: TensorParallel = ALONE
     attention: AttentionChoice = field(default_factory=AttentionChoice)
     """Who computes attention in steps without a CUDA graph."""
@@ -47,5 +51,24 @@ class LoadedModel:
             block_size=self.config.cache.block_size,
             dtype=self.cache_dtype,
             device=self.device,
+            layout=self.layout,
             takes_memory_early=self.is_large,
+        )
+
+    def make_states(self, *, num_snapshots: int, num_cpu_snapshots: int = 0, num_slots: int = 0) -> StatePool | None:
+        """New states of recurrent layers; None: the model has none.
+
+        Args:
+            num_slots: 0: one for each sequence that may run.
+        """
+        if not self.model.recurrent_layers:
+            return None
+        return StatePool(
+            layers=self.model.recurrent_layers,
+            num_slots=num_slots or self.config.scheduler.max_num_seqs,
+            num_snapshots=num_snapshots,
+            num_cpu_snapshots=num_cpu_snapshots,
+            num_draft_tokens=self.config.speculative.num_speculative_tokens,
+            dtype=self.dtype,
+            device=self.device,
         )

@@ -57,6 +57,8 @@ def stored_format(config: HfConfig) -> tuple[str, StoredFormat] | None:
         return method, _Gptq(options)
     if method == "awq":
         return method, _Awq(options)
+    if method == "mxfp4":  # experts alone, which their family makes floats of
+        return None
     if method == "compressed-tensors":
         return method, _CompressedTensors(options)
     raise ModelLoadError(

@@ -7,10 +7,19 @@ from pagoda_worker.loader.loaded_model import LoadedModel
 from pagoda_worker.memory.device import available_memory_bytes
 from pagoda_worker.memory.kv_cache import block_bytes
 from pagoda_worker.memory.profiling import measured_budget
+from pagoda_worker.memory.state_pool import state_bytes
 
 MAX_CPU_CACHE_BYTES = 4 * 1024**3
 CPU_CACHE_SHARE = 0.4
 """KV cache on a CPU unless its size is given: this share of the memory that is left, up to MAX_CPU_CACHE_BYTES."""
+
+
+SNAPSHOT_SHARE = 0.25
+"""Snapshots of recurrent states may have this share of what the states of the slots leave; blocks have the rest."""
+SNAPSHOTS_A_SEQUENCE = 16
+"""Most snapshots for each sequence that may run."""
+MIN_SNAPSHOTS = 2
+"""A sequence that is preempted or forked has one, and a step may need another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +29,11 @@ class AvailableBlocks:
     num_blocks: int
     num_cpu_blocks: int
     block_bytes: int
+    num_state_snapshots: int = 0
+    """Of recurrent states, beside those of the slots."""
+    num_cpu_state_snapshots: int = 0
+    state_bytes: int = 0
+    """Of one snapshot."""
 
 
 def available_blocks(loaded: LoadedModel) -> AvailableBlocks:
@@ -30,20 +44,84 @@ def available_blocks(loaded: LoadedModel) -> AvailableBlocks:
             names the flags.
     """
     cache, is_cpu = loaded.config.cache, loaded.device.type == "cpu"
-    size = block_bytes(loaded.model.attention_layers, block_size=cache.block_size, dtype=loaded.cache_dtype)
-    budget = cache.kv_cache_memory_bytes or _free_bytes(loaded)
-    per_request = -(-loaded.max_model_len // cache.block_size)
+    size = block_bytes(
+        loaded.model.attention_layers, block_size=cache.block_size, dtype=loaded.cache_dtype, layout=loaded.layout
+    )
+    memory = cache.kv_cache_memory_bytes or _free_bytes(loaded)
+    states = _states(loaded, memory)
+    budget = memory - states.num_bytes
+    chunk = loaded.config.scheduler.max_num_batched_tokens
+    per_request = sum(
+        group.num_blocks(loaded.max_model_len, block_size=cache.block_size, chunk=chunk)
+        for group in loaded.layout.groups
+    )
+    if not size:  # recurrent layers alone
+        return AvailableBlocks(num_blocks=0, num_cpu_blocks=0, block_bytes=0, **states.counts)
     num_blocks = min(budget // size, loaded.config.scheduler.max_num_seqs * per_request)
     if num_blocks < (1 if loaded.config.model.fits_max_model_len else per_request):
         flag = "--kv-cache-memory" if is_cpu else "--kv-cache-memory or --gpu-memory-utilization"
+        num_tokens = budget // size * cache.block_size // len(loaded.layout.groups)
         raise OutOfMemory(
-            f"the KV cache has room for {budget // size * cache.block_size} tokens ({budget / 2**20:.1f} MiB), one "
+            f"the KV cache has room for {num_tokens} tokens ({budget / 2**20:.1f} MiB), one "
             f"request of max_model_len {loaded.max_model_len} needs {per_request * size / 2**20:.1f} MiB: "
             f"raise {flag}, or lower --max-model-len (auto takes what fits)"
         )
     return AvailableBlocks(
-        num_blocks=num_blocks, num_cpu_blocks=cache.cpu_kv_cache_memory_bytes // size, block_bytes=size
+        num_blocks=num_blocks,
+        num_cpu_blocks=(cache.cpu_kv_cache_memory_bytes - states.num_cpu_bytes) // size,
+        block_bytes=size,
+        **states.counts,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _States:
+    """Memory of recurrent states."""
+
+    size: int = 0
+    """Bytes of one sequence's."""
+    num_rows: int = 0
+    """Those of slots and of drafts."""
+    num_snapshots: int = 0
+    num_cpu_snapshots: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self.size * (self.num_rows + self.num_snapshots)
+
+    @property
+    def num_cpu_bytes(self) -> int:
+        return self.size * self.num_cpu_snapshots
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {
+            "num_state_snapshots": self.num_snapshots,
+            "num_cpu_state_snapshots": self.num_cpu_snapshots,
+            "state_bytes": self.size,
+        }
+
+
+def _states(loaded: LoadedModel, budget: int) -> _States:
+    """
+    Raises:
+        OutOfMemory: the states of the slots do not fit.
+    """
+    size = state_bytes(loaded.model.recurrent_layers, loaded.dtype)
+    if not size:
+        return _States()
+    config = loaded.config
+    num_seqs = config.scheduler.max_num_seqs
+    num_rows = num_seqs * (1 + config.speculative.num_speculative_tokens)
+    share = int((budget - num_rows * size) * SNAPSHOT_SHARE)
+    num_snapshots = min(share // size, SNAPSHOTS_A_SEQUENCE * num_seqs)
+    if num_snapshots < MIN_SNAPSHOTS:
+        raise OutOfMemory(
+            f"{num_rows} recurrent states and {MIN_SNAPSHOTS} snapshots of {size / 2**20:.1f} MiB do not fit the cache "
+            f"of {budget / 2**20:.1f} MiB: raise --kv-cache-memory, or lower --max-num-seqs"
+        )
+    num_cpu = int(config.cache.cpu_kv_cache_memory_bytes * SNAPSHOT_SHARE) // size
+    return _States(size, num_rows, num_snapshots, num_cpu)
 
 
 def _free_bytes(loaded: LoadedModel) -> int:

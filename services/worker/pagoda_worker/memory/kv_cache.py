@@ -11,19 +11,29 @@ from pagoda_kernels.attention.copy_blocks import copy_blocks
 from pagoda_kernels.attention.quantized_cache import FP8, cache_width, scales_of
 from pagoda_worker.memory.memory_ahead import MemoryAhead
 from pagoda_worker.memory.transfers import to_device
+from pagoda_worker.models.cache_groups import CacheLayout, plain_layout
 from pagoda_worker.models.model import AttentionLayer
 from pagoda_worker.steps.step import IntArray
 
 
-def block_bytes(layers: Sequence[AttentionLayer], *, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block's keys and values over all layers; int8 is a quantized cache with its scales."""
+def block_bytes(
+    layers: Sequence[AttentionLayer], *, block_size: int, dtype: torch.dtype, layout: CacheLayout | None = None
+) -> int:
+    """Bytes of one block's keys and values over all layers of a group; int8 is a quantized cache with its scales.
+
+    Args:
+        layout: None has all layers in one group.
+    """
+    if layout is not None:
+        layers = [layers[layer] for layer in layout.buffers]
     widths = sum(layer.num_kv_heads * cache_width(layer.head_dim, dtype) for layer in layers)
     return 2 * block_size * widths * dtype.itemsize
 
 
 class KVCache:
-    """Key and value blocks of every layer, [num_blocks, block_size, num_kv_heads, head_dim] each; in int8 and FP8,
-    rows of `pagoda_kernels.attention.quantized_cache`, of int8 with a scale at their end."""
+    """Buffers of key and value blocks, [num_blocks, block_size, num_kv_heads, head_dim] each; in int8 and FP8, rows of
+    `pagoda_kernels.attention.quantized_cache`, of int8 with a scale at their end. With one group of layers there is a
+    buffer for each layer; else the layout says where a layer lies."""
 
     def __init__(
         self,
@@ -34,9 +44,16 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        layout: CacheLayout | None = None,
         takes_memory_early: bool = False,
     ) -> None:
-        """`takes_memory_early`: as `MemoryAhead`, on a CPU."""
+        """
+        Args:
+            layout: None has all layers in one group.
+            takes_memory_early: as `MemoryAhead`, on a CPU.
+        """
+        self.layout = plain_layout(len(layers)) if layout is None else layout
+        layers = [layers[layer] for layer in self.layout.buffers]
         self.num_blocks = num_blocks
         self.num_cpu_blocks = num_cpu_blocks
         self.block_size = block_size

@@ -108,16 +108,18 @@ def peak_activation_bytes(loaded: LoadedModel) -> int:
 
 
 def _measure(loaded: LoadedModel, count: int, length: int) -> int:
-    blocks_each = -(-length // loaded.config.cache.block_size)
+    blocks_each, num_groups = -(-length // loaded.config.cache.block_size), len(loaded.layout.groups)
+    block_ids = np.arange(num_groups * count * blocks_each).reshape(num_groups, count, blocks_each)
     runner = ModelRunner(
         model=loaded.model,
-        kv_cache=loaded.make_cache(num_blocks=blocks_each * count),
+        kv_cache=loaded.make_cache(num_blocks=max(1, block_ids.size)),
         max_num_seqs=count,
         max_model_len=loaded.max_model_len,
         dtype=loaded.dtype,
         device=loaded.device,
         parallel=loaded.parallel,
         attention=loaded.attention,
+        states=loaded.make_states(num_snapshots=0, num_slots=count),
     )
     requests = [
         NewRequest(
@@ -125,7 +127,8 @@ def _measure(loaded: LoadedModel, count: int, length: int) -> int:
             request_id=f"profile-{slot}",
             prompt_token_ids=np.zeros(length, dtype=np.int64),
             sampling_params=SamplingParams(temperature=1.0, top_p=0.9, seed=0),
-            block_ids=np.arange(blocks_each) + slot * blocks_each,
+            block_ids=block_ids[0, slot] if num_groups else np.zeros(0, dtype=np.int64),
+            group_block_ids=block_ids[1:, slot],
         )
         for slot in range(count)
     ]

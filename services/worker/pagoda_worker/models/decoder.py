@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,26 +23,42 @@ from pagoda_kernels.decoder.decoder_layers import (
     has_decoder_layers,
 )
 from pagoda_kernels.native.library import native
+from pagoda_kernels.recurrent.batch import RecurrentBatch
+from pagoda_worker.models.delta_net import GatedDeltaNet, delta_net_state
 from pagoda_worker.models.feed_forward import FeedForward, MixtureOfExperts
 from pagoda_worker.models.layers import Embedding, Linear, Norm
 from pagoda_worker.models.model import AttentionLayer, Model
 from pagoda_worker.models.rope import RotaryTable
 from pagoda_worker.models.sharding import Sharding
 from pagoda_worker.models.spec import DecoderSpec, RopeSpec
-from pagoda_worker.models.weights import WeightNames
+from pagoda_worker.models.weights import MadeWeights, WeightNames
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
+
+
+class PagedRows(NamedTuple):
+    """What one layer of attention reads and writes."""
+
+    k_cache: Tensor
+    """[num_blocks, block_size, num_kv_heads, head_dim]; or int8 rows, as `quantized_cache` makes them."""
+    v_cache: Tensor
+    plan: AttentionPlan
+    slot_mapping: Tensor
+    """[num_tokens] int64; -1, which writes nothing, only with `has_skips`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
     """What every layer of one forward pass shares."""
 
-    plan: AttentionPlan
-    slot_mapping: Tensor
-    """[num_tokens] int64; -1, which writes nothing, only with `has_skips`."""
+    plans: Sequence[AttentionPlan]
+    """One a cache group with blocks; they differ in their block tables alone."""
+    slot_mappings: Sequence[Tensor]
+    """As of PagedRows, one a cache group with blocks."""
     k_caches: Sequence[Tensor]
-    """One a layer, [num_blocks, block_size, num_kv_heads, head_dim]; or int8 rows, as `quantized_cache` makes them."""
+    """The buffers of KVCache."""
     v_caches: Sequence[Tensor]
+    places: Mapping[int, tuple[int, int]]
+    """Group and buffer of each layer with blocks (CacheLayout.places)."""
     rotary: Mapping[RopeSpec, tuple[Tensor, Tensor]]
     """Cosines and sines of the tokens' positions, for each rotation of the model; empty where `fused` is not None."""
     fused: DecoderLayers | ComposedLayers | None = None
@@ -49,14 +66,28 @@ class ForwardContext:
     has_skips: bool = False
     """Some tokens are padding, whose keys and values go nowhere."""
 
+    states: Sequence[tuple[Tensor, ...]] = ()
+    """Of each recurrent layer, [num_rows, …] each (StatePool)."""
+    recurrent: RecurrentBatch | None = None
+    """The batch, as recurrent layers need it; None: the model has none."""
+
+    def paged(self, layer: int) -> PagedRows:
+        """What a layer of attention reads and writes."""
+        group, buffer = self.places[layer]
+        return PagedRows(self.k_caches[buffer], self.v_caches[buffer], self.plans[group], self.slot_mappings[group])
+
 
 class Attention(nn.Module):
     """Grouped-query attention over the paged KV cache."""
 
+    float32_parameters = frozenset({"sinks"})
+    """They keep float32, whatever the model's data type."""
+
     def __init__(self, *, spec: DecoderSpec, layer: int, prefix: str = "", parallel: TensorParallel = ALONE) -> None:
         super().__init__()
         self._parallel = parallel
-        self._layer = layer
+        self._place = spec.place(layer)
+        self._has_gate = spec.has_attention_gate
         self._window = spec.window(layer)
         self._scale = spec.scale(layer)
         self._softcap = spec.attention_softcap
@@ -70,7 +101,7 @@ class Attention(nn.Module):
         self._num_heads, self._num_kv_heads = spec.num_heads, spec.num_kv_heads
         self.qkv_proj = Linear(
             in_features=spec.hidden_size,
-            out_features=(spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim,
+            out_features=spec.num_qkv_heads * spec.head_dim,
             bias=spec.qkv_bias,
             prefix=f"{prefix}.qkv_proj",
         )
@@ -80,6 +111,9 @@ class Attention(nn.Module):
             bias=spec.o_bias,
             prefix=f"{prefix}.o_proj",
         )
+        self.sinks: nn.Parameter | None = None
+        if spec.has_sinks:
+            self.sinks = nn.Parameter(torch.empty(spec.num_heads), requires_grad=False)
         self.q_norm: Norm | None = None
         self.k_norm: Norm | None = None
         self._norms_width = spec.qk_norm == "width"
@@ -93,6 +127,11 @@ class Attention(nn.Module):
         """[num_tokens, hidden_size] to the same, added to `residual`; writes the tokens' keys and values into the cache
         first."""
         qkv = self.qkv_proj(x)
+        gate: Tensor | None = None
+        if self._has_gate:
+            width = self._num_heads * self._head_dim
+            query, gate, key_value = qkv.split((width, width, 2 * self._num_kv_heads * self._head_dim), dim=1)
+            qkv = torch.cat((query, key_value), dim=1)
         norms: HeadNorms | None = None
         if self.q_norm is not None and self.k_norm is not None:
             norms = self._head_norms(self.q_norm, self.k_norm)
@@ -101,14 +140,14 @@ class Attention(nn.Module):
         if self._clip is not None:
             qkv.clamp_(-self._clip, self._clip)
         # Before any query is answered: a sequence may read blocks that another one of the batch is just filling.
-        k_cache, v_cache = context.k_caches[self._layer], context.v_caches[self._layer]
+        k_cache, v_cache, plan, slot_mapping = context.paged(self._place)
         is_quantized = k_cache.dtype == torch.int8
         store = functools.partial(rope_store_int8, head_dim=self._head_dim) if is_quantized else rope_store
         query = store(
             qkv,
             k_cache,
             v_cache,
-            context.slot_mapping,
+            slot_mapping,
             rotary=None if self._rope is None else context.rotary[self._rope],
             is_interleaved=self._is_interleaved,
             norms=norms,
@@ -118,12 +157,15 @@ class Attention(nn.Module):
             query,
             k_cache,
             v_cache,
-            context.plan,
+            plan,
             scale=self._scale,
             window=self._window,
             softcap=self._softcap,
             alibi_slopes=self.alibi_slopes,
+            sinks=self.sinks,
         )
+        if gate is not None:
+            attended = attended * gate.sigmoid()
         return self._parallel.all_reduce(self.o_proj(attended, residual))
 
     def _head_norms(self, q_norm: Norm, k_norm: Norm) -> HeadNorms | None:
@@ -137,6 +179,7 @@ class Attention(nn.Module):
         qkv, output = self.qkv_proj.fused_weights(), self.o_proj.fused_weights()
         norms = None if self.q_norm is None or self.k_norm is None else self._head_norms(self.q_norm, self.k_norm)
         is_plain = self._clip is None and self.alibi_slopes is None and (norms is not None or self.q_norm is None)
+        is_plain = is_plain and not self._has_gate and self.sinks is None
         if qkv is None or output is None or not is_plain or self._parallel.world_size > 1:
             return None
         return AttentionWeights(
@@ -186,7 +229,18 @@ class DecoderLayer(nn.Module):
             return Norm(spec=spec, shape=(spec.hidden_size,), prefix=f"{prefix}.{name}")
 
         self.attention_norm = norm("attention_norm")
-        self.attention = Attention(spec=spec, layer=layer, prefix=f"{prefix}.attention", parallel=parallel)
+        self.attention: Attention | GatedDeltaNet
+        if spec.is_recurrent(layer):
+            assert spec.delta_net is not None, "recurrent layers have a spec"
+            self.attention = GatedDeltaNet(
+                spec=spec,
+                net=spec.delta_net,
+                state=spec.place(layer),
+                prefix=f"{prefix}.attention",
+                parallel=parallel,
+            )
+        else:
+            self.attention = Attention(spec=spec, layer=layer, prefix=f"{prefix}.attention", parallel=parallel)
         self.attention_output_norm = norm("attention_output_norm")
         self.attention_sum_norm = norm("attention_sum_norm")
         self._shares_norm = spec.is_parallel and not spec.has_mlp_norm
@@ -249,8 +303,10 @@ def attention_layers(spec: DecoderSpec) -> tuple[AttentionLayer, ...]:
             window=spec.window(layer),
             softcap=spec.attention_softcap,
             has_biases=bool(spec.alibi_slopes),
+            has_sinks=spec.has_sinks,
         )
         for layer in range(spec.num_layers)
+        if not spec.is_recurrent(layer)
     )
 
 
@@ -285,6 +341,8 @@ class Decoder(Model):
         self.max_position_embeddings = spec.max_position_embeddings
         self.num_layers = spec.num_layers
         self.attention_layers = attention_layers(spec)
+        if spec.delta_net is not None:
+            self.recurrent_layers = (delta_net_state(spec.delta_net),) * sum(spec.recurrent)
         self._parallel = parallel
         self._head_rows = parallel.part(spec.vocab_size)
         self.spec = spec
@@ -332,14 +390,25 @@ class Decoder(Model):
         return {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
 
     def weights(self, stored: Collection[str]) -> WeightNames:
-        """As in Model; the family knows all names."""
-        assert self._names is not None, "a model that is read from a checkpoint has names"
-        return self._names
+        """As in Model; the family knows all names. Of two ways to make a parameter, it is the one whose tensors are
+        there."""
+        names = self._names
+        assert names is not None, "a model that is read from a checkpoint has names"
+        if not names.made:
+            return names
+        known = {name.removeprefix(prefix) for name in stored for prefix in (*names.prefixes, "")}
+        makers: dict[str, MadeWeights] = {}
+        for made in names.made:
+            if made.parameters[0] not in makers or made.names[0] in known:
+                makers[made.parameters[0]] = made
+        return dataclasses.replace(names, made=tuple(makers.values()))
 
     def dummy_value(self, parameter: str) -> float | None:
         """Norms of ones, biases of zeros."""
-        if parameter.endswith("bias"):
+        if parameter.endswith(("bias", "decay_log", "sinks")):
             return 0.0
+        if parameter.endswith("output_scale"):
+            return 1.0
         return 1.0 - self.spec.norm_weight_offset if "norm" in parameter else None
 
     @property
@@ -386,7 +455,7 @@ class Decoder(Model):
         if self.embed_positions is not None:
             x = x + self.embed_positions(positions + self.spec.position_offset)
         if context.fused is not None:
-            x = context.fused(x, context.plan, context.slot_mapping, positions)
+            x = context.fused(x, context.plans, context.slot_mappings, positions)
         else:
             for layer in self.layers:
                 x = layer(x, context)
@@ -395,11 +464,14 @@ class Decoder(Model):
         return x if self.project_out is None else self.project_out(x)
 
     def fuse_layers(
-        self, *, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor]
+        self, *, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor], places: Mapping[int, tuple[int, int]]
     ) -> DecoderLayers | ComposedLayers | None:
         """The layers, over these caches, as one call; None: there is none for some operation of theirs.
 
         It is right for as long as weights and caches stay where they are.
+
+        Args:
+            places: as in ForwardContext.
         """
         if not k_caches or not k_caches[0].is_cpu or k_caches[0].dtype != self._dtype:
             return None
@@ -408,18 +480,23 @@ class Decoder(Model):
         if len(layers) < len(self.layers):
             return None
         rotations = [table.tables for table in self._rotary.values()]
+        groups, buffers = zip(*(places[layer] for layer in range(len(layers))), strict=True)
+        k_caches, v_caches = [k_caches[buffer] for buffer in buffers], [v_caches[buffer] for buffer in buffers]
         if has_decoder_layers(layers, self._dtype):
             return DecoderLayers(
                 layers,
                 k_caches=k_caches,
                 v_caches=v_caches,
+                groups=groups,
                 num_heads=self.spec.num_heads,
                 rotations=rotations,
                 ends=self._end_weights(is_plain=False),
             )
         if has_composed_layers(layers):
             ends = self._end_weights(is_plain=True)
-            return ComposedLayers(layers, k_caches=k_caches, v_caches=v_caches, rotations=rotations, ends=ends)
+            return ComposedLayers(
+                layers, k_caches=k_caches, v_caches=v_caches, groups=groups, rotations=rotations, ends=ends
+            )
         return None
 
     def _end_weights(self, *, is_plain: bool) -> EndWeights | None:

@@ -1,5 +1,6 @@
 """Model: what a worker needs of a model, and nothing else. Knows tensors and names; no decoder, no checkpoint files."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from pagoda_common.config.engine_config import ModelConfig
 from pagoda_kernels.decoder.composed_layers import ComposedLayers
 from pagoda_kernels.decoder.decoder_layers import DecoderLayers
+from pagoda_worker.models.cache_groups import CacheGroup, groups_by_window
 from pagoda_worker.models.hf_config import HfConfig
 from pagoda_worker.models.weights import WeightNames
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
@@ -46,6 +48,26 @@ class AttentionLayer:
     """Scores have linear biases (ALiBi)."""
     has_sinks: bool = False
     """The softmax has one more score for each head, without a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """A part of what a recurrent layer keeps of a sequence."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None = None
+    """None: the model's."""
+
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of a sequence's. `dtype`: the model's."""
+        return math.prod(self.shape) * (self.dtype or dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentLayer:
+    """What one recurrent layer of a rank's part keeps of a sequence: a state of fixed size, zeros at first."""
+
+    tensors: tuple[StateTensor, ...]
 
 
 class WeightSharding(Protocol):
@@ -88,6 +110,8 @@ class Model(nn.Module, ABC):
     num_layers: int
     attention_layers: tuple[AttentionLayer, ...]
     """In the order in which they run, this rank's part: layer i has cache i."""
+    recurrent_layers: tuple[RecurrentLayer, ...] = ()
+    """In the order in which they run, this rank's part: layer i has state i."""
     sharding: WeightSharding = Unsharded()
 
     @property
@@ -136,10 +160,24 @@ class Model(nn.Module, ABC):
         """Cosines and sines of a step's positions, for the context; none by default."""
         return {}
 
+    @property
+    def cache_groups(self) -> tuple[CacheGroup, ...]:
+        """What its layers keep of a sequence. Layers whose keys differ in shape have no blocks in common: all of them
+        keep every token."""
+        shapes = {(layer.num_kv_heads, layer.head_dim) for layer in self.attention_layers}
+        paged = groups_by_window([layer.window if len(shapes) == 1 else None for layer in self.attention_layers])
+        if not self.recurrent_layers:
+            return paged
+        return (*paged, CacheGroup("recurrent", tuple(range(len(self.recurrent_layers)))))
+
     def fuse_layers(
-        self, *, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor]
+        self, *, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor], places: Mapping[int, tuple[int, int]]
     ) -> DecoderLayers | ComposedLayers | None:
-        """All layers, over these caches, as one call; None: there is none."""
+        """All layers, over these caches, as one call; None: there is none.
+
+        Args:
+            k_caches, v_caches, places: as in ForwardContext.
+        """
         return None
 
     def release_kernels(self) -> None:

@@ -44,7 +44,7 @@ def qwen2_moe_spec(config: HfConfig) -> DecoderSpec:
         architecture="Qwen2MoeForCausalLM",
         qkv_bias=bool(get(config, "qkv_bias", True)),
         windows=windows(kinds, window),
-        moe=_qwen_moe(config, options["num_layers"], shared_intermediate_size=shared),
+        moe=qwen_moe(config, options["num_layers"], shared_intermediate_size=shared),
         **options,
     )
 
@@ -60,7 +60,7 @@ def qwen3_moe_spec(config: HfConfig) -> DecoderSpec:
         dense,
         architecture="Qwen3MoeForCausalLM",
         windows=windows([LOCAL] * dense.num_layers, window),
-        moe=_qwen_moe(config, dense.num_layers),
+        moe=qwen_moe(config, dense.num_layers),
     )
 
 
@@ -84,7 +84,8 @@ def olmoe_spec(config: HfConfig) -> DecoderSpec:
     )
 
 
-def _qwen_moe(config: HfConfig, num_layers: int, *, shared_intermediate_size: int = 0) -> MoeSpec | None:
+def qwen_moe(config: HfConfig, num_layers: int, *, shared_intermediate_size: int = 0) -> MoeSpec | None:
+    """Experts as Qwen's configs describe them; None: there are none."""
     num_experts = int(get(config, "num_experts", get(config, "num_local_experts", 0)))
     step, dense_layers = int(get(config, "decoder_sparse_step", 1)), get(config, "mlp_only_layers", [])
     if not num_experts:

@@ -22,6 +22,7 @@ from pagoda_worker.models.gemma import (
 from pagoda_worker.models.glm import GLM4_NAMES, GLM_NAMES, glm4_spec, glm_spec
 from pagoda_worker.models.gpt2 import GPT2_NAMES, gpt2_spec, gpt_bigcode_spec, gpt_bigcode_weights
 from pagoda_worker.models.gpt_neox import GPT_NEOX_NAMES, gpt_neox_spec
+from pagoda_worker.models.gpt_oss import gpt_oss_spec, gpt_oss_weights
 from pagoda_worker.models.gptj import GPTJ_NAMES, gptj_spec
 from pagoda_worker.models.hf_config import HfConfig
 from pagoda_worker.models.llama import (
@@ -51,6 +52,7 @@ from pagoda_worker.models.nemotron import NEMOTRON_NAMES, nemotron_spec
 from pagoda_worker.models.olmo import OLMO2_NAMES, olmo2_spec, olmo3_spec, olmo_spec
 from pagoda_worker.models.opt import OPT_NAMES, opt_spec
 from pagoda_worker.models.phi import PHI3_NAMES, PHI_NAMES, phi3_spec, phi_spec
+from pagoda_worker.models.qwen3_next import QWEN3_NEXT_NAMES, qwen3_next_spec
 from pagoda_worker.models.spec import DecoderSpec
 from pagoda_worker.models.stablelm import STABLELM_NAMES, stablelm_spec
 from pagoda_worker.models.starcoder2 import STARCODER2_NAMES, starcoder2_spec
@@ -125,6 +127,8 @@ FAMILIES: dict[str, Family] = {
     "MixtralForCausalLM": Family(mixtral_spec, MIXTRAL_NAMES),
     "Qwen2MoeForCausalLM": Family(qwen2_moe_spec, QWEN_MOE_NAMES),
     "Qwen3MoeForCausalLM": Family(qwen3_moe_spec, QWEN_MOE_NAMES),
+    "GptOssForCausalLM": Family(gpt_oss_spec, gpt_oss_weights),
+    "Qwen3NextForCausalLM": Family(qwen3_next_spec, QWEN3_NEXT_NAMES),
     "OlmoeForCausalLM": Family(olmoe_spec, QWEN_MOE_NAMES),
     "GPTJForCausalLM": Family(gptj_spec, GPTJ_NAMES),
     "GPTBigCodeForCausalLM": Family(gpt_bigcode_spec, gpt_bigcode_weights),
@@ -170,6 +174,8 @@ MODEL_TYPES: dict[str, str] = {
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "gptj": "GPTJForCausalLM",
     "gpt_bigcode": "GPTBigCodeForCausalLM",

@@ -6,11 +6,12 @@ down_proj take the matching input columns, so their results are summed over rank
 Embeddings, norms and routers are on every rank. Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3.
 """
 
+import itertools
 import re
 from dataclasses import dataclass, replace
 
 from pagoda_common.errors import ConfigError
-from pagoda_worker.models.spec import DecoderSpec
+from pagoda_worker.models.spec import DecoderSpec, DeltaNetSpec
 from pagoda_worker.parallel.tensor_parallel import TensorParallel
 
 _ROW_SUMMED = re.compile(r"\.(o_proj|down_proj)\.")
@@ -43,6 +44,7 @@ class Sharding:
         for name, value, is_used in (
             ("num_heads", spec.num_heads, True),
             ("intermediate_size", spec.intermediate_size, is_dense),
+            ("linear_num_key_heads", spec.delta_net.num_key_heads if spec.delta_net else 0, True),
             ("moe intermediate_size", moe.intermediate_size if moe else 0, moe is not None),
             ("shared intermediate_size", moe.shared_intermediate_size if moe else 0, moe is not None),
         ):
@@ -60,7 +62,9 @@ class Sharding:
         size, spec = self.parallel.world_size, self.spec
         if size == 1:
             return spec
-        heads, moe = self._heads, spec.moe
+        heads, moe, net = self._heads, spec.moe, spec.delta_net
+        if net is not None:
+            net = replace(net, num_key_heads=net.num_key_heads // size, num_value_heads=net.num_value_heads // size)
         if moe is not None:
             moe = replace(
                 moe,
@@ -75,6 +79,7 @@ class Sharding:
             intermediate_size=max(1, spec.intermediate_size // size),
             alibi_slopes=spec.alibi_slopes[heads.start : heads.stop],
             moe=moe,
+            delta_net=net,
         )
 
     @property
@@ -98,10 +103,19 @@ class Sharding:
         if parallel.world_size == 1:
             return everything
         if ".qkv_proj." in parameter:
-            key, value = spec.num_heads, spec.num_heads + spec.num_kv_heads
-            groups = ((0, self._heads), (key, self._kv_heads), (value, self._kv_heads))
+            value = spec.num_qkv_heads - spec.num_kv_heads
+            key = value - spec.num_kv_heads
+            groups = [(0, self._heads), (key, self._kv_heads), (value, self._kv_heads)]
+            if spec.has_attention_gate:
+                groups.insert(1, (spec.num_heads, self._heads))
             dim = spec.head_dim
             return tuple(range((at + heads.start) * dim, (at + heads.stop) * dim) for at, heads in groups)
+        if spec.delta_net is not None and (sizes := _delta_net_parts(parameter, spec.delta_net)):
+            parts = [parallel.part(size) for size in sizes]
+            begins = itertools.accumulate(sizes, initial=0)
+            return tuple(range(at + part.start, at + part.stop) for at, part in zip(begins, parts, strict=False))
+        if parameter.endswith(".sinks"):
+            return (self._heads,)
         if ".up_proj." in parameter and spec.is_gated:
             half = num_rows // 2
             part = parallel.part(half)
@@ -120,3 +134,15 @@ class Sharding:
         """Columns of a whole matrix of `num_columns` that this rank holds."""
         is_split = self.parallel.world_size > 1 and _ROW_SUMMED.search(parameter)
         return self.parallel.part(num_columns) if is_split else range(num_columns)
+
+
+def _delta_net_parts(parameter: str, net: DeltaNetSpec) -> tuple[int, ...]:
+    """Rows of the parts of a gated delta net's parameter, each of all heads; none: it has no heads."""
+    keys, values = net.num_key_heads * net.key_dim, net.num_value_heads * net.value_dim
+    if ".in_proj." in parameter:
+        return keys, keys, values, values
+    if parameter.endswith(".conv_weight"):
+        return keys, keys, values
+    if ".ba_proj." in parameter:
+        return net.num_value_heads, net.num_value_heads
+    return (net.num_value_heads,) if parameter.endswith((".decay_log", ".step_bias")) else ()

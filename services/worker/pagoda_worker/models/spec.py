@@ -103,6 +103,33 @@ class MoeSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DeltaNetSpec:
+    """A gated delta net in place of attention."""
+
+    num_key_heads: int
+    """Of queries and of keys."""
+    num_value_heads: int
+    key_dim: int
+    """Of a head."""
+    value_dim: int
+    conv_width: int
+    """Tokens that the short convolution sees."""
+
+    def __post_init__(self) -> None:
+        if min(self.num_key_heads, self.num_value_heads, self.key_dim, self.value_dim) < 1 or self.conv_width < 2:
+            raise ModelLoadError(f"sizes of the gated delta net must be at least 1, and its convolution's 2: {self}")
+        if self.num_value_heads % self.num_key_heads:
+            raise ModelLoadError(
+                f"{self.num_value_heads} value heads cannot share {self.num_key_heads} key heads evenly"
+            )
+
+    @property
+    def num_channels(self) -> int:
+        """Of the convolution: queries, keys and values."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderSpec:
     """One decoder-only model."""
 
@@ -172,6 +199,14 @@ class DecoderSpec:
     residual_multiplier: float = 1.0
     """On what attention and feed-forward add (Granite)."""
     logit_multiplier: float = 1.0
+    has_attention_gate: bool = False
+    """What attention gives passes the sigmoid of a projection as wide (Qwen3-Next)."""
+    has_sinks: bool = False
+    """Each head has a score that takes its share of the softmax, without a value (gpt-oss)."""
+    delta_net: DeltaNetSpec | None = None
+    """Of the recurrent layers; None: there are none."""
+    recurrent: tuple[bool, ...] = ()
+    """Which layers have a recurrent state in place of attention; empty: none."""
     moe: MoeSpec | None = None
     """None: every layer has one feed-forward."""
     tie_word_embeddings: bool = False
@@ -186,6 +221,11 @@ class DecoderSpec:
             rotary_dim = rope.rotary_dim(self.head_dim)
             if rotary_dim % 2 or not 0 < rotary_dim <= self.head_dim:
                 raise ModelLoadError(f"{rotary_dim} of head_dim {self.head_dim} are to be rotated: must be even")
+
+    @property
+    def num_qkv_heads(self) -> int:
+        """Heads that attention's first projection makes: of queries, their gates, keys and values."""
+        return self.num_heads * (2 if self.has_attention_gate else 1) + 2 * self.num_kv_heads
 
     @property
     def has_learned_positions(self) -> bool:
@@ -216,6 +256,15 @@ class DecoderSpec:
     def layer_rope(self, layer: int) -> RopeSpec | None:
         """Rotation of a layer."""
         return self.layer_ropes[layer] if self.layer_ropes else self.rope
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Whether a layer has a recurrent state in place of attention."""
+        return bool(self.recurrent) and self.recurrent[layer]
+
+    def place(self, layer: int) -> int:
+        """Number of a layer among those that keep the same: keys and values, or a recurrent state."""
+        kind = self.is_recurrent(layer)
+        return sum(self.is_recurrent(other) == kind for other in range(layer))
 
     def window(self, layer: int) -> int | None:
         """Sliding window of a layer, tokens."""

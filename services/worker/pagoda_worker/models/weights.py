@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -56,6 +56,7 @@ class WeightNames:
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Names under which tensors may be stored instead: tied weights have two."""
     made: tuple[MadeWeights, ...] = ()
+    """Several of the same parameters are ways to store them, of which a checkpoint has one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +77,8 @@ class TensorNames:
     is_qkv_grouped: bool = False
     """If they are one: stored KV head by KV head."""
     o_proj: str = "self_attn.o_proj"
+    sinks: str = "self_attn.sinks"
+    delta_net: str = "linear_attn"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
@@ -172,7 +175,10 @@ class _Writer:
         name, parameter = f"{names.layers}.{layer}", f"layers.{layer}"
         for norm in spec.block_norms:
             self.norm(f"{name}.{names.block_norms[norm]}", f"{parameter}.{norm}")
-        self._attention(name, f"{parameter}.attention")
+        if spec.is_recurrent(layer):
+            self._delta_net(f"{name}.{names.delta_net}", f"{parameter}.attention")
+        else:
+            self._attention(name, f"{parameter}.attention")
         moe = spec.layer_moe(layer)
         if moe is None:
             self._feed_forward(name, f"{parameter}.mlp", names.up, names.down_proj, spec.intermediate_size)
@@ -184,7 +190,15 @@ class _Writer:
         query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         group = (query // spec.num_kv_heads, spec.head_dim, spec.head_dim) if names.is_qkv_grouped else ()
         qkv = [f"{name}.{part}" for part in names.qkv]
-        self.linear(qkv, f"{parameter}.qkv_proj", bias=spec.qkv_bias, rows=(query, key, key), group_rows=group)
+        rows = (query * 2 if spec.has_attention_gate else query, key, key)
+        self.linear(qkv, f"{parameter}.qkv_proj", bias=spec.qkv_bias, rows=rows, group_rows=group)
+        if spec.has_attention_gate:  # each head's query, then its gate
+            self.sources = [
+                replace(source, group_rows=(spec.head_dim, spec.head_dim)) if source.name.startswith(qkv[0]) else source
+                for source in self.sources
+            ]
+        if spec.has_sinks:
+            self.tensor(f"{name}.{names.sinks}", f"{parameter}.sinks")
         self.linear([f"{name}.{names.o_proj}"], f"{parameter}.o_proj", bias=spec.o_bias)
         for stored, ours, num_heads in (
             (names.q_norm, "q_norm", spec.num_heads),
@@ -206,6 +220,20 @@ class _Writer:
                 self.tensor(f"{name}.{stored}.weight", f"{parameter}.{ours}.weight")
             elif spec.qk_norm is not None:
                 self.norm(f"{name}.{stored}", f"{parameter}.{ours}")
+
+    def _delta_net(self, name: str, parameter: str) -> None:
+        net = self._spec.delta_net
+        assert net is not None, "recurrent layers have a spec"
+        heads = net.num_value_heads // net.num_key_heads
+        values = heads * net.value_dim
+        groups = (net.key_dim, net.key_dim, values, values)
+        self.linear([f"{name}.in_proj_qkvz"], f"{parameter}.in_proj", bias=False, group_rows=groups)
+        self.linear([f"{name}.in_proj_ba"], f"{parameter}.ba_proj", bias=False, group_rows=(heads, heads))
+        self.tensor(f"{name}.conv1d.weight", f"{parameter}.conv_weight")
+        self.tensor(f"{name}.A_log", f"{parameter}.decay_log")
+        self.tensor(f"{name}.dt_bias", f"{parameter}.step_bias")
+        self.tensor(f"{name}.norm.weight", f"{parameter}.output_scale")
+        self.linear([f"{name}.out_proj"], f"{parameter}.o_proj", bias=False)
 
     def _feed_forward(
         self, name: str, parameter: str, up: tuple[str, ...], down: str, size: int, *, bias: bool | None = None

@@ -1,5 +1,6 @@
 """Messages of pagoda.v1.Worker to domain types and back. Pure functions."""
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -24,7 +25,9 @@ from pagoda_common.config.speculative_config import SpeculativeConfig
 from pagoda_common.engine.convert import pooling_params_from_proto, sampling_params_from_proto
 from pagoda_common.errors import InvalidRequest, PagodaError
 from pagoda_worker.loader.model_facts import ModelFacts
+from pagoda_worker.models.cache_groups import CacheGroup, CacheKind
 from pagoda_worker.steps.step import (
+    NO_BLOCKS,
     NO_INTS,
     NO_PAIRS,
     BadSlot,
@@ -86,8 +89,16 @@ def _speculative_config(message: worker_pb2.WorkerConfig) -> SpeculativeConfig:
     )
 
 
-def model_facts_to_proto(facts: ModelFacts) -> types_pb2.ModelInfo:
-    """ModelInfo as every service shows it."""
+_CACHE_KINDS: dict[CacheKind, types_pb2.CacheKind] = {
+    "full": types_pb2.CACHE_KIND_FULL,
+    "window": types_pb2.CACHE_KIND_WINDOW,
+    "recurrent": types_pb2.CACHE_KIND_RECURRENT,
+    "none": types_pb2.CACHE_KIND_NONE,
+}
+
+
+def model_facts_to_proto(facts: ModelFacts, groups: Sequence[CacheGroup] = ()) -> types_pb2.ModelInfo:
+    """ModelInfo as every service shows it. `groups`: what its layers keep; none where all keep every token."""
     return types_pb2.ModelInfo(
         model=facts.model,
         architecture=facts.architecture,
@@ -101,6 +112,10 @@ def model_facts_to_proto(facts: ModelFacts) -> types_pb2.ModelInfo:
         weight_bytes=facts.weight_bytes,
         quantization=facts.quantization,
         embedding_size=facts.embedding_size,
+        cache_groups=[
+            types_pb2.CacheGroup(kind=_CACHE_KINDS[group.kind], num_layers=len(group.layers), window=group.window or 0)
+            for group in groups
+        ],
     )
 
 
@@ -121,10 +136,15 @@ def step_input_from_proto(message: worker_pb2.ExecuteModelRequest, *, arrived_ns
         blocks_to_swap_out=_pairs(message.blocks_to_swap_out, "blocks_to_swap_out"),
         blocks_to_swap_in=_pairs(message.blocks_to_swap_in, "blocks_to_swap_in"),
         blocks_to_copy=_pairs(message.blocks_to_copy, "blocks_to_copy"),
+        states_to_swap_out=_pairs(message.states_to_swap_out, "states_to_swap_out"),
+        states_to_swap_in=_pairs(message.states_to_swap_in, "states_to_swap_in"),
+        states_to_load=_pairs(message.states_to_load, "states_to_load"),
+        states_to_save=_pairs(message.states_to_save, "states_to_save"),
         new_requests=new_requests,
         rejected=rejected,
         appended_slots=_column(message.appended_slots, "<u2", "appended_slots"),
         appended_block_ids=_column(message.appended_block_ids, "<u4", "appended_block_ids"),
+        appended_groups=_column(message.appended_groups, "<u1", "appended_groups"),
         num_seqs=message.num_seqs,
         slots=_column(message.slots, "<u2", "slots") if message.slots else None,
         num_scheduled_tokens=_column(message.num_scheduled_tokens, "<u4", "num_scheduled_tokens")
@@ -144,18 +164,32 @@ def _lookahead(message: worker_pb2.ExecuteModelRequest) -> IntArray | None:
 
 
 def _new_request(message: worker_pb2.NewRequest) -> NewRequest:
+    block_ids = _column(message.block_ids, "<u4", "block_ids")
     return NewRequest(
         slot=message.slot,
         request_id=message.request_id,
         prompt_token_ids=_column(message.prompt_token_ids, "<u4", "prompt_token_ids"),
         output_token_ids=_column(message.output_token_ids, "<u4", "output_token_ids"),
         sampling_params=sampling_params_from_proto(message.sampling_params),
-        block_ids=_column(message.block_ids, "<u4", "block_ids"),
+        block_ids=block_ids,
+        group_block_ids=_group_blocks(message.group_block_ids, block_ids.size),
         num_computed_tokens=message.num_computed_tokens,
         eos_token_ids=tuple(message.eos_token_ids),
         is_beam=message.is_beam,
         pooling=pooling_params_from_proto(message.pooling) if message.HasField("pooling") else None,
     )
+
+
+def _group_blocks(column: bytes, num_blocks: int) -> IntArray:
+    if not column:
+        return NO_BLOCKS
+    values = _column(column, "<u4", "group_block_ids")
+    if not num_blocks or values.size % num_blocks:
+        raise InvalidRequest(
+            f"group_block_ids has {values.size} entries, must be a multiple of block_ids, {num_blocks}",
+            field="group_block_ids",
+        )
+    return values.reshape(-1, num_blocks)
 
 
 def _column(column: bytes, dtype: str, field: str) -> IntArray:

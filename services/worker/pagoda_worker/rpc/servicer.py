@@ -112,7 +112,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         await self._wait_for_step()
         weights = weights_source_from_proto(request.weights) if request.HasField("weights") else None
         info = await self._on_model_thread(
-            lambda: self._worker.init_device(config, weights, rendezvous=request.rendezvous_address)
+            lambda: self._worker.init_device(
+                config,
+                weights,
+                rendezvous=request.rendezvous_address,
+                takes_cache_groups=request.config.takes_cache_groups,
+            )
         )
         return worker_pb2.InitDeviceResponse(
             worker_incarnation=self.fence.incarnation,
@@ -163,7 +168,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     def _model_info(self) -> types_pb2.ModelInfo | None:
         if self._worker.facts is None:
             return None
-        info = model_facts_to_proto(self._worker.facts)
+        layout = self._worker.cache_layout
+        info = model_facts_to_proto(self._worker.facts, () if layout.is_plain else layout.all_groups)
         if self._worker.weights is not None:
             info.weights.CopyFrom(weights_source_to_proto(self._worker.weights))
         return info
@@ -181,7 +187,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         await self._set_serving(False)
         blocks = await self._on_model_thread(self._worker.determine_num_available_blocks)
         return worker_pb2.DetermineNumAvailableBlocksResponse(
-            num_blocks=blocks.num_blocks, num_cpu_blocks=blocks.num_cpu_blocks, block_bytes=blocks.block_bytes
+            num_blocks=blocks.num_blocks,
+            num_cpu_blocks=blocks.num_cpu_blocks,
+            block_bytes=blocks.block_bytes,
+            num_state_snapshots=blocks.num_state_snapshots,
+            num_cpu_state_snapshots=blocks.num_cpu_state_snapshots,
+            state_bytes=blocks.state_bytes,
         )
 
     async def InitializeCache(
@@ -191,13 +202,18 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self.fence.check(request.session_epoch)
         self._replace_stream(None, "the cache was initialized anew")
         self._history.forget()
-        swap_block_ns = await self._on_model_thread(self._initialize_cache, request.num_blocks, request.num_cpu_blocks)
+        swap_block_ns = await self._on_model_thread(self._initialize_cache, request)
         self.fence.check(request.session_epoch)
         await self._set_serving(True)
         return worker_pb2.InitializeCacheResponse(swap_block_ns=swap_block_ns)
 
-    def _initialize_cache(self, num_blocks: int, num_cpu_blocks: int) -> int:
-        return self._worker.initialize_cache(num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks)
+    def _initialize_cache(self, request: worker_pb2.InitializeCacheRequest) -> int:
+        return self._worker.initialize_cache(
+            num_blocks=request.num_blocks,
+            num_cpu_blocks=request.num_cpu_blocks,
+            num_state_snapshots=request.num_state_snapshots,
+            num_cpu_state_snapshots=request.num_cpu_state_snapshots,
+        )
 
     async def Execute(
         self, request_iterator: AsyncIterator[worker_pb2.ExecuteModelRequest], context: Any

@@ -9,6 +9,7 @@ from pagoda_kernels.attention.plan import AttentionPlan
 from pagoda_worker.attention.choice import AttentionChoice
 from pagoda_worker.graphs.decode_graphs import DecodeGraphs
 from pagoda_worker.memory.kv_cache import KVCache
+from pagoda_worker.memory.state_pool import StatePool
 from pagoda_worker.memory.transfers import to_device
 from pagoda_worker.models.decoder import ForwardContext
 from pagoda_worker.models.model import Model
@@ -39,20 +40,25 @@ class ForwardPass:
         kv_cache: KVCache,
         dtype: torch.dtype,
         device: torch.device,
+        states: StatePool | None = None,
         decode_graphs: DecodeGraphs | None = None,
         attention: AttentionChoice | None = None,
     ) -> None:
         """
         Args:
+            states: of recurrent layers.
             decode_graphs: recorded ones, over the same model and cache.
             attention: who computes attention in steps without a graph; None: our kernels.
         """
         self.decode_graphs = decode_graphs
         """None launches every step kernel by kernel."""
-        self.fused = model.fuse_layers(k_caches=kv_cache.k_caches, v_caches=kv_cache.v_caches)
+        self.fused = model.fuse_layers(
+            k_caches=kv_cache.k_caches, v_caches=kv_cache.v_caches, places=kv_cache.layout.places
+        )
         """None runs the layers one after the other."""
         self._model = model
         self._kv_cache = kv_cache
+        self._states = states
         self._dtype = dtype
         self._device = device
         self._attention = attention or AttentionChoice()
@@ -88,7 +94,7 @@ class ForwardPass:
         clock.prepared()
         if self.fused is not None and self.fused.has_ends and not needs_hidden:
             rows = to_device(logit_rows, self._device)
-            logits, likeliest = self.fused.logits(token_ids, context.plan, context.slot_mapping, positions, rows)
+            logits, likeliest = self.fused.logits(token_ids, context.plans, context.slot_mappings, positions, rows)
             clock.computed()
             return Computed(logits=logits, likeliest=likeliest)
         hidden = self._model(token_ids, positions, context)
@@ -103,20 +109,29 @@ class ForwardPass:
         return self._model.compute_logits(hidden)
 
     def _context(self, inputs: ForwardInputs, positions: Tensor) -> ForwardContext:
-        plan = AttentionPlan(
-            query_lens=inputs.num_scheduled_tokens,
-            seq_lens=inputs.seq_lens,
-            block_table=inputs.block_table,
-            block_size=self._kv_cache.block_size,
-            dtype=self._dtype,
-            device=self._device,
-            backend=self._attention.for_step(inputs.num_scheduled_tokens, inputs.seq_lens),
-        )
+        backend = self._attention.for_step(inputs.num_scheduled_tokens, inputs.seq_lens)
+        plans = [
+            AttentionPlan(
+                query_lens=inputs.num_scheduled_tokens,
+                seq_lens=inputs.seq_lens,
+                block_table=block_table,
+                block_size=self._kv_cache.block_size,
+                dtype=self._dtype,
+                device=self._device,
+                backend=backend,
+            )
+            for block_table in inputs.block_tables
+        ]
         return ForwardContext(
-            plan=plan,
-            slot_mapping=to_device(inputs.slot_mapping, self._device),
+            plans=plans,
+            slot_mappings=[to_device(slot_mapping, self._device) for slot_mapping in inputs.slot_mappings],
             k_caches=self._kv_cache.k_caches,
             v_caches=self._kv_cache.v_caches,
+            places=self._kv_cache.layout.places,
+            states=() if self._states is None else self._states.tensors,
+            recurrent=None
+            if self._states is None
+            else self._states.batch(inputs.slots, inputs.num_scheduled_tokens, inputs.num_draft_tokens),
             rotary={} if self.fused is not None else self._model.rotary(positions),
             fused=self.fused,
         )

@@ -1,5 +1,6 @@
 """InputBatch: what the worker remembers of each sequence between steps, in arrays indexed by slot. No tensors."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,15 +9,18 @@ import numpy.typing as npt
 from pagoda_common.config.speculative_config import takes_drafts
 from pagoda_common.errors import Code
 from pagoda_common.params.pooling_params import PoolingParams
-from pagoda_kernels.decoder.decode_rows import SequenceColumns, append_rows, decode_rows
+from pagoda_kernels.decoder.decode_rows import DecodeRows, SequenceColumns, append_rows, decode_rows
 from pagoda_kernels.decoder.decoder_layers import DecoderLayers
+from pagoda_worker.models.cache_groups import CacheGroup
 from pagoda_worker.sampling.columns import grown
 from pagoda_worker.sampling.drafter import Drafter
 from pagoda_worker.sampling.sampling_columns import SamplingColumns
-from pagoda_worker.steps.step import NO_INTS, BadSlot, IntArray, NewRequest, StepInput, TokenArray
+from pagoda_worker.steps.step import NO_INTS, NULL_BLOCK, BadSlot, IntArray, NewRequest, StepInput, TokenArray
 
 FIRST_TOKENS = 1024
 """Columns that the token log begins with."""
+ONE_GROUP = (CacheGroup("full", ()),)
+"""Every layer keeps every token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,14 +37,15 @@ class ForwardInputs:
     """[num_rows] the last ones of these: guesses, which stand in the log behind the known tokens."""
     seq_lens: IntArray
     """[num_rows] tokens whose KV is there after the step, those of drafts included."""
-    block_table: npt.NDArray[np.int32]
-    """[num_rows, max_blocks]; only a sequence's own blocks are meaningful."""
+    block_tables: npt.NDArray[np.int32]
+    """[num_groups, num_rows, max_blocks]; only a sequence's own blocks are meaningful, and of those that left a window
+    none is read."""
     input_ids: IntArray
     """[num_tokens]."""
     positions: IntArray
     """[num_tokens]."""
-    slot_mapping: IntArray
-    """[num_tokens] block_id * block_size + offset."""
+    slot_mappings: IntArray
+    """[num_groups, num_tokens] block_id * block_size + offset."""
     is_sampled: npt.NDArray[np.bool_]
     """[num_rows] the step computes the sequence's last known token."""
     is_plain: bool = False
@@ -50,6 +55,29 @@ class ForwardInputs:
     bad_slots: list[BadSlot] = field(default_factory=list)
     pooled: IntArray = field(default_factory=lambda: NO_INTS)
     """[num_pooled] rows that would sample, but for their embedding's sake do not: places in the columns above."""
+
+    @property
+    def block_table(self) -> npt.NDArray[np.int32]:
+        """[num_rows, max_blocks] of the first group."""
+        return self.block_tables[0]  # type: ignore[no-any-return]  # numpy: an index may be anything
+
+    @property
+    def slot_mapping(self) -> IntArray:
+        """[num_tokens] of the first group."""
+        return self.slot_mappings[0]  # type: ignore[no-any-return]
+
+    def readable_blocks(self, row: int, groups: Sequence[CacheGroup], block_size: int) -> IntArray:
+        """Blocks that the queries of a row read, of all groups."""
+        seq_len = int(self.seq_lens[row])
+        first_token = seq_len - int(self.num_scheduled_tokens[row])
+        tables = self.block_tables[:, row, : -(-seq_len // block_size)]
+        return _readable(tables, groups, first_token, block_size)
+
+
+def _readable(tables: npt.NDArray[np.int32], groups: Sequence[CacheGroup], position: int, block_size: int) -> IntArray:
+    """Of block tables [num_groups, num_blocks] of one sequence, the blocks that queries from `position` on see."""
+    firsts = (0 if group.window is None else max(0, position - group.window + 1) // block_size for group in groups)
+    return np.concatenate([table[first:] for table, first in zip(tables, firsts, strict=True)]).astype(np.int64)
 
 
 class InputBatch:
@@ -64,8 +92,14 @@ class InputBatch:
         num_blocks: int,
         vocab_size: int,
         drafter: Drafter | None = None,
+        groups: Sequence[CacheGroup] = ONE_GROUP,
     ) -> None:
-        """`drafter`: guesses tokens where a step allows it."""
+        """
+        Args:
+            drafter: guesses tokens where a step allows it.
+            groups: those with blocks.
+        """
+        self._groups = tuple(groups)
         self._max_num_seqs = max_num_seqs
         self._max_tokens = max_model_len + 1  # the token sampled at the very end is logged as well
         self._block_size = block_size
@@ -76,12 +110,15 @@ class InputBatch:
         rows = max_num_seqs
         self.tokens: TokenArray = np.zeros((min(rows, 64), min(self._max_tokens, FIRST_TOKENS)), dtype=np.int32)
         """[slots, tokens] prompt and output; both dimensions grow with use."""
-        self.block_table = np.zeros((min(rows, 64), 16), dtype=np.int32)
-        """[slots, blocks]."""
+        self.block_tables = np.zeros((max(1, len(self._groups)), min(rows, 64), 16), dtype=np.int32)
+        """[groups, slots, blocks], aligned by position."""
         self.num_prompt_tokens = np.zeros(rows, dtype=np.int64)
         self.num_tokens = np.zeros(rows, dtype=np.int64)
         self.num_computed_tokens = np.zeros(rows, dtype=np.int64)
-        self.num_blocks_of = np.zeros(rows, dtype=np.int64)
+        self.num_group_blocks = np.zeros((self.block_tables.shape[0], rows), dtype=np.int64)
+        """[groups, slots], between two steps alike for all groups."""
+        self.num_blocks_of: IntArray = self.num_group_blocks[0]
+        """[slots]."""
         self.is_in_use = np.zeros(rows, dtype=np.bool_)
         self.takes_drafts = np.zeros(rows, dtype=np.bool_)
         self.drafter = drafter
@@ -104,7 +141,8 @@ class InputBatch:
         for request in step.new_requests:
             self._add(request)
         if step.appended_slots.size:
-            self._append_blocks(step.appended_slots.tolist(), step.appended_block_ids.tolist())
+            groups = step.appended_groups.tolist() or [0] * step.appended_slots.size
+            self._append_blocks(step.appended_slots.tolist(), step.appended_block_ids.tolist(), groups)
 
     def fail(self, slot: int, code: Code, message: str, *, field: str = "") -> BadSlot:
         """Mark a slot as bad until it is freed or filled again; `field`: the request's at fault."""
@@ -121,7 +159,8 @@ class InputBatch:
             return
         self._failed.pop(slot, None)
         self.is_in_use[slot] = False
-        self.num_tokens[slot] = self.num_computed_tokens[slot] = self.num_blocks_of[slot] = 0
+        self.num_tokens[slot] = self.num_computed_tokens[slot] = 0
+        self.num_group_blocks[:, slot] = 0
         self.poolers.pop(slot, None)
         self.sampling.clear(slot)
         if self.drafter is not None:
@@ -152,7 +191,9 @@ class InputBatch:
             self.poolers[slot] = request.pooling
         self.is_in_use[slot] = True
         self.sampling.set(slot, request.sampling_params, request.eos_token_ids)
-        self._append_blocks([slot] * request.block_ids.size, request.block_ids.tolist())
+        block_ids = [*request.block_ids.tolist(), *request.group_block_ids.reshape(-1).tolist()]
+        groups = np.repeat(np.arange(1 + request.group_block_ids.shape[0]), request.block_ids.size)
+        self._append_blocks([slot] * len(block_ids), block_ids, groups.tolist())
 
     def _problem(self, request: NewRequest, num_tokens: int) -> str | None:
         if request.prompt_token_ids.size == 0:
@@ -162,27 +203,41 @@ class InputBatch:
         highest = max(int(request.prompt_token_ids.max()), int(request.output_token_ids.max(initial=0)))
         if highest >= self._vocab_size:
             return f"token id {highest} is outside of the vocabulary of {self._vocab_size}"
+        if request.group_block_ids.shape[0] != len(self._groups) - 1 and len(self._groups) > 1:
+            return f"group_block_ids has {request.group_block_ids.shape[0]} groups, must have {len(self._groups) - 1}"
         if request.num_computed_tokens >= num_tokens:
             return f"num_computed_tokens is {request.num_computed_tokens}, must be less than {num_tokens}"
         return None
 
-    def _append_blocks(self, slots: list[int], block_ids: list[int]) -> None:
-        """Append each block to its slot; a slot may occur repeatedly. Few at a time: numpy would take longer."""
+    def _append_blocks(self, slots: list[int], block_ids: list[int], groups: list[int]) -> None:
+        """Append each block to its slot in its group; a slot may occur repeatedly. Few at a time: numpy would take
+        longer."""
         if not slots:
             return
-        highest_slot, highest = max(slots), max(block_ids)
+        block_ids = [0 if block == NULL_BLOCK else block for block in block_ids]
+        highest_slot, highest, num_groups = max(slots), max(block_ids), self.block_tables.shape[0]
+        if max(groups) >= num_groups:
+            raise ValueError(f"cache group {max(groups)} is not below {num_groups}")
         if highest_slot >= self._max_num_seqs:
             raise ValueError(f"slot {highest_slot} is not below max_num_seqs ({self._max_num_seqs})")
         if highest >= self._num_blocks:
             raise ValueError(f"block {highest} is not below num_blocks ({self._num_blocks})")
         self.num_blocks_used = max(self.num_blocks_used, highest + 1)
-        num_blocks_of = self.num_blocks_of
-        for slot, block_id in zip(slots, block_ids, strict=True):
-            place = int(num_blocks_of[slot])
-            if slot >= self.block_table.shape[0] or place >= self.block_table.shape[1]:
-                self.block_table = grown(self.block_table, (slot + 1, place + 1))
-            self.block_table[slot, place] = block_id
-            num_blocks_of[slot] = place + 1
+        counts = self.num_group_blocks
+        for slot, block_id, group in zip(slots, block_ids, groups, strict=True):
+            place = int(counts[group, slot])
+            if slot >= self.block_tables.shape[1] or place >= self.block_tables.shape[2]:
+                self.block_tables = grown(self.block_tables, (num_groups, slot + 1, place + 1))
+            self.block_tables[group, slot, place] = block_id
+            counts[group, slot] = place + 1
+        if num_groups > 1 and (counts[:, slots] != counts[0, slots]).any():
+            raise ValueError("the cache groups of a sequence have different numbers of blocks")
+
+    def readable_blocks(self, slot: int) -> IntArray:
+        """Blocks that queries of a slot may read, of all groups."""
+        tables = self.block_tables[:, slot, : int(self.num_blocks_of[slot])]
+        # The last computed token's query is one of them.
+        return _readable(tables, self._groups, int(self.num_computed_tokens[slot]) - 1, self._block_size)
 
     def decode(self, step: StepInput, layers: DecoderLayers) -> IntArray | None:
         """Compute a step whose changes are applied, if each of its sequences decodes its likeliest token and nothing
@@ -191,7 +246,8 @@ class InputBatch:
         has_more = step.num_scheduled_tokens is not None or self.drafter is not None or self._failed or self.poolers
         if has_more or not slots.size or slots.size != step.num_seqs:
             return None
-        token_ids = layers.decode(slots, self._columns(), max_tokens=self._max_tokens)
+        more_tables = self.block_tables[1:]
+        token_ids = layers.decode(slots, self._columns(), max_tokens=self._max_tokens, more_tables=more_tables)
         if token_ids is not None:
             self._last_slots = slots
         return token_ids
@@ -250,7 +306,7 @@ class InputBatch:
         if self.poolers:
             is_pooled = is_sampled & np.isin(slots, list(self.poolers))
             is_sampled, pooled = is_sampled & ~is_pooled, np.flatnonzero(is_pooled)
-        block_ids = self.block_table[token_slots, positions // self._block_size].astype(np.int64)
+        block_ids = self.block_tables[:, token_slots, positions // self._block_size].astype(np.int64, order="C")
         max_blocks = -(-int(seq_lens.max(initial=0)) // self._block_size)
         return ForwardInputs(
             batch_rows=batch_rows,
@@ -258,10 +314,10 @@ class InputBatch:
             num_scheduled_tokens=num_scheduled,
             num_draft_tokens=num_draft,
             seq_lens=seq_lens,
-            block_table=self.block_table[slots, :max_blocks],
+            block_tables=self.block_tables[:, slots, :max_blocks],
             input_ids=self.tokens[token_slots, positions].astype(np.int64),
             positions=positions,
-            slot_mapping=block_ids * self._block_size + positions % self._block_size,
+            slot_mappings=block_ids * self._block_size + positions % self._block_size,
             is_sampled=is_sampled,
             bad_slots=bad_slots,
             pooled=pooled,
@@ -282,14 +338,20 @@ class InputBatch:
             num_scheduled_tokens=self._ones,
             num_draft_tokens=self._zeros,
             seq_lens=rows.seq_lens,
-            block_table=self.block_table[slots, : rows.max_blocks],
+            block_tables=self.block_tables[:, slots, : rows.max_blocks],
             input_ids=rows.input_ids,
             positions=rows.positions,
-            slot_mapping=rows.slot_mapping,
+            slot_mappings=self._slot_mappings(slots, rows),
             is_sampled=self._all,
             is_plain=True,
             is_greedy=rows.is_greedy,
         )
+
+    def _slot_mappings(self, slots: IntArray, rows: DecodeRows) -> IntArray:
+        if self.block_tables.shape[0] == 1:
+            return rows.slot_mapping[None]
+        places = rows.positions // self._block_size, rows.positions % self._block_size
+        return self.block_tables[:, slots, places[0]].astype(np.int64, order="C") * self._block_size + places[1]
 
     def _columns(self) -> SequenceColumns:
         return SequenceColumns(
@@ -299,7 +361,7 @@ class InputBatch:
             num_computed_tokens=self.num_computed_tokens,
             num_blocks=self.num_blocks_of,
             tokens=self.tokens,
-            block_table=self.block_table,
+            block_table=self.block_tables[0],
         )
 
     def _draft(self, drafter: Drafter, slots: IntArray, num_tokens: IntArray, most: IntArray) -> IntArray:

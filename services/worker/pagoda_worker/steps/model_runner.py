@@ -13,6 +13,7 @@ from pagoda_kernels.decoder.decoder_layers import DecoderLayers
 from pagoda_worker.attention.choice import AttentionChoice
 from pagoda_worker.graphs.decode_graphs import DecodeGraphs
 from pagoda_worker.memory.kv_cache import KVCache
+from pagoda_worker.memory.state_pool import StatePool
 from pagoda_worker.models.model import Model
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 from pagoda_worker.sampling.drafter import Drafter
@@ -24,7 +25,7 @@ from pagoda_worker.steps.forward_pass import ForwardPass
 from pagoda_worker.steps.input_batch import InputBatch
 from pagoda_worker.steps.pending_step import DoneStep, PendingStep
 from pagoda_worker.steps.sampled_rows import SampledRows
-from pagoda_worker.steps.step import StepInput, StepOutput
+from pagoda_worker.steps.step import NULL_BLOCK, StepInput, StepOutput
 from pagoda_worker.steps.step_clock import StepClock
 from pagoda_worker.steps.step_sampler import StepSampler
 from pagoda_worker.steps.steps_in_flight import StepsInFlight
@@ -48,12 +49,14 @@ class ModelRunner:
         eos_token_ids: tuple[int, ...] = (),
         parallel: TensorParallel = ALONE,
         speculative: SpeculativeConfig | None = None,
+        states: StatePool | None = None,
         decode_graphs: DecodeGraphs | None = None,
         overlaps: bool = False,
         attention: AttentionChoice | None = None,
     ) -> None:
         """
         Args:
+            states: of recurrent layers.
             decode_graphs: recorded ones, over the same model and cache.
             attention: who computes attention in steps without a graph; None: our kernels.
             overlaps: launch a step while the one before computes; one rank of several never does.
@@ -63,11 +66,13 @@ class ModelRunner:
             kv_cache=kv_cache,
             dtype=dtype,
             device=device,
+            states=states,
             decode_graphs=decode_graphs,
             attention=attention,
         )
         self._parallel = parallel
         self._kv_cache = kv_cache
+        self._states = states
         drafter = None
         if speculative is not None and speculative.is_on:
             drafter = Drafter(config=speculative, max_num_seqs=max_num_seqs)
@@ -78,6 +83,7 @@ class ModelRunner:
             num_blocks=kv_cache.num_blocks,
             vocab_size=model.vocab_size,
             drafter=drafter,
+            groups=kv_cache.layout.groups,
         )
         self._processors = logits_processors or LogitsProcessors()
         self._sampler = Sampler(
@@ -88,6 +94,7 @@ class ModelRunner:
             forward=self.forward,
             sampler=self._sampler,
             kv_cache=kv_cache,
+            states=states,
             device=device,
             logprobs_mode=logprobs_mode,
         )
@@ -107,6 +114,7 @@ class ModelRunner:
             processors=self._processors,
             constraints=self._constraints,
             kv_cache=kv_cache,
+            states=states,
             parallel=parallel,
             device=device,
             logprobs_mode=logprobs_mode,
@@ -114,8 +122,8 @@ class ModelRunner:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the KV cache on the device."""
-        return self._kv_cache.num_bytes
+        """Bytes of the KV cache and of states on the device."""
+        return self._kv_cache.num_bytes + (0 if self._states is None else self._states.num_bytes)
 
     def touch_ahead(self, may_go_on: Callable[[], bool]) -> None:
         """Have memory for blocks that come next. For any thread to call."""
@@ -147,6 +155,7 @@ class ModelRunner:
         if (decoded := self._decode(step, clock)) is not None:
             return DoneStep(decoded)
         if not step.num_seqs:
+            self._save_states(step)
             clock.prepared()
             return DoneStep(StepOutput(timings=clock.timings()))
         inputs = batch.prepare(step)
@@ -165,16 +174,51 @@ class ModelRunner:
             needs_hidden = self._step_sampler.needs_hidden(inputs)
             computed = self.forward.run(inputs, rows.logit_rows, clock, needs_hidden=needs_hidden)
             output = self._step_sampler.sample(step, inputs, rows, computed, token_mask)
+        self._save_states(step)
         return DoneStep(replace(output, timings=clock.timings()))
 
     def _apply(self, step: StepInput) -> None:
+        if self._kv_cache.layout.has_windows:
+            self._clear_given(step)
         self._kv_cache.swap_out(step.blocks_to_swap_out)
         self._kv_cache.swap_in(step.blocks_to_swap_in)
         self._kv_cache.copy(step.blocks_to_copy)
         self.input_batch.apply(step)
+        if self._states is not None:
+            self._apply_states(step, self._states)
         self._update_processors(step)
         if self._parallel.is_leader:
             self._constraints.apply(step, self.input_batch.is_in_use)
+
+    def _apply_states(self, step: StepInput, states: StatePool) -> None:
+        """Move snapshots, and give each new request the state that it begins with."""
+        states.swap_out(step.states_to_swap_out)
+        states.swap_in(step.states_to_swap_in)
+        batch, loaded = self.input_batch, set(step.states_to_load[:, 1].tolist())
+        entered = [request for request in step.new_requests if request.slot < batch.is_in_use.size]
+        states.begin(np.array([request.slot for request in entered], dtype=np.int64))
+        states.load(step.states_to_load)
+        for request in entered:
+            if request.num_computed_tokens and request.slot not in loaded and batch.is_in_use[request.slot]:
+                message = f"{request.num_computed_tokens} tokens of it are computed, and no state comes with them"
+                batch.fail(request.slot, Code.INTERNAL, f"request {request.request_id}: {message}")
+
+    def _save_states(self, step: StepInput) -> None:
+        if self._states is not None:
+            self._states.save(step.states_to_save)
+
+    def _clear_given(self, step: StepInput) -> None:
+        """Clear the blocks that are to be filled anew: one that left a window may hold NaN of a sequence that lives,
+        which its next owner would read past its own tokens."""
+        size = self._kv_cache.block_size
+        parts = [step.appended_block_ids]
+        for request in step.new_requests:
+            first = -(-request.num_computed_tokens // size)
+            parts += [request.block_ids[first:], request.group_block_ids[:, first:].reshape(-1)]
+        given = np.concatenate(parts)
+        given = given[given != NULL_BLOCK]
+        if given.size and int(given.max()) < self._kv_cache.num_blocks:  # else the step is refused
+            self._kv_cache.clear(given)
 
     def _decode(self, step: StepInput, clock: StepClock) -> StepOutput | None:
         """A plain step of greedy requests, where that is one call; None: nothing is done."""

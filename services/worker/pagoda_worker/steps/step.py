@@ -16,6 +16,9 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 NO_INTS: IntArray = np.zeros(0, dtype=np.int64)
 NO_PAIRS: IntArray = np.zeros((0, 2), dtype=np.int64)
+NO_BLOCKS: IntArray = np.zeros((0, 0), dtype=np.int64)
+NULL_BLOCK = 0xFFFFFFFF
+"""In place of a block that no query reads."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +42,9 @@ class NewRequest:
     sampling_params: SamplingParams
     """The seed is set unless the request is greedy."""
     block_ids: IntArray
+    """Of the first cache group with blocks; NULL_BLOCK where one left the group's window."""
+    group_block_ids: IntArray = field(default_factory=lambda: NO_BLOCKS)
+    """[groups - 1, blocks] of the other ones."""
     output_token_ids: IntArray = field(default_factory=lambda: NO_INTS)
     """Output tokens known so far."""
     num_computed_tokens: int = 0
@@ -62,11 +68,21 @@ class StepInput:
     """[n, 2] (host block, device block)."""
     blocks_to_copy: IntArray = field(default_factory=lambda: NO_PAIRS)
     """[n, 2] (from block, to block)."""
+    states_to_swap_out: IntArray = field(default_factory=lambda: NO_PAIRS)
+    """[n, 2] (snapshot, host snapshot), with the blocks."""
+    states_to_swap_in: IntArray = field(default_factory=lambda: NO_PAIRS)
+    """[n, 2] (host snapshot, snapshot), with the blocks."""
     new_requests: list[NewRequest] = field(default_factory=list)
     rejected: list[BadSlot] = field(default_factory=list)
     """New requests that could not be read; their slots answer with this until they are freed."""
     appended_slots: IntArray = field(default_factory=lambda: NO_INTS)
     appended_block_ids: IntArray = field(default_factory=lambda: NO_INTS)
+    appended_groups: IntArray = field(default_factory=lambda: NO_INTS)
+    """Cache group of each, counted among those with blocks; empty: the first."""
+    states_to_load: IntArray = field(default_factory=lambda: NO_PAIRS)
+    """[n, 2] (snapshot, slot)."""
+    states_to_save: IntArray = field(default_factory=lambda: NO_PAIRS)
+    """[n, 2] (slot, snapshot), after the forward pass."""
     num_seqs: int = 0
     """Sequences in the batch; 0 runs no forward pass."""
     slots: IntArray | None = None

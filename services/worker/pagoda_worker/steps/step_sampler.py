@@ -11,6 +11,7 @@ from torch import Tensor
 from pagoda_common.config.engine_config import LogprobsMode
 from pagoda_common.errors import Code
 from pagoda_worker.memory.kv_cache import KVCache
+from pagoda_worker.memory.state_pool import StatePool
 from pagoda_worker.memory.transfers import to_device
 from pagoda_worker.parallel.tensor_parallel import TensorParallel
 from pagoda_worker.sampling.logits_processors import LogitsProcessors
@@ -42,6 +43,7 @@ class StepSampler:
         processors: LogitsProcessors,
         constraints: Constraints,
         kv_cache: KVCache,
+        states: StatePool | None,
         parallel: TensorParallel,
         device: torch.device,
         logprobs_mode: LogprobsMode,
@@ -52,6 +54,7 @@ class StepSampler:
         self._processors = processors
         self._constraints = constraints
         self._kv_cache = kv_cache
+        self._states = states
         self._parallel = parallel
         self._device = device
         self._gives_processed = logprobs_mode.startswith("processed")
@@ -186,7 +189,10 @@ class StepSampler:
             return None
         batch, slots, num_draft = self._batch, rows.slots[tried], rows.num_draft_tokens[tried]
         assert batch.drafter is not None, "a draft has a drafter"
-        batch.drafter.judge(slots, num_draft, np.maximum(num_new[tried] - 1, 0), batch.num_tokens[slots])
+        num_right = np.maximum(num_new[tried] - 1, 0)
+        batch.drafter.judge(slots, num_draft, num_right, batch.num_tokens[slots])
+        if self._states is not None:
+            self._states.settle(slots, num_draft, num_right)
         result = np.zeros(step.num_seqs, dtype=np.int64)
         result[inputs.batch_rows] = inputs.num_draft_tokens
         return result
@@ -201,8 +207,7 @@ class StepSampler:
         return self._batch.fail(slot, bad.code, bad.message)
 
     def _sanitize(self, slot: int) -> None:
-        batch = self._batch
-        self._kv_cache.sanitize(batch.block_table[slot, : batch.num_blocks_of[slot]].astype(np.int64))
+        self._kv_cache.sanitize(self._batch.readable_blocks(slot))
 
     def _pool(self, hidden: Tensor, inputs: ForwardInputs) -> PooledColumns | None:
         """The embeddings of the step. On every rank, which clean up alike; rank 0 tells them."""

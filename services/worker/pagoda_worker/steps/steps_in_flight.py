@@ -16,6 +16,7 @@ from torch import Tensor
 from pagoda_common.config.engine_config import LogprobsMode
 from pagoda_common.errors import Code
 from pagoda_worker.memory.kv_cache import KVCache
+from pagoda_worker.memory.state_pool import StatePool
 from pagoda_worker.memory.transfers import Download, to_device
 from pagoda_worker.sampling.logprobs import LaunchedLogprobs, launch_logprobs
 from pagoda_worker.sampling.prompt_logprobs import describes_prompts
@@ -89,6 +90,7 @@ class StepsInFlight:
         forward: ForwardPass,
         sampler: Sampler,
         kv_cache: KVCache,
+        states: StatePool | None = None,
         device: torch.device,
         logprobs_mode: LogprobsMode = "raw_logprobs",
     ) -> None:
@@ -97,6 +99,7 @@ class StepsInFlight:
         self._forward = forward
         self._sampler = sampler
         self._kv_cache = kv_cache
+        self._states = states
         self._device = device
         self._gives_processed = logprobs_mode.startswith("processed")
         self._gives_logprobs = logprobs_mode.endswith("logprobs")
@@ -131,6 +134,7 @@ class StepsInFlight:
         if len(self) == MAX_IN_FLIGHT or not step.num_seqs or step.rejected:
             return False
         swaps = step.blocks_to_swap_out.size or step.blocks_to_swap_in.size
+        swaps = swaps or step.states_to_swap_out.size or step.states_to_swap_in.size
         return not swaps and step.num_lookahead_tokens is None
 
     def can_launch(self, inputs: ForwardInputs) -> bool:
@@ -152,6 +156,8 @@ class StepsInFlight:
         slots = self._on_device(rows.slots)
         token_ids = self._token_ids(inputs, rows, slots)
         computed = self._forward.run(inputs, rows.logit_rows, clock, token_ids=token_ids)
+        if self._states is not None:
+            self._states.save(step.states_to_save)
         sampled, logprobs = slots, None
         if rows.slots.size:  # otherwise there is nothing in `slots`, and nothing to sample
             logits_batch = replace(rows.batch, last_tokens=None if token_ids is None else self._last_tokens)
@@ -219,12 +225,14 @@ class StepsInFlight:
         """
         if self._latest is None or not self._latest.is_in_flight or not step.freed_slots.size:
             return
+        if self._kv_cache.layout.has_windows:  # all of these are cleared
+            return
         inputs, size = self._latest.inputs, self._kv_cache.block_size
         has_left = np.isin(inputs.slots, step.freed_slots)
         is_held = np.arange(inputs.block_table.shape[1]) < -(-inputs.seq_lens[has_left, None] // size)
         empty = (request.block_ids[-(-request.num_computed_tokens // size) :] for request in step.new_requests)
         given = np.concatenate((step.appended_block_ids, *empty))
-        handed_on = np.intersect1d(given, inputs.block_table[has_left][is_held])
+        handed_on = np.intersect1d(given, inputs.block_tables[0][has_left][is_held])
         if handed_on.size:
             self._kv_cache.clear(handed_on)
 
@@ -275,10 +283,11 @@ class StepsInFlight:
         bad = no_token_left(slot)
         if token_ids[place] == BAD_TOKEN:
             bad = no_finite_logits(slot, seq_len)
-            blocks = step.inputs.block_table[row, : -(-seq_len // self._kv_cache.block_size)]
             if is_here:  # the next step may have had a block more
-                blocks = batch.block_table[slot, : batch.num_blocks_of[slot]]
-            self._kv_cache.sanitize(blocks.astype(np.int64))
+                blocks = batch.readable_blocks(slot)
+            else:
+                blocks = step.inputs.readable_blocks(row, self._kv_cache.layout.groups, self._kv_cache.block_size)
+            self._kv_cache.sanitize(blocks)
         if is_here:
             batch.fail(slot, bad.code, bad.message)
             for other in self._steps():

@@ -33,10 +33,10 @@ def step(num_seqs: int, *, width: int = 3, num_tokens: int | None = None) -> For
         num_scheduled_tokens=counts,
         num_draft_tokens=np.zeros(num_seqs, dtype=np.int64),
         seq_lens=np.arange(num_seqs) + 20,
-        block_table=np.arange(num_seqs * width, dtype=np.int32).reshape(num_seqs, width) + 7,
+        block_tables=np.arange(num_seqs * width, dtype=np.int32).reshape(1, num_seqs, width) + 7,
         input_ids=tokens + 100,
         positions=tokens + 19,
-        slot_mapping=tokens + 1000,
+        slot_mappings=(tokens + 1000)[None],
         is_sampled=np.ones(num_seqs, dtype=np.bool_),
     )
 

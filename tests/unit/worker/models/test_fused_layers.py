@@ -149,7 +149,7 @@ def test_the_last_layer_computes_what_is_asked_for(rows: list[int], tmp_path: Pa
     plan = AttentionPlan(lengths, lengths, block_table, 16, torch.bfloat16, torch.device("cpu"))
     positions = np.concatenate([np.arange(length) for length in lengths])
     slots = np.repeat(block_table[:, 0], lengths) * 16 + positions
-    batch = torch.arange(60) % 31, plan, torch.from_numpy(slots).long(), torch.from_numpy(positions)
+    batch = torch.arange(60) % 31, [plan], [torch.from_numpy(slots).long()], torch.from_numpy(positions)
     logits, likeliest = layers.logits(*batch, torch.arange(60))
     asked, likeliest_asked = layers.logits(*batch, torch.tensor(rows, dtype=torch.int64))
     assert torch.equal(asked, logits[rows])

@@ -6,6 +6,7 @@ from typing import Any
 
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_worker.loader.model_facts import ModelFacts
+from pagoda_worker.models.cache_groups import CacheLayout
 from pagoda_worker.parallel.tensor_parallel import TensorParallel
 from pagoda_worker.steps.step import StepInput, StepOutput
 from pagoda_worker.worker import Worker
@@ -23,11 +24,15 @@ class Ranks:
         self.acknowledged: list[StepOutput] = []
         """The other ranks' answers to the latest step."""
 
-    def init_device(self, config: EngineConfig) -> None:
+    def init_device(self, config: EngineConfig, *, takes_cache_groups: bool = False) -> None:
         leader, *others = self.workers
-        leader.init_device(config)
+        leader.init_device(config, takes_cache_groups=takes_cache_groups)
         for worker in others:
-            worker.init_device(config, rendezvous=leader.parallel.address)
+            worker.init_device(config, rendezvous=leader.parallel.address, takes_cache_groups=takes_cache_groups)
+
+    @property
+    def cache_layout(self) -> CacheLayout:
+        return self.workers[0].cache_layout
 
     def load_model(self, progress: Callable[[int, int], None]) -> ModelFacts:
         facts: ModelFacts = self._all("load_model", progress)[0]

@@ -101,7 +101,7 @@ def test_a_nan_ends_its_own_sequence_only_and_leaves_its_blocks_clean() -> None:
 
 def test_a_step_ahead_of_a_bad_slot_is_answered_bad_again(driver: Driver) -> None:
     params = SamplingParams(temperature=0, max_tokens=None, allowed_token_ids=[5], bad_words_token_ids=[[5]])
-    blocks = driver.take_blocks(60, 2)
+    (blocks,) = driver.take_blocks(60, 2)
     new = NewRequest(
         slot=60, request_id="x", prompt_token_ids=np.array([1]), sampling_params=params, block_ids=np.array(blocks)
     )

@@ -160,7 +160,8 @@ class Attention {
     }
     for (int64_t row = 0; row < rows; ++row) {
       T* out = out_ + (merge.token * batch_.num_heads + row) * batch_.head_dim;
-      store_row(total.values + row * width_, total.states[row].sum, batch_.head_dim, out);
+      const float sum = denominator(total.states[row], batch_.sinks, row % batch_.num_heads);
+      store_row(total.values + row * width_, sum, batch_.head_dim, out);
     }
   }
 

@@ -46,8 +46,9 @@ class TaskRows {
   // The outputs of rows [first, first + count), of which `sums` are.
   void finish(const Task& task, int64_t first, int64_t count, const Sums& sums, T* out) const {
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t row = first + i, place = query_of(task, row).token * batch_.num_heads + head_of(task, row);
-      store_row(sums.values + i * width_, sums.states[i].sum, batch_.head_dim, out + place * batch_.head_dim);
+      const int64_t row = first + i, head = head_of(task, row), place = query_of(task, row).token * batch_.num_heads + head;
+      const float sum = denominator(sums.states[i], batch_.sinks, head);
+      store_row(sums.values + i * width_, sum, batch_.head_dim, out + place * batch_.head_dim);
     }
   }
 

@@ -253,14 +253,16 @@ class Steps {
     }
   }
 
-  // Slots of the task's keys [start, start + count).
+  // Slots of the task's keys [start, start + count). Blocks that left the window of all of its queries are not theirs any
+  // more: the first that did not stands in their place, whose keys get no weight as theirs would not.
   void find_keys(const Task& task, int64_t start, int64_t count, Tile& tile) const {
     const int32_t* table = batch_.block_table + task.seq * batch_.table_stride;
     const int64_t size = batch_.block_size, end = std::min(task.end, start + count);
+    const int64_t first = plan_.first_key(plan_.queries[task.query].position) / size;
     tile.num_keys = 0;
     for (int64_t key = start; key < end;) {
       const int64_t block = key / size, stop = std::min((block + 1) * size, end);
-      for (; key < stop; ++key) tile.slots[tile.num_keys++] = table[block] * size + key - block * size;
+      for (; key < stop; ++key) tile.slots[tile.num_keys++] = table[std::max(block, first)] * size + key - block * size;
     }
   }
 

@@ -1,6 +1,7 @@
 // What attention has summed up of its query rows so far, and the memory of a thread that holds it.
 #pragma once
 
+#include <cmath>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -63,6 +64,11 @@ inline void add_sums(const Sums& total, const Sums& part, int64_t rows, int64_t 
     store(sums, fma(Vec(from.sum), new_factor, Vec(to.sum) * old_factor));
     to = {top, sums[0]};
   }
+}
+
+// What a row's values are divided by: the sum of its weights, and the weight of its head's sink, a key without a value.
+inline float denominator(const RowState& state, const float* sinks, int64_t head) {
+  return sinks == nullptr ? state.sum : state.sum + std::exp2(sinks[head] * kLog2E - state.reference);
 }
 
 template <typename T>

@@ -112,8 +112,9 @@ Tensor rotate_and_store(const ComposedLayer& layer, const ComposedBatch& batch, 
     const auto& [cos, sin] = batch.rotations[layer.rotation];
     turned = rotated(turned, cos, sin, layer.is_interleaved);
   }
-  layer.k_cache.flatten(0, 1).index_copy_(0, batch.slot_mapping, turned.narrow(1, num_heads, kv_heads));
-  layer.v_cache.flatten(0, 1).index_copy_(0, batch.slot_mapping, heads.narrow(1, num_heads + kv_heads, kv_heads));
+  const Tensor& slots = batch.slot_mappings[layer.group];
+  layer.k_cache.flatten(0, 1).index_copy_(0, slots, turned.narrow(1, num_heads, kv_heads));
+  layer.v_cache.flatten(0, 1).index_copy_(0, slots, heads.narrow(1, num_heads + kv_heads, kv_heads));
   return turned.narrow(1, 0, num_heads);
 }
 

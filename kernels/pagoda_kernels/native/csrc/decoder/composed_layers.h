@@ -32,6 +32,7 @@ struct ComposedLayer {
   bool is_interleaved;
   double scale;
   int plan;                     // index into ComposedBatch::plans
+  int group;                    // index into ComposedBatch::slot_mappings
   at::Tensor k_cache, v_cache;  // [num_blocks, block_size, num_kv_heads, head_dim]
 };
 
@@ -57,7 +58,7 @@ struct ComposedPlan {
 struct ComposedBatch {
   std::vector<ComposedPlan> plans;
   std::vector<std::pair<at::Tensor, at::Tensor>> rotations;  // cosines and sines, [num_tokens, 1, angles]
-  at::Tensor slot_mapping;                                   // [num_tokens], no -1
+  std::vector<at::Tensor> slot_mappings;                     // [num_tokens] each, no -1
   int64_t num_kv_heads;
 };
 

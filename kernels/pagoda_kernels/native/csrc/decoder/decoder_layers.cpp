@@ -93,6 +93,8 @@ int64_t decoder_scratch_size(const std::vector<DecoderLayer>& layers, const Deco
 }
 
 void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch, bf16* x, bf16* scratch, const Team& all) {
+  batch.attention.block_table = batch.groups[0].block_table;
+  batch.attention.table_stride = batch.groups[0].table_stride;
   const Team team = team_for(batch, all);
   const Widths widths(layers);
   int64_t rows = batch.num_tokens;
@@ -103,11 +105,14 @@ void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch
   bf16 *wide = qkv, *gated = wide + rows * widths.wide;
   for (const DecoderLayer& layer : layers) {
     const int64_t hidden = layer.qkv.num_inputs;
+    const CacheGroup& group = batch.groups[layer.group];
+    attention.block_table = group.block_table;
+    attention.table_stride = group.table_stride;
     rms_norm<bf16>(x, hidden, layer.attention_norm, normed, rows, hidden, layer.eps, layer.weight_offset, num_threads);
     linear(layer.qkv, normed, nullptr, qkv, rows, team);
     const Rotation rotation = layer.rotation < 0 ? Rotation{nullptr, nullptr, 0} : batch.rotations[layer.rotation];
     rope_store<bf16>(qkv, layer.qkv.num_outputs, layer.q_norm, layer.k_norm, layer.head_eps, layer.head_weight_offset,
-                     rotation.cos, rotation.sin, rotation.half, layer.is_interleaved, batch.slot_mapping, layer.k_cache,
+                     rotation.cos, rotation.sin, rotation.half, layer.is_interleaved, group.slot_mapping, layer.k_cache,
                      layer.v_cache, batch.cache, rows, static_cast<int>(attention.num_heads),
                      static_cast<int>(attention.num_kv_heads), static_cast<int>(attention.head_dim), num_threads);
     if (batch.wanted != nullptr && &layer == &layers.back()) {

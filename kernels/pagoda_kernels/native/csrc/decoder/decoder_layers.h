@@ -24,6 +24,7 @@ struct DecoderLayer {
   float scale, softcap;  // of attention; softcap 0: none
   int64_t window;        // 0: all
   bf16 *k_cache, *v_cache;
+  int group;  // index into DecoderBatch::groups
 };
 
 struct Rotation {
@@ -38,9 +39,16 @@ struct DecoderHead {
   LinearWeights linear;
 };
 
+// Where a group of layers has its keys and values.
+struct CacheGroup {
+  const int64_t* slot_mapping;  // [num_tokens]
+  const int32_t* block_table;
+  int64_t table_stride;
+};
+
 struct DecoderBatch {
   int64_t num_tokens;
-  const int64_t* slot_mapping;
+  std::vector<CacheGroup> groups;
   AttentionBatch attention;         // all but what a layer says itself
   const int64_t* wanted = nullptr;  // last tokens of each sequence whose hidden states are wanted; null: all
   CacheLayout cache;

@@ -123,7 +123,7 @@ void attend(const pagoda::AttentionBatch& batch, const Tensor& query, const Tens
 
 void paged_attention(const Tensor& query, const Tensor& k_cache, const Tensor& v_cache, const Tensor& query_lens,
                      const Tensor& seq_lens, const Tensor& block_table, double scale, int64_t window, double softcap,
-                     const std::optional<Tensor>& alibi_slopes, const Tensor& out) {
+                     const std::optional<Tensor>& alibi_slopes, const std::optional<Tensor>& sinks, const Tensor& out) {
   const pagoda::AttentionBatch batch{
       .num_seqs = query_lens.size(0),
       .query_lens = data<int64_t>(query_lens),
@@ -139,6 +139,7 @@ void paged_attention(const Tensor& query, const Tensor& k_cache, const Tensor& v
       .scale = static_cast<float>(scale),
       .softcap = static_cast<float>(softcap),
       .slopes = alibi_slopes ? data<float>(*alibi_slopes) : nullptr,
+      .sinks = sinks ? data<float>(*sinks) : nullptr,
   };
   by_dtype(query, [&](auto zero) {
     using T = decltype(zero);
@@ -266,4 +267,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   bind_mixtures(module);
   bind_decoder_layers(module);
   bind_composed_layers(module);
+  bind_recurrent(module);
 }

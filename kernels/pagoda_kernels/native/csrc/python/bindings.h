@@ -47,3 +47,4 @@ inline pagoda::SequenceColumns sequence_columns(const Array<bool>& is_in_use, co
 void bind_decoder_layers(pybind11::module_& module);
 void bind_mixtures(pybind11::module_& module);
 void bind_composed_layers(pybind11::module_& module);
+void bind_recurrent(pybind11::module_& module);

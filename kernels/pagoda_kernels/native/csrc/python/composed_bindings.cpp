@@ -25,7 +25,7 @@ class ComposedLayers {
   void add(const Tensor& attention_norm, const Tensor& mlp_norm, double eps, double weight_offset,
            const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm, double head_eps,
            double head_weight_offset, const std::vector<Linear>& linears, int64_t activation, int rotation,
-           bool is_interleaved, double scale, int plan, const Tensor& k_cache, const Tensor& v_cache) {
+           bool is_interleaved, double scale, int plan, const Tensor& k_cache, const Tensor& v_cache, int group) {
     TORCH_CHECK(linears.size() == 4, "a layer has 4 matrices, got ", linears.size());
     const auto linear = [&](int i) { return pagoda::PlainLinear{linears[i].first, linears[i].second}; };
     const auto head_norm = [&](const std::optional<Tensor>& weight) {
@@ -45,6 +45,7 @@ class ComposedLayers {
         .is_interleaved = is_interleaved,
         .scale = scale,
         .plan = plan,
+        .group = group,
         .k_cache = k_cache,
         .v_cache = v_cache,
     });
@@ -59,8 +60,10 @@ class ComposedLayers {
     head_ = {linear.first, linear.second};
   }
 
-  Tensor forward(const Tensor& x, const Plans& plans, const Tensor& slot_mapping, const Tensor& positions) {
-    pagoda::ComposedBatch batch{.plans = {}, .rotations = {}, .slot_mapping = slot_mapping, .num_kv_heads = num_kv_heads_};
+  // slot_mappings: one a group.
+  Tensor forward(const Tensor& x, const Plans& plans, const std::vector<Tensor>& slot_mappings, const Tensor& positions) {
+    pagoda::ComposedBatch batch{
+        .plans = {}, .rotations = {}, .slot_mappings = slot_mappings, .num_kv_heads = num_kv_heads_};
     for (const auto& [decodes, prefills] : plans) {
       pagoda::ComposedPlan& plan = batch.plans.emplace_back();
       for (const auto& [query_rows, block_ids, mask] : decodes) plan.decodes.push_back({query_rows, block_ids, mask});
@@ -76,9 +79,9 @@ class ComposedLayers {
 
   // `forward` of embedded tokens, and the logits of some rows with the greatest of each and its index.
   std::tuple<Tensor, Tensor, Tensor> forward_to_logits(const Tensor& input_ids, const Plans& plans,
-                                                       const Tensor& slot_mapping, const Tensor& positions,
-                                                       const Tensor& rows) {
-    const Tensor x = forward(at::embedding(embedding_, input_ids), plans, slot_mapping, positions);
+                                                       const std::vector<Tensor>& slot_mappings,
+                                                       const Tensor& positions, const Tensor& rows) {
+    const Tensor x = forward(at::embedding(embedding_, input_ids), plans, slot_mappings, positions);
     Tensor hidden = pagoda::composed_norm(norm_, x);
     if (rows.size(0) != hidden.size(0)) hidden = hidden.index_select(0, rows);
     const Tensor logits = pagoda::composed_linear(head_, hidden).to(at::kFloat);

@@ -30,7 +30,8 @@ class DecoderLayers {
   void add(const Tensor& attention_norm, const Tensor& mlp_norm, double eps, double weight_offset,
            const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm, double head_eps,
            double head_weight_offset, const std::vector<LinearTensors>& linears, int64_t activation, int rotation,
-           bool is_interleaved, double scale, double softcap, int64_t window, const Tensor& k_cache, const Tensor& v_cache) {
+           bool is_interleaved, double scale, double softcap, int64_t window, const Tensor& k_cache, const Tensor& v_cache,
+           int group) {
     using pagoda::bf16;
     TORCH_CHECK(linears.size() == 4 || linears.size() == 2, "a layer has 4 matrices, or 2 and a mixture, got ", linears.size());
     layers_.push_back({
@@ -54,6 +55,7 @@ class DecoderLayers {
         .window = window,
         .k_cache = data<bf16>(k_cache),
         .v_cache = data<bf16>(v_cache),
+        .group = group,
     });
     block_size_ = k_cache.size(1);
     kept_.insert(kept_.end(), {k_cache, v_cache});
@@ -76,17 +78,19 @@ class DecoderLayers {
     head_ = {data<const pagoda::bf16>(norm), static_cast<float>(eps), static_cast<float>(weight_offset), keep(linear)};
   }
 
-  void forward(const Tensor& x, const Tensor& query_lens, const Tensor& seq_lens, const Tensor& block_table,
-               const Tensor& slot_mapping, const Tensor& positions) {
-    compute(data<pagoda::bf16>(x), rows_of(query_lens, seq_lens, block_table, slot_mapping, positions));
+  // block_tables, slot_mappings: one a group.
+  void forward(const Tensor& x, const Tensor& query_lens, const Tensor& seq_lens, const std::vector<Tensor>& block_tables,
+               const std::vector<Tensor>& slot_mappings, const Tensor& positions) {
+    compute(data<pagoda::bf16>(x), rows_of(query_lens, seq_lens, block_tables, slot_mappings, positions));
   }
 
   // `forward` of embedded tokens as far as the logits of some rows need it, these, and the argmax of each.
-  void forward_to_logits(const Tensor& input_ids, const Tensor& query_lens, const Tensor& seq_lens, const Tensor& block_table,
-                         const Tensor& slot_mapping, const Tensor& positions, const Tensor& rows, const Tensor& logits,
-                         const Tensor& values, const Tensor& indices) {
+  void forward_to_logits(const Tensor& input_ids, const Tensor& query_lens, const Tensor& seq_lens,
+                         const std::vector<Tensor>& block_tables, const std::vector<Tensor>& slot_mappings,
+                         const Tensor& positions, const Tensor& rows, const Tensor& logits, const Tensor& values,
+                         const Tensor& indices) {
     const Tensor x = embedded(data<int64_t>(input_ids), input_ids.size(0));
-    Rows batch = rows_of(query_lens, seq_lens, block_table, slot_mapping, positions);
+    Rows batch = rows_of(query_lens, seq_lens, block_tables, slot_mappings, positions);
     want(data<int64_t>(rows), rows.size(0), batch);
     compute(data<pagoda::bf16>(x), batch);
     compute_logits(x, data<int64_t>(rows), rows.size(0), data<float>(logits), data<float>(values), data<int64_t>(indices));
@@ -96,7 +100,8 @@ class DecoderLayers {
   // False: it is no such step, its tokens have no room, or some logits are not finite. Only the cache has changed then.
   bool decode(const Array<int64_t>& slots, const Array<bool>& is_in_use, const Array<bool>& is_greedy,
               Array<int64_t>& num_tokens, Array<int64_t>& num_computed, const Array<int64_t>& num_blocks,
-              Array<int32_t>& tokens, const Array<int32_t>& block_table, int64_t max_tokens, Array<int64_t>& token_ids) {
+              Array<int32_t>& tokens, const Array<int32_t>& block_table, const Array<int32_t>& more_tables,
+              int64_t max_tokens, Array<int64_t>& token_ids) {
     const pagoda::SequenceColumns columns =
         sequence_columns(is_in_use, is_greedy, num_tokens, num_computed, num_blocks, tokens, block_table);
     const int64_t count = slots.size(), *slot = slots.data();
@@ -108,16 +113,32 @@ class DecoderLayers {
     const int64_t room = std::min(max_tokens, columns.tokens_stride);
     const int64_t most = pagoda::decode_rows(columns, slot, count, block_size_, room, rows_.data(), all_greedy);
     if (most <= 0 || !all_greedy) return false;
-    table_.resize(count * most);
-    for (int64_t row = 0; row < count; ++row) {
-      std::copy_n(columns.block_table + slot[row] * columns.table_stride, most, table_.data() + row * most);
+    const int64_t num_groups = 1 + more_tables.shape(0), table_size = more_tables.shape(1) * more_tables.shape(2);
+    table_.resize(num_groups * count * most);
+    mappings_.resize((num_groups - 1) * count);
+    std::vector<pagoda::CacheGroup> groups;
+    for (int64_t group = 0; group < num_groups; ++group) {
+      const int32_t* from = group == 0 ? columns.block_table : more_tables.data() + (group - 1) * table_size;
+      int32_t* table = table_.data() + group * count * most;
+      for (int64_t row = 0; row < count; ++row) {
+        std::copy_n(from + slot[row] * columns.table_stride, most, table + row * most);
+      }
+      int64_t* mapping = rows_.data() + 3 * count;
+      if (group > 0) {
+        mapping = mappings_.data() + (group - 1) * count;
+        for (int64_t row = 0; row < count; ++row) {
+          const int64_t position = rows_[count + row];
+          mapping[row] = table[row * most + position / block_size_] * block_size_ + position % block_size_;
+        }
+      }
+      groups.push_back({mapping, table, most});
     }
     ones_.assign(count, 1);
     each_.resize(count);
     std::iota(each_.begin(), each_.end(), 0);
-    const int64_t *seq_lens = rows_.data(), *positions = seq_lens + count, *ids = positions + count, *mapping = ids + count;
+    const int64_t *seq_lens = rows_.data(), *positions = seq_lens + count, *ids = positions + count;
     const Tensor x = embedded(ids, count);
-    compute(data<pagoda::bf16>(x), {count, positions, mapping, count, ones_.data(), seq_lens, table_.data(), most});
+    compute(data<pagoda::bf16>(x), {count, positions, groups, count, ones_.data(), seq_lens});
     const Tensor logits = at::empty({count, head_->linear.num_outputs}, at::TensorOptions(at::kFloat));
     values_.resize(count);
     compute_logits(x, each_.data(), count, data<float>(logits), values_.data(), next);
@@ -130,25 +151,26 @@ class DecoderLayers {
   // Tokens of a step, and their sequences.
   struct Rows {
     int64_t num_tokens;
-    const int64_t *positions, *slot_mapping;
+    const int64_t* positions;
+    std::vector<pagoda::CacheGroup> groups;
     int64_t num_seqs;
     const int64_t *query_lens, *seq_lens;
-    const int32_t* block_table;
-    int64_t table_stride;
     const int64_t* wanted = nullptr;  // as of a DecoderBatch
   };
 
-  static Rows rows_of(const Tensor& query_lens, const Tensor& seq_lens, const Tensor& block_table, const Tensor& slot_mapping,
-                      const Tensor& positions) {
+  static Rows rows_of(const Tensor& query_lens, const Tensor& seq_lens, const std::vector<Tensor>& block_tables,
+                      const std::vector<Tensor>& slot_mappings, const Tensor& positions) {
+    std::vector<pagoda::CacheGroup> groups;
+    for (size_t i = 0; i < block_tables.size(); ++i) {
+      groups.push_back({data<int64_t>(slot_mappings[i]), data<int32_t>(block_tables[i]), block_tables[i].stride(0)});
+    }
     return {
         .num_tokens = positions.size(0),
         .positions = data<int64_t>(positions),
-        .slot_mapping = data<int64_t>(slot_mapping),
+        .groups = std::move(groups),
         .num_seqs = query_lens.size(0),
         .query_lens = data<int64_t>(query_lens),
         .seq_lens = data<int64_t>(seq_lens),
-        .block_table = data<int32_t>(block_table),
-        .table_stride = block_table.stride(0),
     };
   }
 
@@ -188,13 +210,11 @@ class DecoderLayers {
   void compute(pagoda::bf16* x, const Rows& rows) {
     pagoda::DecoderBatch batch{};
     batch.num_tokens = rows.num_tokens;
-    batch.slot_mapping = rows.slot_mapping;
+    batch.groups = rows.groups;
     batch.wanted = rows.wanted;
     batch.attention.num_seqs = rows.num_seqs;
     batch.attention.query_lens = rows.query_lens;
     batch.attention.seq_lens = rows.seq_lens;
-    batch.attention.block_table = rows.block_table;
-    batch.attention.table_stride = rows.table_stride;
     batch.attention.block_size = block_size_;
     batch.attention.num_heads = num_heads_;
     batch.attention.num_kv_heads = num_kv_heads_;
@@ -248,6 +268,7 @@ class DecoderLayers {
   std::vector<int64_t> wanted_;
   std::vector<int64_t> rows_, ones_, each_;  // of `decode`
   std::vector<int32_t> table_;
+  std::vector<int64_t> mappings_;
   std::vector<float> values_;
   std::vector<Tensor> kept_;                  // all that helpers read
   std::vector<std::shared_ptr<MixtureTensors>> mixtures_;
@@ -268,7 +289,8 @@ void bind_decoder_layers(pybind11::module_& module) {
       .def("ends", &DecoderLayers::ends)
       .def("forward", &DecoderLayers::forward, AllUnlocked())
       .def("forward_to_logits", &DecoderLayers::forward_to_logits, AllUnlocked())
-      .def("decode", &DecoderLayers::decode, as_is, as_is, as_is, as_is, as_is, as_is, as_is, as_is, pybind11::arg(), as_is);
+      .def("decode", &DecoderLayers::decode, as_is, as_is, as_is, as_is, as_is, as_is, as_is, as_is, as_is, pybind11::arg(),
+           as_is);
 }
 
 #else

@@ -1,0 +1,143 @@
+"""What the layers of a model keep of a sequence, and how that shares buffers. Layers and numbers; no tensors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+from pagoda_common.errors import ConfigError
+
+CacheKind: TypeAlias = Literal["full", "window", "recurrent", "none"]
+FULL_COST = 32
+"""What a layer that keeps every token costs, against one with a window: prompts are longer than windows."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers that keep the same of a sequence."""
+
+    kind: CacheKind
+    """full: every token; window: the last `window` tokens; recurrent: a state of fixed size; none: nothing."""
+    layers: tuple[int, ...]
+    """Counted among the layers of attention, or among the recurrent ones."""
+    window: int | None = None
+    """Tokens that a query sees, itself included."""
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether it keeps tokens, in blocks."""
+        return self.kind in ("full", "window")
+
+    def num_blocks(self, num_tokens: int, *, block_size: int, chunk: int) -> int:
+        """Most blocks that a sequence of `num_tokens` holds at a time, where a step computes at most `chunk`."""
+        kept = num_tokens if self.window is None else min(num_tokens, self.window + chunk)
+        whole = -(-num_tokens // block_size)
+        return whole if kept == num_tokens else min(whole, -(-kept // block_size) + 1)
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """The groups of a model. Those with blocks have the same number of layers each, or fewer; the i-th layer of each
+    lies in buffer i, under the group's own block ids, so that any free block serves any group.
+
+    Source: the hybrid KV cache manager of vLLM.
+    """
+
+    groups: tuple[CacheGroup, ...]
+    """With blocks; full ones first."""
+    recurrent: tuple[int, ...] = ()
+    """Layers with a state, rising."""
+
+    @property
+    def buffers(self) -> tuple[int, ...]:
+        """For each buffer of keys and values, a layer that lies there."""
+        return max((group.layers for group in self.groups), key=len, default=())
+
+    @cached_property
+    def places(self) -> dict[int, tuple[int, int]]:
+        """Group and buffer of each layer that has blocks."""
+        return {
+            layer: (number, buffer)
+            for number, group in enumerate(self.groups)
+            for buffer, layer in enumerate(group.layers)
+        }
+
+    @property
+    def is_plain(self) -> bool:
+        """Every layer keeps every token."""
+        return not self.recurrent and len(self.groups) == 1 and self.groups[0].kind == "full"
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether blocks go back to the pool while their sequence lives."""
+        return any(group.kind == "window" for group in self.groups)
+
+    @property
+    def all_groups(self) -> tuple[CacheGroup, ...]:
+        """Those with blocks, then the one with states if there is one."""
+        return self.groups + ((CacheGroup("recurrent", self.recurrent),) if self.recurrent else ())
+
+
+def plain_layout(num_layers: int) -> CacheLayout:
+    """Every layer keeps every token, in one group."""
+    return CacheLayout((CacheGroup("full", tuple(range(num_layers))),))
+
+
+def groups_by_window(windows: Sequence[int | None]) -> tuple[CacheGroup, ...]:
+    """One group for each window of some layers of attention; None sees all."""
+    by_window: dict[int | None, list[int]] = {}
+    for layer, window in enumerate(windows):
+        by_window.setdefault(window, []).append(layer)
+    return tuple(
+        CacheGroup("full" if window is None else "window", tuple(layers), window)
+        for window, layers in by_window.items()
+    )
+
+
+def make_layout(declared: Sequence[CacheGroup], *, max_model_len: int, knows_groups: bool) -> CacheLayout:
+    """How what a model declares is kept.
+
+    Args:
+        knows_groups: the scheduler frees what left a window and keeps snapshots of states; else every layer keeps
+            every token.
+
+    Raises:
+        ConfigError: the model has states, and the scheduler knows none.
+    """
+    recurrent = tuple(sorted(layer for group in declared if group.kind == "recurrent" for layer in group.layers))
+    paged: dict[int | None, list[int]] = {None: []}
+    for group in declared:
+        if group.has_blocks:
+            is_full = group.window is None or group.window >= max_model_len or not knows_groups
+            paged.setdefault(None if is_full else group.window, []).extend(group.layers)
+    if recurrent and not knows_groups:
+        raise ConfigError(
+            "the model has layers with a recurrent state, which this scheduler does not know: upgrade the scheduler",
+            field="takes_cache_groups",
+        )
+    kinds = {window: sorted(layers) for window, layers in paged.items() if layers}
+    size = group_size(
+        num_full=len(kinds.get(None, ())), num_others=[len(kinds[window]) for window in kinds if window is not None]
+    )
+    groups = [
+        CacheGroup("full" if window is None else "window", tuple(layers[start : start + size]), window)
+        for window, layers in kinds.items()
+        for start in range(0, len(layers), size)
+    ]
+    return CacheLayout(tuple(groups), recurrent)
+
+
+def group_size(*, num_full: int, num_others: Sequence[int] = ()) -> int:
+    """Layers of a group, for kinds of so many layers: what leaves the fewest places empty, of equals the largest.
+
+    It is at least the rarest kind's count, as each group has a block table of its own. A place beside layers that keep
+    every token costs the most.
+    """
+    counts = [count for count in (num_full, *num_others) if count]
+    if not counts:
+        return 1
+
+    def wasted(size: int) -> int:
+        return FULL_COST * (-num_full % size) + sum(-count % size for count in num_others)
+
+    return min(range(min(counts), max(counts) + 1), key=lambda size: (wasted(size), -size))
