@@ -9,7 +9,7 @@ import transformers
 from pagoda.v1 import scheduler_pb2, types_pb2
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from tests.exactness.conftest import Reference
-from tests.harness.engine import running_engine
+from tests.harness.engine import RunningEngine, running_engine
 
 MAX_TOKENS = 16
 STOPPING = {
@@ -42,6 +42,29 @@ def searched(
     return [[token for token in output if token != pad] for output in outputs]
 
 
+async def check_hypotheses(
+    engine: RunningEngine, reference: Reference, number: int, *, width: int, penalty: float, stopping: bool | str
+) -> int:
+    """A prompt's hypotheses are those of transformers; how many of them ended early."""
+    prompt = reference.prompts[number]
+    ends = sorted({reference.outputs[number][5], reference.outputs[number][9]})
+    expected = searched(reference, prompt, ends, width, penalty, stopping)
+    request = scheduler_pb2.SubmitRequest(
+        request_id=f"beam{number}",
+        prompt_token_ids=np.array(prompt, dtype="<u4").tobytes(),
+        sampling_params=types_pb2.SamplingParams(n=width, max_tokens=MAX_TOKENS),
+        eos_token_ids=ends,
+        beam_search=types_pb2.BeamSearchParams(
+            beam_width=width, length_penalty=penalty, early_stopping=STOPPING[stopping]
+        ),
+    )
+    found: list[list[int]] = [[] for _ in range(width)]
+    async for output in engine.scheduler.stub.Generate(request):
+        found[output.index] += output.token_ids
+    assert found == expected
+    return sum(len(tokens) < MAX_TOKENS for tokens in found)
+
+
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("stopping", [False, True, "never"])
 @pytest.mark.parametrize(("width", "penalty"), [(2, 1.0), (4, 0.0), (4, 2.0)])
@@ -53,28 +76,13 @@ async def test_the_hypotheses_are_those_of_transformers(
         cache=CacheConfig(kv_cache_memory_bytes=64 * 2**20),
         scheduler=SchedulerConfig(max_num_seqs=32 if penalty else 2),  # beams take turns
     )
-    ended_early = 0
     async with running_engine(config, overlaps=overlaps) as engine:
-        for number in (1, 4, 5):
-            prompt = llama.prompts[number]
-            ends = sorted({llama.outputs[number][5], llama.outputs[number][9]})
-            expected = searched(llama, prompt, ends, width, penalty, stopping)
-            request = scheduler_pb2.SubmitRequest(
-                request_id=f"beam{number}",
-                prompt_token_ids=np.array(prompt, dtype="<u4").tobytes(),
-                sampling_params=types_pb2.SamplingParams(n=width, max_tokens=MAX_TOKENS),
-                eos_token_ids=ends,
-                beam_search=types_pb2.BeamSearchParams(
-                    beam_width=width, length_penalty=penalty, early_stopping=STOPPING[stopping]
-                ),
-            )
-            found: list[list[int]] = [[] for _ in range(width)]
-            async for output in engine.scheduler.stub.Generate(request):
-                found[output.index] += output.token_ids
-            assert found == expected
-            ended_early += sum(len(tokens) < MAX_TOKENS for tokens in found)
+        ended_early = [
+            await check_hypotheses(engine, llama, number, width=width, penalty=penalty, stopping=stopping)
+            for number in (1, 4, 5)
+        ]
         assert engine.scheduler.engine.load().num_used_blocks == 0
-    assert ended_early > 0
+    assert sum(ended_early) > 0
 
 
 async def test_bad_parameters_are_named(llama: Reference) -> None:

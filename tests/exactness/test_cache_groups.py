@@ -1,0 +1,144 @@
+"""Models whose layers keep different things of a sequence: the same tokens, whatever happens to them on the way."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagoda_common.config.speculative_config import SpeculativeConfig
+from pagoda_common.params.sampling_params import SamplingParams
+from tests.exactness.conftest import Reference, make_reference
+from tests.exactness.test_beam_search import check_hypotheses
+from tests.exactness.test_greedy import FEW_BLOCKS, GREEDY
+from tests.harness.engine import RunningEngine, running_engine
+
+FAMILIES = ("GptOssForCausalLM", "Qwen3NextForCausalLM", "Gemma3ForCausalLM", "Qwen3MoeForCausalLM")
+"""Windows and sinks, recurrent states, windows in groups of different counts, and one group of full attention."""
+TIGHT = {"GptOssForCausalLM": 52, "Gemma3ForCausalLM": 52}
+"""Blocks of which one prompt of 300 with its output takes most, where there are several groups."""
+DRAFTS = SpeculativeConfig(num_speculative_tokens=4, prompt_lookup_max=3, prompt_lookup_min=1)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """One family after the other."""
+    return make_reference(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def make_config(
+    family: Reference,
+    *,
+    cache: dict[str, Any] | None = None,
+    scheduler: dict[str, Any] | None = None,
+    speculative: SpeculativeConfig | None = None,
+) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(model=str(family.directory), dtype="float32", device="cpu"),
+        cache=CacheConfig(**{"kv_cache_memory_bytes": 64 * 2**20, **(cache or {})}),
+        scheduler=SchedulerConfig(**{"max_num_seqs": 32, **(scheduler or {})}),
+        speculative=speculative or SpeculativeConfig(),
+    )
+
+
+def few_blocks(family: Reference) -> int:
+    return next((count for name, count in TIGHT.items() if name in str(family.directory)), FEW_BLOCKS)
+
+
+def assert_nothing_is_left(engine: RunningEngine) -> None:
+    assert engine.scheduler.engine.load().num_used_blocks == 0
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+async def test_alone_and_all_at_once(family: Reference, prefix_caching: bool) -> None:
+    config = make_config(family, cache={"enable_prefix_caching": prefix_caching})
+    async with running_engine(config) as engine:
+        assert await engine.all_tokens(family.prompts, GREEDY) == family.outputs
+        for number in (0, 3, 5, 17):  # again: of a prefix that is there now
+            assert await engine.tokens(f"again-{number}", family.prompts[number], GREEDY) == family.outputs[number]
+        assert (engine.client.load.prefix_cache_hits > 0) is prefix_caching
+        assert_nothing_is_left(engine)
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_async", "prefix_caching", "max_num_batched_tokens"),
+    [
+        ("recompute", True, True, 24),
+        ("recompute", False, False, 2048),
+        ("swap", True, False, 24),
+        ("swap", True, True, 64),
+    ],
+)
+async def test_under_preemption(
+    family: Reference, mode: str, is_async: bool, prefix_caching: bool, max_num_batched_tokens: int
+) -> None:
+    config = make_config(
+        family,
+        cache={
+            "num_blocks_override": few_blocks(family),
+            "enable_prefix_caching": prefix_caching,
+            "cpu_kv_cache_memory_bytes": 16 * 2**20,
+        },
+        scheduler={
+            "async_scheduling": is_async,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "preemption_mode": mode,
+        },
+    )
+    async with running_engine(config) as engine:
+        assert await engine.all_tokens(family.prompts, GREEDY) == family.outputs
+        assert engine.client.load.num_preemptions > 0
+        assert_nothing_is_left(engine)
+
+
+@pytest.mark.parametrize("num_blocks", [None, "few"])
+async def test_with_drafts(family: Reference, num_blocks: str | None) -> None:
+    blocks = {} if num_blocks is None else {"num_blocks_override": few_blocks(family) + 10}
+    async with running_engine(make_config(family, cache=blocks, speculative=DRAFTS)) as engine:
+        assert await engine.all_tokens(family.prompts, GREEDY) == family.outputs
+        assert engine.client.load.speculation.num_accepted_tokens > 0
+        assert engine.client.load.speculation.num_draft_tokens > engine.client.load.speculation.num_accepted_tokens
+        assert_nothing_is_left(engine)
+
+
+async def test_siblings_fork_and_part(family: Reference) -> None:
+    """Each of three sampled sequences is what it is with a seed of its own; of greedy ones each is the answer."""
+    async with running_engine(make_config(family)) as engine:
+        for number in (1, 5, 11):
+            prompt = family.prompts[number]
+            outputs = await engine.generate(f"greedy-{number}", prompt, replace(GREEDY, n=3))
+            assert _by_index(outputs) == dict.fromkeys(range(3), family.outputs[number])
+        sampled = SamplingParams(temperature=1.0, seed=7, max_tokens=24, ignore_eos=True, n=3)
+        prompts = [family.prompts[number] for number in (2, 5, 9, 17)]
+        together = await asyncio.gather(*(engine.generate(f"s{i}", one, sampled) for i, one in enumerate(prompts)))
+    config = make_config(family, cache={"enable_prefix_caching": False}, scheduler={"max_num_seqs": 1})
+    async with running_engine(config) as engine:
+        alone = [await engine.generate(f"s{i}", one, sampled) for i, one in enumerate(prompts)]
+    assert [_by_index(outputs) for outputs in together] == [_by_index(outputs) for outputs in alone]
+    assert all(len({tuple(tokens) for tokens in _by_index(outputs).values()}) == 3 for outputs in together)
+
+
+def _by_index(outputs: list[Any]) -> dict[int, list[int]]:
+    tokens: dict[int, list[int]] = {}
+    for output in outputs:
+        tokens.setdefault(output.index, []).extend(output.token_ids)
+    return tokens
+
+
+async def test_beams_find_the_hypotheses_of_transformers(family: Reference) -> None:
+    async with running_engine(make_config(family)) as engine:
+        for number in (1, 4, 5):
+            await check_hypotheses(engine, family, number, width=3, penalty=1.0, stopping=False)
+        assert_nothing_is_left(engine)
+
+
+async def test_an_int8_cache_gives_the_same_tokens_however_they_come_about(family: Reference) -> None:
+    cache: dict[str, Any] = {"kv_cache_dtype": "int8"}
+    async with running_engine(make_config(family, cache=cache | {"enable_prefix_caching": False})) as engine:
+        alone = [await engine.tokens(f"a{i}", prompt, GREEDY) for i, prompt in enumerate(family.prompts)]
+    tight = cache | {"num_blocks_override": few_blocks(family), "cpu_kv_cache_memory_bytes": 16 * 2**20}
+    async with running_engine(make_config(family, cache=tight)) as engine:
+        assert await engine.all_tokens(family.prompts, GREEDY) == alone
+        assert engine.client.load.num_preemptions > 0
+        assert_nothing_is_left(engine)

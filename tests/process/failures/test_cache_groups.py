@@ -1,0 +1,101 @@
+"""Streams of models whose layers keep different things of a sequence survive kills, and sleep, token for token."""
+
+import json
+import signal
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tests.process.stack import Stack
+
+FAMILIES = ("GptOssForCausalLM", "Qwen3NextForCausalLM", "Gemma3ForCausalLM", "Qwen3MoeForCausalLM")
+NUM_TOKENS = 300
+PROMPTS = ([7, 9, 11] * 20, [30, 31, 32, 33, 34] * 7)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    directory = make_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
+    options = ("--dtype=float32", "--kv-cache-memory=64M", "--enable-sleep-mode", "--snapshot-interval=64")
+    stack = Stack(str(directory), "--served-model-name=tiny", *options)
+    try:
+        stack.wait_ready()
+        yield stack
+    finally:
+        stack.end()
+
+
+class Streams:
+    """One greedy and one seeded stream at once."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.tokens: list[list[int]] = [[], []]
+        self._errors: list[Exception] = []
+        self._threads = [threading.Thread(target=self._follow, args=(stack, number)) for number in range(2)]
+        for thread in self._threads:
+            thread.start()
+
+    def _follow(self, stack: Stack, number: int) -> None:
+        body = {
+            "model": "tiny",
+            "prompt": PROMPTS[number],
+            "stream": True,
+            "max_tokens": NUM_TOKENS,
+            "ignore_eos": True,
+            "temperature": float(number),
+            "seed": 5,
+            "return_token_ids": True,
+        }
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{stack.url}/v1/completions", json.dumps(body).encode(), headers)
+        try:
+            with urllib.request.urlopen(request, timeout=300) as response:
+                for line in response:
+                    data = line.removeprefix(b"data:").strip()
+                    if line.startswith(b"data:") and data != b"[DONE]":
+                        event = json.loads(data)
+                        self.tokens[number] += event["choices"][0].get("token_ids") or []
+        except Exception as error:  # told by `end`
+            self._errors.append(error)
+
+    def wait_for_some(self) -> None:
+        while min(map(len, self.tokens)) < 40 and any(thread.is_alive() for thread in self._threads):
+            time.sleep(0.005)
+        assert all(thread.is_alive() for thread in self._threads), "they are not done yet"
+
+    def end(self) -> list[list[int]]:
+        for thread in self._threads:
+            thread.join()
+        assert not self._errors
+        return self.tokens
+
+
+def post(stack: Stack, path: str) -> None:
+    with urllib.request.urlopen(urllib.request.Request(f"{stack.url}{path}", b""), timeout=240) as response:
+        assert response.status == 200
+
+
+def sleep_and_wake(stack: Stack) -> None:
+    post(stack, "/sleep?level=1")
+    post(stack, "/wake_up")
+
+
+def kill(name: str) -> Callable[[Stack], None]:
+    return lambda stack: stack.service(name).send_signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "disturb", [kill("worker"), kill("scheduler"), sleep_and_wake], ids=["worker", "scheduler", "sleep"]
+)
+def test_streams_go_on_where_they_were(stack: Stack, disturb: Callable[[Stack], None]) -> None:
+    undisturbed = Streams(stack).end()
+    assert [len(tokens) for tokens in undisturbed] == [NUM_TOKENS] * 2
+    streams = Streams(stack)
+    streams.wait_for_some()
+    disturb(stack)
+    assert streams.end() == undisturbed
+    stack.wait_ready()
