@@ -123,7 +123,8 @@ class KVCacheManager:
         """Start the request's block tables with its prefix; `can_admit` has said yes."""
         assert not request.block_ids
         # Hashes are pinned before anything is allocated, as allocating may evict to the host.
-        host_blocks = {key: self.host.find(key) for key in prefix.host_keys}
+        host_keys = [entry for entries in prefix.tables for entry in entries if not isinstance(entry, int)]
+        host_blocks = {key: self.host.find(key) for key in host_keys}
         self.pool.touch(prefix.device_blocks)
         tables = [
             [

@@ -16,6 +16,8 @@ class Prefix:
 
     tables: list[list[int | BlockHash]] = field(default_factory=list)
     """By group with blocks: a block on the device, or the key of one in host memory."""
+    device_blocks: list[int] = field(default_factory=list)
+    """Those of all tables that are on the device."""
     num_tokens: int = 0
     """Tokens that need not be computed."""
     forked_from: Request | None = None
@@ -24,16 +26,6 @@ class Prefix:
     """Name of the recurrent state to begin with."""
     branch_point: int = 0
     """Tokens that the blocks alone would offer, where states offer less; else 0."""
-
-    @property
-    def device_blocks(self) -> list[int]:
-        """Those on the device, in all tables."""
-        return [entry for table in self.tables for entry in table if isinstance(entry, int) and entry != NO_BLOCK]
-
-    @property
-    def host_keys(self) -> list[BlockHash]:
-        """Those in host memory, in all tables."""
-        return [entry for table in self.tables for entry in table if isinstance(entry, bytes)]
 
 
 class PrefixFinder:
@@ -64,28 +56,34 @@ class PrefixFinder:
         """The longest prefix, by the hashes of the request's blocks."""
         if self._is_plain:
             return self._find_plain(hashes, uses_host=uses_host)
-        branch = count = self._longest(hashes, len(hashes), uses_host=uses_host)
+        count = self._within_full(hashes, uses_host=uses_host)
+        branch = count = self._within_windows(hashes, count, uses_host=uses_host)
         if self._snapshots is not None:
             while count and (shorter := self._longest_state(hashes, count)):
-                count = self._longest(hashes, shorter, uses_host=uses_host)
+                count = self._within_windows(hashes, shorter, uses_host=uses_host)
                 if count == shorter:
                     break
             else:
                 count = 0
         tables: list[list[int | BlockHash]] = []
+        device_blocks: list[int] = []
         for table in range(self._tables.count):
             first = self._tables.first_needed(table, count * self._block_size)
             entries: list[int | BlockHash] = [NO_BLOCK] * first
             for block_hash in hashes[first:count]:
-                key = self._tables.key(table, block_hash)
+                key = self._tables.key(table, block_hash) if table else block_hash
                 block_id = self._pool.get(key)
-                entries.append(key if block_id is None else block_id)
+                if block_id is None:
+                    entries.append(key)
+                else:
+                    entries.append(block_id)
+                    device_blocks.append(block_id)
             tables.append(entries)
-        state = hashes[count - 1] if count and self._snapshots is not None else None
         return Prefix(
             tables,
+            device_blocks,
             count * self._block_size,
-            state=state,
+            state=hashes[count - 1] if count and self._snapshots is not None else None,
             branch_point=branch * self._block_size if branch > count else 0,
         )
 
@@ -97,46 +95,56 @@ class PrefixFinder:
         num_tokens = request.num_prompt_tokens - 1
         num_shared = num_tokens // self._block_size
         tables: list[list[int | BlockHash]] = []
+        device_blocks: list[int] = []
         for index, table in enumerate(self._tables.of(leader)):
             first = self._tables.first_needed(index, num_tokens)
             if leader.first_blocks and leader.first_blocks[index] > first:
                 return None
             tables.append([*[NO_BLOCK] * first, *table[first:num_shared]])
-        return Prefix(tables, num_tokens, leader)
+            device_blocks += table[first:num_shared]
+        return Prefix(tables, device_blocks, num_tokens, leader)
 
     def _find_plain(self, hashes: list[BlockHash], *, uses_host: bool) -> Prefix:
         """The same for one table that keeps everything."""
-        entries: list[int | BlockHash] = [*self._pool.find(hashes)]
+        device_blocks = self._pool.find(hashes)
+        entries: list[int | BlockHash] = [*device_blocks]
         for block_hash in hashes[len(entries) :] if uses_host else ():
             if block_hash not in self._host:
                 break
             entries.append(block_hash)
-        return Prefix([entries], len(entries) * self._block_size)
+        return Prefix([entries], device_blocks, len(entries) * self._block_size)
 
-    def _longest(self, hashes: list[BlockHash], count: int, *, uses_host: bool) -> int:
-        """Blocks of the longest prefix that every group with blocks offers, `count` at most."""
-        tables = range(self._tables.count)
-        while count and tables:
-            shorter = min(self._offered(table, hashes, count, uses_host=uses_host) for table in tables)
-            if shorter == count:
-                break
-            count = shorter
+    def _within_full(self, hashes: list[BlockHash], *, uses_host: bool) -> int:
+        """Blocks of the longest prefix that every group of full attention offers."""
+        count = len(hashes)
+        for table in range(self._tables.count):
+            if not self._tables.is_window(table):
+                missing = self._missing(table, hashes, range(count), uses_host=uses_host)
+                count = count if missing is None else missing
         return count
+
+    def _within_windows(self, hashes: list[BlockHash], count: int, *, uses_host: bool) -> int:
+        """Blocks of the longest prefix that every group with a window offers, `count` at most."""
+        table = 0
+        while count and table < self._tables.count:
+            first = self._tables.first_needed(table, count * self._block_size)
+            indexes = range(count - 1, first - 1, -1) if self._tables.is_window(table) else range(0)
+            missing = self._missing(table, hashes, indexes, uses_host=uses_host)
+            count, table = (count, table + 1) if missing is None else (missing, 0)
+        return count
+
+    def _missing(self, table: int, hashes: list[BlockHash], indexes: range, *, uses_host: bool) -> int | None:
+        """The first of the blocks at `indexes` that is neither on the device nor in host memory."""
+        cached, key, host = self._pool.get, self._tables.key, self._host
+        for index in indexes:
+            name = key(table, hashes[index]) if table else hashes[index]
+            if cached(name) is None and not (uses_host and name in host):
+                return index
+        return None
 
     def _longest_state(self, hashes: list[BlockHash], count: int) -> int:
         """Blocks of the longest prefix that has a state after it, `count` at most."""
         assert self._snapshots is not None
         while count and hashes[count - 1] not in self._snapshots:
             count -= 1
-        return count
-
-    def _offered(self, table: int, hashes: list[BlockHash], count: int, *, uses_host: bool) -> int:
-        """Most blocks of a prefix, `count` at most, that a group may offer: it has not looked at all below that."""
-        cached, key, host = self._pool.get, self._tables.key, self._host
-        first = self._tables.first_needed(table, count * self._block_size)
-        indexes = range(count - 1, first - 1, -1) if self._tables.is_window(table) else range(count)
-        for index in indexes:
-            name = key(table, hashes[index])
-            if cached(name) is None and not (uses_host and name in host):
-                return index
         return count
