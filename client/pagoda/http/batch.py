@@ -33,8 +33,10 @@ class BatchLine:
 class LineError(Exception):
     """A line is no request that a batch can hold."""
 
-    def __init__(self, code: str, message: str, *, custom_id: Any = None) -> None:
+    def __init__(self, code: str, message: str, *, custom_id: Any = None, is_request: bool = False) -> None:
+        """`is_request`: the line has the shape of one, and asks for what is not there."""
         super().__init__(message)
+        self.is_request = is_request
         self.code = code
         self.message = message
         self.custom_id = custom_id if isinstance(custom_id, str) else None
@@ -68,15 +70,19 @@ def parse_line(text: bytes) -> BatchLine:
     if not isinstance(custom_id, str):
         raise LineError("invalid_request", f"custom_id must be a string, got {custom_id!r}")
     if method not in (None, "POST"):
-        raise LineError("invalid_method", f"method must be POST, got {method!r}", custom_id=custom_id)
+        message = f"method must be POST, got {method!r}"
+        raise LineError("invalid_method", message, custom_id=custom_id, is_request=isinstance(method, str))
     if url in POOLING_URLS:
-        raise LineError("invalid_url", f"{url}: models generate and embed, they do not score", custom_id=custom_id)
+        message = f"{url}: models generate and embed, they do not score"
+        raise LineError("invalid_url", message, custom_id=custom_id, is_request=True)
     if url not in URLS:
-        raise LineError("invalid_url", f"url must be one of {', '.join(URLS)}, got {url!r}", custom_id=custom_id)
+        message = f"url must be one of {', '.join(URLS)}, got {url!r}"
+        raise LineError("invalid_url", message, custom_id=custom_id, is_request=isinstance(url, str))
     if not isinstance(body, dict):
         raise LineError("invalid_request", f"body must be an object, got {body!r}", custom_id=custom_id)
     if body.get("stream"):
-        raise LineError("invalid_request", "stream is true: a batch has no streams", custom_id=custom_id)
+        message = "stream is true: a batch has no streams"
+        raise LineError("invalid_request", message, custom_id=custom_id, is_request=True)
     return BatchLine(custom_id, url, body)
 
 
@@ -121,12 +127,12 @@ async def _answer(text: bytes, client: AsyncHttpClient, counts: BatchCounts) -> 
         line = parse_line(text)
         if line.custom_id in counts.custom_ids:
             message = f"custom_id {line.custom_id!r} is in the batch already"
-            raise LineError("duplicate_custom_id", message, custom_id=line.custom_id)
+            raise LineError("duplicate_custom_id", message, custom_id=line.custom_id, is_request=True)
         counts.custom_ids.add(line.custom_id)
         status, body = await _post(line, client)
     except LineError as error:
         counts.num_failed += 1
-        counts.num_invalid += error.code != UNREACHABLE
+        counts.num_invalid += not error.is_request
         return _result(error.custom_id, None, {"code": error.code, "message": error.message})
     response = {"status_code": status, "request_id": _id("req"), "body": body}
     if status == HTTPStatus.OK:
@@ -145,7 +151,7 @@ async def _post(line: BatchLine, client: AsyncHttpClient) -> tuple[int, Any]:
                 return status, body
         except NotReady as error:
             if not num_left:
-                raise LineError(UNREACHABLE, error.message, custom_id=line.custom_id) from None
+                raise LineError(UNREACHABLE, error.message, custom_id=line.custom_id, is_request=True) from None
         await asyncio.sleep(FIRST_RETRY_S * 2 ** (NUM_TRIES - 1 - num_left))
     raise AssertionError("unreachable")
 

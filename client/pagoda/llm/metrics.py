@@ -47,6 +47,8 @@ class Histogram(Metric):
     """By upper bound ("0.1", …, "+Inf"): how many figures were at most that."""
 
 
+LENGTH_BOUNDS = tuple(float(m * 10**e) for e in range(7) for m in (1, 2, 5))
+"""Tokens."""
 FIRST_TOKEN_BOUNDS_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96)
 
 
@@ -83,14 +85,20 @@ class GenerationCounts:
     """Sequences by finish_reason."""
     first_token_s: Distribution = field(default_factory=lambda: Distribution(FIRST_TOKEN_BOUNDS_S))
     """Seconds from a request's arrival to its first token."""
+    prompt_tokens: Distribution = field(default_factory=lambda: Distribution(LENGTH_BOUNDS))
+    """Prompt tokens of each request."""
+    output_tokens: Distribution = field(default_factory=lambda: Distribution(LENGTH_BOUNDS))
+    """Generated tokens of each sequence."""
 
     def add(self, output: RequestOutput) -> None:
         """Count a request that has ended."""
         if output.metrics is not None and output.metrics.first_token_ts:
             self.first_token_s.add(output.metrics.first_token_latency)
         self.num_prompt_tokens += len(output.prompt_token_ids)
+        self.prompt_tokens.add(len(output.prompt_token_ids))
         for completion in output.outputs:
             self.num_output_tokens += len(completion.token_ids)
+            self.output_tokens.add(len(completion.token_ids))
             if completion.finish_reason is not None:
                 self.finish_reasons[completion.finish_reason] += 1
 
@@ -115,6 +123,8 @@ def snapshot(load: types_pb2.EngineLoad, counts: GenerationCounts, *, model_name
             for reason, count in sorted(counts.finish_reasons.items())
         ),
         counts.first_token_s.histogram("vllm:time_to_first_token_seconds", labels),
+        counts.prompt_tokens.histogram("vllm:request_prompt_tokens", labels),
+        counts.output_tokens.histogram("vllm:request_generation_tokens", labels),
         *(_drafts(load.speculation, labels) if load.HasField("speculation") else ()),
     ]
 

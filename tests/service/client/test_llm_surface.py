@@ -109,6 +109,9 @@ def test_metrics_have_the_servers_names(scheduler_thread: FakeSchedulerThread, f
         values: dict[str, Any] = {metric.name: metric for metric in llm.get_metrics()}
     assert values["vllm:generation_tokens"].value == 4
     assert values["vllm:prompt_tokens"].value == len(output.prompt_token_ids)
+    lengths = values["vllm:request_generation_tokens"]
+    assert (lengths.count, lengths.sum, lengths.buckets["2.0"], lengths.buckets["+Inf"]) == (1, 4, 0, 1)
+    assert values["vllm:request_prompt_tokens"].sum == len(output.prompt_token_ids)
     assert values["vllm:request_success"].labels["finished_reason"] == "length"
     assert values["vllm:kv_cache_usage_perc"].value == 0.0
     assert values["vllm:num_requests_running"].labels == {"model_name": "pagoda-tiny", "engine": "0"}

@@ -117,12 +117,13 @@ class EngineCore:
         """Run one real token through the group, while `run` is running and before it serves anyone."""
         done = asyncio.get_running_loop().create_future()
         deliver, self._deliver = self._deliver, lambda result: done.set_result(result)
+        timeline, self._timeline = self._timeline, Timeline()  # no request's step is in the metrics
         params = SamplingParams(temperature=0.0, max_tokens=1, seed=0, ignore_eos=True)
         model_len = self.scheduler.max_model_len
         request = Request(request_id="warm-up", prompt_token_ids=[0], sampling_params=params, max_model_len=model_len)
         self.add(request)
         result = await done
-        self._deliver = deliver
+        self._deliver, self._timeline = deliver, timeline
         for failed in result.finished:
             if failed.error is not None:
                 raise failed.error

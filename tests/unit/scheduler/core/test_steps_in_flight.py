@@ -10,6 +10,7 @@ from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput, StepTimings
 from pagoda_scheduler.engine.engine_core import SHORT_STEP_NS, EngineCore
 from pagoda_scheduler.kv.cache_group import CacheSizes
+from pagoda_scheduler.observability.timeline import Timeline
 
 
 class Answering:
@@ -25,6 +26,14 @@ class Answering:
 
     async def receive(self) -> ModelRunnerOutput:
         return await self._answers.get()
+
+    async def asked(self) -> None:
+        """A step waits for its answer."""
+        for _ in range(1000):
+            if self.waiting:
+                return
+            await asyncio.sleep(0)
+        raise AssertionError("no step was sent")
 
     async def answer(self) -> None:
         """The oldest step is done, and what follows from it as well."""
@@ -60,3 +69,35 @@ async def test_one_more_step_is_sent_ahead_of_short_ones(compute_ns: int, is_asy
         counts.append(len(worker.waiting))
     running.cancel()
     assert counts == expected
+
+
+class Counting(Timeline):
+    """Notes the tokens of each step."""
+
+    def __init__(self) -> None:
+        self.num_tokens: list[int] = []
+
+    def scheduled(self, output: SchedulerOutput, schedule_ns: int) -> None:
+        self.num_tokens.append(output.num_tokens)
+
+
+async def test_the_step_that_warms_up_is_not_in_the_metrics() -> None:
+    worker, timeline = Answering(SHORT_STEP_NS), Counting()
+    core = EngineCore(
+        config=EngineConfig(cache=CacheConfig(block_size=4)),
+        executor=worker,
+        sizes=CacheSizes(100),
+        max_model_len=64,
+        deliver=lambda result: None,
+        timeline=timeline,
+    )
+    running = asyncio.create_task(core.run())
+    warming = asyncio.create_task(core.warm_up())
+    await worker.asked()
+    await worker.answer()
+    await warming
+    params = SamplingParams(max_tokens=1)
+    core.add(Request(request_id="one", prompt_token_ids=[1, 2], sampling_params=params, max_model_len=64))
+    await worker.asked()
+    running.cancel()
+    assert timeline.num_tokens == [2]
