@@ -1,8 +1,10 @@
 """What a body gives to the chat template, and the token ids of a body that asks for nothing else."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from pagoda_common.errors import InvalidRequest
+from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.openai.protocol import ChatBody, TokenizeBody
 from pagoda_frontend.requests.served_model import ServedModel
 from pagoda_frontend.requests.serving import Serving
@@ -54,3 +56,10 @@ async def token_ids_of(body: TokenizeBody, *, model: ServedModel, serving: Servi
         add_special_tokens=bool(body.add_special_tokens),
         is_counted=True,
     )
+
+
+def token_strings(token_ids: Sequence[int], body: TokenizeBody, *, tokenizer: Tokenizer) -> list[str]:
+    """The tokens of `body` as the vocabulary writes them ("Ġthe"); those of a conversation as text, so that together
+    they are the rendered prompt, which nothing else shows."""
+    shown = tokenizer.token_piece if body.messages is None else tokenizer.token_text
+    return [shown(token_id) for token_id in token_ids]

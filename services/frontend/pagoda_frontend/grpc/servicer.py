@@ -2,7 +2,7 @@
 
 import base64
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -17,7 +17,7 @@ from pagoda_common.params.pooling_params import POOLED
 from pagoda_common.version import VERSION
 from pagoda_frontend.budget.caller import caller, current_hold
 from pagoda_frontend.conversation.conversation import Conversation, start_conversation
-from pagoda_frontend.conversation.template import token_ids_of
+from pagoda_frontend.conversation.template import token_ids_of, token_strings
 from pagoda_frontend.grpc.bounds import check_message
 from pagoda_frontend.grpc.convert import delta_to_proto, sampling_params_of, sequence_to_proto
 from pagoda_frontend.grpc.convert_chat import (
@@ -168,7 +168,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             token_ids = await token_ids_of(body, model=model, serving=self._serving)
 
         def answer() -> inference_pb2.TokenizeResponse:
-            strings = [model.tokenizer.token_piece(token) for token in token_ids] if request.return_token_strs else ()
+            strings: Sequence[str] = ()
+            if request.return_token_strs:
+                strings = token_strings(token_ids, body, tokenizer=model.tokenizer)
             return inference_pb2.TokenizeResponse(
                 token_ids=token_ids, token_strs=strings, max_model_len=model.max_model_len
             )

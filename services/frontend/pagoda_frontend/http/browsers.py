@@ -58,9 +58,12 @@ class RefuseForeignPages:
         return f"Sec-Fetch-Site is {site[:100]!r}, must be same-origin" if site else None
 
     def _is_own(self, host: str) -> bool:
-        """Whether a Host header cannot be a name that someone else has led here. None is sent by no browser."""
+        """Whether a Host header cannot be a name that someone else has led here. None is sent by no browser.
+
+        A name of one label is this machine's or its network's: no site of the internet has one.
+        """
         name = _without_port(host).lower().rstrip(".")
-        if not name or name in self._names or name.endswith(".localhost"):
+        if not name or name in self._names or name.endswith(".localhost") or not set(name) & set(".:"):
             return True
         try:
             ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))

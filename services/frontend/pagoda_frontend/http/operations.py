@@ -7,7 +7,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from pagoda_common.errors import NotFound, NotReady
 from pagoda_common.version import VERSION
-from pagoda_frontend.conversation.template import token_ids_of
+from pagoda_frontend.conversation.template import token_ids_of, token_strings
 from pagoda_frontend.http.body import json_response, read_body
 from pagoda_frontend.openai.protocol import DetokenizeBody, TokenizeBody
 from pagoda_frontend.requests.params import check_token_ids
@@ -72,7 +72,7 @@ class Operations:
         tokens = await token_ids_of(body, model=model, serving=serving)
 
         def answer() -> Response:
-            strings = [model.tokenizer.token_piece(token) for token in tokens] if body.return_token_strs else None
+            strings = token_strings(tokens, body, tokenizer=model.tokenizer) if body.return_token_strs else None
             shown = {"count": len(tokens), "max_model_len": model.max_model_len, "tokens": tokens}
             return json_response({**shown, "token_strs": strings})
 

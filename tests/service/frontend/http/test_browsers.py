@@ -71,7 +71,9 @@ async def test_a_name_that_leads_to_loopback_from_outside_reaches_nothing(fronte
     assert not frontend.fake.submits
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "localhost.", "127.0.0.1:1", "[::1]:80", "a.localhost"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:80", "localhost.", "127.0.0.1:1", "[::1]:80", "a.localhost", "x", "gpu-7:80"]
+)
 async def test_names_and_addresses_of_this_machine_reach_it(frontend: Running, host: str) -> None:
     assert await status(frontend, Host=host) == 200
 

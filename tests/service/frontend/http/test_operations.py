@@ -163,6 +163,8 @@ async def test_tokens_of_texts_and_conversations_and_back(frontend: Running) -> 
         (await frontend.post("/tokenize", {"messages": messages, **more})).json() for more in ({}, {"tools": [tool]})
     ]
     assert bare["token_strs"] is None
+    shown = (await frontend.post("/tokenize", {"messages": messages, "return_token_strs": True})).json()["token_strs"]
+    assert "".join(shown).startswith("<|im_start|>user\nhello<|im_end|>")
     assert with_tools["count"] > bare["count"]
     for body in ({}, {"prompt": "x", "messages": messages}, {"messages": messages, "chat_template": "{{ 1 }}"}):
         assert (await frontend.post("/tokenize", body)).status_code == 400
