@@ -148,6 +148,7 @@ def test_a_chat_request_s_fields_are_all_in_the_body() -> None:
         "reasoning_effort": "low",
         "add_generation_prompt": False,
         "continue_final_message": True,
+        "thinking_token_budget": 9,
     }
     request = inference_pb2.ChatRequest(
         messages=[MESSAGE],

@@ -49,7 +49,7 @@ def test_fields_that_ask_for_nothing_are_fine(fields: dict[str, object]) -> None
     check_supported(body(**fields))
 
 
-@pytest.mark.parametrize("name", ["prompt_embeds", "thinking_token_budget"])
+@pytest.mark.parametrize("name", ["prompt_embeds", "repetition_detection"])
 def test_fields_that_are_not_there_yet_are_named(name: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_supported(body(**{name: [1]}))

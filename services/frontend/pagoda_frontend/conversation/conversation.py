@@ -68,12 +68,18 @@ class Conversation:
 
 
 async def start_conversation(
-    body: ChatBody, call: CallContext, *, serving: Serving, beam_search: BeamSearchParams | None = None
+    body: ChatBody,
+    call: CallContext,
+    *,
+    serving: Serving,
+    beam_search: BeamSearchParams | None = None,
+    is_budget_wish: bool = False,
 ) -> Conversation:
     """Check `body`, render and tokenize its messages, and make the run; nothing is generated before it is read.
 
     Args:
         beam_search: when it is not to be taken from the body.
+        is_budget_wish: the body's budget of reasoning is held where it can be, and else forgotten.
 
     Raises:
         InvalidRequest: `field` names the field.
@@ -124,6 +130,7 @@ async def start_conversation(
             prompt=text,
             tokenizer=model.tokenizer,
             max_model_len=model.max_model_len,
+            is_wish=is_budget_wish,
         )
         return reader
 

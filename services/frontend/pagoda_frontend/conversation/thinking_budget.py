@@ -12,6 +12,7 @@ from pagoda_common.errors import InvalidRequest
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.conversation.dialect import Dialect
+from pagoda_frontend.reasoning_parsers.base import ReasoningParser
 
 FIELD = "thinking_token_budget"
 UNLIMITED = -1
@@ -25,6 +26,7 @@ def with_thinking_budget(
     prompt: str,
     tokenizer: Tokenizer,
     max_model_len: int,
+    is_wish: bool = False,
 ) -> StructuredOutputsParams | None:
     """`constraint`, with at most `budget` tokens of reasoning before it.
 
@@ -32,10 +34,13 @@ def with_thinking_budget(
         constraint: of the answer; None when any will do.
         budget: tokens between the markers of reasoning; None or -1 for any number of them.
         prompt: the rendered conversation, whose end may open or close the reasoning.
+        is_wish: have any number of tokens where `budget` cannot be held.
 
     Raises:
         InvalidRequest: `budget` is below -1, or no reasoning parser says by which token the reasoning ends.
     """
+    if is_wish and not _can_hold(dialect, prompt=prompt, tokenizer=tokenizer):
+        return constraint
     if budget is None or budget == UNLIMITED:
         return constraint
     if budget < 0:
@@ -45,7 +50,7 @@ def with_thinking_budget(
     parser = dialect.reasoning_parser(prompt=prompt)
     if parser.is_over or budget >= max_model_len:
         return constraint
-    start, end = _token_id(tokenizer, getattr(parser, "start", "")), _token_id(tokenizer, parser.end)
+    start, end = _markers(parser, tokenizer)
     if end is None or (start is None and not parser.is_inside):
         raise InvalidRequest(f"{FIELD} needs reasoning whose markers are single tokens of the model", field=FIELD)
     if constraint is not None:
@@ -55,6 +60,20 @@ def with_thinking_budget(
         return StructuredOutputsParams(grammar=f"{_reasoning(start, end, budget)} rest\nrest: <[*]>*")
     grammar = f"start: plain (<[{start}]> {_thoughts(end, budget)} <[{end}]> plain)*\nplain: <[^{start}]>*"
     return StructuredOutputsParams(grammar=grammar)
+
+
+def _markers(parser: ReasoningParser, tokenizer: Tokenizer) -> tuple[int | None, int | None]:
+    """The tokens that begin and end the reasoning; None where a marker is no single token."""
+    return _token_id(tokenizer, getattr(parser, "start", "")), _token_id(tokenizer, parser.end)
+
+
+def _can_hold(dialect: Dialect, *, prompt: str, tokenizer: Tokenizer) -> bool:
+    """Whether reasoning behind `prompt` may be bounded."""
+    if dialect.reasoning_parser is None:
+        return False
+    parser = dialect.reasoning_parser(prompt=prompt)
+    start, end = _markers(parser, tokenizer)
+    return end is not None and (start is not None or parser.is_inside)
 
 
 def _token_id(tokenizer: Tokenizer, marker: str) -> int | None:

@@ -28,6 +28,7 @@ TOOL_CHOICES: dict[inference_pb2.ToolChoice, str] = {
 }
 CHAT_FIELDS = {name: row for row in SAMPLING_FIELDS.values() if (name := row.name_in("chat")) is not None}
 """Sampling fields by what a conversation calls them."""
+BUDGET = "thinking_token_budget"
 PROTO_NAMES = {
     **{name: row.proto for name, row in CHAT_FIELDS.items() if row.proto not in (None, name)},
     "response_format": "response_format_json",
@@ -64,7 +65,7 @@ def chat_body_from_proto(request: inference_pb2.ChatRequest) -> ChatBody:
     for name in ("stop", "bad_words"):
         if values := list(getattr(request, name)):
             fields[name] = values
-    for name in ("skip_special_tokens", "parallel_tool_calls", "include_reasoning", "add_generation_prompt"):
+    for name in ("skip_special_tokens", "parallel_tool_calls", "include_reasoning", "add_generation_prompt", BUDGET):
         if request.HasField(name):
             fields[name] = getattr(request, name)
     for name in ("model", "priority", "cache_salt", "reasoning_effort", "continue_final_message"):

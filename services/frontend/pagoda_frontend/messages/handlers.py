@@ -17,7 +17,7 @@ from pagoda_frontend.http.calls import call_of, read_call, tenant_of
 from pagoda_frontend.http.errors import anthropic_error, error_object
 from pagoda_frontend.http.opening import announced, patience_of
 from pagoda_frontend.http.sse import EventStream, unless_disconnected
-from pagoda_frontend.messages.input import chat_body_of
+from pagoda_frontend.messages.input import chat_body_of, has_budget
 from pagoda_frontend.messages.output import BlockBuilder, Event
 from pagoda_frontend.messages.protocol import CHAT_NAMES, CountTokensBody, MessagesBody
 from pagoda_frontend.requests.call_context import unique_id
@@ -77,7 +77,7 @@ class Messages:
             call = call_of(request.headers, chat, tenant=tenant, request_id=message_id, resumption=resumption)
             if body.stream:
                 call = await serving.work.prepare(partial(call.noting, body, path=MESSAGES_PATH))
-            conversation = await start_conversation(chat, call, serving=serving)
+            conversation = await start_conversation(chat, call, serving=serving, is_budget_wish=not has_budget(body))
         message: dict[str, Any] = {
             "id": call.request_id,
             "type": "message",

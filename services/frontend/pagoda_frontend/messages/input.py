@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.text import exact_json
 from pagoda_frontend.messages.protocol import (
+    BUDGET,
     CHAT_NAMES,
     PASSED_ON,
     AnthropicMessage,
@@ -169,4 +170,11 @@ def _thinking(body: CountTokensBody, kwargs: dict[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": is_enabled, **kwargs}}
     if not is_enabled:
         fields["include_reasoning"] = False
+    elif body.thinking.budget_tokens is not None and not has_budget(body):
+        fields[BUDGET] = body.thinking.budget_tokens
     return fields
+
+
+def has_budget(body: CountTokensBody) -> bool:
+    """Whether `body` asks for a bound on reasoning by vLLM's name, which is no wish."""
+    return getattr(body, BUDGET, None) is not None

@@ -86,7 +86,11 @@ class MessagesBody(CountTokensBody):
     top_k: Integer | None = None
     metadata: dict[str, Any] | None = None
     service_tier: Text | None = None
+    thinking_token_budget: Integer | None = None
+    """As vLLM's: goes before thinking.budget_tokens, and is refused where it cannot be held."""
 
+
+BUDGET = "thinking_token_budget"
 
 PASSED_ON = (
     *names_as_in_chat(SAMPLING_FIELDS, "messages"),
@@ -95,6 +99,7 @@ PASSED_ON = (
     "timeout",
     "cache_salt",
     "chat_template_kwargs",
+    BUDGET,
 )
 """Fields that a conversation has under the same name; those that Anthropic's API does not name are vLLM's."""
 
@@ -104,5 +109,6 @@ CHAT_NAMES = {
     "response_format": "output_config.format",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "reasoning_effort": "output_config.effort",
+    BUDGET: "thinking.budget_tokens",
 }
 """Fields of a conversation, and where their values come from here."""

@@ -6,7 +6,10 @@ from typing import Any
 from fastapi import Request, Response
 
 from pagoda_common.errors import InvalidRequest
+from pagoda_common.params.structured_outputs import StructuredOutputsParams
 from pagoda_common.params.truncation import Truncation
+from pagoda_frontend.conversation.thinking_budget import FIELD as BUDGET
+from pagoda_frontend.conversation.thinking_budget import with_thinking_budget
 from pagoda_frontend.http.body import json_response
 from pagoda_frontend.http.calls import call_of, read_call, tenant_of
 from pagoda_frontend.http.sse import EventStream, stream_events, unless_disconnected
@@ -66,9 +69,13 @@ class Completions:
                 prompt_logprobs=body.logprobs if body.echo and body.prompt_logprobs is None else None,
             )
         )
-        await model.grammars.check(params.structured_outputs, field=constraint_field(body))
         truncation = body_truncation(body, params=params, model=model)
         texts, prompts = await self._prompts(body, model, truncation)
+        if body.thinking_token_budget is not None:
+            params.structured_outputs = self._with_budget(
+                params.structured_outputs, body.thinking_token_budget, texts=texts, prompts=prompts, model=model
+            )
+        await model.grammars.check(params.structured_outputs, field=constraint_field(body))
         run = start_run(
             call,
             serving=serving,
@@ -124,6 +131,36 @@ class Completions:
         answer = {**envelope, "choices": shown, "usage": run.usage()}
         answer |= {"service_tier": None, "kv_transfer_params": None}
         return json_response(answer, {"X-Request-Id": call.request_id})
+
+    def _with_budget(
+        self,
+        constraint: StructuredOutputsParams | None,
+        budget: int,
+        *,
+        texts: list[str | None],
+        prompts: list[list[int]],
+        model: ServedModel,
+    ) -> StructuredOutputsParams | None:
+        """`constraint` with at most `budget` tokens of reasoning before what it constrains.
+
+        Raises:
+            InvalidRequest: the budget cannot be held, or prompts differ in whether they have begun to reason.
+        """
+        bounded = [
+            with_thinking_budget(
+                constraint,
+                budget,
+                dialect=self._serving.dialect,
+                prompt=text if text is not None else model.tokenizer.decode(ids, skip_special_tokens=False),
+                tokenizer=model.tokenizer,
+                max_model_len=model.max_model_len,
+            )
+            for text, ids in zip(texts, prompts, strict=True)
+        ]
+        if any(one != bounded[0] for one in bounded):
+            message = f"{BUDGET} needs prompts that have all begun to reason, or none"
+            raise InvalidRequest(message, field=BUDGET)
+        return bounded[0]
 
     async def _prompts(
         self, body: CompletionBody, model: ServedModel, truncation: Truncation | None

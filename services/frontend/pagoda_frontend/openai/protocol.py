@@ -106,6 +106,8 @@ class CompletionBody(GenerationBody):
     prompt: Text | Items[Text] | TokenIds | Items[TokenIds]
     logprobs: Integer | None = None
     best_of: Integer | None = None
+    thinking_token_budget: Integer | None = None
+    """Most tokens of reasoning before its end is forced; -1 for no bound. It holds for prompts that end alike."""
 
 
 class EmbeddingBody(RequestBody):

@@ -34,7 +34,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "modalities": (["text"],),
     "repetition_detection": (),
-    "thinking_token_budget": (-1,),
 }
 """Fields that ask for what is not there yet, with the values (besides null) that ask for nothing."""
 

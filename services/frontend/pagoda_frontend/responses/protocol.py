@@ -102,6 +102,8 @@ class ResponsesBody(RequestBody):
     metadata: dict[str, Text] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     user: Text | None = None
+    thinking_token_budget: Integer | None = None
+    """Most tokens of reasoning before its end is forced; -1 for no bound (vLLM's)."""
     service_tier: Text | None = None
     prompt_cache_key: Text | None = None
     safety_identifier: Text | None = None
@@ -119,6 +121,7 @@ PASSED_ON = (
     "timeout",
     "cache_salt",
     "include_reasoning",
+    "thinking_token_budget",
     "chat_template_kwargs",
     "parallel_tool_calls",
     "user",
