@@ -57,7 +57,7 @@ class Scheduler:
             block_size=cache.block_size,
             enable_prefix_caching=cache.enable_prefix_caching,
             snapshot_interval=cache.snapshot_interval,
-            max_step_tokens=config.max_num_batched_tokens + MAX_IN_FLIGHT * num_speculative_tokens,
+            max_step_tokens=max(config.max_num_batched_tokens, MAX_IN_FLIGHT * (1 + num_speculative_tokens)),
         )
         self.max_model_len = self.kv.capacity_tokens(max_model_len)
         self.running: list[Request] = []
