@@ -52,3 +52,7 @@ def test_a_clients_id_is_made_safe_for_headers_and_logs() -> None:
     assert unique_id("cmpl-", "a b\r\n/日") == "cmpl-a_b____"
     assert len(unique_id("cmpl-", "x" * 1000)) == 133
     assert unique_id("cmpl-") != unique_id("cmpl-")
+
+
+def test_a_byte_order_mark_is_no_fault() -> None:
+    assert parse_body(b"\xef\xbb\xbf" + b'{"prompt": "x"}', CompletionBody).prompt == "x"

@@ -1,5 +1,6 @@
 """Prompts from conversations."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from pagoda_common.errors import ConfigError, InvalidRequest, RequestTooLong
 from pagoda_common.text.chat_template import load_chat_template
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.openai.protocol import ChatMessage
-from pagoda_frontend.requests.prompts import Prompts
+from pagoda_frontend.requests.prompts import Prompts, template_message
 
 
 def prompts(chat_template: str | None = None) -> Prompts:
@@ -108,3 +109,18 @@ async def test_integers_in_arguments_keep_every_digit(number: str, is_text: bool
         call["function"] = {"name": "pay", "arguments": {"wei": int(number)}}
     answer = ChatMessage.model_validate({"role": "assistant", "content": None, "tool_calls": [call]})
     assert arguments in await prompts().render([message("user", "hi"), answer])
+
+
+def test_parts_of_a_content_are_texts_under_any_of_their_names() -> None:
+    content = ["a", {"text": "b"}, {"type": "input_text", "text": "c"}, {"type": "output_text", "text": "d"}]
+    content += [{"type": "refusal", "refusal": "e"}, {"type": "text", "text": "f", "cache_control": {}}]
+    message = ChatMessage.model_validate({"role": "assistant", "content": content})
+    assert template_message(message, 0)["content"] == "a\nb\nc\nd\ne\nf"
+    for part, words in (
+        ({"type": "image_url", "image_url": {}}, "messages.2.content.0: parts of type 'image_url'"),
+        ({"type": "text"}, "messages.2.content.0.text: field required"),
+        ({"type": "refusal", "text": "x"}, "messages.2.content.0.refusal: field required"),
+    ):
+        wrong = ChatMessage.model_validate({"role": "user", "content": [part]})
+        with pytest.raises(InvalidRequest, match=re.escape(words)):
+            template_message(wrong, 2)

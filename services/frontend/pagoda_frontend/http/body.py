@@ -1,5 +1,6 @@
 """From the bytes of a request to a checked body, every fault of which is a 4xx, and from a value to an answer."""
 
+import codecs
 import json
 import time
 from collections.abc import Iterable, Mapping
@@ -116,6 +117,7 @@ def parse_body(raw: bytes, body_type: type[Body]) -> Body:
         InvalidRequest: not JSON, or a field is wrong; `field` names it.
     """
     fault: Exception | None = None
+    raw = raw.removeprefix(codecs.BOM_UTF8)  # which clients on Windows write
     try:
         value = exact_json.loads(raw)
     except orjson.JSONDecodeError as error:

@@ -139,8 +139,10 @@ class EmbeddingBody(RequestBody):
 class ContentPart(RequestBody):
     """One part of a message's content; only text is understood."""
 
-    type: Text
+    type: Text = "text"
+    """Those of Responses, input_text and output_text, are the same; refusal has the field of its name."""
     text: Text | None = None
+    refusal: Text | None = None
 
 
 class CalledFunction(RequestBody):
@@ -164,7 +166,7 @@ class ChatMessage(RequestBody):
 
     role: Text
     """system, developer, user, assistant, tool, or one that the chat template names."""
-    content: Text | Items[ContentPart] | None = None
+    content: Text | Items[Text | ContentPart] | None = None
     tool_calls: Items[MessageToolCall] | None = None
     """Calls that the assistant made."""
     tool_call_id: Text | None = None

@@ -12,13 +12,15 @@ from pagoda_common.text import exact_json
 from pagoda_common.text.chat_template import has_role, render_chat_template
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.budget.work_pool import WorkPool
-from pagoda_frontend.openai.protocol import ChatMessage, MessageToolCall, Tool
+from pagoda_frontend.openai.protocol import ChatMessage, ContentPart, MessageToolCall, Tool
 from pagoda_frontend.requests.encoding import TextEncoder
 from pagoda_frontend.requests.params import check_token_ids, too_long
 from pagoda_frontend.requests.template_helpers import TemplateHelpers
 
 NOT_IN_KWARGS = ("messages", "chat_template", "tools", "documents", "add_generation_prompt", "continue_final_message")
 """Variables of a chat template that have a field of their own."""
+PART_FIELDS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Where parts of a content have their text, by type."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Roles that may be in any conversation."""
 OWN_FIELDS = ("role", "content", "tool_calls", "reasoning", "reasoning_content", "function_call")
@@ -237,13 +239,9 @@ def template_message(message: ChatMessage, number: int) -> dict[str, Any]:
     if content is None and message.role != "assistant":
         raise InvalidRequest(f"messages.{number}.content: a {message.role} message needs content", field="messages")
     if isinstance(content, list):
-        for place, part in enumerate(content):
-            name = f"messages.{number}.content.{place}"
-            if part.type not in ("text", "refusal"):
-                raise InvalidRequest(f"{name}: parts of type {part.type!r} are not supported yet", field="messages")
-            if part.text is None and part.type == "text":
-                raise InvalidRequest(f"{name}.text: field required", field="messages")
-        content = "\n".join(part.text or "" for part in content if part.type == "text")
+        content = "\n".join(
+            _part_text(part, f"messages.{number}.content.{place}") for place, part in enumerate(content)
+        )
     extra = {**(message.model_extra or {}), "tool_call_id": message.tool_call_id}
     shown = {name: value for name, value in extra.items() if value is not None and name not in OWN_FIELDS}
     shown |= {"role": message.role, "content": content or ""}
@@ -253,6 +251,18 @@ def template_message(message: ChatMessage, number: int) -> dict[str, Any]:
     if isinstance(reasoning, str):
         shown["reasoning"] = shown["reasoning_content"] = reasoning  # templates know either name
     return shown
+
+
+def _part_text(part: str | ContentPart, name: str) -> str:
+    if isinstance(part, str):
+        return part
+    field = PART_FIELDS.get(part.type)
+    if field is None:
+        raise InvalidRequest(f"{name}: parts of type {part.type!r} are not supported yet", field="messages")
+    text: str | None = getattr(part, field)
+    if text is None:
+        raise InvalidRequest(f"{name}.{field}: field required", field="messages")
+    return text
 
 
 def _template_call(call: MessageToolCall) -> dict[str, Any]:
