@@ -133,11 +133,14 @@ class TokenizerFiles:
 
     @property
     def _decoder(self) -> list[tuple[int, Any]]:
-        """Tokens of tokenizer_config.json by id, ascending."""
+        """Tokens of tokenizer_config.json, and of the older added_tokens.json, by id, ascending."""
         decoder = self.config.get("added_tokens_decoder")
-        if not isinstance(decoder, dict):
-            return []
-        return sorted(((int(token_id), token) for token_id, token in decoder.items()), key=lambda item: item[0])
+        tokens = {int(token_id): token for token_id, token in decoder.items()} if isinstance(decoder, dict) else {}
+        older = _read_json(self.directory / "added_tokens.json")
+        for content, token_id in older.items() if isinstance(older, dict) else ():
+            if isinstance(token_id, int):
+                tokens.setdefault(token_id, {"content": content, "normalized": False})
+        return sorted(tokens.items())
 
     def find_token_id(self, role: str) -> int | None:
         """Id of a role's token ("eos_token"), without loading the tokenizer; None where there is no such token.

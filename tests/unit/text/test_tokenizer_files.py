@@ -67,6 +67,17 @@ def test_tokens_are_those_of_transformers(case: str, tmp_path: Path) -> None:
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
+def test_tokens_of_the_older_added_tokens_json_are_those_of_transformers(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    directory = variant(tmp_path, without=(2,))
+    (directory / "added_tokens.json").write_text('{"<tool>": 3072, "</tool>": 3073}')
+    ours, theirs = Tokenizer.load(str(directory)), AutoTokenizer.from_pretrained(directory)
+    for text in TEXTS:
+        assert ours.encode(text) == theirs.encode(text), text
+    assert ours.decode([3072, 260, 3073]) == theirs.decode([3072, 260, 3073], skip_special_tokens=True)
+
+
 @pytest.mark.parametrize("place", ["added_tokens_decoder", "added_tokens", "vocab", "unigram", "vocab.json"])
 def test_the_id_of_a_role_is_found_without_loading(place: str, tmp_path: Path) -> None:
     directory = variant(tmp_path, eos_token="<|im_end|>", without=(2,) if place != "added_tokens" else ())
