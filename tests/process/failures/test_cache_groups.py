@@ -7,6 +7,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 
+import httpx
 import pytest
 
 from tests.checkpoints import make_checkpoint
@@ -75,8 +76,8 @@ class Streams:
 
 
 def post(stack: Stack, path: str) -> None:
-    with urllib.request.urlopen(urllib.request.Request(f"{stack.url}{path}", b""), timeout=240) as response:
-        assert response.status == 200
+    response = httpx.post(f"{stack.url}{path}", timeout=240)
+    assert response.status_code == 200, response.text
 
 
 def sleep_and_wake(stack: Stack) -> None:
