@@ -15,7 +15,12 @@ from pagoda_common.config.engine_config import (
     ParallelConfig,
     SchedulerConfig,
 )
-from pagoda_common.config.flag_tables import parse_attention_backend, parse_dtype, parse_load_format
+from pagoda_common.config.flag_tables import (
+    parse_attention_backend,
+    parse_dtype,
+    parse_load_format,
+    parse_model_impl,
+)
 from pagoda_common.config.model_files import with_room_for_prompts
 from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.config.security_config import TOKEN_VARIABLE, SecurityConfig
@@ -65,6 +70,8 @@ def engine_config_from_options(**options: Any) -> EngineConfig:
         given["load_format"] = parse_load_format(str(given["load_format"]))
     if "attention_backend" in given:
         given["attention_backend"] = parse_attention_backend(str(given["attention_backend"]))
+    if "model_impl" in given:
+        given["model_impl"] = parse_model_impl(str(given["model_impl"]))
     if given.get("max_model_len") == "auto":
         given["max_model_len"] = FIT_MEMORY
     parts: dict[str, Any] = {

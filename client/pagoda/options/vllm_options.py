@@ -85,7 +85,6 @@ OPTIONS = (
     VllmOption("pooler_config", (), "models generate and embed, they do nothing else"),
     VllmOption("override_pooler_config", (), "models generate and embed, they do nothing else"),
     VllmOption("tokenizer_mode", ("auto", "hf"), "tokenizers are read from tokenizer.json"),
-    VllmOption("model_impl", ("auto", "vllm"), "models are Pagoda's own"),
     VllmOption("limit_mm_per_prompt", ({}, "{}"), _MULTIMODAL),
     VllmOption("mm_processor_kwargs", ({}, "{}"), _MULTIMODAL),
     VllmOption("allowed_local_media_path", ("",), _MULTIMODAL),

@@ -20,6 +20,7 @@ Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 ActivationQuantization: TypeAlias = Literal["auto", "none"]
 AttentionBackend: TypeAlias = Literal["auto", "triton", "flashinfer", "flash_attn"]
 KVCacheDType: TypeAlias = Literal["auto", "int8", "fp8"]
+ModelImpl: TypeAlias = Literal["auto", "pagoda", "transformers"]
 LoadFormat: TypeAlias = Literal["auto", "safetensors", "dummy"]
 SchedulingPolicy: TypeAlias = Literal["fcfs", "priority", "fair"]
 RoutingPolicy: TypeAlias = Literal["prefix", "round_robin"]
@@ -69,6 +70,9 @@ class ModelConfig:
     """Longest prompt plus output in tokens; None takes the checkpoint's, FIT_MEMORY no more of it than fits."""
     load_format: LoadFormat = "auto"
     """auto and safetensors read safetensors; dummy makes random weights."""
+    model_impl: ModelImpl = "auto"
+    """Which implementation runs the model. pagoda: one of Pagoda's own, or of an installed package. transformers: the
+    modules of transformers with paged attention. auto: Pagoda's own where there is one, else transformers'."""
     max_logprobs: int = 20
     """Bound on logprobs per token; -1 allows the vocabulary."""
     logprobs_mode: LogprobsMode = "raw_logprobs"
@@ -109,6 +113,7 @@ class ModelConfig:
         _check_choice("activation_quantization", self.activation_quantization, get_args(ActivationQuantization))
         _check_choice("device", self.device, get_args(Device))
         _check_choice("load_format", self.load_format, get_args(LoadFormat))
+        _check_choice("model_impl", self.model_impl, get_args(ModelImpl))
         _check_choice("attention_backend", self.attention_backend, get_args(AttentionBackend))
         length = self.fixed_max_model_len
         _check(length is None or length >= 1, "max_model_len", length, "at least 1, or -1 for auto")

@@ -52,6 +52,11 @@ def parse_attention_backend(text: str) -> str:
     return {"triton_attn": "triton"}.get(text.lower(), text.lower())
 
 
+def parse_model_impl(text: str) -> str:
+    """Our names, and vLLM's for its own implementations."""
+    return {"vllm": "pagoda"}.get(text, text)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flag:
     """One flag and the config field it fills. The field's type adds a --no- form (bool, true) or choices (Literal)."""
@@ -117,6 +122,11 @@ MODEL_FLAGS = (
         help="longest prompt plus output, such as 4096 or 8k; auto or -1 is what fits",
     ),
     Flag(field="load_format", parse=parse_load_format, help="dummy makes random weights"),
+    Flag(
+        field="model_impl",
+        parse=parse_model_impl,
+        help="who runs the model: Pagoda's own implementation, transformers' modules, or auto, the first that there is",
+    ),
     Flag(
         field="logprobs_mode",
         help="log probabilities or logits, before (raw) or after (processed) penalties, temperature and filters",

@@ -57,6 +57,7 @@ def worker_config_to_proto(config: EngineConfig) -> worker_pb2.WorkerConfig:
         reference_kernels=model.reference_kernels,
         attention_backend=model.attention_backend,
         enforce_eager=model.enforce_eager,
+        model_impl=model.model_impl,
         kv_cache_dtype=cache.kv_cache_dtype,
         takes_cache_groups=True,
     )

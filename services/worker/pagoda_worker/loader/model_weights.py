@@ -17,7 +17,7 @@ from pagoda_common.process.memory import trim_memory
 from pagoda_worker.loader.build import ModelBuilder
 from pagoda_worker.loader.checkpoint import Checkpoint, open_checkpoint
 from pagoda_worker.loader.quantized_tensors import StoredFormat, stored_format
-from pagoda_worker.loader.weights import Progress, fill_dummy_weights, load_weights
+from pagoda_worker.loader.weights import Progress, fill_constants, fill_dummy_weights, load_weights
 from pagoda_worker.memory.device import available_memory_bytes, quantizes_inputs
 from pagoda_worker.models.layers import Matrix
 from pagoda_worker.models.model import Model
@@ -205,6 +205,7 @@ class ModelWeights:
             layer.method = self._methods.of_floats(layer)
             layer.begin_loading(self._dtype)
         self._read_parameters(source, model, device, progress)
+        fill_constants(model, device=device)
         for layer in _matrices(model):
             layer.finish_loading()
 
@@ -260,7 +261,8 @@ def _check_same(model: Model, served: Model, checkpoint: Checkpoint) -> None:
     Raises:
         ModelLoadError: it is not; the message names what differs.
     """
-    theirs, ours = model.identity, served.identity
+    theirs = {"architecture": model.architecture, **model.identity}
+    ours = {"architecture": served.architecture, **served.identity}
     for name in (*ours, *(theirs.keys() - ours.keys())):
         if theirs.get(name) != ours.get(name):
             raise ModelLoadError(

@@ -105,7 +105,7 @@ class _Filler:
         self._methods = methods
         self._num_missing = Counter(source.parameter for source in names.sources)
         self._num_missing.update(parameter for source in names.made for parameter in source.parameters)
-        self._num_rows = {name: parameter.shape[0] for name, parameter in whole.named_parameters()}
+        self._num_rows = {name: _num_rows(parameter) for name, parameter in whole.named_parameters()}
         self._integers: dict[str, list[tuple[WeightSource, QuantizedMatrix]]] = {}
         """Parts that are there, of parameters that are all integers so far."""
         self.num_dequantized = 0
@@ -122,7 +122,7 @@ class _Filler:
         made = source.make(tensors)
         for name in source.parameters:
             value = made.get(name)
-            if value is None or value.shape[0] != self._num_rows[name]:
+            if value is None or _num_rows(value) != self._num_rows[name]:
                 shape = None if value is None else list(value.shape)
                 raise ModelLoadError(f"{source.names[0]} and others make {name} of shape {shape}")
             self.fill(WeightSource(name=source.names[0], parameter=name), value)
@@ -187,7 +187,7 @@ class _Filler:
 def fill_dummy_weights(model: Model, whole: Model, *, device: torch.device, seed: int) -> None:
     """Small normal matrices, and what the model wants of others; the same for a seed, on however many ranks."""
     generator = torch.Generator().manual_seed(seed)
-    for name in [name for name, _ in model.named_parameters()]:
+    for name in [name for name, _ in model.named_parameters() if name not in model.constants]:
         owner, _, leaf = name.rpartition(".")
         layer = model.get_submodule(owner)
         _allocate(layer, leaf, device=device)
@@ -199,9 +199,20 @@ def fill_dummy_weights(model: Model, whole: Model, *, device: torch.device, seed
             shape = whole.get_parameter(name).shape
             tensor = torch.empty(shape).normal_(std=0.02, generator=generator)
             source = WeightSource(name=name, parameter=name)
-            copy_part(tensor, source, parameter, model.sharding, num_rows=shape[0])
+            copy_part(tensor, source, parameter, model.sharding, num_rows=_num_rows(tensor))
         if isinstance(layer, Matrix) and leaf == "weight":
             layer.finish_loading()
+
+
+def fill_constants(model: Model, *, device: torch.device) -> None:
+    """Give parameters that are still missing what they hold in any checkpoint."""
+    for name, value in model.constants.items():
+        owner, _, leaf = name.rpartition(".")
+        layer = model.get_submodule(owner)
+        if layer.get_parameter(leaf).is_meta:
+            _allocate(layer, leaf, device=device)
+            source = WeightSource(name=name, parameter=name)
+            copy_part(value, source, layer.get_parameter(leaf), model.sharding, num_rows=_num_rows(value))
 
 
 def _index(files: list[Path], stack: ExitStack) -> dict[str, StoredTensor]:
@@ -271,6 +282,10 @@ def _check_shapes(model: Model, names: WeightNames, found: dict[str, Stored]) ->
         raise ModelLoadError(f"tensors do not fit config.json: {_some(wrong)}")
 
 
+def _num_rows(tensor: Tensor) -> int:
+    return tensor.shape[0] if tensor.dim() else 1
+
+
 def _allocate(layer: nn.Module, leaf: str, *, device: torch.device) -> None:
     parameter = layer.get_parameter(leaf)
     if parameter.is_meta:
@@ -298,6 +313,9 @@ def copy_part(
         tensor: rows `source.row_start` and on of the whole parameter.
         num_rows: of the whole parameter.
     """
+    if not tensor.dim():
+        parameter.data.copy_(tensor)
+        return
     if tensor.dim() > 1:
         columns = sharding.columns(source.parameter, tensor.shape[1])
         tensor = tensor[:, columns.start : columns.stop]

@@ -119,6 +119,11 @@ class Model(nn.Module, ABC):
     def identity(self) -> Mapping[str, object]:
         """What another checkpoint must have as well to take this one's place: options by name."""
 
+    @property
+    def constants(self) -> Mapping[str, Tensor]:
+        """What some parameters hold unless a checkpoint has something else: whole tensors by name; none by default."""
+        return {}
+
     @abstractmethod
     def weights(self, stored: Collection[str]) -> WeightNames:
         """Where every parameter comes from.

@@ -25,6 +25,7 @@ from pagoda_worker.models.gpt_neox import GPT_NEOX_NAMES, gpt_neox_spec
 from pagoda_worker.models.gpt_oss import gpt_oss_spec, gpt_oss_weights
 from pagoda_worker.models.gptj import GPTJ_NAMES, gptj_spec
 from pagoda_worker.models.hf_config import HfConfig
+from pagoda_worker.models.installed import installed_factory
 from pagoda_worker.models.llama import (
     ARCEE_NAMES,
     LLAMA_NAMES,
@@ -196,24 +197,49 @@ def architectures_of(config: HfConfig) -> list[str]:
     return [str(name) for name in names]
 
 
+def find_family(config: HfConfig) -> Family | None:
+    """The family of a checkpoint, by its architectures, or its model_type where it names none; None: it has none."""
+    return next((FAMILIES[name] for name in architectures_of(config) if name in FAMILIES), None)
+
+
+def is_foreign(config: HfConfig) -> bool:
+    """Whether a checkpoint has the architecture of a family, and names and options of a model_type of its own."""
+    model_type = config.get("model_type")
+    if model_type is None or model_type in MODEL_TYPES:
+        return False
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # few checkpoints need it
+
+    return model_type in CONFIG_MAPPING_NAMES
+
+
 def family_of(config: HfConfig) -> Family:
     """The family of a checkpoint, by its architectures, and by its model_type where it names none.
 
     Raises:
         ModelLoadError: none of its architectures is supported.
     """
+    family = find_family(config)
+    if family is not None:
+        return family
     names = architectures_of(config)
-    for name in names:
-        if name in FAMILIES:
-            return FAMILIES[name]
     found = ", ".join(names) or f"none named (model_type {config.get('model_type')!r})"
     raise ModelLoadError(f"architecture {found} is not supported; supported are {', '.join(FAMILIES)}")
 
 
 def factory_of(config: BuildConfig) -> ModelFactory:
-    """What builds the model of a checkpoint.
+    """What builds the model of a checkpoint, as --model-impl says: an installed package, a family of ours, or
+    transformers.
 
     Raises:
         ModelLoadError: none of its architectures is supported.
     """
-    return family_of(config.checkpoint)
+    asked, names = config.engine.model_impl, architectures_of(config.checkpoint)
+    if asked != "transformers" and (installed := installed_factory(names)) is not None:
+        return installed
+    has_family = find_family(config.checkpoint) is not None and not is_foreign(config.checkpoint)
+    if asked == "pagoda" or (asked == "auto" and has_family):
+        return family_of(config.checkpoint)
+    # Imported here: transformers takes seconds, and our own families do without it.
+    from pagoda_worker.models.transformers_model.model import TransformersModel
+
+    return TransformersModel

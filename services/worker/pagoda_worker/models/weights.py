@@ -41,6 +41,14 @@ class MadeWeights:
     make: Callable[[list[Tensor]], dict[str, Tensor]]
     """From the tensors, in order, to whole parameters by name."""
 
+    def within(self, prefix: str) -> "MadeWeights":
+        """The same for a model that has these parameters behind a prefix."""
+
+        def make(tensors: list[Tensor]) -> dict[str, Tensor]:
+            return {prefix + name: value for name, value in self.make(tensors).items()}
+
+        return MadeWeights(names=self.names, parameters=tuple(prefix + name for name in self.parameters), make=make)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightNames:
@@ -57,6 +65,14 @@ class WeightNames:
     """Names under which tensors may be stored instead: tied weights have two."""
     made: tuple[MadeWeights, ...] = ()
     """Several of the same parameters are ways to store them, of which a checkpoint has one."""
+
+    def within(self, prefix: str) -> "WeightNames":
+        """The same for a model that has these parameters behind a prefix."""
+        return replace(
+            self,
+            sources=[replace(source, parameter=prefix + source.parameter) for source in self.sources],
+            made=tuple(one.within(prefix) for one in self.made),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,6 +19,7 @@ from pagoda_common.config.engine_config import (
     LoadFormat,
     LogprobsMode,
     ModelConfig,
+    ModelImpl,
     SchedulerConfig,
 )
 from pagoda_common.config.speculative_config import SpeculativeConfig
@@ -61,6 +62,7 @@ def engine_config_from_proto(message: worker_pb2.WorkerConfig) -> EngineConfig:
             reference_kernels=tuple(message.reference_kernels),
             attention_backend=cast("AttentionBackend", message.attention_backend or "auto"),
             enforce_eager=message.enforce_eager,
+            model_impl=cast("ModelImpl", message.model_impl or "auto"),
             seed=message.seed,
         ),
         cache=CacheConfig(

@@ -77,7 +77,10 @@ def test_a_damaged_config_is_refused(checkpoint: Path, text: str) -> None:
 
 def test_an_unsupported_architecture_is_answered_with_the_supported_ones(checkpoint: Path) -> None:
     change_config(checkpoint, architectures=["BertModel"])
-    refused(checkpoint, "BertModel", *ARCHITECTURES)
+    refused(checkpoint, "BertModel", *ARCHITECTURES, model_impl="pagoda")
+    refused(
+        checkpoint, "cannot run BertModel here: the causal language model of model_type 'llama' is LlamaForCausalLM"
+    )
 
 
 def test_a_config_without_a_needed_value_is_refused(checkpoint: Path) -> None:

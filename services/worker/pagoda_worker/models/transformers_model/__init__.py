@@ -1,0 +1,1 @@
+"""Runs causal language models of transformers with paged attention. Imported only when a model needs it."""

@@ -1,0 +1,152 @@
+"""TransformersModel: a causal language model of transformers as a Model. Knows no checkpoint files and no steps."""
+
+import inspect
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.utils import ModelOutput
+
+from pagoda_common.errors import ModelLoadError
+from pagoda_worker.models.decoder import ForwardContext
+from pagoda_worker.models.model import BuildConfig, Model
+from pagoda_worker.models.transformers_model.attention import CURRENT, PassingCache, Run
+from pagoda_worker.models.transformers_model.backbone import build_backbone
+from pagoda_worker.models.transformers_model.hosted_experts import host_experts
+from pagoda_worker.models.transformers_model.hosted_layers import host_layers
+from pagoda_worker.models.transformers_model.names import backbone_weights
+from pagoda_worker.models.transformers_model.positions import position_offset
+from pagoda_worker.models.transformers_model.probe import model_inputs, probe
+from pagoda_worker.models.transformers_model.sharding import PlanSharding
+from pagoda_worker.models.weights import WeightNames
+from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
+
+LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
+"""Where configs have the longest sequence."""
+UNBOUND_LENGTH = 32768
+"""Tokens of a model that names no longest sequence."""
+VOLATILE = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache"})
+"""Entries of config.json that say nothing about what a model computes."""
+
+
+class TransformersModel(Model):
+    """A module of transformers with paged attention and Pagoda's matrices.
+
+    How it attends is not read but seen: a pass over two tokens without values notes what every layer asks for.
+    """
+
+    def __init__(self, *, config: BuildConfig, prefix: str = "", parallel: TensorParallel = ALONE) -> None:
+        """As in ModelFactory."""
+        super().__init__()
+        self.architecture = str((config.checkpoint.get("architectures") or [config.checkpoint.get("model_type")])[0])
+        try:
+            self.backbone = build_backbone(config.checkpoint)
+            host_layers(self.backbone, prefix=prefix, parallel=parallel)
+            host_experts(self.backbone, prefix=prefix)
+            self._take_buffers()
+            seen = probe(self.backbone)
+        except ModelLoadError as error:
+            raise ModelLoadError(f"transformers cannot run {self.architecture} here: {error}") from error
+        options = {"model_type": None} | self.backbone.config.to_dict()  # first: it says the most
+        self._identity = {name: value for name, value in options.items() if name not in VOLATILE}
+        self.sharding = PlanSharding(self, parallel)
+        self._inner = (seen.inner,)  # in a tuple: it is a part of the backbone
+        self._inner_output = seen.inner_output
+        self._compute = seen.inner.forward
+        self._arguments = frozenset(inspect.signature(self._compute).parameters)
+        seen.inner.forward = self._inner_forward
+        self._cache = PassingCache()
+        self.attention_layers = seen.layers
+        self.num_layers = len(seen.layers)
+        self.vocab_size, self.embedding_size = seen.vocab_size, seen.embedding_size
+        self._has_masks = seen.has_masks
+        self._position_offset = position_offset(self.backbone)
+        text = self.backbone.config.get_text_config(decoder=True)
+        lengths = (getattr(text, name, None) for name in LENGTHS)
+        self.max_position_embeddings = (
+            int(next((length for length in lengths if length), UNBOUND_LENGTH)) - self._position_offset
+        )
+
+    def _take_buffers(self) -> None:
+        """Have persistent buffers as parameters, which a checkpoint may fill."""
+        self._constants: dict[str, Tensor] = {}
+        for name, module in self.backbone.named_modules():
+            for leaf, buffer in list(module.named_buffers(recurse=False)):
+                if leaf in module._non_persistent_buffers_set or not buffer.is_floating_point():
+                    continue
+                delattr(module, leaf)
+                module.register_parameter(leaf, nn.Parameter(buffer.to("meta"), requires_grad=False))
+                self._constants[f"{name}.{leaf}".lstrip(".")] = buffer
+
+    @property
+    def identity(self) -> Mapping[str, object]:
+        """config.json, with what it leaves open."""
+        return self._identity
+
+    @property
+    def what_waits(self) -> str | None:
+        """As in Model."""
+        return "modules of transformers run one after the other"
+
+    def weights(self, stored: Collection[str]) -> WeightNames:
+        """As in Model, under the names that this module has for them."""
+        buffers = frozenset(name for name, _ in self.backbone.named_buffers())
+        return backbone_weights(self.backbone, stored, buffers, self._constants).within("backbone.")
+
+    @property
+    def constants(self) -> Mapping[str, Tensor]:
+        """As in Model."""
+        return {f"backbone.{name}": value for name, value in self._constants.items()}
+
+    def dummy_value(self, parameter: str) -> float | None:
+        """Norms of ones, biases of zeros, and what modules compute themselves."""
+        if parameter.endswith("bias"):
+            return 0.0
+        return 1.0 if "norm" in parameter or "ln_" in parameter else None
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """As in Model; what transformers keeps in float32 stays so, and so do buffers."""
+        strict = list(self.backbone._keep_in_fp32_modules_strict or ())
+        if dtype == torch.float16:
+            strict += list(self.backbone._keep_in_fp32_modules or ())
+        for name, module in self.named_modules():
+            for leaf, parameter in list(module.named_parameters(recurse=False)):
+                if parameter.is_floating_point() and not any(part in f"{name}.{leaf}" for part in strict):
+                    setattr(module, leaf, nn.Parameter(parameter.to(dtype), requires_grad=False))
+
+    def prepare(self, *, max_model_len: int, device: torch.device) -> None:
+        """Bring buffers to the device."""
+        for module in self.backbone.modules():
+            for leaf, buffer in list(module.named_buffers(recurse=False)):
+                setattr(module, leaf, buffer.to(device))
+
+    def forward(self, input_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
+        """As in Model."""
+        positions = positions + self._position_offset if self._position_offset else positions
+        running = Run(context, self.attention_layers, positions, has_masks=self._has_masks)
+        output = self._run(running, self._inner[0], input_ids, positions)
+        return output.last_hidden_state[0]  # type: ignore[no-any-return]  # transformers: Any
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """As in Model: what the outer module makes of given hidden states."""
+        ids = torch.zeros(hidden.shape[0], dtype=torch.int64, device=hidden.device)
+        running = Run(None, (), ids, given=hidden)  # type: ignore[arg-type]  # no layer runs
+        output = self._run(running, self.backbone, ids, ids)
+        return output.logits[0].float()  # type: ignore[no-any-return]  # transformers: Any
+
+    def _run(self, running: Run, module: nn.Module, input_ids: Tensor, positions: Tensor) -> Any:
+        CURRENT.running = running
+        try:
+            return module(**self._inputs(input_ids, positions))
+        finally:
+            CURRENT.running = None
+
+    def _inputs(self, input_ids: Tensor, positions: Tensor) -> dict[str, Any]:
+        return model_inputs(input_ids, positions, self._cache, self._arguments)
+
+    def _inner_forward(self, *args: Any, **kwargs: Any) -> ModelOutput:
+        running = CURRENT.running
+        if running is not None and running.given is not None:
+            return self._inner_output(last_hidden_state=running.given[None])
+        return self._compute(*args, **kwargs)

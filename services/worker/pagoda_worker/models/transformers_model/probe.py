@@ -1,0 +1,187 @@
+"""Runs a module of transformers over two tokens without values, and notes how it attends and what it gives."""
+
+import inspect
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from pagoda_common.errors import ModelLoadError
+from pagoda_worker.models.model import AttentionLayer
+from pagoda_worker.models.transformers_model.attention import CURRENT, MaskRule, PassingCache, Probe
+from pagoda_worker.models.transformers_model.positions import give_positions
+
+NUM_TOKENS = 2
+META = torch.device("meta")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """What a pass shows."""
+
+    layers: tuple[AttentionLayer, ...]
+    inner: nn.Module
+    """Gives the final hidden states."""
+    inner_output: type[ModelOutput]
+    embedding_size: int
+    vocab_size: int
+    has_masks: bool
+    """Whether its layers get rules in place of masks; else they get none, and all are causal."""
+
+
+def model_inputs(
+    input_ids: Tensor, positions: Tensor, cache: PassingCache, arguments: Collection[str]
+) -> dict[str, Any]:
+    """What a module of transformers takes for a packed batch.
+
+    Args:
+        input_ids, positions: [num_tokens].
+        arguments: what its forward knows.
+    """
+    named = {"input_ids": input_ids[None], "position_ids": positions[None], "use_cache": False}
+    named |= {"cache": cache, "past_key_values": cache, "return_dict": True}
+    if "cache" in arguments:
+        del named["past_key_values"]
+    return {name: value for name, value in named.items() if name in arguments}
+
+
+def probe(backbone: PreTrainedModel) -> Seen:
+    """
+    Raises:
+        ModelLoadError: it does something else than causal attention with positions that are given; the message says
+            what.
+    """
+    if "position_ids" not in inspect.signature(backbone.forward).parameters and not give_positions(backbone):
+        raise ModelLoadError("it takes no positions")
+    try:
+        return _probe(backbone, has_masks=True)
+    except _LooksAtMasksError:  # most of these only check their shape, and take none
+        return _probe(backbone, has_masks=False)
+
+
+class _LooksAtMasksError(Exception):
+    """A module does something with a mask."""
+
+
+@torch.inference_mode()
+def _probe(backbone: PreTrainedModel, *, has_masks: bool) -> Seen:
+    arguments = frozenset(inspect.signature(backbone.forward).parameters)
+    tokens = torch.arange(NUM_TOKENS, device=META)
+    running, given = Probe(tokens, has_masks=has_masks), _Given()
+    handles = [module.register_forward_hook(given) for module in backbone.modules() if module is not backbone]
+    CURRENT.running = running
+    try:
+        with _buffers_on_meta(backbone), _NoValues(), _NoIndices():  # type: ignore[no-untyped-call]  # torch
+            output = backbone(**model_inputs(tokens, tokens, PassingCache(), arguments))
+    except ModelLoadError:
+        raise
+    except Exception as error:  # whatever modules raise
+        if MaskRule.__name__ in str(error):
+            raise _LooksAtMasksError from error
+        if not has_masks:
+            raise ModelLoadError("it makes attention masks of its own") from error
+        if PassingCache.__name__ in str(error):
+            raise ModelLoadError("it keeps a state of its own beside keys and values") from error
+        reason = str(error).partition("\n")[0]
+        raise ModelLoadError(f"its module cannot be traced: {type(error).__name__}: {reason[:90]}") from error
+    finally:
+        CURRENT.running = None
+        for handle in handles:
+            handle.remove()
+    if not running.layers:
+        raise ModelLoadError("its attention does not go through transformers' AttentionInterface")
+    if given.module is None:
+        raise ModelLoadError("its module gives no final hidden states")
+    _check_layers(backbone, running)
+    return Seen(
+        layers=tuple(running.layers),
+        inner=given.module,
+        inner_output=given.output,
+        embedding_size=given.size,
+        vocab_size=int(output.logits.shape[-1]),
+        has_masks=has_masks,
+    )
+
+
+def _check_layers(backbone: PreTrainedModel, running: Probe) -> None:
+    """
+    Raises:
+        ModelLoadError: some layers did something else than to attend.
+    """
+    recurrent = [name for name, module in backbone.named_modules() if isinstance(module, nn.Conv1d)]
+    text = backbone.config.get_text_config(decoder=True)
+    num_layers = int(getattr(text, "num_hidden_layers", 0) or 0)
+    if len(running.layers) < num_layers:
+        raise ModelLoadError(f"only {len(running.layers)} of its {num_layers} layers attend through the interface")
+    if recurrent and not hasattr(backbone.config, "vision_config") and not hasattr(backbone.config, "audio_config"):
+        raise ModelLoadError(f"it has convolutions over tokens ({recurrent[0]})")
+
+
+class _Given:
+    """A hook that notes the outermost module with final hidden states."""
+
+    module: nn.Module | None = None
+    output: type[ModelOutput] = ModelOutput
+    size = 0
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        hidden = getattr(output, "last_hidden_state", None)
+        if isinstance(output, ModelOutput) and isinstance(hidden, Tensor):  # outer modules end after inner ones
+            self.module, self.output, self.size = module, type(output), int(hidden.shape[-1])
+
+
+_VALUES: dict[Any, Callable[[Tensor], Any]] = {
+    torch.Tensor.item: lambda x: False if x.dtype == torch.bool else 0,
+    torch.Tensor.tolist: lambda x: torch.zeros(x.shape, dtype=torch.int64, device="cpu").tolist(),
+    torch.Tensor.__bool__: lambda x: False,
+    torch.Tensor.__int__: lambda x: 0,
+    torch.Tensor.__float__: lambda x: 0.0,
+    torch.Tensor.__index__: lambda x: 0,
+    torch.Tensor.__contains__: lambda x: False,
+}
+
+
+class _NoValues(TorchFunctionMode):
+    """Answers zero and false where values are asked for and there are none."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The result of an operation."""
+        if func in _VALUES and args[0].is_meta:
+            return _VALUES[func](args[0])
+        return func(*args, **(kwargs or {}))
+
+
+class _NoIndices(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
+    """Finds nothing where indices of values are asked for and there are no values."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The result of an operation."""
+        if func is torch.ops.aten.nonzero.default and args[0].is_meta:
+            return torch.empty(0, args[0].dim(), dtype=torch.int64, device=META)
+        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default) and args[0].is_meta:
+            return _VALUES[torch.Tensor.item](args[0])
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _buffers_on_meta(model: nn.Module) -> Iterator[None]:
+    kept = [
+        (module, leaf, buffer)
+        for module in model.modules()
+        for leaf, buffer in module.named_buffers(recurse=False)
+        if not buffer.is_meta
+    ]
+    for module, leaf, buffer in kept:
+        module._buffers[leaf] = buffer.to(META)
+    try:
+        yield
+    finally:
+        for module, leaf, buffer in kept:
+            module._buffers[leaf] = buffer

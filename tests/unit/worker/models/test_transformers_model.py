@@ -1,0 +1,151 @@
+"""Modules of transformers as a Model: matrices in every form, ranks, sleep, and sentences for what cannot run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pagoda_common.config.engine_config import ModelConfig
+from pagoda_common.errors import ConfigError, ModelLoadError
+from pagoda_worker.loader.build import ModelBuilder
+from pagoda_worker.models.linear_method import PLAIN
+from pagoda_worker.models.model import BuildConfig
+from pagoda_worker.models.transformers_model.hosted_layers import HostedLinear, hosted_linears
+from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
+from tests.models.sweep import make_model, make_prompts
+from tests.unit.worker.driver import Driver
+
+NUM_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def helium(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A type that only transformers has."""
+    directory = tmp_path_factory.mktemp("helium")
+    make_model("helium", directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A type that both have."""
+    directory = tmp_path_factory.mktemp("llama")
+    make_model("llama", directory)
+    return directory
+
+
+def tokens(driver: Driver) -> list[list[int]]:
+    return [sequence.output for sequence in driver.generate(make_prompts(), max_tokens=NUM_TOKENS, chunk=40)]
+
+
+def linears(driver: Driver) -> list[HostedLinear]:
+    model = driver.worker._model
+    assert model is not None
+    return [layer for _, layer in hosted_linears(model)]
+
+
+def test_both_implementations_say_the_same(llama: Path) -> None:
+    ours, theirs = Driver(llama), Driver(llama, model_impl="transformers")
+    assert tokens(theirs) == tokens(ours)
+    assert theirs.facts == ours.facts
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4-g32"])
+def test_both_implementations_say_the_same_with_integers(llama: Path, quantization: str) -> None:
+    ours = Driver(llama, quantization=quantization)
+    theirs = Driver(llama, quantization=quantization, model_impl="transformers")
+    assert all(layer.weight_scale is not None for layer in linears(theirs))
+    assert tokens(theirs) == tokens(ours)
+
+
+def test_matrices_in_bfloat16_are_held_as_kernels_want_them(llama: Path) -> None:
+    theirs = Driver(llama, dtype="bfloat16", model_impl="transformers")
+    assert all(layer.method is not PLAIN for layer in linears(theirs))
+    exact, rounded = tokens(Driver(llama)), tokens(theirs)
+    assert [output[0] for output in rounded] == [output[0] for output in exact]
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["int8"])
+def test_a_quantized_cache_serves(llama: Path, kv_cache_dtype: str) -> None:
+    ours = Driver(llama, kv_cache_dtype=kv_cache_dtype)
+    assert tokens(Driver(llama, kv_cache_dtype=kv_cache_dtype, model_impl="transformers")) == tokens(ours)
+
+
+def test_two_ranks_say_the_same(helium: Path) -> None:
+    assert tokens(Driver(helium, world_size=2)) == tokens(Driver(helium))
+
+
+def test_two_ranks_of_both_implementations_say_the_same_with_integers(llama: Path) -> None:
+    ours = Driver(llama, world_size=2, quantization="int8")
+    assert tokens(Driver(llama, world_size=2, quantization="int8", model_impl="transformers")) == tokens(ours)
+
+
+def test_ranks_that_cannot_share_a_projection_are_refused(helium: Path) -> None:
+    config = json.loads((helium / "config.json").read_text())
+    with pytest.raises(ConfigError, match=r"world_size is 5, must divide the 64 values of model\.layers\.0"):
+        builder(config, TensorParallel(rank=0, world_size=5)).build()
+
+
+def test_it_sleeps_and_wakes_up(helium: Path) -> None:
+    driver = Driver(helium)
+    before = tokens(driver)
+    for level in (1, 2):
+        driver.worker.sleep(level)
+        driver.worker.wake_up()
+        driver.worker.initialize_cache(num_blocks=600, num_cpu_blocks=4)
+        driver._free, driver._to_free = list(range(600)), []
+        assert tokens(driver) == before
+
+
+def test_dummy_weights_serve(helium: Path) -> None:
+    driver = Driver(helium, load_format="dummy")
+    assert all(len(output) == NUM_TOKENS for output in tokens(driver))
+
+
+def test_a_checkpoint_of_other_options_does_not_fit(helium: Path, llama: Path) -> None:
+    driver = Driver(helium)
+    from pagoda_common.config.weights_source import WeightsSource
+
+    with pytest.raises(ModelLoadError, match="is of another model: architecture is 'LlamaForCausalLM'"):
+        driver.worker.prepare_weights(WeightsSource(model=str(llama)), lambda loaded, total: None)
+
+
+def builder(config: dict[str, Any], parallel: TensorParallel = ALONE) -> ModelBuilder:
+    engine = ModelConfig(model_impl="transformers")
+    return ModelBuilder(config=BuildConfig(checkpoint=config, engine=engine), parallel=parallel)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "mamba2"}, "it has recurrent layers"),
+        ({"model_type": "unheard_of"}, "does not know model_type 'unheard_of'"),
+        ({"model_type": "t5"}, "has no causal language model of model_type 't5'"),
+        ({"model_type": "bart", "is_encoder_decoder": True}, "it is an encoder and a decoder"),
+        ({"model_type": "llama", "architectures": ["LlamaModel"]}, "of model_type 'llama' is LlamaForCausalLM"),
+        ({"model_type": "gpt_neo"}, "its attention does not go through transformers' AttentionInterface"),
+        ({"model_type": "bert", "num_hidden_layers": 1}, "its attention is not causal"),
+    ],
+)
+def test_what_cannot_run_is_said_in_a_sentence(config: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ModelLoadError) as raised:
+        builder(config).build()
+    assert reason in raised.value.message
+    assert len(raised.value.message) < 200
+
+
+def test_a_module_that_reads_a_matrix_itself_has_it_as_it_is_stored(helium: Path) -> None:
+    config = json.loads((helium / "config.json").read_text())
+    model = builder(config).build()
+    layer = next(layer for _, layer in hosted_linears(model))
+    assert layer.is_multiplied
+    from pagoda_worker.models.transformers_model.attention import CURRENT, Probe
+
+    CURRENT.running = Probe(torch.arange(2))
+    try:
+        assert layer.weight.dim() == 2
+    finally:
+        CURRENT.running = None
+    assert not layer.is_multiplied
