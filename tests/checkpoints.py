@@ -223,7 +223,7 @@ def make_checkpoint(architecture: str, directory: str | Path, seed: int = 0, **o
             _initialise(name, parameter, generator, norm_mean=_norm_mean(model_type, name))
     directory = Path(directory)
     model.save_pretrained(directory)
-    _write_tokenizer(directory)
+    write_tokenizer(directory)
     return directory
 
 
@@ -256,7 +256,8 @@ def _initialise(name: str, parameter: Any, generator: Any, *, norm_mean: float) 
         parameter.copy_(noise * 2.5 / math.sqrt(min(parameter.shape)))
 
 
-def _write_tokenizer(directory: Path) -> None:
+def write_tokenizer(directory: Path) -> None:
+    """A byte-level tokenizer with a few special tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

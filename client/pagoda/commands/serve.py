@@ -30,6 +30,7 @@ from pagoda_common.config.flags import (
 from pagoda_common.config.frontend_config import API_KEY_VARIABLE, FrontendConfig
 from pagoda_common.process.children import can_listen, free_port
 from pagoda_common.process.logging import configure_logging, escaped
+from pagoda_common.process.plugins import run_plugins
 from pagoda_common.rpc.local_token import left_token
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 def plan(args: argparse.Namespace, parser: argparse.ArgumentParser) -> LocalStack:
     """The stack that the flags ask for; ends the process with code 2 when they are wrong."""
     with config_errors(parser):
+        run_plugins()
         if idle := check_vllm_args(args):
             logger.info("%s", idle)
         frontend = frontend_config_from_args(args)

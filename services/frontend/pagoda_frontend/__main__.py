@@ -14,6 +14,7 @@ from pagoda_common.config.settings import parse_service_args
 from pagoda_common.process.children import die_with_parent, raise_file_limit
 from pagoda_common.process.heartbeat import beat
 from pagoda_common.process.logging import configure_logging, log_life
+from pagoda_common.process.plugins import run_plugins
 from pagoda_common.process.startup_marks import enable_marks, mark
 from pagoda_common.rpc.service import stop_signals
 from pagoda_frontend.http.server import FrontendServer
@@ -60,6 +61,7 @@ def main() -> int:
     is_child = args.die_with_parent is not None
     configure_logging("frontend", os.environ.get("PAGODA_LOG_LEVEL", "info"), args.log_format, is_child=is_child)
     with config_errors(parser):
+        run_plugins()
         config = frontend_config_from_args(args)
         keys = os.environ.get(API_KEY_VARIABLE) or os.environ.get("VLLM_API_KEY") or ""
         if not config.api_key:

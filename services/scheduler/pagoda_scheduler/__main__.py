@@ -28,6 +28,7 @@ from pagoda_common.process.children import die_with_parent
 from pagoda_common.process.heartbeat import beat
 from pagoda_common.process.idle_memory import exempt_what_exists, release_memory_when_idle
 from pagoda_common.process.logging import configure_logging, log_life
+from pagoda_common.process.plugins import run_plugins
 from pagoda_common.process.startup_marks import enable_marks, mark
 from pagoda_common.rpc.service import RpcServer, stop_signals
 from pagoda_common.version import VERSION
@@ -149,6 +150,7 @@ def main() -> None:
     is_child = args.die_with_parent is not None
     configure_logging("scheduler", os.environ.get("PAGODA_LOG_LEVEL", "info"), args.log_format, is_child=is_child)
     with config_errors(parser):
+        run_plugins()
         config = engine_config_from_args(args)
         config.security.server.check_listen(args.host)
         timeout_s, metrics_port = args.drain_timeout, args.metrics_port

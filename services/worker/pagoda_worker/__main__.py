@@ -29,6 +29,7 @@ from pagoda_common.process.heartbeat import beat
 from pagoda_common.process.idle_memory import release_memory_when_idle
 from pagoda_common.process.logging import configure_logging, log_life
 from pagoda_common.process.memory import keep_freed_memory
+from pagoda_common.process.plugins import run_plugins
 from pagoda_common.process.startup_marks import enable_marks, mark
 from pagoda_common.rpc.local_socket import new_local_address
 from pagoda_common.rpc.local_token import with_found_token
@@ -230,6 +231,7 @@ def main() -> None:
     is_child = args.die_with_parent is not None
     configure_logging("worker", os.environ.get("PAGODA_LOG_LEVEL", "info"), args.log_format, is_child=is_child)
     with config_errors(parser):
+        run_plugins()
         for name, low in _BOUNDS:
             value = getattr(args, name)
             if value is not None and value < low:

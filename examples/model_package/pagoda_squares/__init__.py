@@ -1,0 +1,1 @@
+"""A model that Pagoda learns from an installed package."""
