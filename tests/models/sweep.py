@@ -196,7 +196,7 @@ async def _generate(
 def _check_loads(config: EngineConfig) -> None:
     worker = Worker(num_threads=1)
     try:
-        worker.init_device(config)
+        worker.init_device(config, takes_cache_groups=True)
         worker.load_model(lambda loaded, total: None)
     except PagodaError as error:
         if os.environ.get("SWEEP_DEBUG") and error.__cause__ is not None:
