@@ -24,7 +24,11 @@ def exempt_what_exists() -> None:
 
 
 async def release_memory_when_idle(
-    *, count: Callable[[], int], is_idle: Callable[[], bool], compact: Callable[[], None] | None = None
+    *,
+    count: Callable[[], int],
+    is_idle: Callable[[], bool],
+    compact: Callable[[], None] | None = None,
+    trims_while_open: bool = False,
 ) -> None:
     """For ever: after many events, and once the process is idle, collect garbage, move together what stays, and let the
     allocator return its free pages; a few times, at growing distances.
@@ -32,6 +36,7 @@ async def release_memory_when_idle(
     Args:
         count: events so far (requests, steps); may begin anew.
         is_idle: whether nothing is open now.
+        trims_while_open: give back free pages, and no more, also while something is open but nothing new comes.
         compact: makes anew what lives on, where a burst has left it scattered: one small object keeps a page.
     """
     num_armed, last_seen, num_idle, num_left = 0, 0, 0, 0
@@ -41,9 +46,13 @@ async def release_memory_when_idle(
         num_armed = min(num_armed, num_events)
         if num_events - num_armed >= MIN_EVENTS:
             num_armed, num_left = num_events, len(RELEASE_AFTER)
-        num_idle = num_idle + 1 if is_idle() and num_events == last_seen else 0
+        is_open = not is_idle()
+        is_quiet = num_events == last_seen and (trims_while_open or not is_open)
+        num_idle = num_idle + 1 if is_quiet else 0
         last_seen = num_events
-        if num_left and num_idle in RELEASE_AFTER:
+        if num_left and num_idle in RELEASE_AFTER and is_open:
+            trim_memory()
+        elif num_left and num_idle in RELEASE_AFTER:
             num_left -= 1
             gc.collect()
             if compact is not None:

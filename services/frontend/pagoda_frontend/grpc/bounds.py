@@ -6,8 +6,8 @@ from pagoda_common.errors import InvalidRequest
 from pagoda_frontend.budget.fields import BOUNDS, MAX_PARTS
 from pagoda_frontend.budget.json_scan import MAX_VALUES, scan
 
-MAX_MESSAGE_BYTES = 16 * 1024**2
-"""Of one request; gRPC refuses a longer one when it has read its length."""
+MAX_MESSAGE_BYTES = 4 * 1024**2
+"""Of one request, gRPC's own default; a longer one is refused when its length is known. What is less may come half."""
 LISTS = {
     **{name: bound.max_items for name, bound in BOUNDS.items() if bound.max_items},
     "inputs": 2048,

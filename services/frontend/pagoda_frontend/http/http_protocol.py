@@ -9,12 +9,20 @@ import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from pagoda_common.errors import PagodaError
+from pagoda_frontend.budget.held_memory import HeldMemory, Hold
+from pagoda_frontend.http.body_watch import GRACE_S, MIN_BYTES_PER_S, BodyWatch
+
 logger = logging.getLogger(__name__)
 
 BAD_REQUEST = (400, b"Bad Request")
 TIMEOUT = (408, b"Request Timeout")
 TOO_LARGE = (431, b"Request Header Fields Too Large")
+OVERLOADED = (503, b"Service Unavailable")
+LARGE_HEAD_BYTES = 64 * 1024
 NO_TUNNEL = (405, b"Method Not Allowed")
+MAX_PIPELINED = 64
+"""Requests of a connection that wait for the answers to those before; each is a head in memory."""
 UPGRADE_HEADERS = (b"upgrade", b"http2-settings")
 """They offer another protocol. A server may ignore the offer (RFC 9110, section 7.8), and this one does."""
 
@@ -30,8 +38,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """Request line and headers together, in bytes."""
     max_headers = 256
     """Header lines of one request."""
-    head_timeout_s = 60.0
-    """Seconds from the first byte of a head, or from the connection, to its end."""
+    open_timeout_s = 60.0
+    """Seconds from the connection to the first byte of its first head: clients and balancers open some ahead."""
+    head_timeout_s = 10.0
+    """Seconds from the first byte of a head to its end."""
+    held_memory: HeldMemory | None = None
+    """Where heads above LARGE_HEAD_BYTES are counted, with what else is held of requests."""
     send_timeout_s = 300.0
     """Seconds for which an answer may wait for its client (asyncio's water marks: from 64 KiB down to 16 KiB)."""
 
@@ -40,19 +52,24 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_in_head = True
         self._is_upgrade_offered = False
         self._head_bytes = 0
+        self._hold: Hold | None = None
         self._refusal = BAD_REQUEST
         self._fault = ""
         self._timer: asyncio.TimerHandle | None = None
+        self._body: BodyWatch | None = None
+        self._body_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
         """A client is there."""
         super().connection_made(transport)
-        self._start_timer()
+        self._start_timer(self.open_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
         self._stop_timer()
+        self._end_body()
+        self._release_head()
         self._stop_send_timer()
         self._unset_keepalive_if_required()  # else a connection that was reset is kept as long as one that is idle
         super().connection_lost(exc)
@@ -71,12 +88,38 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Take bytes from the connection."""
         if self._is_in_head:
+            if not self._head_bytes:
+                self._stop_timer()  # of the wait for it
             self._head_bytes += len(data)
-            self._start_timer()
+            self._start_timer(self.head_timeout_s)
+            if self._head_bytes > LARGE_HEAD_BYTES and not self._has_room_for(len(data)):
+                return
+        elif self._body is not None:
+            self._body.num_received += len(data)
         self._unset_keepalive_if_required()
         self._parse(data)
+        if self._body is not None and not self.transport.is_closing() and (fault := self._body.fault):
+            self._refuse(TOO_LARGE, fault)
         if self._is_in_head and self._head_bytes > self.max_head_bytes and not self.transport.is_closing():
             self._refuse(TOO_LARGE, f"request line and headers have more than {self.max_head_bytes} bytes")
+
+    def _has_room_for(self, num_bytes: int) -> bool:
+        """Count so much of a large head; whether it may be held."""
+        if self.held_memory is not None and self._hold is None:
+            self._hold = self.held_memory.begin()
+            self._hold.owner = self.client[0] if self.client else ""
+        try:
+            if self._hold is not None:
+                self._hold.add(num_bytes)
+        except PagodaError as error:
+            self._refuse(OVERLOADED, error.message)
+            return False
+        return True
+
+    def _release_head(self) -> None:
+        if self._hold is not None:
+            self._hold.release()
+            self._hold = None
 
     def _parse(self, data: bytes) -> None:
         """Have the parser read `data`. It ends at a head that offers an upgrade: another one reads on without it."""
@@ -104,6 +147,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request begins."""
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._fault = f"more than {MAX_PIPELINED} requests wait on this connection for the answer to another"
+            raise ValueError(self._fault)
         super().on_message_begin()
         self._is_in_head = True
 
@@ -124,24 +170,62 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return  # `_parse` reads the head again without the offer
         self._is_in_head = False
         self._head_bytes = 0
+        self._release_head()
         self._stop_timer()
+        self._body = BodyWatch(now_s=self.loop.time())
         super().on_headers_complete()
+        self._body_timer = self.loop.call_later(GRACE_S, self._on_body_time)
+
+    def on_body(self, body: bytes) -> None:
+        """More of a body is there."""
+        if self._body is not None:
+            self._body.add(len(body))
+        super().on_body(body)
+
+    def on_chunk_header(self) -> None:
+        """A chunk of a body begins."""
+        if self._body is not None:
+            self._body.num_chunks += 1
 
     def on_message_complete(self) -> None:
         """The body is over."""
+        self._end_body()
         if self._is_upgrade_offered or self.transport.is_closing():
             return
         super().on_message_complete()
         self._is_in_head = True
+        self._head_bytes = 0
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what cannot be parsed, is too large or does not come, and end the connection."""
         status, reason = self._refusal
         error = {"message": self._fault or msg, "type": "BadRequestError", "param": None, "code": status}
         body = orjson.dumps({"error": error})
-        head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"
+        head += b"retry-after: 1\r\n\r\n" if status == 503 else b"\r\n"
         self.transport.write(head % (status, reason, len(body)) + body)
         self.transport.close()
+
+    def _end_body(self) -> None:
+        self._body = None
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
+
+    def _on_body_time(self) -> None:
+        """End a body that comes too slowly; who has its answer already loses the connection alone."""
+        assert self._body is not None
+        now_s = self.loop.time()
+        is_ours = self.flow.read_paused
+        if is_ours:
+            self._body.pause(now_s)
+        left_s = self._body.look(now_s)
+        if is_ours or left_s > 0:
+            self._body_timer = self.loop.call_later(GRACE_S if is_ours else left_s, self._on_body_time)
+        elif self.cycle is not None and self.cycle.response_started:
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self._refuse(TIMEOUT, f"the body came with less than {MIN_BYTES_PER_S} bytes a second")
 
     def _stop_send_timer(self) -> None:
         if self._send_timer is not None:
@@ -158,24 +242,31 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refusal, self._fault = refusal, fault
         self.send_400_response(fault)
 
-    def _start_timer(self) -> None:
+    def _start_timer(self, timeout_s: float) -> None:
         if self._timer is None:
-            self._timer = self.loop.call_later(self.head_timeout_s, self._on_timeout)
+            self._timer = self.loop.call_later(timeout_s, self._on_timeout, timeout_s)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _on_timeout(self) -> None:
+    def _on_timeout(self, timeout_s: float) -> None:
         self._timer = None
         if self.cycle is not None and not self.cycle.response_complete:
-            self._start_timer()  # the head of the next request comes while this one is answered
+            self._start_timer(timeout_s)  # the head of the next request comes while this one is answered
         elif self._is_in_head and not self.transport.is_closing():
-            self._refuse(TIMEOUT, f"the request did not begin within {self.head_timeout_s:g} s")
+            self._refuse(TIMEOUT, f"the request did not begin within {timeout_s:g} s")
 
 
-def bounded(*, max_head_bytes: int, max_headers: int, send_timeout_s: float) -> type[BoundedHttpProtocol]:
+def bounded(
+    *, max_head_bytes: int, max_headers: int, send_timeout_s: float, held_memory: HeldMemory | None = None
+) -> type[BoundedHttpProtocol]:
     """The protocol with these bounds, as a class: uvicorn makes one of it for each connection."""
-    bounds = {"max_head_bytes": max_head_bytes, "max_headers": max_headers, "send_timeout_s": send_timeout_s}
+    bounds = {
+        "max_head_bytes": max_head_bytes,
+        "max_headers": max_headers,
+        "send_timeout_s": send_timeout_s,
+        "held_memory": held_memory,
+    }
     return type("BoundedHttpProtocol", (BoundedHttpProtocol,), bounds)

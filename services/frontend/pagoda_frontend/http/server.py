@@ -22,6 +22,7 @@ from pagoda_common.process.logging import log_life
 from pagoda_common.process.startup_marks import mark
 from pagoda_common.rpc.bearer import read_keys
 from pagoda_common.rpc.service import RpcServer
+from pagoda_frontend.budget.held_memory import HeldMemory
 from pagoda_frontend.grpc.access import require_api_key_rpc
 from pagoda_frontend.grpc.bounds import MAX_MESSAGE_BYTES
 from pagoda_frontend.grpc.servicer import SERVICE, InferenceServicer
@@ -39,6 +40,8 @@ BACKLOG = 2048
 CLOSE_S = 2.0
 """What connections get to hand over their last bytes."""
 POLL_S = 0.02
+EVENT_BYTES = 16 * 1024
+"""Of bodies that count as much as a request for the memory that a burst has taken."""
 
 
 class _HttpServer(uvicorn.Server):
@@ -119,7 +122,9 @@ class FrontendServer:
             raise
         await self.engine.start()
         await self.serving.start()
-        uvicorn_config = _uvicorn_config(make_app(self.serving, self.engine), config)
+        uvicorn_config = _uvicorn_config(
+            make_app(self.serving, self.engine), config, held_memory=self.serving.held_memory
+        )
         self._http = _HttpServer(uvicorn_config)
         if config.uvicorn_log_level == "info":
             logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it tells of starts and ends, as we do
@@ -128,7 +133,9 @@ class FrontendServer:
             asyncio.create_task(self._follow_readiness(), name="readiness"),
             asyncio.create_task(
                 release_memory_when_idle(
-                    count=lambda: self.serving.num_requests, is_idle=lambda: self.serving.num_open == 0
+                    count=lambda: self.serving.num_requests + self.serving.held_memory.num_bytes_taken // EVENT_BYTES,
+                    is_idle=lambda: self.serving.num_open == 0,
+                    trims_while_open=True,
                 ),
                 name="idle memory",
             ),
@@ -194,7 +201,7 @@ class FrontendServer:
             await asyncio.sleep(POLL_S * 5)
 
 
-def _uvicorn_config(app: FastAPI, config: FrontendConfig) -> uvicorn.Config:
+def _uvicorn_config(app: FastAPI, config: FrontendConfig, *, held_memory: HeldMemory) -> uvicorn.Config:
     """Raises ConfigError when a file of the TLS flags cannot be used."""
     uvicorn_config = uvicorn.Config(
         app,
@@ -202,6 +209,7 @@ def _uvicorn_config(app: FastAPI, config: FrontendConfig) -> uvicorn.Config:
             max_head_bytes=config.h11_max_incomplete_event_size,
             max_headers=config.h11_max_header_count,
             send_timeout_s=config.send_timeout_s,
+            held_memory=held_memory,
         ),
         ws="none",
         lifespan="off",

@@ -121,6 +121,7 @@ async def test_heads_that_are_too_large_get_431_and_lose_the_connection() -> Non
 
 async def test_heads_that_do_not_end_get_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BoundedHttpProtocol, "head_timeout_s", 1.0)
+    monkeypatch.setattr(BoundedHttpProtocol, "open_timeout_s", 1.0)
     async with running_frontend() as running:
         for answer in await asyncio.gather(
             _raw(running), _raw(running, b"GET /health HTTP/1.1\r\nHost: localhost\r\n")

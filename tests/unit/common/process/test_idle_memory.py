@@ -48,6 +48,32 @@ async def test_not_while_something_is_open(monkeypatch: pytest.MonkeyPatch) -> N
     assert await releases(monkeypatch, num_events=idle_memory.MIN_EVENTS, is_idle=False) == 0
 
 
+async def test_free_pages_go_back_while_something_is_open_if_nothing_new_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    trims = []
+    monkeypatch.setattr(idle_memory, "PERIOD_S", 0)
+    monkeypatch.setattr(idle_memory, "trim_memory", lambda: trims.append(1))
+    num_periods, is_over = 0, asyncio.Event()
+
+    def is_idle() -> bool:
+        nonlocal num_periods
+        num_periods += 1
+        if num_periods == 200:
+            is_over.set()
+        return False
+
+    def compact() -> None:
+        raise AssertionError("what is open may change")
+
+    release = idle_memory.release_memory_when_idle(
+        count=lambda: idle_memory.MIN_EVENTS, is_idle=is_idle, compact=compact, trims_while_open=True
+    )
+    task = asyncio.create_task(release)
+    async with asyncio.timeout(240):
+        await is_over.wait()
+    task.cancel()
+    assert len(trims) == len(idle_memory.RELEASE_AFTER)
+
+
 def test_services_but_the_worker_run_on_glibcs_malloc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONMALLOC", raising=False)
     for module in ("pagoda_scheduler", "pagoda_frontend"):
