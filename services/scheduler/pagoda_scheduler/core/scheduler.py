@@ -80,18 +80,18 @@ class Scheduler:
             finish=self.finish,
         )
         self.speculation = Speculation(num_speculative_tokens=num_speculative_tokens)
-        weighs = swap_block_ns and config.preemption_mode == "auto"
+        swap_ns = swap_block_ns * max(1, self.kv.tables.num_full) if config.preemption_mode == "auto" else 0
         self._in_flight = InFlight(
             kv=self.kv,
             beams=self._beams,
             speculation=self.speculation,
             finish=self.finish,
             charge=self.waiting.charge if config.policy == "fair" else None,
-            swap_cost=SwapCost(swap_block_ns=swap_block_ns, block_size=cache.block_size) if weighs else None,
+            swap_cost=SwapCost(swap_block_ns=swap_ns, block_size=cache.block_size) if swap_ns else None,
         )
         self._now_ns = 0
         self._step = 0
-        # A little room for running sequences to grow, so that an admission does not preempt one at once.
+        # Room for running sequences to grow, so that an admission does not preempt one at once.
         self._watermark_blocks = max(self.kv.tables.count, sizes.num_blocks // 100)
 
     @property

@@ -27,6 +27,8 @@ class BlockTables:
         self.is_plain = self._windows == [0]
         """One table, which keeps everything: what most models have."""
         self.has_windows = any(self._windows)
+        self.num_full = self._windows.count(0)
+        """Tables that keep everything."""
 
     def of(self, request: Request) -> list[list[int]]:
         """The tables of a sequence."""

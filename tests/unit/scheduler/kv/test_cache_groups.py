@@ -2,13 +2,14 @@
 
 import pytest
 
+from pagoda_common.config.engine_config import CacheConfig, SchedulerConfig
 from pagoda_common.errors import RequestTooLong
 from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.scheduler import Scheduler
-from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput
+from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput, StepTimings
 from pagoda_scheduler.kv.block_tables import BlockTables
-from pagoda_scheduler.kv.cache_group import NO_BLOCK, CacheGroup
+from pagoda_scheduler.kv.cache_group import NO_BLOCK, CacheGroup, CacheSizes
 from tests.unit.scheduler.stories import PretendWorker, expected_output, make_request, make_scheduler, run
 
 FULL, WINDOW = CacheGroup("full"), CacheGroup("window", window=6)
@@ -179,6 +180,26 @@ def test_a_model_with_windows_holds_less_than_two_fifths_of_the_memory(monkeypat
     today = 26 * scheduler.kv.blocks_for(num_tokens)  # blocks of one layer
     assert 4 * max(used) <= 0.25 * today
     assert 4 * used[-1] <= 0.2 * today, "while it decodes"
+
+
+@pytest.mark.parametrize(("groups", "is_cheaper"), [((FULL,), True), ((FULL, WINDOW), True), ((FULL, FULL), False)])
+def test_swapping_moves_a_block_of_every_group_of_full_attention(
+    groups: tuple[CacheGroup, ...], is_cheaper: bool
+) -> None:
+    scheduler = Scheduler(
+        config=SchedulerConfig(),
+        cache=CacheConfig(),
+        sizes=CacheSizes(100, 9),
+        max_model_len=200,
+        groups=groups,
+        swap_block_ns=10_000,
+    )
+    scheduler.add(make_request("a", 100, max_tokens=1))
+    output = scheduler.schedule()
+    assert output is not None
+    timings = StepTimings(forward_ns=100 * 2_000)  # 32,000 ns for 16 tokens; two moves of a block take 20,000
+    scheduler.update(ModelRunnerOutput(output.step, None, [1], timings=timings))
+    assert scheduler.kv.is_swap_cheaper is is_cheaper
 
 
 def test_what_keeps_nothing_is_computed_whole() -> None:

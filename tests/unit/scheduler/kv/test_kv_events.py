@@ -5,7 +5,7 @@ import random
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.kv.block_pool import BlockHash
-from pagoda_scheduler.kv.cache_group import CacheSizes
+from pagoda_scheduler.kv.cache_group import CacheGroup, CacheSizes
 from pagoda_scheduler.kv.kv_cache_manager import KVCacheManager
 from pagoda_scheduler.kv.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KVEventLog
 
@@ -61,6 +61,27 @@ async def test_a_subscriber_knows_what_two_caches_have() -> None:
         assert batches is not None
         assert set(follow(batches)) == {block for kv in caches for block in kv.pool.hashes}
     assert len(follow(log.since(1) or [])) > 5
+
+
+async def test_events_are_of_the_first_group_of_layers() -> None:
+    log = KVEventLog()
+    groups = (CacheGroup("full"), CacheGroup("window", window=4), CacheGroup("full"))
+    kv = KVCacheManager(sizes=CacheSizes(24), block_size=BLOCK_SIZE, groups=groups, max_step_tokens=100)
+    kv.tell(log)
+    first = compute(kv, list(range(9)), "first")
+    log.flush()
+    assert list(follow(log.since(1) or [])) == first.block_hashes
+    assert kv.pool.num_cached_blocks == 3 * len(first.block_hashes)
+    kv.free(first)
+    for number in range(6):  # until everything before has been evicted
+        kv.free(compute(kv, list(range(100 * (number + 1), 100 * (number + 1) + 9)), str(number)))
+        log.flush()
+        known = {block for block in kv.pool.hashes if len(block) == len(first.block_hashes[0])}
+        assert set(follow(log.since(1) or [])) == known
+    assert not known & set(first.block_hashes)
+    kv.tell(None)
+    log.flush()
+    assert follow(log.since(1) or []) == {}
 
 
 async def test_a_snapshot_has_parents_first_and_says_the_same() -> None:
