@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pagoda_common.process.children import service_environment
+from pagoda_common.version import VERSION
 
 ROOT = Path(__file__).parents[3]
 SERVICES = {"frontend": (50051, (8000, 50051)), "scheduler": (50052, (50052, 9090)), "worker": (50053, (50053, 9090))}
@@ -120,7 +121,7 @@ def test_extras_are_those_of_the_project(image: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(extras.split()) <= set(project["optional-dependencies"])
     arguments = dict(rest.split("=", 1) for rest in last(image, "ARG"))
-    assert arguments == {"VERSION": project["version"], "REVISION": "unknown"}
+    assert arguments == {"VERSION": VERSION, "REVISION": "unknown"}
 
 
 @pytest.mark.parametrize("image", IMAGES)
