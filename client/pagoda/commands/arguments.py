@@ -42,7 +42,7 @@ class CommandParser(argparse.ArgumentParser):
         self._add_arguments: Callable[[argparse.ArgumentParser], None] | None = None
         self._takes_settings = False
         self.typed: dict[str, str] = {}
-        """Flags that were typed with underscores, by their name."""
+        """Flags that were typed with underscores or by another name, by their own."""
         self._words: list[str] = []
         self._settings: dict[str, Any] = {}
 
@@ -109,6 +109,7 @@ class CommandParser(argparse.ArgumentParser):
         if not self._takes_settings:
             return super().parse_known_args(args, namespace)
         args, self.typed = dashed(list(args or ()), self._option_string_actions)
+        self._note_short_names(args)
         given = self._read_settings(args)
         self._words, self._settings = args, given
         built_in = {dest: self.get_default(dest) for dest in given}
@@ -120,6 +121,16 @@ class CommandParser(argparse.ArgumentParser):
         if getattr(parsed, "model_argument", None) is not None and parsed.model == given.get("model", object()):
             parsed.model = built_in["model"]
         return parsed, unknown
+
+    def _note_short_names(self, words: Sequence[str]) -> None:
+        """Have messages name a flag by its second name (-tp) where that was typed."""
+        for word in words:
+            if word == "--":
+                return
+            flag = word.partition("=")[0]
+            action = self._option_string_actions.get(flag)
+            if action is not None and flag != action.option_strings[0] and not flag.startswith("--no-"):
+                self.typed.setdefault(action.option_strings[0], self.typed.get(flag, flag))
 
     def refuse_unknown(self, words: Sequence[str]) -> NoReturn:
         """End the process over `words` that nothing has taken, with a hint where there is one."""

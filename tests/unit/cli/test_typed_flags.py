@@ -51,6 +51,9 @@ def test_objects_of_vllms_commands_are_read() -> None:
         (["serve", "--speculative_config", '{"model": "m", "num_speculative_tokens": 2}'], "is not supported"),
         (["srve"], "there is no command 'srve'; did you mean serve?"),
         (["bench", "latncy"], "there is no command 'latncy'; did you mean latency?"),
+        (["serve", "-tp", "7"], "error: -tp is 7"),
+        (["serve", "-tp=7"], "error: -tp is 7"),
+        (["serve", "--kv_cache_memory_bytes=1", "--max_num_seqs", "0"], "--max_num_seqs is 0"),
     ],
 )
 def test_a_message_names_what_was_typed(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
