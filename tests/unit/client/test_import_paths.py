@@ -9,6 +9,7 @@ import pytest
 import pagoda
 from pagoda.lora.request import LoRARequest
 from pagoda.utils import Counter, FlexibleArgumentParser, random_uuid
+from pagoda.utils.print_utils import print_embeddings
 
 HOMES = {
     "pagoda.sampling_params": ["SamplingParams", "BeamSearchParams", "RequestOutputKind", "StructuredOutputsParams"],
@@ -73,6 +74,12 @@ def test_all_parsed_flags_are_arguments_of_llm() -> None:
     args = vars(pagoda.EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args([]))
     config = import_module("pagoda.options.llm_options").engine_config_from_options(**args)
     assert config.model.model == "pagoda-tiny"
+
+
+def test_a_long_vector_is_printed_by_its_beginning(capsys: pytest.CaptureFixture[str]) -> None:
+    print_embeddings([0.5, -1.0, 2.0, 3.0, 4.0], prefix="A")
+    print_embeddings([0.5])
+    assert capsys.readouterr().out == "A: [0.5, -1.0, 2.0, 3.0, ...] (size=5)\nEmbeddings: [0.5] (size=1)\n"
 
 
 def test_helpers_do_what_their_names_say() -> None:

@@ -4,6 +4,7 @@ from argparse import Namespace
 
 from vllm import LLM, EngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.utils.print_utils import print_embeddings
 
 
 def parse_args() -> Namespace:
@@ -17,8 +18,7 @@ def main(args: Namespace) -> None:
     llm = LLM(**vars(args))
     prompts = ["Hello, my name is", "The capital of France is"]
     for prompt, output in zip(prompts, llm.embed(prompts), strict=True):
-        values = output.outputs.embedding
-        print(f"{prompt!r} {len(values)} values, the first {values[0]:.3f}")
+        print_embeddings(output.outputs.embedding, prefix=f"{prompt!r}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A shared prefix is computed once; a beam search gives its hypotheses."""
 
 from vllm import LLM, SamplingParams
+from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.inputs import TextPrompt
 from vllm.sampling_params import BeamSearchParams
 from vllm.v1.metrics.reader import Counter, Histogram
@@ -25,6 +26,8 @@ def main() -> None:
     assert isinstance(first, Histogram)
     assert first.count == first.buckets["+Inf"]
     print(cached, len(found.sequences), "hypotheses")
+    del llm
+    cleanup_dist_env_and_memory()
 
 
 if __name__ == "__main__":
