@@ -85,3 +85,17 @@ async def test_the_last_ones_are_acknowledged_a_little_later(call: FakeCall, mon
     monkeypatch.setattr(engine_session, "ACK_DELAY_S", 0.0)
     assert await call.take(step(ACK_BYTES)) == [2]
     assert await call.take(step()) == [2, 3]
+
+
+async def test_one_timer_acknowledges_all_that_came_meanwhile(call: FakeCall, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, timers = asyncio.get_running_loop(), list[Any]()
+    monkeypatch.setattr(loop, "call_later", lambda delay, call: timers.append(call) or asyncio.Handle(call, (), loop))
+    monkeypatch.setattr(engine_session, "ACK_DELAY_S", 3600.0)
+    await call.take(step(ACK_BYTES))  # ends the timer that was there, if there was one
+    timers.clear()
+    for _ in range(3):
+        await call.take(step())
+    assert len(timers) == 1
+    timers[0]()
+    assert await call.take(step()) == [2, 5]
+    assert len(timers) == 2, "and the next one for what comes then"

@@ -45,3 +45,9 @@ def test_a_wrong_value_ends_the_process(parser: argparse.ArgumentParser, capsys:
         parse_service_args(parser, [], {"PAGODA_MAX_NUM_SEQS": "many"})
     assert ended.value.code == 2
     assert "PAGODA_MAX_NUM_SEQS" in capsys.readouterr().err
+
+
+def test_an_empty_variable_sets_nothing(parser: argparse.ArgumentParser) -> None:
+    environment = {"PAGODA_PORT": "", "PAGODA_MAX_NUM_SEQS": "", "PAGODA_NO_ASYNC_SCHEDULING": "", "PAGODA_HOST": ""}
+    args = parse_service_args(parser, [], environment)
+    assert (args.host, args.port, args.async_scheduling) == ("127.0.0.1", 50052, True)

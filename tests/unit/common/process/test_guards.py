@@ -192,3 +192,23 @@ def test_probes_are_logged_at_level_debug_alone(level: str, wanted: int, is_filt
     assert logging.getLogger().level == wanted
     assert (is_no_probe in logging.getLogger(ACCESS_LOGGER).filters) is is_filtered
     assert logging.getLogger("httpx").level == logging.WARNING
+
+
+async def test_a_heartbeat_ends_the_silence_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock([])
+    monkeypatch.setattr(heartbeat.time, "monotonic", clock.monotonic)
+    monkeypatch.setattr(heartbeat, "is_stopped", lambda _: False)
+    reader, said = HeartbeatReader(), list[str]()
+
+    async def sleep(seconds: float) -> None:
+        if clock.num_sleeps in (0, 5, 10, 15):
+            os.write(reader.write_end, b".")
+            reader._read()
+        await clock.sleep(seconds)
+
+    monkeypatch.setattr(heartbeat.asyncio, "sleep", sleep)
+    await reader.watch(pid=1, silent_after_s=3.0, stopped_after_s=1.0, on_silence=said.append)
+    reader.started()
+    reader.close()
+    assert said == ["no heartbeat for 3 s"]
+    assert clock.num_sleeps == 15 + 6, "counted from the last one"

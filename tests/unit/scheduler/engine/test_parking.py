@@ -133,3 +133,33 @@ async def test_a_reader_that_makes_answers_and_takes_none_is_cut_off(monkeypatch
         box.put(MESSAGE)
     with pytest.raises(QueueFull, match="3 messages behind"):
         assert [message async for message in box] == [MESSAGE] * 3
+
+
+async def test_what_a_reader_that_acknowledges_has_read_counts_until_it_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outbox, "MAX_UNTAKEN", 4)
+    heard: list[str] = []
+    box: Outbox[scheduler_pb2.SchedulerMessage] = Outbox(on_room=lambda: heard.append("room"))
+    box.is_acknowledged = True
+    for _ in range(6):
+        box.put(MESSAGE)
+    messages = aiter(box)
+    for _ in range(6):
+        await anext(messages)
+    assert (box.is_full, heard) == (True, [])
+    box.acknowledge(6)
+    assert (box.is_full, heard) == (False, ["room"])
+
+
+async def test_a_stream_ends_with_the_first_error_behind_what_waits() -> None:
+    box: Outbox[scheduler_pb2.SchedulerMessage] = Outbox()
+    box.put(MESSAGE)
+    box.close(QueueFull("first"))
+    box.close(QueueFull("second"))
+    box.close()
+    box.put(MESSAGE)  # too late
+    messages = aiter(box)
+    assert await anext(messages) == MESSAGE
+    with pytest.raises(QueueFull, match="first"):
+        await anext(messages)

@@ -145,3 +145,16 @@ async def test_what_is_aborted_or_out_of_time_leaves_its_group_at_once() -> None
     assert (core.scheduler.running, core.scheduler.kv.pool.num_used_blocks) == ([], 0)
     assert [request.finish_reason for request in (*running, waiting)] == ["abort", "stop", "error", "abort"]
     assert engine.requests == {}
+
+
+async def test_a_group_that_leaves_takes_its_cached_blocks_out_of_the_events_at_once() -> None:
+    engine, sink = Engine(config=EngineConfig(cache=CacheConfig(block_size=4))), Notes()
+    engine.kv_events = log = KVEventLog()
+    core, worker = add_core(engine)
+    submit(engine, sink, "a")
+    step(core, worker)
+    assert len(log.snapshot()) == 1
+    engine.retire_core(core, "it leaves")
+    assert log.snapshot() == [], "what comes next goes elsewhere"
+    step(core, worker)
+    assert log.snapshot() == []

@@ -69,3 +69,18 @@ def test_every_message_outside_of_a_step_tells_the_load(
     sink.announce()
     sink.reject("a", NotReady("draining"))
     assert [message.load.not_ready_reason for message in sent] == ["no worker has registered yet"] * 3
+
+
+def test_a_load_that_was_told_just_now_is_not_told_again_before_its_period_is_over(
+    sink: SessionSink, sent: list[scheduler_pb2.SchedulerMessage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = session.LOAD_PERIOD_NS * 1000
+    monkeypatch.setattr(session.time, "monotonic_ns", lambda: now_ns)
+    request = make_request("a", 5)
+    going = StepResult(step=1, requests=[request], offsets=[1], token_ids=[7], rows=[0])
+    told = []
+    for passed in (0, session.LOAD_PERIOD_NS - 1, 1, 1, session.LOAD_PERIOD_NS):
+        now_ns += passed
+        sink.push(going)
+        told.append(sent[-1].HasField("load"))
+    assert told == [True, False, True, False, True]

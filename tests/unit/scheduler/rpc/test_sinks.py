@@ -150,3 +150,13 @@ def test_a_stream_ends_with_the_first_failure() -> None:
     failed.finish_reason, failed.error = "error", RequestFailed("why")
     sink.push(StepResult(step=0, finished=[failed]))
     assert (sink.outbox._is_closed, sink.outbox._error) == (True, failed.error)
+
+
+def test_a_frontend_whose_clock_is_ahead_has_waited_for_nothing(state: SchedulerState) -> None:
+    sink = SessionSink(state=state, on_room=lambda sink: None)
+    sent: list[scheduler_pb2.SchedulerMessage] = []
+    sink.outbox.put = sent.append  # type: ignore[method-assign]
+    request = make_request("a", 4, arrival_ns=2_000)
+    request.admitted_ns = 1_000
+    sink.push(StepResult(step=1, admitted=[request]))
+    assert sent[0].admitted[0].queue_ns == 0

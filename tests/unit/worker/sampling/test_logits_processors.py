@@ -8,12 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from pagoda_common.config.speculative_config import SpeculativeConfig
 from pagoda_common.errors import Code, ConfigError
 from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_worker import worker as worker_module
 from pagoda_worker.sampling import logits_processors
 from pagoda_worker.sampling.logits_processors import LogitsProcessor, LogitsProcessors, load_logits_processors
 from pagoda_worker.sampling.logits_state import LogitsBatch
 from pagoda_worker.sampling.slot_rows import SlotRows
+from pagoda_worker.steps.step import NewRequest
 from tests.unit.worker.driver import Driver
 
 PROMPT = [5, 6, 7]
@@ -145,3 +148,53 @@ def test_a_row_that_went_to_another_slot_is_not_taken_for_ones_own() -> None:
     [own], [is_new] = rows.take(np.array([0]))
     assert (own, is_new) == (1, True)
     assert rows.take(np.array([2, 0]))[0].tolist() == [0, 1]
+
+
+class ForAll(Recorder):
+    """Wants every sequence, and leaves its logits as they are."""
+
+    def is_needed(self, params: SamplingParams) -> bool:
+        return True
+
+    def apply(self, logits: Tensor, batch: LogitsBatch) -> Tensor:
+        return logits
+
+
+LOOP = [5, 6, 5, 6, 5, 6, 5, 6]
+
+
+def driver_with(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    monkeypatch.setattr(worker_module, "load_logits_processors", lambda *_, **__: LogitsProcessors([recorder]))
+    return Driver("pagoda-tiny", speculative=SpeculativeConfig(num_speculative_tokens=2, prompt_lookup_min=1))
+
+
+def test_a_processor_hears_of_what_leaves_a_slot_and_of_what_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(vocab_size=512, device=CPU)
+    driver = driver_with(recorder, monkeypatch)
+    driver.generate([LOOP, PROMPT], [asking(x=1), asking()], max_tokens=2)
+    assert recorder.told == [([0], [])]
+    driver.generate([LOOP], [asking()], max_tokens=2, slots=[1])
+    assert recorder.told[1:] == [([], [0])], "with the next step, though nothing takes its place"
+    driver.generate([LOOP], [asking(x=2)], max_tokens=2)
+    assert recorder.told[2:] == [([0], [])]
+    blocks = np.array(driver.take_blocks(0, 2))
+    new = NewRequest(
+        slot=0,
+        request_id="new",
+        prompt_token_ids=np.array(PROMPT),
+        sampling_params=asking(x=3),
+        block_ids=blocks,
+    )
+    driver._to_free.clear()  # a slot that is given to another one is free by that
+    driver.execute(new_requests=[new], num_seqs=1, slots=np.array([0]), num_scheduled_tokens=np.array([3]))
+    assert recorder.told[3:] == [([], [0]), ([0], [])], "gone before the next one comes"
+
+
+def test_what_a_processor_wants_has_no_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for recorder, guesses in (
+        (Recorder(vocab_size=512, device=CPU), True),
+        (ForAll(vocab_size=512, device=CPU), False),
+    ):
+        driver = driver_with(recorder, monkeypatch)
+        driver.generate([LOOP], [asking()], max_tokens=12)
+        assert (driver.num_draft_tokens > 0) is guesses

@@ -5,22 +5,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pagoda_common.config.speculative_config import SpeculativeConfig
 from pagoda_common.errors import Code
 from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_worker.sampling.drafter import Drafter
 from pagoda_worker.steps.input_batch import InputBatch
 from pagoda_worker.steps.step import BadSlot, NewRequest, StepInput
 
+GUESSES = SpeculativeConfig(num_speculative_tokens=2, prompt_lookup_max=2, prompt_lookup_min=1)
 MAX_MODEL_LEN, VOCAB_SIZE, BLOCK_SIZE, NUM_BLOCKS, MAX_NUM_SEQS = 20, 50, 4, 15, 3
 
 
-def make_batch() -> InputBatch:
+def make_batch(drafter: Drafter | None = None) -> InputBatch:
     return InputBatch(
         max_num_seqs=MAX_NUM_SEQS,
         max_model_len=MAX_MODEL_LEN,
         block_size=BLOCK_SIZE,
         num_blocks=NUM_BLOCKS,
         vocab_size=VOCAB_SIZE,
+        drafter=drafter,
     )
 
 
@@ -118,3 +122,50 @@ def test_a_freed_slot_without_a_new_sequence_is_empty() -> None:
     (bad,) = batch.prepare(step).bad_slots
     assert (bad.slot, bad.message) == (2, "slot 2 is empty")
     assert 2 not in batch.poolers
+
+
+def test_what_was_learnt_of_guesses_goes_with_the_sequence() -> None:
+    forgotten: list[int] = []
+
+    class Noting(Drafter):
+        def forget(self, slot: int) -> None:
+            forgotten.append(slot)
+            super().forget(slot)
+
+    drafter = Noting(config=SpeculativeConfig(num_speculative_tokens=2), max_num_seqs=MAX_NUM_SEQS)
+    batch = make_batch(drafter)
+    batch.apply(StepInput(new_requests=[request(1, [3])]))
+    assert forgotten == [1], "of whatever was there before"
+    batch.apply(StepInput(freed_slots=np.array([1])))
+    assert forgotten == [1, 1]
+
+
+def guesses(new: NewRequest, num_scheduled: int, most: int = 2) -> list[int]:
+    """Draft tokens that a sequence tries in its first step."""
+    batch = make_batch(Drafter(config=GUESSES, max_num_seqs=MAX_NUM_SEQS))
+    step = StepInput(
+        new_requests=[new],
+        num_seqs=1,
+        slots=np.array([new.slot]),
+        num_scheduled_tokens=np.array([num_scheduled]),
+        num_lookahead_tokens=np.array([most]),
+    )
+    batch.apply(step)
+    inputs = batch.prepare(step)
+    assert not inputs.bad_slots
+    return inputs.num_draft_tokens.tolist()
+
+
+def test_only_what_samples_a_token_has_guesses_behind_it() -> None:
+    prompt = [3, 4, 3, 4, 3, 4, 3, 4]
+    assert guesses(request(1, prompt, computed=7), 1) == [2]
+    assert guesses(request(1, prompt), 8) == [2]
+    assert guesses(request(1, prompt), 5) == [0], "a part of a prompt"
+
+
+def test_tokens_that_were_sampled_elsewhere_count_against_the_guesses() -> None:
+    """6 of prompt, 4 of output: what is left of max_tokens is room for a token and one guess less."""
+    resumed = request(1, [3, 4, 3, 4, 3, 4], output=(3, 4, 3, 4), computed=9)
+    for max_tokens, num_guesses in ((5, 0), (6, 1), (7, 2), (20, 2)):
+        params = SamplingParams(temperature=0, max_tokens=max_tokens)
+        assert guesses(replace(resumed, sampling_params=params), 1) == [num_guesses]
