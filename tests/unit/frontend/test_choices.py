@@ -27,7 +27,7 @@ def sequence(index: int, *logprobs: float) -> CollectedSequence:
 def test_the_best_of_each_prompt_are_returned_in_order_and_numbered_anew() -> None:
     asked = Choices(n=2, num_generated=3)
     given = [
-        *(sequence(0, -3.0), sequence(1, -1.0, -1.0), sequence(2, -2.0)),
+        *(sequence(0, -3.0), sequence(1, -1.0, -1.0, -1.0, -1.0), sequence(2, -2.0)),
         *(sequence(3, -1.0), sequence(4), sequence(5, -0.5, -4.5)),
     ]
     best = asked.best(given)

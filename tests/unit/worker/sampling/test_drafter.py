@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pagoda_common.config.speculative_config import SpeculativeConfig
-from pagoda_worker.sampling.drafter import FIRST_PAUSE, Drafter
+from pagoda_worker.sampling.drafter import FIRST_PAUSE, MAX_PAUSE, Drafter
 from pagoda_worker.sampling.ngram_index import FEW_SLOTS, NgramIndex
 
 
@@ -108,3 +108,22 @@ def test_a_new_sequence_begins_without_a_past() -> None:
     drafter.forget(0)
     assert propose(drafter, [5, 6, 7, 8]) == [[]]
     assert propose(drafter, [5, 6, 7, 8, 5, 6]) == [[7, 8, 5, 6]]
+
+
+def test_pauses_double_up_to_a_bound_and_begin_anew_after_a_right_guess() -> None:
+    drafter, tokens = make_drafter(num_speculative_tokens=1), np.tile([5, 6], 2000)[None].astype(np.int32)
+    one, now = np.zeros(1, dtype=np.int64), 20
+
+    def pause(num_accepted: int) -> int:
+        """Tokens until the next guess after one that was judged."""
+        nonlocal now
+        drafter.judge(one, one + 1, one + num_accepted, one + now)
+        start = now
+        while not drafter.propose(one, tokens, one + now, one + 4)[0].any():
+            now += 1
+        return now - start
+
+    pauses = [pause(0) for _ in range(7)]
+    assert pauses == [min(FIRST_PAUSE * 2**number, MAX_PAUSE) for number in range(7)]
+    assert pauses[-2:] == [MAX_PAUSE, MAX_PAUSE]
+    assert (pause(1), pause(0), pause(0)) == (0, FIRST_PAUSE, 2 * FIRST_PAUSE)
