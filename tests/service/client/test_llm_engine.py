@@ -7,10 +7,11 @@ import pytest
 
 from pagoda import LLM, AsyncEngineArgs, AsyncLLM, LLMEngine, PoolingParams, RequestOutputKind, SamplingParams
 from pagoda.lora.request import LoRARequest
-from pagoda_common.errors import InvalidRequest, PagodaError
+from pagoda_common.errors import InvalidRequest, PagodaError, QueueFull
 from pagoda_common.params.outputs import RequestOutput
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.service.client.conftest import FakeSchedulerThread
+from tests.service.client.test_llm import eventually
 
 
 @pytest.fixture
@@ -96,6 +97,40 @@ def test_an_id_is_used_once_at_a_time(engine: LLMEngine, fake: FakeScheduler) ->
     with pytest.raises(InvalidRequest, match="'twice' is in use"):
         engine.add_request("twice", [7], SamplingParams())
     engine.abort_request("twice")
+
+
+def test_every_failure_is_raised_by_a_step_of_its_own_and_the_others_go_on(
+    engine: LLMEngine, fake: FakeScheduler
+) -> None:
+    fake.step_s = 0.02
+    fake.reject.update({name: QueueFull(name) for name in ("first", "second")})
+    try:
+        engine.add_request("whole", [7], SamplingParams(max_tokens=3, ignore_eos=True))
+        for name in ("first", "second"):
+            engine.add_request(name, [7], SamplingParams(max_tokens=3))
+        failed, outputs = set(), dict[str, RequestOutput]()
+        while engine.has_unfinished_requests():
+            try:
+                outputs |= {output.request_id: output for output in engine.step() if isinstance(output, RequestOutput)}
+            except PagodaError as error:
+                failed.add(error.message)
+        assert failed == {"first", "second"}
+        assert len(outputs["whole"].outputs[0].token_ids) == 3
+    finally:
+        fake.reject.clear()
+
+
+def test_a_failure_is_unfinished_until_a_step_has_raised_it(engine: LLMEngine, fake: FakeScheduler) -> None:
+    fake.reject["alone"] = QueueFull("alone")
+    try:
+        engine.add_request("alone", [7], SamplingParams(max_tokens=3))
+        eventually(lambda: engine.get_num_unfinished_requests() == 0)
+        assert engine.has_unfinished_requests()
+        with pytest.raises(PagodaError, match="alone"):
+            engine.step()
+        assert not engine.has_unfinished_requests()
+    finally:
+        fake.reject.clear()
 
 
 def test_the_model_is_described_under_vllms_names(engine: LLMEngine, llm: LLM) -> None:

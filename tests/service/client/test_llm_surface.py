@@ -164,6 +164,10 @@ def test_bad_words_are_sent_as_tokens(llm: LLM, fake: FakeScheduler) -> None:
     llm.generate("a", SamplingParams(bad_words=["dog"], max_tokens=2), use_tqdm=False)
     sent = [list(words.ids) for words in fake.submits[-1].sampling_params.bad_words_token_ids]
     assert llm.get_tokenizer().encode("dog", add_special_tokens=False) in sent
+    llm.generate("a", SamplingParams(bad_words=["cat"], max_tokens=2), use_tqdm=False)
+    others = [list(words.ids) for words in fake.submits[-1].sampling_params.bad_words_token_ids]
+    assert llm.get_tokenizer().encode("cat", add_special_tokens=False) in others
+    assert not any(words in sent for words in others)
 
 
 def test_chosen_tokens_have_logprobs_without_a_rank(llm: LLM, fake: FakeScheduler) -> None:

@@ -93,3 +93,20 @@ def test_a_snapshot_stays_as_it_is() -> None:
     ]
     assert first.metrics is not None
     assert first.metrics.num_generation_tokens == 1
+
+
+def test_cached_tokens_are_told_once_and_stay() -> None:
+    builder = make_builder()
+    first = delta(0, "a", 7)
+    first.num_cached_tokens = 16
+    builder.append([first, delta(1, "b", 8)])
+    assert builder.build().num_cached_tokens == 16
+
+
+def test_a_failure_leaves_the_ends_of_sequences_that_had_ended() -> None:
+    builder = make_builder()
+    builder.append([delta(0, "a", 7, finish_reason="stop")])
+    builder.fail()
+    output = builder.build()
+    assert [one.finish_reason for one in output.outputs] == ["stop", "error"]
+    assert output.finished

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pagoda_common.errors import ConfigError, InvalidRequest, RequestTooLong
+from pagoda_common.params.truncation import Truncation
 from pagoda_common.text.chat_template import load_chat_template
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.openai.protocol import ChatMessage
@@ -25,6 +26,14 @@ async def test_a_text_that_cannot_fit_is_refused_untokenized() -> None:
     with pytest.raises(RequestTooLong, match="at least 78125 tokens") as caught:
         await prompts().from_text("x" * 10_000_000, add_special_tokens=True, field="prompt")
     assert caught.value.field == "prompt"
+
+
+async def test_a_text_that_is_to_be_cut_may_be_of_any_length() -> None:
+    text = "Once upon a time. " * 4000
+    found = await prompts().from_text(
+        text, add_special_tokens=False, field="prompt", truncation=Truncation(num_tokens=8, side="right")
+    )
+    assert len(found) == 8
 
 
 async def test_a_continued_message_ends_where_its_text_ends() -> None:

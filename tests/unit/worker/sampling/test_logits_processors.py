@@ -16,7 +16,6 @@ from pagoda_worker.sampling import logits_processors
 from pagoda_worker.sampling.logits_processors import LogitsProcessor, LogitsProcessors, load_logits_processors
 from pagoda_worker.sampling.logits_state import LogitsBatch
 from pagoda_worker.sampling.slot_rows import SlotRows
-from pagoda_worker.steps.step import NewRequest
 from tests.unit.worker.driver import Driver
 
 PROMPT = [5, 6, 7]
@@ -177,16 +176,8 @@ def test_a_processor_hears_of_what_leaves_a_slot_and_of_what_takes_its_place(mon
     assert recorder.told[1:] == [([], [0])], "with the next step, though nothing takes its place"
     driver.generate([LOOP], [asking(x=2)], max_tokens=2)
     assert recorder.told[2:] == [([0], [])]
-    blocks = np.array(driver.take_blocks(0, 2))
-    new = NewRequest(
-        slot=0,
-        request_id="new",
-        prompt_token_ids=np.array(PROMPT),
-        sampling_params=asking(x=3),
-        block_ids=blocks,
-    )
-    driver._to_free.clear()  # a slot that is given to another one is free by that
-    driver.execute(new_requests=[new], num_seqs=1, slots=np.array([0]), num_scheduled_tokens=np.array([3]))
+    driver._to_free.clear()  # a slot that is given to another sequence is free by that
+    driver.generate([PROMPT], [asking(x=3)], max_tokens=2)
     assert recorder.told[3:] == [([], [0]), ([0], [])], "gone before the next one comes"
 
 
