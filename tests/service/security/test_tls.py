@@ -18,6 +18,7 @@ from pagoda import AsyncLLM
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
 from pagoda_common.config.security_config import SecurityConfig, ServerSecurity
 from pagoda_common.errors import ConfigError
+from pagoda_common.rpc.bearer import BearerKeys
 from pagoda_common.rpc.channels import Connection, connect, connect_blocking
 from pagoda_common.rpc.local_socket import new_local_address
 from pagoda_common.rpc.service import MAX_METADATA_BYTES, RpcServer
@@ -193,6 +194,25 @@ async def test_a_service_token_opens_every_call(tmp_path: Path, shown: str, is_s
             with pytest.raises(grpc.aio.AioRpcError):
                 await session.read()
             assert await session.code() is CODES.UNAUTHENTICATED
+
+
+async def test_a_token_is_looked_at_once_a_stream_however_many_messages_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[object] = []
+    accepted = BearerKeys.accepted
+
+    def count(self: BearerKeys, headers: object, **options: object) -> object:
+        looked.append(headers)
+        return accepted(self, headers, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(BearerKeys, "accepted", count)
+    guarded = SecurityConfig(service_token=TOKEN)
+    async with running_server(guarded.server) as address, connect(address, security=guarded) as channel:
+        session = scheduler_pb2_grpc.SchedulerStub(channel).Session(timeout=240)
+        for _ in range(50):
+            await session.write(scheduler_pb2.FrontendMessage())
+            assert isinstance(await session.read(), scheduler_pb2.SchedulerMessage)
+        session.cancel()
+    assert len(looked) == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract sockets")
