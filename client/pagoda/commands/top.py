@@ -68,14 +68,15 @@ def _follow(source: Source, interval_s: float) -> None:
     """Frame after frame until q."""
     samples: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
     paint = Paint(is_on="NO_COLOR" not in os.environ)
-    is_paused, reason = False, ""
+    is_paused, reason, answered = False, "", ""
     while True:
         if not is_paused:
             try:
                 samples.append(source.sample())
-                reason = source.not_ready_reason()
+                reason, answered = source.not_ready_reason(), time.strftime("%X")
             except NotReady as error:
-                reason = error.message
+                when = f"since {answered}: its figures are of then" if answered else "yet"
+                reason = f"no answer {when} ({error.message})"
         _show(list(samples), source.name, reason, paint, "paused; " + HELP if is_paused else HELP)
         key = _key(interval_s)
         if key in ("q", "Q", "\x03", "\x04"):
@@ -85,7 +86,7 @@ def _follow(source: Source, interval_s: float) -> None:
 
 def _show(samples: list[Sample], name: str, reason: str, paint: Paint, hint: str) -> None:
     columns, rows = shutil.get_terminal_size()
-    lines = draw(samples, name=name, reason=reason, width=columns, paint=paint)[: max(1, rows - 1)]
+    lines = draw(samples, name=name, reason=reason, width=columns, paint=paint, height=rows - 1)[: max(1, rows - 1)]
     lines += [""] * (rows - 1 - len(lines))
     text = "".join(f"{line}{CLEAR_LINE}\r\n" for line in lines)
     sys.stdout.write(f"{HOME}{text}{paint.soft(hint)}{CLEAR_LINE}{CLEAR_REST}")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from pagoda.top.sample import Sample, growth, quantile, rate
-from pagoda.top.text import Paint, bar, count, curve, percent, seconds
+from pagoda.top.text import Paint, bar, chart, count, curve, percent, seconds
 
 STAGES = ("schedule", "encode", "wire", "queue", "prepare", "forward", "sample", "decode", "deliver")
 """Of a step, in the order of its life."""
@@ -13,6 +13,8 @@ SAMPLED = "pagoda:sampled_tokens_total"
 GENERATED = "vllm:generation_tokens_total"
 MIN_WIDTH = 60
 MAX_WIDTH = 120
+MIN_CHART_ROWS, MAX_CHART_ROWS = 5, 16
+"""Of the chart in a tall terminal, its title included."""
 LATENCY_S = 60.0
 """Latencies are of the last minute."""
 
@@ -23,7 +25,7 @@ def speeds(samples: Sequence[Sample]) -> list[float]:
     return [rate(*pair, SAMPLED) or rate(*pair, GENERATED) or 0.0 for pair in pairs]
 
 
-def draw(samples: Sequence[Sample], *, name: str, reason: str, width: int, paint: Paint) -> list[str]:
+def draw(samples: Sequence[Sample], *, name: str, reason: str, width: int, paint: Paint, height: int = 0) -> list[str]:
     """The lines of a frame.
 
     Args:
@@ -31,6 +33,7 @@ def draw(samples: Sequence[Sample], *, name: str, reason: str, width: int, paint
         name: of the server.
         reason: why it does not serve; empty when it does.
         width: columns; no line is longer.
+        height: rows of the terminal: what the figures leave shows tokens a second as a chart.
     """
     width = min(max(width, MIN_WIDTH), MAX_WIDTH)
     now = samples[-1] if samples else None
@@ -48,6 +51,11 @@ def draw(samples: Sequence[Sample], *, name: str, reason: str, width: int, paint
     lines += _counters(before, now, paint)
     lines += ["", *_groups(now, width, paint)]
     lines += ["", *_step(before, now, width, paint)]
+    spare = min(height - len(lines) - 2, MAX_CHART_ROWS)
+    if spare >= MIN_CHART_ROWS:
+        known = speeds(samples)
+        top = f"tokens a second, at most {count(max(known, default=None))}"
+        lines += ["", paint.soft(top), *(paint.hot(row) for row in chart(known, width, spare - 1))]
     return lines
 
 

@@ -74,3 +74,15 @@ class Paint:
     def hot(self, text: str) -> str:
         """Bars and curves."""
         return self._painted("33", text)
+
+
+def chart(values: Sequence[float], width: int, height: int) -> list[str]:
+    """The last `width` values as `height` rows of columns, eight steps a row; the largest one fills them."""
+    shown = list(values)[-width:]
+    most = max([*shown, 1e-9])
+    eighths = [round(value / most * height * 8) for value in shown]
+    rows = []
+    for row in reversed(range(height)):
+        cells = ((" " + HEIGHTS)[min(8, max(0, eighth - 8 * row))] for eighth in eighths)
+        rows.append("".join(cells).rjust(width))
+    return rows

@@ -27,6 +27,16 @@ class HistogramSeries:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
+    @property
+    def bounds(self) -> Sequence[float]:
+        """Upper bounds of the buckets, without the last one's."""
+        return self._bounds
+
+    @property
+    def counts(self) -> list[int]:
+        """By bucket, each with its own values alone; the last one is unbounded."""
+        return self._counts.copy()
+
     def add_to(self, family: HistogramMetricFamily, labels: dict[str, str], *, has_created: bool) -> None:
         """Put buckets, count, sum and, with `has_created`, the time of creation into `family`."""
         buckets, num_values = [], 0
@@ -36,6 +46,23 @@ class HistogramSeries:
         family.add_metric(tuple(labels.values()), buckets, self._sum)
         if has_created:
             family.add_sample(f"{family.name}_created", labels, self._created_s)
+
+
+def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
+    """The value that `share` of all values are below, linear within a bucket; None: there are none.
+
+    Args:
+        bounds: upper bounds of all buckets but the last one, for which the last bound is given.
+        counts: values of each bucket alone.
+    """
+    wanted, below, low = sum(counts) * share, 0, 0.0
+    if not wanted > 0:
+        return None
+    for bound, count in zip(bounds, counts, strict=False):
+        if below + count >= wanted:
+            return low + (bound - low) * (wanted - below) / count
+        below, low = below + count, bound
+    return low
 
 
 class LeanHistogram(Collector):

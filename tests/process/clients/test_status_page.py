@@ -146,6 +146,44 @@ def test_a_token_shows_what_else_was_likely(stack: Stack, browser: Browser) -> N
 
 
 @needs_browser
+def test_requests_tokens_facts_and_the_past_are_shown(stack: Stack, browser: Browser) -> None:
+    asking = threading.Thread(target=ask, args=(stack.url,), kwargs={"max_tokens": 100})
+    asking.start()
+    asking.join()
+    browser.open(f"{stack.url}/")
+    see(browser, "#requests", until="finished")
+    see(browser, "#facts", until="pagoda-tiny")
+    browser.write("#tokens-text", "Once upon a time")
+    see(browser, "#tokens-note", until="tokens of 16 characters")
+    assert browser.run("return document.querySelectorAll('.piece').length") >= 2
+    # The server's points are five seconds apart: the chart has a line when two of them are there.
+    script = "return document.querySelector('#next-token-chart .p50').getAttribute('d')"
+    poll_until(lambda: bool(browser.run(script)), what="the chart of latencies has a line", timeout_s=240)
+    save(browser, "past")
+    assert browser.complaints() == []
+
+
+@needs_browser
+def test_an_answer_is_shown_as_markdown_and_never_as_html(stack: Stack, browser: Browser) -> None:
+    browser.open(f"{stack.url}/")
+    text = "# Head\\n\\n- one **two**\\n- `<b>`\\n\\n```py\\nx = 1\\n```\\n\\n<img src=x onerror=alert(1)> [a](https://example.org)"
+    script = f"""
+        const done = arguments[arguments.length - 1];
+        return import("./status/markdown.js").then(({{ render }}) => {{
+            const box = document.createElement("div");
+            box.append(...render("{text}"));
+            return box.innerHTML;
+        }});
+    """
+    html = browser.run(script)
+    assert "<h3>Head</h3>" in html
+    assert "<li>one <strong>two</strong></li><li><code>&lt;b&gt;</code></li>" in html
+    assert "<pre><code>x = 1</code></pre>" in html
+    assert "<img" not in html
+    assert 'href="https://example.org"' in html
+
+
+@needs_browser
 def test_the_request_can_be_copied_as_curl_and_python(stack: Stack, browser: Browser) -> None:
     browser.open(f"{stack.url}/")
     see(browser, "#model", until="pagoda-tiny")

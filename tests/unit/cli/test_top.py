@@ -14,7 +14,7 @@ import pytest
 from pagoda.cli import main
 from pagoda.top.frame import draw
 from pagoda.top.sample import Sample, growth, quantile, rate
-from pagoda.top.text import Paint, bar, count, curve, percent, seconds
+from pagoda.top.text import Paint, bar, chart, count, curve, percent, seconds
 
 METRICS = """
 # TYPE vllm:num_requests_running gauge
@@ -52,6 +52,21 @@ def scrape(n: int, *, at_s: float) -> Sample:
 
 def shown(samples: list[Sample], *, width: int = 80, reason: str = "") -> list[str]:
     return draw(samples, name="http://127.0.0.1:8000", reason=reason, width=width, paint=Paint(is_on=False))
+
+
+def test_a_tall_terminal_has_a_chart_and_a_short_one_does_not() -> None:
+    samples = [scrape(100, at_s=10), scrape(150, at_s=12), scrape(250, at_s=14)]
+    frames = [
+        draw(samples, name="x", reason="", width=80, paint=Paint(is_on=False), height=height) for height in (0, 24, 60)
+    ]
+    assert frames[0] == frames[1]
+    assert any("tokens a second, at most 100" in line for line in frames[2])
+    assert len(frames[2]) <= 60
+    assert max(map(len, frames[2])) <= 80
+
+
+def test_a_chart_is_as_high_as_its_largest_value() -> None:
+    assert chart([1.0, 4.0, 2.0], 5, 2) == ["   █ ", "  ▄██"]
 
 
 def test_counters_grow_and_may_begin_anew() -> None:

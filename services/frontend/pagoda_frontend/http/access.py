@@ -20,7 +20,15 @@ from pagoda_frontend.requests.call_context import MAX_REQUEST_ID_CHARS
 
 OPERATOR_PREFIXES = ("/sleep", "/wake_up", "/reload_weights")
 """What concerns all clients."""
-GUARDED_PREFIXES = ("/v1", "/v2", "/inference", "/invocations", "/is_sleeping", *OPERATOR_PREFIXES)
+GUARDED_PREFIXES = (
+    "/v1",
+    "/v2",
+    "/inference",
+    "/invocations",
+    "/is_sleeping",
+    "/status/requests",
+    *OPERATOR_PREFIXES,
+)
 """vLLM's, the one path that leads to the API under another name, and what operators alone may do; what probes and
 scrapers need stays open."""
 NO_OPERATOR = PagodaError(

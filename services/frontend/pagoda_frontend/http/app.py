@@ -13,6 +13,7 @@ from pagoda_frontend.http.errors import install_error_handlers
 from pagoda_frontend.http.load_report import LoadReports
 from pagoda_frontend.http.operations import Operations
 from pagoda_frontend.http.sleep_mode import SleepMode
+from pagoda_frontend.http.status_calls import StatusCalls
 from pagoda_frontend.http.traces import TraceHttp
 from pagoda_frontend.messages.handlers import Messages
 from pagoda_frontend.messages.protocol import CountTokensBody, MessagesBody
@@ -78,6 +79,7 @@ def make_app(serving: Serving, engine: EngineClient) -> FastAPI:
         add_docs_pages(app)
     if not config.disable_status_page:
         add_status_page(app)
+        StatusCalls(serving=serving).add_to(app)
     if config.api_key or config.operator_key:
         operator_keys = BearerKeys(config.operator_key)
         app.add_middleware(RequireKeys, keys=serving.api_keys, operator_keys=operator_keys)

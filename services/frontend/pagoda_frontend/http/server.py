@@ -30,6 +30,7 @@ from pagoda_frontend.grpc.traces import TraceRpc
 from pagoda_frontend.http.app import make_app
 from pagoda_frontend.http.http_protocol import bounded
 from pagoda_frontend.http.https import follow_certificate
+from pagoda_frontend.observability.history import Moment
 from pagoda_frontend.observability.metrics import Metrics
 from pagoda_frontend.observability.statistics import Totals, log_statistics
 from pagoda_frontend.requests.serving import Serving
@@ -104,6 +105,10 @@ class FrontendServer:
             prefix_cache_hits=load.prefix_cache_hits,
         )
 
+    def _moment(self) -> Moment:
+        first_token, next_token = self._metrics.latencies()
+        return Moment(totals=self._totals(), first_token=first_token, next_token=next_token)
+
     async def start(self) -> None:
         """Listen. Returns when both ports answer; the engine may still be loading.
 
@@ -140,6 +145,9 @@ class FrontendServer:
                 name="idle memory",
             ),
         ]
+        if not config.disable_status_page:
+            keeping = self.serving.history.keep(self._moment)
+            self._tasks.append(asyncio.create_task(keeping, name="history"))
         if not config.observability.disable_log_stats:
             self._tasks.append(asyncio.create_task(log_statistics(self._totals), name="statistics"))
         if config.ssl_certfile is not None:

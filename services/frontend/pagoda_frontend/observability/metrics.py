@@ -18,6 +18,7 @@ from pagoda_common.engine.interface import Engine
 from pagoda_common.metrics.labels import ENGINE, LABELS
 from pagoda_common.metrics.lean_histogram import HistogramSeries, LeanHistogram
 from pagoda_common.params.outputs import SequenceDelta
+from pagoda_frontend.observability.history import Latencies
 
 QUEUE_BOUNDS = ("max_num_queued_reqs", "max_num_queued_tokens")
 """Reasons of admission_rejections."""
@@ -224,6 +225,17 @@ class Metrics:
             return 0.0, 0.0
         # The library shows a counter's value to its collectors alone.
         return self._requests.prompt_tokens._value.get(), self._requests.generation_tokens._value.get()
+
+    def latencies(self) -> tuple[Latencies, Latencies]:
+        """Times to first tokens, and between tokens, so far."""
+        if self._requests is None:
+            empty = Latencies(bounds=(), counts=())
+            return empty, empty
+        first, following = self._requests.first_token_s, self._requests.between_tokens_s
+        return (
+            Latencies(bounds=first.bounds, counts=first.counts),
+            Latencies(bounds=following.bounds, counts=following.counts),
+        )
 
     async def render(self) -> bytes:
         """The text format: this frontend's metrics, then those of the engine behind it."""

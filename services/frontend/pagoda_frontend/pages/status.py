@@ -14,6 +14,10 @@ FILES = {
     "/status/figures.js": ("figures.js", "text/javascript; charset=utf-8"),
     "/status/samples.js": ("samples.js", "text/javascript; charset=utf-8"),
     "/status/chat.js": ("chat.js", "text/javascript; charset=utf-8"),
+    "/status/history.js": ("history.js", "text/javascript; charset=utf-8"),
+    "/status/markdown.js": ("markdown.js", "text/javascript; charset=utf-8"),
+    "/status/calls.js": ("calls.js", "text/javascript; charset=utf-8"),
+    "/status/tokens.js": ("tokens.js", "text/javascript; charset=utf-8"),
     "/status/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 """File and media type by path. The page names its files relative to itself: a proxy may add a prefix."""

@@ -185,7 +185,14 @@ class Run:
         """
         source = self._generate(self._requests[0]) if len(self._requests) == 1 else self._merged()
         engine_ids = [request.request_id for request in self._requests]
-        with self._serving.open_request(self.call.request_id, engine_ids, tenant=self.call.tenant):
+        call = self.call
+        followed = self._serving.request_log.follow(
+            call.request_id,
+            tenant=call.tenant,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_sequences=self.num_sequences,
+        )
+        with self._serving.open_request(call.request_id, engine_ids, tenant=call.tenant), followed as logged:
             async with aclosing(source):
                 async for deltas in source:
                     for delta in deltas:
@@ -196,6 +203,7 @@ class Run:
                         self._num_output_tokens[delta.index] = delta.num_output_tokens
                         if delta.num_cached_tokens:
                             self._num_cached_tokens[delta.index // self.n] = delta.num_cached_tokens
+                    logged.add(deltas, num_output_tokens=self.num_output_tokens)
                     yield deltas
 
     async def collect(self) -> list[CollectedSequence]:

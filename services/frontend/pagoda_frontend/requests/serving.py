@@ -19,7 +19,9 @@ from pagoda_common.text.chat_template import check_template, load_chat_template
 from pagoda_frontend.budget.held_memory import HeldMemory
 from pagoda_frontend.budget.work_pool import WorkPool
 from pagoda_frontend.conversation.dialect import dialect_of
+from pagoda_frontend.observability.history import History
 from pagoda_frontend.observability.metrics import Metrics
+from pagoda_frontend.observability.request_log import RequestLog
 from pagoda_frontend.requests.served_model import ServedModel, load_served_model
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,9 @@ class Serving:
         and grammar are being checked included."""
         self.num_requests = 0
         """Counter: requests that were taken in."""
+        self.history = History()
+        """For the status page; so is request_log."""
+        self.request_log = RequestLog()
         self.work = WorkPool()
         """Where work is done that would hold the event loop."""
         self.held_memory = HeldMemory(max_bytes=max(config.max_unadmitted_bytes, 4 * config.max_request_body_bytes))

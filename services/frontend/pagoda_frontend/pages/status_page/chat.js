@@ -1,6 +1,7 @@
 // The small chat: one conversation with /v1/chat/completions, streamed, with a way to stop.
 
 import { seconds } from "./figures.js";
+import { render } from "./markdown.js";
 
 const KEY = "pagoda-api-key";
 const element = (id) => document.getElementById(id);
@@ -9,7 +10,7 @@ let running = null; // AbortController of the answer that streams
 let lastBody = null; // of the last request, for Copy
 
 /** Headers of a call of the API; the key stays in this tab. */
-function headers() {
+export function headers() {
   const key = element("key").value.trim();
   return key ? { Authorization: `Bearer ${key}` } : {};
 }
@@ -58,11 +59,21 @@ async function send() {
   if (answer.needsKey && !element("question").value) element("question").value = text; // to be sent again with a key
   shown.classList.remove("running");
   if (answer.text) conversation.push(question, { role: "assistant", content: answer.text });
+  if (answer.text && element("markdown").checked && !element("inspect").checked) formatted(shown, answer.text);
   if (answer.first !== null) append(shown, "facts", facts(answer, running.signal.aborted));
   running = null;
   setRunning(false);
   if (answer.needsKey) element("key").focus();
   scroll();
+}
+
+/** The answer's text as Markdown; thoughts and faults stay as they are. */
+function formatted(shown, text) {
+  const made = document.createElement("div");
+  made.className = "markdown";
+  made.append(...render(text));
+  const kept = [...shown.children].filter((child) => ["thought", "fault"].includes(child.className));
+  shown.replaceChildren(...kept.filter((child) => child.className === "thought"), made, ...kept.filter((child) => child.className === "fault"));
 }
 
 async function stream(messages, shown, answer) {

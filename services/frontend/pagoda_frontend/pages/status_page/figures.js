@@ -1,5 +1,6 @@
 // The figures: from samples of /metrics to the elements of the page.
 
+import { addStep } from "./history.js";
 import { growth, quantile, rate, total } from "./samples.js";
 
 const STAGES = [
@@ -44,6 +45,15 @@ export function take(sample) {
     show(id, seconds(middle));
     show(`${id}-note`, high === null ? "of the last minute" : `p95 ${seconds(high)} · p99 ${seconds(highest)}`);
   }
+}
+
+/** Tokens a second from before this page was loaded, one a point of PERIOD seconds each; drawn until the page has its own. */
+export function begin(generated, period) {
+  const repeats = Math.max(1, Math.round(period / 2));
+  const past = generated.flatMap((speed) => Array(repeats).fill(speed)).slice(-CHART_SAMPLES);
+  speeds.unshift(...past);
+  while (speeds.length > CHART_SAMPLES) speeds.shift();
+  if (speeds.length) drawChart();
 }
 
 /** Seconds as people read them. */
@@ -99,7 +109,8 @@ function drawChart() {
     path("floor", `M0,39.5H${CHART_SAMPLES}`), path("area", area), path("line", line));
 }
 
-function path(name, d) {
+/** An SVG path of a class. */
+export function path(name, d) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", "path");
   made.setAttribute("class", name);
   made.setAttribute("d", d);
@@ -113,6 +124,7 @@ function showStep(before, sample) {
   });
   const whole = means.reduce((sum, mean) => sum + mean, 0);
   const steps = rate(before, sample, "pagoda:step_seconds_count", { stage: "deliver" });
+  addStep(whole ? STAGES.map(([stage, owner, shade], index) => ({ stage, owner, shade, mean: means[index] })) : null);
   if (!whole) {
     show("step-note", "no step in the last seconds");
     return; // the last steps stay in view

@@ -1,15 +1,20 @@
 // Wires the page: asks for the figures every two seconds while somebody looks, keeps the theme, starts the chat.
 
 import * as chat from "./chat.js";
-import { take } from "./figures.js";
+import { begin, seconds, take } from "./figures.js";
+import * as history from "./history.js";
+import * as requests from "./calls.js";
 import { parse } from "./samples.js";
+import * as tokens from "./tokens.js";
 
 const PERIOD_MS = 2000;
 const TIMEOUT_MS = 8000;
+const HISTORY_TURNS = 3; // looks between two questions for the past
 const THEME = "pagoda-theme";
 const element = (id) => document.getElementById(id);
 let hasBeenReady = false;
 let lastAnswer = null; // Date of the last scrape that came
+let turns = 0;
 
 async function follow() {
   for (;;) {
@@ -28,10 +33,45 @@ async function look() {
     hasBeenReady ||= ready.ok;
     if (ready.ok) setState("ready", "ready");
     else setState(hasBeenReady ? "lost" : "starting", (await ready.json()).error?.message ?? "not ready");
+    await requests.look(signal);
+    await past(signal);
   } catch {
     setState("away", "no answer");
     setGone(true);
   }
+}
+
+/** The past, and the facts, which change seldom. */
+async function past(signal) {
+  const isFirst = turns === 0;
+  if (turns++ % HISTORY_TURNS) return;
+  const columns = await history.look(signal);
+  if (isFirst && columns?.generated) begin(columns.generated, 5);
+  const answer = await fetch("status/facts", { signal });
+  if (answer.ok) showFacts(await answer.json());
+}
+
+function showFacts(facts) {
+  const shown = {
+    model: facts.models?.join(", "),
+    context: facts.max_model_len && `${facts.max_model_len.toLocaleString("en")} tokens`,
+    vocabulary: facts.vocab_size?.toLocaleString("en"),
+    "chat template": facts.has_chat_template === undefined ? undefined : facts.has_chat_template ? "yes" : "no",
+    "tool parser": facts.tool_call_parser ?? "none",
+    "reasoning parser": facts.reasoning_parser ?? "none",
+    "API key": facts.needs_key ? "asked for" : "none",
+    up: seconds(facts.uptime_s),
+    Pagoda: facts.version,
+    Python: facts.python,
+  };
+  const rows = Object.entries(shown).filter(([, value]) => value !== undefined).flatMap(([name, value]) => {
+    const term = document.createElement("dt");
+    const text = document.createElement("dd");
+    term.textContent = name;
+    text.textContent = value;
+    return [term, text];
+  });
+  element("facts").replaceChildren(...rows);
 }
 
 /** Grey all figures: they are those of the last answer. */
@@ -70,4 +110,5 @@ async function showVersion() {
 startTheme();
 showVersion();
 chat.start();
+tokens.start();
 follow();
