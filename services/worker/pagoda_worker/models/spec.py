@@ -131,20 +131,20 @@ class DeltaNetSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderSpec:
-    """One decoder-only model."""
+    """One decoder-only model. The default is a small one, for layers that are tried alone."""
 
-    architecture: str
-    vocab_size: int
+    architecture: str = "Decoder"
+    vocab_size: int = 256
     """Rows of the embedding and columns of the logits."""
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    max_position_embeddings: int
+    hidden_size: int = 64
+    num_layers: int = 2
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    intermediate_size: int = 128
+    max_position_embeddings: int = 512
     """Longest sequence the checkpoint was made for, tokens."""
-    activation: str
+    activation: str = "silu"
     """Name as in config.json: silu, gelu_new, relu, …"""
     norm: NormKind = "rms_norm"
     norm_eps: float = 1e-6

@@ -149,3 +149,17 @@ def test_a_module_that_reads_a_matrix_itself_has_it_as_it_is_stored(helium: Path
     finally:
         CURRENT.running = None
     assert not layer.is_multiplied
+
+
+def test_sequences_end_where_rotations_would_depend_on_the_batch(helium: Path) -> None:
+    config = json.loads((helium / "config.json").read_text())
+    assert builder(config).build().max_position_embeddings == 512
+    factors = [1.0] * (config["head_dim"] // 2)
+    config["rope_parameters"] = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": factors,
+        "long_factor": factors,
+        "original_max_position_embeddings": 128,
+    }
+    assert builder(config).build().max_position_embeddings == 128

@@ -62,11 +62,8 @@ class TransformersModel(Model):
         self.vocab_size, self.embedding_size = seen.vocab_size, seen.embedding_size
         self._has_masks = seen.has_masks
         self._position_offset = position_offset(self.backbone)
-        text = self.backbone.config.get_text_config(decoder=True)
-        lengths = (getattr(text, name, None) for name in LENGTHS)
-        self.max_position_embeddings = (
-            int(next((length for length in lengths if length), UNBOUND_LENGTH)) - self._position_offset
-        )
+        longest = longest_sequence(self.backbone.config.get_text_config(decoder=True))
+        self.max_position_embeddings = longest - self._position_offset
 
     def _take_buffers(self) -> None:
         """Have persistent buffers as parameters, which a checkpoint may fill."""
@@ -150,3 +147,15 @@ class TransformersModel(Model):
         if running is not None and running.given is not None:
             return self._inner_output(last_hidden_state=running.given[None])
         return self._compute(*args, **kwargs)
+
+
+def longest_sequence(config: Any) -> int:
+    """Tokens, of a transformers config. Rotations that change with the longest sequence of a batch would let a sequence
+    depend on the others: what is longer than the first of them is not served."""
+    lengths = (getattr(config, name, None) for name in LENGTHS)
+    longest = int(next((length for length in lengths if length), UNBOUND_LENGTH))
+    rope = getattr(config, "rope_parameters", None) or {}
+    for rotation in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        if rotation.get("rope_type") == "longrope" and rotation.get("original_max_position_embeddings"):
+            longest = min(longest, int(rotation["original_max_position_embeddings"]))
+    return longest
