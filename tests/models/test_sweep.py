@@ -10,7 +10,9 @@ SHORT = {
     "helium": "exact",  # plain
     "granitemoe": "exact",  # stacked experts
     "deepseek_v3": "exact",  # values narrower than keys, experts in groups, merged from separate tensors
-    "laguna": "exact",  # windows beside full attention
+    "cohere2_moe": "exact",  # windows beside full attention
+    "vaultgemma": "exact",  # soft caps
+    "flint": "exact",  # sinks
     "bert": "exact",  # a head whose bias is tied
     "roberta": "exact",  # positions from behind the padding token
     "bart": "exact",  # a decoder that counts positions itself

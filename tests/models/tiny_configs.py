@@ -44,6 +44,8 @@ SIZES: dict[str, Any] = {
     "attention_chunk_size": 32,
     "encoder_hash_byte_group_vocab": 64,
     "layerdrop": 0.0,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 5.0,
     "rope_theta": 10000.0,
     "hidden_size_per_layer_input": 16,
     "vocab_size_per_layer_input": VOCAB_SIZE,
@@ -51,7 +53,7 @@ SIZES: dict[str, Any] = {
     "num_kv_shared_layers": 1,
 }
 """Values by name, where a config has the name and a value; None leaves it."""
-REQUIRED: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 16}
+REQUIRED: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": WINDOW}
 """Values by name, where a config has the name, whatever it has there: some need what they leave open."""
 DECODERS = {"is_decoder": True}
 BART = {"is_decoder": True, "is_encoder_decoder": False}
@@ -88,6 +90,7 @@ TWEAKS: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2, "ffn_act_fn": {"name": "silu"}},
     },
+    **dict.fromkeys(("laguna", "mellum"), {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
     "reformer": {"is_decoder": True, "axial_pos_embds_dim": [16, 48], "axial_pos_shape": [16, 32]},
