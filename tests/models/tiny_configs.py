@@ -55,6 +55,7 @@ SIZES: dict[str, Any] = {
 """Values by name, where a config has the name and a value; None leaves it."""
 REQUIRED: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": WINDOW}
 """Values by name, where a config has the name, whatever it has there: some need what they leave open."""
+MIXED = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 DECODERS = {"is_decoder": True}
 BART = {"is_decoder": True, "is_encoder_decoder": False}
 TWEAKS: dict[str, dict[str, Any]] = {
@@ -90,7 +91,7 @@ TWEAKS: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2, "ffn_act_fn": {"name": "silu"}},
     },
-    **dict.fromkeys(("laguna", "mellum"), {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
+    **dict.fromkeys(("laguna", "mellum"), MIXED),
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
     "reformer": {"is_decoder": True, "axial_pos_embds_dim": [16, 48], "axial_pos_shape": [16, 32]},

@@ -14,8 +14,10 @@ from pagoda_worker.models.linear_method import PLAIN
 from pagoda_worker.models.model import BuildConfig
 from pagoda_worker.models.transformers_model.hosted_layers import HostedLinear, hosted_linears
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
+from tests.checkpoints import make_checkpoint
 from tests.models.sweep import make_model, make_prompts
 from tests.unit.worker.driver import Driver
+from tests.unit.worker.models.quantized_checkpoints import quantize_checkpoint
 
 NUM_TOKENS = 12
 
@@ -75,6 +77,25 @@ def test_a_quantized_cache_serves(llama: Path, kv_cache_dtype: str) -> None:
 
 def test_two_ranks_say_the_same(helium: Path) -> None:
     assert tokens(Driver(helium, world_size=2)) == tokens(Driver(helium))
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "olmo2", "gpt_oss"])
+def test_two_ranks_say_the_same_by_the_plan_of_a_module(model_type: str, tmp_path: Path) -> None:
+    """Latents and experts; norms over all heads; sinks."""
+    make_model(model_type, tmp_path)
+    alone = tokens(Driver(tmp_path, model_impl="transformers"))
+    assert tokens(Driver(tmp_path, model_impl="transformers", world_size=2)) == alone
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_quantized_checkpoints_say_the_same_in_both_implementations(method: str, tmp_path: Path) -> None:
+    source = make_checkpoint("LlamaForCausalLM", tmp_path / "floats", intermediate_size=128)
+    for name in ("quantized", "twin"):
+        (tmp_path / name).mkdir()
+    quantize_checkpoint(source, tmp_path / "quantized", tmp_path / "twin", method=method)
+    theirs = Driver(tmp_path / "quantized", model_impl="transformers")
+    assert all(layer.weight_scale is not None for layer in linears(theirs) if "lm_head" not in layer.prefix)
+    assert tokens(theirs) == tokens(Driver(tmp_path / "quantized"))
 
 
 def test_two_ranks_of_both_implementations_say_the_same_with_integers(llama: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from pagoda_common.errors import ConfigError
+from pagoda_common.errors import ConfigError, ModelLoadError
 from pagoda_worker.models.layers import Embedding, Linear
 from pagoda_worker.models.transformers_model.attention import CURRENT, Probe
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
@@ -71,6 +71,8 @@ class HostedLinear(Hosted, Linear):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """[..., in_features] to [..., out_features], summed or gathered over ranks as the style says."""
         if isinstance(CURRENT.running, Probe):
+            if x.shape[-1] != self.in_features:
+                raise ModelLoadError(f"its ranks do not share {self.prefix} as its plan says")
             width = self._total if self.style == GATHER else self.out_features
             return x.new_zeros((*x.shape[:-1], width))
         rows = x.reshape(-1, self.in_features)
@@ -189,7 +191,13 @@ def _tie(model: nn.Module, target: str, source: str, parallel: TensorParallel) -
 
 
 def _plan(model: PreTrainedModel) -> Mapping[str, str]:
-    return {name: _STYLES[style] for name, style in (model._tp_plan or {}).items() if style in _STYLES}
+    """Styles by pattern. Only the leader gets all outputs of a shared head; layers whose outputs all need are whole."""
+    body = f"{model.base_model_prefix}."
+    return {
+        name: _STYLES[style]
+        for name, style in (model._tp_plan or {}).items()
+        if style in _STYLES and not (_STYLES[style] == GATHER and name.startswith(body))
+    }
 
 
 def _style(styles: Mapping[str, str], name: str) -> str | None:
