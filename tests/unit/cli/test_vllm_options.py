@@ -22,7 +22,7 @@ def check(*words: str) -> None:
         (),
         ("-pp", "1"),
         ("--swap-space", "4", "--disable-log-requests", "--compilation-config", '{"level": 3}'),
-        ("--show-hidden-metrics-for-version", "0.12"),
+        ("--show-hidden-metrics-for-version", "0.12", "--enable-metrics"),
         ("-O3", "-cc", "{}", "--structured-outputs-config.backend", "auto", "--stream-interval", "1"),
         ("--distributed-executor-backend", "mp", "--runner", "generate", "--tokenizer-mode", "auto"),
     ],
