@@ -246,6 +246,8 @@ def _initialise(name: str, parameter: Any, generator: Any, *, norm_mean: float) 
         parameter.copy_(noise)
     elif parameter.dim() == 1:
         parameter.copy_(0.05 * noise)
+    elif name.endswith((".gate.weight", ".router.weight")):  # so soft that the experts left out have a share
+        parameter.copy_(noise / math.sqrt(parameter.shape[-1]))
     elif "conv1d" in name:
         parameter.copy_(noise / math.sqrt(parameter.shape[-1]))
     elif any(part in name for part in ("embed_positions", "wpe")):

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,8 @@ from pagoda_kernels.attention.store_kv_cache import store_kv_cache, store_kv_cac
 from pagoda_kernels.layers.act_and_mul import ACTIVATIONS, act_and_mul, act_and_mul_reference
 from pagoda_kernels.layers.add_rms_norm import add_rms_norm, add_rms_norm_reference
 from pagoda_kernels.layers.rms_norm import rms_norm, rms_norm_reference
+from pagoda_kernels.recurrent.batch import RecurrentBatch
+from pagoda_kernels.recurrent.gated_delta_rule import gated_delta_rule, gated_delta_rule_reference
 from pagoda_kernels.sampling.apply_penalties import apply_token_penalties, apply_token_penalties_reference
 from pagoda_kernels.sampling.apply_token_bitmask import apply_token_bitmask, apply_token_bitmask_reference
 from pagoda_kernels.sampling.sample_tokens import sample_tokens, sample_tokens_reference
@@ -49,6 +52,7 @@ def checks(device: torch.device, *, is_small: bool) -> Iterator[Check]:
         yield from _logits(device, vocab_size, 3 if is_small else 33)
     yield from quantized_checks(device, is_small=is_small)
     yield from mixture_checks(device, is_small=is_small)
+    yield Check("gated_delta_rule", "float32", lambda: _delta_rule(device, 20 if is_small else 128))
     yield Check("copy_blocks", "within one tensor", lambda: _copies(device))
 
 
@@ -65,6 +69,7 @@ def _attention(device: torch.device, dtype: torch.dtype, head_dim: int, group: i
         "window": {"window": 20},
         "softcap": {"softcap": 0.5, "window": 50},
         "biases": {"alibi_slopes": slopes},
+        "sinks": {"sinks": slopes - 0.5},
     }
     for name, option in options.items():
 
@@ -75,6 +80,20 @@ def _attention(device: torch.device, dtype: torch.dtype, head_dim: int, group: i
             return [Pair(actual, expected, TOLERANCE[dtype])]
 
         yield Check("paged_attention", f"{name} {dtype} head_dim {head_dim} group {group}", run)
+
+
+def _delta_rule(device: torch.device, dim: int) -> list[Pair]:
+    query_lens = np.array([1, 9, 1, 30])
+    num_tokens, kept = int(query_lens.sum()), np.full(int(query_lens.sum()), -1)
+    kept[2] = 5
+    batch = RecurrentBatch(query_lens=query_lens, rows=np.array([3, 0, 2, 1]), device=device, kept_rows=kept)
+    query, key = torch.randn(2, num_tokens, 2, dim, device=device)
+    value, states = torch.randn(num_tokens, 4, dim, device=device), torch.randn(6, 4, dim, dim, device=device)
+    beta, decay = torch.rand(num_tokens, 4, device=device), -torch.rand(num_tokens, 4, device=device)
+    expected_states = states.clone()
+    actual = gated_delta_rule(query, key, value, decay, beta, states, batch)
+    expected = gated_delta_rule_reference(query, key, value, decay, beta, expected_states, batch)
+    return [Pair(actual, expected, 1e-4), Pair(states, expected_states, 1e-4)]
 
 
 def _cache_writes(device: torch.device, dtype: torch.dtype, head_dim: int) -> Iterator[Check]:

@@ -278,6 +278,7 @@ class Worker:
                 dtype=self._dtype,
                 max_model_len=facts.max_model_len,
                 device=device.device,
+                has_windows=self.cache_layout.has_windows,
             )
         return self._attention
 

@@ -25,6 +25,7 @@ KERNELS = {
     "_act_and_mul_kernel",
     "_bitmask_kernel",
     "_copy_kernel",
+    "_gated_delta_rule_kernel",
     "_grouped_linear_kernel",
     "_join_parts_kernel",
     "_logprobs_kernel",

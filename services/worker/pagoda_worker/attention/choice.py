@@ -84,10 +84,15 @@ def choose_attention(
     dtype: torch.dtype,
     max_model_len: int,
     device: torch.device,
+    has_windows: bool = False,
 ) -> AttentionChoice:
     """What --attention-backend asks for, on this device and for this rank of a model. Nothing on a CPU, and where our
     own kernel does not run, be it by --reference-kernels."""
     asked = config.model.attention_backend
+    if has_windows and device.type == "cuda":  # of other packages no one knows whether they read what left a window
+        if asked not in ("auto", OURS):
+            logger.warning("%s may read blocks that left a window: attention is computed by %s", asked, OURS)
+        return AttentionChoice()
     shapes = {(layer.num_heads, layer.num_kv_heads, layer.head_dim) for layer in layers}
     if device.type != "cuda" or asked == OURS or len(shapes) != 1:  # what is measured is one shape
         return AttentionChoice()
