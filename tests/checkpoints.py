@@ -20,6 +20,9 @@ _LLAMA = {
 _SMALL = _LLAMA | {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 80}
 _THREE_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 
+SOFT_ROUTERS = ("gpt_oss", "qwen3_moe", "qwen3_next")
+"""Model types whose experts that are left out would have a share: weights that are not normalised change tokens."""
+
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "LlamaForCausalLM": ("llama", _LLAMA),
     "MistralForCausalLM": ("mistral", _LLAMA | {"sliding_window": 21, "tie_word_embeddings": True}),
@@ -220,7 +223,8 @@ def make_checkpoint(architecture: str, directory: str | Path, seed: int = 0, **o
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            _initialise(name, parameter, generator, norm_mean=_norm_mean(model_type, name))
+            mean, is_soft = _norm_mean(model_type, name), model_type in SOFT_ROUTERS
+            _initialise(name, parameter, generator, norm_mean=mean, is_soft=is_soft)
     directory = Path(directory)
     model.save_pretrained(directory)
     write_tokenizer(directory)
@@ -234,7 +238,7 @@ def _norm_mean(model_type: str, name: str) -> float:
     return 9.0 if model_type != "gemma" and ".post_" in name else 0.0
 
 
-def _initialise(name: str, parameter: Any, generator: Any, *, norm_mean: float) -> None:
+def _initialise(name: str, parameter: Any, generator: Any, *, norm_mean: float, is_soft: bool) -> None:
     """Weights so large that greedy outputs vary, and that logits differ by far more than rounding."""
     noise = parameter.new_empty(parameter.shape).normal_(generator=generator)
     is_norm = any(part in name for part in ("norm", "ln_")) and name.endswith("weight")
@@ -246,9 +250,7 @@ def _initialise(name: str, parameter: Any, generator: Any, *, norm_mean: float) 
         parameter.copy_(noise)
     elif parameter.dim() == 1:
         parameter.copy_(0.05 * noise)
-    elif name.endswith((".gate.weight", ".router.weight")):  # so soft that the experts left out have a share
-        parameter.copy_(noise / math.sqrt(parameter.shape[-1]))
-    elif "conv1d" in name:
+    elif (is_soft and name.endswith((".gate.weight", ".router.weight"))) or name.endswith("conv1d.weight"):
         parameter.copy_(noise / math.sqrt(parameter.shape[-1]))
     elif any(part in name for part in ("embed_positions", "wpe")):
         parameter.copy_(1.5 * noise)

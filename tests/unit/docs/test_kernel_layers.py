@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 CSRC = Path(__file__).parents[3] / "kernels" / "pagoda_kernels" / "native" / "csrc"
-FLOORS = {"python": 5, "decoder": 4, "experts": 3, "attention": 2, "linear": 2, "threads": 1, "simd": 0}
+FLOORS = {"python": 5, "decoder": 4, "experts": 3, "attention": 2, "linear": 2, "recurrent": 2, "threads": 1, "simd": 0}
 """Higher ones include lower ones."""
 
 

@@ -46,7 +46,7 @@ class Driver:
         self,
         model: str | Path,
         *,
-        num_blocks: int = 1200,
+        num_blocks: int = 600,
         block_size: int = 16,
         max_num_seqs: int = 64,
         dtype: Any = "float32",

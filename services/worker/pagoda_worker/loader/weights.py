@@ -105,6 +105,7 @@ class _Filler:
         self._methods = methods
         self._num_missing = Counter(source.parameter for source in names.sources)
         self._num_missing.update(parameter for source in names.made for parameter in source.parameters)
+        self._shapes = {name: list(parameter.shape) for name, parameter in whole.named_parameters()}
         self._num_rows = {name: _num_rows(parameter) for name, parameter in whole.named_parameters()}
         self._integers: dict[str, list[tuple[WeightSource, QuantizedMatrix]]] = {}
         """Parts that are there, of parameters that are all integers so far."""
@@ -122,9 +123,11 @@ class _Filler:
         made = source.make(tensors)
         for name in source.parameters:
             value = made.get(name)
-            if value is None or _num_rows(value) != self._num_rows[name]:
-                shape = None if value is None else list(value.shape)
-                raise ModelLoadError(f"{source.names[0]} and others make {name} of shape {shape}")
+            shape = [] if value is None else list(value.shape)
+            if value is None or _num_rows(value) != self._num_rows[name] or shape[1:] != self._shapes[name][1:]:
+                raise ModelLoadError(
+                    f"{', '.join(source.names)} make {name} of shape {shape}, must be {self._shapes[name]}"
+                )
             self.fill(WeightSource(name=source.names[0], parameter=name), value)
 
     def fill(self, source: WeightSource, value: Tensor | QuantizedMatrix) -> None:

@@ -57,3 +57,17 @@ def test_a_checkpoint_in_mxfp4_gives_the_tokens_of_its_floats(tmp_path: Path) ->
         for directory in (floats, packed)
     ]
     assert outputs[0] == outputs[1]
+
+
+def test_stacked_experts_of_the_wrong_shape_are_named(tmp_path: Path) -> None:
+    directory = make_checkpoint("GptOssForCausalLM", tmp_path)
+    tensors = load_file(directory / "model.safetensors")
+    name = "model.layers.1.mlp.experts.down_proj"
+    tensors[name] = torch.zeros(5, 80, 49)
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"experts.down_proj make .* of shape \[49, 80\], must be \[48, 80\]"):
+        Driver(directory)
+    del tensors[name]
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"experts.down_proj"):
+        Driver(directory)

@@ -64,6 +64,6 @@ def test_blocks_are_appended_to_their_slots_in_order() -> None:
     batch = InputBatch(max_num_seqs=4, max_model_len=512, block_size=16, num_blocks=100, vocab_size=50)
     batch.apply(StepInput(new_requests=[new_request(0, 5, [1]), new_request(1, 5, [2, 3])]))
     batch.apply(StepInput(appended_slots=np.array([1, 0, 1, 0, 0]), appended_block_ids=np.array([11, 12, 13, 14, 15])))
-    assert batch.block_table[0, :4].tolist() == [1, 12, 14, 15]
-    assert batch.block_table[1, :4].tolist() == [2, 3, 11, 13]
+    assert batch.block_tables[0, 0, :4].tolist() == [1, 12, 14, 15]
+    assert batch.block_tables[0, 1, :4].tolist() == [2, 3, 11, 13]
     assert batch.num_blocks_of[:2].tolist() == [4, 4]
