@@ -32,6 +32,8 @@ class BlockTables:
 
     def of(self, request: Request) -> list[list[int]]:
         """The tables of a sequence."""
+        if self.is_plain:
+            return [request.block_ids]
         return [request.block_ids, *request.group_block_ids][: self.count]
 
     def held(self, request: Request) -> list[int]:

@@ -219,7 +219,7 @@ class KVCacheManager:
         if num_full <= request.num_cached_blocks:
             return
         hashes = self._hasher.of(request, num_full)
-        for number, table in enumerate((request.block_ids,) if self.tables.is_plain else self.tables.of(request)):
+        for number, table in enumerate(self.tables.of(request)):
             for index in range(request.num_cached_blocks, num_full):
                 if table[index] == NO_BLOCK:  # it has left the window
                     continue

@@ -1,5 +1,6 @@
 """Moves of blocks and states that go with the next step. Plain data."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -13,11 +14,11 @@ class Transfers:
     """(host block, device block)"""
     copy: dict[int, int] = field(default_factory=dict)
     """Source by target, both device blocks."""
-    states_to_load: list[tuple[int, int]] = field(default_factory=list)
+    states_to_load: Sequence[tuple[int, int]] = ()
     """(snapshot, slot)"""
-    states_to_save: list[tuple[int, int]] = field(default_factory=list)
+    states_to_save: Sequence[tuple[int, int]] = ()
     """(slot, snapshot)"""
-    states_to_swap_out: list[tuple[int, int]] = field(default_factory=list)
+    states_to_swap_out: Sequence[tuple[int, int]] = ()
     """(snapshot, host snapshot)"""
-    states_to_swap_in: list[tuple[int, int]] = field(default_factory=list)
+    states_to_swap_in: Sequence[tuple[int, int]] = ()
     """(host snapshot, snapshot)"""
