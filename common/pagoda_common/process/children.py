@@ -102,12 +102,17 @@ def service_environment(command: Sequence[str]) -> dict[str, str]:
 
 
 def _is_shared(directory: Path) -> bool:
-    """Whether another user than this one and root may have put something there."""
+    """Whether another user than this one and root may have put something there.
+
+    A group of the same number as the user is this user's alone, by convention.
+    """
     try:
         found = directory.stat()
     except OSError:
         return True
-    return found.st_uid not in (0, os.geteuid()) or bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    is_own_group = found.st_gid == os.getegid() == os.geteuid()
+    others = stat.S_IWOTH if is_own_group else stat.S_IWGRP | stat.S_IWOTH
+    return found.st_uid not in (0, os.geteuid()) or bool(found.st_mode & others)
 
 
 def spawn_service(

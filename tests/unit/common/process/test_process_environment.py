@@ -36,10 +36,19 @@ def test_nothing_is_imported_from_a_directory_where_others_write(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "planted.py").write_text("print('planted')")
     command = [sys.executable, "-m", "planted"]
-    for mode, is_found in ((0o700, True), (0o755, True), (0o777, False), (0o1777, False), (0o770, False)):
+    for mode, is_found in ((0o700, True), (0o755, True), (0o777, False), (0o1777, False), (0o707, False)):
         tmp_path.chmod(mode)
         done = subprocess.run(command, env=service_environment(command), capture_output=True, text=True, check=False)
         assert (done.stdout == "planted\n") is is_found, mode
+
+
+def test_a_group_of_this_user_alone_is_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o770)
+    monkeypatch.chdir(tmp_path)
+    is_own = tmp_path.stat().st_gid == os.getegid() == os.geteuid()
+    assert ("PYTHONSAFEPATH" in service_environment(["python"])) is not is_own
+    monkeypatch.setattr(os, "getegid", lambda: 100)
+    assert "PYTHONSAFEPATH" in service_environment(["python"])
 
 
 def test_images_set_the_same() -> None:
