@@ -151,6 +151,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Abort(
         self, request: inference_pb2.AbortGenerationRequest, context: Any
     ) -> inference_pb2.AbortGenerationResponse:
+        check_message(request)
         tenant = self._tenant(context)
         unknown = [one for one in request.request_ids if not self._serving.abort(one, tenant=tenant)]
         if unknown:

@@ -27,6 +27,8 @@ Body = TypeVar("Body", bound=RequestBody)
 DISCARD_FACTOR = 8
 """A body that is too large is read to its end up to this many times the limit, so that its sender sees the answer."""
 DISCARD_S = 10.0
+PIECE_ITEMS = 1024
+"""Of a list in an answer that are written in one go."""
 MAX_NESTING = 200
 """Levels of lists and objects in a body. Well below what JSON writers and recursion bear with an answer around it."""
 TENANT = "pagoda.tenant"
@@ -171,4 +173,18 @@ def _parse_leniently(raw: bytes) -> Any:
 
 def json_response(value: Any, headers: Mapping[str, str] | None = None) -> Response:
     """A 200 with a JSON body."""
-    return Response(exact_json.dumps(value), media_type="application/json", headers=dict(headers or {}))
+    return Response(_dumped(value), media_type="application/json", headers=dict(headers or {}))
+
+
+def _dumped(value: Any) -> bytes:
+    """`value` as JSON, its long lists in pieces: each holds the interpreter while it is written."""
+    if isinstance(value, dict) and any(isinstance(item, list | dict) for item in value.values()):
+        items = (exact_json.dumps(name) + b":" + _dumped(item) for name, item in value.items())
+        return b"{" + b",".join(items) + b"}"
+    if isinstance(value, list) and len(value) > PIECE_ITEMS:
+        starts = range(0, len(value), PIECE_ITEMS)
+        pieces = (exact_json.dumps(value[start : start + PIECE_ITEMS])[1:-1] for start in starts)
+        return b"[" + b",".join(pieces) + b"]"
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return b"[" + b",".join(map(_dumped, value)) + b"]"
+    return exact_json.dumps(value)

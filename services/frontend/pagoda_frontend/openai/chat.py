@@ -113,16 +113,20 @@ class ChatCompletions:
         conversation = await start_conversation(body, call, serving=self._serving)
         run, echo = conversation.run, _echo_of(body)
         messages = await conversation.collect()
-        answer: dict[str, Any] = {
-            **_envelope(body, call, run.model),
-            "choices": [_choice(message, body, conversation, echo) for message in messages],
-            "usage": conversation.usage(),
-            "service_tier": None,
-            "kv_transfer_params": None,
-            "prompt_logprobs": prompt_logprobs_by_id(run.prompt_logprobs[0], run.model.tokenizer),
-        }
-        answer["prompt_token_ids"] = conversation.prompt if body.return_token_ids else None
-        return json_response(answer, {"X-Request-Id": call.request_id})
+
+        def answer() -> Response:
+            whole: dict[str, Any] = {
+                **_envelope(body, call, run.model),
+                "choices": [_choice(message, body, conversation, echo) for message in messages],
+                "usage": conversation.usage(),
+                "service_tier": None,
+                "kv_transfer_params": None,
+                "prompt_logprobs": prompt_logprobs_by_id(run.prompt_logprobs[0], run.model.tokenizer),
+            }
+            whole["prompt_token_ids"] = conversation.prompt if body.return_token_ids else None
+            return json_response(whole, {"X-Request-Id": call.request_id})
+
+        return await self._serving.work.run_sized(answer, num_bytes=run.answer_bytes)
 
     def _call(self, request: Request, body: ChatBody, resumption: Resumption | None = None) -> CallContext:
         request_id = unique_id("chatcmpl-", request.headers.get("x-request-id") or body.request_id)

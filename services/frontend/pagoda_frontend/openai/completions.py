@@ -119,18 +119,22 @@ class Completions:
                 keep_alive_s=serving.config.sse_keep_alive_interval_s,
                 timeout_s=call.timeout_s,
             )
-        sequences = choices.best(await run.collect())
-        shown = []
-        for sequence in sequences:
-            place = sequence.index // choices.n
-            choice = _choice(sequence, body, prompts[place], logprobs)
-            if echo is not None:
-                echo[place].put_before(choice, run.prompt_logprobs[place])
-            choice["prompt_logprobs"] = prompt_logprobs_by_id(run.prompt_logprobs[place], model.tokenizer)
-            shown.append(choice)
-        answer = {**envelope, "choices": shown, "usage": run.usage()}
-        answer |= {"service_tier": None, "kv_transfer_params": None}
-        return json_response(answer, {"X-Request-Id": call.request_id})
+        collected = await run.collect()
+
+        def answer() -> Response:
+            shown = []
+            for sequence in choices.best(collected):
+                place = sequence.index // choices.n
+                choice = _choice(sequence, body, prompts[place], logprobs)
+                if echo is not None:
+                    echo[place].put_before(choice, run.prompt_logprobs[place])
+                choice["prompt_logprobs"] = prompt_logprobs_by_id(run.prompt_logprobs[place], model.tokenizer)
+                shown.append(choice)
+            whole = {**envelope, "choices": shown, "usage": run.usage()}
+            whole |= {"service_tier": None, "kv_transfer_params": None}
+            return json_response(whole, {"X-Request-Id": call.request_id})
+
+        return await serving.work.run_sized(answer, num_bytes=run.answer_bytes)
 
     def _with_budget(
         self,

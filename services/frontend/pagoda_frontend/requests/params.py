@@ -20,8 +20,8 @@ _BY_HAND = ("max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens
 _PLAIN = [row for row in SAMPLING_FIELDS.values() if row.apis and row.kind != "other" and row.name not in _BY_HAND]
 """Fields that go from a body into SamplingParams as they are."""
 
-MAX_PROMPT_LOGPROBS = 4 * 1024**2
-"""Entries of one answer, over all prompts: some 300 MB of JSON."""
+MAX_PROMPT_LOGPROBS = 1024**2
+"""Entries of one answer, over all prompts: some 80 MB of JSON."""
 MAX_CACHE_SALT_CHARS = 128
 NOT_IN_CACHE_SALT = "@/\\\0"
 """Characters that keys of cache stores give a meaning of their own."""

@@ -26,6 +26,10 @@ from pagoda_frontend.requests.serving import Serving
 
 logger = logging.getLogger(__name__)
 
+ENTRY_BYTES = 32
+"""Of a token or a log probability in an answer."""
+STARTED_IN_A_TURN = 16
+"""Prompts of a call that are submitted between two turns of the loop: each takes some tenths of a millisecond."""
 MAX_ARRIVED = 64
 """News of several prompts that wait for the client; the others' text is not made before there is room."""
 
@@ -166,6 +170,18 @@ class Run:
         """Prompt tokens found in the prefix cache, over all prompts."""
         return sum(self._num_cached_tokens)
 
+    @property
+    def answer_bytes(self) -> int:
+        """About the size of an answer with all there is of it."""
+        params = self._requests[0].sampling_params
+        num_each = 1 + max(0, params.logprobs or 0)
+        num_entries = self.num_output_tokens * num_each
+        for positions in self.prompt_logprobs:
+            if positions:
+                longest = next((one for one in reversed(positions) if one is not None), None)
+                num_entries += len(positions) * (1 if longest is None else len(longest.token_ids))
+        return ENTRY_BYTES * num_entries
+
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object, as of now."""
         usage: dict[str, Any] = {
@@ -278,9 +294,17 @@ class Run:
             except Exception as error:
                 await arrived.put(error)
 
-        tasks = [asyncio.create_task(feed(number, request)) for number, request in enumerate(self._requests)]
+        tasks: list[asyncio.Task[None]] = []
+
+        async def start() -> None:
+            for number, request in enumerate(self._requests):
+                tasks.append(asyncio.create_task(feed(number, request)))
+                if len(tasks) % STARTED_IN_A_TURN == 0:
+                    await asyncio.sleep(0)
+
+        starter = asyncio.create_task(start())
         try:
-            num_running = len(tasks)
+            num_running = len(self._requests)
             while num_running:
                 item = await arrived.get()
                 if item is None:
@@ -290,9 +314,9 @@ class Run:
                 else:
                     yield item
         finally:
-            for task in tasks:
+            for task in (starter, *tasks):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(starter, *tasks, return_exceptions=True)
 
 
 def _drop_output(delta: SequenceDelta) -> None:

@@ -76,7 +76,7 @@ async def test_there_is_a_bound_on_what_an_answer_holds() -> None:
         response = await running.post(COMPLETIONS, body)
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, "prompt_logprobs")
-        assert "at most 4194304 entries, got 4916800" in error["message"]
+        assert "at most 1048576 entries, got 4916800" in error["message"]
 
 
 async def test_echo_with_logprobs_begins_with_the_prompt(frontend: Running, tokenizer: Tokenizer) -> None:
