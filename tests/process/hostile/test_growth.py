@@ -1,0 +1,202 @@
+"""Grown requests against a real stack, under another client's stream; `python -m tests.process.hostile.test_growth` is
+the long form."""
+
+import argparse
+import asyncio
+import collections
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc.aio
+import httpx
+import pytest
+
+from tests.process.hostile.growth import Grown, grown_case
+from tests.process.stack import MODULES, Stack, poll_until
+
+NUM_REQUESTS = 500
+SEED = 37
+CONCURRENCY = 4
+HANG_S = 240.0
+MAX_GAP_S = 1.0
+"""Of the victim's stream, on two cores that do nothing else; told, and asserted in the long form alone."""
+MAX_GROWTH_BYTES = 100 * 1024**2
+REFUSALS = ("INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "UNIMPLEMENTED", "UNAVAILABLE")
+
+
+class Victim:
+    """A client that streams all the while, from a thread of its own."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.longest_gap_s = 0.0
+        self.errors: list[str] = []
+        self.num_tokens = 0
+        self._url = f"{stack.url}/v1/completions"
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        body = {"prompt": "Once upon", "max_tokens": 900, "ignore_eos": True, "temperature": 0, "stream": True}
+        while not self._is_over:
+            try:
+                with httpx.stream("POST", self._url, json=body, timeout=HANG_S) as response:
+                    self._read(response)
+            except (httpx.HTTPError, AssertionError) as error:
+                self.errors.append(repr(error))
+
+    def _read(self, response: httpx.Response) -> None:
+        assert response.status_code == 200, response.status_code
+        last_s, last = time.monotonic(), ""
+        for line in response.iter_lines():
+            if not line.startswith("data:"):
+                continue
+            now_s, last = time.monotonic(), line
+            if self.num_tokens:
+                self.longest_gap_s = max(self.longest_gap_s, now_s - last_s)
+            self.num_tokens, last_s = self.num_tokens + 1, now_s
+            if self._is_over:
+                return
+        assert last == "data: [DONE]", last
+
+    def end(self) -> None:
+        """Stop it."""
+        self._is_over = True
+        self._thread.join()
+
+
+@dataclass(slots=True)
+class Report:
+    """What a run has seen."""
+
+    counts: collections.Counter[str] = field(default_factory=collections.Counter)
+    violations: list[str] = field(default_factory=list)
+    longest_gap_s: float = 0.0
+
+
+def send_all(stack: Stack, *, num_requests: int, seed: int) -> Report:
+    """Send grown requests to a ready stack, and look at what is left of it."""
+    report = Report()
+    before = {name: (stack.service(name).pid, stack.service(name).memory_info().rss) for name in MODULES}
+    victim = Victim(stack)
+    try:
+        asyncio.run(_send(stack, report, num_requests=num_requests, seed=seed))
+    finally:
+        victim.end()
+    report.longest_gap_s = victim.longest_gap_s
+    report.violations += victim.errors
+    if not victim.num_tokens:
+        report.violations.append("the victim got nothing")
+    for name, (pid, size) in before.items():
+        if stack.service(name).pid != pid:
+            report.violations.append(f"{name} was replaced")
+            continue
+        poll_until(
+            lambda name=name, size=size: stack.service(name).memory_info().rss < size + MAX_GROWTH_BYTES,  # type: ignore[misc]
+            what=f"{name} gives its memory back",
+            timeout_s=HANG_S,
+        )
+    return report
+
+
+async def _send(stack: Stack, report: Report, *, num_requests: int, seed: int) -> None:
+    left = iter(range(num_requests))
+    async with (
+        httpx.AsyncClient(base_url=stack.url, timeout=HANG_S) as http,
+        grpc.aio.insecure_channel(f"127.0.0.1:{stack.grpc_port}") as channel,
+    ):
+
+        async def work() -> None:
+            for number in left:
+                case = await asyncio.to_thread(grown_case, seed, number)
+                outcome = await (_call(channel, case) if case.is_grpc else _post(http, case))
+                report.counts[outcome] += 1
+                if outcome.startswith("wrong"):
+                    report.violations.append(f"{number}: {case.name}: {outcome}")
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(CONCURRENCY):
+                group.create_task(work())
+
+
+async def _post(http: httpx.AsyncClient, case: Grown) -> str:
+    try:
+        async with http.stream(
+            "POST", case.path, content=case.content, headers={"Content-Type": "application/json"}
+        ) as response:
+            content = await response.aread()
+    except httpx.HTTPError as error:
+        return f"wrong: {error!r}"
+    status = response.status_code
+    if status == 200:
+        return "200"
+    if status == 503 and "retry-after" not in response.headers:
+        return "wrong: 503 without Retry-After"
+    if not (400 <= status < 500 or status in (501, 503)) or not _is_error(content):
+        return f"wrong: {status} {content[:300]!r}"
+    return str(status)
+
+
+def _is_error(content: bytes) -> bool:
+    try:
+        return bool(json.loads(content)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+async def _call(channel: grpc.aio.Channel, case: Grown) -> str:
+    call: Any = channel.unary_unary(f"/pagoda.v1.Inference/{case.path}", bytes, bytes)
+    try:
+        await call(case.content, timeout=HANG_S)
+    except grpc.aio.AioRpcError as error:
+        name = error.code().name
+        return f"gRPC {name}" if name in REFUSALS else f"wrong: gRPC {name} {(error.details() or '')[:300]}"
+    return "gRPC OK"
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    stack = Stack("--disable-uvicorn-access-log")
+    try:
+        stack.wait_ready()
+        yield stack
+    finally:
+        stack.end()
+
+
+def test_grown_requests_harm_nobody(stack: Stack) -> None:
+    report = send_all(stack, num_requests=NUM_REQUESTS, seed=SEED)
+    print(dict(report.counts), f"longest gap {report.longest_gap_s:.2f} s")
+    assert not report.violations, "\n".join(report.violations[:20])
+    assert sum(report.counts.values()) == NUM_REQUESTS
+    assert report.counts["400"] > NUM_REQUESTS // 10, report.counts
+    assert report.counts["200"] > NUM_REQUESTS // 50, report.counts
+    assert "Traceback" not in stack.log
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    stack = Stack("--disable-uvicorn-access-log")
+    try:
+        stack.wait_ready()
+        report = send_all(stack, num_requests=args.requests, seed=args.seed)
+        if "Traceback" in stack.log:
+            report.violations.append(stack.log[stack.log.index("Traceback") :][:3000])
+    finally:
+        stack.end()
+    print(dict(sorted(report.counts.items())), f"longest gap {report.longest_gap_s:.2f} s")
+    if report.longest_gap_s > MAX_GAP_S:
+        report.violations.append(f"the victim waited {report.longest_gap_s:.2f} s, at most {MAX_GAP_S:g} s are allowed")
+    print("\n".join(report.violations[:50]), f"{len(report.violations)} violations", sep="\n")
+    raise SystemExit(1 if report.violations else 0)
+
+
+if __name__ == "__main__":
+    main()
