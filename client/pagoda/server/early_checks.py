@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pagoda.server.known_architectures import known_architectures
+from pagoda.server.known_architectures import installed_architectures, known_architectures, transformers_may_know
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.config.model_files import resolve_model
 from pagoda_common.errors import ConfigError, ModelLoadError
@@ -51,7 +51,7 @@ def check_model(engine: EngineConfig) -> None:
     _check_device(engine.model.device)
     if isinstance(path, Path):
         config = _read_config(path, name)
-        _check_architecture(config)
+        _check_architecture(config, engine.model.model_impl)
         _check_ranks(config, engine.parallel.tensor_parallel_size)
         _check_context(config, engine.model.fixed_max_model_len)
 
@@ -75,13 +75,17 @@ def _read_config(path: Path, name: str) -> dict[str, Any]:
     return config
 
 
-def _check_architecture(config: dict[str, Any]) -> None:
+def _check_architecture(config: dict[str, Any], model_impl: str) -> None:
     names, known = config.get("architectures"), known_architectures()
-    if not known or not isinstance(names, list) or not names or any(name in known for name in names):
+    if not known or not isinstance(names, list) or not names:
+        return
+    if any(name in known or name in installed_architectures() for name in names):
+        return
+    if model_impl != "pagoda" and any(transformers_may_know(str(name)) for name in names):
         return
     shown = ", ".join(map(str, names))[:200]
     raise ConfigError(
-        f"the model's architecture, {shown}, is not supported (README.md lists those that are)", field="model"
+        f"the model's architecture, {shown}, is not supported (docs/models.md lists those that are)", field="model"
     )
 
 

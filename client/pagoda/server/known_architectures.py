@@ -3,9 +3,12 @@
 import ast
 import importlib.util
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 
 _TABLE = "FAMILIES"
+_INSTALLED = "pagoda.models"
+"""Entry points: models of packages, by architecture."""
 
 
 @cache
@@ -28,3 +31,22 @@ def known_architectures() -> frozenset[str]:
                     return frozenset()  # some are named elsewhere
                 names |= {key for key in keys if isinstance(key, str)}
     return frozenset(names)
+
+
+def installed_architectures() -> frozenset[str]:
+    """Those that packages bring."""
+    return frozenset(entry_points(group=_INSTALLED).names)
+
+
+def transformers_may_know(architecture: str) -> bool:
+    """Whether the installed transformers names such a model; it is not imported."""
+    spec = importlib.util.find_spec("transformers")
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    for place in places:
+        for path in (Path(place) / "models" / "auto").glob("*.py"):
+            try:
+                if f'"{architecture}"' in path.read_text(encoding="utf-8"):
+                    return True
+            except (OSError, ValueError):
+                return True
+    return False

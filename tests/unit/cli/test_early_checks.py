@@ -87,6 +87,26 @@ def test_a_config_that_cannot_be_served_is_refused(
         check_early(config(checkpoint, ranks=ranks), tokenizer=None)
 
 
+def test_a_model_that_transformers_knows_is_left_to_the_worker(checkpoint: Path) -> None:
+    change(checkpoint / "config.json", intermediate_size=96, architectures=["HeliumForCausalLM"])
+    check_early(config(checkpoint), tokenizer=None)
+    check_early(config(checkpoint, model_impl="transformers"), tokenizer=None)
+    with pytest.raises(ConfigError, match="architecture, HeliumForCausalLM, is not supported"):
+        check_early(config(checkpoint, model_impl="pagoda"), tokenizer=None)
+
+
+def test_a_model_of_an_installed_package_is_left_to_the_worker(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "packages" / "other-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[pagoda.models]\nUnheardOfForCausalLM = other:Model\n")
+    monkeypatch.syspath_prepend(str(info.parent))
+    change(checkpoint / "config.json", intermediate_size=96, architectures=["UnheardOfForCausalLM"])
+    check_early(config(checkpoint, model_impl="pagoda"), tokenizer=None)
+
+
 def test_the_names_of_architectures_are_those_of_the_worker() -> None:
     assert known_architectures() == set(FAMILIES)
 
