@@ -139,3 +139,12 @@ async def test_an_int8_cache_gives_the_same_tokens_however_they_come_about(famil
         assert await engine.all_tokens(family.prompts, GREEDY) == alone
         assert engine.client.load.num_preemptions > 0
         assert_nothing_is_left(engine)
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+async def test_steps_that_overlap(family: Reference, prefix_caching: bool) -> None:
+    cache = {"num_blocks_override": few_blocks(family), "enable_prefix_caching": prefix_caching}
+    async with running_engine(make_config(family, cache=cache), overlaps=True) as engine:
+        assert await engine.all_tokens(family.prompts, GREEDY) == family.outputs
+        assert engine.client.load.num_preemptions > 0
+        assert_nothing_is_left(engine)
