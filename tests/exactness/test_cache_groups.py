@@ -10,12 +10,11 @@ from pagoda_common.config.speculative_config import SpeculativeConfig
 from pagoda_common.params.sampling_params import SamplingParams
 from tests.exactness.conftest import Reference, make_reference
 from tests.exactness.test_beam_search import check_hypotheses
-from tests.exactness.test_greedy import FEW_BLOCKS, GREEDY
+from tests.exactness.test_greedy import GREEDY, few_blocks
 from tests.harness.engine import RunningEngine, running_engine
 
 FAMILIES = ("GptOssForCausalLM", "Qwen3NextForCausalLM", "Gemma3ForCausalLM", "Qwen3MoeForCausalLM")
 """Windows and sinks, recurrent states, windows in groups of different counts, and one group of full attention."""
-SEVERAL_GROUPS = ("GptOssForCausalLM", "Gemma3ForCausalLM")
 DRAFTS = SpeculativeConfig(num_speculative_tokens=4, prompt_lookup_max=3, prompt_lookup_min=1)
 
 
@@ -38,13 +37,6 @@ def make_config(
         scheduler=SchedulerConfig(**{"max_num_seqs": 32, **(scheduler or {})}),
         speculative=speculative or SpeculativeConfig(),
     )
-
-
-def few_blocks(family: Reference, max_num_batched_tokens: int = 2048) -> int:
-    """Blocks of which one prompt of 300 with its output takes most. Its windows hold what one step computes."""
-    if not any(name in str(family.directory) for name in SEVERAL_GROUPS):
-        return FEW_BLOCKS
-    return 72 if max_num_batched_tokens > 300 else 52
 
 
 def assert_nothing_is_left(engine: RunningEngine) -> None:
