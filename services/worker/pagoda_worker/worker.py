@@ -166,7 +166,11 @@ class Worker:
         )
         self._threads.choose(loaded.facts.num_parameters, loaded.dtype)
         self._model, self._weights, self._dtype, self.facts = loaded.model, loaded.weights, loaded.dtype, loaded.facts
-        _ = self.cache_layout  # a scheduler that does not know it hears so before it asks for memory
+        try:
+            _ = self.cache_layout  # a scheduler that does not know it hears so before it asks for memory
+        except ConfigError:
+            self._model = self._weights = self.facts = None
+            raise
         self._chosen_attention()  # now: packages may compile for minutes, and this call has no time limit
         return self.facts
 

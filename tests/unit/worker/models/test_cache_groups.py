@@ -1,9 +1,14 @@
 """What layers keep of a sequence, and how groups of them share buffers."""
 
+from pathlib import Path
+
 import pytest
 
-from pagoda_common.errors import ConfigError
+from pagoda_common.errors import ConfigError, StaleEpoch
 from pagoda_worker.models.cache_groups import CacheGroup, CacheLayout, group_size, groups_by_window, make_layout
+from pagoda_worker.worker import Worker
+from tests.checkpoints import make_checkpoint
+from tests.unit.worker.driver import Driver
 
 WINDOWS = [8, 8, None, 8, 8, None, 8]
 
@@ -63,3 +68,13 @@ def test_recurrent_layers_need_a_scheduler_that_knows_them() -> None:
 def test_a_window_bounds_the_blocks_of_a_sequence(num_tokens: int, num_blocks: int) -> None:
     group = CacheGroup("window", (0,), 16)
     assert group.num_blocks(num_tokens, block_size=4, chunk=8) == num_blocks
+
+
+def test_a_model_that_the_scheduler_does_not_know_is_not_kept(tmp_path: Path) -> None:
+    directory, worker = make_checkpoint("Qwen3NextForCausalLM", tmp_path), Worker(num_threads=1)
+    with pytest.raises(ConfigError, match="upgrade the scheduler"):
+        Driver(directory, worker=worker, by_groups=False)
+    assert worker.state == "device"
+    with pytest.raises(StaleEpoch):
+        _ = worker.cache_layout
+    assert Driver(directory, worker=worker).generate([[1, 2, 3]], max_tokens=4)[0].output
