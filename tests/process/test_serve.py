@@ -1,5 +1,6 @@
 """`pagoda serve` as a user meets it: real processes, the embedded model, signals and kills."""
 
+import json
 import os
 import signal
 import socket
@@ -149,10 +150,29 @@ def test_a_model_that_does_not_exist_ends_with_code_2(start: Callable[..., Stack
 
 
 def test_a_model_that_cannot_be_loaded_ends_with_code_2_and_the_reason(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "vocab_size": 3072,
+        "max_position_embeddings": 128,
+        "hidden_act": "unheard of",  # the worker alone knows which there are
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = pagoda("serve", str(tmp_path), "--port=0", "--grpc-port=0", "--tokenizer=pagoda-tiny")
+    assert done.returncode == 2, done.stderr
+    assert "unheard of" in next(line for line in done.stderr.splitlines() if "cannot serve" in line)
+
+
+def test_an_unknown_architecture_is_refused_before_any_process_starts(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["NobodyForCausalLM"], "model_type": "nobody"}')
     done = pagoda("serve", str(tmp_path), "--port=0", "--grpc-port=0", "--tokenizer=pagoda-tiny")
     assert done.returncode == 2, done.stderr
-    assert "NobodyForCausalLM" in next(line for line in done.stderr.splitlines() if "cannot serve" in line)
+    assert "NobodyForCausalLM" in done.stderr.splitlines()[-1]
+    assert "scheduler" not in done.stderr
 
 
 def test_demo_streams_an_answer_and_ends_with_code_0() -> None:
