@@ -154,6 +154,14 @@ async def test_a_worker_that_cannot_sleep_serves_on(scheduler: RunningScheduler,
     await fails(refused, grpc.StatusCode.RESOURCE_EXHAUSTED, "host memory is full")
     assert await asyncio.wait_for(running, 240) == expected(60)
     assert not (await is_sleeping(scheduler))[0]
+    await worker.stop()
+    await scheduler.until(lambda: not scheduler.engine.cores)
+    restarted = FakeWorker()
+    await restarted.start(scheduler.address, group=0)
+    await scheduler.until(lambda: bool(scheduler.engine.cores or restarted.calls))
+    assert restarted.calls == [], "no sleep is asked of it"
+    assert await generate(scheduler, 5, 3) == [6, 7, 8]
+    await restarted.stop()
 
 
 async def test_a_group_whose_weights_cannot_come_back_sleeps_on(
@@ -309,3 +317,8 @@ async def test_a_worker_that_dies_in_the_change_over_comes_back_with_the_new_wei
         assert len(tokens) == 80
         assert set(steps(tokens, first)) <= {1, 7}
     assert await generate(scheduler, 5, 2) == [12, 19]
+    restarted = FakeWorker()
+    await restarted.start(scheduler.address, group=1)
+    await scheduler.until(lambda: len(scheduler.engine.cores) == 2)
+    assert restarted.weights.model == "plus-7"
+    await restarted.stop()

@@ -20,11 +20,14 @@ from pagoda_common.config.security_config import SecurityConfig, ServerSecurity
 from pagoda_common.errors import ConfigError
 from pagoda_common.rpc.bearer import BearerKeys
 from pagoda_common.rpc.channels import Connection, connect, connect_blocking
+from pagoda_common.rpc.credentials import ClientCredentials
 from pagoda_common.rpc.local_socket import new_local_address
 from pagoda_common.rpc.service import MAX_METADATA_BYTES, RpcServer
 from tests.harness.certificates import Certificates, make_certificates
 
 CODES = grpc.StatusCode
+SETTINGS, PING, GOAWAY = 4, 6, 7
+"""Types of HTTP/2 frames."""
 TOKEN, OTHER_TOKEN = "a-token-of-enough-characters", "another-one-of-enough-characters"
 
 
@@ -47,13 +50,15 @@ def certificates(made: Certificates, tmp_path: Path) -> Certificates:
 
 
 class EchoScheduler(scheduler_pb2_grpc.SchedulerServicer):
-    """Answers GetMetrics with the name in the caller's certificate, and every message of a Session with one."""
+    """Answers GetMetrics with the nickname that the call shows or the name in the caller's certificate, and every
+    message of a Session with one."""
 
     async def GetMetrics(
         self, request: scheduler_pb2.GetMetricsRequest, context: grpc.aio.ServicerContext
     ) -> scheduler_pb2.GetMetricsResponse:
         names = context.auth_context().get("x509_common_name", [b"nobody"])
-        return scheduler_pb2.GetMetricsResponse(text=names[0])
+        nickname = dict(context.invocation_metadata() or ()).get("nickname", "")
+        return scheduler_pb2.GetMetricsResponse(text=str(nickname).encode() or names[0])
 
     async def Session(
         self, request_iterator: AsyncIterator[scheduler_pb2.FrontendMessage], context: grpc.aio.ServicerContext
@@ -158,10 +163,16 @@ async def test_a_connection_takes_up_a_new_certificate_when_it_is_renewed(certif
         first = connection.renew()
         assert await call(first) == "frontend"
         assert connection.renew() is first
+        stream = scheduler_pb2_grpc.SchedulerStub(first).Session(timeout=240)
+        await stream.write(scheduler_pb2.FrontendMessage())
+        assert isinstance(await stream.read(), scheduler_pb2.SchedulerMessage)
         for end in ("crt", "key"):
             shutil.copy(certificates.path(f"scheduler.{end}"), certificates.path(f"frontend.{end}"))
         assert await call(connection.renew()) == "scheduler"
         assert connection.channel is not first
+        await stream.write(scheduler_pb2.FrontendMessage())  # what runs over the old one may end
+        assert isinstance(await stream.read(), scheduler_pb2.SchedulerMessage)
+        stream.cancel()
         await connection.close()
 
 
@@ -194,6 +205,12 @@ async def test_a_service_token_opens_every_call(tmp_path: Path, shown: str, is_s
             with pytest.raises(grpc.aio.AioRpcError):
                 await session.read()
             assert await session.code() is CODES.UNAUTHENTICATED
+
+
+async def test_a_call_shows_its_own_metadata_beside_the_token() -> None:
+    config = SecurityConfig(service_token=TOKEN)
+    async with running_server(config.server) as address, connect(address, security=config) as channel:
+        assert await call(channel, metadata=(("nickname", "mine"),)) == "mine"
 
 
 async def test_a_token_is_looked_at_once_a_stream_however_many_messages_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,6 +300,27 @@ async def test_metadata_is_bounded() -> None:
         assert (await call(channel, metadata=(("note", "x" * MAX_METADATA_BYTES),))).startswith("RESOURCE_EXHAUSTED")
 
 
+async def test_a_client_that_pings_often_is_answered_and_kept() -> None:
+    num_pings, num_answered = 20, 0
+    async with running_server(ServerSecurity()) as address, asyncio.timeout(240):
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + http2_frame(SETTINGS))
+        for _ in range(num_pings):
+            writer.write(http2_frame(PING, bytes(8)))
+        while num_answered < num_pings:
+            head = await reader.readexactly(9)
+            await reader.readexactly(int.from_bytes(head[:3], "big"))
+            assert head[3] != GOAWAY
+            num_answered += head[3] == PING and head[4] == 1
+        writer.close()
+
+
+def http2_frame(kind: int, payload: bytes = b"") -> bytes:
+    """A frame of the connection itself: length, type, no flags, stream 0 (RFC 9113, section 4.1)."""
+    return len(payload).to_bytes(3, "big") + bytes([kind]) + bytes(5) + payload
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.1", "scheduler.example.com"])
 async def test_plaintext_is_refused_beyond_loopback(host: str) -> None:
     server = RpcServer(services=(), security=SecurityConfig(service_token=TOKEN).server)
@@ -312,7 +350,10 @@ def test_files_that_cannot_be_used_are_named(certificates: Certificates, tmp_pat
     with pytest.raises(ConfigError, match=r"frontend\.key.*cannot be used"):
         connect("127.0.0.1:1", security=replace(good, tls_key=certificates.path("frontend.key")))
     (tmp_path / "nonsense").write_text("nonsense")
+    (tmp_path / "short").write_text("fifteen-letters")
     with pytest.raises(ConfigError, match=r"tls_ca .*nonsense.*cannot be used"):
         connect("127.0.0.1:1", security=SecurityConfig(tls_ca=str(tmp_path / "nonsense")))
-    with pytest.raises(ConfigError, match="token of 8 characters, must be at least 16"):
-        connect("127.0.0.1:1", security=SecurityConfig(service_token_file=str(tmp_path / "nonsense")))
+    with pytest.raises(ConfigError, match="token of 15 characters, must be at least 16"):
+        connect("127.0.0.1:1", security=SecurityConfig(service_token_file=str(tmp_path / "short")))
+    exact = SecurityConfig(service_token="sixteen-letters-")
+    assert ClientCredentials(exact).metadata() == (("authorization", "Bearer sixteen-letters-"),)

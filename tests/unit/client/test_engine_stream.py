@@ -113,6 +113,16 @@ def test_a_slot_is_free_again_after_its_end_was_reported() -> None:
     assert slots.get(99) is None
 
 
+def test_of_free_slots_the_one_that_ended_first_is_given_first() -> None:
+    stream, _ = make_stream(n=3)
+    slots = SessionSlots()
+    for sequence in stream.sequences:
+        slots.add(sequence)
+    for slot in (2, 0, 1):
+        slots.release(slot)
+    assert [slots.add(sequence) for sequence in stream.sequences] == [2, 0, 1]
+
+
 async def test_what_was_waiting_is_delivered_before_the_deadline_is_raised() -> None:
     stream, told = make_stream()
     stream.request.timeout_s = 3

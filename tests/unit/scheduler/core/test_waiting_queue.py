@@ -66,6 +66,16 @@ def test_what_was_removed_and_added_again_stands_once_in_the_priority_queue() ->
     assert names(queue) == ["first", "second"]
 
 
+def test_what_was_removed_and_added_again_goes_after_its_equals() -> None:
+    queue = PriorityQueue()
+    again, other = (make_request(name, 4, arrival_ns=5) for name in ("again", "other"))
+    queue.append(again)
+    queue.append(other)
+    queue.remove(again)
+    queue.append(again)
+    assert names(queue) == ["other", "again"]
+
+
 def test_tenants_take_turns_by_what_they_were_served() -> None:
     queue = FairQueue()
     for name in ("a1", "a2", "b1", "b2", "c1"):
