@@ -30,17 +30,19 @@ def test_hypotheses_have_prompt_and_output_best_first(llm: LLM, scheduler_thread
     assert submitted.early_stopping == types_pb2.EARLY_STOPPING_FIRST
 
 
-@pytest.mark.parametrize(("is_kept", "expected"), [(False, [5, 7, 8]), (True, [5, 7, 8, 2])])
+@pytest.mark.parametrize("words", [[7, 8], [*range(7, 30)]], ids=["short", "long"])
+@pytest.mark.parametrize("is_kept", [False, True])
 def test_the_end_token_is_the_reason_and_not_part_of_the_hypothesis(
-    llm: LLM, scheduler_thread: FakeSchedulerThread, is_kept: bool, expected: list[int]
+    llm: LLM, scheduler_thread: FakeSchedulerThread, is_kept: bool, words: list[int]
 ) -> None:
-    scheduler_thread.fake.script = [7, 8, 2]
+    scheduler_thread.fake.script = [*words, 2]
     try:
-        params = BeamSearchParams(beam_width=1, max_tokens=9, include_stop_str_in_output=is_kept)
+        params = BeamSearchParams(beam_width=1, max_tokens=40, include_stop_str_in_output=is_kept)
         [output] = llm.beam_search([[5]], params)
     finally:
         scheduler_thread.fake.script = None
     [sequence] = output.sequences
+    expected = [5, *words, 2] if is_kept else [5, *words]
     assert (sequence.tokens, sequence.finish_reason, sequence.stop_reason) == (expected, "stop", 2)
 
 

@@ -5,11 +5,13 @@ import itertools
 import json
 import random
 from collections import Counter
+from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from pagoda.bench import load
 from pagoda.bench.datasets import (
     add_dataset_arguments,
     fit_random_lengths,
@@ -17,8 +19,9 @@ from pagoda.bench.datasets import (
     random_text,
     read_dataset,
 )
-from pagoda.bench.figures import Statistics, peak_concurrency, peak_tokens_per_s, report, table
+from pagoda.bench.figures import Statistics, is_good, peak_concurrency, peak_tokens_per_s, report, table
 from pagoda.bench.load import Load, RequestResult, send_times
+from pagoda.bench.requests import SampleRequest
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.errors import ConfigError
 from pagoda_common.text.tokenizer import Tokenizer
@@ -188,6 +191,36 @@ def test_peaks_are_over_seconds_and_overlaps() -> None:
     assert peak_tokens_per_s(RESULTS[:2]) == 3.0
     assert peak_concurrency(RESULTS[:2]) == 2
     assert peak_concurrency([]) == 0
+
+
+def test_a_request_that_starts_as_another_ends_does_not_run_beside_it() -> None:
+    results = [RequestResult(prompt_len=1, start_s=float(start), end_s=start + 1.0) for start in range(3)]
+    assert peak_concurrency(results) == 1
+
+
+@pytest.mark.parametrize(("bound_ms", "is_within"), [(250, True), (249, False)])
+@pytest.mark.parametrize("metric", ["ttft", "tpot", "e2el"])
+def test_a_request_is_good_up_to_its_bound(metric: str, bound_ms: float, is_within: bool) -> None:
+    result = RequestResult(prompt_len=1, start_s=0.0, ttft_s=0.25, output_len=2)
+    result.end_s = 0.25 if metric == "e2el" else 0.5
+    assert is_good(result, {metric: bound_ms}) is is_within
+
+
+async def test_times_are_those_of_the_tokens_and_not_of_the_figures_behind_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Client:
+        async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+            for text in "ab":
+                yield {"choices": [{"text": text}]}
+            yield {"choices": [], "usage": {"completion_tokens": 2, "prompt_tokens": 9}}
+
+    ticks = itertools.count(1)
+    monkeypatch.setattr(load.time, "perf_counter", lambda: float(next(ticks)))
+    request = SampleRequest(prompt="x", prompt_len=1, output_len=5)
+    result = await load.send_one(cast("Any", Client()), request, Load(backend="openai", model="m"))
+    assert (result.start_s, result.ttft_s, result.itl_s, result.end_s) == (1.0, 1.0, [1.0], 3.0)
+    assert (result.text, result.prompt_len, result.output_len, result.error) == ("ab", 9, 2, "")
 
 
 def test_statistics_are_in_milliseconds() -> None:

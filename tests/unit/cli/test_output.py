@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pagoda.server.output import show
+
 FULL = Path("/dev/full")
 LOGS = "import logging, sys; logging.basicConfig(); logging.error('lost'); sys.stdout.write('lost'); "
 
@@ -21,3 +23,15 @@ def test_what_a_full_disk_has_not_taken_is_dropped_at_the_end(end: str, code: in
     with FULL.open("wb", buffering=0) as full:
         done = subprocess.run(command, stdout=full, stderr=full, env=environment, timeout=240, check=False)
     assert done.returncode == code
+
+
+def test_a_text_is_written_whole_however_little_is_taken_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    with (tmp_path / "log").open("w+", encoding="utf-8") as stream:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:3]))
+            show("some words – and more", stream)
+        stream.seek(0)
+        assert stream.read() == "some words – and more\n"

@@ -1,12 +1,15 @@
 """The supervisor over small children of its own making."""
 
 import asyncio
+import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pagoda.server.supervisor import BackOff, RestartPolicy, Service, Supervisor, describe_exit
+from pagoda.server.supervisor import BackOff, Child, RestartPolicy, Service, Supervisor, describe_exit
+from pagoda_common.process.heartbeat import HeartbeatReader
 
 QUICK = RestartPolicy(first_delay_s=0.01, max_delay_s=0.02, max_failures=4)
 OBEDIENT = "import time; print('up', flush=True); time.sleep(60)"
@@ -181,3 +184,42 @@ async def test_a_child_without_heartbeats_is_left_alone() -> None:
     supervisor.stop()
     assert await running == 0
     assert output.lines.count(("a", "up")) == 1
+
+
+async def test_a_child_that_is_stopped_while_it_starts_gets_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, is_starting, may_start = asyncio.create_subprocess_exec, asyncio.Event(), asyncio.Event()
+
+    async def slowly(*args: Any, **options: Any) -> asyncio.subprocess.Process:
+        is_starting.set()
+        await may_start.wait()
+        return await start(*args, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", slowly)
+    child = Child(service("a", OBEDIENT, stop_timeout_s=60.0), policy=QUICK, output=Output())
+    child.start()
+    await is_starting.wait()
+    stopping = asyncio.create_task(child.stop())
+    await asyncio.sleep(0)
+    may_start.set()
+    await stopping
+    assert child.process is not None
+    assert child.process.returncode == -signal.SIGTERM
+
+
+async def test_heartbeats_are_closed_when_no_one_reads_them_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = []
+
+    class Reader(HeartbeatReader):
+        async def watch(self, **options: Any) -> None:
+            try:
+                await super().watch(**options)
+            finally:
+                order.append("watch")
+
+        def close(self) -> None:
+            order.append("close")
+            super().close()
+
+    monkeypatch.setattr("pagoda.server.supervisor.HeartbeatReader", Reader)
+    assert await Supervisor(services=[service("a", "raise SystemExit(2)")], output=Output()).run() == 2
+    assert order == ["watch", "close"]

@@ -9,10 +9,15 @@ from pagoda.server.worker_services import worker_services
 from pagoda_common.config.engine_config import EngineConfig, ParallelConfig
 
 
-def services(**parallel: int) -> tuple[Service, ...]:
+def services(metrics_port: int = 9000, **parallel: int) -> tuple[Service, ...]:
     config = EngineConfig(parallel=ParallelConfig(**parallel))
     return worker_services(
-        config, scheduler="127.0.0.1:1", host="127.0.0.1", drain_timeout_s=1.0, stop_timeout_s=2.0, metrics_port=9000
+        config,
+        scheduler="127.0.0.1:1",
+        host="127.0.0.1",
+        drain_timeout_s=1.0,
+        stop_timeout_s=2.0,
+        metrics_port=metrics_port,
     )
 
 
@@ -45,3 +50,11 @@ def test_copies_of_several_ranks_have_numbers_devices_and_ports_of_their_own() -
         ("2", "9002"),
         ("3", "9003"),
     ]
+
+
+def test_more_workers_than_cores_have_a_thread_each_and_any_port_stays_any_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    workers = services(metrics_port=0, data_parallel_size=3)
+    assert [flags_of(worker, "--threads", "--metrics-port") for worker in workers] == [("1", "0")] * 3

@@ -1,13 +1,17 @@
 """The services of one machine: order, ports, times to end, and where secrets are; and the retries of a batch."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from pagoda.http import batch
 from pagoda.http.batch import BatchCounts, LineError, parse_line, run_batch
+from pagoda.http.http_client import AsyncHttpClient
 from pagoda.llm.prompts import read_prompts
 from pagoda.server import local_stack
 from pagoda.server.local_stack import LocalStack
@@ -18,7 +22,7 @@ from pagoda.v1 import types_pb2
 from pagoda_common.config.engine_config import EngineConfig, ParallelConfig, SchedulerConfig
 from pagoda_common.config.frontend_config import API_KEY_VARIABLE, FrontendConfig
 from pagoda_common.config.security_config import TOKEN_VARIABLE, SecurityConfig
-from pagoda_common.errors import ConfigError, NotReady
+from pagoda_common.errors import ConfigError, NotReady, PagodaError
 from pagoda_common.text.tokenizer import Tokenizer
 
 
@@ -245,3 +249,47 @@ def test_other_lines_are_refused_with_a_code(text: bytes, code: str) -> None:
     assert caught.value.code == code
     assert caught.value.custom_id == ("a" if b'"a"' in text else None)
     assert parse_line(b'{"custom_id": "b", "url": "/v1/embeddings", "body": {"stream": false}}').custom_id == "b"
+
+
+@pytest.mark.parametrize(
+    ("line", "num_invalid"),
+    [
+        (b"{", 1),
+        (b'{"custom_id": "a", "url": "/v1/completions", "body": []}', 1),
+        (b'{"custom_id": "a", "url": "/v2/x", "body": {}}', 0),
+        (b'{"custom_id": "a", "url": "/v1/completions", "body": {"stream": true}}', 0),
+    ],
+)
+async def test_lines_that_are_no_request_are_counted_apart(line: bytes, num_invalid: int) -> None:
+    _, counts = await run(FakeHttp([]), line)
+    assert (counts.num_failed, counts.num_invalid) == (1, num_invalid)
+
+
+def stream_of(*chunks: bytes) -> AsyncHttpClient:
+    """A client whose server sends `chunks`."""
+
+    async def iter_any() -> AsyncGenerator[bytes]:
+        for chunk in chunks:
+            yield chunk
+
+    @asynccontextmanager
+    async def request(*_: Any) -> AsyncGenerator[Any]:
+        yield SimpleNamespace(status=200, content=SimpleNamespace(iter_any=iter_any))
+
+    client = AsyncHttpClient(base_url="http://a")
+    client._request = request  # type: ignore[method-assign]  # no server
+    return client
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 100])
+async def test_events_are_read_however_they_are_cut(size: int) -> None:
+    sent = b': hi\r\n\r\ndata: {"a": 1}\n\ndata:{"b": 2}\n\ndata: [DONE]'
+    client = stream_of(*(sent[start : start + size] for start in range(0, len(sent), size)))
+    assert [event async for event in client.stream("/p", {})] == [{"a": 1}, {"b": 2}]
+
+
+async def test_a_stream_that_ends_without_its_last_event_is_an_error() -> None:
+    stream = stream_of(b'data: {"a": 1}\n\n').stream("/p", {})
+    assert await anext(stream) == {"a": 1}
+    with pytest.raises(PagodaError, match="ended the stream too early"):
+        await anext(stream)
