@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
 from pagoda_common.errors import ModelLoadError
 from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
 from pagoda_worker.loader.quantized_tensors import StoredFormat
+from pagoda_worker.loader.tensor_file import TensorFile
 from pagoda_worker.models.weights import WeightSource
 
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4}
@@ -18,7 +19,7 @@ _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4}
 class StoredTensor(NamedTuple):
     """One tensor of an open file."""
 
-    file: Any
+    file: TensorFile
     stored_name: str
     shape: list[int]
     dtype: str
@@ -31,7 +32,7 @@ class StoredTensor(NamedTuple):
 
     def read(self) -> Tensor:
         """The tensor, in host memory."""
-        return self.file.get_tensor(self.stored_name)  # type: ignore[no-any-return]  # safetensors has no types
+        return self.file.read(self.stored_name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

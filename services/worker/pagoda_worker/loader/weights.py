@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from pagoda_common.errors import ModelLoadError
 from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
 from pagoda_worker.loader.quantized_tensors import StoredFormat
 from pagoda_worker.loader.stored import Stored, StoredTensor, join_quantized
+from pagoda_worker.loader.tensor_file import TensorFile, read_ahead
 from pagoda_worker.models.layers import Matrix
 from pagoda_worker.models.model import Model, WeightSharding
 from pagoda_worker.models.quantized_method import LinearMethods
@@ -40,7 +41,7 @@ def load_weights(
     methods: LinearMethods,
     stored: StoredFormat | None = None,
 ) -> None:
-    """Read every tensor straight from the mapped files into the parameter (or its rows) that it fills.
+    """Read every tensor into the parameter (or its rows) that it fills, the next ones while one is packed or quantized.
 
     Args:
         model: this rank's part; only what it holds is read.
@@ -68,10 +69,10 @@ def load_weights(
         total = sum(found[name].num_bytes for name in [*made, *(source.name for source in names.sources)])
         loaded = 0
         filler = _Filler(model, whole, names, device=device, methods=methods)
+        stored_values = read_ahead([found[source.name] for source in names.sources])
         for source in names.sources:
-            entry = found[source.name]
-            filler.fill(source, entry.read())
-            loaded += entry.num_bytes
+            filler.fill(source, next(stored_values))
+            loaded += found[source.name].num_bytes
             progress(loaded, total)
         for several in names.made:
             entries = [found[name] for name in several.names]
@@ -223,10 +224,9 @@ def _index(files: list[Path], stack: ExitStack) -> dict[str, StoredTensor]:
     found: dict[str, StoredTensor] = {}
     for path in files:
         try:
-            file = stack.enter_context(safe_open(str(path), framework="pt", device="cpu"))
-            for stored_name in file.keys():  # noqa: SIM118
-                view = file.get_slice(stored_name)
-                found[stored_name] = StoredTensor(file, stored_name, view.get_shape(), view.get_dtype())
+            file = stack.enter_context(TensorFile(path))
+            for stored_name, (dtype, shape, _, _) in file.entries.items():
+                found[stored_name] = StoredTensor(file, stored_name, shape, dtype)
         except (SafetensorError, OSError) as error:
             raise ModelLoadError(f"cannot read {path}: {error}") from error
     return found

@@ -1,0 +1,104 @@
+"""Tensors of safetensors files: the library's values, in memory of their own, and read ahead in their order."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from pagoda_worker.loader.tensor_file import DTYPES, MAX_AHEAD_BYTES, TensorFile, read_ahead
+
+
+def write(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    path = folder / "model.safetensors"
+    save_file(tensors, path, metadata={"format": "pt"})
+    return path
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_a_tensor_of_any_type_is_as_it_was_stored(dtype: torch.dtype, tmp_path: Path) -> None:
+    stored = {
+        "first": torch.arange(5, dtype=torch.uint8),
+        "matrix": torch.randint(0, 2, (7, 3)).to(dtype),
+        "none": torch.zeros(0, 4, dtype=dtype),
+        "one": torch.ones((), dtype=dtype),
+    }
+    with TensorFile(write(tmp_path, stored)) as file:
+        for name, tensor in stored.items():
+            found = file.read(name)
+            assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
+            assert found.double().tolist() == tensor.double().tolist()
+            assert file.entries[name][1] == list(tensor.shape)
+        assert file.read("one").item() == 1
+
+
+def test_no_page_of_the_file_is_mapped_while_it_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path, {"matrix": torch.randn(300, 400)})
+    with TensorFile(path) as file:
+        file.read("matrix")
+        assert str(path) not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("damage", ["short", "header", "empty"])
+def test_a_damaged_file_is_refused(damage: str, tmp_path: Path) -> None:
+    path = write(tmp_path, {"matrix": torch.randn(30, 40)})
+    content = path.read_bytes()
+    path.write_bytes({"short": content[:-7], "header": b"\xff" * 8 + content[8:], "empty": b""}[damage])
+    with pytest.raises(SafetensorError):
+        TensorFile(path)
+
+
+def test_a_file_that_is_cut_while_it_is_open_says_so(tmp_path: Path) -> None:
+    path = write(tmp_path, {"matrix": torch.randn(30, 40)})
+    with TensorFile(path) as file:
+        path.write_bytes(path.read_bytes()[:-100])
+        with pytest.raises(OSError, match="ends within matrix"):
+            file.read("matrix")
+
+
+class Entry:
+    """Something to read, that notes when."""
+
+    def __init__(self, value: int, num_bytes: int, note: Callable[[int], None] = lambda _: None) -> None:
+        self.num_bytes = num_bytes
+        self._value, self._note = value, note
+
+    def read(self) -> int:
+        self._note(self._value)
+        if self._value < 0:
+            raise OSError("cannot be read")
+        return self._value
+
+
+def test_entries_come_in_their_order() -> None:
+    assert list(read_ahead([Entry(value, 10) for value in range(50)])) == list(range(50))
+    assert list(read_ahead([])) == []
+
+
+def test_no_more_is_read_ahead_than_memory_allows() -> None:
+    begun: list[int] = []
+    lock = threading.Lock()
+
+    def note(value: int) -> None:
+        with lock:
+            begun.append(value)
+
+    values = read_ahead([Entry(value, MAX_AHEAD_BYTES // 2, note) for value in range(10)])
+    assert next(values) == 0
+    with lock:
+        assert max(begun) <= 1
+    assert list(values) == list(range(1, 10))
+
+
+def test_an_entry_larger_than_all_that_is_read_ahead_is_read_alone() -> None:
+    assert list(read_ahead([Entry(value, 3 * MAX_AHEAD_BYTES) for value in range(3)])) == [0, 1, 2]
+
+
+def test_a_fault_comes_when_it_is_its_entrys_turn() -> None:
+    values = read_ahead([Entry(1, 1), Entry(-1, 1), Entry(2, 1)])
+    assert next(values) == 1
+    with pytest.raises(OSError, match="cannot be read"):
+        next(values)
