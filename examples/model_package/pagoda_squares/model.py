@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pagoda_worker.models.attend import attend
-from pagoda_worker.models.decoder import ForwardContext
+from pagoda_worker.models.forward_context import ForwardContext
 from pagoda_worker.models.layers import Embedding, Linear
 from pagoda_worker.models.model import AttentionLayer, BuildConfig, Model
 from pagoda_worker.models.weights import WeightNames, WeightSource

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pagoda_worker.graphs.decode_buffers import DecodeBuffers
 from pagoda_worker.memory.kv_cache import KVCache
-from pagoda_worker.models.decoder import ForwardContext
+from pagoda_worker.models.forward_context import ForwardContext
 from pagoda_worker.models.model import Model
 from pagoda_worker.steps.input_batch import ForwardInputs
 

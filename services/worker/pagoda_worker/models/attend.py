@@ -5,7 +5,7 @@ from torch import Tensor
 
 from pagoda_kernels.attention.paged_attention import paged_attention
 from pagoda_kernels.attention.store_kv_cache import store_kv_cache
-from pagoda_worker.models.decoder import ForwardContext
+from pagoda_worker.models.forward_context import ForwardContext
 from pagoda_worker.models.model import AttentionLayer
 
 

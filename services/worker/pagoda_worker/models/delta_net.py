@@ -1,7 +1,5 @@
 """Gated delta net: a layer with a recurrent state in place of attention (Qwen3-Next). Knows tensors; no requests."""
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,13 +7,11 @@ from torch import Tensor, nn
 from pagoda_kernels.decoder.decoder_layers import AttentionWeights
 from pagoda_kernels.recurrent.gated_delta_rule import gated_delta_rule
 from pagoda_kernels.recurrent.short_convolution import short_convolution
+from pagoda_worker.models.forward_context import ForwardContext
 from pagoda_worker.models.layers import Linear
 from pagoda_worker.models.model import RecurrentLayer, StateTensor
 from pagoda_worker.models.spec import DecoderSpec, DeltaNetSpec
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
-
-if TYPE_CHECKING:  # a decoder's module imports this one
-    from pagoda_worker.models.decoder import ForwardContext
 
 
 def delta_net_state(net: DeltaNetSpec) -> RecurrentLayer:
@@ -62,7 +58,7 @@ class GatedDeltaNet(nn.Module):
         self.output_scale = nn.Parameter(torch.empty(net.value_dim), requires_grad=False)
         self.o_proj = Linear(in_features=values, out_features=spec.hidden_size, bias=False, prefix=f"{prefix}.o_proj")
 
-    def forward(self, x: Tensor, context: "ForwardContext", residual: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: ForwardContext, residual: Tensor | None = None) -> Tensor:
         """[num_tokens, hidden_size] to the same, added to `residual`; the sequences' states move on."""
         assert context.recurrent is not None, "a model with recurrent layers has states"
         num_tokens = x.shape[0]

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,10 @@ from pagoda_common.config.engine_config import ModelConfig
 from pagoda_kernels.decoder.composed_layers import ComposedLayers
 from pagoda_kernels.decoder.decoder_layers import DecoderLayers
 from pagoda_worker.models.cache_groups import CacheGroup, groups_by_window
+from pagoda_worker.models.forward_context import ForwardContext
 from pagoda_worker.models.hf_config import HfConfig
 from pagoda_worker.models.weights import WeightNames
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
-
-if TYPE_CHECKING:  # a decoder's module imports this one
-    from pagoda_worker.models.decoder import ForwardContext
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,7 +139,7 @@ class Model(nn.Module, ABC):
         """Build the tables that are no weights, for positions below `max_model_len`."""
 
     @abstractmethod
-    def forward(self, input_ids: Tensor, positions: Tensor, context: "ForwardContext") -> Tensor:
+    def forward(self, input_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         """The last hidden state of a packed batch, ready for `compute_logits`: [num_tokens, embedding_size].
 
         Args:

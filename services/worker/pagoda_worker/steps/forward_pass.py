@@ -11,7 +11,7 @@ from pagoda_worker.graphs.decode_graphs import DecodeGraphs
 from pagoda_worker.memory.kv_cache import KVCache
 from pagoda_worker.memory.state_pool import StatePool
 from pagoda_worker.memory.transfers import to_device
-from pagoda_worker.models.decoder import ForwardContext
+from pagoda_worker.models.forward_context import ForwardContext
 from pagoda_worker.models.model import Model
 from pagoda_worker.steps.input_batch import ForwardInputs
 from pagoda_worker.steps.step import IntArray

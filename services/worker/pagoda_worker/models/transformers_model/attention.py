@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 
 from pagoda_common.errors import ModelLoadError
 from pagoda_worker.models.attend import attend
-from pagoda_worker.models.decoder import ForwardContext
+from pagoda_worker.models.forward_context import ForwardContext
 from pagoda_worker.models.model import AttentionLayer
 
 NAME = "pagoda"

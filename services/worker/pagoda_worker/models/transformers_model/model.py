@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
 from pagoda_common.errors import ModelLoadError
-from pagoda_worker.models.decoder import ForwardContext
+from pagoda_worker.models.forward_context import ForwardContext
 from pagoda_worker.models.model import BuildConfig, Model
 from pagoda_worker.models.transformers_model.attention import CURRENT, PassingCache, Run
 from pagoda_worker.models.transformers_model.backbone import build_backbone

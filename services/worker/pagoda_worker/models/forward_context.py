@@ -1,0 +1,55 @@
+"""ForwardContext: what the layers of one forward pass share. Knows tensors and plans; no layers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from pagoda_kernels.attention.plan import AttentionPlan
+from pagoda_kernels.decoder.composed_layers import ComposedLayers
+from pagoda_kernels.decoder.decoder_layers import DecoderLayers
+from pagoda_kernels.recurrent.batch import RecurrentBatch
+from pagoda_worker.models.spec import RopeSpec
+
+
+class PagedRows(NamedTuple):
+    """What one layer of attention reads and writes."""
+
+    k_cache: Tensor
+    """[num_blocks, block_size, num_kv_heads, head_dim]; or int8 rows, as `quantized_cache` makes them."""
+    v_cache: Tensor
+    plan: AttentionPlan
+    slot_mapping: Tensor
+    """[num_tokens] int64; -1, which writes nothing, only with `has_skips`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardContext:
+    """What every layer of one forward pass shares."""
+
+    plans: Sequence[AttentionPlan]
+    """One a cache group with blocks; they differ in their block tables alone."""
+    slot_mappings: Sequence[Tensor]
+    """As of PagedRows, one a cache group with blocks."""
+    k_caches: Sequence[Tensor]
+    """The buffers of KVCache."""
+    v_caches: Sequence[Tensor]
+    places: Mapping[int, tuple[int, int]]
+    """Group and buffer of each layer with blocks (CacheLayout.places)."""
+    rotary: Mapping[RopeSpec, tuple[Tensor, Tensor]]
+    """Cosines and sines of the tokens' positions, for each rotation of the model; empty where `fused` is not None."""
+    fused: DecoderLayers | ComposedLayers | None = None
+    """All layers of the model in one call, over the same caches."""
+    has_skips: bool = False
+    """Some tokens are padding, whose keys and values go nowhere."""
+
+    states: Sequence[tuple[Tensor, ...]] = ()
+    """Of each recurrent layer, [num_rows, …] each (StatePool)."""
+    recurrent: RecurrentBatch | None = None
+    """The batch, as recurrent layers need it; None: the model has none."""
+
+    def paged(self, layer: int) -> PagedRows:
+        """What a layer of attention reads and writes."""
+        group, buffer = self.places[layer]
+        return PagedRows(self.k_caches[buffer], self.v_caches[buffer], self.plans[group], self.slot_mappings[group])
