@@ -69,13 +69,14 @@ def test_reasoning_and_tool_calls_have_fields_of_their_own_and_each_call_one_ent
         ToolCallDelta(0, None, None, "}"),
         ToolCallDelta(1, "call_1", "add", ""),
         ToolCallDelta(1, None, None, '{"a"'),
+        ToolCallDelta(1, None, None, ": 1"),
     ]
     [chunk] = decode(chat.delta(message_delta("", reasoning="hm", tool_calls=calls)))
     assert chunk["choices"][0]["delta"] == {
         "reasoning": "hm",
         "tool_calls": [
             {"index": 0, "function": {"arguments": "}"}},
-            {"index": 1, "id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a"'}},
+            {"index": 1, "id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1'}},
         ],
     }
     assert chat.delta(message_delta("")) == b""
@@ -89,6 +90,12 @@ def test_a_delta_without_text_is_no_chunk_unless_something_is_asked_for() -> Non
     assert first["choices"][0]["token_ids"] == [7]
     assert first["choices"][0]["prompt_token_ids"] == [1, 2]
     assert "prompt_token_ids" not in second["choices"][0]
+
+
+def test_each_sequence_begins_with_the_ids_of_its_own_prompt() -> None:
+    chunks = CompletionChunks(echo=None, **{**common(return_token_ids=True), "prompts": [[1, 2], [3]]})
+    events = [decode(chunks.delta(delta("a", index=index))) for index in range(4)]
+    assert [event["choices"][0]["prompt_token_ids"] for [event] in events] == [[1, 2], [1, 2], [3], [3]]
 
 
 def test_the_end_of_a_stream() -> None:

@@ -84,3 +84,10 @@ async def test_the_best_of_each_prompt_stay_with_their_prompt(frontend: Running)
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]
     assert [choice["prompt_token_ids"] for choice in answer["choices"]] == [[5], [900]]
     assert all(len(choice["logprobs"]["tokens"]) == 2 for choice in answer["choices"])
+
+
+async def test_the_best_of_each_prompt_are_shown_with_that_prompt(frontend: Running) -> None:
+    body = {"prompt": [[5, 6], [9]], "best_of": 3, "n": 1, "max_tokens": 1, "return_token_ids": True}
+    answer = await frontend.complete(**body)
+    assert [choice["prompt_token_ids"] for choice in answer["choices"]] == [[5, 6], [9]]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]

@@ -407,6 +407,22 @@ async def test_plugins_bring_parsers(tmp_path: Path, tokenizer: Tokenizer, monke
                 pass
 
 
+async def test_reasoning_ends_at_a_special_token_that_no_text_shows(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    plugin = tmp_path / "reasoning.py"
+    plugin.write_text(
+        "from pagoda_frontend.reasoning_parsers import TaggedReasoningParser, register_reasoning_parser\n"
+        "@register_reasoning_parser('special')\n"
+        "class Special(TaggedReasoningParser):\n"
+        "    start, end = '##', '<|im_start|>'\n"
+        "    markers = (start, end)\n"
+    )
+    async with running_frontend(reasoning_parser_plugin=str(plugin), reasoning_parser="special") as frontend:
+        frontend.fake.script = tokenizer.encode("## Hm.<|im_start|>So.")
+        assert tokenizer.token_id("<|im_start|>") in frontend.fake.script
+        message, _ = await both(frontend)
+        assert (message["reasoning"], message["content"]) == ("Hm.", "So.")
+
+
 async def test_an_unknown_parser_does_not_start() -> None:
     with pytest.raises(ConfigError, match="hermes"):
         async with running_frontend(tool_call_parser="nonsense"):

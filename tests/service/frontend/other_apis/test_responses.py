@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import openai
+import orjson
 import pytest
 
 from pagoda_common.engine.convert import token_ids_from_bytes
@@ -96,6 +97,20 @@ async def test_a_stream_has_the_typed_events_in_order(frontend: Running, tokeniz
     assert whole.usage.output_tokens == len(frontend.fake.script) + 1
     kept = await frontend.openai.responses.retrieve(whole.id)
     assert kept.to_dict() == whole.to_dict()
+
+
+async def test_an_event_with_an_id_counts_all_events_up_to_itself(frontend: Running, tokenizer: Tokenizer) -> None:
+    frontend.fake.script = tokenizer.encode(TEXT)
+    body = {"model": MODEL, "input": "hello", "max_output_tokens": 200, "stream": True}
+    response = await frontend.post(PATH, body)
+    counts = []
+    for event in response.text.split("\n\n")[:-1]:
+        fields = dict(line.split(": ", 1) for line in event.split("\n"))
+        if "id" in fields:
+            counts.append(int(fields["id"].rpartition("@")[2]))
+            assert counts[-1] == orjson.loads(fields["data"])["sequence_number"] + 1
+    assert len(counts) > 5
+    assert counts == sorted(counts)
 
 
 async def test_the_clients_stream_helper_follows(frontend: Running, tokenizer: Tokenizer) -> None:

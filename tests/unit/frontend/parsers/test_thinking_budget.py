@@ -71,7 +71,8 @@ def test_the_answer_is_as_it_was_asked_for() -> None:
 
 
 def test_without_a_budget_or_reasoning_nothing_changes() -> None:
-    for budget, prompt in ((None, OPEN), (-1, OPEN), (5000, OPEN), (3, "<think>\n</think>\n")):
+    assert constraint(999, prompt=OPEN) is not None
+    for budget, prompt in ((None, OPEN), (-1, OPEN), (1000, OPEN), (5000, OPEN), (3, "<think>\n</think>\n")):
         assert constraint(budget, prompt=prompt) is None
         assert constraint(budget, prompt=prompt, regex="a") == StructuredOutputsParams(regex="a")
 

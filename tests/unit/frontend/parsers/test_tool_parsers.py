@@ -11,6 +11,7 @@ from pagoda_frontend.tool_parsers import ToolParser
 from pagoda_frontend.tool_parsers.json_calls import RequiredCallsParser
 from pagoda_frontend.tool_parsers.named import NamedCallParser
 from pagoda_frontend.tool_parsers.registry import find_tool_parser, tool_parser_names
+from pagoda_frontend.tool_parsers.values import typed_value
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "weather": {
@@ -154,6 +155,8 @@ FOUND: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [("weather", {"city": 'a ")]', "options": {"x": [1, [2, 3]], "y": True}}), ("geo.now", {})],
     ),
+    ("pythonic", "[now()]]", "]", [("now", {})]),
+    ("pythonic", "[now()] [geo.now(x=1)]", "", [("now", {}), ("geo.now", {"x": 1})]),
     ("llama4_pythonic", "<|python_start|>[now()]<|python_end|>", "", [("now", {})]),
     (
         "openai",
@@ -340,3 +343,14 @@ def test_ids_are_as_the_models_templates_want_them() -> None:
     text = "<|tool_call_begin|>functions.now:3<|tool_call_argument_begin|>{}"
     assert make("kimi_k2").append(text).tool_calls[0].id == "functions.now:3"
     assert (make("hermes").append('<tool_call>{"name": "now"}').tool_calls[0].id or "").startswith("call_")
+
+
+def test_a_word_for_nothing_is_null_only_where_a_schema_wants_it_or_it_is_json() -> None:
+    for text, schema, wanted in (
+        ("null", {}, None),
+        ("None", {}, "None"),
+        ("None", {"type": ["string", "null"]}, None),
+        ("None", {"type": "integer"}, None),
+        ("None", {"type": ["string", "integer"]}, "None"),
+    ):
+        assert typed_value(text, schema, reads_untyped=True) == wanted, (text, schema)
