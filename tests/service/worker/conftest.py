@@ -1,6 +1,7 @@
 """A real worker behind a real server in this process, and a scheduler's side to call it."""
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc.aio
@@ -109,6 +110,13 @@ class Caller:
 
     async def status(self) -> Any:
         return await self.stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=240)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until `condition` holds."""
+    async with asyncio.timeout(240):
+        while not condition():  # noqa: ASYNC110 (conditions are of any kind)
+            await asyncio.sleep(0.01)
 
 
 def tokens_of(output: Any) -> list[int]:

@@ -1,13 +1,16 @@
 """The Execute stream: steps in order, ahead of their answers, repeated, failing."""
 
 import asyncio
+import threading
 
 import grpc
 import grpc.aio
 import numpy as np
 import pytest
 
-from tests.service.worker.conftest import PROMPT, Caller, Served, new_request, tokens_of
+from pagoda_worker.steps.pending_step import PendingStep
+from pagoda_worker.steps.step import StepInput
+from tests.service.worker.conftest import PROMPT, Caller, Served, new_request, tokens_of, until
 from tests.service.worker.test_lifecycle import fails
 
 pytestmark = pytest.mark.parametrize("served", [False, True], indirect=True, ids=["one by one", "overlapped"])
@@ -79,6 +82,30 @@ async def test_a_newer_stream_replaces_the_older(caller: Caller) -> None:
     await newer.write(caller.request([0]))
     assert (await newer.read()).step == 2
     await fails(older.read(), grpc.StatusCode.ABORTED)
+
+
+async def test_what_a_replaced_stream_sends_is_not_taken_on(
+    caller: Caller, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, begin = threading.Event(), served.worker.begin
+
+    def slow(step: StepInput) -> PendingStep:
+        gate.wait(240)
+        return begin(step)
+
+    monkeypatch.setattr(served.worker, "begin", slow)
+    older = caller.stub.Execute()
+    await older.write(caller.prefill(new_request()))
+    await until(lambda: served.servicer.last_step == 1)
+    first, newer = served.servicer._stream, caller.stub.Execute()
+    await until(lambda: served.servicer._stream is not first)
+    await older.write(caller.request([0]))
+    for _ in range(20):
+        assert (await caller.status()).last_step == 1
+    gate.set()
+    assert (await older.read()).step == 1
+    await fails(older.read(), grpc.StatusCode.ABORTED)
+    newer.cancel()
 
 
 async def test_an_older_scheduler_loses_its_stream(caller: Caller, channel: grpc.aio.Channel) -> None:

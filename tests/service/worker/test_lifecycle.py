@@ -9,11 +9,14 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from pagoda.v1 import worker_pb2
 from pagoda_common.config.model_files import resolve_model
+from pagoda_common.process.children import free_port
 from pagoda_common.rpc.service import LIVENESS
+from pagoda_worker.parallel import tensor_parallel
 from pagoda_worker.steps.pending_step import PendingStep
 from pagoda_worker.steps.step import StepInput
-from tests.service.worker.conftest import SERVICE, Caller, Served, new_request, tokens_of
+from tests.service.worker.conftest import SERVICE, Caller, Served, new_request, tokens_of, until, worker_config
 
 
 async def fails(awaitable: object, code: grpc.StatusCode, *fragments: str) -> None:
@@ -170,3 +173,46 @@ async def test_health_is_answered_while_a_step_runs(
     assert not step.done()
     gate.set()
     assert len(tokens_of(await step)) == 1
+
+
+async def test_a_worker_whose_blocks_are_counted_serves_no_more(caller: Caller, channel: grpc.aio.Channel) -> None:
+    assert await health_of(channel) == health_pb2.HealthCheckResponse.SERVING
+    await caller.determine()
+    assert await health_of(channel) == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_a_cache_of_a_scheduler_that_was_replaced_meanwhile_is_not_served(
+    caller: Caller, channel: grpc.aio.Channel, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, has_begun, initialize = threading.Event(), threading.Event(), served.worker.initialize_cache
+
+    def slow(**blocks: int) -> int:
+        has_begun.set()
+        gate.wait(240)
+        return initialize(**blocks)
+
+    monkeypatch.setattr(served.worker, "initialize_cache", slow)
+    older = asyncio.create_task(caller.initialize_cache())
+    assert await asyncio.to_thread(has_begun.wait, 240)
+    newer = asyncio.create_task(Caller(channel, epoch=2).init_device())
+    await until(lambda: served.servicer.fence.session_epoch == 2)
+    gate.set()
+    await fails(older, grpc.StatusCode.FAILED_PRECONDITION, "session_epoch is 1, must be 2")
+    await newer
+    assert await health_of(channel) == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_a_new_scheduler_ends_the_wait_for_ranks_of_the_one_before(
+    channel: grpc.aio.Channel, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_parallel, "CONNECT_TIMEOUT_S", 3600.0)
+    served.worker.parallel = tensor_parallel.TensorParallel(rank=1, world_size=2)
+    older, newer = Caller(channel), Caller(channel, epoch=2)
+    request = worker_pb2.InitDeviceRequest(
+        session_epoch=1, config=worker_config(), rendezvous_address=f"127.0.0.1:{free_port()}"
+    )
+    await older.stub.InitDevice(request, timeout=240)
+    loading = older.stub.LoadModel(worker_pb2.LoadModelRequest(session_epoch=1), timeout=240)
+    assert (await loading.read()).total_bytes == 0  # rank 0 does not come
+    await newer.init_device()
+    await fails(loading.read(), grpc.StatusCode.UNAVAILABLE, "rank 1 could not meet the other ranks")

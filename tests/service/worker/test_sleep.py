@@ -8,7 +8,8 @@ import grpc
 import pytest
 import torch
 
-from pagoda.v1 import types_pb2, worker_pb2
+from pagoda.v1 import scheduler_pb2, types_pb2, worker_pb2
+from pagoda_common.errors import OutOfMemory
 from tests.service.worker.conftest import Caller, Served, new_request, tokens_of, worker_config
 from tests.service.worker.test_lifecycle import fails
 from tests.weights import cut_short, other_weights, same_weights, with_config, with_header
@@ -111,6 +112,42 @@ class _Accelerator:
     type = "xpu"
 
 
+async def test_a_deeper_sleep_frees_the_host_memory_of_the_one_before(caller: Caller, served: Served) -> None:
+    before = await first_token(caller)
+    weights = served.worker._weights
+    assert weights is not None
+    weights._device = _Accelerator()  # type: ignore[assignment]  # as far as the weights look at it
+    await sleep(caller, 1)
+    assert weights._in_host
+    await sleep(caller, 2)
+    assert not weights._in_host
+    weights._device = torch.device("cpu")
+    await wake_up(caller)
+    assert await first_token(caller) == before
+
+
+async def test_weights_that_memory_does_not_last_for_leave_nothing_behind(
+    caller: Caller, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = await first_token(caller)
+    weights, model = served.worker._weights, served.worker._model
+    assert weights is not None
+    assert model is not None
+    await sleep(caller, 2)
+    read = weights._read_parameters
+
+    def fill_up(*args: Any) -> None:
+        read(*args)
+        raise OutOfMemory("host memory is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(weights, "_read_parameters", fill_up)
+        await fails(wake_up(caller), grpc.StatusCode.RESOURCE_EXHAUSTED, "host memory is full")
+    assert all(parameter.is_meta for parameter in model.parameters())
+    await wake_up(caller)
+    assert await first_token(caller) == before
+
+
 async def test_a_worker_whose_checkpoint_is_gone_sleeps_on(caller: Caller, tmp_path: Path) -> None:
     directory = same_weights(tmp_path / "model")
     await reload(caller, directory)
@@ -171,6 +208,23 @@ async def test_prepared_weights_can_be_forgotten(caller: Caller, served: Served,
     assert served.worker._weights.prepared_source is not None
     await prepare(caller, None)
     assert served.worker._weights.prepared_source is None
+    await prepare(caller, tmp_path / "other")
+    await caller.init_device()  # a scheduler that is back does not know of them
+    assert served.worker._weights.prepared_source is None
+
+
+async def test_each_registration_tells_what_the_worker_holds_then(
+    caller: Caller, served: Served, tmp_path: Path
+) -> None:
+    identity = scheduler_pb2.WorkerIdentity()
+    await reload(caller, other_weights(tmp_path / "other"))
+    await sleep(caller, 2)
+    served.servicer.describe_weights(identity)
+    assert (identity.sleep_level, identity.weights.model) == (2, str(tmp_path / "other"))
+    await caller.init_device()
+    await caller.load_model()
+    served.servicer.describe_weights(identity)
+    assert (identity.sleep_level, identity.HasField("weights")) == (0, False)
 
 
 async def test_a_fresh_worker_loads_what_it_is_told_to_hold(

@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
 import torch
 
-from pagoda_worker.memory.huge_pages import use_huge_pages
+from pagoda_worker.memory.huge_pages import MIN_BYTES, PAGE_BYTES, _ranges, use_huge_pages
 
 FRESH = """
 import re, sys
@@ -39,6 +40,39 @@ def test_what_lies_in_them_stays_as_it_is() -> None:
     if "collapses no pages" in done.stderr:
         pytest.skip("this kernel collapses no pages")
     assert done.returncode == 0, done.stderr
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies, as far as it is asked."""
+
+    begin: int
+    num_bytes: int
+
+    def data_ptr(self) -> int:
+        return self.begin
+
+    def untyped_storage(self) -> "Place":
+        return self
+
+    def nbytes(self) -> int:
+        return self.num_bytes
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        ([(PAGE_BYTES, PAGE_BYTES)], [1]),
+        ([(PAGE_BYTES + 4096, PAGE_BYTES)], [1, 2]),
+        ([(3 * MIN_BYTES, MIN_BYTES), (2 * MIN_BYTES, MIN_BYTES)], [1]),
+        ([(MIN_BYTES, 4 * MIN_BYTES), (5 * MIN_BYTES, 2 * MIN_BYTES)], [0, 1, 2, 3]),
+        ([(0, 6 * MIN_BYTES), (2 * MIN_BYTES, MIN_BYTES)], [0, 1, 2]),
+        ([(0, MIN_BYTES - 1), (4 * MIN_BYTES, MIN_BYTES)], [2]),
+    ],
+)
+def test_a_page_with_several_tensors_is_asked_for_once(places: list[tuple[int, int]], expected: list[int]) -> None:
+    ranges = _ranges(Place(*place) for place in places)  # type: ignore[misc]  # no tensors
+    assert [page // PAGE_BYTES for begin, end in ranges for page in range(begin, end, PAGE_BYTES)] == expected
 
 
 def test_nothing_is_taken_for_small_tensors() -> None:

@@ -67,6 +67,19 @@ def test_blocks_move_with_their_scales_and_lose_their_nans(drivers: tuple[Driver
     assert cache.k_caches[0].shape[-1] == cache_width(layer.head_dim, torch.int8)
 
 
+def test_blocks_of_8_bit_floats_lose_their_nans_of_either_sign_and_nothing_else() -> None:
+    layer = AttentionLayer(num_heads=1, num_kv_heads=1, head_dim=256, scale=1.0)
+    cache = KVCache(layers=[layer], num_blocks=2, num_cpu_blocks=0, block_size=1, dtype=FP8, device=torch.device("cpu"))
+    codes = torch.arange(256, dtype=torch.uint8)
+    for blocks in (cache.k_caches[0], cache.v_caches[0]):
+        blocks.view(torch.uint8)[:] = codes
+    cache.sanitize(np.array([1]))
+    for blocks in (cache.k_caches[0], cache.v_caches[0]):
+        kept, cleaned = blocks.view(torch.uint8).view(2, 256)
+        assert torch.equal(kept, codes)
+        assert torch.equal(cleaned, torch.where((codes == 0x7F) | (codes == 0xFF), 0, codes))
+
+
 def test_the_embedded_model_answers_as_with_floats(drivers: tuple[Driver, Driver]) -> None:
     """Log probabilities of the float cache's answers are within 0.08, 0.02 in the mean; most tokens are the same."""
     exact, rounded = drivers

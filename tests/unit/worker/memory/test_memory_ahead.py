@@ -59,6 +59,21 @@ def test_a_part_of_the_cache_behind_what_is_used(cache: Tensor) -> None:
     assert blocks_there(cache)[-1] == NUM_BLOCKS - 1
 
 
+def test_what_is_there_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, asked = torch.zeros(NUM_BLOCKS, 10), []
+
+    def populate(address: int, num_bytes: int) -> bool:
+        begin = (address - cache.data_ptr()) // 40
+        asked.append((begin, begin + num_bytes // 40))
+        return True
+
+    monkeypatch.setattr(memory_ahead, "_populate", populate)
+    ahead = MemoryAhead([cache])
+    for num_used in (20, 20, 22, 40):
+        ahead.touch(num_used, yes)
+    assert asked == [(20, 20 + AHEAD), (20 + AHEAD, 22 + AHEAD), (40, 40 + AHEAD)]
+
+
 def test_no_more_than_was_used(cache: Tensor) -> None:
     ahead = MemoryAhead([cache])
     ahead.touch(0, yes)

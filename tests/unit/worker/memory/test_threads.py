@@ -4,11 +4,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from pagoda_worker.models.decoder import Decoder
+from pagoda_worker.steps import step_threads
+from pagoda_worker.steps.step import StepInput
 from pagoda_worker.threads import (
     FEW_ROWS,
     HELPED_ROWS,
@@ -55,6 +58,17 @@ def test_so_does_one_of_the_first_version(root: Path, quota: str, expected: int)
 def test_without_the_files_every_cpu_is_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 7})
     assert num_usable_cores(tmp_path) == 2
+
+
+def test_helpers_are_set_when_their_number_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+    monkeypatch.setattr(step_threads, "set_num_helpers", heard.append)
+    monkeypatch.setattr(torch, "set_num_threads", lambda num: None)
+    threads = step_threads.StepThreads(3)
+    threads.choose(SINGLE_THREAD_PARAMETERS, torch.bfloat16)
+    for num_tokens in (1, HELPED_ROWS, HELPED_ROWS + 1, 1000, 2):
+        threads.use_for(StepInput(num_seqs=1, num_scheduled_tokens=np.array([num_tokens])))
+    assert heard == [2, 0, 2]
 
 
 def test_a_small_model_computes_on_one_thread() -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from pagoda_common.config.engine_config import EngineConfig, ModelConfig
 from pagoda_common.errors import ConfigError, ModelLoadError
 from pagoda_worker.loader.checkpoint import open_checkpoint
-from pagoda_worker.memory.device import choose_dtype, quantizes_inputs
+from pagoda_worker.memory.device import SMALL_MODEL_BYTES, choose_dtype, quantizes_inputs
 from pagoda_worker.worker import Worker
 from tests.checkpoints import ARCHITECTURES, make_checkpoint
 
@@ -203,6 +203,8 @@ def test_rope_is_read_in_the_form_before_transformers_5(checkpoint: Path) -> Non
     [
         ("auto", "bfloat16", "cpu", 10**6, torch.float32),
         ("auto", "bfloat16", "cpu", 10**10, torch.bfloat16),
+        ("auto", "bfloat16", "cpu", SMALL_MODEL_BYTES // 4, torch.float32),
+        ("auto", "bfloat16", "cpu", SMALL_MODEL_BYTES // 4 + 1, torch.bfloat16),
         ("auto", "bfloat16", "cuda", 10**6, torch.bfloat16),
         ("auto", "float16", "cuda", 10**6, torch.float16),
         ("auto", "float32", "cuda", 10**10, torch.float32),
@@ -260,6 +262,12 @@ def test_the_tokenizers_end_token_counts_beside_the_configs(checkpoint: Path) ->
     told = {"eos_token": "<|end|>", "added_tokens_decoder": decoder}
     (checkpoint / "tokenizer_config.json").write_text(json.dumps(told))
     assert open_checkpoint(ModelConfig(model=str(checkpoint))).eos_token_ids == [257, 259]
+
+
+def test_without_an_index_the_usual_file_is_read_alone(checkpoint: Path) -> None:
+    (checkpoint / "consolidated.safetensors").write_bytes(b"the same weights by other names")
+    files = open_checkpoint(ModelConfig(model=str(checkpoint))).weight_files()
+    assert [path.name for path in files] == ["model.safetensors"]
 
 
 def test_end_tokens_are_those_of_both_configs(checkpoint: Path) -> None:

@@ -2,10 +2,12 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Timer
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from pagoda_worker.models.registry import FAMILIES
 from pagoda_worker.models.sharding import Sharding
 from pagoda_worker.models.spec import DecoderSpec, MoeSpec
 from pagoda_worker.models.weights import WeightSource
+from pagoda_worker.parallel import tensor_parallel
 from pagoda_worker.parallel.peers import RANK_BYTES, TOKEN_BYTES, Peers
 from pagoda_worker.parallel.tensor_parallel import TensorParallel
 from pagoda_worker.steps.step import StepInput
@@ -249,6 +252,23 @@ def test_a_sum_is_the_same_on_all_ranks_small_or_large(num: int, dtype: torch.dt
     assert torch.allclose(sums[0].float(), expected, atol=tolerance, rtol=tolerance)
 
 
+def test_16_bit_parts_are_rounded_once_they_are_added_up() -> None:
+    parts = [torch.tensor([256.0, 1.0]), torch.tensor([1.0, 256.0]), torch.tensor([1.0, 1.0])]
+    sums = on_all(3, lambda rank: rank.all_reduce(parts[rank.rank].bfloat16()).tolist())
+    assert sums == [[258.0, 258.0]] * 3  # 257 is none of bfloat16's numbers
+
+
+def test_two_ranks_that_send_more_than_buffers_hold_do_not_wait_for_each_other() -> None:
+    parts = [torch.full((8 << 20,), float(rank + 1)) for rank in range(2)]
+
+    def operation(rank: TensorParallel) -> None:
+        assert rank._peers is not None
+        rank._peers.all_reduce(parts[rank.rank])
+
+    on_all(2, operation)
+    assert all(bool((part == 3.0).all()) for part in parts)
+
+
 def test_columns_meet_at_rank_0_and_its_tokens_at_all() -> None:
     whole = numbered(3, 11)
 
@@ -316,7 +336,37 @@ def test_a_rank_that_is_lost_fails_the_others_step_and_the_group_meets_anew() ->
     assert driver.generate([[5, 6, 7]], max_tokens=4)[0].output == before
 
 
-def test_a_rank_that_does_not_come_is_named_and_waiting_can_be_ended() -> None:
+def test_a_rank_that_was_given_up_waits_again_once_it_is_invited(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, other = (TensorParallel(rank=rank, world_size=2) for rank in range(2))
+    leader.open()
+    for ranks in (leader, other):
+        ranks.abandon()
+    leader.open()
+    other.invite(leader.address)
+    has_waited, pause = threading.Event(), time.sleep
+
+    def wait(seconds: float) -> None:
+        has_waited.set()
+        pause(seconds)
+
+    monkeypatch.setattr(tensor_parallel, "time", SimpleNamespace(sleep=wait, monotonic=time.monotonic))
+    for first, second in ((other, leader), (leader, other)):
+        has_waited.clear()
+        with ThreadPoolExecutor(2) as threads:
+            waiting = threads.submit(first.connect, torch.device("cpu"))
+            while not (has_waited.is_set() or waiting.done()):
+                pause(0.01)
+            threads.submit(second.connect, torch.device("cpu")).result(timeout=240)
+            waiting.result(timeout=240)
+        for ranks in (other, leader):
+            ranks.abandon()
+            ranks.close()
+        leader.open()
+        other.invite(leader.address)
+
+
+def test_a_rank_that_does_not_come_is_named_and_waiting_can_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_parallel, "CONNECT_TIMEOUT_S", 3600.0)
     leader = TensorParallel(rank=0, world_size=3)
     other = TensorParallel(rank=2, world_size=3)
     leader.open()
@@ -329,7 +379,7 @@ def test_a_rank_that_does_not_come_is_named_and_waiting_can_be_ended() -> None:
         except NotReady as error:
             failures.append(error.message)
 
-    threads = [threading.Thread(target=connect, args=(ranks,)) for ranks in (leader, other)]
+    threads = [threading.Thread(target=connect, args=(ranks,), daemon=True) for ranks in (leader, other)]
     for thread in threads:
         thread.start()
     for ranks, thread in zip((other, leader), reversed(threads), strict=True):  # the meeting place goes last

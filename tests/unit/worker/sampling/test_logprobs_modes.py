@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_worker.sampling.logprobs import logprob_columns
 from tests.unit.worker.driver import Driver, Tracked
 
 PROMPT = list(range(10, 43))
@@ -75,6 +77,13 @@ def test_processed_logprobs_include_temperature_and_filters(raw: Tracked) -> Non
         assert set(np.flatnonzero(np.isfinite(processed))) == set(kept)
         np.testing.assert_allclose(processed[kept], log_softmax(expected[kept]), atol=2e-4)
         assert math.isclose(np.exp(processed[kept]).sum(), 1.0, abs_tol=1e-3)
+
+
+def test_more_entries_than_the_vocabulary_has_are_all_of_it() -> None:
+    columns = logprob_columns(torch.randn(2, 5), np.array([1, 3]), np.array([9, 2]))
+    assert columns is not None
+    assert columns.counts.tolist() == [6, 3]
+    assert sorted(columns.token_ids[1:6].tolist()) == [0, 1, 2, 3, 4]
 
 
 def test_prompts_are_raw_in_every_mode_and_normalised_where_the_output_is() -> None:

@@ -193,10 +193,29 @@ def test_parameters_are_forgotten_with_the_sequence() -> None:
         eos=(0,),
     )
     assert rows.one(falling()) == 41
+    rows.columns.clear(0)
+    rows.put(1, logit_bias={5: 100.0})
+    assert rows.sample(falling().repeat(2, 1), [0, 1]).token_ids.tolist() == [0, 5]
     rows.put(0)
     assert rows.one(falling()) == 0
     rows.put(0, logit_bias={30: 100.0})
     assert rows.one(falling()) == 30
+
+
+@pytest.mark.parametrize(
+    ("long", "short", "tokens"),
+    [
+        ({"allowed_token_ids": (7, 8, 9)}, {"allowed_token_ids": (20,)}, [7, 20]),
+        ({"min_tokens": 3, "eos": (1, 2, 3)}, {"min_tokens": 3, "eos": (1,)}, [0, 0]),
+    ],
+)
+def test_lists_of_different_lengths_in_one_batch_name_their_own_tokens_only(
+    long: dict[str, Any], short: dict[str, Any], tokens: list[int]
+) -> None:
+    rows = Rows()
+    rows.put(0, **long)
+    rows.put(1, **short)
+    assert rows.sample(falling().repeat(2, 1), [0, 1]).token_ids.tolist() == tokens
 
 
 def test_token_ids_outside_of_the_vocabulary_are_left_out() -> None:

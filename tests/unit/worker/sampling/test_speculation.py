@@ -13,6 +13,7 @@ from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
 from pagoda_worker.sampling.logits_state import LogitsBatch
 from pagoda_worker.sampling.sampler import SamplerOutput
+from pagoda_worker.steps.step import IntArray, StepOutput
 from pagoda_worker.worker import Worker
 from tests.unit.worker.driver import Driver
 from tests.unit.worker.models.reference import NUM_TOKENS, make_prompts, open_reference
@@ -126,18 +127,56 @@ def test_a_guess_that_is_not_a_number_harms_nobody(
 ) -> None:
     worker = guessing.worker
     assert isinstance(worker, Worker)
-    assert worker._runner is not None
-    sampler = worker._runner._sampler
-    sample, num_bad = sampler.sample, 0
+    runner = worker._runner
+    assert runner is not None
+    sampler, caches = runner._sampler, [*runner._kv_cache.k_caches, *runner._kv_cache.v_caches]
+    sample, execute, num_bad = sampler.sample, guessing.execute, 0
 
     def spoil(logits: torch.Tensor, batch: LogitsBatch, **options: Any) -> SamplerOutput:
-        """Logits are NaN from the second guess of each sequence on."""
+        """Logits are NaN from the second guess of each sequence on, and what their blocks hold of the last one."""
         nonlocal num_bad
         starts = np.flatnonzero(np.diff(batch.slots, prepend=-1))
         ahead = np.arange(batch.slots.size) - np.repeat(starts, np.diff(starts, append=batch.slots.size))
         num_bad += int((ahead > 1).sum())
-        return sample(logits.masked_fill(torch.from_numpy(ahead > 1)[:, None], torch.nan), batch, **options)
+        for slot, place in zip(batch.slots[ahead > 1], batch.num_tokens[ahead > 1] - 1, strict=True):
+            block = runner.input_batch.readable_blocks(int(slot))[place // guessing.block_size]
+            caches[0][int(block), place % guessing.block_size] = torch.nan
+        spoilt = logits.masked_fill(torch.from_numpy(ahead > 1)[:, None], torch.nan)
+        return sample(spoilt, batch, **options | {"likeliest": None})
+
+    def checked(**step: Any) -> StepOutput:
+        """Whoever gets the blocks next finds numbers in them."""
+        output = execute(**step)
+        assert all(cache.isfinite().all() for cache in caches)
+        return output
 
     monkeypatch.setattr(sampler, "sample", spoil)
+    monkeypatch.setattr(guessing, "execute", checked)
     assert outputs_of(guessing) == outputs_of(plain)
     assert num_bad > 0
+
+
+def test_a_sequence_that_fails_with_a_draft_had_no_guess_right(
+    guessing: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = guessing.worker
+    assert isinstance(worker, Worker)
+    assert worker._runner is not None
+    sampler, drafter = worker._runner._sampler, worker._runner.input_batch.drafter
+    assert drafter is not None
+    sample, judge, heard = sampler.sample, drafter.judge, []
+
+    def spoil(logits: torch.Tensor, batch: LogitsBatch, **options: Any) -> SamplerOutput:
+        """Logits of steps with guesses are NaN."""
+        has_guesses = np.unique(batch.slots).size < batch.slots.size
+        spoilt = torch.full_like(logits, torch.nan) if has_guesses else logits
+        return sample(spoilt, batch, **options | {"likeliest": None})
+
+    def listen(slots: IntArray, num_draft: IntArray, num_right: IntArray, num_tokens: IntArray) -> None:
+        heard.extend(num_right.tolist())
+        judge(slots, num_draft, num_right, num_tokens)
+
+    monkeypatch.setattr(sampler, "sample", spoil)
+    monkeypatch.setattr(drafter, "judge", listen)
+    assert any(each.bad for each in guessing.generate(LOOPS, max_tokens=40))
+    assert set(heard) == {0}

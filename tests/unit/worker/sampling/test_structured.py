@@ -181,6 +181,7 @@ def test_ignored_ends_still_end_the_grammar(driver: Driver, tokenizer: Tokenizer
     [tracked] = generate(driver, tokenizer, [params(12, choice=["no"], ignore_eos=True)])
     output = cut(driver, tracked)
     assert tokenizer.decode(output) == "no"
+    assert len(tracked.output) == 12
     assert set(tracked.output[len(output) :]) <= set(driver.facts.eos_token_ids)
 
 
@@ -223,6 +224,43 @@ def test_a_constraint_that_would_break_the_worker_fails_alone(
     assert bad.bad.code is Code.INVALID_ARGUMENT
     assert "too complex" in bad.bad.message
     assert texts(driver, tokenizer, [good]) == ["yes"]
+
+
+class Compiler:
+    """Compiles at once."""
+
+    def compile(self, constraint: StructuredOutputsParams) -> str:
+        return f"matcher of {constraint.regex}"
+
+
+def test_the_constraints_that_were_asked_for_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "MAX_KEPT", 2)
+    kept = grammars.Grammars(Compiler)  # type: ignore[arg-type]
+    kept._is_loaded.set()
+    often, seldom, new = (StructuredOutputsParams(regex=regex) for regex in ("often", "seldom", "new"))
+    templates = [kept.template(one) for one in (often, seldom, often, new)]
+    assert templates[0] is templates[2] is kept.template(often)
+    assert templates[3] is kept.template(new)
+    assert templates[1] is not kept.template(seldom)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"json": {"type": "boolean"}},
+        {"json": None, "regex": '{"type": "integer"}'},
+        {"disable_any_whitespace": True},
+        {"disable_additional_properties": True},
+        {"whitespace_pattern": "[ ]?"},
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_constraints_that_differ_in_one_option_are_compiled_each(other: dict[str, Any]) -> None:
+    options: dict[str, Any] = {"json": {"type": "integer"}}
+    kept = grammars.Grammars(Compiler)  # type: ignore[arg-type]
+    first = kept.template(StructuredOutputsParams(**options))
+    assert kept.template(StructuredOutputsParams(**options)) is first
+    assert kept.template(StructuredOutputsParams(**options | other)) is not first
 
 
 def test_a_constraint_that_takes_for_ever_fails_alone(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> None:
