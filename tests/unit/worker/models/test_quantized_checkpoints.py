@@ -10,6 +10,8 @@ import torch
 from pagoda_common.errors import ModelLoadError
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_kernels.linear.quantized_linear import multiplies_integers
+from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
+from pagoda_worker.loader.quantized_tensors import stored_format
 from pagoda_worker.models.layers import Matrix
 from pagoda_worker.models.quantized_method import QuantizedLinearMethod
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
@@ -81,6 +83,25 @@ def test_integers_are_served_as_the_floats_they_stand_for(llama: Path, tmp_path:
         parameter.numel() * parameter.element_size() for parameter in driver.worker._model.parameters()
     )
     assert driver.facts.weight_bytes < 4 * driver.facts.num_parameters
+
+
+def test_padding_of_packed_inputs_is_cut_off_and_zero_points_of_nothing_are_none() -> None:
+    weights = {"num_bits": 4, "type": "int", "strategy": "channel"}
+    groups = {"0": {"weights": weights}}
+    config = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+    found = stored_format({"quantization_config": config})
+    assert found is not None
+    matrix = found[1].read(
+        {
+            "weight_packed": torch.tensor([[0x76543210], [0x01234567]], dtype=torch.int32),
+            "weight_scale": torch.ones(2, 1),
+            "weight_shape": torch.tensor([2, 5]),
+            "weight_zero_point": torch.tensor([[0], [0]], dtype=torch.int8),
+        }
+    )
+    assert isinstance(matrix, QuantizedMatrix)
+    assert matrix.numbers.tolist() == [[-8, -7, -6, -5, -4], [-1, -2, -3, -4, -5]]
+    assert (matrix.group_size, matrix.zeros) == (5, None)
 
 
 @pytest.mark.parametrize(
