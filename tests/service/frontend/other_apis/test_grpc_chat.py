@@ -214,6 +214,13 @@ async def test_bad_requests_are_invalid_argument_and_name_the_field(frontend: Ru
     assert not frontend.fake.submits
 
 
+async def test_a_search_without_n_is_as_wide_as_one(frontend: Running) -> None:
+    params = types_pb2.SamplingParams(max_tokens=3)
+    request = ask(sampling_params=params, beam_search=types_pb2.BeamSearchParams())
+    assert len((await stub_of(frontend).ChatUnary(request)).messages) == 1
+    assert frontend.fake.submits[-1].beam_search.beam_width == 1
+
+
 async def test_a_cancelled_chat_ends_its_request_and_so_does_a_deadline(frontend: Running) -> None:
     frontend.fake.step_s = 0.005
     params = types_pb2.SamplingParams(ignore_eos=True)
