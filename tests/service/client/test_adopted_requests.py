@@ -1,4 +1,4 @@
-"""Requests that another client had open: what has ended needs no engine, and who read it before is told."""
+"""Requests that another client had open: what has ended needs no engine; who read it before gets an error."""
 
 import time
 from collections.abc import AsyncIterator

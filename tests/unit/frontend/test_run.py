@@ -1,4 +1,4 @@
-"""What a call asks the engine for, what it goes on with, what it gives back, and when it waits."""
+"""What a call asks the engine for, what it resumes, what it gives back, and when it waits."""
 
 import random
 from types import SimpleNamespace

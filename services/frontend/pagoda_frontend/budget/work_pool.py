@@ -83,7 +83,7 @@ class FairQueue(Generic[Result]):
         self._num_running[name] = self._num_running.get(name, 0) + 1
 
     async def _enter(self, name: str, size: int) -> None:
-        if self._can_start(name, size):  # whoever waits cannot
+        if self._can_start(name, size):  # a waiting caller cannot
             self._start(name)
             return
         queue = self._waiting.get(name, [])

@@ -1,4 +1,4 @@
-"""What the status page asks beside /metrics: the past, the facts of the server, and the calls of whoever looks."""
+"""What the status page asks beside /metrics: the past, the facts of the server, and the caller's own requests."""
 
 import platform
 import time

@@ -124,7 +124,7 @@ class TaggedArgumentsParser(ToolParser):
         return True
 
     def _expect_value(self, match: re.Match[str]) -> None:
-        """An argument has begun with `match`; what is text in any case is told as it comes."""
+        """An argument has begun with `match`; what is text in any case is given out as it comes."""
         self._key = match
         key = match[1].strip()
         if self._wrapped is not None:  # it was an argument like others

@@ -1,4 +1,4 @@
-"""Tensors of safetensors files, read by position into memory of their own, some ahead of whoever takes them.
+"""Tensors of safetensors files, read by position into memory of their own, some ahead of their use.
 
 A mapped file would count as memory of the process until its pages are given back, beside the weights made of them.
 """
