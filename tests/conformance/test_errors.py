@@ -138,7 +138,7 @@ MESSAGES: dict[str, Any] = {
     "a role of the wrong type": [{"role": 5, "content": "Hello!"}],
     "a user without content": [{"role": "user"}],
     "content of the wrong type": [{"role": "user", "content": 5}],
-    "a part without a type": [{"role": "user", "content": [{"text": "Hello!"}]}],
+    "a part without a type": [{"role": "user", "content": [{"smell": "rose"}]}],
     "a part of an unknown type": [{"role": "user", "content": [{"type": "smell", "smell": "rose"}]}],
     "a text part without its text": [{"role": "user", "content": [{"type": "text"}]}],
 }

@@ -49,8 +49,8 @@ def test_a_model_that_cannot_be_loaded_ends_a_batch_with_the_reason(tmp_path: Pa
     (tmp_path / "model" / "config.json").write_text('{"architectures": ["NoSuchModel"]}')
     words = ("-i", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl"), "--tokenizer", "pagoda-tiny")
     done = pagoda("run-batch", str(tmp_path / "model"), *words)
-    assert done.returncode == 1
-    assert "pagoda run-batch: error: cannot serve" in done.stderr
+    assert done.returncode == 2
+    assert "pagoda run-batch: error: the model's architecture, NoSuchModel" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -33,6 +33,7 @@ ENGINE = EngineConfig(
         device="cuda",
         max_model_len=300,
         load_format="dummy",
+        model_impl="pagoda",
         max_logprobs=-1,
         logprobs_mode="processed_logits",
         logits_processors=("some.module:One", "other:Two"),

@@ -49,7 +49,11 @@ TABLE = [
     Row("min_p", [0, 1], [(-0.01, "[0, 1]|-0.01"), (1.01, "[0, 1]|1.01")]),
     Row("seed", [-1, 0, 2**63 - 1, -(2**63)], [("x", "integer"), (2**64, "between|18446744073709551616")]),
     Row("stop", [None, "a", [], ["a"] * 128], [(["a"] * 129, "at most 128|129"), ("", "empty"), (["a", ""], "empty")]),
-    Row("stop_token_ids", [[], [5, 5], [VOCAB_SIZE - 1]], [([VOCAB_SIZE], "3071|3072"), ([-1], "-1"), ("x", "list")]),
+    Row(
+        "stop_token_ids",
+        [[], [5, 5], [VOCAB_SIZE - 1]],
+        [([VOCAB_SIZE], "below 3072|3072"), ([-1], "-1"), ("x", "list")],
+    ),
     Row("ignore_eos", [True, False, None, "true", "no", 1], [("maybe", "boolean")]),
     Row(
         "max_tokens", [1, 10**6, None, "7", 7.0, True], [(0, "at least 1|between 1|0"), (-5, "-5"), ("many", "integer")]
@@ -61,7 +65,7 @@ TABLE = [
     Row(
         "logprob_token_ids",
         [None, [], [1, 2], list(range(128))],
-        [(list(range(129)), "at most 128|129"), ([VOCAB_SIZE], "3071|3072"), ([-1], "-1")],
+        [(list(range(129)), "at most 128|129"), ([VOCAB_SIZE], "below 3072|3072"), ([-1], "-1")],
         {"logprobs": 0},
     ),
     Row("logprob_token_ids", [None, []], [([1], "needs logprobs")]),
@@ -72,12 +76,17 @@ TABLE = [
     Row(
         "logit_bias",
         [None, {}, {"5": 1000}, {str(VOCAB_SIZE - 1): -1000}],
-        [({"x": 1}, "token ids|x"), ({str(VOCAB_SIZE): 1}, "3071|3072"), ({"-1": 1}, "-1"), ({"5": "x"}, "number")],
+        [
+            ({"x": 1}, "token ids|x"),
+            ({str(VOCAB_SIZE): 1}, "below 3072|3072"),
+            ({"-1": 1}, "-1"),
+            ({"5": "x"}, "number"),
+        ],
     ),
     Row(
         "allowed_token_ids",
         [None, [0], [VOCAB_SIZE - 1]],
-        [([], "empty"), ([VOCAB_SIZE], "3071|3072"), ([-1], "-1"), ([1.5], "integer")],
+        [([], "empty"), ([VOCAB_SIZE], "below 3072|3072"), ([-1], "-1"), ([1.5], "integer")],
     ),
     Row(
         "bad_words",
