@@ -7,6 +7,8 @@
 
 namespace pagoda {
 
+struct Mixture;
+
 #if defined(__AVX512BF16__)
 
 // down(activation(gate(x)) * up(x)); gate_up has both, one after the other.
