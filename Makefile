@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # The newest torch that pyproject.toml allows, and the one the tests run with.
 TORCH := torch==2.13.0
 
-.PHONY: install serve demo test test-quick test-containers lint proto clean
+.PHONY: docs install serve demo test test-quick test-containers lint proto clean
 .DEFAULT_GOAL := serve
 
 install: $(STAMP)
@@ -44,6 +44,11 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_protos.py
+
+docs: install
+	$(BIN)/python scripts/docs_pages.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "site/index.html"
 
 proto: install
 	$(BIN)/python scripts/generate_protos.py
