@@ -74,6 +74,14 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self.local_address = ""
         self.callers: set[str] = set()
         """Schemes of the addresses that InitDevice came from, such as ipv4."""
+        self.compiles = asyncio.Event()
+        """While it is not set, no constraint is compiled."""
+        self.compiles.set()
+        self.bad_regexes: set[str] = set()
+        self.asked_regexes: list[str] = []
+        """Constraints that were to be compiled, in their order."""
+        self.held_regexes: set[str] = set()
+        """Those that are held."""
         self._server = RpcServer(services=("pagoda.v1.Worker",))
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server.grpc_server)
         self._registration: asyncio.Task[None] | None = None
@@ -244,6 +252,22 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.InitializeCacheRequest, context: Any
     ) -> worker_pb2.InitializeCacheResponse:
         return worker_pb2.InitializeCacheResponse()
+
+    async def HoldConstraint(
+        self, request: worker_pb2.HoldConstraintRequest, context: Any
+    ) -> AsyncIterator[worker_pb2.HoldConstraintResponse]:
+        assert (request.session_epoch, request.worker_incarnation) == (self.epoch, self.incarnation)
+        regex = request.structured_output.regex
+        self.asked_regexes.append(regex)
+        await self.compiles.wait()
+        if regex in self.bad_regexes:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"structured_outputs.regex: {regex} is bad")
+        self.held_regexes.add(regex)
+        try:
+            yield worker_pb2.HoldConstraintResponse()
+            await asyncio.Event().wait()
+        finally:
+            self.held_regexes.discard(regex)
 
     async def Execute(
         self, request_iterator: AsyncIterator[worker_pb2.ExecuteModelRequest], context: Any

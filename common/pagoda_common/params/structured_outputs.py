@@ -14,6 +14,8 @@ MAX_CONSTRAINT_BYTES = 256 * 1024
 MAX_JSON_DEPTH = 64
 MAX_CHOICES = 10_000
 MAX_START_TOKENS = 64
+HOLD_CAPABILITY = "constraints"
+"""Of a worker that compiles a constraint ahead of the steps (HoldConstraint)."""
 _FIELD = "structured_outputs"
 
 
@@ -110,6 +112,17 @@ class StructuredOutputsParams:
     def kind(self) -> str:
         """The name of the constraint that is set."""
         return next(name for name in CONSTRAINTS if getattr(self, name) is not None)
+
+    @property
+    def grammar_key(self) -> tuple[object, ...]:
+        """Equal for parameters that compile to the same grammar."""
+        return (
+            self.kind,
+            getattr(self, self.kind),
+            self.disable_any_whitespace,
+            self.disable_additional_properties,
+            self.whitespace_pattern,
+        )
 
     @property
     def num_bytes(self) -> int:

@@ -385,6 +385,11 @@ class Worker:
             if request.sampling_params.structured_outputs is not None:
                 self._grammars.template(request.sampling_params.structured_outputs)
 
+    @property
+    def grammars(self) -> Grammars:
+        """Its compiled constraints; others after another model."""
+        return self._grammars
+
     def _load_compiler(self) -> BoundedCompiler:
         config, _ = self._claimed()
         model, facts = self._loaded()

@@ -6,6 +6,7 @@ import numpy as np
 
 from pagoda_common.config.engine_config import CacheConfig, SchedulerConfig
 from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_scheduler.core.constraint_holds import ConstraintHolds
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.scheduler import Scheduler
 from pagoda_scheduler.core.step import BadSlot, LogprobRows, ModelRunnerOutput, SchedulerOutput
@@ -29,6 +30,7 @@ def make_scheduler(
     num_snapshots: int = 0,
     num_host_snapshots: int = 0,
     snapshot_interval: int = 12,
+    constraints: ConstraintHolds | None = None,
     **scheduler: object,
 ) -> Scheduler:
     """A scheduler over pretend blocks."""
@@ -44,13 +46,18 @@ def make_scheduler(
         groups=groups,
         swap_block_ns=swap_block_ns,
         num_speculative_tokens=num_speculative_tokens,
+        constraints=constraints,
     )
 
 
 def make_request(name: str, prompt: list[int] | int, *, max_tokens: int | None = 4, **more: object) -> Request:
     """A request; a number as prompt means that many different tokens."""
     tokens = list(range(1000, 1000 + prompt)) if isinstance(prompt, int) else prompt
-    fields = {key: more.pop(key) for key in ("stop_token_ids", "ignore_eos", "min_tokens") if key in more}
+    fields = {
+        key: more.pop(key)
+        for key in ("stop_token_ids", "ignore_eos", "min_tokens", "structured_outputs")
+        if key in more
+    }
     params = SamplingParams(max_tokens=max_tokens, seed=0, **fields)  # type: ignore[arg-type]
     return Request(
         request_id=name,

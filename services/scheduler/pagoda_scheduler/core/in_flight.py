@@ -1,7 +1,7 @@
 """Steps that were sent and not answered, and what their results do to sequences. No policy, no tensors, no gRPC."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from pagoda_common.errors import Code, PagodaError, RequestFailed
@@ -62,10 +62,11 @@ class InFlight:
         """Every sequence of every step, repeatedly where it is in several."""
         return (request for flight in self._flights for request in flight.requests)
 
-    def blame(self) -> list[Request]:
-        """Count the loss of their worker against the sequences in flight; those that were alone in it twice over."""
+    def blame(self, others: Iterable[Request] = ()) -> list[Request]:
+        """Count the loss of their worker against the sequences in flight and `others`, for which it did something
+        beside the steps; those that were alone in it twice over."""
         in_flight: dict[Request, None] = {}
-        for request in self:
+        for request in (*self, *others):
             if not request.is_finished:
                 owners = [request] if request.beam_group is None else request.beam_group.sequences
                 in_flight.update(dict.fromkeys(owners))

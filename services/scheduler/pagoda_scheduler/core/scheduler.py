@@ -7,6 +7,7 @@ from pagoda_common.config.engine_config import CacheConfig, SchedulerConfig
 from pagoda_scheduler.beams.running_beams import Beams
 from pagoda_scheduler.core.admission import Admission
 from pagoda_scheduler.core.chunks import Chunks
+from pagoda_scheduler.core.constraint_holds import ConstraintHolds
 from pagoda_scheduler.core.in_flight import InFlight
 from pagoda_scheduler.core.quarantine import MAX_CRASHES, Quarantine
 from pagoda_scheduler.core.request import Request, RequestStatus
@@ -45,9 +46,11 @@ class Scheduler:
         vocab_size: int | None = None,
         swap_block_ns: int = 0,
         num_speculative_tokens: int = 0,
+        constraints: ConstraintHolds | None = None,
     ) -> None:
         """`sizes`, `max_model_len`, `swap_block_ns`: measured by the worker; `groups`: of its model's layers;
-        `vocab_size`: None takes every id; `num_speculative_tokens`: draft tokens that it may try for a sequence."""
+        `vocab_size`: None takes every id; `num_speculative_tokens`: draft tokens that it may try for a sequence;
+        `constraints`: those that it compiles ahead of steps, None: none."""
         if computes_whole(groups):
             config = replace(config, enable_chunked_prefill=False)
         self._config = config
@@ -69,6 +72,7 @@ class Scheduler:
         """Sequences that wait for their reader, outside of the queue."""
         self.num_preemptions = 0
         self.quarantine = Quarantine()
+        self._constraints = constraints
         self._chunks = Chunks(config=config, states=self.kv.states)
         self._slots = WorkerSlots(size=config.max_num_seqs)
         self._beams = Beams(
@@ -109,10 +113,18 @@ class Scheduler:
             request = request.beam_group.start()
         if request.num_crashes >= MAX_CRASHES:
             self.quarantine.add(request)
-        elif at_front:
+            return
+        if at_front:
             self.waiting.append_front(request)
         else:
             self.waiting.append(request)
+        if self._constraints is not None:
+            self._constraints.announce(request)
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        """The constraint of these is compiled: those of them that were set aside for it are next."""
+        for request in reversed(requests):
+            self.waiting.put_back(request)
 
     def finish(self, request: Request) -> None:
         """End a sequence now, whatever it does; its blocks are free at once.
@@ -132,6 +144,7 @@ class Scheduler:
             del self.parked[request]
         elif request.status is RequestStatus.WAITING and request not in self.quarantine:
             self.waiting.remove(request)
+        self._leave_constraint(request)
         self.quarantine.discard(request)
         request.status = RequestStatus.FINISHED
 
@@ -146,6 +159,7 @@ class Scheduler:
             self._preempt(request)
         if request not in self.parked:
             self.waiting.remove(request)
+            self._leave_constraint(request)
             self.parked[request] = None
 
     def unpark(self, request: Request) -> None:
@@ -161,11 +175,13 @@ class Scheduler:
         if self.quarantine:
             self._schedule_suspect(plan)
         else:
+            if self._constraints is not None:
+                self._constraints.resume()
             self._preempt_for_urgent()
             if self._schedule_running(plan):
                 self._schedule_waiting(plan)
         if not plan.scheduled:
-            if self.running and self.waiting and not self._in_flight and not self.quarantine:
+            if self.running and self.waiting.has_next and not self._in_flight and not self.quarantine:
                 # Beams hold all blocks while they wait for a sibling that has none.
                 self._preempt(self.running[-1])
                 return self.schedule(now_ns)
@@ -188,6 +204,8 @@ class Scheduler:
         for request, num_ahead in plan.ahead.items():
             request.num_lookahead += num_ahead
         self._in_flight.add(output, list(plan.scheduled), samples)
+        if self._constraints is not None:
+            self._constraints.sent(self._step)
         return output._replace(num_prefills_ended=num_prefills_ended) if num_prefills_ended else output
 
     def update(self, output: ModelRunnerOutput, result: StepResult | None = None) -> StepResult:
@@ -198,6 +216,8 @@ class Scheduler:
         """
         result = result or StepResult(step=output.step)
         self._in_flight.take(output, result)
+        if self._constraints is not None:
+            self._constraints.answered(output.step)
         if self.quarantine:
             for request in result.requests:
                 self.quarantine.discard(request)
@@ -226,6 +246,7 @@ class Scheduler:
         taken = [request for request in self.waiting if request.request_id not in bound]
         for request in taken:
             self.waiting.remove(request)
+            self._leave_constraint(request)
             request.forget_computed()
         return taken
 
@@ -236,11 +257,12 @@ class Scheduler:
             self.kv.compact()
 
     def blame(self) -> list[Request]:
-        """The worker is lost: count that against the sequences in flight; those that were alone in it twice over.
+        """The worker is lost: count that against the sequences in flight, and those whose constraints it was compiling;
+        those that were alone in it twice over.
 
         To be called before `take_all`. Whoever is returned crashes its worker whenever it is computed.
         """
-        return self._in_flight.blame()
+        return self._in_flight.blame([] if self._constraints is None else self._constraints.being_compiled)
 
     # One step, part by part.
 
@@ -250,6 +272,8 @@ class Scheduler:
             return
         suspect = self.quarantine.first
         if suspect.status is RequestStatus.WAITING:
+            if self._constraints is not None and not self._constraints.is_ready_alone(suspect):
+                return
             while not (self._slots.has_free and self.kv.can_admit(suspect, self.kv.find_prefix(suspect))):
                 self._preempt(self.running[-1])
             prefix = self.kv.find_prefix(suspect)
@@ -262,10 +286,10 @@ class Scheduler:
 
     def _preempt_for_urgent(self) -> None:
         """Under the priority policy, make room for a waiting sequence at the cost of less urgent running ones."""
-        if self._config.policy != "priority" or not self.waiting:
+        if self._config.policy != "priority" or not self.waiting.has_next:
             return
         urgent = self.waiting.peek()
-        if urgent.num_pending:
+        if urgent.num_pending or not self._has_constraint(urgent):
             return
         watermark = self._watermark_blocks
         while self.running and not (
@@ -332,8 +356,11 @@ class Scheduler:
     def _schedule_waiting(self, plan: StepPlan) -> None:
         """Admit waiting sequences while budget, slots and blocks last."""
         deferred: list[Request] = []
-        while self.waiting and self._slots.has_free and plan.budget > 0:
+        while self.waiting.has_next and self._slots.has_free and plan.budget > 0:
             request = self.waiting.peek()
+            if not self._has_constraint(request):
+                self.waiting.set_aside(request)
+                continue
             if request.num_pending or not plan.can_admit(request):
                 break  # preempted while a step in flight samples its next token, which its new start must include
             # Blocks are copied before the step computes, so one whose leader enters a slot in it has to wait as well.
@@ -350,6 +377,14 @@ class Scheduler:
         for request in reversed(deferred):
             self.waiting.append_front(request)
 
+    def _has_constraint(self, request: Request) -> bool:
+        """Whether no step would wait for the request's constraint."""
+        return self._constraints is None or self._constraints.is_ready(request)
+
+    def _leave_constraint(self, request: Request) -> None:
+        if self._constraints is not None:
+            self._constraints.leave(request)
+
     def _admit(self, request: Request, prefix: Prefix, num_new: int, plan: StepPlan) -> None:
         """Give a waiting sequence a slot, its prefix, and blocks for its first `num_new` tokens behind that."""
         self.kv.admit(request, prefix)
@@ -361,6 +396,7 @@ class Scheduler:
         request.slot = self._slots.take()
         request.status = RequestStatus.RUNNING
         self.running.append(request)
+        self._leave_constraint(request)
         self.waiting.charge(request, num_new)
         # Found by whoever is admitted next, even within this step.
         self.kv.cache_computed(request, prefix.num_tokens + num_new)

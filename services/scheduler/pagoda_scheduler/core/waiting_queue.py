@@ -19,18 +19,25 @@ class WaitingQueue(ABC):
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[Request, int] = OrderedDict()
+        self._aside: dict[Request, None] = {}
+        """They count, and are nobody's next: something has to be there first."""
         self._tickets = count()
         self.num_prompt_tokens = 0
         """Prompt tokens of everything that waits."""
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._aside)
 
     def __contains__(self, request: Request) -> bool:
-        return request in self._waiting
+        return request in self._waiting or request in self._aside
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(list(self._waiting))
+        return iter([*self._aside, *self._waiting])
+
+    @property
+    def has_next(self) -> bool:
+        """Whether `peek` has something to give."""
+        return bool(self._waiting)
 
     def append(self, request: Request) -> None:
         """Add a sequence that has not run yet."""
@@ -42,9 +49,20 @@ class WaitingQueue(ABC):
         self.append(request)
         self._waiting.move_to_end(request, last=False)
 
+    def set_aside(self, request: Request) -> None:
+        """A sequence lets others pass until `put_back`; it waits on."""
+        self._take(request)
+        self._aside[request] = None
+
+    def put_back(self, request: Request) -> None:
+        """A sequence that was set aside is the next; no-op for one that was not."""
+        if request in self._aside:
+            self.remove(request)
+            self.append_front(request)
+
     @abstractmethod
     def peek(self) -> Request:
-        """The next sequence; the queue must not be empty."""
+        """The next sequence; there must be one (`has_next`)."""
 
     def pop(self) -> Request:
         """Take the next sequence."""
@@ -54,8 +72,15 @@ class WaitingQueue(ABC):
 
     def remove(self, request: Request) -> None:
         """Take out a sequence wherever it stands."""
-        del self._waiting[request]
+        if request in self._aside:
+            del self._aside[request]
+        else:
+            self._take(request)
         self.num_prompt_tokens -= request.num_prompt_tokens
+
+    def _take(self, request: Request) -> None:
+        """Take out a sequence that was not set aside."""
+        del self._waiting[request]
 
     def compact(self) -> None:
         """Give back what a burst has left in empty tables; while nothing waits."""
@@ -69,7 +94,7 @@ class FcfsQueue(WaitingQueue):
     """First come first served; preempted sequences come first of all."""
 
     def peek(self) -> Request:
-        """The next sequence; the queue must not be empty."""
+        """The next sequence; there must be one."""
         return next(iter(self._waiting))
 
 
@@ -87,7 +112,7 @@ class PriorityQueue(WaitingQueue):
         heapq.heappush(self._heap, (request.priority, request.arrival_ns, self._waiting[request], request))
 
     def peek(self) -> Request:
-        """The next sequence; the queue must not be empty."""
+        """The next sequence; there must be one."""
         while self._waiting.get(self._heap[0][-1]) != self._heap[0][2]:
             heapq.heappop(self._heap)
         return self._heap[0][-1]
@@ -126,13 +151,12 @@ class FairQueue(WaitingQueue):
         self._tenants[request.tenant].move_to_end(request, last=False)
 
     def peek(self) -> Request:
-        """The next sequence; the queue must not be empty."""
+        """The next sequence; there must be one."""
         tenant = min(self._tenants, key=lambda name: self._served[name])
         return next(iter(self._tenants[tenant]))
 
-    def remove(self, request: Request) -> None:
-        """Take out a sequence wherever it stands."""
-        super().remove(request)
+    def _take(self, request: Request) -> None:
+        super()._take(request)
         waiting = self._tenants[request.tenant]
         del waiting[request]
         if not waiting:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from pagoda_common.config.engine_config import EngineConfig
-from pagoda_common.errors import NotReady
+from pagoda_common.errors import InvalidRequest, NotReady, PagodaError
 from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_common.params.structured_outputs import StructuredOutputsParams
+from pagoda_scheduler.core.constraint_holds import ConstraintHolds
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.scheduler import Scheduler
 from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput
@@ -37,6 +39,21 @@ class Executor(Protocol):
         """
 
 
+class ConstraintCompiler(Protocol):
+    """A worker group that compiles constraints beside its steps."""
+
+    async def hold_constraint(self, params: StructuredOutputsParams) -> None:
+        """Return when no step would wait for it any more; it is kept until it is released.
+
+        Raises:
+            InvalidRequest: it cannot be compiled.
+            PagodaError: the worker has not said anything of it.
+        """
+
+    def release_constraint(self, params: StructuredOutputsParams) -> None:
+        """It need not be kept."""
+
+
 class EngineCore:
     """One worker group, its scheduler, and the step loop over both."""
 
@@ -53,11 +70,18 @@ class EngineCore:
         vocab_size: int | None = None,
         swap_block_ns: int = 0,
         can_speculate: bool = False,
+        compiler: ConstraintCompiler | None = None,
         timeline: Timeline | None = None,
     ) -> None:
-        """`can_speculate`: the group makes and verifies drafts, where the config wants them."""
+        """`can_speculate`: the group makes and verifies drafts, where the config wants them; `compiler`: None where
+        steps wait for constraints."""
         self.eos_token_ids = tuple(eos_token_ids)
         """The model's end tokens."""
+        self._compiler = compiler
+        self._compilations: set[asyncio.Task[None]] = set()
+        self._constraints: ConstraintHolds | None = None
+        if compiler is not None:
+            self._constraints = ConstraintHolds(start=self._start_compiling, release=compiler.release_constraint)
         self.scheduler = Scheduler(
             config=config.scheduler,
             cache=config.cache,
@@ -67,6 +91,7 @@ class EngineCore:
             vocab_size=vocab_size,
             swap_block_ns=swap_block_ns,
             num_speculative_tokens=config.speculative.num_speculative_tokens if can_speculate else 0,
+            constraints=self._constraints,
         )
         self.num_steps = 0
         """Counter: steps finished."""
@@ -105,13 +130,47 @@ class EngineCore:
         Raises:
             PagodaError: the worker group is lost.
         """
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._receive())
-            tasks.create_task(self._watch())
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                self.step()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._receive())
+                tasks.create_task(self._watch())
+                while True:
+                    await self._wake.wait()
+                    self._wake.clear()
+                    self.step()
+        finally:
+            for compilation in self._compilations:
+                compilation.cancel()
+
+    def _start_compiling(self, params: StructuredOutputsParams) -> None:
+        compilation = asyncio.create_task(self._compile(params))
+        self._compilations.add(compilation)
+        compilation.add_done_callback(self._compilations.discard)
+
+    async def _compile(self, params: StructuredOutputsParams) -> None:
+        """Have a constraint compiled, and let its sequences run, or fail them."""
+        assert self._compiler is not None
+        assert self._constraints is not None
+        try:
+            await self._compiler.hold_constraint(params)
+        except InvalidRequest as error:
+            self._refuse(self._constraints.failed(params), error)
+            return
+        except PagodaError:
+            pass  # a group that is lost tells its steps so; else the step says what is wrong with it
+        self.scheduler.put_back(self._constraints.compiled(params))
+        self._wake.set()
+
+    def _refuse(self, requests: list[Request], error: InvalidRequest) -> None:
+        """End sequences whose constraint cannot be compiled."""
+        ended: dict[Request, None] = {}
+        for request in requests:
+            ended.update(dict.fromkeys([request] if request.beam_group is None else request.beam_group.sequences))
+        for request in ended:
+            request.finish_reason, request.error = "error", error
+            self.scheduler.finish(request)
+        self._deliver(StepResult(step=0, finished=list(ended)))
+        self._wake.set()
 
     async def warm_up(self) -> None:
         """Run one real token through the group, while `run` is running and before it serves anyone."""

@@ -12,6 +12,7 @@ from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.config.speculative_config import CAPABILITY
 from pagoda_common.engine.convert import weights_source_from_proto
 from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError
+from pagoda_common.params.structured_outputs import HOLD_CAPABILITY
 from pagoda_common.process.logging import log_life
 from pagoda_scheduler.engine.engine import Engine
 from pagoda_scheduler.engine.engine_core import EngineCore
@@ -291,6 +292,7 @@ class WorkerGroups:
                 groups=brought_up.cache_groups,
                 swap_block_ns=brought_up.swap_block_ns,
                 can_speculate=all(CAPABILITY in rank.identity.capabilities for rank in group.members),
+                compiler=client if HOLD_CAPABILITY in group.members[0].identity.capabilities else None,
                 max_model_len=brought_up.model_info.max_model_len,
                 eos_token_ids=brought_up.model_info.eos_token_ids,
                 vocab_size=brought_up.model_info.vocab_size,

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pagoda.v1 import types_pb2
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.config.weights_source import WeightsSource
+from pagoda_common.params.structured_outputs import StructuredOutputsParams
 from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput
 from pagoda_scheduler.kv.cache_group import CacheGroup, CacheSizes, has_states
 from pagoda_scheduler.rpc.convert import cache_groups_from_proto
@@ -88,6 +89,19 @@ class GroupClient:
             return await self._leader.receive()
         result, *_ = await asyncio.gather(*(rank.receive() for rank in self._ranks))
         return result
+
+    async def hold_constraint(self, params: StructuredOutputsParams) -> None:
+        """Have rank 0, which samples for all, compile a constraint and keep it.
+
+        Raises:
+            InvalidRequest: it cannot be compiled.
+            PagodaError: the worker went away.
+        """
+        await self._leader.hold_constraint(params)
+
+    def release_constraint(self, params: StructuredOutputsParams) -> None:
+        """It need not be kept."""
+        self._leader.release_constraint(params)
 
     async def close(self) -> None:
         """Cancel the streams and close the channels."""

@@ -14,7 +14,9 @@ from pagoda.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.config.security_config import SecurityConfig
 from pagoda_common.config.weights_source import WeightsSource
-from pagoda_common.errors import NotReady
+from pagoda_common.engine.convert import structured_outputs_to_proto
+from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError
+from pagoda_common.params.structured_outputs import StructuredOutputsParams
 from pagoda_common.rpc.channels import connect
 from pagoda_common.rpc.service import error_from_rpc
 from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput
@@ -51,6 +53,11 @@ class WorkerClient:
         self._sent: deque[tuple[int, int]] = deque()
         """Of each step in flight: nanoseconds to encode it, and when it was sent."""
         self._writer: asyncio.Task[None] | None = None
+        self._holds: dict[
+            tuple[object, ...],
+            grpc.aio.UnaryStreamCall[worker_pb2.HoldConstraintRequest, worker_pb2.HoldConstraintResponse],
+        ] = {}
+        """Open calls, by constraint."""
         self.num_bytes_sent = 0
         """Counter: bytes of steps."""
         self.num_bytes_received = 0
@@ -122,6 +129,39 @@ class WorkerClient:
         with _errors():
             return int((await self._stub.InitializeCache(request, timeout=CACHE_TIMEOUT_S)).swap_block_ns)
 
+    async def hold_constraint(self, params: StructuredOutputsParams) -> None:
+        """Have the worker compile a constraint, and keep it until `release_constraint`.
+
+        Raises:
+            InvalidRequest: it cannot be compiled.
+            PagodaError: the worker went away.
+        """
+        call = self._stub.HoldConstraint(
+            worker_pb2.HoldConstraintRequest(
+                session_epoch=self._epoch,
+                worker_incarnation=self._incarnation,
+                structured_output=structured_outputs_to_proto(params),
+            )
+        )
+        try:
+            with _errors():
+                if await call.read() is grpc.aio.EOF:
+                    raise NotReady(f"worker at {self.address} ended HoldConstraint without an answer")
+        except PagodaError as error:
+            call.cancel()
+            if error.code is Code.INVALID_ARGUMENT:
+                raise InvalidRequest(error.message, field="structured_outputs") from error
+            raise
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        self._holds[params.grammar_key] = call
+
+    def release_constraint(self, params: StructuredOutputsParams) -> None:
+        """The worker may forget a constraint; no-op for one that it does not hold."""
+        if (call := self._holds.pop(params.grammar_key, None)) is not None:
+            call.cancel()
+
     def open_stream(self) -> None:
         """Open the Execute stream: `send` and `receive` may be called from now on."""
         self._stream = self._execute()
@@ -177,6 +217,8 @@ class WorkerClient:
             self._writer.cancel()
         if self._stream is not None:
             self._stream.cancel()
+        for call in self._holds.values():
+            call.cancel()
         await self._channel.close()
 
 

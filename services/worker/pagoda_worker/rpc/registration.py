@@ -11,12 +11,13 @@ import grpc.aio
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
 from pagoda_common.config.security_config import SecurityConfig
 from pagoda_common.config.speculative_config import CAPABILITY
+from pagoda_common.params.structured_outputs import HOLD_CAPABILITY
 from pagoda_common.process.logging import log_life
 from pagoda_common.rpc.channels import Connection
 
 logger = logging.getLogger(__name__)
 
-CAPABILITIES = ("swap", CAPABILITY)
+CAPABILITIES = ("swap", CAPABILITY, HOLD_CAPABILITY)
 """What this worker can do besides."""
 HEARTBEAT_PERIOD_S = 1.0
 RETRY_S = 0.1

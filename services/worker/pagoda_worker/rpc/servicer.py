@@ -10,7 +10,11 @@ from typing import Any, TypeVar
 
 from pagoda.v1 import scheduler_pb2, types_pb2, worker_pb2, worker_pb2_grpc
 from pagoda_common.config.weights_source import WeightsSource
-from pagoda_common.engine.convert import weights_source_from_proto, weights_source_to_proto
+from pagoda_common.engine.convert import (
+    structured_outputs_from_proto,
+    weights_source_from_proto,
+    weights_source_to_proto,
+)
 from pagoda_common.errors import InvalidRequest, PagodaError, Superseded
 from pagoda_worker.loader.model_facts import ModelFacts
 from pagoda_worker.metrics import WorkerMetrics
@@ -22,6 +26,7 @@ from pagoda_worker.rpc.convert import (
 )
 from pagoda_worker.rpc.execute_stream import ExecuteStream, StepAnswer
 from pagoda_worker.rpc.fence import Fence, StepHistory
+from pagoda_worker.rpc.hold_constraint import compiled
 from pagoda_worker.steps.pipeline import QueuedStep, StepPipeline
 from pagoda_worker.steps.step import StepInput, StepOutput
 from pagoda_worker.worker import Worker
@@ -354,6 +359,18 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         await self._end_serving("other weights take the place of those in use")
         await self._on_model_thread(self._worker.reload_weights, source, self._on_progress)
         yield self._all_loaded()
+
+    async def HoldConstraint(
+        self, request: worker_pb2.HoldConstraintRequest, context: Any
+    ) -> AsyncIterator[worker_pb2.HoldConstraintResponse]:
+        """Compile a constraint beside the steps, and keep it for as long as the caller listens."""
+        self._check(request.session_epoch, request.worker_incarnation)
+        params = structured_outputs_from_proto(request.structured_output)
+        kept = self._worker.grammars
+        with kept.held(params):
+            await compiled(kept, params)
+            yield worker_pb2.HoldConstraintResponse()
+            await asyncio.Event().wait()  # until the call is cancelled
 
     def _check(self, session_epoch: int, worker_incarnation: int) -> None:
         self.fence.check(session_epoch)

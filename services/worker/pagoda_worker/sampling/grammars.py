@@ -1,15 +1,17 @@
-"""Grammars: the compiled constraints of a model, made on a thread of their own and kept for the next request."""
+"""Grammars: the compiled constraints of a model, made on threads of their own and kept for the next request."""
 
 import logging
-from collections import OrderedDict
-from collections.abc import Callable
+import os
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
-from threading import Event, Lock
+from threading import Event, Lock, get_native_id
 
 from llguidance import LLMatcher
 
-from pagoda_common.errors import InvalidRequest, ModelLoadError, PagodaError
+from pagoda_common.errors import InvalidRequest, ModelLoadError, PagodaError, StaleEpoch
 from pagoda_common.grammar.bounded_grammar import TOO_COMPLEX, BoundedCompiler
 from pagoda_common.grammar.matcher import GrammarCompiler
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
@@ -19,9 +21,13 @@ from pagoda_common.text.tokenizer_files import TokenizerFiles, find_tokenizer_fi
 logger = logging.getLogger(__name__)
 
 MAX_KEPT = 64
-"""Compiled constraints that are remembered."""
+"""Compiled constraints that are remembered, besides those that are held."""
 MAX_WAIT_S = 10.0
-"""A step does not wait longer for a constraint: its request fails, the others go on."""
+"""No one waits longer for a constraint: its request fails, the others go on."""
+NUM_THREADS = 2
+"""As many constraints as a scheduler has compiled at a time."""
+NICENESS = 10
+"""Of the threads: a step in need of a processor comes first."""
 
 Template = Future[LLMatcher]
 """A matcher at the start of an output, to be copied, or the error that it cannot be compiled."""
@@ -36,7 +42,9 @@ class Grammars:
         self._is_loaded = Event()
         self._thread = _new_thread()
         self._templates: OrderedDict[tuple[object, ...], Template] = OrderedDict()
+        self._num_holders: Counter[tuple[object, ...]] = Counter()
         self._lock = Lock()
+        self._load_lock = Lock()
 
     @property
     def compiler(self) -> GrammarCompiler:
@@ -49,21 +57,35 @@ class Grammars:
 
     def template(self, params: StructuredOutputsParams) -> Template:
         """What to copy for an output under `params`; compiled soon if it is not known yet."""
-        key = (
-            params.kind,
-            getattr(params, params.kind),
-            params.disable_any_whitespace,
-            params.disable_additional_properties,
-            params.whitespace_pattern,
-        )
+        key = params.grammar_key
         with self._lock:
             template = self._templates.get(key)
-            if template is None or template.cancelled():
+            if template is None or _is_void(template):
                 template = self._templates[key] = self._thread.submit(self._compile, params)
-                if len(self._templates) > MAX_KEPT:
-                    self._templates.popitem(last=False)
             self._templates.move_to_end(key)
+            self._forget_oldest()
         return template
+
+    @contextmanager
+    def held(self, params: StructuredOutputsParams) -> Iterator[None]:
+        """Within: the constraint is compiled or being so, and not forgotten."""
+        key = params.grammar_key
+        with self._lock:
+            self._num_holders[key] += 1
+        try:
+            self.template(params)
+            yield
+        finally:
+            with self._lock:
+                self._num_holders[key] -= 1
+                if not self._num_holders[key]:
+                    del self._num_holders[key]
+                self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        idle = [key for key in self._templates if key not in self._num_holders]
+        for key in idle[: max(0, len(idle) - MAX_KEPT)]:
+            del self._templates[key]
 
     def matcher(self, params: StructuredOutputsParams) -> LLMatcher:
         """A matcher at the start of an output, once it is compiled.
@@ -79,10 +101,19 @@ class Grammars:
             except CancelledError:
                 continue  # it stood behind one that took too long
             except TimeoutError:
-                with self._lock:
-                    stuck, self._thread = self._thread, _new_thread()
-                stuck.shutdown(wait=False, cancel_futures=True)
-                raise InvalidRequest(TOO_COMPLEX, field="structured_outputs") from None
+                raise self.give_up() from None
+
+    def give_up(self) -> InvalidRequest:
+        """A constraint has taken too long: what waits for its thread goes to a new one; the error to be raised."""
+        with self._lock:
+            stuck, self._thread = self._thread, _new_thread()
+        stuck.shutdown(wait=False, cancel_futures=True)
+        return InvalidRequest(TOO_COMPLEX, field="structured_outputs")
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether time counts: the first constraint waits for the tokenizer as well, however long that takes."""
+        return self._is_loaded.is_set()
 
     def _compile(self, params: StructuredOutputsParams) -> LLMatcher:
         try:
@@ -95,15 +126,26 @@ class Grammars:
             raise PagodaError(f"structured_outputs could not be compiled: {error}"[:500]) from error
 
     def _load(self) -> None:
-        """The first constraint waits for the tokenizer as well, however long that takes."""
         try:
-            _ = self.compiler
+            with self._load_lock:
+                _ = self.compiler
         finally:
             self._is_loaded.set()
 
 
+def _is_void(template: Template) -> bool:
+    """Whether it says nothing of the constraint: it was never compiled, or not for a fault of its own."""
+    if not template.done():
+        return False
+    return template.cancelled() or isinstance(template.exception(), StaleEpoch)  # asked before there was a model
+
+
 def _new_thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
+    return ThreadPoolExecutor(max_workers=NUM_THREADS, thread_name_prefix="grammars", initializer=_come_last)
+
+
+def _come_last() -> None:
+    os.setpriority(os.PRIO_PROCESS, get_native_id(), NICENESS)
 
 
 def no_compiler() -> BoundedCompiler:
