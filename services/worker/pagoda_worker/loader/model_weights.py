@@ -16,7 +16,8 @@ from pagoda_common.errors import ModelLoadError, OutOfMemory
 from pagoda_common.process.memory import trim_memory
 from pagoda_worker.loader.build import ModelBuilder
 from pagoda_worker.loader.checkpoint import Checkpoint, open_checkpoint
-from pagoda_worker.loader.quantized_tensors import StoredFormat, stored_format
+from pagoda_worker.loader.formats.choose import stored_format
+from pagoda_worker.loader.formats.stored_format import StoredFormat
 from pagoda_worker.loader.weights import Progress, fill_constants, fill_dummy_weights, load_weights
 from pagoda_worker.memory.device import available_memory_bytes, quantizes_inputs
 from pagoda_worker.models.layers import Matrix
@@ -246,7 +247,8 @@ def stored_quantization(config: ModelConfig, checkpoint: Checkpoint) -> tuple[st
     asked = parse_quantization(config.quantization)
     found = stored_format(checkpoint.config)
     method = None if found is None else found[0]
-    if (found is not None and isinstance(asked, OnlineQuantization)) or (isinstance(asked, str) and asked != method):
+    is_online = isinstance(asked, OnlineQuantization) and found is not None and not found[1].makes_floats
+    if is_online or (isinstance(asked, str) and asked != method):
         what = "floats" if method is None else f"quantized with {method} already"
         raise ModelLoadError(
             f"quantization is {config.quantization!r}, the weights of {checkpoint.directory} are {what}",

@@ -1,7 +1,7 @@
 """What the files of a checkpoint hold under one name of the model: a tensor, or those of a quantized matrix."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from pagoda_common.errors import ModelLoadError
 from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
-from pagoda_worker.loader.quantized_tensors import StoredFormat
+from pagoda_worker.loader.formats.stored_format import StoredFormat
 from pagoda_worker.loader.tensor_file import TensorFile
 from pagoda_worker.models.weights import WeightSource
 
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4}
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
 
 
 class StoredTensor(NamedTuple):
@@ -46,7 +46,11 @@ class StoredMatrix:
     @property
     def shape(self) -> list[int]:
         """Of the matrix, [num_outputs, num_inputs]."""
-        return self.format.shape({leaf: part.shape for leaf, part in self.parts.items()})
+        try:
+            return self.format.shape({leaf: part.shape for leaf, part in self.parts.items()})
+        except ValueError:
+            shapes = ", ".join(f"{leaf} {part.shape}" for leaf, part in self.parts.items())
+            raise ModelLoadError(f"{self.stored_name} is no matrix: {shapes}") from None
 
     @property
     def num_bytes(self) -> int:
@@ -57,44 +61,46 @@ class StoredMatrix:
         """As in StoredFormat."""
         try:
             return self.format.read({leaf: part.read() for leaf, part in self.parts.items()})
-        except (ModelLoadError, RuntimeError, IndexError) as error:
+        except (ModelLoadError, RuntimeError, IndexError, ValueError) as error:
             raise ModelLoadError(f"{self.stored_name} cannot be read: {error}") from error
 
 
 Stored: TypeAlias = StoredTensor | StoredMatrix
 
 
-def join_quantized(found: dict[str, Stored], sources: Sequence[WeightSource], stored: StoredFormat) -> None:
-    """Put matrices in place of the tensors that they are stored as.
+def join_quantized(stored: Mapping[str, StoredTensor], format: StoredFormat) -> dict[str, Stored]:
+    """What the files hold, with matrices in place of the tensors that they are stored as.
 
     Args:
-        found: what the files hold, by the names of the model.
+        stored: by the names in the files.
 
     Raises:
         ModelLoadError: a tensor of a quantized matrix is missing, or no matrix is quantized.
     """
-    num_joined = 0
-    for source in sources:
-        stem = source.name.removesuffix(".weight")
-        first = found.get(f"{stem}.{stored.first}")
-        if source.name in found or not isinstance(first, StoredTensor):
-            continue
-        parts: dict[str, StoredTensor] = {}
-        for leaf in (stored.first, *stored.others, *stored.optional):
-            part = found.pop(f"{stem}.{leaf}", None)
-            if isinstance(part, StoredTensor):
-                parts[leaf] = part
-            elif leaf not in stored.optional:
-                raise ModelLoadError(f"{first.stored_name} is there, {stem}.{leaf} is missing")
-        found[source.name] = StoredMatrix(format=stored, stored_name=first.stored_name, parts=parts)
-        num_joined += 1
-    if not num_joined:
+    matrices = format.parts(stored)
+    if not matrices:
         raise ModelLoadError("config.json has a quantization_config, but no tensor is quantized")
-    _drop_empty_biases(found, sources)
+    taken = {name for parts in matrices.values() for name in parts.values()}
+    joined: dict[str, Stored] = {
+        name: tensor
+        for name, tensor in stored.items()
+        if name not in taken and (format.ignored is None or not format.ignored.search(name))
+    }
+    for name, parts in matrices.items():
+        joined[name] = StoredMatrix(
+            format=format.of(name),
+            stored_name=next(iter(parts.values())),
+            parts={leaf: stored[full] for leaf, full in parts.items()},
+        )
+    return joined
 
 
-def _drop_empty_biases(found: dict[str, Stored], sources: Sequence[WeightSource]) -> None:
-    """GPTQ's writers give every layer a bias, of zeros where the model has none."""
+def drop_empty_biases(found: dict[str, Stored], sources: Sequence[WeightSource]) -> None:
+    """GPTQ's writers give every layer a bias, of zeros where the model has none.
+
+    Args:
+        found: what the files hold, by the names of the model.
+    """
     wanted = {source.name for source in sources}
     for source in sources:
         name = source.name.removesuffix(".weight") + ".bias"

@@ -26,6 +26,7 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
@@ -69,13 +70,7 @@ class TensorFile:
         dtype, shape, begin, end = self.entries[name]
         if dtype not in DTYPES:
             raise OSError(f"{self.path}: {name} has data type {dtype}, must be one of {', '.join(DTYPES)}")
-        buffer = torch.empty(end - begin, dtype=torch.uint8)
-        view, done = buffer.numpy().data, 0
-        while done < len(view):
-            count = os.preadv(self._descriptor, [view[done:]], self._start + begin + done)
-            if count == 0:
-                raise OSError(f"{self.path} ends within {name}")
-            done += count
+        buffer = read_bytes(self._descriptor, self._start + begin, end - begin, f"{self.path} ends within {name}")
         return buffer.view(DTYPES[dtype]).view(shape)
 
     def __enter__(self) -> Self:
@@ -85,6 +80,22 @@ class TensorFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self._descriptor)
+
+
+def read_bytes(descriptor: int, offset: int, count: int, if_short: str) -> Tensor:
+    """[count] uint8 of an open file, from `offset` on.
+
+    Raises:
+        OSError: it ends before; the message is `if_short`.
+    """
+    buffer = torch.empty(count, dtype=torch.uint8)
+    view, done = buffer.numpy().data, 0
+    while done < len(view):
+        got = os.preadv(descriptor, [view[done:]], offset + done)
+        if got == 0:
+            raise OSError(if_short)
+        done += got
+    return buffer
 
 
 class Readable(Protocol[T_co]):

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from pagoda_common.errors import ModelLoadError
 from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
-from pagoda_worker.loader.quantized_tensors import StoredFormat
-from pagoda_worker.loader.stored import Stored, StoredTensor, join_quantized
+from pagoda_worker.loader.formats.stored_format import StoredFormat
+from pagoda_worker.loader.stored import Stored, StoredTensor, drop_empty_biases, join_quantized
 from pagoda_worker.loader.tensor_file import TensorFile, read_ahead
 from pagoda_worker.models.layers import Matrix
 from pagoda_worker.models.model import Model, WeightSharding
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with bytes read and bytes to read."""
 
+UNSCALED = ("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8")
+"""Data types, as safetensors calls them, of which no parameter is."""
 MAX_NAMED = 8
 """Tensors named in one error message."""
 
@@ -53,31 +55,34 @@ def load_weights(
         ModelLoadError: a file is damaged; tensors are missing, unexpected or of the wrong shape (they are named).
     """
     with ExitStack() as stack:
-        stored_tensors = _index(files, stack)
-        names = model.weights(stored_tensors)
-        found: dict[str, Stored] = {_strip(name, names.prefixes): entry for name, entry in stored_tensors.items()}
+        tensors = _index(files, stack)
+        entries: Mapping[str, Stored] = tensors if stored is None else join_quantized(tensors, stored)
+        names = model.weights(entries)
+        found: dict[str, Stored] = {_strip(name, names.prefixes): entry for name, entry in entries.items()}
         for name, other in names.aliases.items():
             if name not in found and other in found:
                 found[name] = found[other]
         if stored is not None:
-            join_quantized(found, names.sources, stored)
+            drop_empty_biases(found, names.sources)
         problems = _problems(names, found)
         if problems:
             raise ModelLoadError(f"{files[0].parent} does not fit {model.architecture}; {'; '.join(problems)}")
         _check_shapes(whole, names, found)
+        _check_types(names, found)
         made = [name for source in names.made for name in source.names]
         total = sum(found[name].num_bytes for name in [*made, *(source.name for source in names.sources)])
         loaded = 0
         filler = _Filler(model, whole, names, device=device, methods=methods)
         stored_values = read_ahead([found[source.name] for source in names.sources])
         for source in names.sources:
-            filler.fill(source, next(stored_values))
+            is_transposed = source.is_transposed and isinstance(found[source.name], StoredTensor)
+            filler.fill(replace(source, is_transposed=is_transposed), next(stored_values))
             loaded += found[source.name].num_bytes
             progress(loaded, total)
         for several in names.made:
-            entries = [found[name] for name in several.names]
-            filler.make(several, [_floats(entry) for entry in entries])
-            loaded += sum(entry.num_bytes for entry in entries)
+            parts = [found[name] for name in several.names]
+            filler.make(several, [_floats(part) for part in parts])
+            loaded += sum(part.num_bytes for part in parts)
             progress(loaded, total)
         if filler.num_dequantized:
             logger.warning(
@@ -162,7 +167,7 @@ class _Filler:
         kinds = {(matrix.bits, matrix.group_size, matrix.numbers.shape[1]) for _, matrix in parts}
         method = self._methods.of_integers(parts[0][1])
         bits, group_size, num_inputs = next(iter(kinds))
-        is_whole = layer.columns == num_inputs or layer.columns % group_size == 0
+        is_whole = layer.columns % group_size == 0 or (group_size >= num_inputs and num_inputs % layer.columns == 0)
         if method is None or len(kinds) > 1 or not is_whole or not layer.weight.is_meta:
             return False
         group_size = min(group_size, layer.columns)
@@ -177,6 +182,8 @@ class _Filler:
         )
         for source, matrix in parts:
             kept, num_rows = replace(source, is_transposed=False), self._num_rows[source.parameter]
+            if matrix.scales.shape[1] == 1:  # of all inputs: each rank's as well
+                matrix = _repeated(matrix, num_inputs // layer.columns)
             for tensor, target in (
                 (matrix.numbers, joined.numbers),
                 (matrix.scales, joined.scales),
@@ -285,6 +292,16 @@ def _check_shapes(model: Model, names: WeightNames, found: dict[str, Stored]) ->
         raise ModelLoadError(f"tensors do not fit config.json: {_some(wrong)}")
 
 
+def _check_types(names: WeightNames, found: dict[str, Stored]) -> None:
+    """Small numbers mean nothing without their scales."""
+    for source in names.sources:
+        entry = found[source.name]
+        if isinstance(entry, StoredTensor) and entry.dtype in UNSCALED:
+            raise ModelLoadError(
+                f"{entry.stored_name} is {entry.dtype} without the scale that quantization_config wants beside it"
+            )
+
+
 def _num_rows(tensor: Tensor) -> int:
     return tensor.shape[0] if tensor.dim() else 1
 
@@ -294,6 +311,12 @@ def _allocate(layer: nn.Module, leaf: str, *, device: torch.device) -> None:
     if parameter.is_meta:
         storage = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
         setattr(layer, leaf, nn.Parameter(storage, requires_grad=False))
+
+
+def _repeated(matrix: QuantizedMatrix, count: int) -> QuantizedMatrix:
+    """One scale and zero point an output, `count` times beside each other."""
+    zeros = None if matrix.zeros is None else matrix.zeros.repeat(1, count)
+    return replace(matrix, scales=matrix.scales.repeat(1, count), zeros=zeros)
 
 
 def _in_order(tensor: Tensor, source: WeightSource) -> Tensor:

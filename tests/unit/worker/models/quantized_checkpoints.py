@@ -17,6 +17,8 @@ AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 
 def packed_columns(codes: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
     """[rows, columns] codes to [rows, columns / per word] int32, filled up with zeros."""
+    if 32 % bits:
+        return packed_stream(codes, bits)
     per_word = 32 // bits
     codes = torch.nn.functional.pad(codes.long(), (0, -codes.shape[1] % per_word))
     words = torch.zeros(codes.shape[0], codes.shape[1] // per_word, dtype=torch.int64)
@@ -24,6 +26,16 @@ def packed_columns(codes: Tensor, bits: int, order: tuple[int, ...] | None = Non
         column = order[nibble] if order else nibble
         words |= codes[:, column::per_word] << (bits * nibble)
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+
+def packed_stream(codes: Tensor, bits: int) -> Tensor:
+    """The same for codes that cross the borders of words: bit by bit, the lowest first."""
+    rows = []
+    for row in codes.tolist():
+        number = sum(code << (bits * place) for place, code in enumerate(row))
+        words = [number >> (32 * word) & 0xFFFFFFFF for word in range(-(-len(row) * bits // 32))]
+        rows.append([word - 2**32 if word >= 2**31 else word for word in words])
+    return torch.tensor(rows, dtype=torch.int32)
 
 
 def quantized(weight: Tensor, *, bits: int, groups: Tensor, is_symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,6 +106,12 @@ def quantize_checkpoint(
             stored[f"{stem}.scales"] = scales.t().contiguous()
             stored[f"{stem}.g_idx"] = groups.int()
             stored.setdefault(f"{stem}.bias", torch.zeros(weight.shape[0]))
+        elif method == "awq" and checkpoint_format == "gemv":
+            words = -(-zeros.shape[1] // 8)
+            filled = torch.nn.functional.pad(scales, (0, 8 * words - scales.shape[1]))
+            stored[f"{stem}.qweight"] = packed_columns(codes, 4)
+            stored[f"{stem}.qzeros"] = packed_columns(zeros, 4)
+            stored[f"{stem}.scales"] = filled
         elif method == "awq":
             stored[f"{stem}.qweight"] = packed_columns(codes.t(), 4, AWQ_COLUMNS)
             stored[f"{stem}.qzeros"] = packed_columns(zeros.t(), 4, AWQ_COLUMNS)
@@ -136,7 +154,7 @@ def options(
             "bits": bits,
             "group_size": group_size,
             "zero_point": not is_symmetric,
-            "version": "gemm",
+            "version": "gemv" if checkpoint_format == "gemv" else "gemm",
         }
     weights = {
         "num_bits": bits,

@@ -11,7 +11,7 @@ from pagoda_common.errors import ModelLoadError
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_kernels.linear.quantized_linear import multiplies_integers
 from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
-from pagoda_worker.loader.quantized_tensors import stored_format
+from pagoda_worker.loader.formats.choose import stored_format
 from pagoda_worker.models.layers import Matrix
 from pagoda_worker.models.quantized_method import QuantizedLinearMethod
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
@@ -64,7 +64,10 @@ def assert_served_as(quantized: Path, twin: Path, **options: Any) -> Driver:
         {"method": "gptq", "is_symmetric": False},
         {"method": "gptq", "bits": 8, "is_symmetric": False, "group_size": -1},
         {"method": "gptq", "is_symmetric": False, "checkpoint_format": "gptq_v2"},
+        {"method": "gptq", "bits": 3, "is_symmetric": False},
+        {"method": "gptq", "bits": 2, "group_size": 64, "checkpoint_format": "gptq_v2"},
         {"method": "awq", "is_symmetric": False},
+        {"method": "awq", "is_symmetric": False, "checkpoint_format": "gemv"},
         {"method": "awq", "group_size": 64},
         {"method": "compressed-tensors"},
         {"method": "compressed-tensors", "bits": 8, "group_size": -1},
@@ -91,13 +94,17 @@ def test_padding_of_packed_inputs_is_cut_off_and_zero_points_of_nothing_are_none
     config = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
     found = stored_format({"quantization_config": config})
     assert found is not None
-    matrix = found[1].read(
-        {
-            "weight_packed": torch.tensor([[0x76543210], [0x01234567]], dtype=torch.int32),
-            "weight_scale": torch.ones(2, 1),
-            "weight_shape": torch.tensor([2, 5]),
-            "weight_zero_point": torch.tensor([[0], [0]], dtype=torch.int8),
-        }
+    matrix = (
+        found[1]
+        .of("model.layers.0.mlp.up_proj.weight")
+        .read(
+            {
+                "weight_packed": torch.tensor([[0x76543210], [0x01234567]], dtype=torch.int32),
+                "weight_scale": torch.ones(2, 1),
+                "weight_shape": torch.tensor([2, 5]),
+                "weight_zero_point": torch.tensor([[0], [0]], dtype=torch.int8),
+            }
+        )
     )
     assert isinstance(matrix, QuantizedMatrix)
     assert matrix.numbers.tolist() == [[-8, -7, -6, -5, -4], [-1, -2, -3, -4, -5]]
@@ -168,14 +175,14 @@ def changed(directory: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("method", "changes", "message"),
     [
-        ("gptq", {"quant_method": "bitsandbytes"}, "quantized with 'bitsandbytes', must be one of awq, gptq"),
-        ("gptq", {"bits": 3}, "quantization_config.bits is 3, must be one of 4, 8"),
+        ("gptq", {"quant_method": "aqlm"}, "quantized with 'aqlm', must be one of awq, gptq"),
+        ("gptq", {"bits": 5}, "quantization_config.bits is 5, must be one of 2, 3, 4, 8"),
         ("gptq", {"group_size": 0}, "quantization_config.group_size is 0, must be -1 or at least 1"),
         ("gptq", {"group_size": 16}, "q_proj.qweight cannot be read: 2 groups of scales for 64 inputs, must be 4"),
         ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
-        ("awq", {"version": "gemv"}, "quantization_config.version is 'gemv', must be one of 'gemm'"),
-        ("compressed-tensors", {"format": "float-quantized"}, "format is 'float-quantized'"),
-        ("compressed-tensors", {"config_groups": {}}, "config_groups has 0 groups, must have 1"),
+        ("awq", {"version": "marlin"}, "quantization_config.version is 'marlin', must be one of 'gemm', 'gemv'"),
+        ("compressed-tensors", {"format": "marlin-24"}, "format is 'marlin-24'"),
+        ("compressed-tensors", {"config_groups": {}}, "config_groups is {}, must be at least one object by name"),
     ],
 )
 def test_what_cannot_be_read_is_named(

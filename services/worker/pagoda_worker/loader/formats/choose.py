@@ -1,0 +1,41 @@
+"""Which format the quantized matrices of a checkpoint have, by config.json."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pagoda_common.errors import ModelLoadError
+from pagoda_worker.loader.formats.compressed_tensors import CompressedTensors
+from pagoda_worker.loader.formats.gptq_awq import Awq, Gptq
+from pagoda_worker.loader.formats.scaled import Float8
+from pagoda_worker.loader.formats.stored_format import StoredFormat
+from pagoda_worker.models.hf_config import HfConfig
+
+METHODS: Mapping[str, Callable[[Mapping[str, Any]], StoredFormat]] = {
+    "awq": Awq,
+    "gptq": Gptq,
+    "compressed-tensors": CompressedTensors,
+    "fp8": Float8,
+}
+"""By quantization_config.quant_method."""
+
+
+def stored_format(config: HfConfig) -> tuple[str, StoredFormat] | None:
+    """The method that config.json names and its format; None: weights are floats.
+
+    Raises:
+        ModelLoadError: a method, or an option of one, that is not supported.
+    """
+    options = config.get("quantization_config") or config.get("compression_config")
+    if not options:
+        return None
+    if not isinstance(options, dict):
+        raise ModelLoadError(f"quantization_config is {options!r}, must be an object", field="quantization_config")
+    method = str(options.get("quant_method", "unknown"))
+    if method == "mxfp4":  # experts alone, which their family makes floats of
+        return None
+    if method not in METHODS:
+        raise ModelLoadError(
+            f"the checkpoint is quantized with {method!r}, must be one of {', '.join(METHODS)}",
+            field="quantization_config",
+        )
+    return method, METHODS[method](options)

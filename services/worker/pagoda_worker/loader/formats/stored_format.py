@@ -1,0 +1,110 @@
+"""StoredFormat: what every format of quantized matrices gives the loader, and checks that formats share."""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from pagoda_common.errors import ModelLoadError
+from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
+
+
+class StoredFormat:
+    """How one checkpoint stores its quantized matrices, each as several tensors in place of NAME.weight."""
+
+    first: str = ""
+    """Last part of the name of the tensor that tells that a matrix is quantized."""
+    others: tuple[str, ...] = ()
+    """Of those that are there besides."""
+    optional: tuple[str, ...] = ()
+    ignored: re.Pattern[str] | None = None
+    """Tensors that may be there and mean nothing to weights: scales of activations and of the KV cache."""
+    makes_floats: bool = False
+    """Whether `read` always gives floats: they may be quantized anew while they are read."""
+
+    def parts(self, names: Collection[str]) -> dict[str, dict[str, str]]:
+        """The tensors of each quantized matrix.
+
+        Args:
+            names: of all tensors of the checkpoint.
+
+        Returns:
+            By the name that the matrix has where it is no integers: names of its tensors, by the last part of them.
+
+        Raises:
+            ModelLoadError: a tensor of a matrix is missing.
+        """
+        found: dict[str, dict[str, str]] = {}
+        for name in names:
+            stem, dot, leaf = name.rpartition(".")
+            if leaf != self.first or not dot:
+                continue
+            parts = {part: f"{stem}.{part}" for part in (self.first, *self.others, *self.optional)}
+            missing = [part for part in self.others if parts[part] not in names]
+            if missing:
+                raise ModelLoadError(f"{name} is there, {parts[missing[0]]} is missing")
+            found[f"{stem}.weight"] = {part: full for part, full in parts.items() if full in names}
+        return found
+
+    def of(self, name: str) -> "StoredFormat":
+        """The format of one matrix, where a checkpoint has several.
+
+        Args:
+            name: as in `parts`.
+        """
+        return self
+
+    def shape(self, shapes: Mapping[str, list[int]]) -> list[int]:
+        """[num_outputs, num_inputs] of a matrix, from the shapes of its tensors by the last part of their names."""
+        raise NotImplementedError
+
+    def read(self, tensors: Mapping[str, Tensor]) -> QuantizedMatrix | Tensor:
+        """A matrix from its tensors; floats, if its inputs are in no groups of neighbours.
+
+        Raises:
+            ModelLoadError: the shapes of the tensors do not fit together.
+        """
+        raise NotImplementedError
+
+
+def check_option(name: str, value: object, accepted: tuple[object, ...]) -> None:
+    """Whether an option of quantization_config is one of those that are read.
+
+    Raises:
+        ModelLoadError: it is not.
+    """
+    if value not in accepted:
+        raise bad_option(name, value, f"one of {', '.join(repr(choice) for choice in accepted)}")
+
+
+def bad_option(name: str, value: object, wanted: str) -> ModelLoadError:
+    """The error of an option of quantization_config."""
+    shown = repr(value)[:200]
+    return ModelLoadError(f"quantization_config.{name} is {shown}, must be {wanted}", field="quantization_config")
+
+
+def read_bits(options: Mapping[str, Any], name: str, accepted: tuple[int, ...] = (4, 8)) -> int:
+    """Bits of an integer.
+
+    Raises:
+        ModelLoadError: another number than those.
+    """
+    bits = options.get(name)
+    check_option(name, bits, accepted)
+    assert isinstance(bits, int), "it is one of them"
+    return bits
+
+
+def read_group_size(options: Mapping[str, Any], name: str = "group_size") -> int:
+    """Inputs in a group; 0 is all.
+
+    Raises:
+        ModelLoadError: no such number.
+    """
+    size = options.get(name)
+    if size is None or size == -1:
+        return 0
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise bad_option(name, size, "-1 or at least 1")
+    return size
