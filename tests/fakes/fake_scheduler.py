@@ -319,7 +319,9 @@ class FakeScheduler(FakeSleep, scheduler_pb2_grpc.SchedulerServicer):
         # A beam search has its whole output at once.
         num_tokens = params.max_tokens if sequence.request.HasField("beam_search") else self.tokens_per_step
         if sequence.request.HasField("pooling") and sequence.request.request_id not in self.fail_at:
-            embedding = self.embedding(sequence.prompt_token_ids, is_unit=sequence.request.pooling.normalize)
+            pooling = sequence.request.pooling
+            is_unit = pooling.normalize if pooling.HasField("normalize") else True
+            embedding = self.embedding(sequence.prompt_token_ids, is_unit=is_unit)
             message.finished.add(**end, finish_reason=types_pb2.FINISH_REASON_STOP, embedding=embedding)
             return start, run
         for _ in range(num_tokens):

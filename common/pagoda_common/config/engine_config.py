@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias, get_args
 from pagoda_common.config.generation_config import parse_object
 from pagoda_common.config.kv_events_config import kv_events_config
 from pagoda_common.config.observability_config import ObservabilityConfig
+from pagoda_common.config.pooler_config import pooler_config
 from pagoda_common.config.quantization import parse_quantization
 from pagoda_common.config.security_config import SecurityConfig
 from pagoda_common.config.speculative_config import SpeculativeConfig
@@ -21,6 +22,8 @@ ActivationQuantization: TypeAlias = Literal["auto", "none"]
 AttentionBackend: TypeAlias = Literal["auto", "triton", "flashinfer", "flash_attn"]
 KVCacheDType: TypeAlias = Literal["auto", "int8", "fp8"]
 ModelImpl: TypeAlias = Literal["auto", "pagoda", "transformers"]
+Runner: TypeAlias = Literal["auto", "generate", "pooling"]
+Convert: TypeAlias = Literal["auto", "none", "embed", "classify", "reward"]
 LoadFormat: TypeAlias = Literal["auto", "safetensors", "dummy"]
 SchedulingPolicy: TypeAlias = Literal["fcfs", "priority", "fair"]
 RoutingPolicy: TypeAlias = Literal["prefix", "round_robin"]
@@ -73,6 +76,17 @@ class ModelConfig:
     model_impl: ModelImpl = "auto"
     """Which implementation runs the model. pagoda: one of Pagoda's own, or of an installed package. transformers: the
     modules of transformers with paged attention. auto: Pagoda's own where there is one, else transformers'."""
+    runner: Runner = "auto"
+    """What the model is for. pooling: embeddings, labels and scores alone, each text whole in one step, without a KV
+    cache. generate: text, and embeddings of the last token. auto: pooling for models that cannot generate, and where
+    the checkpoint's files ask for what needs all tokens."""
+    convert: Convert = "auto"
+    """For pooling: embed drops the head that generates or tells labels apart, classify and reward keep or expect one.
+    auto: as config.json names the architecture."""
+    pooler_config: str = ""
+    """JSON object that says how hidden states are pooled; empty: as the checkpoint's files say."""
+    hf_overrides: str = ""
+    """JSON object whose entries take the place of those in the checkpoint's config.json."""
     max_logprobs: int = 20
     """Bound on logprobs per token; -1 allows the vocabulary."""
     logprobs_mode: LogprobsMode = "raw_logprobs"
@@ -114,6 +128,10 @@ class ModelConfig:
         _check_choice("device", self.device, get_args(Device))
         _check_choice("load_format", self.load_format, get_args(LoadFormat))
         _check_choice("model_impl", self.model_impl, get_args(ModelImpl))
+        _check_choice("runner", self.runner, get_args(Runner))
+        _check_choice("convert", self.convert, get_args(Convert))
+        pooler_config(self.pooler_config)
+        parse_object(self.hf_overrides, field="hf_overrides")
         _check_choice("attention_backend", self.attention_backend, get_args(AttentionBackend))
         length = self.fixed_max_model_len
         _check(length is None or length >= 1, "max_model_len", length, "at least 1, or -1 for auto")

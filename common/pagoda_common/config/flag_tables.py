@@ -127,6 +127,15 @@ MODEL_FLAGS = (
         parse=parse_model_impl,
         help="who runs the model: Pagoda's own implementation, transformers' modules, or auto, the first that there is",
     ),
+    Flag(field="runner", help="pooling: embeddings, labels and scores alone; generate; auto decides by the checkpoint"),
+    Flag(field="convert", help="what a model that generates becomes for pooling; auto: as config.json names it"),
+    Flag(
+        field="pooler_config",
+        names=("--pooler-config", "--override-pooler-config"),
+        metavar="JSON",
+        help='how hidden states are pooled, with vLLM\'s keys: {"pooling_type": "MEAN", "normalize": false}',
+    ),
+    Flag(field="hf_overrides", metavar="JSON", help="object of entries that replace those of the model's config.json"),
     Flag(
         field="logprobs_mode",
         help="log probabilities or logits, before (raw) or after (processed) penalties, temperature and filters",

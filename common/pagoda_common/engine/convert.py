@@ -7,7 +7,7 @@ import struct
 from array import array
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from pagoda_common.engine.stream import AdoptedRequest, AdoptedSequence
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.params.beam_search import BeamSearchParams, EarlyStopping
 from pagoda_common.params.outputs import FinishReason
-from pagoda_common.params.pooling_params import PoolingParams
+from pagoda_common.params.pooling_params import PoolingParams, PoolingTask
 from pagoda_common.params.sampling_params import SAMPLING_FIELDS, SamplingParams
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
 
@@ -220,12 +220,43 @@ def beam_search_params_from_proto(message: types_pb2.BeamSearchParams, *, n: int
 
 def pooling_params_to_proto(params: PoolingParams) -> types_pb2.PoolingParams:
     """`params` as a message."""
-    return types_pb2.PoolingParams(normalize=params.normalize)
+    return types_pb2.PoolingParams(
+        normalize=params.normalizes,
+        task=POOLING_TASKS.get(params.task or "", types_pb2.POOLING_TASK_UNSPECIFIED),
+        dimensions=params.dimensions or 0,
+        use_activation=params.use_activation,
+        second_text_start=params.second_text_start,
+    )
 
 
 def pooling_params_from_proto(message: types_pb2.PoolingParams) -> PoolingParams:
-    """The parameters in `message`."""
-    return PoolingParams(normalize=not message.HasField("normalize") or message.normalize)
+    """The parameters in `message`; a task that is not known here is the default one.
+
+    Raises:
+        InvalidRequest: a value is out of its bounds; `field` names it.
+    """
+    return PoolingParams(
+        normalize=message.normalize if message.HasField("normalize") else None,
+        task=pooling_task_of(message.task),
+        dimensions=message.dimensions or None,
+        use_activation=message.use_activation if message.HasField("use_activation") else None,
+        second_text_start=message.second_text_start,
+    )
+
+
+POOLING_TASKS: dict[str, types_pb2.PoolingTask] = {
+    "embed": types_pb2.POOLING_TASK_EMBED,
+    "token_embed": types_pb2.POOLING_TASK_TOKEN_EMBED,
+    "classify": types_pb2.POOLING_TASK_CLASSIFY,
+    "token_classify": types_pb2.POOLING_TASK_TOKEN_CLASSIFY,
+    "score": types_pb2.POOLING_TASK_SCORE,
+    "sparse": types_pb2.POOLING_TASK_SPARSE,
+}
+
+
+def pooling_task_of(value: types_pb2.PoolingTask) -> PoolingTask | None:
+    """The task with this number; None: there is none, or it is not known here."""
+    return next((cast("PoolingTask", name) for name, number in POOLING_TASKS.items() if number == value), None)
 
 
 def error_to_proto(error: PagodaError) -> types_pb2.RequestError:
@@ -251,6 +282,11 @@ def model_summary_from_proto(message: types_pb2.ModelInfo) -> ModelSummary:
         vocab_size=message.vocab_size,
         max_model_len=message.max_model_len,
         embedding_size=message.embedding_size,
+        pooling_tasks=tuple(task for number in message.pooling_tasks if (task := pooling_task_of(number)) is not None),
+        only_pools=message.only_pools,
+        labels=tuple(message.labels),
+        has_matryoshka=message.has_matryoshka,
+        matryoshka_dimensions=tuple(message.matryoshka_dimensions),
         eos_token_ids=tuple(message.eos_token_ids),
         generation_config_json=message.generation_config_json,
         digest=hashlib.sha256(message.SerializeToString(deterministic=True)).hexdigest(),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pagoda_common.engine.stream import AdoptedRequest, EngineRequest, EngineStream
+from pagoda_common.params.pooling_params import PoolingTask
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +22,17 @@ class ModelSummary:
     eos_token_ids: tuple[int, ...]
     generation_config_json: str
     """generation_config.json of the checkpoint; empty when it has none."""
-    digest: str
+    pooling_tasks: tuple[PoolingTask, ...] = ()
+    """What can be made of a prompt, the default first; empty: an embedding, if embedding_size is not 0."""
+    only_pools: bool = False
+    """It generates nothing."""
+    labels: tuple[str, ...] = ()
+    """That it tells apart."""
+    has_matryoshka: bool = False
+    """Embeddings may be shortened to their first values."""
+    matryoshka_dimensions: tuple[int, ...] = ()
+    """The lengths that they may be shortened to; empty: any."""
+    digest: str = ""
     """64 hexadecimal digits that change with whatever the engine says of its model."""
 
 

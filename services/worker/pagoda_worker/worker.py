@@ -28,6 +28,7 @@ from pagoda_worker.memory.huge_pages import use_huge_pages
 from pagoda_worker.models.cache_groups import CacheLayout, make_layout
 from pagoda_worker.models.model import Model
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
+from pagoda_worker.pooling.pooler import Pooler
 from pagoda_worker.sampling.grammars import Grammars, load_compiler
 from pagoda_worker.sampling.logits_processors import load_logits_processors
 from pagoda_worker.steps.model_runner import ModelRunner
@@ -75,6 +76,7 @@ class Worker:
         self._runner: ModelRunner | None = None
         self._attention: AttentionChoice | None = None
         """Of the loaded model; None: not chosen yet."""
+        self._pooler: Pooler | None = None
         self._grammars = Grammars(self._load_compiler)
         self._overlaps = overlaps
         self._guard = StepGuard(on_failure=parallel.close)  # other ranks may wait for this one in the middle of a step
@@ -166,6 +168,7 @@ class Worker:
         )
         self._threads.choose(loaded.facts.num_parameters, loaded.dtype)
         self._model, self._weights, self._dtype, self.facts = loaded.model, loaded.weights, loaded.dtype, loaded.facts
+        self._pooler = loaded.pooler
         try:
             _ = self.cache_layout  # a scheduler that does not know it hears so before it asks for memory
         except ConfigError:
@@ -319,7 +322,7 @@ class Worker:
         if not self._had_cache:  # a scheduler that is back, and its clients, wait for a later one
             kv_cache.memory_ahead.take_early()
             self._had_cache = True
-        swap_block_ns = kv_cache.time_swap() if num_cpu_blocks else 0
+        swap_block_ns = kv_cache.time_swap() if num_cpu_blocks and num_blocks else 0
         self._runner = ModelRunner(
             model=model,
             kv_cache=kv_cache,
@@ -338,6 +341,7 @@ class Worker:
             states=states,
             decode_graphs=recorded_graphs(loaded, kv_cache) if device.device.type == "cuda" else None,
             attention=loaded.attention,
+            pooler=self._pooler,
             overlaps=self._can_overlap(loaded) if self._overlaps is None else self._overlaps,
         )
         self._guard.forget_failure()

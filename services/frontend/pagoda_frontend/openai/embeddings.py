@@ -7,7 +7,6 @@ import numpy as np
 import orjson
 from fastapi import Request, Response
 
-from pagoda_common.errors import InvalidRequest
 from pagoda_common.params.outputs import Embedding
 from pagoda_common.params.pooling_params import POOLED, PoolingParams
 from pagoda_common.params.truncation import truncation_of
@@ -16,7 +15,7 @@ from pagoda_frontend.http.calls import call_of, tenant_of
 from pagoda_frontend.http.sse import unless_disconnected
 from pagoda_frontend.openai.protocol import EmbeddingBody
 from pagoda_frontend.requests.call_context import unique_id
-from pagoda_frontend.requests.embeddings import embedding_of, embedding_prompts
+from pagoda_frontend.requests.embeddings import check_task, embedding_of, embedding_prompts
 from pagoda_frontend.requests.params import check_cache_salt, check_unsupported
 from pagoda_frontend.requests.run import CollectedSequence, Run
 from pagoda_frontend.requests.served_model import ServedModel
@@ -48,7 +47,7 @@ class Embeddings:
         call = call_of(request.headers, body, tenant=tenant_of(request, serving=serving), request_id=request_id)
         check_unsupported(body, UNSUPPORTED)
         check_cache_salt(body.cache_salt)
-        _check_dimensions(body, model)
+        check_task(model, "embed", dimensions=body.dimensions)
         prompts = await _prompts(body, model)
         run = Run(
             call,
@@ -74,14 +73,7 @@ class Embeddings:
 
 def _pooling_of(body: EmbeddingBody) -> PoolingParams:
     given = body.use_activation if body.use_activation is not None else body.normalize
-    return PoolingParams(normalize=given is not False)
-
-
-def _check_dimensions(body: EmbeddingBody, model: ServedModel) -> None:
-    size = model.embedding_size
-    if body.dimensions is not None and body.dimensions != size and size:
-        text = f"dimensions must be {size}, the model's embeddings cannot be shortened, got {body.dimensions}"
-        raise InvalidRequest(text, field="dimensions")
+    return PoolingParams(task="embed", normalize=given, dimensions=body.dimensions)
 
 
 async def _prompts(body: EmbeddingBody, model: ServedModel) -> list[list[int]]:

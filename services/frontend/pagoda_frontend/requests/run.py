@@ -95,6 +95,9 @@ class Run:
             pooling: each prompt's embedding instead of its continuation; n is 1 then.
             is_scoring: what is generated is not given out.
         """
+        if pooling is None and model.only_pools:
+            text = f"the model makes no text: it can {', '.join(model.pooling_tasks)}"
+            raise InvalidRequest(text, field="model")
         self.call = call
         self.model = model
         self.prompts = prompts

@@ -9,6 +9,7 @@ from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.config.generation_config import resolve_generation_config
 from pagoda_common.config.structured_outputs_config import StructuredOutputsDefaults, structured_outputs_defaults
 from pagoda_common.engine.interface import Engine
+from pagoda_common.params.pooling_params import PoolingTask
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_common.version import VERSION
 from pagoda_frontend.budget.work_pool import WorkPool
@@ -30,6 +31,16 @@ class ServedModel:
     vocab_size: int
     embedding_size: int
     """Values of an embedding; 0: the worker makes none."""
+    pooling_tasks: tuple[PoolingTask, ...] = ()
+    """What can be made of a prompt, the default first; empty: an embedding."""
+    only_pools: bool = False
+    """It makes no text."""
+    labels: tuple[str, ...] = ()
+    """That it tells apart."""
+    has_matryoshka: bool = False
+    """Embeddings may be shortened."""
+    matryoshka_dimensions: tuple[int, ...] = ()
+    """To these lengths; empty: any."""
     defaults: SamplingDefaults
     structured_outputs: StructuredOutputsDefaults
     """Options of structured outputs that hold for every request."""
@@ -80,6 +91,11 @@ async def load_served_model(
         max_model_len=summary.max_model_len,
         vocab_size=summary.vocab_size,
         embedding_size=summary.embedding_size,
+        pooling_tasks=summary.pooling_tasks,
+        only_pools=summary.only_pools,
+        labels=summary.labels,
+        has_matryoshka=summary.has_matryoshka,
+        matryoshka_dimensions=summary.matryoshka_dimensions,
         defaults=sampling_defaults(
             resolve_generation_config(
                 summary.generation_config_json,

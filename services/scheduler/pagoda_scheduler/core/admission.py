@@ -27,9 +27,16 @@ class Admission:
     """The bounds of one scheduler."""
 
     def __init__(
-        self, *, config: SchedulerConfig, waiting: WaitingQueue, max_model_len: int, vocab_size: int | None = None
+        self,
+        *,
+        config: SchedulerConfig,
+        waiting: WaitingQueue,
+        max_model_len: int,
+        vocab_size: int | None = None,
+        only_pools: bool = False,
     ) -> None:
-        """`vocab_size`: of the model; None takes every token id."""
+        """`vocab_size`: of the model; None takes every token id. `only_pools`: it makes no tokens."""
+        self._only_pools = only_pools
         self._config = config
         self._waiting = waiting
         self._max_model_len = max_model_len
@@ -50,10 +57,12 @@ class Admission:
 
         Raises:
             RequestTooLong: the prompt does not fit the context, or a step.
-            InvalidRequest: a token is not in the vocabulary.
+            InvalidRequest: a token is not in the vocabulary, or the model makes no text.
         """
         for request in requests:
             num_tokens, budget = request.num_prompt_tokens, self._config.max_num_batched_tokens
+            if self._only_pools and request.pooling is None:
+                raise InvalidRequest("the model makes no text: requests to it have pooling", field="pooling")
             if request.pooling is not None:
                 if num_tokens > self._max_model_len:
                     text = f"prompt has {num_tokens} tokens, max_model_len is {self._max_model_len}"

@@ -51,8 +51,11 @@ class Scheduler:
         """`sizes`, `max_model_len`, `swap_block_ns`: measured by the worker; `groups`: of its model's layers;
         `vocab_size`: None takes every id; `num_speculative_tokens`: draft tokens that it may try for a sequence;
         `constraints`: those that it compiles ahead of steps, None: none."""
-        if computes_whole(groups):
-            config = replace(config, enable_chunked_prefill=False)
+        self.computes_whole = computes_whole(groups)
+        """Every sequence runs in one step, whole: the model makes no tokens."""
+        if self.computes_whole:
+            budget = max(config.max_num_batched_tokens, max_model_len)
+            config = replace(config, enable_chunked_prefill=False, max_num_batched_tokens=budget)
         self._config = config
         self.kv = KVCacheManager(
             sizes=sizes if config.preemption_mode != "recompute" else sizes.on_device(),
@@ -66,7 +69,11 @@ class Scheduler:
         self.running: list[Request] = []
         self.waiting = QUEUES[config.policy]()
         self.admission = Admission(
-            config=config, waiting=self.waiting, max_model_len=self.max_model_len, vocab_size=vocab_size
+            config=config,
+            waiting=self.waiting,
+            max_model_len=self.max_model_len,
+            vocab_size=vocab_size,
+            only_pools=self.computes_whole,
         )
         self.parked: dict[Request, None] = {}
         """Sequences that wait for their reader, outside of the queue."""

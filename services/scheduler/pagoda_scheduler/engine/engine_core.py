@@ -8,6 +8,7 @@ from typing import Protocol
 
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.errors import InvalidRequest, NotReady, PagodaError
+from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
 from pagoda_scheduler.core.constraint_holds import ConstraintHolds
@@ -179,7 +180,13 @@ class EngineCore:
         timeline, self._timeline = self._timeline, Timeline()  # no request's step is in the metrics
         params = SamplingParams(temperature=0.0, max_tokens=1, seed=0, ignore_eos=True)
         model_len = self.scheduler.max_model_len
-        request = Request(request_id="warm-up", prompt_token_ids=[0], sampling_params=params, max_model_len=model_len)
+        request = Request(
+            request_id="warm-up",
+            prompt_token_ids=[0],
+            sampling_params=params,
+            max_model_len=model_len,
+            pooling=PoolingParams() if self.scheduler.computes_whole else None,
+        )
         self.add(request)
         result = await done
         self._deliver, self._timeline = deliver, timeline

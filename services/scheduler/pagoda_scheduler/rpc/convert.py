@@ -58,6 +58,10 @@ def worker_config_to_proto(config: EngineConfig) -> worker_pb2.WorkerConfig:
         attention_backend=model.attention_backend,
         enforce_eager=model.enforce_eager,
         model_impl=model.model_impl,
+        runner=model.runner,
+        convert=model.convert,
+        pooler_config=model.pooler_config,
+        hf_overrides=model.hf_overrides,
         kv_cache_dtype=cache.kv_cache_dtype,
         takes_cache_groups=True,
     )
@@ -222,6 +226,10 @@ def _prompt_logprobs(message: worker_pb2.PromptLogprobs) -> PromptLogprobRows:
 def _embeddings(message: worker_pb2.PooledColumns) -> dict[int, bytes]:
     """By slot."""
     slots = np.frombuffer(message.slots, dtype="<u2").tolist()
+    if message.counts:
+        ends = np.cumsum(np.frombuffer(message.counts, dtype=U32), dtype=np.int64) * F32.itemsize
+        starts = [0, *ends.tolist()]
+        return {slot: message.values[starts[place] : starts[place + 1]] for place, slot in enumerate(slots)}
     size = len(message.values) // max(1, len(slots))
     return {slot: message.values[place * size : (place + 1) * size] for place, slot in enumerate(slots)}
 

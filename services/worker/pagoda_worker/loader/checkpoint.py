@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from pagoda_common.config.engine_config import ModelConfig
+from pagoda_common.config.generation_config import parse_object
 from pagoda_common.config.model_files import resolve_model
 from pagoda_common.errors import ModelLoadError
 from pagoda_common.text.tokenizer_files import TokenizerFiles
 from pagoda_worker.loader.config_bounds import check_config
-from pagoda_worker.loader.sentence_pooling import check_sentence_pooling
+from pagoda_worker.pooling.pooling_files import NO_FILES, PoolingFiles, read_pooling_files
 
 logger = logging.getLogger(__name__)
 
-HUB_PATTERNS = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja"]
+HUB_PATTERNS = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "*_linear.pt", "*_Dense/pytorch_model.bin"]
 INDEX_FILE = "model.safetensors.index.json"
 
 
@@ -32,6 +33,8 @@ class Checkpoint:
     """The same as text; empty when there is none."""
     tokenizer_eos_token_id: int | None = None
     """The tokenizer's eos_token; None where its files name none."""
+    pooling: PoolingFiles = NO_FILES
+    """What sentence-transformers' files say."""
 
     @property
     def eos_token_ids(self) -> list[int]:
@@ -86,24 +89,24 @@ def open_checkpoint(config: ModelConfig) -> Checkpoint:
     """Find the model and read its configuration.
 
     Raises:
-        ModelLoadError: no such directory or hub id, no config.json, one that is no JSON object, or another
-            pooling than of the last token.
+        ModelLoadError: no such directory or hub id, no config.json, one that is no JSON object, or a pooling that is
+            not known.
     """
     place = resolve_model(config.model)
     directory = place if isinstance(place, Path) else _download(config)
     path = directory / "config.json"
     if not path.is_file():
         raise ModelLoadError(f"{directory} has no config.json")
-    check_sentence_pooling(directory)
     generation_path = directory / "generation_config.json"
     has_generation = generation_path.is_file()
-    values = _read_json(path)
+    values = _read_json(path) | parse_object(config.hf_overrides, field="hf_overrides")
     check_config(values)
     return Checkpoint(
         directory=directory,
         config=values,
         generation_config=_read_json(generation_path) if has_generation else None,
         generation_config_json=generation_path.read_text(encoding="utf-8") if has_generation else "",
+        pooling=read_pooling_files(directory),
         tokenizer_eos_token_id=TokenizerFiles.read(directory).find_token_id("eos_token"),
     )
 
@@ -125,7 +128,9 @@ def _download(config: ModelConfig) -> Path:
     logger.info("downloading %s from the hub", config.model)
     try:
         patterns = (
-            ["config.json", "modules.json", "*_Pooling/config.json"] if config.load_format == "dummy" else HUB_PATTERNS
+            ["config.json", "modules.json", "sentence_*_config.json", "*_*/config.json"]
+            if config.load_format == "dummy"
+            else HUB_PATTERNS
         )
         return Path(snapshot_download(config.model, revision=config.revision, allow_patterns=patterns))
     except Exception as error:

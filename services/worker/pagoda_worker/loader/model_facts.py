@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from pagoda_common.params.pooling_params import PoolingTask
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFacts:
@@ -24,4 +26,12 @@ class ModelFacts:
     quantization: str = ""
     """How its matrices are held: a scheme such as int4-g128, or the method of its checkpoint; empty: as floats."""
     embedding_size: int = 0
-    """Values of the final hidden state that logits are computed of."""
+    """Values of an embedding."""
+    pooling_tasks: tuple[PoolingTask, ...] = ()
+    """What can be made of a prompt, the default first."""
+    only_pools: bool = False
+    """It generates nothing."""
+    labels: tuple[str, ...] = ()
+    """That it tells apart."""
+    matryoshka: tuple[int, ...] | None = None
+    """Lengths that embeddings may be shortened to, none of which is any; None: they may not."""

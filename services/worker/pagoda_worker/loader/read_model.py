@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from pagoda_common.config.engine_config import EngineConfig
+from pagoda_common.config.pooler_config import pooler_config
 from pagoda_common.config.quantization import OnlineQuantization, parse_quantization
 from pagoda_common.config.weights_source import WeightsSource
 from pagoda_common.errors import ConfigError
@@ -14,13 +15,15 @@ from pagoda_common.process.startup_marks import mark
 from pagoda_kernels.native.library import load_native
 from pagoda_kernels.selection import use_references
 from pagoda_worker.loader.build import ModelBuilder
-from pagoda_worker.loader.checkpoint import open_checkpoint
+from pagoda_worker.loader.checkpoint import Checkpoint, open_checkpoint
 from pagoda_worker.loader.model_facts import ModelFacts
 from pagoda_worker.loader.model_weights import ModelWeights, stored_quantization
 from pagoda_worker.loader.weights import Progress
 from pagoda_worker.memory.device import choose_dtype, reference_kernels
 from pagoda_worker.models.model import BuildConfig, Model
 from pagoda_worker.parallel.tensor_parallel import TensorParallel
+from pagoda_worker.pooling.make_pooler import make_pooler
+from pagoda_worker.pooling.pooler import Pooler
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +37,7 @@ class ReadModel:
     facts: ModelFacts
     dtype: torch.dtype
     """Of weights and activations."""
+    pooler: Pooler
 
 
 def read_model(
@@ -58,10 +62,10 @@ def read_model(
         load_native()
         mark("load kernels")
     checkpoint = open_checkpoint(config.model)
-    build_config = BuildConfig(checkpoint=checkpoint.config, engine=config.model)
+    build_config = BuildConfig(checkpoint=checkpoint.config, engine=config.model, pooling=checkpoint.pooling)
     builder = ModelBuilder(config=build_config, parallel=parallel)
     model = builder.build()
-    max_model_len = config.model.fixed_max_model_len or model.max_position_embeddings
+    max_model_len = config.model.fixed_max_model_len or _longest(model, checkpoint)
     if max_model_len > model.max_position_embeddings:
         raise ConfigError(
             f"max_model_len is {max_model_len}, the model was made for {model.max_position_embeddings} tokens",
@@ -76,6 +80,15 @@ def read_model(
     weights.reload(source, progress)
     mark("load weights")
     model.prepare(max_model_len=max_model_len, device=device)
+    pooler = make_pooler(
+        model=model,
+        files=checkpoint.pooling,
+        asked=pooler_config(config.model.pooler_config),
+        checkpoint=checkpoint.config,
+        directory=checkpoint.directory,
+        weight_files=checkpoint.weight_files() if checkpoint.config.get("classifier_from_token") else (),
+        device=device,
+    )
     facts = ModelFacts(
         model=config.model.model,
         architecture=model.architecture,
@@ -87,7 +100,11 @@ def read_model(
         generation_config_json=checkpoint.generation_config_json,
         num_parameters=num_parameters,
         weight_bytes=weights.num_bytes,
-        embedding_size=model.embedding_size,
+        embedding_size=pooler.spec.num_values,
+        pooling_tasks=pooler.spec.tasks,
+        only_pools=model.only_pools,
+        labels=pooler.spec.labels,
+        matryoshka=pooler.spec.matryoshka,
         quantization=online.name if isinstance(online, OnlineQuantization) else stored[0] if stored else "",
     )
     logger.info(
@@ -99,4 +116,10 @@ def read_model(
         max_model_len,
         time.monotonic() - started,
     )
-    return ReadModel(model=model, weights=weights, facts=facts, dtype=dtype)
+    return ReadModel(model=model, weights=weights, facts=facts, dtype=dtype, pooler=pooler)
+
+
+def _longest(model: Model, checkpoint: Checkpoint) -> int:
+    """Tokens of context: what the model was made for, and no more than its embeddings were trained with."""
+    longest = model.max_position_embeddings
+    return min(longest, checkpoint.pooling.max_seq_length or longest) if model.only_pools else longest

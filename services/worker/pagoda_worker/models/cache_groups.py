@@ -47,6 +47,8 @@ class CacheLayout:
     """With blocks; full ones first."""
     recurrent: tuple[int, ...] = ()
     """Layers with a state, rising."""
+    uncached: tuple[int, ...] = ()
+    """Layers that keep nothing: sequences are computed whole."""
 
     @property
     def buffers(self) -> tuple[int, ...]:
@@ -65,7 +67,7 @@ class CacheLayout:
     @property
     def is_plain(self) -> bool:
         """Every layer keeps every token."""
-        return not self.recurrent and len(self.groups) == 1 and self.groups[0].kind == "full"
+        return not self.recurrent and not self.uncached and len(self.groups) == 1 and self.groups[0].kind == "full"
 
     @property
     def has_windows(self) -> bool:
@@ -74,8 +76,9 @@ class CacheLayout:
 
     @property
     def all_groups(self) -> tuple[CacheGroup, ...]:
-        """Those with blocks, then the one with states if there is one."""
-        return self.groups + ((CacheGroup("recurrent", self.recurrent),) if self.recurrent else ())
+        """Those with blocks, then the one with states, then the one that keeps nothing, where there are such."""
+        others = (("recurrent", self.recurrent), ("none", self.uncached))
+        return self.groups + tuple(CacheGroup(kind, layers) for kind, layers in others if layers)  # type: ignore[arg-type]
 
 
 def plain_layout(num_layers: int) -> CacheLayout:
@@ -102,9 +105,10 @@ def make_layout(declared: Sequence[CacheGroup], *, max_model_len: int, knows_gro
             every token.
 
     Raises:
-        ConfigError: the model has states, and the scheduler knows none.
+        ConfigError: the model has states, or keeps nothing, and the scheduler does not know that.
     """
     recurrent = tuple(sorted(layer for group in declared if group.kind == "recurrent" for layer in group.layers))
+    uncached = tuple(sorted(layer for group in declared if group.kind == "none" for layer in group.layers))
     paged: dict[int | None, list[int]] = {None: []}
     for group in declared:
         if group.has_blocks:
@@ -113,6 +117,11 @@ def make_layout(declared: Sequence[CacheGroup], *, max_model_len: int, knows_gro
     if recurrent and not knows_groups:
         raise ConfigError(
             "the model has layers with a recurrent state, which this scheduler does not know: upgrade the scheduler",
+            field="takes_cache_groups",
+        )
+    if uncached and not knows_groups:
+        raise ConfigError(
+            "the model keeps no cache, which this scheduler does not know: upgrade the scheduler",
             field="takes_cache_groups",
         )
     kinds = {window: sorted(layers) for window, layers in paged.items() if layers}
@@ -124,7 +133,7 @@ def make_layout(declared: Sequence[CacheGroup], *, max_model_len: int, knows_gro
         for window, layers in kinds.items()
         for start in range(0, len(layers), size)
     ]
-    return CacheLayout(tuple(groups), recurrent)
+    return CacheLayout(tuple(groups), recurrent, uncached)
 
 
 def group_size(*, num_full: int, num_others: Sequence[int] = ()) -> int:

@@ -46,6 +46,10 @@ class ForwardContext:
 
     states: Sequence[tuple[Tensor, ...]] = ()
     """Of each recurrent layer, [num_rows, …] each (StatePool)."""
+    starts: Sequence[int] = ()
+    """First token of each sequence, then the number of tokens: of models that see whole sequences."""
+    token_types: Tensor | None = None
+    """[num_tokens] int64: 1 for tokens of the second text of a pair; None: there are no pairs."""
     recurrent: RecurrentBatch | None = None
     """The batch, as recurrent layers need it; None: the model has none."""
 

@@ -4,12 +4,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from pagoda_common.config.engine_config import ModelConfig
+from pagoda_common.config.pooler_config import PoolingType
 from pagoda_kernels.decoder.composed_layers import ComposedLayers
 from pagoda_kernels.decoder.decoder_layers import DecoderLayers
 from pagoda_worker.models.cache_groups import CacheGroup, groups_by_window
@@ -17,6 +18,7 @@ from pagoda_worker.models.forward_context import ForwardContext
 from pagoda_worker.models.hf_config import HfConfig
 from pagoda_worker.models.weights import WeightNames
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
+from pagoda_worker.pooling.pooling_files import NO_FILES, PoolingFiles
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +29,8 @@ class BuildConfig:
     """config.json, as it was read."""
     engine: ModelConfig = field(default_factory=ModelConfig)
     """What the engine was asked for."""
+    pooling: PoolingFiles = NO_FILES
+    """What stands beside config.json."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +112,8 @@ class Model(nn.Module, ABC):
     num_layers: int
     attention_layers: tuple[AttentionLayer, ...]
     """In the order in which they run, this rank's part: layer i has cache i."""
+    only_pools: bool = False
+    """It generates nothing, and sees each sequence whole."""
     recurrent_layers: tuple[RecurrentLayer, ...] = ()
     """In the order in which they run, this rank's part: layer i has state i."""
     sharding: WeightSharding = Unsharded()
@@ -194,6 +200,28 @@ class Model(nn.Module, ABC):
         """What waits for the host within a decode step on an accelerator, so that no graph can be recorded; None:
         nothing."""
         return None
+
+
+Head: TypeAlias = Literal["none", "sequence", "token", "vocabulary"]
+"""What stands behind hidden states: nothing, labels of a text, labels of a token, logits of the vocabulary."""
+
+
+class PoolingHeads(ABC):
+    """What a model has besides that sees whole sequences, for labels and scores."""
+
+    head: Head
+    num_labels: int
+    """0: it tells none apart."""
+    label_pooling: PoolingType
+    """What stands for a text where no file says so, and what its head takes."""
+
+    @abstractmethod
+    def classify(self, pooled: Tensor) -> Tensor:
+        """[n, embedding_size], one vector a text, to [n, num_labels] float32 logits."""
+
+    @abstractmethod
+    def classify_tokens(self, hidden: Tensor) -> Tensor:
+        """[n, embedding_size], one vector a token, to [n, num_labels or vocab_size] float32 logits."""
 
 
 class ModelFactory(Protocol):

@@ -1,8 +1,10 @@
 """Architecture names of config.json to the families that can run them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from pagoda_common.config.pooler_config import pooler_config
 from pagoda_common.errors import ModelLoadError
 from pagoda_worker.models.bloom import BLOOM_NAMES, MPT_NAMES, bloom_spec, mpt_spec
 from pagoda_worker.models.cohere import COHERE_NAMES, cohere2_spec, cohere_spec
@@ -40,7 +42,7 @@ from pagoda_worker.models.llama import (
     seed_oss_spec,
     smollm3_spec,
 )
-from pagoda_worker.models.model import BuildConfig, ModelFactory
+from pagoda_worker.models.model import BuildConfig, Head, ModelFactory
 from pagoda_worker.models.moe import (
     MIXTRAL_NAMES,
     QWEN_MOE_NAMES,
@@ -142,6 +144,14 @@ FAMILIES: dict[str, Family] = {
 """Supported architectures. Two have two names: LLaMAForCausalLM and MPTForCausalLM stand in early checkpoints."""
 
 
+_GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_HEADS: tuple[tuple[str, Head], ...] = (
+    ("ForSequenceClassification", "sequence"),
+    ("ForTokenClassification", "token"),
+)
+_POOLING = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForPreTraining")
+"""Ends of architectures that generate nothing."""
+
 MODEL_TYPES: dict[str, str] = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -226,6 +236,35 @@ def family_of(config: HfConfig) -> Family:
     raise ModelLoadError(f"architecture {found} is not supported; supported are {', '.join(FAMILIES)}")
 
 
+def pooling_head(config: BuildConfig, names: Sequence[str]) -> Head | None:
+    """The head of a checkpoint that is to see whole sequences; None: it generates, and embeds the last token.
+
+    Args:
+        names: architectures of the checkpoint.
+    """
+    engine, files = config.engine, config.pooling
+    if engine.runner == "generate":
+        return None
+    generates = any(name.endswith(_GENERATING) for name in names)
+    needs_all = (
+        files.poolings not in ((), ("last",))
+        or (files.has_modules and not files.has_pooling)
+        or config.checkpoint.get("is_causal") is False
+        or config.checkpoint.get("use_bidirectional_attention") is True
+        or pooler_config(engine.pooler_config).pooling_type not in (None, "last")
+    )
+    if generates and engine.runner == "auto" and not needs_all and engine.convert in ("auto", "none"):
+        return None
+    name = names[0] if names else ""
+    if not generates and not name.endswith(_POOLING) and engine.runner == "auto" and not files.has_modules:
+        return None
+    if files.is_sparse or name.endswith("SpladeSparseEmbeddingModel"):
+        return "vocabulary"
+    if engine.convert == "embed":
+        return "none"
+    return next((head for ending, head in _HEADS if name.endswith(ending)), "none")
+
+
 def factory_of(config: BuildConfig) -> ModelFactory:
     """What builds the model of a checkpoint, as --model-impl says: an installed package, a family of ours, or
     transformers.
@@ -234,6 +273,10 @@ def factory_of(config: BuildConfig) -> ModelFactory:
         ModelLoadError: none of its architectures is supported.
     """
     asked, names = config.engine.model_impl, architectures_of(config.checkpoint)
+    if asked != "pagoda" and (head := pooling_head(config, names)) is not None:
+        from pagoda_worker.models.encoders.encoder import EncoderModel
+
+        return partial(EncoderModel, head=head)
     if asked != "transformers" and (installed := installed_factory(names)) is not None:
         return installed
     has_family = find_family(config.checkpoint) is not None and not is_foreign(config.checkpoint)

@@ -12,6 +12,7 @@ from pagoda_common.config.engine_config import (
     ActivationQuantization,
     AttentionBackend,
     CacheConfig,
+    Convert,
     Device,
     DType,
     EngineConfig,
@@ -20,10 +21,11 @@ from pagoda_common.config.engine_config import (
     LogprobsMode,
     ModelConfig,
     ModelImpl,
+    Runner,
     SchedulerConfig,
 )
 from pagoda_common.config.speculative_config import SpeculativeConfig
-from pagoda_common.engine.convert import pooling_params_from_proto, sampling_params_from_proto
+from pagoda_common.engine.convert import POOLING_TASKS, pooling_params_from_proto, sampling_params_from_proto
 from pagoda_common.errors import InvalidRequest, PagodaError
 from pagoda_worker.loader.model_facts import ModelFacts
 from pagoda_worker.models.cache_groups import CacheGroup, CacheKind
@@ -63,6 +65,10 @@ def engine_config_from_proto(message: worker_pb2.WorkerConfig) -> EngineConfig:
             attention_backend=cast("AttentionBackend", message.attention_backend or "auto"),
             enforce_eager=message.enforce_eager,
             model_impl=cast("ModelImpl", message.model_impl or "auto"),
+            runner=cast("Runner", message.runner or "auto"),
+            convert=cast("Convert", message.convert or "auto"),
+            pooler_config=message.pooler_config,
+            hf_overrides=message.hf_overrides,
             seed=message.seed,
         ),
         cache=CacheConfig(
@@ -114,6 +120,11 @@ def model_facts_to_proto(facts: ModelFacts, groups: Sequence[CacheGroup] = ()) -
         weight_bytes=facts.weight_bytes,
         quantization=facts.quantization,
         embedding_size=facts.embedding_size,
+        pooling_tasks=[POOLING_TASKS[task] for task in facts.pooling_tasks],
+        only_pools=facts.only_pools,
+        labels=facts.labels,
+        has_matryoshka=facts.matryoshka is not None,
+        matryoshka_dimensions=facts.matryoshka or (),
         cache_groups=[
             types_pb2.CacheGroup(kind=_CACHE_KINDS[group.kind], num_layers=len(group.layers), window=group.window or 0)
             for group in groups
@@ -236,7 +247,10 @@ def step_output_to_proto(output: StepOutput, request: worker_pb2.ExecuteModelReq
         message.prompt_logprobs.add(slot=chunk.slot, start=chunk.start, logprobs=_logprobs(chunk.logprobs))
     if output.pooled is not None:
         message.pooled.slots = _bytes(output.pooled.slots, "<u2")
-        message.pooled.values = _bytes(output.pooled.values, "<f4")
+        message.pooled.values = b"".join(_bytes(one, "<f4") for one in output.pooled.values)
+        counts = [one.size for one in output.pooled.values]
+        if len(set(counts)) > 1:
+            message.pooled.counts = _bytes(np.array(counts), "<u4")
     for bad in output.bad_slots:
         message.bad_slots.add(slot=bad.slot, code=int(bad.code), message=bad.message, field=bad.field)
     return message

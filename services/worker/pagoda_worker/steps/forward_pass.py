@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -90,7 +91,7 @@ class ForwardPass:
         if token_ids is None:
             token_ids = to_device(inputs.input_ids, self._device)
         positions = to_device(inputs.positions, self._device)
-        context = self._context(inputs, positions)
+        context = self._whole(inputs) if self._model.only_pools else self._context(inputs, positions)
         clock.prepared()
         if self.fused is not None and self.fused.has_ends and not needs_hidden:
             rows = to_device(logit_rows, self._device)
@@ -107,6 +108,24 @@ class ForwardPass:
         if rows.size != hidden.shape[0]:
             hidden = hidden.index_select(0, to_device(rows, self._device))
         return self._model.compute_logits(hidden)
+
+    def _whole(self, inputs: ForwardInputs) -> ForwardContext:
+        """Of a model that sees whole sequences and keeps nothing of them."""
+        lengths = inputs.num_scheduled_tokens
+        token_types: Tensor | None = None
+        if inputs.second_texts.size:
+            seconds = np.repeat(np.where(inputs.second_texts > 0, inputs.second_texts, 1 << 40), lengths)
+            token_types = to_device((inputs.positions >= seconds).astype(np.int64), self._device)
+        return ForwardContext(
+            plans=(),
+            slot_mappings=(),
+            k_caches=(),
+            v_caches=(),
+            places={},
+            rotary={},
+            starts=[0, *np.cumsum(lengths).tolist()],
+            token_types=token_types,
+        )
 
     def _context(self, inputs: ForwardInputs, positions: Tensor) -> ForwardContext:
         backend = self._attention.for_step(inputs.num_scheduled_tokens, inputs.seq_lens)

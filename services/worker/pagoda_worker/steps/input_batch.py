@@ -55,6 +55,8 @@ class ForwardInputs:
     bad_slots: list[BadSlot] = field(default_factory=list)
     pooled: IntArray = field(default_factory=lambda: NO_INTS)
     """[num_pooled] rows that would sample, but for their embedding's sake do not: places in the columns above."""
+    second_texts: IntArray = field(default_factory=lambda: NO_INTS)
+    """[num_rows] first token of the second text of a pair, 0: there is none; empty: there are no pairs."""
 
     @property
     def block_table(self) -> npt.NDArray[np.int32]:
@@ -271,7 +273,7 @@ class InputBatch:
         batch_rows = np.arange(slots.size)
         seq_lens = self.num_computed_tokens[slots] + num_scheduled
         num_tokens = self.num_tokens[slots]
-        capacity = self.num_blocks_of[slots] * self._block_size
+        capacity = self._capacity(slots)
         is_good = (
             self.is_in_use[slots]
             & (num_scheduled > 0)
@@ -289,7 +291,7 @@ class InputBatch:
             if step.num_lookahead_tokens.size != step.num_seqs:
                 size = step.num_lookahead_tokens.size
                 raise ValueError(f"num_lookahead_tokens has {size} entries for {step.num_seqs} slots")
-            capacity = self.num_blocks_of[slots] * self._block_size
+            capacity = self._capacity(slots)
             room = np.minimum(capacity, self._max_num_tokens[slots] - 1) - seq_lens
             most = np.minimum(step.num_lookahead_tokens[batch_rows], room).clip(min=0)
             most[~self.takes_drafts[slots] | (seq_lens != num_tokens)] = 0
@@ -306,7 +308,7 @@ class InputBatch:
         if self.poolers:
             is_pooled = is_sampled & np.isin(slots, list(self.poolers))
             is_sampled, pooled = is_sampled & ~is_pooled, np.flatnonzero(is_pooled)
-        block_ids = self.block_tables[:, token_slots, positions // self._block_size].astype(np.int64, order="C")
+        block_ids, tables = self._block_ids(token_slots, positions)
         max_blocks = -(-int(seq_lens.max(initial=0)) // self._block_size)
         return ForwardInputs(
             batch_rows=batch_rows,
@@ -314,14 +316,32 @@ class InputBatch:
             num_scheduled_tokens=num_scheduled,
             num_draft_tokens=num_draft,
             seq_lens=seq_lens,
-            block_tables=self.block_tables[:, slots, :max_blocks],
+            block_tables=tables[:, slots, :max_blocks],
             input_ids=self.tokens[token_slots, positions].astype(np.int64),
             positions=positions,
             slot_mappings=block_ids * self._block_size + positions % self._block_size,
             is_sampled=is_sampled,
             bad_slots=bad_slots,
             pooled=pooled,
+            second_texts=self._second_texts(slots) if pooled.size else NO_INTS,
         )
+
+    def _second_texts(self, slots: IntArray) -> IntArray:
+        places = [self.poolers[slot].second_text_start if slot in self.poolers else 0 for slot in slots.tolist()]
+        return np.array(places, dtype=np.int64) if any(places) else NO_INTS
+
+    def _capacity(self, slots: IntArray) -> IntArray:
+        """[num_rows] tokens that the blocks of each hold; any number where there are no blocks."""
+        if not self._groups:
+            return np.full(slots.size, self._max_tokens, dtype=np.int64)
+        return self.num_blocks_of[slots] * self._block_size
+
+    def _block_ids(self, slots: IntArray, positions: IntArray) -> tuple[IntArray, npt.NDArray[np.int32]]:
+        """[num_groups, num_tokens] the block of each token, and the tables; empty where there are no blocks."""
+        if not self._groups:
+            return np.zeros((0, positions.size), dtype=np.int64), self.block_tables[:0]
+        block_ids = self.block_tables[:, slots, positions // self._block_size].astype(np.int64, order="C")
+        return block_ids, self.block_tables
 
     def _prepare_plain(self, slots: IntArray) -> ForwardInputs | None:
         """Most steps, in a tenth of the time; None: it is not one of these."""

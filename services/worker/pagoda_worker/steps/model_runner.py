@@ -16,6 +16,7 @@ from pagoda_worker.memory.kv_cache import KVCache
 from pagoda_worker.memory.state_pool import StatePool
 from pagoda_worker.models.model import Model
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
+from pagoda_worker.pooling.pooler import LAST_TOKEN, Pooler
 from pagoda_worker.sampling.drafter import Drafter
 from pagoda_worker.sampling.grammars import Grammars, no_compiler
 from pagoda_worker.sampling.logits_processors import LogitsProcessors
@@ -53,9 +54,11 @@ class ModelRunner:
         decode_graphs: DecodeGraphs | None = None,
         overlaps: bool = False,
         attention: AttentionChoice | None = None,
+        pooler: Pooler | None = None,
     ) -> None:
         """
         Args:
+            pooler: makes embeddings of hidden states; None: of the last token.
             states: of recurrent layers.
             decode_graphs: recorded ones, over the same model and cache.
             attention: who computes attention in steps without a graph; None: our kernels.
@@ -118,6 +121,7 @@ class ModelRunner:
             parallel=parallel,
             device=device,
             logprobs_mode=logprobs_mode,
+            pooler=pooler or Pooler(spec=LAST_TOKEN),
         )
 
     @property

@@ -121,12 +121,12 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PooledColumns:
-    """Embeddings of sequences whose prompt is computed."""
+    """What was made of sequences whose prompt is computed."""
 
     slots: IntArray
     """[n]."""
-    values: FloatArray
-    """[n, hidden_size]."""
+    values: list[FloatArray]
+    """[n] the values of each: [size], or [num_tokens, size]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

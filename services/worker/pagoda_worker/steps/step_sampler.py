@@ -14,9 +14,9 @@ from pagoda_worker.memory.kv_cache import KVCache
 from pagoda_worker.memory.state_pool import StatePool
 from pagoda_worker.memory.transfers import to_device
 from pagoda_worker.parallel.tensor_parallel import TensorParallel
+from pagoda_worker.pooling.pooler import Pooler
 from pagoda_worker.sampling.logits_processors import LogitsProcessors
 from pagoda_worker.sampling.logprobs import logprob_columns
-from pagoda_worker.sampling.pooler import pool
 from pagoda_worker.sampling.prompt_logprobs import describes_prompts, prompt_logprobs
 from pagoda_worker.sampling.sampler import BAD_TOKEN, Sampler
 from pagoda_worker.sampling.sampling_columns import NO_LOGPROBS
@@ -47,8 +47,10 @@ class StepSampler:
         parallel: TensorParallel,
         device: torch.device,
         logprobs_mode: LogprobsMode,
+        pooler: Pooler,
     ) -> None:
         self._batch = batch
+        self._pooler = pooler
         self._forward = forward
         self._sampler = sampler
         self._processors = processors
@@ -207,16 +209,26 @@ class StepSampler:
         return self._batch.fail(slot, bad.code, bad.message)
 
     def _sanitize(self, slot: int) -> None:
-        self._kv_cache.sanitize(self._batch.readable_blocks(slot))
+        if self._kv_cache.k_caches:
+            self._kv_cache.sanitize(self._batch.readable_blocks(slot))
 
     def _pool(self, hidden: Tensor, inputs: ForwardInputs) -> PooledColumns | None:
         """The embeddings of the step. On every rank, which clean up alike; rank 0 tells them."""
-        pooled, bad = pool(hidden, inputs, self._batch.poolers)
-        for slot in bad.tolist():
+        slots, starts = inputs.slots[inputs.pooled], [0, *np.cumsum(inputs.num_scheduled_tokens).tolist()]
+        ids = to_device(inputs.input_ids, hidden.device)
+        if inputs.pooled.size != inputs.slots.size:  # beside sequences that sample: each by itself
+            hidden, ids, starts = _rows_of(hidden, ids, starts, inputs.pooled.tolist())
+        made = self._pooler.pool(hidden, ids, starts, [self._batch.poolers[slot] for slot in slots.tolist()])
+        values = [one.cpu().numpy() for one in made]
+        is_finite = np.array([bool(np.isfinite(one).all()) for one in values])
+        for slot in slots[~is_finite].tolist():
             self._sanitize(slot)
             message = "the model gave no finite hidden state for the prompt's last token"
             inputs.bad_slots.append(self._batch.fail(slot, Code.INTERNAL, message))
-        return pooled if self._parallel.is_leader else None
+        if not self._parallel.is_leader:
+            return None
+        kept = [one for one, is_good in zip(values, is_finite.tolist(), strict=True) if is_good]
+        return PooledColumns(slots=slots[is_finite], values=kept)
 
     def _prompt_logprobs(self, hidden: Tensor, inputs: ForwardInputs) -> list[PromptLogprobs]:
         return prompt_logprobs(
@@ -226,3 +238,11 @@ class StepSampler:
             is_normalised=self._gives_logprobs,
             is_leader=self._parallel.is_leader,
         )
+
+
+def _rows_of(hidden: Tensor, ids: Tensor, starts: list[int], rows: list[int]) -> tuple[Tensor, Tensor, list[int]]:
+    """Hidden states, ids and starts of some rows of a step."""
+    parts = [torch.arange(starts[row], starts[row + 1], device=hidden.device) for row in rows]
+    ends = np.cumsum([part.numel() for part in parts]).tolist()
+    places = torch.cat(parts)
+    return hidden.index_select(0, places), ids.index_select(0, places), [0, *ends]

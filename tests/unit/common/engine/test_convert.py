@@ -32,7 +32,7 @@ from pagoda_common.engine.convert import (
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.params.beam_search import BeamSearchParams, EarlyStopping
 from pagoda_common.params.fields import SamplingField
-from pagoda_common.params.pooling_params import PoolingParams
+from pagoda_common.params.pooling_params import TASKS, PoolingParams
 from pagoda_common.params.sampling_params import SAMPLING_FIELDS, SamplingParams
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
 
@@ -140,13 +140,17 @@ def test_a_beam_search_comes_back(early_stopping: EarlyStopping) -> None:
     assert beam_search_params_from_proto(types_pb2.BeamSearchParams(), n=2) == BeamSearchParams(beam_width=2)
 
 
-def test_pooling_comes_back_and_normalises_unless_told_otherwise() -> None:
+def test_pooling_comes_back() -> None:
     for normalize in (True, False):
-        params = PoolingParams(normalize=normalize)
-        message = pooling_params_to_proto(params)
-        assert_filled(message)
-        assert pooling_params_from_proto(message) == params
-    assert pooling_params_from_proto(types_pb2.PoolingParams()) == PoolingParams(normalize=True)
+        for task in TASKS:
+            more = {"dimensions": 7, "use_activation": not normalize, "second_text_start": 70_000}
+            params = PoolingParams(normalize=normalize, task=task, **more)
+            message = pooling_params_to_proto(params)
+            assert_filled(message)
+            assert pooling_params_from_proto(message) == params
+    assert pooling_params_from_proto(types_pb2.PoolingParams()) == PoolingParams()
+    assert not pooling_params_to_proto(PoolingParams()).HasField("normalize"), "the model's files decide"
+    assert pooling_params_from_proto(types_pb2.PoolingParams(task=99)).task is None, "of a version to come"  # type: ignore[arg-type]
 
 
 def test_an_error_comes_back_with_its_code_field_and_retry() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from pagoda_common.config.engine_config import CacheConfig, SchedulerConfig
-from pagoda_common.errors import RequestTooLong
+from pagoda_common.errors import InvalidRequest, RequestTooLong
 from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.scheduler import Scheduler
@@ -204,7 +204,7 @@ def test_swapping_moves_a_block_of_every_group_of_full_attention(
 
 def test_what_keeps_nothing_is_computed_whole() -> None:
     groups = (CacheGroup("none"),)
-    scheduler = make_scheduler(groups=groups, num_blocks=0, max_num_batched_tokens=20)
+    scheduler = make_scheduler(groups=groups, num_blocks=0, max_num_batched_tokens=15, max_model_len=20)
     worker = PretendWorker(groups=groups)
     requests = [make_request(name, 12, max_tokens=1, pooling=PoolingParams()) for name in "ab"]
     for request in requests:
@@ -212,5 +212,8 @@ def test_what_keeps_nothing_is_computed_whole() -> None:
     chunks = [step(scheduler, worker).num_scheduled_tokens for _ in requests]
     assert chunks == [[12], [12]], "neither is cut, and nothing of the first is found"
     assert [request.embedding for request in requests] == [PretendWorker.embedding(range(1000, 1012))] * 2
+    scheduler.admission.check_fits([make_request("c", 20, max_tokens=1, pooling=PoolingParams())])
     with pytest.raises(RequestTooLong):
         scheduler.admission.check_fits([make_request("c", 21, max_tokens=1, pooling=PoolingParams())])
+    with pytest.raises(InvalidRequest, match="the model makes no text"):
+        scheduler.admission.check_fits([make_request("d", 2, max_tokens=1)])

@@ -18,7 +18,12 @@ from pagoda_common.config.engine_config import (
 )
 from pagoda_common.config.speculative_config import SpeculativeConfig
 from pagoda_common.config.weights_source import WeightsSource
-from pagoda_common.engine.convert import sampling_params_from_proto, token_ids_from_bytes, weights_source_from_proto
+from pagoda_common.engine.convert import (
+    pooling_params_from_proto,
+    sampling_params_from_proto,
+    token_ids_from_bytes,
+    weights_source_from_proto,
+)
 from pagoda_common.errors import ConfigError
 from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_common.params.sampling_params import SamplingParams
@@ -63,7 +68,9 @@ def output(**more: Any) -> SchedulerOutput:
         block_ids=[70_001, 4],
         num_computed_tokens=6,
         is_beam=True,
-        pooling=PoolingParams(normalize=False),
+        pooling=PoolingParams(
+            normalize=False, task="score", dimensions=9, use_activation=True, second_text_start=70_006
+        ),
         group_block_ids=[[NO_BLOCK, 70_005], [6, 7]],
     )
     fields: dict[str, Any] = {
@@ -124,6 +131,7 @@ def test_every_field_of_a_new_sequence_is_on_the_wire() -> None:
     assert token_ids_from_bytes(message.prompt_token_ids) == list(range(300))
     assert token_ids_from_bytes(message.output_token_ids) == [70_000, 3]
     assert (list(message.eos_token_ids), message.is_beam, message.pooling.normalize) == ([2, 5], True, False)
+    assert pooling_params_from_proto(message.pooling) == new.pooling
     assert integers(message.block_ids) == [70_001, 4]
     assert integers(message.group_block_ids) == [NO_BLOCK, 70_005, 6, 7]
     assert sampling_params_from_proto(message.sampling_params) == new.sampling_params
@@ -210,7 +218,7 @@ def answer() -> worker_pb2.SamplerOutput:
 
 
 def test_every_field_of_an_answer_is_read() -> None:
-    assert missing(answer(), but=frozenset({"dimension", "size"})) == [], "the test's own message"
+    assert missing(answer(), but=frozenset({"dimension", "size", "counts"})) == [], "the test's own message"
     result = model_runner_output_from_proto(answer(), encode_ns=7, round_trip_ns=100_000)
     assert result.step == 43
     assert result.num_sampled_tokens == [2, 0, 1]
@@ -292,6 +300,10 @@ def distinct_config() -> EngineConfig:
             logprobs_mode="processed_logprobs",
             reference_kernels=("rms_norm",),
             enforce_eager=True,
+            runner="pooling",
+            convert="embed",
+            pooler_config='{"normalize": true}',
+            hf_overrides='{"is_causal": false}',
         ),
         cache=CacheConfig(
             block_size=32,

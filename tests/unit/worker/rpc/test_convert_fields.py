@@ -64,7 +64,7 @@ def test_an_answer_has_every_field() -> None:
         token_ids=np.array([70_000, 8]),
         logprobs=columns(1),
         prompt_logprobs=[PromptLogprobs(slot=4, start=257, logprobs=columns(2))],
-        pooled=PooledColumns(slots=np.array([300]), values=np.array([[0.5, -2.0]], dtype=np.float32)),
+        pooled=PooledColumns(slots=np.array([300]), values=[np.array([0.5, -2.0], dtype=np.float32)]),
         bad_slots=[BadSlot(slot=5, code=Code.INVALID_ARGUMENT, message="why", field="top_p")],
         timings=StepTimings(queue_ns=1, prepare_ns=2, forward_ns=3, sample_ns=4),
     )

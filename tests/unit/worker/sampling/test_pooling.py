@@ -63,7 +63,7 @@ def step(driver: Driver, counts: dict[int, int], new: Sequence[NewRequest] = ())
 def embeddings(output: StepOutput) -> dict[int, np.ndarray]:
     if output.pooled is None:
         return {}
-    assert output.pooled.values.dtype == np.float32
+    assert all(values.dtype == np.float32 for values in output.pooled.values)
     return dict(zip(output.pooled.slots.tolist(), output.pooled.values, strict=True))
 
 

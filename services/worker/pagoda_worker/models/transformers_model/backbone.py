@@ -17,6 +17,7 @@ from pagoda_worker.models.hf_config import HfConfig
 from pagoda_worker.models.transformers_model.attention import NAME, register
 
 _LOCK = threading.Lock()
+_REGISTER = nn.Module.register_parameter
 
 
 def build_backbone(config: HfConfig) -> PreTrainedModel:
@@ -29,7 +30,7 @@ def build_backbone(config: HfConfig) -> PreTrainedModel:
     parsed, model_class = parse_config(config)
     parsed._attn_implementation = NAME
     try:
-        with _LOCK, _parameters_on_meta():
+        with parameters_on_meta():
             model: PreTrainedModel = model_class._from_config(
                 parsed, attn_implementation=NAME, experts_implementation="eager", dtype=torch.float32
             )
@@ -85,18 +86,19 @@ def _model_class(config_class: Any, config: HfConfig) -> Any:
 
 
 @contextlib.contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def parameters_on_meta() -> Iterator[None]:
     """Give parameters of this thread no memory when a module takes them; buffers are computed as ever."""
-    register_parameter, thread = nn.Module.register_parameter, threading.get_ident()
+    register_parameter, thread = _REGISTER, threading.get_ident()
 
     def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if threading.get_ident() == thread and parameter is not None and not parameter.is_meta:
             parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
         register_parameter(module, name, parameter)
 
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
-    try:
-        with torch.device("cpu"):
-            yield
-    finally:
-        nn.Module.register_parameter = register_parameter  # type: ignore[method-assign]
+    with _LOCK:
+        nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
+        try:
+            with torch.device("cpu"):
+                yield
+        finally:
+            nn.Module.register_parameter = register_parameter  # type: ignore[method-assign]

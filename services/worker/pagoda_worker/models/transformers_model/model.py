@@ -1,7 +1,6 @@
 """TransformersModel: a causal language model of transformers as a Model. Knows no checkpoint files and no steps."""
 
 import inspect
-from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -10,27 +9,24 @@ from transformers.utils import ModelOutput
 
 from pagoda_common.errors import ModelLoadError
 from pagoda_worker.models.forward_context import ForwardContext
-from pagoda_worker.models.model import BuildConfig, Model
+from pagoda_worker.models.model import BuildConfig
 from pagoda_worker.models.transformers_model.attention import CURRENT, PassingCache, Run
 from pagoda_worker.models.transformers_model.backbone import build_backbone
 from pagoda_worker.models.transformers_model.hosted_experts import host_experts
 from pagoda_worker.models.transformers_model.hosted_layers import host_layers
-from pagoda_worker.models.transformers_model.names import backbone_weights
+from pagoda_worker.models.transformers_model.hosted_model import HostedModel
 from pagoda_worker.models.transformers_model.positions import position_offset
 from pagoda_worker.models.transformers_model.probe import model_inputs, probe
 from pagoda_worker.models.transformers_model.sharding import PlanSharding
-from pagoda_worker.models.weights import WeightNames
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx")
 """Where configs have the longest sequence."""
 UNBOUND_LENGTH = 32768
 """Tokens of a model that names no longest sequence."""
-VOLATILE = frozenset({"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache"})
-"""Entries of config.json that say nothing about what a model computes."""
 
 
-class TransformersModel(Model):
+class TransformersModel(HostedModel):
     """A module of transformers with paged attention and Pagoda's matrices.
 
     How it attends is not read but seen: a pass over two tokens without values notes what every layer asks for.
@@ -44,12 +40,10 @@ class TransformersModel(Model):
             self.backbone = build_backbone(config.checkpoint)
             host_layers(self.backbone, prefix=prefix, parallel=parallel)
             host_experts(self.backbone, prefix=prefix)
-            self._take_buffers()
+            self.take_buffers()
             seen = probe(self.backbone)
         except ModelLoadError as error:
             raise ModelLoadError(f"transformers cannot run {self.architecture} here: {error}") from error
-        options = {"model_type": None} | self.backbone.config.to_dict()  # first: it says the most
-        self._identity = {name: value for name, value in options.items() if name not in VOLATILE}
         self.sharding = PlanSharding(self, parallel)
         self._inner = (seen.inner,)  # in a tuple: it is a part of the backbone
         self._inner_output = seen.inner_output
@@ -64,59 +58,6 @@ class TransformersModel(Model):
         self._position_offset = position_offset(self.backbone)
         longest = longest_sequence(self.backbone.config.get_text_config(decoder=True))
         self.max_position_embeddings = longest - self._position_offset
-
-    def _take_buffers(self) -> None:
-        """Have persistent buffers as parameters, which a checkpoint may fill."""
-        self._constants: dict[str, Tensor] = {}
-        for name, module in self.backbone.named_modules():
-            for leaf, buffer in list(module.named_buffers(recurse=False)):
-                if leaf in module._non_persistent_buffers_set or not buffer.is_floating_point():
-                    continue
-                delattr(module, leaf)
-                module.register_parameter(leaf, nn.Parameter(buffer.to("meta"), requires_grad=False))
-                self._constants[f"{name}.{leaf}".lstrip(".")] = buffer
-
-    @property
-    def identity(self) -> Mapping[str, object]:
-        """config.json, with what it leaves open."""
-        return self._identity
-
-    @property
-    def what_waits(self) -> str | None:
-        """As in Model."""
-        return "modules of transformers run one after the other"
-
-    def weights(self, stored: Collection[str]) -> WeightNames:
-        """As in Model, under the names that this module has for them."""
-        buffers = frozenset(name for name, _ in self.backbone.named_buffers())
-        return backbone_weights(self.backbone, stored, buffers, self._constants).within("backbone.")
-
-    @property
-    def constants(self) -> Mapping[str, Tensor]:
-        """As in Model."""
-        return {f"backbone.{name}": value for name, value in self._constants.items()}
-
-    def dummy_value(self, parameter: str) -> float | None:
-        """Norms of ones, biases of zeros, and what modules compute themselves."""
-        if parameter.endswith("bias"):
-            return 0.0
-        return 1.0 if "norm" in parameter or "ln_" in parameter else None
-
-    def cast(self, dtype: torch.dtype) -> None:
-        """As in Model; what transformers keeps in float32 stays so, and so do buffers."""
-        strict = list(self.backbone._keep_in_fp32_modules_strict or ())
-        if dtype == torch.float16:
-            strict += list(self.backbone._keep_in_fp32_modules or ())
-        for name, module in self.named_modules():
-            for leaf, parameter in list(module.named_parameters(recurse=False)):
-                if parameter.is_floating_point() and not any(part in f"{name}.{leaf}" for part in strict):
-                    setattr(module, leaf, nn.Parameter(parameter.to(dtype), requires_grad=False))
-
-    def prepare(self, *, max_model_len: int, device: torch.device) -> None:
-        """Bring buffers to the device."""
-        for module in self.backbone.modules():
-            for leaf, buffer in list(module.named_buffers(recurse=False)):
-                setattr(module, leaf, buffer.to(device))
 
     def forward(self, input_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         """As in Model."""

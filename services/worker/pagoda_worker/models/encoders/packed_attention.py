@@ -1,0 +1,121 @@
+"""Attention of transformers' modules over whole sequences that lie one after the other, and their masks as functions.
+
+Knows the interfaces of transformers; no cache and no checkpoints.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+
+from pagoda_common.errors import ModelLoadError
+
+NAME = "pagoda_packed"
+"""Of the implementation, for transformers."""
+MaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Of transformers: batch, head, query and key to whether the query sees the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedMask:
+    """What transformers' masks become: which keys of its own sequence a query sees."""
+
+    function: MaskFunction
+    made: dict[int, Tensor | None] = field(default_factory=dict)
+    """By first token of a sequence: [length, length] bool; None: each query sees all."""
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether it is the plain causal mask."""
+        return self.function is causal_mask_function
+
+    def of(self, start: int, length: int, device: torch.device) -> Tensor | None:
+        """The mask of one sequence; None: it hides nothing."""
+        if self.function is bidirectional_mask_function or length == 1:
+            return None
+        if start not in self.made:
+            places = torch.arange(start, start + length, device=device)
+            zero = torch.zeros((), dtype=torch.int64, device=device)
+            visible = self.function(zero, zero, places[:, None], places[None, :]).expand(length, length)
+            self.made[start] = None if bool(visible.all()) else visible
+        return self.made[start]
+
+
+@dataclass(slots=True)
+class PackedRun:
+    """One forward pass."""
+
+    starts: Sequence[int]
+    """First token of each sequence, and behind the last one the number of tokens."""
+    sees_all: bool = False
+    """Causal masks are set aside: config.json says that the model is not causal."""
+    num_calls: int = 0
+    """Layers that attended."""
+
+
+class _Current(threading.local):
+    """The pass of this thread."""
+
+    running: PackedRun | None = None
+
+
+PACKED = _Current()
+
+
+def attend_packed(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: PackedMask | None = None,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """[1, heads, num_tokens, head_dim] each to [1, num_tokens, heads, value_dim]: each sequence by itself."""
+    running = PACKED.running
+    assert running is not None, "attention runs within a pass of its model"
+    if query.dim() != 4 or query.shape[0] != 1:
+        raise ModelLoadError("its attention takes other shapes than heads of tokens")
+    if softcap or s_aux is not None:
+        raise ModelLoadError("its attention has sinks or bounded scores")
+    running.num_calls += 1
+    causal = attention_mask is None and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    causal = causal or (attention_mask is not None and attention_mask.is_causal)
+    if running.sees_all:
+        causal, attention_mask = False, None
+    out = query.new_empty((1, query.shape[2], query.shape[1], value.shape[3]))
+    many = query.shape[1] != key.shape[1]
+    for start, end in zip(running.starts[:-1], running.starts[1:], strict=True):
+        mask = None
+        if attention_mask is not None and not causal:
+            mask = attention_mask.of(start, end - start, query.device)
+        part = F.scaled_dot_product_attention(
+            query[:, :, start:end],
+            key[:, :, start:end],
+            value[:, :, start:end],
+            attn_mask=mask,
+            is_causal=causal and end - start > 1,
+            scale=scaling,
+            enable_gqa=many,
+        )
+        out[:, start:end] = part.transpose(1, 2)
+    return out, None
+
+
+def _mask(*args: Any, mask_function: MaskFunction, **others: Any) -> PackedMask:
+    return PackedMask(mask_function)
+
+
+def register() -> None:
+    """Make the implementation known to transformers; as often as one likes."""
+    AttentionInterface.register(NAME, attend_packed)
+    AttentionMaskInterface.register(NAME, _mask)

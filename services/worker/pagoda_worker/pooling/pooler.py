@@ -1,0 +1,176 @@
+"""Pooler: vectors, labels and scores out of a step's hidden states. Knows a model's heads; no requests and no steps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pagoda_common.config.pooler_config import PoolingType
+from pagoda_common.params.pooling_params import PoolingParams, PoolingTask
+from pagoda_worker.pooling.dense import Dense
+from pagoda_worker.pooling.sequence_pooling import pool_sequences
+
+
+class Heads(Protocol):
+    """What stands behind the hidden states of a model."""
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """[n, size], one vector a text, to [n, num_labels] float32 logits."""
+
+    def classify_tokens(self, hidden: Tensor) -> Tensor:
+        """[n, size], one vector a token, to [n, num_labels or vocab_size] float32 logits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolerSpec:
+    """How a model's hidden states are pooled."""
+
+    tasks: tuple[PoolingTask, ...]
+    """What can be made of a prompt, the default first."""
+    poolings: tuple[PoolingType, ...] = ("last",)
+    normalizes: bool = True
+    """Unless a request says otherwise."""
+    activation: str = ""
+    """Of labels: softmax, sigmoid or empty for none."""
+    uses_activation: bool = True
+    """Unless a request says otherwise."""
+    is_sparse: bool = False
+    """An embedding is weights of the vocabulary."""
+    sparse_sums: bool = False
+    dimensions: int | None = None
+    """Values that embeddings are shortened to unless a request says otherwise."""
+    step_tag_id: int | None = None
+    """Of token_classify: the token whose values are given."""
+    returned_token_ids: tuple[int, ...] = ()
+    """Of token_classify: the columns that are given."""
+    num_values: int = 0
+    """Of an embedding."""
+    labels: tuple[str, ...] = ()
+    matryoshka: tuple[int, ...] | None = None
+    """Lengths that embeddings may be shortened to, none of which is any; None: they may not."""
+
+
+class Pooler:
+    """One model's."""
+
+    def __init__(
+        self,
+        *,
+        spec: PoolerSpec,
+        heads: Heads | None = None,
+        denses: Sequence[Dense] = (),
+        classifier: Dense | None = None,
+        token_dense: Dense | None = None,
+        lexical: Dense | None = None,
+    ) -> None:
+        """
+        Args:
+            heads: the model's own; None: it has none.
+            denses: behind the pooling, or on each token.
+            classifier: in place of the model's head.
+            token_dense: of token_embed, in place of `denses` (bge-m3).
+            lexical: of token_classify: one weight a token (bge-m3).
+        """
+        self.spec = spec
+        self._heads = heads
+        self._denses = list(denses)
+        self._classifier = classifier
+        self._token_dense = token_dense
+        self._lexical = lexical
+
+    def pool(self, hidden: Tensor, ids: Tensor, starts: Sequence[int], params: Sequence[PoolingParams]) -> list[Tensor]:
+        """What each sequence asks for, float32 on the device.
+
+        Args:
+            hidden: [num_tokens, size], the sequences one after the other; those of all tokens where a task needs them.
+            ids: [num_tokens] int64.
+            starts: first token of each sequence, then the number of tokens.
+            params: one a sequence.
+        """
+        tasks = [self.task_of(one) for one in params]
+        results: dict[int, Tensor] = {}
+        for task in dict.fromkeys(tasks):
+            places = [place for place, one in enumerate(tasks) if one == task]
+            parts = self._of_task(task, hidden, ids, starts, places, params)
+            results.update(zip(places, parts, strict=True))
+        return [results[place] for place in range(len(params))]
+
+    def task_of(self, params: PoolingParams) -> PoolingTask:
+        """What a request asks for; the model's first task where it is not one of the model's."""
+        return params.task if params.task in self.spec.tasks else self.spec.tasks[0]
+
+    def _of_task(
+        self,
+        task: PoolingTask,
+        hidden: Tensor,
+        ids: Tensor,
+        starts: Sequence[int],
+        places: list[int],
+        params: Sequence[PoolingParams],
+    ) -> list[Tensor]:
+        if task in ("token_embed", "token_classify", "sparse") or self.spec.is_sparse:
+            spans = [(starts[place], starts[place + 1], params[place]) for place in places]
+            one = {"token_embed": self._token_embed, "token_classify": self._token_classify}.get(task, self._sparse)
+            return [one(hidden[start:end], ids[start:end], asked) for start, end, asked in spans]
+        pooled = pool_sequences(hidden.float(), starts, self.spec.poolings)[torch.tensor(places, device=hidden.device)]
+        if task == "embed":
+            for dense in self._denses:
+                pooled = dense(pooled)
+            return [self._finished(row, params[place]) for place, row in zip(places, pooled, strict=True)]
+        logits = self._logits(pooled, hidden.dtype)
+        return [self._activated(row, params[place]) for place, row in zip(places, logits, strict=True)]
+
+    def _logits(self, pooled: Tensor, dtype: torch.dtype) -> Tensor:
+        if self._classifier is not None:
+            return self._classifier(pooled)
+        assert self._heads is not None, "labels need a head"
+        return self._heads.classify(pooled.to(dtype))
+
+    def _token_embed(self, hidden: Tensor, ids: Tensor, params: PoolingParams) -> Tensor:
+        values = hidden.float()
+        if self._token_dense is not None:
+            values = self._token_dense(values)[min(1, values.shape[0] - 1) :]  # as bge-m3 does, without its first token
+        else:
+            for dense in self._denses:
+                values = dense(values)
+        return self._finished(values, params)
+
+    def _token_classify(self, hidden: Tensor, ids: Tensor, params: PoolingParams) -> Tensor:
+        if self._lexical is not None:
+            return self._lexical(hidden.float())
+        if self._classifier is not None:
+            values = self._activated(self._classifier(hidden.float()), params)
+        elif self._heads is not None:
+            values = self._activated(self._heads.classify_tokens(hidden), params)
+        else:
+            values = hidden.float()
+        if self.spec.returned_token_ids:
+            values = values[:, list(self.spec.returned_token_ids)]
+        if self.spec.step_tag_id is not None:
+            values = values[ids == self.spec.step_tag_id]
+        return values
+
+    def _sparse(self, hidden: Tensor, ids: Tensor, params: PoolingParams) -> Tensor:
+        assert self._heads is not None, "weights of the vocabulary need its head"
+        weights = torch.log1p(torch.relu(self._heads.classify_tokens(hidden)))
+        return weights.sum(0) if self.spec.sparse_sums else weights.amax(0)
+
+    def _finished(self, values: Tensor, params: PoolingParams) -> Tensor:
+        """[..., size] cut and normalised."""
+        size = params.dimensions or self.spec.dimensions
+        values = values if size is None else values[..., :size]
+        normalizes = params.normalize if params.normalize is not None else self.spec.normalizes
+        return F.normalize(values, dim=-1) if normalizes else values
+
+    def _activated(self, logits: Tensor, params: PoolingParams) -> Tensor:
+        uses = params.use_activation if params.use_activation is not None else self.spec.uses_activation
+        if not uses or not self.spec.activation:
+            return logits
+        return logits.softmax(-1) if self.spec.activation == "softmax" else logits.sigmoid()
+
+
+LAST_TOKEN = PoolerSpec(tasks=("embed",))
+"""Of a model that generates, about which no file says anything else."""
