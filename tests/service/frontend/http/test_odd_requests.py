@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import socket
+import struct
 from typing import Any
 
 import pytest
 
 from pagoda_frontend.http.body import MAX_NESTING
-from tests.service.frontend.harness import MODEL, Running, running_frontend
+from pagoda_frontend.http.http_protocol import BoundedHttpProtocol
+from tests.service.frontend.harness import MODEL, Running, running_frontend, until
 
 BODY = json.dumps({"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 2}).encode()
 H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
@@ -158,3 +161,36 @@ async def test_a_deep_body_is_a_400_that_names_the_field(frontend: Running, path
 async def test_many_shallow_values_are_no_deep_ones(frontend: Running) -> None:
     answer = await frontend.complete(max_tokens=1, x=[[{"a": []}]] * 500)
     assert len(answer["choices"]) == 1
+
+
+async def test_as_many_headers_as_allowed_are_read_and_one_more_is_refused() -> None:
+    async with running_frontend(h11_max_header_count=5) as running:
+        more = b"".join(b"A%d: 1\r\n" % number for number in range(2))
+        [(status, _)] = await exchange(running, POST + JSON + more + SIZED)  # with Host, Content-Type, Content-Length
+        assert status == 200
+        [(status, answer)] = await exchange(running, POST + JSON + more + b"B: 1\r\n" + SIZED)
+        assert status == 431
+        assert "more than 5 headers" in answer["error"]["message"]
+
+
+async def test_a_connection_that_is_reset_is_not_kept_for_a_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[BoundedHttpProtocol] = []
+    connection_made = BoundedHttpProtocol.connection_made
+
+    def noted(self: BoundedHttpProtocol, transport: asyncio.Transport) -> None:
+        made.append(self)
+        connection_made(self, transport)
+
+    monkeypatch.setattr(BoundedHttpProtocol, "connection_made", noted)
+    async with running_frontend() as running:
+        made.clear()
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.server.port)
+        writer.write(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        [protocol] = made
+        await until(lambda: protocol.timeout_keep_alive_task is not None)
+        linger = struct.pack("ii", 1, 0)  # close() sends a reset
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.transport.abort()
+        await until(lambda: protocol not in protocol.connections)
+        assert protocol.timeout_keep_alive_task is None, "the timer holds the connection's memory until it fires"

@@ -195,6 +195,22 @@ async def test_cancelling_and_aborting_end_the_request(frontend: Running) -> Non
     await until(lambda: len(frontend.fake.aborted) == 2)
 
 
+async def test_an_id_is_in_use_for_the_tenant_that_uses_it(frontend: Running) -> None:
+    frontend.fake.step_s = 0.005
+    stub = stub_of(frontend)
+    params = types_pb2.SamplingParams(max_tokens=400, ignore_eos=True)
+    one, two = ([("x-tenant-id", tenant)] for tenant in ("one", "two"))
+    call = stub.Generate(ask(sampling_params=params, request_id="mine"), metadata=one)
+    await call.read()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.GenerateUnary(ask(request_id="mine"), metadata=one)
+    assert "'mine' is in use" in (caught.value.details() or "")
+    for other in (two, []):
+        answer = await stub.GenerateUnary(ask(request_id="mine"), metadata=other)
+        assert answer.request_id == "mine"
+    call.cancel()
+
+
 async def test_only_the_key_that_started_a_request_aborts_it() -> None:
     async with running_frontend(api_key=("one", "two")) as frontend:
         frontend.fake.step_s = 0.005

@@ -185,6 +185,8 @@ def test_yarn_stretches_the_context(checkpoint: Path) -> None:
     facts = load(checkpoint).facts
     assert facts is not None
     assert facts.max_model_len == 1024
+    with pytest.raises(ConfigError, match="max_model_len is 1025, the model was made for 1024 tokens"):
+        load(checkpoint, max_model_len=1025)
 
 
 def test_rope_is_read_in_the_form_before_transformers_5(checkpoint: Path) -> None:
