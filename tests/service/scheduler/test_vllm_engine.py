@@ -19,6 +19,7 @@ import pytest
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from pagoda_common.process.children import free_port
 from pagoda_common.rpc.service import connect
+from pagoda_scheduler.kv.kv_events import BlockStored
 from tests.fakes.fake_worker import FakeWorker
 from tests.harness.scheduler import RunningScheduler, running_scheduler
 
@@ -214,6 +215,15 @@ async def test_events_tell_what_is_cached_now_and_later(stub: Any) -> None:
         stream.cancel()
 
 
+async def repeated(dealer: Any) -> list[int]:
+    """Numbers of the batches that come until the end of a replay."""
+    numbers = []
+    async with asyncio.timeout(240):
+        while (number := int.from_bytes((await dealer.recv_multipart())[1], "big", signed=True)) >= 0:
+            numbers.append(number)
+    return numbers
+
+
 async def test_events_are_published_on_zmq_and_repeated() -> None:
     zmq = pytest.importorskip("zmq")
     import zmq.asyncio as zmq_asyncio
@@ -244,6 +254,13 @@ async def test_events_are_published_on_zmq_and_repeated() -> None:
                 "GPU",
             )
             assert events[1][2] == block_hash
+            for number in range(1, 4):  # further batches
+                scheduler.engine.kv_events.stored(BlockStored(bytes([number]) * 16, None, tuple(PROMPT[:4])))
+                scheduler.engine.kv_events.flush()
+            last = scheduler.engine.kv_events.last_sequence
+            await repeated(dealer)
+            await dealer.send_multipart((b"", (last - 2).to_bytes(8, "big")))
+            assert await repeated(dealer) == [last - 2, last - 1], "from the one asked for on, counted from 0"
             await worker.stop()
     finally:
         context.destroy(linger=0)

@@ -39,6 +39,14 @@ def test_time_in_which_the_server_did_not_read_does_not_count() -> None:
     assert watch.look(1000.0) == GRACE_S
 
 
+def test_what_came_before_a_pause_buys_no_time_after_it() -> None:
+    watch = BodyWatch(now_s=0.0)
+    watch.add(100 * MIN_BYTES_PER_S)
+    watch.pause(50.0)
+    watch.add(2 * MIN_BYTES_PER_S)
+    assert watch.look(50.0 + GRACE_S) == 2, "the grace and two seconds for what has come since"
+
+
 def test_framing_is_bounded_by_the_number_of_chunks() -> None:
     watch = BodyWatch(now_s=0.0)
     watch.num_received = FRAMING_BYTES

@@ -86,6 +86,27 @@ async def test_truncation_takes_more_of_a_text_where_tokens_are_long(tokenizer: 
     assert len(ids) == 5_000
 
 
+class Words:
+    """A tokenizer with a token for each whole word of 40 characters, and one for each character of a cut one."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        ids: list[int] = []
+        for word in text.split():
+            ids += [int(word)] if len(word) == 40 else [-1] * len(word)
+        return ids
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+async def test_tokens_that_a_cut_makes_are_not_among_those_that_are_kept(side: Any) -> None:
+    """The part that is tried has just enough tokens, some of them of half a word."""
+    num_words = LONG_TEXT_CHARS // 41
+    text = " ".join(f"{number:040d}" for number in range(10 * num_words))
+    truncation = Truncation(num_tokens=num_words + 5, side=side)
+    ids = await encoder(Words()).encode(text, add_special_tokens=False, field="prompt", truncation=truncation)
+    everything = list(range(10 * num_words))
+    assert ids == (everything[-num_words - 5 :] if side == "left" else everything[: num_words + 5])
+
+
 async def test_a_text_that_is_only_counted_may_be_longer_than_the_context(tokenizer: CountingTokenizer) -> None:
     small = encoder(tokenizer, max_model_len=64)
     ids = await small.encode(long_text(100_000), add_special_tokens=False, field="prompt", is_counted=True)

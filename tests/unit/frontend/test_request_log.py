@@ -61,6 +61,24 @@ def test_a_reader_that_leaves_has_aborted_what_was_not_finished(reason: str | No
     assert log.ended()[0].state == state
 
 
+@pytest.mark.parametrize(
+    ("num_sequences", "reasons", "state"),
+    [
+        (3, ["stop", "stop"], "aborted"),
+        (3, ["stop", "length", "stop"], "finished"),
+        (2, ["abort", "abort"], "aborted"),
+        (2, ["stop", "abort"], "finished"),
+    ],
+)
+def test_a_call_is_finished_when_all_its_sequences_are(num_sequences: int, reasons: list[str], state: str) -> None:
+    log = RequestLog()
+    with log.follow("r", tenant="", num_prompt_tokens=1, num_sequences=num_sequences) as call:
+        for index, reason in enumerate(reasons):
+            call.add([delta(index, reason)], num_output_tokens=index + 1)
+    assert log.ended()[0].state == state
+    assert log.ended()[0].num_finished == len(reasons)
+
+
 def test_a_call_that_fails_has_its_error() -> None:
     log = RequestLog()
     with pytest.raises(InvalidRequest), log.follow("r", tenant="", num_prompt_tokens=1, num_sequences=1):
@@ -84,6 +102,30 @@ def test_a_point_is_what_happened_in_its_period() -> None:
     assert columns["time"] == [100.0]
     assert columns["first_token_p50"] == [1.5]
     assert columns["next_token_p99"] == [pytest.approx(1.99)]
+
+
+def test_counters_that_begin_anew_give_no_negative_rate_and_latencies_of_another_shape_none_of_the_past() -> None:
+    history = History()
+    before = Moment(
+        totals=totals(generated=100.0, prompts=50.0),
+        first_token=Latencies(bounds=(), counts=()),
+        next_token=Latencies(bounds=(1.0, 2.0), counts=(0, 0, 0)),
+    )
+    history.add(moment(30.0, (2, 0, 0)), before, elapsed_s=5.0, unix_s=1.0)
+    columns = history.columns()
+    assert (columns["generated"], columns["prompts"]) == ([0.0], [0.0])
+    assert columns["first_token_p50"] == [0.5]
+
+
+def test_prompts_and_what_waits_are_in_a_point() -> None:
+    history = History()
+    now = Moment(
+        totals=totals(prompts=50.0), first_token=moment().first_token, next_token=moment(counts=(0, 4, 0)).next_token
+    )
+    history.add(now, moment(), elapsed_s=10.0, unix_s=1.0)
+    columns = history.columns()
+    assert (columns["prompts"], columns["generated"], columns["waiting"]) == ([5.0], [0.0], [1])
+    assert (columns["first_token_p50"], columns["next_token_p50"]) == ([None], [1.5])
 
 
 def test_a_period_without_tokens_has_no_latency() -> None:

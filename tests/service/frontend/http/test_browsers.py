@@ -64,7 +64,13 @@ async def test_origins_that_are_allowed_may_call() -> None:
             assert await status(running, **headers) == (200 if "*" in origins else 403)
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "x.localhost.evil"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "x.localhost.evil"),
+        *("evil.notlocalhost", "localhost.evil.example", "1.2.3.4.5", "[::1].evil.example"),
+    ],
+)
 async def test_a_name_that_leads_to_loopback_from_outside_reaches_nothing(frontend: Running, host: str) -> None:
     for path, method in (("/v1/completions", "POST"), ("/v1/models", "GET"), ("/", "GET"), ("/metrics", "GET")):
         assert await status(frontend, path, method, Host=host) == 403, path

@@ -209,6 +209,16 @@ async def test_what_is_served_only_when_asked_for(frontend: Running) -> None:
             assert (await running.http.get(path)).status_code == 404
 
 
+async def test_the_template_in_use_is_the_one_that_is_told() -> None:
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    async with running_frontend(enable_tokenizer_info_endpoint=True, chat_template=template) as running:
+        assert (await running.http.get("/tokenizer_info")).json()["chat_template"] == template
+        body = {"messages": [{"role": "user", "content": "hello"}], "add_special_tokens": False}
+        shown = (await running.post("/tokenize", body)).json()
+        text = (await running.post("/detokenize", {"tokens": shown["tokens"]})).json()
+        assert text == {"prompt": "hello"}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 async def test_an_answer_reports_the_load_to_who_asks(frontend: Running, path: str, stream: bool) -> None:

@@ -47,3 +47,22 @@ def test_what_is_refused_is_not_counted() -> None:
     assert memory.num_bytes == 40
     hold.release()
     assert memory.num_bytes == 0
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 2, 1), (3, 1, 1), (2, 2, 2)])
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_all_that_a_caller_held_is_given_back_down_to_the_last_byte(sizes: tuple[int, ...], is_reversed: bool) -> None:
+    memory = HeldMemory(max_bytes=20)
+    holds = [hold_of(memory, "a") for _ in sizes]
+    for hold, size in zip(holds, sizes, strict=True):
+        hold.add(size)
+    left = sum(sizes)
+    for hold in reversed(holds) if is_reversed else holds:
+        left -= hold.num_bytes
+        hold.release()
+        assert memory.num_bytes == left
+        full = hold_of(memory, "a")
+        full.add(10 - left)
+        with pytest.raises(QueueFull):
+            full.add(1)
+        full.release()

@@ -7,6 +7,7 @@ from pagoda_scheduler.core.scheduler import Scheduler
 from pagoda_scheduler.core.step import SchedulerOutput
 from pagoda_scheduler.kv.cache_group import CacheGroup
 from pagoda_scheduler.kv.state_snapshots import StateSnapshots
+from pagoda_scheduler.kv.transfers import Transfers
 from tests.unit.scheduler import stories
 from tests.unit.scheduler.beams import test_beam_search
 from tests.unit.scheduler.beams.test_beam_search import make_group, searched
@@ -56,6 +57,25 @@ def test_a_prompt_is_found_again_up_to_its_last_full_block(groups: tuple[CacheGr
     assert worker.states is not None
     assert (worker.states.num_saved, worker.states.num_loaded) == (1, 1)
     assert scheduler.kv.num_prefix_hits == 20
+
+
+def test_a_sequence_that_leaves_before_its_step_is_sent_loads_nothing() -> None:
+    scheduler, worker = make()
+    first = make_request("first", 22)
+    computed(scheduler, worker, first)
+    states, again = scheduler.kv.states, make_request("again", 22)
+    assert states is not None
+    name = first.block_hashes[4]
+    again.slot = 3
+    transfers = Transfers()
+    states.admit(again, name)
+    states.take(transfers)
+    assert [slot for _, slot in transfers.states_to_load] == [3]
+    states.admit(again, name)
+    states.free(again)
+    states.take(transfers)
+    assert list(transfers.states_to_load) == [], "the slot may be another's by then"
+    snapshots_of(scheduler).check_invariants()
 
 
 def test_a_prompt_of_whole_blocks_runs_its_last_block_again() -> None:
