@@ -171,6 +171,7 @@ class EngineSession:
             resume_key=request.resume_key,
             frontend_note=request.note,
             traceparent=request.traceparent,
+            group=request.group,
         )
         if request.pooling is not None:
             message.pooling.CopyFrom(pooling_params_to_proto(request.pooling))

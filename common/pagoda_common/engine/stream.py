@@ -90,6 +90,9 @@ class EngineRequest:
     """The prompt's embedding instead of tokens: the one sequence has it with its end."""
     traceparent: str = ""
     """W3C traceparent of the client's span; empty when it is not sampled."""
+    group: str = ""
+    """The call that has made this request beside others, which take turns with those of other calls; empty: it has made
+    this one alone."""
 
 
 @dataclass(slots=True, eq=False)

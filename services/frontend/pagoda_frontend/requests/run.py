@@ -117,6 +117,7 @@ class Run:
                 cache_salt=serving.cache_salt(cache_salt, tenant=call.tenant),
                 timeout_s=call.timeout_s,
                 tenant=call.tenant,
+                group=call.engine_id if len(prompts) > 1 else "",
                 beam_search=beam_search,
                 pooling=pooling,
             )

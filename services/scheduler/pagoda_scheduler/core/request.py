@@ -76,6 +76,7 @@ class Request(_HotFields):
         "finish_reason",
         "first_blocks",
         "first_cached_tokens",
+        "group",
         "group_block_ids",
         "held_state",
         "index",
@@ -114,6 +115,7 @@ class Request(_HotFields):
         arrival_ns: int = 0,
         cache_salt: str = "",
         tenant: str = "",
+        group: str = "",
         sink: object | None = None,
         session_slot: int = 0,
         pooling: PoolingParams | None = None,
@@ -137,6 +139,8 @@ class Request(_HotFields):
         self.admitted_ns = 0
         self.cache_salt = cache_salt
         self.tenant = tenant
+        self.group = group or request_id
+        """The client's call that it belongs to."""
         self.sink = sink
         """Where its tokens go; None when its frontend is gone."""
         self.beam_group: BeamSequences | None = None
@@ -213,6 +217,7 @@ class Request(_HotFields):
             arrival_ns=self.arrival_ns,
             cache_salt=self.cache_salt,
             tenant=self.tenant,
+            group=self.group,
         )
         beam.beam_group = self.beam_group
         beam.is_beam = True

@@ -11,6 +11,7 @@ from pagoda_scheduler.core.constraint_holds import ConstraintHolds
 from pagoda_scheduler.core.in_flight import InFlight
 from pagoda_scheduler.core.quarantine import MAX_CRASHES, Quarantine
 from pagoda_scheduler.core.request import Request, RequestStatus
+from pagoda_scheduler.core.room import Room
 from pagoda_scheduler.core.speculation import Speculation
 from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput
 from pagoda_scheduler.core.step_plan import StepPlan
@@ -90,6 +91,17 @@ class Scheduler:
             preempt=self._preempt,
             finish=self.finish,
         )
+        # Room for running sequences to grow, so that an admission does not preempt one at once.
+        self._watermark_blocks = max(self.kv.tables.count, sizes.num_blocks // 100)
+        self._room = Room(
+            config=config,
+            waiting=self.waiting,
+            running=self.running,
+            has_place=self._has_place,
+            has_constraint=self._has_constraint,
+            preempt=self._preempt,
+            num_blocks=sizes.num_blocks,
+        )
         self.speculation = Speculation(num_speculative_tokens=num_speculative_tokens)
         swap_ns = swap_block_ns * max(1, self.kv.tables.num_full) if config.preemption_mode == "auto" else 0
         self._in_flight = InFlight(
@@ -102,8 +114,6 @@ class Scheduler:
         )
         self._now_ns = 0
         self._step = 0
-        # Room for running sequences to grow, so that an admission does not preempt one at once.
-        self._watermark_blocks = max(self.kv.tables.count, sizes.num_blocks // 100)
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -129,8 +139,8 @@ class Scheduler:
             self._constraints.announce(request)
 
     def put_back(self, requests: Sequence[Request]) -> None:
-        """The constraint of these is compiled: those of them that were set aside for it are next."""
-        for request in reversed(requests):
+        """The constraint of these is compiled: those of them that were set aside for it have their places again."""
+        for request in requests:
             self.waiting.put_back(request)
 
     def finish(self, request: Request) -> None:
@@ -184,7 +194,7 @@ class Scheduler:
         else:
             if self._constraints is not None:
                 self._constraints.resume()
-            self._preempt_for_urgent()
+            self._room.make()
             if self._schedule_running(plan):
                 self._schedule_waiting(plan)
         if not plan.scheduled:
@@ -291,22 +301,6 @@ class Scheduler:
             self._preempt(next(request for request in reversed(self.running) if request is not suspect))
         plan.add(suspect, num_new, blocks=blocks)
 
-    def _preempt_for_urgent(self) -> None:
-        """Under the priority policy, make room for a waiting sequence at the cost of less urgent running ones."""
-        if self._config.policy != "priority" or not self.waiting.has_next:
-            return
-        urgent = self.waiting.peek()
-        if urgent.num_pending or not self._has_constraint(urgent):
-            return
-        watermark = self._watermark_blocks
-        while self.running and not (
-            self._slots.has_free and self.kv.can_admit(urgent, self.kv.find_prefix(urgent), watermark_blocks=watermark)
-        ):
-            victim = self._victim()
-            if victim.priority <= urgent.priority:
-                return
-            self._preempt(victim)
-
     def _schedule_running(self, plan: StepPlan) -> bool:
         """Schedule running sequences in order, preempting from the end when blocks run out.
 
@@ -350,7 +344,7 @@ class Scheduler:
                 num_ahead = 0  # nobody is preempted for a guess
             while blocks is None and (blocks := self.kv.extend(request, num_tokens)) is None:
                 is_short = True
-                victim = self._victim()
+                victim = self._room.victim
                 plan.drop(victim)
                 index -= self.running.index(victim) < index
                 self._preempt(victim)
@@ -372,7 +366,8 @@ class Scheduler:
                 break  # preempted while a step in flight samples its next token, which its new start must include
             # Blocks are copied before the step computes, so one whose leader enters a slot in it has to wait as well.
             if request.is_behind_leader or request.waits_for_siblings or request.leader in plan.admitted:
-                deferred.append(self.waiting.pop())
+                self.waiting.set_aside(request)
+                deferred.append(request)
                 continue
             prefix = self.kv.find_prefix(request)
             num_new = self._chunks.size(request, prefix.num_tokens, plan.budget)
@@ -381,8 +376,13 @@ class Scheduler:
                 break
             self.waiting.pop()
             self._admit(request, prefix, num_new, plan)
-        for request in reversed(deferred):
-            self.waiting.append_front(request)
+        for request in deferred:
+            self.waiting.put_back(request)
+
+    def _has_place(self, request: Request) -> bool:
+        """Whether there are a slot and blocks for a waiting sequence."""
+        prefix, watermark = self.kv.find_prefix(request), self._watermark_blocks
+        return self._slots.has_free and self.kv.can_admit(request, prefix, watermark_blocks=watermark)
 
     def _has_constraint(self, request: Request) -> bool:
         """Whether no step would wait for the request's constraint."""
@@ -421,13 +421,7 @@ class Scheduler:
             request.num_tokens = computed + 1
         return is_last
 
-    def _victim(self) -> Request:
-        """The running sequence to preempt: the last admitted, or the least urgent."""
-        if self._config.policy == "priority":
-            return max(self.running, key=lambda request: (request.priority, request.arrival_ns))
-        return self.running[-1]
-
-    def _preempt(self, request: Request) -> None:
+    def _preempt(self, request: Request, *, at_front: bool = True) -> None:
         """Send a running sequence back to the queue; it will be computed again, from cached prefixes if they last."""
         self.running.remove(request)
         self._release(request)
@@ -435,7 +429,10 @@ class Scheduler:
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.append_front(request)
+        if at_front:
+            self.waiting.append_front(request)
+        else:
+            self.waiting.append_late(request)
 
     def _release(self, request: Request) -> None:
         self.kv.free(request)

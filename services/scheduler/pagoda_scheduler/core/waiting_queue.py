@@ -2,28 +2,98 @@
 
 import heapq
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import count
 
 from pagoda_common.config.engine_config import SchedulingPolicy
 from pagoda_scheduler.core.request import Request
+from pagoda_scheduler.core.turns import Turns
 
 MAX_TENANTS = 4096
 """That wait for nothing and of which is remembered what they were served: a name costs its sender nothing where there
 are no keys."""
+
+Key = tuple[float, int]
+"""Where a sequence stands: the smallest is next."""
 
 
 class WaitingQueue(ABC):
     """Waiting sequences. Adding, taking and removing are cheap, however many wait."""
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[Request, int] = OrderedDict()
-        self._aside: dict[Request, None] = {}
-        """They count, and are nobody's next: something has to be there first."""
-        self._tickets = count()
         self.num_prompt_tokens = 0
         """Prompt tokens of everything that waits."""
+        self.num_late = 0
+        """Sequences of large calls that have come since nothing waited or ran."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __contains__(self, request: Request) -> bool: ...
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Request]: ...
+
+    @property
+    @abstractmethod
+    def has_next(self) -> bool:
+        """Whether `peek` has something to give."""
+
+    @abstractmethod
+    def append(self, request: Request) -> None:
+        """Add a sequence that has not run yet."""
+
+    @abstractmethod
+    def append_front(self, request: Request) -> None:
+        """Put a sequence back that had been admitted."""
+
+    def append_late(self, request: Request) -> None:
+        """Put a sequence back that had been admitted ahead of its turn."""
+        self.append_front(request)
+
+    def pass_turn(self, request: Request) -> bool:
+        """A sequence that waits lets those of other calls pass, a turn long; False: no such ones wait."""
+        return False
+
+    @abstractmethod
+    def set_aside(self, request: Request) -> None:
+        """A sequence lets others pass until `put_back`: it counts, and is no one's next."""
+
+    @abstractmethod
+    def put_back(self, request: Request) -> None:
+        """A sequence that was set aside has its place again; no-op for one that was not."""
+
+    @abstractmethod
+    def peek(self) -> Request:
+        """The next sequence; there must be one (`has_next`)."""
+
+    @abstractmethod
+    def pop(self) -> Request:
+        """Take the next sequence: it is admitted."""
+
+    @abstractmethod
+    def remove(self, request: Request) -> None:
+        """Take out a sequence wherever it stands."""
+
+    @abstractmethod
+    def compact(self) -> None:
+        """Give back what a burst has left in empty tables; while nothing waits."""
+
+    def charge(self, request: Request, num_tokens: int) -> None:  # noqa: B027 (most policies do not count)
+        """`request` was served `num_tokens` tokens; matters to the fair policy alone."""
+
+
+class OrderedQueue(WaitingQueue):
+    """Sequences in the order of keys that they get when they come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._serials = count()
+        # Entries are (key, serial, request); one is dead when its serial is not the request's own.
+        self._heap: list[tuple[Key, int, Request]] = []
+        self._waiting: dict[Request, tuple[Key, int]] = {}
+        self._aside: dict[Request, Key] = {}
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._aside)
@@ -32,37 +102,50 @@ class WaitingQueue(ABC):
         return request in self._waiting or request in self._aside
 
     def __iter__(self) -> Iterator[Request]:
-        return iter([*self._aside, *self._waiting])
+        keys = self._aside | {request: key for request, (key, _) in self._waiting.items()}
+        return iter(sorted(keys, key=keys.__getitem__))
 
     @property
     def has_next(self) -> bool:
         """Whether `peek` has something to give."""
         return bool(self._waiting)
 
+    @abstractmethod
+    def _last(self, request: Request) -> Key:
+        """Where a sequence that has just come stands."""
+
+    @abstractmethod
+    def _first(self, request: Request) -> Key:
+        """Where one stands that had been admitted."""
+
+    def _leave(self, request: Request) -> None:
+        """A sequence does not wait any more."""
+
     def append(self, request: Request) -> None:
         """Add a sequence that has not run yet."""
-        self._waiting[request] = next(self._tickets)
         self.num_prompt_tokens += request.num_prompt_tokens
+        self._put(request, self._last(request))
 
     def append_front(self, request: Request) -> None:
         """Put a sequence back that had been admitted."""
-        self.append(request)
-        self._waiting.move_to_end(request, last=False)
+        self.num_prompt_tokens += request.num_prompt_tokens
+        self._put(request, self._first(request))
 
     def set_aside(self, request: Request) -> None:
-        """A sequence lets others pass until `put_back`; it waits on."""
-        self._take(request)
-        self._aside[request] = None
+        """A sequence lets others pass until `put_back`."""
+        self._aside[request] = self._waiting.pop(request)[0]
 
     def put_back(self, request: Request) -> None:
-        """A sequence that was set aside is the next; no-op for one that was not."""
-        if request in self._aside:
-            self.remove(request)
-            self.append_front(request)
+        """A sequence that was set aside has its place again."""
+        if (key := self._aside.pop(request, None)) is not None:
+            self._put(request, key)
 
-    @abstractmethod
     def peek(self) -> Request:
-        """The next sequence; there must be one (`has_next`)."""
+        """The next sequence; there must be one."""
+        heap, waiting = self._heap, self._waiting
+        while waiting.get(heap[0][2], (None, -1))[1] != heap[0][1]:
+            heapq.heappop(heap)
+        return heap[0][2]
 
     def pop(self) -> Request:
         """Take the next sequence."""
@@ -72,55 +155,67 @@ class WaitingQueue(ABC):
 
     def remove(self, request: Request) -> None:
         """Take out a sequence wherever it stands."""
-        if request in self._aside:
-            del self._aside[request]
-        else:
-            self._take(request)
+        if self._aside.pop(request, None) is None:
+            del self._waiting[request]
         self.num_prompt_tokens -= request.num_prompt_tokens
-
-    def _take(self, request: Request) -> None:
-        """Take out a sequence that was not set aside."""
-        del self._waiting[request]
-
-    def compact(self) -> None:
-        """Give back what a burst has left in empty tables; while nothing waits."""
-        self._waiting.clear()
-
-    def charge(self, request: Request, num_tokens: int) -> None:  # noqa: B027 (most policies do not count)
-        """`request` was served `num_tokens` tokens; matters to the fair policy alone."""
-
-
-class FcfsQueue(WaitingQueue):
-    """First come first served; preempted sequences come first of all."""
-
-    def peek(self) -> Request:
-        """The next sequence; there must be one."""
-        return next(iter(self._waiting))
-
-
-class PriorityQueue(WaitingQueue):
-    """Lower `priority` first, then arrival time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        # Entries are (priority, arrival, ticket, request); one is dead when its ticket is not the request's own.
-        self._heap: list[tuple[int, int, int, Request]] = []
-
-    def append(self, request: Request) -> None:
-        """Add a sequence."""
-        super().append(request)
-        heapq.heappush(self._heap, (request.priority, request.arrival_ns, self._waiting[request], request))
-
-    def peek(self) -> Request:
-        """The next sequence; there must be one."""
-        while self._waiting.get(self._heap[0][-1]) != self._heap[0][2]:
-            heapq.heappop(self._heap)
-        return self._heap[0][-1]
+        self._leave(request)
 
     def compact(self) -> None:
         """Give back empty tables, and sequences that were removed and still stand in the heap."""
-        super().compact()
-        self._heap.clear()
+        self._heap, self._waiting, self._aside, self.num_late = [], {}, {}, 0
+
+    def _put(self, request: Request, key: Key) -> None:
+        serial = next(self._serials)
+        self._waiting[request] = (key, serial)
+        heapq.heappush(self._heap, (key, serial, request))
+
+
+class FcfsQueue(OrderedQueue):
+    """First come first served, but that large calls take turns; preempted sequences come first of all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turns = Turns()
+
+    def append_late(self, request: Request) -> None:
+        """Put a sequence back that had been admitted ahead of its turn."""
+        self.num_prompt_tokens += request.num_prompt_tokens
+        self._put(request, self._turns.late(request))
+
+    def pass_turn(self, request: Request) -> bool:
+        """A sequence that waits lets those of other calls pass, a turn long."""
+        if self._turns.num_calls == 1:
+            return False
+        self.remove(request)
+        self.append_late(request)
+        return True
+
+    def _last(self, request: Request) -> Key:
+        key = self._turns.last(request)
+        self.num_late += key[0] > self._turns.now
+        return key
+
+    def _first(self, request: Request) -> Key:
+        return self._turns.first(request)
+
+    def _leave(self, request: Request) -> None:
+        self._turns.leave(request)
+
+    def pop(self) -> Request:
+        """Take the next sequence."""
+        request = self.peek()
+        self._turns.admit(self._waiting[request][0])
+        self.remove(request)
+        return request
+
+
+class PriorityQueue(OrderedQueue):
+    """Lower `priority` first, then arrival time."""
+
+    def _last(self, request: Request) -> Key:
+        return (request.priority, request.arrival_ns)
+
+    _first = _last
 
 
 class FairQueue(WaitingQueue):
@@ -132,35 +227,66 @@ class FairQueue(WaitingQueue):
 
     def __init__(self) -> None:
         super().__init__()
-        self._tenants: dict[str, OrderedDict[Request, None]] = {}
+        self._num_waiting = 0
+        self._tenants: dict[str, FcfsQueue] = {}
         self._served: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def __contains__(self, request: Request) -> bool:
+        return request.tenant in self._tenants and request in self._tenants[request.tenant]
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter([request for queue in self._tenants.values() for request in queue])
+
+    @property
+    def has_next(self) -> bool:
+        """Whether `peek` has something to give."""
+        return any(queue.has_next for queue in self._tenants.values())
 
     def append(self, request: Request) -> None:
         """Add a sequence."""
-        super().append(request)
-        tenant = request.tenant
-        if tenant not in self._tenants:
-            floor = min((self._served[other] for other in self._tenants), default=0)
-            self._served[tenant] = max(self._served.get(tenant, 0), floor)
-            self._tenants[tenant] = OrderedDict()
-        self._tenants[tenant][request] = None
+        queue = self._queue_for(request)
+        num_late = queue.num_late
+        queue.append(request)
+        self.num_late += queue.num_late - num_late
+
+    def append_late(self, request: Request) -> None:
+        """Put a sequence back that had been admitted ahead of its turn."""
+        self._queue_for(request).append_late(request)
+
+    def pass_turn(self, request: Request) -> bool:
+        """A sequence that waits lets those of other calls of its tenant pass."""
+        return self._tenants[request.tenant].pass_turn(request)
 
     def append_front(self, request: Request) -> None:
         """Put a sequence back in front of its tenant's others."""
-        super().append_front(request)
-        self._tenants[request.tenant].move_to_end(request, last=False)
+        self._queue_for(request).append_front(request)
+
+    def set_aside(self, request: Request) -> None:
+        """A sequence lets others pass until `put_back`."""
+        self._tenants[request.tenant].set_aside(request)
+
+    def put_back(self, request: Request) -> None:
+        """A sequence that was set aside has its place again."""
+        if (queue := self._tenants.get(request.tenant)) is not None:
+            queue.put_back(request)
 
     def peek(self) -> Request:
         """The next sequence; there must be one."""
-        tenant = min(self._tenants, key=lambda name: self._served[name])
-        return next(iter(self._tenants[tenant]))
+        return self._next_queue().peek()
 
-    def _take(self, request: Request) -> None:
-        super()._take(request)
-        waiting = self._tenants[request.tenant]
-        del waiting[request]
-        if not waiting:
-            del self._tenants[request.tenant]
+    def pop(self) -> Request:
+        """Take the next sequence."""
+        request = self._next_queue().pop()
+        self._forget_request(request)
+        return request
+
+    def remove(self, request: Request) -> None:
+        """Take out a sequence wherever it stands."""
+        self._tenants[request.tenant].remove(request)
+        self._forget_request(request)
 
     def charge(self, request: Request, num_tokens: int) -> None:
         """Count what a tenant was served."""
@@ -170,8 +296,30 @@ class FairQueue(WaitingQueue):
 
     def compact(self) -> None:
         """Give back empty tables, and what tenants were served that all start level again."""
-        super().compact()
+        self._tenants.clear()
         self._served.clear()
+        self.num_late = 0
+
+    def _next_queue(self) -> FcfsQueue:
+        names = (name for name, queue in self._tenants.items() if queue.has_next)
+        return self._tenants[min(names, key=lambda name: self._served[name])]
+
+    def _queue_for(self, request: Request) -> FcfsQueue:
+        """Where a sequence that comes belongs."""
+        tenant = request.tenant
+        if tenant not in self._tenants:
+            floor = min((self._served[other] for other in self._tenants), default=0)
+            self._served[tenant] = max(self._served.get(tenant, 0), floor)
+            self._tenants[tenant] = FcfsQueue()
+        self._num_waiting += 1
+        self.num_prompt_tokens += request.num_prompt_tokens
+        return self._tenants[tenant]
+
+    def _forget_request(self, request: Request) -> None:
+        self._num_waiting -= 1
+        self.num_prompt_tokens -= request.num_prompt_tokens
+        if not self._tenants[request.tenant]:
+            del self._tenants[request.tenant]
 
     def _forget(self) -> None:
         """Keep what those were served that wait, and of the others those that were served most."""
@@ -181,3 +329,4 @@ class FairQueue(WaitingQueue):
 
 
 QUEUES: dict[SchedulingPolicy, type[WaitingQueue]] = {"fcfs": FcfsQueue, "priority": PriorityQueue, "fair": FairQueue}
+"""What a policy's queue is."""

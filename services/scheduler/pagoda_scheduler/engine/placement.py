@@ -1,12 +1,14 @@
 """Placement: which worker group computes which sequence. Knows no sinks and no time limits."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from pagoda_common.config.engine_config import SchedulerConfig
 from pagoda_common.errors import PagodaError, RequestFailed
 from pagoda_scheduler.core.admission import check_queue
 from pagoda_scheduler.core.request import Request, RequestStatus
+from pagoda_scheduler.core.turns import TURN
 from pagoda_scheduler.core.waiting_queue import FcfsQueue
 from pagoda_scheduler.engine.engine_core import EngineCore
 from pagoda_scheduler.engine.load import Counters, Load
@@ -77,7 +79,8 @@ class Placement:
                 self._homeless.append_front(request)
             return
         chosen: dict[str, EngineCore] = {}
-        for request in reversed(list(sequences)):
+        ordered, late = _split_late(sequences)
+        for request in (*reversed(ordered), *late):
             core = chosen.get(request.request_id) or self._router.choose(request, self.cores)
             chosen[request.request_id] = self._requests[request.request_id].core = core
             try:
@@ -89,7 +92,7 @@ class Placement:
             if request.check_finished():  # resumed behind its own end, before the model was known
                 self._end(request)
             else:
-                self._add(core, request, at_front=True)
+                self._add(core, request, at_front=request not in late)
 
     def take_out(self, request: Request) -> None:
         """End a sequence now, wherever it is."""
@@ -189,3 +192,18 @@ class Placement:
     def _end(self, request: Request) -> None:
         request.status = RequestStatus.FINISHED
         self._finish(request)
+
+
+def _split_late(sequences: Iterable[Request]) -> tuple[list[Request], dict[Request, None]]:
+    """Sequences that go ahead of others, and those of large calls that have not run and wait for turns again."""
+    ordered: list[Request] = []
+    late: dict[Request, None] = {}
+    counts: Counter[str] = Counter()
+    for request in sequences:
+        has_run = request.num_preemptions or request.admitted_ns or request.output_token_ids
+        counts[request.group] += not has_run
+        if has_run or counts[request.group] <= TURN:
+            ordered.append(request)
+        else:
+            late[request] = None
+    return ordered, late

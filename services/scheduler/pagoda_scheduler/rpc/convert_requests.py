@@ -76,6 +76,7 @@ def requests_from_proto(
             arrival_ns=message.arrival_time_ns or time.time_ns(),
             cache_salt=message.cache_salt,
             tenant=message.tenant,
+            group=message.group,
             sink=sink,
             session_slot=slot,
             pooling=pooling,

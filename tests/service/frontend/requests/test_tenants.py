@@ -262,3 +262,15 @@ async def test_the_salt_of_every_call(config: dict[str, Any], salt: str) -> None
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.GenerateUnary(slash, metadata=shown)
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_the_prompts_of_one_body_are_one_group_and_a_single_one_is_none(keyed: Running) -> None:
+    headers = [("Authorization", f"Bearer {KEYS[0]}")]
+    for prompts, path in (([[5], [6], [7]], "/v1/completions"), ([[5]], "/v1/completions")):
+        before = len(keyed.fake.submits)
+        answer = await keyed.http.post(path, json={"prompt": prompts, "max_tokens": 2}, headers=headers)
+        assert answer.status_code == 200, answer.text
+        groups = [submit.group for submit in keyed.fake.submits[before:]]
+        assert len(groups) == len(prompts)
+        assert len(set(groups)) == 1
+        assert bool(groups[0]) == (len(prompts) > 1)
