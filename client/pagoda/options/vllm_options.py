@@ -120,7 +120,6 @@ OPTIONS = (
     VllmOption("response_role", ("assistant",), "answers are the assistant's"),
     VllmOption("enable_metrics", None, "/metrics is always served", is_switch=True),
     VllmOption("show_hidden_metrics_for_version", None, "no metric is hidden"),
-    VllmOption("enable_request_id_headers", None, "X-Request-Id is always sent", is_switch=True),
     VllmOption("enable_server_load_tracking", None, "the load is always tracked", is_switch=True),
     VllmOption("enable_sleep_mode", None, "LLM.sleep needs no switch", is_switch=True),
     VllmOption("tool_server", (), "clients run their tools"),

@@ -349,6 +349,7 @@ FRONTEND_FLAGS = (
     Flag(field="reasoning_parser_plugin", metavar="FILE", help="Python file that registers further reasoning parsers"),
     Flag(field="enable_prompt_tokens_details", help="put cached_tokens into usage"),
     Flag(field="enable_force_include_usage", help="put the usage so far into every chunk of every stream"),
+    Flag(field="enable_request_id_headers", help="send X-Request-Id with the answers to probes too"),
     Flag(field="return_tokens_as_token_ids", help="write tokens of log probabilities as token_id:N"),
     Flag(field="api_key", metavar="KEY", help="keys that clients must show as bearer token"),
     Flag(field="api_key_file", metavar="FILE", help="file with more keys, one a line"),

@@ -74,6 +74,8 @@ class FrontendConfig:
     """Put cached_tokens into usage."""
     enable_force_include_usage: bool = False
     """Put the usage so far into every chunk of a stream, whatever its stream_options."""
+    enable_request_id_headers: bool = False
+    """Send X-Request-Id with the answers to probes too; with those of calls it is always sent."""
     return_tokens_as_token_ids: bool = False
     """Write tokens of log probabilities as token_id:N, also where the request does not ask for it."""
     api_key: tuple[str, ...] = field(default=(), repr=False)

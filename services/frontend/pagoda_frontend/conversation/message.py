@@ -47,6 +47,10 @@ class MessageDelta:
     stop_reason: int | str | None
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None
+    is_reasoning_told: bool = False
+    """In a message's last delta: its reasoning is an empty text where there was none."""
+    is_called_by_name: bool = False
+    """The client has named the tool to call: beside the call the content is an empty text, as in vLLM."""
 
     @property
     def num_output_tokens(self) -> int:
@@ -90,11 +94,12 @@ class MessageCollector:
         self._reasoning: list[str] = []
         self._content: list[str] = []
         self._arguments: list[list[str]] = []
+        self._is_called_by_name = False
 
     def add(self, delta: MessageDelta) -> None:
         """Take what is new."""
         message = self._message
-        if delta.reasoning:
+        if delta.reasoning or delta.is_reasoning_told:
             self._reasoning.append(delta.reasoning)
         if delta.content:
             self._content.append(delta.content)
@@ -108,14 +113,15 @@ class MessageCollector:
         message.finish_reason = delta.finish_reason
         message.stop_reason = delta.stop_reason
         message.hypothesis = delta.source.hypothesis
+        self._is_called_by_name = delta.is_called_by_name
 
     def finish(self) -> CollectedMessage:
         """The message."""
         message = self._message
-        message.reasoning = "".join(self._reasoning) or None
+        message.reasoning = "".join(self._reasoning) if self._reasoning else None
         message.content = "".join(self._content)
         if not message.content and (message.tool_calls or message.reasoning):
-            message.content = None
+            message.content = "" if self._is_called_by_name and message.tool_calls else None
         for call, arguments in zip(message.tool_calls, self._arguments, strict=True):
             call.arguments = "".join(arguments)
         return message

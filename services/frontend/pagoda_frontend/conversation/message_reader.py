@@ -25,6 +25,11 @@ class MessageParser:
         return self._calls is not None and self._calls.is_constrained
 
     @property
+    def is_reasoning_told(self) -> bool:
+        """Whether the message has reasoning, though it may be empty."""
+        return self._reasoning is not None and self._reasoning.is_told_empty
+
+    @property
     def is_reasoning(self) -> bool:
         """Whether what comes next is reasoning, as far as is known."""
         return self._reasoning is not None and self._reasoning.is_inside
@@ -107,6 +112,8 @@ class MessageReader:
             delta.stop_reason,
             delta.token_ids,
             delta.logprobs,
+            is_called_by_name=self._is_named,
+            is_reasoning_told=finish_reason is not None and self._shows_reasoning and parser.is_reasoning_told,
         )
 
     def _count(self, token_ids: list[int]) -> None:

@@ -37,6 +37,8 @@ NO_OPERATOR = PagodaError(
 API_KEY_HEADER = "x-api-key"
 """Where Anthropic's clients show the key."""
 REQUEST_ID_HEADER = "x-request-id"
+PROBES = frozenset(("/live", "/health", "/ping", "/ready", "/metrics", "/load", "/version"))
+"""Paths that monitors ask again and again."""
 
 
 class RequireKeys:
@@ -97,10 +99,14 @@ class RootPath:
 
 
 class RequestIds:
-    """Gives every response an X-Request-Id: the client's own, or else the one that the endpoint or we drew."""
+    """Gives every response an X-Request-Id: the client's own, or else the one that the endpoint or we drew.
 
-    def __init__(self, app: ASGIApp) -> None:
+    As in vLLM, the answers to probes have none that we drew, unless it was asked for.
+    """
+
+    def __init__(self, app: ASGIApp, *, with_probes: bool) -> None:
         self._app = app
+        self._with_probes = with_probes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the call on."""
@@ -110,6 +116,9 @@ class RequestIds:
         given = clean_request_id(Headers(scope=scope).get(REQUEST_ID_HEADER, ""))
         log_request_id.set(given)
         log_trace_id.set(trace_id_of(Headers(scope=scope).get(TRACEPARENT_HEADER, "")))
+        if not given and not self._with_probes and route_path(scope) in PROBES:
+            await self._app(scope, receive, send)
+            return
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -98,7 +98,7 @@ def make_app(serving: Serving, engine: EngineClient) -> FastAPI:
         app.add_middleware(TraceHttp, tracer=serving.tracer)
     app.add_middleware(CountCalls, serving=serving)
     app.add_middleware(LoadReports, load=lambda: engine.load)
-    app.add_middleware(RequestIds)
+    app.add_middleware(RequestIds, with_probes=config.enable_request_id_headers)
     if config.root_path:
         app.add_middleware(RootPath, root_path=config.root_path)
     return app

@@ -112,7 +112,12 @@ async def _events(conversation: Conversation, message: dict[str, Any]) -> AsyncG
         async for deltas in stream:
             events: list[Event] = []
             if not has_begun:
-                events.append({"type": "message_start", "message": {**message, "usage": _usage(conversation)}})
+                events.append(
+                    {
+                        "type": "message_start",
+                        "message": {**message, "usage": {**_usage(conversation), "output_tokens": 0}},
+                    }
+                )
             has_begun = True
             if deltas is None:
                 yield events

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, create_model
 
 from pagoda_common.params.fields import Kind
 from pagoda_common.params.sampling_params import SAMPLING_FIELDS
@@ -100,10 +100,17 @@ class GenerationBody(RequestBody):
     user: Text | None = None
 
 
+def _given(prompt: Any) -> Any:
+    """`prompt`, which must not be null. The sentence is vLLM's, whose clients know it."""
+    if prompt is None:
+        raise ValueError("Either prompt or prompt_embeds must be provided and non-empty. Here it is prompt, a text")
+    return prompt
+
+
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: Text | Items[Text] | TokenIds | Items[TokenIds]
+    prompt: Annotated[Text | Items[Text] | TokenIds | Items[TokenIds], BeforeValidator(_given)]
     logprobs: Integer | None = None
     best_of: Integer | None = None
     thinking_token_budget: Integer | None = None

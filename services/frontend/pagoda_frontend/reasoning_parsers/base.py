@@ -29,6 +29,11 @@ class ReasoningParser(ABC):
         """What comes is reasoning, as far as is known."""
         return not self.is_over
 
+    @property
+    def is_told_empty(self) -> bool:
+        """Whether reasoning without any text is told as an empty text."""
+        return False
+
     @abstractmethod
     def append(self, text: str) -> tuple[str, str]:
         """The reasoning and the part of the answer that `text` adds; some of it may be held back."""
@@ -39,12 +44,16 @@ class ReasoningParser(ABC):
 
 
 class TaggedReasoningParser(ReasoningParser):
-    """Reasoning between two tags, at the beginning. White space around it belongs to the tags."""
+    """Reasoning between two tags, at the beginning. White space before the first tag belongs to the tag."""
 
     start: ClassVar[str]
     """The marker before the reasoning; models whose prompt ends with it do not repeat it."""
     label: ClassVar[str] = ""
     """What may stand at the beginning of the reasoning and is not part of it."""
+    tells_empty: ClassVar[bool] = False
+    """The reasoning of a model that opens its thoughts and has none is an empty text, not nothing."""
+    trims: ClassVar[bool] = True
+    """White space around the reasoning belongs to the tags; else reasoning and answer are as the model wrote them."""
     is_assumed: ClassVar[bool] = False
     """A text without start marker is reasoning too, unless the prompt has closed it."""
 
@@ -56,12 +65,18 @@ class TaggedReasoningParser(ReasoningParser):
         self._has_begun = self.is_over
         self._text = ""
         self._held = ""
+        self._has_opened = False
+        """There is reasoning, though it may be empty."""
         self._has_reasoned = False
         self._is_behind = False
 
     @property
     def is_inside(self) -> bool:
         return not self.is_over and (self._has_begun or self._is_inside or self.is_assumed)
+
+    @property
+    def is_told_empty(self) -> bool:
+        return self.tells_empty and self._has_opened
 
     def append(self, text: str) -> tuple[str, str]:
         return self._read(text, is_last=False)
@@ -83,13 +98,16 @@ class TaggedReasoningParser(ReasoningParser):
         if has_start is None and not is_last:
             return False
         if has_start or self._is_inside:
-            text = text.removeprefix(self.start)
-            if after_start(text, self.label) is None and not is_last:
+            opened = text.removeprefix(self.start) if has_start or self.trims else self._text
+            labelled = opened.lstrip() if not has_start else opened
+            is_labelled = after_start(labelled, self.label)
+            if is_labelled is None and not is_last:
                 return False
-            self._text = text.removeprefix(self.label)
+            self._text = labelled.removeprefix(self.label) if is_labelled and self.label else opened
         elif not self.is_assumed:
             self.is_over = True
         self._has_begun = True
+        self._has_opened = not self.is_over
         return True
 
     def _reason(self, *, is_last: bool) -> str:
@@ -101,9 +119,9 @@ class TaggedReasoningParser(ReasoningParser):
             place, marker = (end, self.end) if end >= 0 else (place, "")
         text = self._held + self._text[:place]
         self._text = self._text[place + len(marker or "") :]
-        if not self._has_reasoned:
+        if not self._has_reasoned and self.trims:
             text = text.lstrip()
-        shown = text.rstrip()
+        shown = self._without_end(text)
         self._held = text[len(shown) :]
         self._has_reasoned = self._has_reasoned or bool(shown)
         if marker is not None and not is_held:
@@ -112,10 +130,18 @@ class TaggedReasoningParser(ReasoningParser):
 
     def _answer(self, *, is_last: bool) -> str:
         text, self._text = self._text, ""
-        if self._is_behind:
-            text = text.lstrip()
-            self._is_behind = not text
+        if self._is_behind and text:
+            text = self._without_start(text)
+            self._is_behind = not text and self.trims
         return text
+
+    def _without_end(self, text: str) -> str:
+        """`text` without what belongs to the tag, should the tag follow."""
+        return text.rstrip() if self.trims else text
+
+    def _without_start(self, text: str) -> str:
+        """`text`, which follows the tag, without what belongs to the tag."""
+        return text.lstrip() if self.trims else text
 
 
 class TaggedAnswerParser(TaggedReasoningParser):

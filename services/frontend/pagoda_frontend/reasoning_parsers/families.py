@@ -7,19 +7,43 @@ from pagoda_frontend.tool_parsers.harmony import HarmonyParser
 class DeepSeekR1Parser(TaggedReasoningParser):
     """``<think>…</think>``, begun by the prompt or by the model, always there.
 
-    DeepSeek R1, Qwen 3 Thinking, QwQ, MiniMax M2, Step 3, Nemotron 3, OLMo 3 Think.
+    DeepSeek R1, Qwen 3 Thinking, QwQ, MiniMax M2.
     """
 
     start = "<think>"
     end = "</think>"
     markers = ("<think>", "</think>")
+    trims = False
     is_assumed = True
+    tells_empty = True
 
 
-class Qwen3Parser(DeepSeekR1Parser):
+class ThinkParser(DeepSeekR1Parser):
+    """The same, where a message without thoughts has no reasoning: OLMo 3 Think, Step 3, Nemotron 3."""
+
+    tells_empty = False
+
+
+class Step3p5Parser(ThinkParser):
+    """The same, where one line break before the end and one behind it belong to it: Step 3.5."""
+
+    def _without_end(self, text: str) -> str:
+        return text.removesuffix("\n")
+
+    def _without_start(self, text: str) -> str:
+        return text.removeprefix("\n")
+
+
+class Qwen3Parser(ThinkParser):
     """The same where the model may also answer at once: Qwen 3, GLM 4.5, SmolLM 3."""
 
     is_assumed = False
+
+
+class KimiK2ReasoningParser(Qwen3Parser):
+    """The same for Kimi K2 Thinking."""
+
+    tells_empty = True
 
 
 class MistralReasoningParser(TaggedReasoningParser):
@@ -28,6 +52,7 @@ class MistralReasoningParser(TaggedReasoningParser):
     start = "[THINK]"
     end = "[/THINK]"
     markers = ("[THINK]", "[/THINK]")
+    trims = False
 
 
 class GraniteReasoningParser(TaggedReasoningParser):
@@ -41,6 +66,7 @@ class SeedOssReasoningParser(TaggedReasoningParser):
     """``<seed:think>…</seed:think>``: Seed-OSS."""
 
     start = "<seed:think>"
+    trims = False
     end = "</seed:think>"
     markers = ("<seed:think>", "</seed:think>")
     is_assumed = True
@@ -52,6 +78,7 @@ class Gemma4ReasoningParser(TaggedReasoningParser):
     start = "<|channel>"
     end = "<channel|>"
     markers = ("<|channel>", "<channel|>")
+    trims = False
     label = "thought\n"
 
 
@@ -96,7 +123,8 @@ class MinimaxAppendThinkParser(ReasoningParser):
         return "", text
 
     def finish(self) -> tuple[str, str]:
-        return "", ""
+        text, self._missing = self._missing, ""
+        return "", text
 
 
 class HarmonyReasoningParser(ReasoningParser):

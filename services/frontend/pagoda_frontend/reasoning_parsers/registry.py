@@ -12,10 +12,13 @@ from pagoda_frontend.reasoning_parsers.families import (
     GraniteReasoningParser,
     HarmonyReasoningParser,
     HunyuanReasoningParser,
+    KimiK2ReasoningParser,
     MinimaxAppendThinkParser,
     MistralReasoningParser,
     Qwen3Parser,
     SeedOssReasoningParser,
+    Step3p5Parser,
+    ThinkParser,
 )
 
 Parser = TypeVar("Parser", bound=ReasoningParser)
@@ -32,19 +35,19 @@ _PARSERS: dict[str, type[ReasoningParser]] = {
     "holo2": Qwen3Parser,
     "hunyuan": HunyuanReasoningParser,
     "hunyuan_a13b": HunyuanReasoningParser,
-    "kimi_k2": Qwen3Parser,
+    "kimi_k2": KimiK2ReasoningParser,
     "mimo": Qwen3Parser,
     "minimax_m2": DeepSeekR1Parser,
     "minimax_m2_append_think": MinimaxAppendThinkParser,
     "mistral": MistralReasoningParser,
-    "nemotron": DeepSeekR1Parser,
-    "nemotron_v3": DeepSeekR1Parser,
-    "olmo3": DeepSeekR1Parser,
+    "nemotron": ThinkParser,
+    "nemotron_v3": ThinkParser,
+    "olmo3": ThinkParser,
     "openai_gptoss": HarmonyReasoningParser,
     "qwen3": Qwen3Parser,
     "seed_oss": SeedOssReasoningParser,
-    "step3": DeepSeekR1Parser,
-    "step3p5": DeepSeekR1Parser,
+    "step3": ThinkParser,
+    "step3p5": Step3p5Parser,
 }
 
 

@@ -46,6 +46,10 @@ class ToolParser(ABC):
     """All ids that the model's chat template takes; None when it takes any."""
     openers: ClassVar[tuple[str, ...]] = ()
     """What begins a call wherever it is; the parsers of reasoning look for it."""
+    keeps_space: ClassVar[bool] = False
+    """Text beside calls keeps its white space; white space alone beside calls is no content either way."""
+    drops_rest: ClassVar[bool] = False
+    """What follows a call and is none is no content."""
     thinking: ClassVar[tuple[str, str]] = ("<think>", "</think>")
     """Around thoughts at the beginning of a text that no reasoning parser reads: calls that they quote are none."""
 
@@ -135,8 +139,16 @@ class ToolParser(ABC):
         return text
 
     def _say(self, text: str) -> None:
-        """Add content. White space around calls, and what only separates them, is not part of it."""
+        """Add content. White space beside calls, and what only separates them, is not part of it.
+
+        Where text keeps its space, that is so only where there is nothing else.
+        """
+        if self.drops_rest and self._num_calls:
+            return
         text = self._held + text
+        if self.keeps_space:
+            self._say_with_space(text)
+            return
         if self._is_behind_call and not self._has_said:
             text = text.lstrip()
         spoken = text.rstrip()
@@ -147,6 +159,23 @@ class ToolParser(ABC):
             self._content.append(spoken)
             self._is_behind_call = False
             self._has_said = True
+
+    def _say_with_space(self, text: str) -> None:
+        """Add `text`, and what was held, as soon as it is more than white space or what separates calls."""
+        waits = self._is_behind_call or not self._has_said
+        if waits and not text.strip(SEPARATORS if self._is_behind_call else None):
+            self._held = text
+            return
+        self._held = ""
+        self._content.append(text)
+        self._is_behind_call = False
+        self._has_said = True
+
+    def _pass_marker(self) -> None:
+        """A marker around calls was read: white space beside it alone is no content."""
+        if self.keeps_space:
+            self._held = ""
+            self._is_behind_call = True
 
     def _think(self, text: str) -> None:
         """Add reasoning."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pagoda_frontend.tool_parsers import formats
-from pagoda_frontend.tool_parsers.base import ToolParser, find_marker
+from pagoda_frontend.tool_parsers.base import Piece, ToolParser, find_marker
 from pagoda_frontend.tool_parsers.formats import Format, Schemas
 from pagoda_frontend.tool_parsers.json_text import JsonSpan
 
@@ -39,7 +39,12 @@ class FramedParser(ToolParser):
             return False
         if marker == self.start:
             self._state = self._read_header
+        else:
+            self._read_ignored(marker)
         return True
+
+    def _read_ignored(self, marker: str) -> None:
+        """One of `ignored` was read."""
 
     def _read_header(self, *, is_last: bool) -> bool:
         brace = self._text.find("{")
@@ -97,9 +102,45 @@ class FramedParser(ToolParser):
 
 
 class SectionParser(FramedParser):
-    """Calls that stand together between two markers, the first and last that are `ignored`."""
+    """Calls that stand together between two markers, the first and last that are `ignored`.
+
+    As vLLM's parsers of these models have it: what stands between calls or after them is no content.
+    """
 
     call_separator: ClassVar[str] = ""
+    keeps_space = True
+    drops_rest = True
+
+    def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
+        super().__init__(schemas=schemas)
+        self._is_inside = False
+        """Between the markers."""
+        self._noise = ""
+        """What is no call there: content, should the section have none."""
+
+    def finish(self) -> Piece:
+        while self._read_on(is_last=True):
+            pass
+        self._leave()
+        return super().finish()
+
+    def _read_ignored(self, marker: str) -> None:
+        if marker == self.ignored[0]:
+            self._is_inside = True
+        else:
+            self._leave()
+
+    def _leave(self) -> None:
+        """The section is over."""
+        self._is_inside = False
+        noise, self._noise = self._noise, ""
+        self._say(noise)
+
+    def _say(self, text: str) -> None:
+        if self._is_inside and not self._num_calls:
+            self._noise += text
+        else:
+            super()._say(text)
 
     @classmethod
     def _call(cls, name: str, schema: dict[str, Any]) -> Format:
@@ -143,10 +184,13 @@ class DeepSeekV31Parser(DeepSeekV3Parser):
 
 
 class KimiK2Parser(SectionParser):
-    """``<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}``: Kimi K2, whose template wants its ids."""
+    """``<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}``: Kimi K2, whose template wants its ids.
+
+    What has no number behind its name is no call.
+    """
 
     start = "<|tool_call_begin|>"
-    header = re.compile(r"(?P<id>(?:functions\.)?(?P<name>[^\s<]+?)(?::\d+)?)\s*<\|tool_call_argument_begin\|>")
+    header = re.compile(r"(?P<id>(?:functions\.)?(?P<name>[^\s<]+?):\d+)\s*<\|tool_call_argument_begin\|>")
     end = "<|tool_call_end|>"
     ignored = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
     markers = (start, end, *ignored, "<|tool_call_argument_begin|>")

@@ -34,6 +34,8 @@ class Gemma4Parser(ToolParser):
     def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
         super().__init__(schemas=schemas)
         self._name = ""
+        self._head = ""
+        """The name as it was written."""
         self._place = 0
         self._depth = 0
         self._in_string = False
@@ -64,17 +66,20 @@ class Gemma4Parser(ToolParser):
             self._say(self.start)
             self._state = self._read_content
             return True
-        self._read(match.end() - 1)
+        self._head = self._read(match.end() - 1)
         self._name, self._place, self._depth, self._in_string = match[1], 0, 0, False
         self._state = self._read_arguments
         return True
 
     def _read_arguments(self, *, is_last: bool) -> bool:
-        """All of them up to the brace at the end; of an answer that was cut off, those that are there."""
+        """All of them up to the brace at the end, or the end marker; a call that is cut off is none."""
         while not self._is_closed():
             if not self._step(is_last=is_last):
                 break
-        if not self._is_closed() and not is_last and not self._text.startswith(self.end, self._place):
+        if not self._is_closed() and not self._text.startswith(self.end, self._place):
+            if is_last:
+                self._say(self.start + self._head + self._read(len(self._text)))
+                self._state = self._read_content
             return False
         arguments = _Reader(self._text[: self._place]).value(0)
         self._read(self._place)

@@ -13,6 +13,8 @@ from pagoda_frontend.tool_parsers.xml import TaggedArgumentsParser
 class InvokeParser(TaggedArgumentsParser):
     """Reads invokes whose tags begin with `prefix`. Subclasses say what goes around them."""
 
+    keeps_space = True
+    is_whole = True
     prefix: ClassVar[str] = ""
     """Before the names of the tags."""
     stops = (">", "<", "\n")
@@ -56,7 +58,10 @@ class InvokeParser(TaggedArgumentsParser):
 
 
 class DeepSeekV32Parser(InvokeParser):
-    """``<｜DSML｜function_calls>``, whose parameters say by ``string="true"`` or ``"false"`` what they are."""
+    """``<｜DSML｜function_calls>``, whose parameters say by ``string="true"`` or ``"false"`` what they are.
+
+    Outside of the marker there are no calls.
+    """
 
     prefix = "｜DSML｜"
     has_line_breaks = False
@@ -64,6 +69,7 @@ class DeepSeekV32Parser(InvokeParser):
     json_mark = ' string="false"'
     around = ("<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>")
     ignored = ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>")
+    section = ignored
     openers = ignored[:1]
     markers = (*ignored, "｜DSML｜")
 
@@ -87,6 +93,7 @@ class DeepSeekV4Parser(DeepSeekV32Parser):
 
     around = ("<｜DSML｜tool_calls>\n", "\n</｜DSML｜tool_calls>")
     ignored = ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>")
+    section = ignored
     openers = ignored[:1]
     markers = (*ignored, "｜DSML｜")
 
@@ -104,6 +111,8 @@ class MinimaxM2Parser(InvokeParser):
 class Step3Parser(InvokeParser):
     """``<｜tool_calls_begin｜>``, and each call between markers of its own."""
 
+    keeps_space = False
+    is_whole = False
     prefix = "steptml:"
     around = ("<｜tool_calls_begin｜>\n", "\n<｜tool_calls_end｜>")
     ignored = (

@@ -30,6 +30,8 @@ class JsonToolParser(ToolParser):
     """Calls of known tools may be anywhere in the text without a marker."""
     needs_arguments: ClassVar[bool] = False
     """An object without arguments is no call."""
+    hides_markers: ClassVar[bool] = False
+    """Markers are no content, whatever stands between them, and each line between them may be a call."""
 
     def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
         super().__init__(schemas=schemas)
@@ -53,12 +55,17 @@ class JsonToolParser(ToolParser):
 
     def _read_content(self, *, is_last: bool) -> bool:
         opening = ("{",) if self.is_in_prose and not self.is_strict else ()
-        place, marker = find_marker(self._text, (*self.starts, *opening), is_last=is_last)
+        hidden = (self.end,) if self.hides_markers else ()
+        place, marker = find_marker(self._text, (*self.starts, *opening, *hidden), is_last=is_last)
         self._say(self._read(place))
         if marker is None:
             return False
-        if marker in self.starts:
+        if marker in (*self.starts, *hidden):
             self._raw = self._read(len(marker))
+            if self.hides_markers:
+                self._raw = ""
+            if marker in hidden:
+                return True
             self._state = self._read_first
             return True
         return self._expect_object(in_prose=True)
@@ -85,8 +92,6 @@ class JsonToolParser(ToolParser):
         call = self._call
         had_begun = call.has_begun
         outcome = call.read(self._text)
-        if is_last and outcome is Outcome.MORE:
-            call.finish()
         if self._in_prose and call.name is not None and call.name not in self._schemas:
             return self._give_up()
         if outcome is Outcome.FAILED or (is_last and not call.has_begun):
@@ -155,7 +160,7 @@ class JsonToolParser(ToolParser):
         self._say(self._raw)
         if self._in_prose:
             self._say(self._read(1))
-        is_between_calls = bool(self._num_calls) and bool(self.end) and not self._in_prose
+        is_between_calls = (bool(self._num_calls) or self.hides_markers) and bool(self.end) and not self._in_prose
         self._raw = ""
         self._in_prose = self._in_array = False
         self._state = self._read_fault if is_between_calls else self._read_content
@@ -177,8 +182,9 @@ class JsonToolParser(ToolParser):
 
 
 class HermesParser(JsonToolParser):
-    """``<tool_call>{"name": …, "arguments": …}</tool_call>``: Hermes, Qwen 3, Granite 4, ERNIE 4.5, pagoda-tiny."""
+    """``<tool_call>{"name": …, "arguments": …}</tool_call>``: Hermes, Qwen 3, Granite 4, pagoda-tiny."""
 
+    keeps_space = True
     starts = ("<tool_call>",)
     end = "</tool_call>"
     markers = ("<tool_call>", "</tool_call>")

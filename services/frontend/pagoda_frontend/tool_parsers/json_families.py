@@ -2,6 +2,8 @@
 
 import json
 
+from pagoda_frontend.tool_parsers import formats
+from pagoda_frontend.tool_parsers.formats import Format, Schemas
 from pagoda_frontend.tool_parsers.json_calls import HermesParser, JsonToolParser
 
 
@@ -15,9 +17,16 @@ class GraniteParser(JsonToolParser):
     calls_in_array = True
 
 
+class Ernie45Parser(HermesParser):
+    """Hermes' way, with line breaks around calls that are no content: ERNIE 4.5."""
+
+    keeps_space = False
+
+
 class Granite20bParser(JsonToolParser):
     """``<function_call> {"name": …, "arguments": …}``, one behind the other: Granite 20B for function calling."""
 
+    keeps_space = True
     starts = ("<function_call>",)
     markers = starts
     openers = starts
@@ -38,8 +47,10 @@ class Phi4MiniJsonParser(JsonToolParser):
 
 
 class ToolCallsArrayParser(JsonToolParser):
-    """``<tool_calls>[{"name": …, "arguments": …}, …]</tool_calls>``: Jamba, Hunyuan A13B; MiniMax M1 without array."""
+    """``<tool_calls>[{"name": …, "arguments": …}, …]</tool_calls>``: Jamba, Hunyuan A13B. No text follows."""
 
+    keeps_space = True
+    drops_rest = True
     starts = ("<tool_calls>",)
     end = "</tool_calls>"
     markers = ("<tool_calls>", "</tool_calls>")
@@ -48,9 +59,19 @@ class ToolCallsArrayParser(JsonToolParser):
     array_end = end
 
 
+class MinimaxParser(ToolCallsArrayParser):
+    """``<tool_calls>`` and a call on each line, without an array: MiniMax M1. Its markers are no content."""
+
+    keeps_space = False
+    drops_rest = False
+    needs_arguments = True
+    hides_markers = True
+
+
 class InternLMParser(JsonToolParser):
     """``<|action_start|><|plugin|>{"name": …, "parameters": …}<|action_end|>``: InternLM 2 and 3."""
 
+    keeps_space = True
     starts = ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>")
     end = "<|action_end|>"
     markers = ("<|action_start|>", "<|plugin|>", "<|action_end|>")
@@ -74,3 +95,25 @@ class LongcatParser(HermesParser):
     @classmethod
     def frame(cls, name: str) -> tuple[str, str]:
         return f'{cls.trigger}\n{{"name": {json.dumps(name)}, "arguments": ', f"}}\n{cls.end}"
+
+
+class GigaChat3Parser(JsonToolParser):
+    """``<|function_call|>{"name": …, "arguments": {…}}``, or the same as a message of its own: GigaChat 3.1 and 3."""
+
+    keeps_space = True
+    drops_rest = True
+    needs_arguments = True
+    starts = ("<|message_sep|>\n\nfunction call<|role_sep|>\n", "function call<|role_sep|>\n", "<|function_call|>")
+    end = "</s>"
+    markers = ("<|message_sep|>", "<|role_sep|>", "<|function_call|>")
+    openers = starts
+
+    @classmethod
+    def free_format(cls, schemas: Schemas, *, is_parallel: bool) -> Format:
+        """One call, which ends the text."""
+        tags = [
+            formats.tag(f'{start}{{"name": {json.dumps(name)}, "arguments": ', formats.json_value(schema), "}")
+            for start in cls.starts[1:]
+            for name, schema in schemas.items()
+        ]
+        return formats.triggered(*cls.starts[1:], tags=tags, is_parallel=False)

@@ -113,8 +113,8 @@ class JsonCall:
 
         Args:
             needs_arguments: an object without them is no call.
-            max_held_chars: the call begins once there are more arguments than this, or when they have ended and are
-                JSON.
+            max_held_chars: the call begins once there are more arguments than this, or when it has ended. A shorter
+                one that is cut off is none.
             first_keys: an object that begins with another key is no call; None allows all.
         """
         self.place = 0
@@ -209,14 +209,9 @@ class JsonCall:
         if self._span.is_done:
             if not self.has_begun and not isinstance(_loads("".join(self.news)), dict):
                 return Outcome.FAILED
-            self.has_begun = True
             self.is_arguing = False
             self._step = self._read_comma
         return None
-
-    def finish(self) -> None:
-        """There is no more text: arguments that were cut off are arguments."""
-        self.has_begun = self.has_begun or self.is_arguing
 
     def _read_other(self, text: str) -> Outcome | None:
         """A whole value: the name, arguments that come before it, or what calls may have besides."""
@@ -246,6 +241,7 @@ class JsonCall:
         if not character:
             return None
         if character not in ",}":
+            self.has_begun = self.has_begun or bool(self.news)  # the brace is missing, but the call goes no further
             return self._fail()
         self.place += 1
         if character == "}":
@@ -254,7 +250,8 @@ class JsonCall:
         return None
 
     def _close(self) -> Outcome:
-        if self.has_begun:
+        if self.has_begun or self.news:
+            self.has_begun = True
             return Outcome.DONE
         if self.name is None or (self._held is None and self._needs_arguments):
             return Outcome.FAILED

@@ -7,16 +7,18 @@ from typing import Any
 from pagoda_frontend.tool_parsers import formats
 from pagoda_frontend.tool_parsers.base import Piece, ToolParser, find_marker
 from pagoda_frontend.tool_parsers.formats import Format, Schemas
-from pagoda_frontend.tool_parsers.framed import FramedParser
+from pagoda_frontend.tool_parsers.framed import MAX_HEADER_CHARS, FramedParser
 from pagoda_frontend.tool_parsers.json_calls import JsonToolParser
 from pagoda_frontend.tool_parsers.json_text import after_space
 
 _START = "[TOOL_CALLS]"
+_BARE_NAME = re.compile(r"[^\s\[\]{}]+\s*")
 ID_CHARS = 9
 """Mistral's templates refuse ids of any other length, and all but letters and digits."""
 
 
 class _Named(FramedParser):
+    keeps_space = True
     start = _START
     header = re.compile(
         r"(?P<name>[^\s\[\]]+?)\s*(?:\[CALL_ID\]\s*(?:(?P<id>[A-Za-z0-9]{9})|\S*?)\s*)?(?:\[ARGS\])?", re.ASCII
@@ -24,12 +26,19 @@ class _Named(FramedParser):
 
 
 class _Array(JsonToolParser):
+    keeps_space = True
+    drops_rest = True
     starts = (_START,)
 
 
 class MistralParser(ToolParser):
-    """``[TOOL_CALLS][{"name": …, "arguments": …}]``, and since version 11 ``[TOOL_CALLS]NAME[ARGS]{…}``."""
+    """``[TOOL_CALLS][{"name": …, "arguments": …}]``, and since version 11 ``[TOOL_CALLS]NAME[ARGS]{…}``.
 
+    As in vLLM, words between the marker and the array are skipped, and so is what follows the array. A marker before
+    what is no call is no content, nor is a name alone.
+    """
+
+    keeps_space = True
     markers = (_START, "[ARGS]", "[CALL_ID]")
     id_pattern = re.compile(f"[A-Za-z0-9]{{{ID_CHARS}}}")
     openers = (_START,)
@@ -69,7 +78,15 @@ class MistralParser(ToolParser):
         behind = after_space(self._text, len(_START)) if marker else 0
         if marker is None or behind == len(self._text):
             return False
-        kind = _Array if self._text[behind] in "[{" else _Named
+        call = self._call_after(behind, is_last=is_last)
+        if call is None:
+            return False
+        kind, start = call
+        if kind is None:
+            self._read(start)
+            return True
+        self._read(start)
+        self._text = _START + self._text
         self._inner = kind(schemas=self._schemas)
         self._inner.id_seed = self.id_seed
         self._inner.make_id = self.make_id
@@ -79,3 +96,23 @@ class MistralParser(ToolParser):
         self._content.append(piece.content)
         self._calls += piece.tool_calls
         return False
+
+    def _call_after(self, place: int, *, is_last: bool) -> tuple[type[ToolParser] | None, int] | None:
+        """What begins at `place`, behind the marker, and where: an array, a named call, or (no class) none of them.
+
+        None while that is not known.
+        """
+        if self._text[place] in "[{":
+            return _Array, place
+        brace = self._text.find("{", place, place + MAX_HEADER_CHARS + 1)
+        again = self._text.find(_START, place, brace if brace >= 0 else None)
+        if is_last and brace < 0 and _BARE_NAME.fullmatch(self._text, place):
+            return None, len(self._text)
+        if again >= 0 or (brace < 0 and (is_last or len(self._text) > place + MAX_HEADER_CHARS)):
+            return None, place
+        if brace < 0:
+            return None
+        head = self._text[place:brace].rstrip()
+        if head.endswith("["):
+            return _Array, place + len(head) - 1
+        return (_Named if _Named.header.fullmatch(head) else None), place

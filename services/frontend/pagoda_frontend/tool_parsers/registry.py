@@ -13,10 +13,13 @@ from pagoda_frontend.tool_parsers.harmony import HarmonyParser
 from pagoda_frontend.tool_parsers.invoke import DeepSeekV4Parser, DeepSeekV32Parser, MinimaxM2Parser, Step3Parser
 from pagoda_frontend.tool_parsers.json_calls import HermesParser, Llama3JsonParser
 from pagoda_frontend.tool_parsers.json_families import (
+    Ernie45Parser,
+    GigaChat3Parser,
     Granite20bParser,
     GraniteParser,
     InternLMParser,
     LongcatParser,
+    MinimaxParser,
     Phi4MiniJsonParser,
     ToolCallsArrayParser,
 )
@@ -31,8 +34,9 @@ _PARSERS: dict[str, type[ToolParser]] = {
     "deepseek_v31": DeepSeekV31Parser,
     "deepseek_v32": DeepSeekV32Parser,
     "deepseek_v4": DeepSeekV4Parser,
-    "ernie45": HermesParser,
+    "ernie45": Ernie45Parser,
     "gemma4": Gemma4Parser,
+    "gigachat3": GigaChat3Parser,
     "glm45": Glm45Parser,
     "glm47": Glm45Parser,
     "granite": GraniteParser,
@@ -50,7 +54,7 @@ _PARSERS: dict[str, type[ToolParser]] = {
     "llama4_pythonic": PythonicParser,
     "longcat": LongcatParser,
     "mimo": Qwen3XmlParser,
-    "minimax": ToolCallsArrayParser,
+    "minimax": MinimaxParser,
     "minimax_m2": MinimaxM2Parser,
     "mistral": MistralParser,
     "olmo3": Olmo3Parser,

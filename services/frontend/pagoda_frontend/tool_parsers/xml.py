@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pagoda_frontend.tool_parsers import formats
 from pagoda_frontend.tool_parsers.argument_formats import ended, is_any_object, tagged_arguments, text_without
 from pagoda_frontend.tool_parsers.base import ToolParser, find_marker
 from pagoda_frontend.tool_parsers.formats import Format, Schemas
+from pagoda_frontend.tool_parsers.json_text import MAX_HELD_CHARS
 from pagoda_frontend.tool_parsers.values import checked, json_text, json_value, typed_value, types_of
 
 MAX_NAME_CHARS = 1024
@@ -16,6 +18,16 @@ WRAPPERS = ("arguments", "input")
 """What models call an argument that holds all arguments, as an object."""
 LOOKAHEAD_CHARS = 64
 """No marker behind a name is longer."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A call of which nothing was told."""
+
+    name: str
+    text: str
+    """As it was written so far."""
+    arguments: str = ""
 
 
 class TaggedArgumentsParser(ToolParser):
@@ -41,6 +53,8 @@ class TaggedArgumentsParser(ToolParser):
     """The two of `ignored` outside of which there are no calls; None where calls may be anywhere."""
     reads_untyped: ClassVar[bool] = False
     """Values of which the schema says nothing are JSON where they can be; else they are strings."""
+    is_whole: ClassVar[bool] = False
+    """A call that is no longer than `MAX_HELD_CHARS` begins when it has ended; one that is cut off is none."""
     has_line_breaks: ClassVar[bool] = True
     """A line break behind the tag before a value and one before the tag behind it belong to the tags."""
 
@@ -59,6 +73,8 @@ class TaggedArgumentsParser(ToolParser):
         self._wrapper = ""
         """That argument as it was written."""
         self._raw = ""
+        self._pending: _Pending | None = None
+        """The call that is held back until it has ended."""
         self._state = self._read_content
         self._is_inside = self.section is None
         """Calls count here."""
@@ -74,7 +90,9 @@ class TaggedArgumentsParser(ToolParser):
         if marker in starts:
             self._raw = marker
             self._state = self._read_name
-        elif self.section is not None and marker in self.section:
+            return True
+        self._pass_marker()
+        if self.section is not None and marker in self.section:
             self._is_inside = marker == self.section[0]
         return True
 
@@ -87,16 +105,40 @@ class TaggedArgumentsParser(ToolParser):
             self._say(self._raw)
             self._state = self._read_content
             return True
-        self._read(match.end())
+        head = self._read(match.end())
         name = match[1].strip()
         self._schema = self._schemas.get(name, {})
         properties = self._schema.get("properties")
         self._properties = properties if isinstance(properties, dict) else {}
         self._num_arguments = 0
         self._wrapped, self._wrapper = None, ""
-        self._begin(name)
+        if self.is_whole and not self.is_constrained:
+            self._pending = _Pending(name, self._raw + head)
+        else:
+            self._begin(name)
         self._state = self._read_key
         return True
+
+    def _read(self, num_characters: int) -> str:
+        text = super()._read(num_characters)
+        if self._pending is not None:
+            self._pending.text += text
+            if len(self._pending.text) > MAX_HELD_CHARS:
+                self._release()
+        return text
+
+    def _argue(self, arguments: str) -> None:
+        if self._pending is not None:
+            self._pending.arguments += arguments
+        else:
+            super()._argue(arguments)
+
+    def _release(self) -> None:
+        """Tell the call that was held back."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._begin(pending.name)
+            self._argue(pending.arguments)
 
     def _read_key(self, *, is_last: bool) -> bool:
         """The next argument, or the end; what stands between arguments does not count."""
@@ -114,6 +156,12 @@ class TaggedArgumentsParser(ToolParser):
             return True
         if marker is None and not is_last:
             return False
+        if marker is None and self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._say(pending.text)
+            self._state = self._read_content
+            return True
+        self._release()
         if marker in self.ends:
             self._read(len(marker or ""))
         if self._wrapped is not None:
@@ -210,6 +258,7 @@ def _object(value: Any) -> dict[str, Any] | None:
 class Qwen3XmlParser(TaggedArgumentsParser):
     """``<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>``: Qwen 3 Coder, Qwen 3.5."""
 
+    keeps_space = True
     starts = ("<function=",)
     name = re.compile(r"([^<>\n]+)>")
     stops = (">", "<", "\n")
@@ -254,6 +303,8 @@ class SeedOssParser(Qwen3XmlParser):
 class Glm45Parser(TaggedArgumentsParser):
     """``<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>``: GLM 4.5 to 4.7."""
 
+    keeps_space = True
+    is_whole = True
     starts = ("<tool_call>",)
     name = re.compile(r"\s*([^\s<>]+)\s*(?=<arg_key>|</tool_call>)")
     stops = ("</tool_call>", "<arg_key>", "<tool_call>")

@@ -81,7 +81,10 @@ async def test_every_response_has_a_request_id_the_clients_own_if_it_gave_one(fr
     for path in ("/health", "/v1/models", "/nowhere"):
         response = await frontend.http.get(path, headers={"X-Request-Id": "trace-1"})
         assert response.headers.get_list("x-request-id") == ["trace-1"]
+    for path in ("/v1/models", "/nowhere"):
         assert len((await frontend.http.get(path)).headers["x-request-id"]) == 32
+    for path in ("/live", "/health", "/metrics"):
+        assert "x-request-id" not in (await frontend.http.get(path)).headers
     body = {"model": MODEL, "prompt": [5], "max_tokens": 1}
     response = await frontend.post("/v1/completions", body, headers={"X-Request-Id": "a\tb" + "c" * 500})
     assert response.headers["x-request-id"] == "a_b" + "c" * 125

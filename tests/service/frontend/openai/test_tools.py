@@ -66,6 +66,9 @@ async def both(frontend: Running, **body: Any) -> tuple[dict[str, Any], str]:
     message, finish_reason = await whole(frontend, **body)
     plain = {name: message.get(name) for name in ("content", "reasoning")}
     plain["tool_calls"] = [call["function"] for call in message.get("tool_calls", ())]
+    if body.get("tool_choice") is NAMED:
+        assert plain["content"] == "", "beside a call that was asked for by name"
+        plain["content"] = None
     assert await streamed(frontend, **body) == (plain, finish_reason)
     return plain, finish_reason
 
@@ -81,7 +84,7 @@ async def test_the_model_may_call_tools(frontend: Running, tokenizer: Tokenizer)
     answer = await frontend.openai.chat.completions.create(model=MODEL, messages=USER, tools=[WEATHER, NOW])  # type: ignore[list-item]
     [choice] = answer.choices
     assert choice.finish_reason == "tool_calls"
-    assert choice.message.content == "I look."
+    assert choice.message.content == "I look.\n"
     first, second = choice.message.tool_calls or ()
     assert first.type == second.type == "function"
     assert (first.function.name, json.loads(first.function.arguments)) == ("weather", {"city": "Rome 🙂"})
@@ -174,7 +177,11 @@ async def test_an_answer_cut_off_within_a_call_ends_by_its_length(frontend: Runn
     frontend.fake.script = tokenizer.encode(CALLS)
     message, finish_reason = await both(frontend, tools=[WEATHER], max_tokens=24)
     assert finish_reason == "length"
-    assert message["tool_calls"][0]["arguments"].startswith('{"')
+    assert (message["content"][:20], message["tool_calls"]) == ("I look.\n<tool_call>\n", [])
+    frontend.fake.script = tokenizer.encode(CALLS.replace("Rome", "Rome" * 100))
+    message, finish_reason = await both(frontend, tools=[WEATHER], max_tokens=200)
+    assert message["tool_calls"][0]["arguments"].startswith('{"city": "RomeRome')
+    assert (message["content"], finish_reason) == ("I look.\n", "length")
     frontend.fake.script = tokenizer.encode('<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}')
     message, finish_reason = await whole(frontend, tools=[WEATHER], tool_choice=NAMED, max_tokens=3)
     assert (message["content"], message["tool_calls"], finish_reason) == ("", [], "length")
@@ -294,7 +301,11 @@ async def test_reasoning_is_a_field_of_its_own(tokenizer: Tokenizer) -> None:
     async with running_frontend(reasoning_parser="deepseek_r1") as frontend:
         frontend.fake.script = tokenizer.encode(f"<think>\nHm, 🙂.\n</think>\n\n{CALLS}")
         message, finish_reason = await both(frontend, tools=[WEATHER, NOW])
-        assert (message["reasoning"], message["content"], finish_reason) == ("Hm, 🙂.", "I look.", "tool_calls")
+        assert (message["reasoning"], message["content"], finish_reason) == (
+            "\nHm, 🙂.\n",
+            "\n\nI look.\n",
+            "tool_calls",
+        )
         hidden, _ = await both(frontend, tools=[WEATHER, NOW], include_reasoning=False)
         assert hidden == {**message, "reasoning": None}
         frontend.fake.script = tokenizer.encode("Hm.</think>Yes.")

@@ -45,7 +45,7 @@ async def test_responses_call_functions_and_take_their_outputs(frontend: Running
     response = await responses.create(model=MODEL, input="Weather?", tools=RESPONSES_TOOLS)
     assert response.status == "completed"
     message, *calls = response.output
-    assert response.output_text == "I look."
+    assert response.output_text == "I look.\n"
     assert message.type == "message"
     shown: list[Any] = [call.to_dict() for call in calls]
     assert [call["type"] for call in shown] == ["function_call"] * 2
@@ -91,7 +91,7 @@ async def test_responses_call_functions_and_take_their_outputs(frontend: Running
     ]
     conversation: Any = [
         question,
-        {"role": "assistant", "content": "I look.", "tool_calls": calls_of_chat},
+        {"role": "assistant", "content": "I look.\n", "tool_calls": calls_of_chat},
         *[{"role": "tool", "tool_call_id": one["call_id"], "content": one["output"]} for one in outputs],
     ]
     functions: Any = [
@@ -152,7 +152,7 @@ async def test_grpc_chat_calls_tools(frontend: Running, tokenizer: Tokenizer) ->
     )
     [message] = (await stub.ChatUnary(request)).messages
     assert message.finish_reason == types_pb2.FINISH_REASON_TOOL_CALLS
-    assert message.content == "I look."
+    assert message.content == "I look.\n"
     assert [call.name for call in message.tool_calls] == ["weather", "now"]
     assert [json.loads(call.arguments) for call in message.tool_calls] == ARGUMENTS
     responses = [response async for response in stub.Chat(request)]

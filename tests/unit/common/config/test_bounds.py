@@ -180,6 +180,7 @@ def test_everything_is_off_that_opens_a_door() -> None:
         "disable_uvicorn_access_log",
         "enable_prompt_tokens_details",
         "enable_force_include_usage",
+        "enable_request_id_headers",
         "return_tokens_as_token_ids",
     ):
         assert getattr(frontend, name) is False, name

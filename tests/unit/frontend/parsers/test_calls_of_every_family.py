@@ -13,6 +13,12 @@ from pagoda_frontend.tool_parsers.registry import find_tool_parser, tool_parser_
 from tests.unit.frontend.parsers.test_tool_parsers import SCHEMAS, at_every_split, make, parse
 
 NOW: tuple[str, Any] = ("now", {})
+DSML_CALLS = "<｜DSML｜function_calls>\n"
+KIMI = (
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+)
 
 
 def dsml(key: str, is_string: str, value: str) -> str:
@@ -48,7 +54,7 @@ CORPUS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "hermes",
         '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"a\nb\\"}"}</tool_call> and, '
         '<tool_call>{"name": "now"}',
-        "and,",
+        " and, ",
         [("weather", {"city": "a\nb"}), NOW],
     ),
     (
@@ -71,12 +77,24 @@ CORPUS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     (
         "jamba",
         ' Sure.<tool_calls>[{"name": "now", "arguments": {}},\n  {"name": "now", "arguments": {}}\n]</tool_calls> Ok',
-        " Sure. Ok",
+        " Sure.",
         [NOW, NOW],
     ),
     ("hunyuan_a13b", '<tool_calls>[{"name": "now", "arguments": {}}; {"name": "now"},]', "", [NOW, NOW]),
     ("hunyuan", '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>', "", [NOW]),
-    ("minimax", '<tool_calls>\n{"name": "now"}\n{"name": "now"}\n</tool_calls>', "", [NOW, NOW]),
+    (
+        "minimax",
+        'Ok. <tool_calls>\n{"name": "now", "arguments": {}}\n{"name": "now", "arguments": {}}\n</tool_calls>',
+        "Ok.",
+        [NOW, NOW],
+    ),
+    (
+        "minimax",
+        '<tool_calls>\n{"name": "now"}\n{"arguments": {}}\n{"name": "now", "arguments": {}}\n</tool_calls>',
+        '\n{"name": "now"}\n{"arguments": {}}',
+        [NOW],
+    ),
+    ("minimax", "<tool_calls> world content</tool_calls>", " world content", []),
     (
         "internlm",
         'Hm<|action_start|><|plugin|>\n{"name": "weather", "parameters": {"days": 1}}<|action_end|>\n',
@@ -104,10 +122,10 @@ CORPUS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
             ("minimax", "think", '<tool_calls>\n{"name": "now", "arguments": {}}\n</tool_calls>'),
             ("seed_oss", "seed:think", "<seed:tool_call><function=now></function></seed:tool_call>"),
             ("hermes", "think", '<tool_call>{"name": "now"}</tool_call>'),
-            ("mistral", "think", '[TOOL_CALLS][{"name": "now", "arguments": {}}]'),
+            ("mistral", "think", "[TOOL_CALLS]now[ARGS]{}"),
         )
     ),
-    ("hermes", '<think>Never closed <tool_call>{"name": "now"}</tool_call>', "<think>Never closed", [NOW]),
+    ("hermes", '<think>Never closed <tool_call>{"name": "now"}</tool_call>', "<think>Never closed ", [NOW]),
     ("hermes", " <think>Only thoughts.", " <think>Only thoughts.", []),
     (
         "minimax",
@@ -123,7 +141,12 @@ CORPUS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ),
     ("lfm2", "<|tool_call_start|>[now()]<|tool_call_end|>[now, or later]", "[now, or later]", [NOW]),
     *(
-        ("deepseek_v32", f'<｜DSML｜invoke name="weather">{parameters}</｜DSML｜invoke>', "", [("weather", arguments)])
+        (
+            "deepseek_v32",
+            DSML_CALLS + f'<｜DSML｜invoke name="weather">{parameters}</｜DSML｜invoke>',
+            "",
+            [("weather", arguments)],
+        )
         for parameters, arguments in (
             (dsml("arguments", "false", '{"days": 2}'), {"days": 2}),
             (dsml("input", "true", '{"city": "\\n"}'), {"city": "\n"}),
@@ -142,7 +165,7 @@ CORPUS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     (
         "mistral",
         '[TOOL_CALLS] [{"name": "now", "arguments": {}}]\n[TOOL_CALLS][{"name": "now", "arguments": {}}] Ok',
-        "Ok",
+        "",
         [NOW, NOW],
     ),
     ("deepseek_v3", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜>", "", [NOW]),
@@ -159,8 +182,59 @@ CORPUS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     (
         "deepseek_v4",
         'Hm.\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
-        "Hm.",
+        "Hm.\n\n",
         [NOW],
+    ),
+    *(
+        (name, text, text, [])
+        for name, text in (
+            ("deepseek_v4", f'{DSML_CALLS}<｜DSML｜invoke name="now"></｜DSML｜invoke>\n</｜DSML｜function_calls>'),
+            ("deepseek_v32", '<｜DSML｜invoke name="now"></｜DSML｜invoke>'),
+            ("deepseek_v4", '<｜DSML｜invoke name="now"></｜DSML｜invoke> '),
+            ("gemma4", '<|tool_call>call:weather{city:<|"|>Lond'),
+            ("gemma4", '<|tool_call> call:weather{city:"Lond'),
+        )
+    ),
+    ("minimax_m2", '<minimax:tool_call><invoke name="now"><par', '<invoke name="now"><par', []),
+    ("kimi_k2", f"Hm. {KIMI[0]} noise {KIMI[2]} and {KIMI[2]}{KIMI[1]} After.", "Hm. ", [NOW, NOW]),
+    ("kimi_k2", f"Hm. {KIMI[0]} no call {KIMI[1]} After.", "Hm.  no call  After.", []),
+    ("kimi_k2", f"{KIMI[0]} no call", " no call", []),
+    ("kimi_k2", f"{KIMI[0]}{KIMI[2].replace(':0', '.0')}{KIMI[2]}{KIMI[1]}", "", [NOW]),
+    ("deepseek_v31", "Hm. <｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜> After.", "Hm. ", [NOW]),
+    (
+        "glm45",
+        "I look.\n<tool_call>now\n</tool_call>\nAnd \n<tool_call>now</tool_call>",
+        "I look.\n\nAnd \n",
+        [NOW, NOW],
+    ),
+    ("glm45", "\n\n<tool_call>now\n</tool_call>", "", [NOW]),
+    (
+        "granite4",
+        'A: \n<tool_call> {"name": "now"} </tool_call> B: \n <tool_call>{"name": "now"}</tool_call> ',
+        "A: \n B: \n ",
+        [NOW, NOW],
+    ),
+    ("hunyuan", 'Now. <tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>\nThanks!', "Now. ", [NOW]),
+    *(
+        ("mistral", text, content, calls)
+        for text, content, calls in (
+            ('[TOOL_CALLS]  junk [{"name": "now", "arguments":{}}] trail', "", [NOW]),
+            ("[TOOL_CALLS] not json at all", "not json at all", []),
+            ("[TOOL_CALLS] I cannot {do} that", "I cannot {do} that", []),
+            ("[TOOL_CALLS]now or [TOOL_CALLS]now[ARGS]{}", "now or ", [NOW]),
+            (f"[TOOL_CALLS]{'no ' * 400}{{}}", f"{'no ' * 400}{{}}", []),
+            ('A [TOOL_CALLS] [ {"name": "now", "arguments": {}}]\nextra', "A ", [NOW]),
+        )
+    ),
+    *(
+        (
+            "gigachat3",
+            f'I look. {start}{{"name": "weather", "arguments": {{"days": 1}}}}{end}',
+            "I look. ",
+            [("weather", {"days": 1})],
+        )
+        for start in ("<|message_sep|>\n\nfunction call<|role_sep|>\n", "<|function_call|>")
+        for end in ("", "</s>", "\n</s>\n")
     ),
     ("kimi_k2", "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|><|tool_call_end|>", "", [NOW]),
     (
@@ -168,7 +242,7 @@ CORPUS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         '<invoke name="now"></invoke> is no call. <minimax:tool_call>\n<invoke name="weather">\n'
         "<parameter name=\"city\">a < b</parameter>\n<parameter name='days'>2</parameter>\n</invoke>\n"
         "<invoke name=now></invoke>\n</minimax:tool_call>!",
-        '<invoke name="now"></invoke> is no call.\n!',
+        '<invoke name="now"></invoke> is no call. !',
         [("weather", {"city": "a < b", "days": 2}), NOW],
     ),
     (
@@ -205,7 +279,6 @@ CORPUS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         ],
     ),
     ("gemma4", '<|tool_call>call:weather{"city": "R, }", "days": 2}', "", [("weather", {"city": "R, }", "days": 2})]),
-    ("gemma4", '<|tool_call>call:weather{city:<|"|>Lond', "", [("weather", {"city": "Lond"})]),
     *(
         (
             name,
@@ -303,7 +376,7 @@ def test_numbers_keep_every_digit(number: str) -> None:
         "glm45": f"<tool_call>weather<arg_key>options</arg_key><arg_value>{inner}</arg_value></tool_call>",
         "pythonic": f"[weather(options={inner})]",
         "gemma4": f"<|tool_call>call:weather{{options:{{n:[{number}]}}}}<tool_call|>",
-        "deepseek_v32": '<｜DSML｜invoke name="weather"><｜DSML｜parameter name="options" string="false">'
+        "deepseek_v32": f'{DSML_CALLS}<｜DSML｜invoke name="weather"><｜DSML｜parameter name="options" string="false">'
         f"{inner}</｜DSML｜parameter></｜DSML｜invoke>",
     }
     for name, text in texts.items():
@@ -335,7 +408,7 @@ def test_deep_arguments_raise_nothing(depth: int) -> None:
         "glm45": f"<tool_call>weather<arg_key>more</arg_key><arg_value>{deep}</arg_value></tool_call>",
         "pythonic": f"[weather(options={deep})]",
         "gemma4": f"<|tool_call>call:weather{{options:{deep}}}<tool_call|>",
-        "deepseek_v32": '<｜DSML｜invoke name="weather"><｜DSML｜parameter name="options" string="false">'
+        "deepseek_v32": f'{DSML_CALLS}<｜DSML｜invoke name="weather"><｜DSML｜parameter name="options" string="false">'
         f"{deep}</｜DSML｜parameter></｜DSML｜invoke>",
     }
     for name, text in texts.items():

@@ -127,7 +127,7 @@ def test_a_call_ends_reasoning_that_is_never_closed() -> None:
     parser = thinking.parser(plan(None, {}), prompt="<think>\n")
     assert parser is not None
     piece = parser.append('Hm.\n<tool_call>{"name": "t0", "arguments": {}}</tool_call>', is_last=True)
-    assert (piece.reasoning, piece.content, [call.name for call in piece.tool_calls]) == ("Hm.", "", ["t0", None])
+    assert (piece.reasoning, piece.content, [call.name for call in piece.tool_calls]) == ("Hm.\n", "", ["t0", None])
 
 
 def test_ids_are_as_the_models_template_wants_them_however_a_call_is_made() -> None:

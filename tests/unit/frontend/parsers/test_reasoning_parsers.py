@@ -16,22 +16,24 @@ def parse(name: str, *texts: str, prompt: str = "", openers: tuple[str, ...] = (
 
 
 CASES = [
-    ("deepseek_r1", "", "<think>\nHm.\n</think>\n\nYes.", ("Hm.", "Yes.")),
+    ("deepseek_r1", "", "<think>\nHm.\n</think>\n\nYes.", ("\nHm.\n", "\n\nYes.")),
+    ("deepseek_r1", "", "\n <think>Hm.</think>\nYes.", ("Hm.", "\nYes.")),
+    ("deepseek_r1", "", "\n Hm.</think>\nYes.", ("\n Hm.", "\nYes.")),
     ("deepseek_r1", "", "Hm.</think>Yes.", ("Hm.", "Yes.")),
-    ("deepseek_r1", "<think>\n", "One\n\ntwo</think> </think>", ("One\n\ntwo", "</think>")),
+    ("deepseek_r1", "<think>\n", "One\n\ntwo</think> </think>", ("One\n\ntwo", " </think>")),
     ("deepseek_r1", "", "cut off </thi", ("cut off </thi", "")),
     ("deepseek_r1", "<think>\n\n</think>\n\n", "Yes. <think>no</think>", ("", "Yes. <think>no</think>")),
-    ("qwen3", "", "<think>\nHm.\n</think>\n\nYes.", ("Hm.", "Yes.")),
+    ("qwen3", "", "<think>\nHm.\n</think>\n\nYes.", ("\nHm.\n", "\n\nYes.")),
     ("qwen3", "", " Yes, </think> is a tag.", ("", " Yes, </think> is a tag.")),
     ("qwen3", "<think>", "Hm.</think>Yes.", ("Hm.", "Yes.")),
     ("qwen3", "", "<thi", ("", "<thi")),
-    ("qwen3", "", "<think>\n\n</think>\n\n", ("", "")),
+    ("qwen3", "", "<think>\n\n</think>\n\n", ("\n\n", "\n\n")),
     ("mistral", "", "[THINK]Hm.[/THINK]Yes.", ("Hm.", "Yes.")),
     ("granite", "", "Here is my thought process: Hm. Here is my response: Yes.", ("Hm.", "Yes.")),
     ("openai_gptoss", "", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
      ("Hm.", "Yes.")),
-    ("seed_oss", "", "<seed:think>Hm.</seed:think>\nYes.", ("Hm.", "Yes.")),
-    ("gemma4", "", "<|channel>thought\nHm.\n<channel|>Yes.", ("Hm.", "Yes.")),
+    ("seed_oss", "", "<seed:think>Hm.</seed:think>\nYes.", ("Hm.", "\nYes.")),
+    ("gemma4", "", "<|channel>thought\nHm.\n<channel|>Yes.", ("Hm.\n", "Yes.")),
     ("gemma4", "", "<|channel>thousands<channel|>Yes.", ("thousands", "Yes.")),
     ("gemma4", "<|channel>thought\n<channel|>", "thought\nYes.", ("", "thought\nYes.")),
     ("hunyuan_a13b", "", "<think>\nHm.\n</think>\n<answer>\nYes. \n</answer>\n<c>", ("Hm.", "Yes.\n<c>")),
@@ -39,10 +41,14 @@ CASES = [
     ("hunyuan_a13b", "", "Yes </answer>.", ("", "Yes </answer>.")),
     ("ernie45", "<think>\n", "Hm.\n</think>\n\n<response>\nYes.\n\nNo.\n</response>\n", ("Hm.", "Yes.\n\nNo.\n")),
     ("ernie45", "<think>\n", "Hm.\n</think>\n\nYes <response>.", ("Hm.", "Yes <response>.")),
-    ("minimax_m2", "<think>\n", "Hm.\n</think>\n\nYes.", ("Hm.", "Yes.")),
+    ("minimax_m2", "<think>\n", "Hm.\n</think>\n\nYes.", ("Hm.\n", "\n\nYes.")),
+    ("minimax_m2_append_think", "", "", ("", "<think>")),
     ("minimax_m2_append_think", "<think>\n", "Hm.</think>\n\nYes.", ("", "<think>Hm.</think>\n\nYes.")),
     ("nemotron_v3", "<think>", "Hm.</think>Yes.", ("Hm.", "Yes.")),
-    ("step3", "<think>\n", "Hm.\n</think>Yes.", ("Hm.", "Yes.")),
+    ("step3", "<think>\n", "Hm.\n</think>Yes.", ("Hm.\n", "Yes.")),
+    ("step3p5", "", "\n One \n two\n\n\n</think>\n\nYes.", ("\n One \n two\n\n", "\nYes.")),
+    ("step3p5", "", "\n<think>Hm.\n</think>\nYes.", ("Hm.", "Yes.")),
+    ("olmo3", "", "<think>\n</think>\n\nYes.", ("\n", "\n\nYes.")),
     ("kimi_k2", "", "<think>Hm.</think>Yes.", ("Hm.", "Yes.")),
     ("glm45", "<think></think>", "Yes.", ("", "Yes.")),
     ("olmo3", "<think>", "Hm.</think>Yes.", ("Hm.", "Yes.")),
@@ -82,23 +88,45 @@ def test_no_text_is_parsed_differently_in_pieces(pieces: list[str], prompt: str,
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("<think>Hm. <call>now", ("Hm.", "<call>now")),
+        ("<think>Hm. <call>now", ("Hm. ", "<call>now")),
         ("<think>I may <call>. No.</think>Yes. <call>now", ("I may <call>. No.", "Yes. <call>now")),
         ("<think>Hm. <cal", ("Hm. <cal", "")),
         ("Yes. <call>now", ("", "Yes. <call>now")),
     ],
 )
 def test_a_call_ends_reasoning_that_is_never_closed(text: str, expected: tuple[str, str]) -> None:
-    for name in ("qwen3", "hunyuan_a13b"):
-        assert parse(name, text, openers=("<call>",)) == parse(name, *text, openers=("<call>",)) == expected
+    assert parse("qwen3", text, openers=("<call>",)) == parse("qwen3", *text, openers=("<call>",)) == expected
+    trimmed = (expected[0].rstrip(), expected[1])
+    name = "hunyuan_a13b"  # where white space belongs to the tags
+    assert parse(name, text, openers=("<call>",)) == parse(name, *text, openers=("<call>",)) == trimmed
 
 
 def test_the_answer_streams_as_it_comes() -> None:
     parser = find_reasoning_parser("qwen3")(prompt="")
     assert parser.append("<think>Let") == ("Let", "")
     assert parser.append(" me see") == (" me see", "")
-    assert parser.append("</think>\n\n") == ("", "")
+    assert parser.append("</think>\n\n") == ("", "\n\n")
     assert parser.append("Yes") == ("", "Yes")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_told"),
+    [
+        ("deepseek_r1", "", True),
+        ("deepseek_r1", "</think>Yes.", True),
+        ("minimax_m2", "</think>Yes.", True),
+        ("kimi_k2", "<think></think>Yes.", True),
+        ("kimi_k2", "Yes.", False),
+        ("qwen3", "<think></think>Yes.", False),
+        ("olmo3", "</think>Yes.", False),
+        ("openai_gptoss", "Yes.", False),
+    ],
+)
+def test_thoughts_that_are_empty_are_told_as_each_model_has_it(name: str, text: str, is_told: bool) -> None:
+    parser = find_reasoning_parser(name)(prompt="")
+    parser.append(text)
+    parser.finish()
+    assert parser.is_told_empty is is_told
 
 
 def test_an_unknown_parser_is_a_config_error() -> None:

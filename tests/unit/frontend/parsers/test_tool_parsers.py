@@ -68,7 +68,7 @@ FOUND: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     (
         "hermes",
         'Let me look.\n<tool_call>\n{"name": "weather", "arguments": ' + WEATHER + "}\n</tool_call>",
-        "Let me look.",
+        "Let me look.\n",
         [("weather", json.loads(WEATHER))],
     ),
     (
@@ -79,7 +79,7 @@ FOUND: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ),
     ("hermes", '<tool_call>{"arguments": {"days": 1}, "name": "weather"}</tool_call>', "", [("weather", {"days": 1})]),
     ("hermes", '<tool_call>{"name": "weather", "arguments": "{\\"days\\": 1}"}', "", [("weather", {"days": 1})]),
-    ("hermes", '<tool_call>{"name": "now", "arguments": null}</tool_call>\nDone.', "Done.", [("now", {})]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": null}</tool_call>\nDone.', "\nDone.", [("now", {})]),
     ("hermes", '<tool_call>{"name": "now", "arguments": {}, "id": 5}</tool_call>', "", [("now", {})]),
     (
         "hermes",
@@ -104,7 +104,7 @@ FOUND: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     (
         "mistral",
         'So: [TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]weather[ARGS]{"days": 1}',
-        "So:",
+        "So: ",
         [("now", {}), ("weather", {"days": 1})],
     ),
     ("mistral", '[TOOL_CALLS]weather{"days": 1}', "", [("weather", {"days": 1})]),
@@ -138,7 +138,7 @@ FOUND: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "</parameter>\n"
         '<parameter=units>\nnull\n</parameter>\n<parameter=options>\n{"a": [1]}\n</parameter>\n'
         "<parameter=is_exact>\nTrue\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
-        "I look.",
+        "I look.\n",
         [("weather", {"city": "5", "days": 3, "units": None, "options": {"a": [1]}, "is_exact": True}), ("now", {})],
     ),
     ("qwen3_coder", "<function=weather><parameter=city>two\nlines", "", [("weather", {"city": "two\nlines"})]),
@@ -187,10 +187,12 @@ NOT_FOUND: list[tuple[str, str]] = [
     ("llama3_json", '{"name": "Alice", "age": 5}'),
     ("llama3_json", 'Hello {"name": "unknown", "parameters": {}}'),
     ("llama3_json", '{"answer": {"name": "now"}, "more": [{"name": "now"}]} {'),
-    ("mistral", "[TOOL_CALLS] I cannot {do} that"),
     ("granite", "<|tool_call|>[]"),
     ("phi4_mini_json", "use functools.partial"),
     ("deepseek_v3", "<｜tool▁call▁begin｜>weather {}"),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Ro'),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}'),
+    ("glm45", "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>"),
     ("qwen3_xml", "<function=>x"),
     ("pythonic", "[1, 2, 3]"),
     ("pythonic", "[link](url)"),
@@ -320,13 +322,17 @@ def test_short_arguments_that_are_no_json_make_no_call_and_long_ones_are_shown_a
     assert parse("hermes", short) == parse("hermes", *short) == ("", short, [])
     long = '<tool_call>{"name": "weather", "arguments": {"a": "' + "a" * 300 + "\", 'b': 1}}</tool_call> Done."
     expected = '{"a": "' + "a" * 300 + "\", 'b': 1}}"
-    assert parse("hermes", long) == parse("hermes", *long) == ("", "Done.", [("weather", expected)])
+    assert parse("hermes", long) == parse("hermes", *long) == ("", " Done.", [("weather", expected)])
 
 
-def test_an_answer_that_is_cut_off_keeps_the_beginning_of_its_arguments() -> None:
-    assert parse("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Ro')[2] == [
-        ("weather", '{"city": "Ro')
-    ]
+def test_a_long_call_that_is_cut_off_keeps_the_beginning_of_its_arguments() -> None:
+    begin = '{"city": "' + "a" * 300
+    text = '<tool_call>{"name": "weather", "arguments": ' + begin
+    assert parse("hermes", text) == parse("hermes", *text) == ("", "", [("weather", begin)])
+    text = "<tool_call>weather<arg_key>city</arg_key><arg_value>" + "a" * 300
+    assert parse("glm45", text) == parse("glm45", *text) == ("", "", [("weather", '{"city": "' + "a" * 300 + '"}')])
+    short = '<tool_call>{"name": "weather", "arguments": {"days": 1}</tool_call>'
+    assert parse("hermes", short)[2] == [("weather", '{"days": 1}')], "only a brace is missing"
 
 
 def test_the_channels_of_harmony_are_told_apart() -> None:
