@@ -8,16 +8,25 @@ import argparse
 import ast
 import inspect
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+from google.protobuf import descriptor_pb2
+from grpc_tools import protoc
 
 from pagoda.commands import serve
 from pagoda.commands.arguments import CommandParser
 from pagoda.options import refusals
 from pagoda.options.vllm_options import OPTIONS, REFUSED_FLAGS, VllmOption
 from pagoda_common.config.settings import option_actions
+from pagoda_frontend.http.app import make_app
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
 COMPATIBILITY = "accepted for compatibility with vLLM"
 
 
@@ -101,9 +110,113 @@ def _refusals(tree: ast.AST) -> Iterator[tuple[str, str]]:
         yield function.name, str(texts[1]) if len(texts) > 1 else "models generate; `embed` gives embeddings"
 
 
+def http_calls() -> str:
+    """Every path, with its statuses and the fields of its body, from the OpenAPI document."""
+    document = make_app(MagicMock(), MagicMock()).openapi()  # paths alone: nothing is served
+    schemas = document["components"]["schemas"]
+    parts = []
+    for path, calls in document["paths"].items():
+        for method, call in calls.items():
+            statuses = ", ".join(status for status in call["responses"])
+            text = " ".join(f"{call.get('summary', '')} {call.get('description', '')}".split())
+            part = f"### {method.upper()} {path}\n\n{text}\n\nAnswers: {statuses}."
+            content = call.get("requestBody", {}).get("content", {})
+            if "application/json" in content:
+                part += "\n\n" + _body_table(_resolved(content["application/json"]["schema"], schemas), schemas)
+            parts.append(part)
+    return "\n\n".join(parts)
+
+
+def _resolved(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = schemas[schema["$ref"].rsplit("/", 1)[1]] if "$ref" in schema else schema
+    return found
+
+
+def _body_table(body: dict[str, Any], schemas: dict[str, Any]) -> str:
+    required = body.get("required", [])
+    cells = (
+        (f"`{name}`", _kind(field, schemas), "required" if name in required else _json_default(field))
+        for name, field in body.get("properties", {}).items()
+    )
+    return rows(("field", "type", "default"), cells)
+
+
+def _kind(field: dict[str, Any], schemas: dict[str, Any]) -> str:
+    """A short word for the type of a field."""
+    if "anyOf" in field or "oneOf" in field:
+        kinds = dict.fromkeys(_kind(one, schemas) for one in field.get("anyOf") or field["oneOf"])
+        kinds.pop("null", None)
+        return " or ".join(kinds) if len(kinds) <= 4 else "one of several shapes"
+    if "enum" in field or "const" in field:
+        return ", ".join(map(str, field.get("enum", [field.get("const")])))
+    if "$ref" in field:
+        found = _resolved(field, schemas)
+        return _kind(found, schemas) if "anyOf" in found or "enum" in found else "object"
+    kind = field.get("type", "any")
+    if kind == "array":
+        return f"list of {_kind(field.get('items', {}), schemas)}"
+    return ", ".join(kind) if isinstance(kind, list) else str(kind)
+
+
+def _json_default(field: dict[str, Any]) -> str:
+    value = field.get("default")
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def grpc_calls() -> str:
+    """Services and messages of pagoda.v1, with the comments of the contracts."""
+    with tempfile.NamedTemporaryFile() as output:
+        names = sorted(str(path.relative_to(ROOT / "protos")) for path in (ROOT / "protos").rglob("*.proto"))
+        includes = [f"-I{ROOT / 'protos'}", f"-I{files('grpc_tools') / '_proto'}"]
+        arguments = ["protoc", *includes, "--include_source_info", f"--descriptor_set_out={output.name}", *names]
+        if protoc.main(arguments) != 0:
+            raise RuntimeError("protoc refused the contracts; its message is on stderr")
+        contracts = descriptor_pb2.FileDescriptorSet.FromString(Path(output.name).read_bytes())
+    return "\n\n".join(part for file in contracts.file for part in _contract(file))
+
+
+def _contract(file: descriptor_pb2.FileDescriptorProto) -> Iterator[str]:
+    comments = {
+        tuple(at.path): " ".join((at.leading_comments or at.trailing_comments).split())
+        for at in file.source_code_info.location
+    }
+    for index, service in enumerate(file.service):
+        cells = (
+            (
+                f"`{method.name}`",
+                f"{'stream of ' * method.client_streaming}{_short(method.input_type)}",
+                f"{'stream of ' * method.server_streaming}{_short(method.output_type)}",
+                comments.get((6, index, 2, at), ""),
+            )
+            for at, method in enumerate(service.method)
+        )
+        table = rows(("call", "takes", "gives", "what it does"), cells)
+        yield f"## {service.name}\n\n{comments.get((6, index), '')}\n\n{table}"
+    for index, message in enumerate(file.message_type):
+        cells = (
+            (f"`{field.name}`", str(field.number), _field_type(field), comments.get((4, index, 2, at), ""))
+            for at, field in enumerate(message.field)
+        )
+        table = rows(("field", "number", "type", "meaning"), cells) if message.field else "No fields."
+        yield f"### {message.name}\n\n{comments.get((4, index), '')}\n\n{table}"
+
+
+def _short(name: str) -> str:
+    return name.rsplit(".", 1)[1]
+
+
+def _field_type(field: descriptor_pb2.FieldDescriptorProto) -> str:
+    kind = descriptor_pb2.FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
+    name = _short(field.type_name) if field.type_name else kind
+    repeated = field.label == descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
+    return f"{'repeated ' * repeated}{'optional ' * field.proto3_optional}{name}"
+
+
 PARTS: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     "migration.md": (("refused calls", refused_calls), ("flags", flags)),
     "settings.md": (("settings", settings),),
+    "http_reference.md": (("http", http_calls),),
+    "grpc_reference.md": (("grpc", grpc_calls),),
 }
 """Generated parts by page."""
 

@@ -20,15 +20,27 @@ def script() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["migration.md", "settings.md"])
+@pytest.mark.parametrize("name", ["migration.md", "settings.md", "http_reference.md", "grpc_reference.md"])
 def test_a_page_has_what_the_code_says(script: ModuleType, name: str) -> None:
     assert (ROOT / "docs" / name).read_text(encoding="utf-8") == script.generated(name), "run make docs"
 
 
-def test_the_table_of_pages_is_complete(script: ModuleType) -> None:
-    marked = {page.name for page in (ROOT / "docs").glob("*.md") if "<!-- flags: begin -->" in page.read_text()}
-    assert marked == {"migration.md"}
-    assert set(script.PARTS) == {"migration.md", "settings.md"}
+def test_every_page_with_marks_is_generated(script: ModuleType) -> None:
+    elsewhere = {"models.md", "sampling.md"}  # the sweep's, and scripts/sampling_table.py's
+    marked = {page.name for page in (ROOT / "docs").glob("*.md") if re.search("<!-- .*: begin -->", page.read_text())}
+    assert marked - elsewhere == set(script.PARTS)
+
+
+def test_a_path_has_the_fields_of_its_body(script: ModuleType) -> None:
+    text = script.http_calls().split("### POST /v1/completions\n")[1].split("\n### ")[0]
+    assert "| `max_tokens` | integer |" in text
+    assert "Answers: 200, 400" in text
+
+
+def test_a_call_and_a_message_have_the_comments_of_the_contracts(script: ModuleType) -> None:
+    text = script.grpc_calls()
+    assert re.search(r"^\| `Execute` \| stream of \w+ \| stream of \w+ \| \w+", text, re.MULTILINE)
+    assert re.search(r"^\| `max_tokens` \| \d+ \| optional uint32 \| \w+", text, re.MULTILINE)
 
 
 def test_every_flag_of_vllm_is_in_one_list_only(script: ModuleType) -> None:

@@ -119,7 +119,7 @@ class EngineCore:
             with self._timed_answer(answer):
                 try:
                     self.scheduler.update(answer, result)
-                finally:  # tokens that were taken are delivered, whatever happened behind them
+                finally:  # tokens that were taken are delivered, whatever happened after them
                     self._deliver(result)
         while self._num_in_flight < self._window and (output := self._schedule()) is not None:
             self._executor.send(output)

@@ -1,0 +1,59 @@
+"""Names words that make a text hard to read, and the word to use: ``python scripts/check_words.py [FILE …]``.
+
+Without files it reads every tracked text. Exit code 1 when a word of the list stands anywhere.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SUFFIXES = {".md", ".py", ".proto", ".cpp", ".h", ".js", ".html", ".yaml", ".yml"}
+EXEMPT = {"scripts/check_words.py", "docs/http_reference.md", "docs/grpc_reference.md", "docs/settings.md"}
+"""This list itself, and pages whose sources are read instead."""
+PLACES = (
+    r"(?:a|the|one|its|this|an|HAProxy's) (?:\w+ )?(?:proxy|proxies|balancer|gateway|firewall|proxy's|load balancer)"
+)
+WORDS = {
+    rf"\bbehind\b(?! {PLACES})": "after (in time or order), below, in",
+    r"\bnobody\b": "no one, or what does not happen",
+    r"\bsomebody\b": "someone, or who it is",
+    r"\bwhoever\b": "who it is: the caller, the client",
+    r"\b(?:go|goes|going|gone|went) on with\b": "continue, resume",
+    r"\bwhatsoever\b": "at all",
+    r"\b(?:is|are|was|were) told of\b": "gets, learns, reads",
+}
+"""Patterns (any case), and what to write instead."""
+
+
+def findings(text: str) -> Iterator[tuple[int, str, str]]:
+    """Line number from 1, what stands there, what to write, for each word of the list in `text`."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        for pattern, better in WORDS.items():
+            for match in re.finditer(pattern, line, re.IGNORECASE):
+                yield number, match[0], better
+
+
+def tracked() -> list[Path]:
+    """The texts of the repository."""
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    return [ROOT / name for name in names if Path(name).suffix in SUFFIXES]
+
+
+def main(arguments: list[str]) -> int:
+    """Print each finding; the exit code."""
+    count = 0
+    for path in [Path(name).resolve() for name in arguments] or tracked():
+        name = str(path.relative_to(ROOT))
+        if name in EXEMPT or path.suffix not in SUFFIXES or "node_modules" in path.parts:
+            continue
+        for number, word, better in findings(path.read_text(encoding="utf-8")):
+            print(f"{name}:{number}: {word!r}: write {better}")
+            count += 1
+    return 1 if count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
