@@ -13,9 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SUFFIXES = {".md", ".py", ".proto", ".cpp", ".h", ".js", ".html", ".yaml", ".yml"}
 EXEMPT = {"scripts/check_words.py", "docs/http_reference.md", "docs/grpc_reference.md", "docs/settings.md"}
 """This list itself, and pages whose sources are read instead."""
-PLACES = (
-    r"(?:a|the|one|its|this|an|HAProxy's) (?:\w+ )?(?:proxy|proxies|balancer|gateway|firewall|proxy's|load balancer)"
-)
+PLACES = r"(?:a|the|one|its|this|an|HAProxy's) (?:\w+ )?(?:proxy|proxies|balancer|gateway|firewall|load balancer)"
 WORDS = {
     rf"\bbehind\b(?! {PLACES})": "after (in time or order), below, in",
     r"\bnobody\b": "no one, or what does not happen",
