@@ -1,5 +1,5 @@
-"""Grown requests against a real stack, under another client's stream; `python -m tests.process.hostile.test_growth` is
-the long form."""
+"""Grown requests against a real stack, under another client's stream: of anyone where there are no keys, of another
+tenant and of someone without a key where there are. `python -m tests.process.hostile.test_growth` is the long form."""
 
 import argparse
 import asyncio
@@ -19,19 +19,24 @@ from tests.process.hostile.growth import Grown, grown_case
 from tests.process.stack import MODULES, Stack, poll_until
 
 NUM_REQUESTS = 500
+NUM_KEYED_REQUESTS = 200
 SEED = 37
 CONCURRENCY = 4
 HANG_S = 240.0
 MAX_GAP_S = 1.0
 """Of the victim's stream, on two cores that do nothing else; told, and asserted in the long form alone."""
 MAX_GROWTH_BYTES = 100 * 1024**2
-REFUSALS = ("INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "UNIMPLEMENTED", "UNAVAILABLE")
+VICTIM_KEY, ATTACKER_KEY = "key-of-the-victim", "key-of-the-attacker"
+NO_KEY_SHARE = 4
+"""With keys: one request of so many has none."""
+REFUSALS = ("UNAUTHENTICATED", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "UNIMPLEMENTED", "UNAVAILABLE")
 
 
 class Victim:
     """A client that streams all the while, from a thread of its own."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Stack, *, has_key: bool) -> None:
+        self._headers = bearer(VICTIM_KEY) if has_key else {}
         self.longest_gap_s = 0.0
         self.errors: list[str] = []
         self.num_tokens = 0
@@ -44,7 +49,7 @@ class Victim:
         body = {"prompt": "Once upon", "max_tokens": 900, "ignore_eos": True, "temperature": 0, "stream": True}
         while not self._is_over:
             try:
-                with httpx.stream("POST", self._url, json=body, timeout=HANG_S) as response:
+                with httpx.stream("POST", self._url, json=body, headers=self._headers, timeout=HANG_S) as response:
                     self._read(response)
             except (httpx.HTTPError, AssertionError) as error:
                 self.errors.append(repr(error))
@@ -76,17 +81,30 @@ class Report:
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     violations: list[str] = field(default_factory=list)
     longest_gap_s: float = 0.0
+    memory: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Bytes of each service before, and right after."""
+
+    def text(self) -> str:
+        """For people."""
+        sizes = ", ".join(f"{name} {old / 2**20:.0f} to {new / 2**20:.0f}" for name, (old, new) in self.memory.items())
+        return f"{dict(sorted(self.counts.items()))} longest gap {self.longest_gap_s:.2f} s; MiB: {sizes}"
 
 
-def send_all(stack: Stack, *, num_requests: int, seed: int) -> Report:
+def bearer(key: str) -> dict[str, str]:
+    """Headers, and metadata."""
+    return {"authorization": f"Bearer {key}"}
+
+
+def send_all(stack: Stack, *, num_requests: int, seed: int, has_keys: bool = False) -> Report:
     """Send grown requests to a ready stack, and look at what is left of it."""
     report = Report()
     before = {name: (stack.service(name).pid, stack.service(name).memory_info().rss) for name in MODULES}
-    victim = Victim(stack)
+    victim = Victim(stack, has_key=has_keys)
     try:
-        asyncio.run(_send(stack, report, num_requests=num_requests, seed=seed))
+        asyncio.run(_send(stack, report, num_requests=num_requests, seed=seed, has_keys=has_keys))
     finally:
         victim.end()
+    report.memory = {name: (size, stack.service(name).memory_info().rss) for name, (pid, size) in before.items()}
     report.longest_gap_s = victim.longest_gap_s
     report.violations += victim.errors
     if not victim.num_tokens:
@@ -103,7 +121,7 @@ def send_all(stack: Stack, *, num_requests: int, seed: int) -> Report:
     return report
 
 
-async def _send(stack: Stack, report: Report, *, num_requests: int, seed: int) -> None:
+async def _send(stack: Stack, report: Report, *, num_requests: int, seed: int, has_keys: bool) -> None:
     left = iter(range(num_requests))
     async with (
         httpx.AsyncClient(base_url=stack.url, timeout=HANG_S) as http,
@@ -113,7 +131,8 @@ async def _send(stack: Stack, report: Report, *, num_requests: int, seed: int) -
         async def work() -> None:
             for number in left:
                 case = await asyncio.to_thread(grown_case, seed, number)
-                outcome = await (_call(channel, case) if case.is_grpc else _post(http, case))
+                shown = bearer(ATTACKER_KEY) if has_keys and number % NO_KEY_SHARE else {}
+                outcome = await (_call(channel, case, shown) if case.is_grpc else _post(http, case, shown))
                 report.counts[outcome] += 1
                 if outcome.startswith("wrong"):
                     report.violations.append(f"{number}: {case.name}: {outcome}")
@@ -123,10 +142,10 @@ async def _send(stack: Stack, report: Report, *, num_requests: int, seed: int) -
                 group.create_task(work())
 
 
-async def _post(http: httpx.AsyncClient, case: Grown) -> str:
+async def _post(http: httpx.AsyncClient, case: Grown, shown: dict[str, str]) -> str:
     try:
         async with http.stream(
-            "POST", case.path, content=case.content, headers={"Content-Type": "application/json"}
+            "POST", case.path, content=case.content, headers={"Content-Type": "application/json", **shown}
         ) as response:
             content = await response.aread()
     except httpx.HTTPError as error:
@@ -134,6 +153,8 @@ async def _post(http: httpx.AsyncClient, case: Grown) -> str:
     status = response.status_code
     if status == 200:
         return "200"
+    if status == 401 and json.loads(content) == {"error": "Unauthorized"}:  # as vLLM says it
+        return "401"
     if status == 503 and "retry-after" not in response.headers:
         return "wrong: 503 without Retry-After"
     if not (400 <= status < 500 or status in (501, 503)) or not _is_error(content):
@@ -148,19 +169,32 @@ def _is_error(content: bytes) -> bool:
         return False
 
 
-async def _call(channel: grpc.aio.Channel, case: Grown) -> str:
+async def _call(channel: grpc.aio.Channel, case: Grown, shown: dict[str, str]) -> str:
     call: Any = channel.unary_unary(f"/pagoda.v1.Inference/{case.path}", bytes, bytes)
     try:
-        await call(case.content, timeout=HANG_S)
+        await call(case.content, timeout=HANG_S, metadata=tuple(shown.items()))
     except grpc.aio.AioRpcError as error:
         name = error.code().name
         return f"gRPC {name}" if name in REFUSALS else f"wrong: gRPC {name} {(error.details() or '')[:300]}"
     return "gRPC OK"
 
 
-@pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    stack = Stack("--disable-uvicorn-access-log")
+def make_stack(*, has_keys: bool) -> Stack:
+    """One with the keys of two tenants, or open to all."""
+    with pytest.MonkeyPatch.context() as patch:
+        if has_keys:
+            patch.setenv("PAGODA_API_KEY", f"{VICTIM_KEY},{ATTACKER_KEY}")
+        return Stack("--disable-uvicorn-access-log")
+
+
+@pytest.fixture(params=[False, True], ids=["open", "keys"])
+def has_keys(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def stack(has_keys: bool) -> Iterator[Stack]:
+    stack = make_stack(has_keys=has_keys)
     try:
         stack.wait_ready()
         yield stack
@@ -168,13 +202,16 @@ def stack() -> Iterator[Stack]:
         stack.end()
 
 
-def test_grown_requests_harm_nobody(stack: Stack) -> None:
-    report = send_all(stack, num_requests=NUM_REQUESTS, seed=SEED)
-    print(dict(report.counts), f"longest gap {report.longest_gap_s:.2f} s")
+def test_grown_requests_harm_no_one(stack: Stack, has_keys: bool) -> None:
+    num_requests = NUM_KEYED_REQUESTS if has_keys else NUM_REQUESTS
+    report = send_all(stack, num_requests=num_requests, seed=SEED, has_keys=has_keys)
+    print(report.text())
     assert not report.violations, "\n".join(report.violations[:20])
-    assert sum(report.counts.values()) == NUM_REQUESTS
-    assert report.counts["400"] > NUM_REQUESTS // 10, report.counts
-    assert report.counts["200"] > NUM_REQUESTS // 50, report.counts
+    assert sum(report.counts.values()) == num_requests
+    assert report.counts["400"] > num_requests // 10, report.counts
+    assert report.counts["200"] > num_requests // 50, report.counts
+    refused = report.counts["401"] + report.counts["gRPC UNAUTHENTICATED"]
+    assert (refused > num_requests // (2 * NO_KEY_SHARE)) == has_keys, report.counts
     assert "Traceback" not in stack.log
 
 
@@ -182,16 +219,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keys", action="store_true", help="the victim, and three of four requests, have keys")
     args = parser.parse_args()
-    stack = Stack("--disable-uvicorn-access-log")
+    stack = make_stack(has_keys=args.keys)
     try:
         stack.wait_ready()
-        report = send_all(stack, num_requests=args.requests, seed=args.seed)
+        report = send_all(stack, num_requests=args.requests, seed=args.seed, has_keys=args.keys)
         if "Traceback" in stack.log:
             report.violations.append(stack.log[stack.log.index("Traceback") :][:3000])
     finally:
         stack.end()
-    print(dict(sorted(report.counts.items())), f"longest gap {report.longest_gap_s:.2f} s")
+    print(report.text())
     if report.longest_gap_s > MAX_GAP_S:
         report.violations.append(f"the victim waited {report.longest_gap_s:.2f} s, at most {MAX_GAP_S:g} s are allowed")
     print("\n".join(report.violations[:50]), f"{len(report.violations)} violations", sep="\n")
