@@ -1,9 +1,11 @@
 """LLM.embed and AsyncLLM.embed in front of a fake scheduler."""
 
 import asyncio
+import io
 from typing import Any
 
 import pytest
+from tqdm import tqdm
 
 from pagoda import LLM, AsyncLLM, PoolingParams
 from pagoda_common.errors import Code, InvalidRequest, PagodaError, QueueFull
@@ -34,6 +36,18 @@ def test_every_form_of_prompt_in_its_order(llm: LLM, fake: FakeScheduler) -> Non
     assert len({output.request_id for output in outputs}) == 59
     assert {(output.finished, output.outputs.hidden_size) for output in outputs} == {(True, 4)}
     assert llm.embed([], use_tqdm=False) == []
+
+
+def test_progress_is_shown_prompt_by_prompt(llm: LLM, fake: FakeScheduler) -> None:
+    bars: list[Any] = []
+
+    def make_bar(**options: Any) -> Any:
+        bars.append(tqdm(**options, file=io.StringIO()))
+        return bars[-1]
+
+    llm.embed([[5], [6], [7]], use_tqdm=make_bar)
+    llm.generate([[5], [6]], use_tqdm=make_bar)
+    assert [(bar.total, bar.n) for bar in bars] == [(3, 3), (2, 2)]
 
 
 def test_normalisation_may_be_left_out(llm: LLM, fake: FakeScheduler) -> None:

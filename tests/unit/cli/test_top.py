@@ -86,6 +86,17 @@ def test_quantiles_are_of_what_came_in_between() -> None:
     assert quantile(before, now, "no_such_metric", 0.5) is None
 
 
+def test_latencies_are_of_the_last_minute() -> None:
+    """200 slow ones long ago, then 100 of which half took up to 0.1 s, and the others up to 0.2 s."""
+    samples = [scrape(0, at_s=0), scrape(0, at_s=40), scrape(50, at_s=99.5), scrape(100, at_s=100)]
+    assert "first token 100 ms" in "\n".join(shown(samples))
+    long_ago = Sample.parse(METRICS.format(n=0.0, n2=1000.0, spent=0.0, device="d"), at_s=10)
+    later = Sample.parse(METRICS.format(n=100.0, n2=1100.0, spent=0.0, device="d"), at_s=100)
+    since = Sample.parse(METRICS.format(n=0.0, n2=1000.0, spent=0.0, device="d"), at_s=41)
+    assert "first token 50 ms p95 95 ms" in "\n".join(shown([scrape(0, at_s=0), long_ago, since, later]))
+    assert "first token 50 ms p95 95 ms" not in "\n".join(shown([scrape(0, at_s=45), later])), "a minute is not over"
+
+
 def test_a_frame_fits_its_width_and_says_it_all() -> None:
     samples = [scrape(n, at_s=n / 100) for n in range(100, 400, 100)]
     for width in (60, 80, 100):
@@ -125,6 +136,9 @@ def test_figures_are_short() -> None:
     ]
     assert [bar(0.5, 4), bar(2.0, 3), bar(1 / 16, 2)] == ["██  ", "███", "▏ "]
     assert curve([0, 5, 10], 5) == "  ▁▅█"
+    assert curve([9, 9, 0, 5, 10], 3) == "▁▅█", "the latest ones"
+    assert (curve([1.0], 0), curve([], 3), curve([0, 0], 2)) == ("", "   ", "▁▁")
+    assert chart([9.0, 9.0, 1.0, 4.0, 2.0], 3, 2) == [" █ ", "▄██"]
 
 
 @pytest.fixture

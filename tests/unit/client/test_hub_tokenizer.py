@@ -46,6 +46,16 @@ def test_it_answers_as_transformers_does(ours: HubTokenizer, theirs: Any) -> Non
     assert len(ours) == len(theirs)
 
 
+def test_an_unknown_token_has_the_id_of_the_unknown_one(ours: HubTokenizer) -> None:
+    assert ours.convert_tokens_to_ids("no such token") is ours.unk_token_id is None
+    known, token_id = next(iter(ours.get_vocab().items()))
+    with_unknown = HubTokenizer(ours.backend)
+    with_unknown.unk_token_id = 7
+    assert with_unknown.convert_tokens_to_ids("no such token") == 7
+    assert with_unknown.convert_tokens_to_ids([known, "no such token"]) == [token_id, 7]
+    assert ours.convert_ids_to_tokens([token_id, 10**9]) == [known, None]
+
+
 def test_special_tokens_are_those_of_transformers(ours: HubTokenizer, theirs: Any) -> None:
     for name in ("eos", "bos", "pad", "unk"):
         assert getattr(ours, f"{name}_token") == getattr(theirs, f"{name}_token")

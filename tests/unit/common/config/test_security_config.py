@@ -72,6 +72,8 @@ def test_public_grpc_shows_the_certificate_of_https_or_else_that_of_the_service(
     assert (https.public_grpc.cert_file, https.public_grpc.key_file) == ("public.pem", "public.pem")
     assert https.public_grpc.client_ca_file is None, "clients have API keys, and no certificates"
     assert replace(https, ssl_ca_certs="clients.pem").public_grpc.client_ca_file == "clients.pem"
+    of_service = FrontendConfig(security=TLS, ssl_ca_certs="clients.pem").public_grpc
+    assert (of_service.cert_file, of_service.key_file, of_service.client_ca_file) == ("c.pem", "k.pem", "clients.pem")
     with pytest.raises(ConfigError, match=r"ssl_ca_certs is 'clients\.pem', must be given with ssl_certfile"):
         FrontendConfig(ssl_ca_certs="clients.pem")
 

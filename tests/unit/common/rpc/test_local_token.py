@@ -56,7 +56,7 @@ def test_what_a_killed_owner_left_counts_for_nothing_and_is_replaced(cache: Path
 
 def test_no_token_is_left_where_others_may_look(cache: Path) -> None:
     cache.mkdir(parents=True)
-    for mode in (0o755, 0o770, 0o701):
+    for mode in (0o755, 0o750, 0o720, 0o710, 0o704, 0o702, 0o701):
         cache.chmod(mode)
         with left_token(PORT, TOKEN) as is_found:
             assert not is_found
@@ -71,9 +71,11 @@ def test_no_token_is_left_where_others_may_look(cache: Path) -> None:
 def test_a_planted_token_is_not_taken(cache: Path) -> None:
     with left_token(PORT, TOKEN):
         file = Path(find_token_file(PORT) or "")
-        file.chmod(0o644)
-        assert find_token_file(PORT) is None
+        for mode in (0o644, 0o640, 0o620, 0o610, 0o604, 0o602, 0o601):
+            file.chmod(mode)
+            assert find_token_file(PORT) is None, f"{mode:o}"
         file.chmod(0o600)
+        assert find_token_file(PORT) is not None
         kept = file.rename(file.with_name("kept"))
         file.symlink_to(kept)
         assert find_token_file(PORT) is None
