@@ -89,10 +89,12 @@ def _scales(grouped: Tensor, bits: int) -> Tensor:
     scale = torch.where(scale == 0, 1.0, scale)
     if bits == 8:
         return scale
-    best, fewest = scale, torch.full_like(scale, torch.inf)
+    best, fewest = scale, torch.full_like(scale, torch.inf, dtype=torch.float64)
     for share in SHARES:
         tried = (scale * share).unsqueeze(-1)
-        errors = (grouped / tried).round_().clamp_(-8, 7).mul_(tried).sub_(grouped).square_().sum(-1)
+        nearest = (grouped / tried).round_().clamp_(-8, 7).double()
+        # Each is rounded once, so that whoever sums them, and in whatever order, takes the same share.
+        errors = nearest.mul_(tried).sub_(grouped).float().square_().sum(-1, dtype=torch.float64)
         is_better = errors < fewest
         best, fewest = torch.where(is_better, tried.squeeze(-1), best), torch.where(is_better, errors, fewest)
     return best

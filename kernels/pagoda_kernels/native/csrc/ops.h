@@ -139,6 +139,21 @@ void quantized_linear(const T* x, int64_t x_stride, const QuantizedMatrix& weigh
 void quantized_gated_linear(const bf16* x, int64_t x_stride, const QuantizedMatrix& weight, const bf16* bias,
                             Activation activation, bf16* out, int64_t num_rows, int num_threads);
 
+// Where a QuantizedMatrix without zeros is made.
+struct WritableMatrix {
+  uint8_t* codes;
+  float* scales;
+  int64_t num_inputs;              // a multiple of 4
+  int64_t num_groups, group_size;  // inputs of a group: a multiple of 4, or all
+  int bits;
+};
+
+// Quantizes rows of x into outputs `first_row` and on of a matrix, and leaves all others as they are. The numbers are those
+// of quantize() in quantized_matrix.py.
+template <typename T>
+void quantize_rows(const T* x, int64_t x_stride, int64_t num_rows, int64_t first_row, const WritableMatrix& weight,
+                   int num_threads);
+
 // out[i] = row ids[i] of the matrix.
 void quantized_embedding(const int64_t* ids, const QuantizedMatrix& weight, bf16* out, int64_t num_ids, int num_threads);
 

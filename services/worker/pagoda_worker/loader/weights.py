@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -158,9 +158,7 @@ class _Filler:
             layer.finish_loading()
 
     def _copy(self, layer: nn.Module, leaf: str, source: WeightSource, tensor: Tensor) -> None:
-        _allocate(layer, leaf, device=self._device)
-        parameter = layer.get_parameter(leaf)
-        copy_part(tensor, source, parameter, self._model.sharding, num_rows=self._num_rows[source.parameter])
+        _copy_into(layer, leaf, tensor, source, self._model.sharding, self._num_rows[source.parameter], self._device)
 
     def _hold(self, layer: Matrix, parts: list[tuple[WeightSource, QuantizedMatrix]]) -> bool:
         """Have a layer take integers, if all its parts are of one kind and a kernel reads them."""
@@ -201,16 +199,15 @@ def fill_dummy_weights(model: Model, whole: Model, *, device: torch.device, seed
     for name in [name for name, _ in model.named_parameters() if name not in model.constants]:
         owner, _, leaf = name.rpartition(".")
         layer = model.get_submodule(owner)
-        _allocate(layer, leaf, device=device)
-        parameter = layer.get_parameter(leaf)
         value = model.dummy_value(name)
         if value is not None:
-            parameter.data.fill_(value)
+            _allocate(layer, leaf, device=device)
+            layer.get_parameter(leaf).data.fill_(value)
         else:
             shape = whole.get_parameter(name).shape
             tensor = torch.empty(shape).normal_(std=0.02, generator=generator)
             source = WeightSource(name=name, parameter=name)
-            copy_part(tensor, source, parameter, model.sharding, num_rows=_num_rows(tensor))
+            _copy_into(layer, leaf, tensor, source, model.sharding, _num_rows(tensor), device)
         if isinstance(layer, Matrix) and leaf == "weight":
             layer.finish_loading()
 
@@ -221,9 +218,8 @@ def fill_constants(model: Model, *, device: torch.device) -> None:
         owner, _, leaf = name.rpartition(".")
         layer = model.get_submodule(owner)
         if layer.get_parameter(leaf).is_meta:
-            _allocate(layer, leaf, device=device)
             source = WeightSource(name=name, parameter=name)
-            copy_part(value, source, layer.get_parameter(leaf), model.sharding, num_rows=_num_rows(value))
+            _copy_into(layer, leaf, value, source, model.sharding, _num_rows(value), device)
 
 
 def _index(files: list[Path], stack: ExitStack) -> dict[str, StoredTensor]:
@@ -330,6 +326,29 @@ def _in_order(tensor: Tensor, source: WeightSource) -> Tensor:
     return tensor[None] if source.is_row else tensor
 
 
+def _copy_into(
+    layer: nn.Module,
+    leaf: str,
+    tensor: Tensor,
+    source: WeightSource,
+    sharding: WeightSharding,
+    num_rows: int,
+    device: torch.device,
+) -> None:
+    """What this rank holds of a tensor, into a layer's parameter, which gets its memory where it has none yet.
+
+    Args:
+        num_rows: of the whole parameter.
+    """
+    if isinstance(layer, Matrix) and leaf == "weight":
+        parts = _held_parts(tensor, source, sharding, num_rows=num_rows)
+        taken = [layer.fill_rows(part, first_row) for first_row, part in parts]
+        if taken and all(taken):
+            return
+    _allocate(layer, leaf, device=device)
+    copy_part(tensor, source, layer.get_parameter(leaf), sharding, num_rows=num_rows)
+
+
 def copy_part(
     tensor: Tensor, source: WeightSource, parameter: Tensor, sharding: WeightSharding, *, num_rows: int
 ) -> None:
@@ -342,17 +361,23 @@ def copy_part(
     if not tensor.dim():
         parameter.data.copy_(tensor)
         return
+    if not sharding.rows(source.parameter, num_rows):
+        parameter.data.zero_()
+    for first_row, part in _held_parts(tensor, source, sharding, num_rows=num_rows):
+        parameter[first_row : first_row + part.shape[0]].data.copy_(part)
+
+
+def _held_parts(
+    tensor: Tensor, source: WeightSource, sharding: WeightSharding, *, num_rows: int
+) -> Iterator[tuple[int, Tensor]]:
+    """What this rank holds of a tensor with rows, each part with its first row in the rank's parameter."""
     if tensor.dim() > 1:
         columns = sharding.columns(source.parameter, tensor.shape[1])
         tensor = tensor[:, columns.start : columns.stop]
-    held = sharding.rows(source.parameter, num_rows)
-    if not held:
-        parameter.data.zero_()
     offset = 0
-    for rows in held:
+    for rows in sharding.rows(source.parameter, num_rows):
         begin = max(rows.start, source.row_start)
         end = min(rows.stop, source.row_start + tensor.shape[0])
         if begin < end:
-            target = parameter[offset + begin - rows.start : offset + end - rows.start]
-            target.data.copy_(tensor[begin - source.row_start : end - source.row_start])
+            yield offset + begin - rows.start, tensor[begin - source.row_start : end - source.row_start]
         offset += len(rows)

@@ -66,6 +66,10 @@ class Matrix(nn.Module):
         self.method.create_weights(self, dtype)
         self._is_loading = True
 
+    def fill_rows(self, rows: Tensor, first_row: int) -> bool:
+        """Take rows [n, columns] of a checkpoint as they are used; False: they belong into `weight`."""
+        return self._is_loading and self.method.fill_rows(self, rows, first_row)
+
     def finish_loading(self) -> None:
         """Have parameters as they are used, filled or still on the meta device; nothing if that is so already."""
         if self._is_loading:

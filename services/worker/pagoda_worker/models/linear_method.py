@@ -37,6 +37,16 @@ class LinearMethod(Protocol):
     def create_weights(self, layer: MatrixLayer, dtype: torch.dtype) -> None:
         """Give the layer the parameters that a checkpoint fills, on the meta device."""
 
+    def fill_rows(self, layer: MatrixLayer, rows: Tensor, first_row: int) -> bool:
+        """Take rows of a checkpoint straight into the form that `apply` wants.
+
+        Args:
+            rows: [n, columns] in host memory, of any float type.
+
+        Returns:
+            Whether that is possible; else nothing is done, and the rows belong into what `create_weights` has made.
+        """
+
     def process_weights_after_loading(self, layer: MatrixLayer) -> None:
         """Replace what a checkpoint has filled by what `apply` wants. On the meta device too: shapes only, then.
 
@@ -76,6 +86,10 @@ class PlainLinearMethod:
         """As in LinearMethod."""
         weight = torch.empty(layer.rows, layer.columns, dtype=dtype, device="meta")
         layer.weight = nn.Parameter(weight, requires_grad=False)
+
+    def fill_rows(self, layer: MatrixLayer, rows: Tensor, first_row: int) -> bool:
+        """As in LinearMethod."""
+        return False
 
     def process_weights_after_loading(self, layer: MatrixLayer) -> None:
         """As in LinearMethod."""

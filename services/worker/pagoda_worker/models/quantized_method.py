@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from pagoda_common.config.quantization import OnlineQuantization
 from pagoda_kernels.linear.linear_weights import LinearWeights
+from pagoda_kernels.linear.quantize_rows import new_packed, quantize_rows
 from pagoda_kernels.linear.quantized_linear import has_kernel_for, multiplies_integers, quantized_linear
 from pagoda_kernels.linear.quantized_matrix import (
     PackedMatrix,
@@ -41,8 +42,22 @@ class QuantizedLinearMethod(PlainLinearMethod):
         group_size = self._group_size or layer.columns
         if layer.weight.is_meta:
             self._set(layer, self._empty(layer, group_size))
-        else:
-            self.hold(layer, quantize(layer.weight, bits=self._bits, group_size=group_size))
+        elif layer.weight_scale is None:
+            self._quantize(layer, group_size)
+
+    def fill_rows(self, layer: MatrixLayer, rows: Tensor, first_row: int) -> bool:
+        """As in LinearMethod; the layer never holds the floats."""
+        if layer.weight_scale is None:
+            group_size = self._group_size or layer.columns
+            self._set(layer, new_packed(layer.rows, layer.columns, bits=self._bits, group_size=group_size))
+        quantize_rows(rows, self._tiles(layer), first_row=first_row, dtype=layer.dtype)
+        return True
+
+    def _quantize(self, layer: MatrixLayer, group_size: int) -> None:
+        """What the layer holds as floats."""
+        packed = new_packed(layer.rows, layer.columns, bits=self._bits, group_size=group_size)
+        quantize_rows(layer.weight, packed, first_row=0)
+        self._set(layer, packed)
 
     def hold(self, layer: MatrixLayer, matrix: QuantizedMatrix) -> None:
         """Take integers that are there already. They have this method's bits and groups."""
@@ -101,6 +116,13 @@ class QuantizedLinearMethod(PlainLinearMethod):
 
 class QuantizedRowsMethod(QuantizedLinearMethod):
     """The same in the order of the Triton kernel."""
+
+    def fill_rows(self, layer: MatrixLayer, rows: Tensor, first_row: int) -> bool:
+        """As in LinearMethod: a device quantizes whole matrices."""
+        return False
+
+    def _quantize(self, layer: MatrixLayer, group_size: int) -> None:
+        self.hold(layer, quantize(layer.weight, bits=self._bits, group_size=group_size))
 
     def _pack(self, matrix: QuantizedMatrix) -> PackedMatrix | RowMatrix:
         return pack_rows(matrix)

@@ -178,6 +178,16 @@ void quantized_linear(const Tensor& x, const Tensor& codes, const Tensor& scales
   });
 }
 
+void quantize_rows(const Tensor& x, int64_t first_row, const Tensor& codes, const Tensor& scales, int64_t group_size) {
+  const int64_t inputs = x.size(1);
+  const pagoda::WritableMatrix weight{data<uint8_t>(codes), data<float>(scales), inputs,
+                                      scales.size(1),       group_size,          static_cast<int>(codes.size(2) / 16)};
+  by_dtype(x, [&](auto zero) {
+    using T = decltype(zero);
+    pagoda::quantize_rows<T>(data<T>(x), x.stride(0), x.size(0), first_row, weight, at::get_num_threads());
+  });
+}
+
 void rms_norm(const Tensor& x, const Tensor& weight, const Tensor& out, double eps, double weight_offset) {
   const Unlocked unlocked(x.size(0));
   by_dtype(x, [&](auto zero) {
@@ -260,6 +270,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 #endif
   module.def("paged_attention", &paged_attention, AllUnlocked());
   module.def("race", &race, AllUnlocked());
+  module.def("quantize_rows", &quantize_rows, AllUnlocked());
   module.def("quantized_linear", &quantized_linear, AllUnlocked());
   module.def("rms_norm", &rms_norm);
   module.def("rope_store", &rope_store);
