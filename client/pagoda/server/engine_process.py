@@ -22,6 +22,8 @@ STOP_TIMEOUT_S = 5.0
 NUM_TAIL_LINES = 30
 """Lines of the children's output that are kept for an error message."""
 LOUD = ("WARNING ", "ERROR ", "CRITICAL ")
+LOADING = "loading weights ["
+"""Of lines that say how far the weights are."""
 
 
 class PrivateEngine:
@@ -95,5 +97,7 @@ class PrivateEngine:
         self._tail.append(line)
         if self._is_serving and line.startswith(LOUD):
             logger.warning("%s", line)
+        elif LOADING in line:
+            logger.info("%s", line)
         else:
             logger.debug("%s", line)

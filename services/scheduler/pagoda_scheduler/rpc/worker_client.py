@@ -22,6 +22,7 @@ from pagoda_common.rpc.service import error_from_rpc
 from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput
 from pagoda_scheduler.kv.cache_group import CacheSizes
 from pagoda_scheduler.rpc.convert import StepEncoder, init_device_to_proto, model_runner_output_from_proto
+from pagoda_scheduler.rpc.loading_bar import LoadingBar
 
 logger = logging.getLogger(__name__)
 
@@ -91,14 +92,12 @@ class WorkerClient:
     async def load_model(self) -> types_pb2.ModelInfo:
         """Load the weights, unless they are there."""
         info: types_pb2.ModelInfo | None = None
-        reported = 0
+        bar = LoadingBar()
         with _errors():
             async for progress in self._stub.LoadModel(worker_pb2.LoadModelRequest(session_epoch=self._epoch)):
-                tenths = 10 * progress.loaded_bytes // progress.total_bytes if progress.total_bytes else 0
-                if tenths > reported:
-                    reported = tenths
-                    bar = "#" * tenths + "." * (10 - tenths)
-                    logger.info("loading weights [%s] %3d %%", bar, 10 * tenths)
+                line = bar.advance(progress.loaded_bytes, progress.total_bytes)
+                if line is not None:
+                    logger.info("loading weights %s", line)
                 if progress.HasField("model_info"):
                     info = progress.model_info
         if info is None:

@@ -17,6 +17,7 @@ from pagoda_common.errors import NotReady
 from pagoda_common.rpc.channels import connect
 from pagoda_common.rpc.service import error_from_rpc
 from pagoda_scheduler.rpc.convert import init_device_to_proto
+from pagoda_scheduler.rpc.loading_bar import LoadingBar
 
 logger = logging.getLogger(__name__)
 
@@ -111,12 +112,11 @@ class WorkerControl:
             raise NotReady(f"worker at {self._address} was restarted; waiting for its registration")
 
     async def _follow(self, messages: AsyncIterable[worker_pb2.LoadModelProgress]) -> None:
-        told = 0
+        bar = LoadingBar()
         async for progress in messages:
-            tenths = 10 * progress.loaded_bytes // progress.total_bytes if progress.total_bytes else 0
-            if tenths > told:
-                told = tenths
-                logger.info("worker %s: %d %% of the new weights are there", self._address, 10 * tenths)
+            line = bar.advance(progress.loaded_bytes, progress.total_bytes)
+            if line is not None:
+                logger.info("worker %s: loading weights %s", self._address, line)
 
 
 class GroupControl:

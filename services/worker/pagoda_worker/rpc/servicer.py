@@ -166,9 +166,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     def _all_loaded(self) -> worker_pb2.LoadModelProgress:
         info = self._model_info()
         assert info is not None, "it has just been loaded"
-        return worker_pb2.LoadModelProgress(
-            loaded_bytes=info.weight_bytes, total_bytes=info.weight_bytes, model_info=info
-        )
+        total = self._loaded_bytes[1]  # 0: nothing had to be read
+        return worker_pb2.LoadModelProgress(loaded_bytes=total, total_bytes=total, model_info=info)
 
     def _model_info(self) -> types_pb2.ModelInfo | None:
         if self._worker.facts is None:
