@@ -61,8 +61,6 @@ def write(found: list[dict[str, str]]) -> None:
 
 def _short(reason: str) -> str:
     reason = re.sub(r"^transformers cannot run \w+ here: ", "", reason).replace("|", "/")
-    if reason.startswith(("its module cannot be traced", "its module cannot be built")):
-        reason = reason.partition(":")[0]
     return reason[:100]
 
 

@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from pagoda_common.errors import ModelLoadError
 from pagoda_worker.models.hf_config import HfConfig
 from pagoda_worker.models.transformers_model.attention import NAME, register
+from pagoda_worker.models.transformers_model.fault import part_at_fault
 
 _LOCK = threading.Lock()
 _REGISTER = nn.Module.register_parameter
@@ -45,8 +46,13 @@ def build_backbone(config: HfConfig) -> PreTrainedModel:
 
 
 def _unbuilt(error: Exception) -> ModelLoadError:
-    reason = " ".join(str(error).split())
-    return ModelLoadError(f"its module cannot be built: {type(error).__name__}: {reason[:90]}")
+    part = part_at_fault(error) or "module"
+    name = getattr(error, "name", None)
+    if isinstance(error, ImportError) and name:
+        return ModelLoadError(f"its {part} needs the package {name}, which is not installed")
+    if isinstance(error, AttributeError) and name:
+        return ModelLoadError(f"its {part} wants {name}, which config.json does not have")
+    return ModelLoadError(f"its {part} cannot be built of such a config.json")
 
 
 def parse_config(config: HfConfig) -> tuple[Any, Any]:

@@ -16,6 +16,7 @@ from transformers.utils import ModelOutput
 from pagoda_common.errors import ModelLoadError
 from pagoda_worker.models.model import AttentionLayer
 from pagoda_worker.models.transformers_model.attention import CURRENT, MaskRule, PassingCache, Probe
+from pagoda_worker.models.transformers_model.fault import part_at_fault
 from pagoda_worker.models.transformers_model.positions import give_positions
 
 NUM_TOKENS = 2
@@ -89,8 +90,7 @@ def _probe(backbone: PreTrainedModel, *, has_masks: bool) -> Seen:
             raise ModelLoadError("it makes attention masks of its own") from error
         if PassingCache.__name__ in str(error):
             raise ModelLoadError("it keeps a state of its own beside keys and values") from error
-        reason = str(error).partition("\n")[0]
-        raise ModelLoadError(f"its module cannot be traced: {type(error).__name__}: {reason[:90]}") from error
+        raise ModelLoadError(_untraced(error)) from error
     finally:
         CURRENT.running = None
         for handle in handles:
@@ -108,6 +108,14 @@ def _probe(backbone: PreTrainedModel, *, has_masks: bool) -> Seen:
         vocab_size=int(output.logits.shape[-1]),
         has_masks=has_masks,
     )
+
+
+def _untraced(error: Exception) -> str:
+    """Why a pass without values ended, by where it did."""
+    name = part_at_fault(error) or "module"
+    if isinstance(error, (AssertionError, TypeError, ValueError)):  # of what it was called with
+        return f"its {name} takes something else than token ids and their positions"
+    return f"its {name} cannot run without values, so what it does cannot be seen"
 
 
 def _check_layers(backbone: PreTrainedModel, running: Probe) -> None:
