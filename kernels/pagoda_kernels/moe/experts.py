@@ -87,6 +87,34 @@ def mixture_reference(
     return output
 
 
+class RoutedExperts:
+    """The experts' part in C++, on a CPU, in bfloat16, of tokens that something else has routed.
+
+    Weights are used where they are, and are not to be replaced while this is in use. One caller at a time.
+    """
+
+    def __init__(
+        self, experts: Sequence[ExpertWeights], *, activation: str | ClampedSwiglu, scales_input: bool = False
+    ) -> None:
+        """
+        Raises:
+            RuntimeError: there is no kernel for it (see `routed_experts`).
+        """
+        make = native("mixture_of_experts")
+        if make is None:
+            raise RuntimeError("this library of C++ kernels has no mixture_of_experts")
+        self._kept = experts
+        """The kernel has no more than pointers."""
+        pairs = [(native_weights(expert.gate_up), native_weights(expert.down)) for expert in experts]
+        self.kernel = make(pairs, *activation_arguments(activation), scales_input)
+
+    def __call__(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """As `mixture_reference`, with the sum rounded to bfloat16."""
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        self.kernel.forward(x.contiguous(), chosen.contiguous(), weights.float().contiguous(), None, out)
+        return out
+
+
 class Mixture:
     """A mixture in C++, on a CPU, in bfloat16: the matrices of each expert are read once a call, for all of its tokens.
 
@@ -98,13 +126,11 @@ class Mixture:
         Raises:
             RuntimeError: there is no kernel for it (see `has_mixture`).
         """
-        make = native("mixture_of_experts")
-        if make is None:
-            raise RuntimeError("this library of C++ kernels has no mixture_of_experts")
+        self.experts = RoutedExperts(weights.experts, activation=weights.activation, scales_input=weights.scales_input)
+        """The experts' part alone."""
         self._kept = weights
         """The kernel has no more than pointers."""
-        experts = [(native_weights(expert.gate_up), native_weights(expert.down)) for expert in weights.experts]
-        self.kernel = make(experts, *activation_arguments(weights.activation), weights.scales_input)
+        self.kernel = self.experts.kernel
         """For `DecoderLayers`."""
         routing = weights.routing
         self.kernel.set_router(
@@ -131,12 +157,6 @@ class Mixture:
         """
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         self.kernel.forward_all(x.contiguous(), None if residual is None else residual.contiguous(), out)
-        return out
-
-    def experts(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """The experts' part alone, of tokens that something else has routed; as `mixture_reference`, in bfloat16."""
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        self.kernel.forward(x.contiguous(), chosen.contiguous(), weights.float().contiguous(), None, out)
         return out
 
 
@@ -170,11 +190,33 @@ class GroupedExperts:
 
 def grouped_experts(weights: MixtureWeights) -> GroupedExperts | None:
     """For a CUDA device; None: the matrices are held in a form that no grouped kernel reads, or it is set aside."""
-    gate_up = _plain_matrices([expert.gate_up for expert in weights.experts])
-    down = _plain_matrices([expert.down for expert in weights.experts])
+    return _grouped(weights.experts, weights.activation, scales_input=weights.scales_input)
+
+
+def routed_experts(
+    experts: Sequence[ExpertWeights], *, activation: str, dtype: torch.dtype
+) -> RoutedExperts | GroupedExperts | None:
+    """For tokens that something else routes; None: there is no kernel for the device, the form or the type.
+
+    Args:
+        activation: a name in ACTIVATIONS.
+        dtype: of weights and tokens.
+    """
+    linears = [linear for expert in experts for linear in (expert.gate_up, expert.down)]
+    first = linears[0].matrix
+    if not (first if isinstance(first, Tensor) else first.codes).is_cpu:
+        return _grouped(experts, activation, scales_input=False)
+    return RoutedExperts(experts, activation=activation) if _has_kernel(linears, dtype) else None
+
+
+def _grouped(
+    experts: Sequence[ExpertWeights], activation: str | ClampedSwiglu, *, scales_input: bool
+) -> GroupedExperts | None:
+    gate_up = _plain_matrices([expert.gate_up for expert in experts])
+    down = _plain_matrices([expert.down for expert in experts])
     if gate_up is None or down is None or triton_kernel("grouped_linear", gate_up.weights[0]) is None:
         return None
-    return GroupedExperts(gate_up, down, activation=weights.activation, scales_input=weights.scales_input)
+    return GroupedExperts(gate_up, down, activation=activation, scales_input=scales_input)
 
 
 def _plain_matrices(linears: Sequence[LinearWeights]) -> ExpertMatrices | None:
@@ -191,6 +233,10 @@ def has_mixture(weights: MixtureWeights, dtype: torch.dtype) -> bool:
     Args:
         dtype: of weights and tokens.
     """
+    return _has_kernel(weights.linears, dtype)
+
+
+def _has_kernel(linears: Sequence[LinearWeights], dtype: torch.dtype) -> bool:
     if dtype != torch.bfloat16 or not all(map(native, OPERATIONS)):
         return False
-    return not any(linear.is_plain or linear.in_features % 2 for linear in weights.linears)
+    return not any(linear.is_plain or linear.in_features % 2 for linear in linears)

@@ -9,9 +9,11 @@ import torch
 
 from pagoda_common.config.engine_config import ModelConfig
 from pagoda_common.errors import ConfigError, ModelLoadError
+from pagoda_kernels.moe.experts import RoutedExperts, mixture_reference
 from pagoda_worker.loader.build import ModelBuilder
 from pagoda_worker.models.linear_method import PLAIN
 from pagoda_worker.models.model import BuildConfig
+from pagoda_worker.models.transformers_model.hosted_experts import HostedExperts, find_activation
 from pagoda_worker.models.transformers_model.hosted_layers import HostedLinear, hosted_linears
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 from tests.checkpoints import make_checkpoint
@@ -87,6 +89,52 @@ def test_two_ranks_say_the_same_by_the_plan_of_a_module(model_type: str, tmp_pat
     assert tokens(Driver(tmp_path, model_impl="transformers", world_size=2)) == alone
 
 
+MIXTURES = ["glm4_moe", "deepseek_v2", "deepseek_v3", "minimax_m2", "ernie4_5_moe"]
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("model_type", MIXTURES)
+def test_the_experts_of_a_module_are_one_kernel(model_type: str, quantization: str | None, tmp_path: Path) -> None:
+    make_model(model_type, tmp_path)
+    options = {} if quantization is None else {"quantization": quantization}
+    driver = Driver(tmp_path, dtype="bfloat16", model_impl="transformers", **options)
+    tokens(driver)
+    model = driver.worker._model
+    assert model is not None
+    mixtures = [module for module in model.modules() if isinstance(module, HostedExperts)]
+    assert mixtures
+    for module in mixtures:
+        assert isinstance(module._kernel, RoutedExperts)
+        count = len(module.experts)
+        x = torch.randn(9, module.experts[0]["up"].columns).bfloat16()  # type: ignore[index]  # a ModuleDict
+        chosen = torch.stack([torch.randperm(count)[:2] for _ in range(9)])
+        chosen[4, 1] = count  # a choice of nothing
+        weights = torch.rand(9, 2)
+        expected = mixture_reference(x, weights, chosen, module._each())
+        error = module(x, chosen, weights).float() - expected
+        assert float(error.norm()) < 0.02 * float(expected.norm())
+
+
+def test_an_activation_is_known_by_what_it_computes() -> None:
+    class Module:
+        limit = 1e4
+
+        def _apply_gate(self, values: torch.Tensor) -> torch.Tensor:
+            gate, up = values.chunk(2, dim=-1)
+            return torch.nn.functional.silu(gate.clamp(max=self.limit)) * up
+
+    class Interleaved:
+        def _apply_gate(self, values: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.silu(values[..., ::2]) * values[..., 1::2]
+
+    without_limit = Module()
+    without_limit.limit = float("inf")
+    assert find_activation(without_limit) == "silu"
+    assert find_activation(Module()) is None
+    assert find_activation(Interleaved()) is None
+    assert find_activation(object()) is None
+
+
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_quantized_checkpoints_say_the_same_in_both_implementations(method: str, tmp_path: Path) -> None:
     source = make_checkpoint("LlamaForCausalLM", tmp_path / "floats", intermediate_size=128)
@@ -148,6 +196,8 @@ def builder(config: dict[str, Any], parallel: TensorParallel = ALONE) -> ModelBu
         ({"model_type": "llama", "architectures": ["LlamaModel"]}, "of model_type 'llama' is LlamaForCausalLM"),
         ({"model_type": "gpt_neo"}, "its attention does not go through transformers' AttentionInterface"),
         ({"model_type": "bert", "num_hidden_layers": 1}, "its attention is not causal"),
+        ({"model_type": "jetmoe", "num_hidden_layers": 1}, "its JetMoeParallelExperts cannot run without values"),
+        ({"model_type": "prophetnet"}, "its ProphetNetPositionalEmbeddings takes something else than token ids"),
     ],
 )
 def test_what_cannot_run_is_said_in_a_sentence(config: dict[str, Any], reason: str) -> None:

@@ -7,7 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pagoda_kernels.moe.experts import mixture_reference
+from pagoda_kernels.layers.act_and_mul import ACTIVATIONS, act_and_mul_reference
+from pagoda_kernels.moe.experts import (
+    ExpertWeights,
+    GroupedExperts,
+    RoutedExperts,
+    mixture_reference,
+    routed_experts,
+)
 from pagoda_worker.models.transformers_model.attention import CURRENT, Probe
 from pagoda_worker.models.transformers_model.hosted_layers import HostedLinear
 
@@ -20,7 +27,8 @@ FORM = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm")
 class HostedExperts(nn.Module):
     """Experts of a mixture: `up` and `down` of each as a layer of its own. The module's router chooses and weighs.
 
-    Plain operations, one expert after the other: each expert that a token has is read once a step.
+    One kernel where there is one: in bfloat16 on a CPU, on a GPU with plain matrices. Else plain operations, one expert
+    after the other. Either way, an expert that some token has is read once a step.
     """
 
     def __init__(self, module: nn.Module, *, prefix: str) -> None:
@@ -47,6 +55,10 @@ class HostedExperts(nn.Module):
                 )
             self.experts.append(pair)
         module._parameters.clear()
+        self._activation = find_activation(module) if self._has_gate else None
+        self._kernel: RoutedExperts | GroupedExperts | None = None
+        self._is_bound = False
+        """Whether there is a kernel was asked, for the weights as they are held."""
 
     def __getattr__(self, name: str) -> Any:
         """Its own, else what the module has: others may ask for the number of experts."""
@@ -77,9 +89,34 @@ class HostedExperts(nn.Module):
         x, chosen, weights = list(bound.values())[1:4]
         if isinstance(CURRENT.running, Probe):
             return torch.zeros_like(x)
+        if not self._is_bound:
+            self._bind(x.dtype)
         rows = x.reshape(-1, x.shape[-1])
-        output = mixture_reference(rows, weights.reshape(len(rows), -1), chosen.reshape(len(rows), -1), self._each())
+        weights, chosen = weights.reshape(len(rows), -1), chosen.reshape(len(rows), -1)
+        if self._kernel is None:
+            output = mixture_reference(rows, weights, chosen, self._each())
+        else:
+            # Some routers count on past the last expert for a choice that computes nothing.
+            is_there = (chosen >= 0) & (chosen < len(self.experts))
+            output = self._kernel(rows, weights.float() * is_there, torch.where(is_there, chosen, 0))
         return output.to(x.dtype).view(x.shape)
+
+    def release_kernels(self) -> None:
+        """Let go of weights that are about to be replaced."""
+        self._kernel, self._is_bound = None, False
+
+    def _bind(self, dtype: torch.dtype) -> None:
+        """Find the kernel for the weights as they are held now."""
+        self._is_bound = True
+        if self._activation is None:
+            return
+        found: list[ExpertWeights] = []
+        for pair in self.experts:
+            up, down = pair["up"].fused_weights(), pair["down"].fused_weights()  # type: ignore[index]  # a ModuleDict
+            if up is None or down is None:
+                return
+            found.append(ExpertWeights(gate_up=up, down=down))
+        self._kernel = routed_experts(found, activation=self._activation, dtype=dtype)
 
     def _each(self) -> list[Any]:
         return [self._expert(pair) for pair in self.experts]
@@ -93,6 +130,24 @@ class HostedExperts(nn.Module):
             return pair["down"](gated)  # type: ignore[no-any-return]  # torch: Module calls are Any
 
         return run
+
+
+def find_activation(module: Any) -> str | None:
+    """Which of the kernels' gates a module computes, as some values show; None: another one, or another order."""
+    far = torch.tensor([-1e5, -1e3, -50.0, 50.0, 1e3, 1e5], dtype=torch.float64, device="cpu")
+    gate = torch.cat([torch.linspace(-12, 12, 97, dtype=torch.float64, device="cpu"), far])
+    values = torch.stack([torch.cat([gate, gate.roll(shift) + shift]) for shift in (-7, 1, 40)])
+    try:
+        with torch.inference_mode():
+            actual = module._apply_gate(values)
+    except Exception:  # whatever modules raise
+        return None
+    if actual.is_meta or actual.shape != (len(values), len(gate)):
+        return None
+    for name in ACTIVATIONS:
+        if torch.allclose(act_and_mul_reference(values, name), actual.double(), rtol=1e-9, atol=1e-9):
+            return name
+    return None
 
 
 def host_experts(model: nn.Module, *, prefix: str) -> None:
