@@ -92,6 +92,11 @@ async def test_every_response_has_a_request_id_the_clients_own_if_it_gave_one(fr
     assert response.headers["x-request-id"] == response.json()["id"]
 
 
+async def test_probes_have_a_drawn_request_id_where_it_is_asked_for() -> None:
+    async with running_frontend(enable_request_id_headers=True) as frontend:
+        assert len((await frontend.http.get("/health")).headers["x-request-id"]) == 32
+
+
 async def _raw(running: Running, *parts: bytes) -> bytes:
     """All that the server answers to bytes on a connection, until it closes it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", running.server.port)
