@@ -9,7 +9,16 @@ from pagoda_common.version import VERSION
 if TYPE_CHECKING:  # what __getattr__ gives, for type checkers
     from pagoda.llm.async_llm import AsyncLLM
     from pagoda.llm.beam_search import BeamSearchParams
-    from pagoda.llm.embedding import EmbeddingOutput, EmbeddingRequestOutput
+    from pagoda.llm.embedding import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
     from pagoda.llm.llm import LLM
     from pagoda.llm.llm_engine import LLMEngine
     from pagoda.llm.prompts import PromptType, TextPrompt, TokensPrompt
@@ -28,16 +37,22 @@ __all__ = [
     "AsyncLLM",
     "AsyncLLMEngine",
     "BeamSearchParams",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "EngineArgs",
     "LLMEngine",
+    "PoolingOutput",
     "PoolingParams",
+    "PoolingRequestOutput",
     "PromptType",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
@@ -53,6 +68,12 @@ _HOMES = {
     "BeamSearchParams": "pagoda.llm.beam_search",
     "EmbeddingOutput": "pagoda.llm.embedding",
     "EmbeddingRequestOutput": "pagoda.llm.embedding",
+    "ClassificationOutput": "pagoda.llm.embedding",
+    "ClassificationRequestOutput": "pagoda.llm.embedding",
+    "PoolingOutput": "pagoda.llm.embedding",
+    "PoolingRequestOutput": "pagoda.llm.embedding",
+    "ScoringOutput": "pagoda.llm.embedding",
+    "ScoringRequestOutput": "pagoda.llm.embedding",
     "PoolingParams": "pagoda_common.params.pooling_params",
     "PromptType": "pagoda.llm.prompts",
     "TextPrompt": "pagoda.llm.prompts",

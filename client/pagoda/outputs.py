@@ -1,5 +1,27 @@
 """What generation and embedding give, where vLLM has it."""
 
-from pagoda import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
+from pagoda import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 
-__all__ = ["CompletionOutput", "EmbeddingOutput", "EmbeddingRequestOutput", "RequestOutput"]
+__all__ = [
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "PoolingOutput",
+    "PoolingRequestOutput",
+    "RequestOutput",
+    "ScoringOutput",
+    "ScoringRequestOutput",
+]

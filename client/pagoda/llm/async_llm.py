@@ -18,7 +18,14 @@ from typing import Any, Self
 
 import grpc.aio
 
-from pagoda.llm.embedding import EmbeddingRequestOutput, check_pooling_params, embed_prompt, read_for_embedding
+from pagoda.llm.embedding import (
+    EmbeddingRequestOutput,
+    PoolingRequestOutput,
+    check_pooling_params,
+    embed_prompt,
+    pool_prompt,
+    read_for_embedding,
+)
 from pagoda.llm.hub_tokenizer import HubTokenizer
 from pagoda.llm.prompts import Prompt, PromptInput, as_prompt_list, check_params, read_prompts
 from pagoda.llm.request_output import RequestOutputBuilder, default_sampling_params
@@ -272,6 +279,29 @@ class AsyncLLM(RefusedCalls):
             raise InvalidRequest(f"embed takes one prompt, got {len(read)}", field="prompt")
         request = self.make_request(read[0], POOLED, request_id=request_id, priority=priority)
         return await embed_prompt(self.engine, request, pooling_params)
+
+    async def encode(
+        self,
+        prompt: PromptInput,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        **extras: Any,
+    ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        """What is made of the prompt, once: that of the parameters' task, or of the model's first one.
+
+        Raises:
+            PagodaError: the prompt or a parameter is wrong, or the engine refused or failed it.
+        """
+        check_pooling_params(pooling_params, extras)
+        await self.start()
+        tokenizer, model_info = self.tokenizer, self.model_info
+        read = await asyncio.to_thread(read_for_embedding, prompt, tokenizer=tokenizer, model_info=model_info)
+        if len(read) != 1:
+            raise InvalidRequest(f"encode takes one prompt, got {len(read)}", field="prompt")
+        request = self.make_request(read[0], POOLED, request_id=request_id, priority=priority)
+        yield await pool_prompt(self.engine, request, pooling_params or PoolingParams())
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End a request or several; their generators give what there is, with finish_reason "abort"."""

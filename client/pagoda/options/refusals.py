@@ -22,10 +22,6 @@ EXTRAS = {
 """Arguments of vLLM's calls that nothing stands for, and why they are refused; without a reason they are accepted."""
 
 
-def _does_not_pool(call: str) -> NoReturn:
-    raise InvalidRequest(f"LLM.{call} is not there: models generate, and LLM.embed gives embeddings")
-
-
 def _is_missing(call: str, reason: str) -> NoReturn:
     raise PagodaError(f"LLM.{call} is not supported: {reason}", code=Code.UNIMPLEMENTED)
 
@@ -45,23 +41,7 @@ def refuse_extras(extras: Mapping[str, Any]) -> None:
 
 
 class RefusedCalls:
-    """Whatever the arguments: InvalidRequest for pooling, PagodaError with UNIMPLEMENTED for the others."""
-
-    def encode(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Pooling."""
-        _does_not_pool("encode")
-
-    def classify(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Pooling."""
-        _does_not_pool("classify")
-
-    def reward(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Pooling."""
-        _does_not_pool("reward")
-
-    def score(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Pooling."""
-        _does_not_pool("score")
+    """Whatever the arguments: PagodaError with UNIMPLEMENTED."""
 
     def collective_rpc(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Calls into the workers."""

@@ -6,7 +6,7 @@ tokenizer_config.json and the chat template.
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -34,6 +34,7 @@ class Tokenizer:
         """Named special tokens as text: bos_token, eos_token, …"""
         self._fast = fast
         self._chat_templates = files.chat_templates
+        self.prompt_files = files.prompt_files
         self._vocabulary = Vocabulary(fast)
 
     @classmethod
@@ -88,6 +89,34 @@ class Tokenizer:
         """Token ids of each text, on all cores."""
         encodings = self._fast.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
+
+    def encode_within(
+        self,
+        text: str,
+        *,
+        pair: str | None = None,
+        max_tokens: int | None = None,
+        side: Literal["left", "right"] = "right",
+        add_special_tokens: bool = True,
+    ) -> tuple[list[int], int]:
+        """Token ids of a text or of two as one sequence, and the first token of the second kind; 0: there is none.
+
+        Args:
+            max_tokens: keep no more, special tokens included; of two texts the longer one is cut first. None keeps all.
+            side: where a text is cut.
+        """
+        first = self._fast.encode(text, add_special_tokens=False)
+        second = None if pair is None else self._fast.encode(pair, add_special_tokens=False)
+        if max_tokens is not None:
+            num_special = self._fast.num_special_tokens_to_add(second is not None) if add_special_tokens else 0
+            room = max(0, max_tokens - num_special)
+            sizes = _longest_first(len(first), 0 if second is None else len(second), room)
+            first.truncate(sizes[0], direction=side)
+            if second is not None:
+                second.truncate(sizes[1], direction=side)
+        whole = self._fast.post_process(first, second, add_special_tokens)
+        kinds: list[int] = whole.type_ids
+        return list(whole.ids), kinds.index(1) if 1 in kinds else 0
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of all of `token_ids`."""
@@ -186,3 +215,15 @@ class Tokenizer:
     def _special_token_id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
         return None if token is None else self.token_id(token)
+
+
+def _longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens of two texts are kept, as the tokenizers library's strategy of the same name."""
+    if first + second <= room:
+        return first, second
+    short, long = sorted((first, second))
+    long = max(short, room - short)
+    if short + long > room:
+        short = room // 2
+        long = short + room % 2
+    return (short, long) if first <= second else (long, short)

@@ -10,6 +10,8 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from pagoda_common.config.model_files import resolve_model
 from pagoda_common.errors import ModelLoadError
+from pagoda_common.text.prompt_files import FILE as PROMPTS_FILE
+from pagoda_common.text.prompt_files import PromptFiles, read_prompt_files
 
 FILE_PATTERNS = [
     "tokenizer*.json",
@@ -19,6 +21,7 @@ FILE_PATTERNS = [
     "merges.txt",
     "chat_template.*",
     "additional_chat_templates/*",
+    PROMPTS_FILE,
 ]
 """All that a tokenizer may need from a hub repository."""
 GPT2_CLASSES = ("GPT2Tokenizer", "GPT2TokenizerFast")
@@ -100,6 +103,11 @@ class TokenizerFiles:
             special_tokens=special_tokens,
             chat_templates=_read_chat_templates(directory, config),
         )
+
+    @property
+    def prompt_files(self) -> PromptFiles:
+        """What goes before texts that become vectors."""
+        return read_prompt_files(self.directory)
 
     def load_fast_tokenizer(self) -> FastTokenizer:
         """Read the vocabulary.

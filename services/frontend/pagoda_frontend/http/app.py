@@ -34,6 +34,9 @@ from pagoda_frontend.pages import answers
 from pagoda_frontend.pages.docs import add_docs_pages
 from pagoda_frontend.pages.openapi import EVENT_STREAM, GENERATION_ERRORS, Paths
 from pagoda_frontend.pages.status import add_status_page
+from pagoda_frontend.pooling import answers as pooling_answers
+from pagoda_frontend.pooling.handlers import PoolingCalls
+from pagoda_frontend.pooling.protocol import ClassifyBody, CohereEmbedBody, PoolBody, RerankBody, ScoreBody
 from pagoda_frontend.requests.serving import Serving
 from pagoda_frontend.responses.handlers import Responses
 from pagoda_frontend.responses.protocol import ResponsesBody
@@ -158,6 +161,7 @@ def _add_generation(paths: Paths, serving: Serving) -> None:
         answer=answers.EmbeddingAnswer,
         errors=EMBEDDING_ERRORS,
     )
+    _add_pooling(paths, serving)
     paths.add(
         "POST",
         "/v1/messages/count_tokens",
@@ -174,3 +178,18 @@ def _add_generation(paths: Paths, serving: Serving) -> None:
     )
     paths.add("POST", f"{kept}/cancel", responses.cancel, answer=found, errors=(400, 404))
     paths.add("DELETE", kept, responses.delete, answer=answers.DeletedResponse, errors=(404,))
+
+
+def _add_pooling(paths: Paths, serving: Serving) -> None:
+    calls = PoolingCalls(serving=serving)
+    for path, handler, body, answer in (
+        ("/pooling", calls.pool, PoolBody, pooling_answers.PoolingAnswer),
+        ("/classify", calls.classify, ClassifyBody, pooling_answers.ClassifyAnswer),
+        ("/score", calls.score, ScoreBody, pooling_answers.ScoreAnswer),
+        ("/v1/score", calls.score, ScoreBody, pooling_answers.ScoreAnswer),
+        ("/rerank", calls.rerank, RerankBody, pooling_answers.RerankAnswer),
+        ("/v1/rerank", calls.rerank, RerankBody, pooling_answers.RerankAnswer),
+        ("/v2/rerank", calls.rerank, RerankBody, pooling_answers.RerankAnswer),
+        ("/v2/embed", calls.cohere_embed, CohereEmbedBody, pooling_answers.CohereEmbedAnswer),
+    ):
+        paths.add("POST", path, handler, body=body, answer=answer, errors=EMBEDDING_ERRORS)

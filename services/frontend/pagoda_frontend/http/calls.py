@@ -3,19 +3,32 @@
 import math
 import time
 from collections.abc import Mapping, MutableMapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 
 from pagoda_common.errors import InvalidRequest
 from pagoda_frontend.http.body import TENANT, read_body
-from pagoda_frontend.openai.protocol import EmbeddingBody, GenerationBody, RequestBody
+from pagoda_frontend.openai.protocol import RequestBody
 from pagoda_frontend.requests.call_context import CallContext, begin_call, claimed_tenant
 from pagoda_frontend.requests.event_ids import place_of
 from pagoda_frontend.requests.resume import Resumption, resumption_at
 from pagoda_frontend.requests.serving import Serving
 
 Body = TypeVar("Body", bound=RequestBody)
+
+
+class CallBody(Protocol):
+    """What every body says of its call."""
+
+    @property
+    def priority(self) -> int | None:
+        """Lower runs first."""
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds."""
+
 
 INT64 = range(-(2**63), 2**63)
 PRIORITY_HEADER = "x-vllm-priority"
@@ -57,7 +70,7 @@ async def read_call(
 
 def call_of(
     headers: Mapping[str, str],
-    body: GenerationBody | EmbeddingBody,
+    body: CallBody,
     *,
     tenant: str,
     request_id: str,

@@ -9,11 +9,11 @@ from fastapi import Request, Response
 
 from pagoda_common.params.outputs import Embedding
 from pagoda_common.params.pooling_params import POOLED, PoolingParams
-from pagoda_common.params.truncation import truncation_of
 from pagoda_frontend.http.body import read_body
 from pagoda_frontend.http.calls import call_of, tenant_of
 from pagoda_frontend.http.sse import unless_disconnected
 from pagoda_frontend.openai.protocol import EmbeddingBody
+from pagoda_frontend.pooling.texts import pooling_prompts, truncation_for
 from pagoda_frontend.requests.call_context import unique_id
 from pagoda_frontend.requests.embeddings import check_task, embedding_of, embedding_prompts
 from pagoda_frontend.requests.params import check_cache_salt, check_unsupported
@@ -48,7 +48,7 @@ class Embeddings:
         check_unsupported(body, UNSUPPORTED)
         check_cache_salt(body.cache_salt)
         check_task(model, "embed", dimensions=body.dimensions)
-        prompts = await _prompts(body, model)
+        prompts = await self._prompts(body, model)
         run = Run(
             call,
             serving=serving,
@@ -67,26 +67,39 @@ class Embeddings:
             "data": [_shown(sequence, body) for sequence in sequences],
             "usage": run.usage(),
         }
-        text = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
+        size = sum(embedding_of(sequence).nbytes for sequence in sequences)
+        text = await serving.work.run_sized(
+            lambda: orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), num_bytes=size
+        )
         return Response(text, media_type="application/json", headers={"X-Request-Id": call.request_id})
+
+    async def _prompts(self, body: EmbeddingBody, model: ServedModel) -> list[list[int]]:
+        given: list[Any] = body.input if isinstance(body.input, list) else [body.input]
+        if isinstance(body.input, list) and given and isinstance(given[0], int):
+            given = [given]
+        prefix = model.prompt_files.prompt_of(body.prompt_name)
+        if prefix:
+            given = [prefix + one if isinstance(one, str) else one for one in given]
+        truncation = truncation_for(body, model)
+        add_special_tokens = body.add_special_tokens is not False
+        if model.only_pools:
+            prompts = await pooling_prompts(
+                given,
+                serving=self._serving,
+                model=model,
+                field="input",
+                add_special_tokens=add_special_tokens,
+                truncation=truncation,
+            )
+            return [prompt.token_ids for prompt in prompts]
+        return await embedding_prompts(
+            given, model=model, field="input", add_special_tokens=add_special_tokens, truncation=truncation
+        )
 
 
 def _pooling_of(body: EmbeddingBody) -> PoolingParams:
     given = body.use_activation if body.use_activation is not None else body.normalize
     return PoolingParams(task="embed", normalize=given, dimensions=body.dimensions)
-
-
-async def _prompts(body: EmbeddingBody, model: ServedModel) -> list[list[int]]:
-    given: list[Any] = body.input if isinstance(body.input, list) else [body.input]
-    if isinstance(body.input, list) and given and isinstance(given[0], int):
-        given = [given]
-    truncation = truncation_of(
-        body.truncate_prompt_tokens, body.truncation_side, max_tokens=0, max_model_len=model.max_model_len
-    )
-    add_special_tokens = body.add_special_tokens is not False
-    return await embedding_prompts(
-        given, model=model, field="input", add_special_tokens=add_special_tokens, truncation=truncation
-    )
 
 
 def _shown(sequence: CollectedSequence, body: EmbeddingBody) -> dict[str, Any]:

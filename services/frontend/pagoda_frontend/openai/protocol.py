@@ -130,11 +130,13 @@ class EmbeddingBody(RequestBody):
     """False: embeddings are not normalised."""
     normalize: Bool | None = None
     """Older name of use_activation."""
+    prompt_name: Text | None = None
+    """A prompt of the checkpoint's files that goes before each text."""
     add_special_tokens: Bool | None = None
     truncate_prompt_tokens: Integer | None = None
     """Keep this many tokens of each input; -1 is as many as the context has."""
     truncation_side: Literal["left", "right"] | None = None
-    """Where tokens are dropped; None is left."""
+    """Where tokens are dropped; None is right for models that only pool, else left."""
     priority: Integer | None = None
     timeout: Number | None = None
     """Seconds after which the request fails with 504 (Pagoda's own)."""

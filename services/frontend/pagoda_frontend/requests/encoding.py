@@ -53,7 +53,7 @@ class TextEncoder:
             QueueFull: too many texts wait to be tokenized.
         """
         if is_counted:
-            self._check_counted(text, field)
+            self.check_counted(len(text), field)
         elif truncation is not None:
             return await self._work.run(
                 lambda: self._truncated(text, truncation, add_special_tokens), num_bytes=len(text)
@@ -72,10 +72,11 @@ class TextEncoder:
         if num_chars > LONG_TEXT_CHARS and least >= self._max_model_len:
             raise RequestTooLong(too_long(f"at least {least}", self._max_model_len), field=field)
 
-    def _check_counted(self, text: str, field: str) -> None:
+    def check_counted(self, num_chars: int, field: str) -> None:
+        """Raises InvalidRequest when a text of so many characters is too long to be tokenized whole."""
         bound = max(MAX_COUNTED_CHARS, USUAL_TOKEN_CHARS * self._max_model_len)
-        if len(text) > bound:
-            raise InvalidRequest(f"{field} must have at most {bound} characters, got {len(text)}", field=field)
+        if num_chars > bound:
+            raise InvalidRequest(f"{field} must have at most {bound} characters, got {num_chars}", field=field)
 
     async def _try_pieces(self, text: str, field: str) -> None:
         """Raises RequestTooLong once pieces of the text have more tokens than the context."""

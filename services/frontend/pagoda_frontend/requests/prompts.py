@@ -219,6 +219,24 @@ class Prompts:
         """
         return self._tokenizer.choose_template(chat_template or self._chat_template, has_tools=bool(tools))
 
+    @property
+    def score_template(self) -> str | None:
+        """Jinja text that writes a query and a document as one text; None: there is none."""
+        source = self._chat_template or self._tokenizer.chat_template or ""
+        has_both = all(f"'{role}'" in source or f'"{role}"' in source for role in ("query", "document"))
+        return source if has_both else None
+
+    def check_length(self, num_chars: int, *, field: str, is_cut: bool) -> None:
+        """Raises RequestTooLong when a text of so many characters does not fit, whatever it says.
+
+        Args:
+            is_cut: it is to be cut: then it may be as long as one whose tokens are counted.
+        """
+        if is_cut:
+            self._encoder.check_counted(num_chars, field)
+        else:
+            self._encoder.check_length(num_chars, field=field)
+
     def _check_roles(self, messages: Sequence[ChatMessage], template: str) -> None:
         for number, message in enumerate(messages):
             if message.role not in ROLES and not (message.role and has_role(template, message.role)):

@@ -86,13 +86,13 @@ class Run:
         sampling_params: Sequence[SamplingParams],
         cache_salt: str = "",
         beam_search: BeamSearchParams | None = None,
-        pooling: PoolingParams | None = None,
+        pooling: PoolingParams | Sequence[PoolingParams] | None = None,
         is_scoring: bool = False,
     ) -> None:
         """
         Args:
             sampling_params: one per prompt, all with the same n.
-            pooling: each prompt's embedding instead of its continuation; n is 1 then.
+            pooling: what is made of each prompt instead of its continuation, alike or one a prompt; n is 1 then.
             is_scoring: what is generated is not given out.
         """
         if pooling is None and model.only_pools:
@@ -108,6 +108,7 @@ class Run:
         self.prompt_logprobs: list[list[TokenLogprobs | None] | None] = [None] * len(prompts)
         """For each prompt when asked for; there before its first output token."""
         self._serving = serving
+        poolings = pooling if isinstance(pooling, Sequence) else [pooling] * len(prompts)
         self._requests = [
             EngineRequest(
                 request_id=call.engine_id if len(prompts) == 1 else f"{call.engine_id}-{number}",
@@ -119,9 +120,9 @@ class Run:
                 tenant=call.tenant,
                 group=call.engine_id if len(prompts) > 1 else "",
                 beam_search=beam_search,
-                pooling=pooling,
+                pooling=one,
             )
-            for number, (prompt, params) in enumerate(zip(prompts, sampling_params, strict=True))
+            for number, (prompt, params, one) in enumerate(zip(prompts, sampling_params, poolings, strict=True))
         ]
         self.event_ids: EventIds | None = None
         """Of a stream that can be resumed; None also where it has more than MAX_SEQUENCES."""

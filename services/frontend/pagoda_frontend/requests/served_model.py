@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.config.frontend_config import FrontendConfig
@@ -10,6 +10,7 @@ from pagoda_common.config.generation_config import resolve_generation_config
 from pagoda_common.config.structured_outputs_config import StructuredOutputsDefaults, structured_outputs_defaults
 from pagoda_common.engine.interface import Engine
 from pagoda_common.params.pooling_params import PoolingTask
+from pagoda_common.text.prompt_files import PromptFiles
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_common.version import VERSION
 from pagoda_frontend.budget.work_pool import WorkPool
@@ -41,6 +42,8 @@ class ServedModel:
     """Embeddings may be shortened."""
     matryoshka_dimensions: tuple[int, ...] = ()
     """To these lengths; empty: any."""
+    prompt_files: PromptFiles = field(default_factory=PromptFiles)
+    """Prompts that go before texts."""
     defaults: SamplingDefaults
     structured_outputs: StructuredOutputsDefaults
     """Options of structured outputs that hold for every request."""
@@ -96,6 +99,7 @@ async def load_served_model(
         labels=summary.labels,
         has_matryoshka=summary.has_matryoshka,
         matryoshka_dimensions=summary.matryoshka_dimensions,
+        prompt_files=tokenizer.prompt_files,
         defaults=sampling_defaults(
             resolve_generation_config(
                 summary.generation_config_json,

@@ -1,0 +1,1 @@
+"""HTTP: vectors, labels, scores and ranks of texts, in vLLM's, Jina's and Cohere's shapes."""

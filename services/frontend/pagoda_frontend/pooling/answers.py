@@ -1,0 +1,128 @@
+"""The shapes of answers with vectors, labels, scores and ranks."""
+
+import base64
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel
+
+from pagoda_common.params.outputs import Embedding
+from pagoda_frontend.pages.answers import UsageAnswer
+
+
+class PoolingObject(BaseModel):
+    """What was made of one input."""
+
+    index: int
+    object: Literal["pooling"]
+    data: list[Any] | str
+    """Values, lists of values for each token, or base64 of little-endian float32."""
+
+
+class PoolingAnswer(BaseModel):
+    """POST /pooling."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[PoolingObject]
+    usage: UsageAnswer
+
+
+class ClassifyObject(BaseModel):
+    """The labels of one input."""
+
+    index: int
+    label: str
+    """The likeliest."""
+    probs: list[float]
+    num_classes: int
+
+
+class ClassifyAnswer(BaseModel):
+    """POST /classify."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ClassifyObject]
+    usage: UsageAnswer
+
+
+class ScoreObject(BaseModel):
+    """The score of one pair."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreAnswer(BaseModel):
+    """POST /score."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ScoreObject]
+    usage: UsageAnswer
+
+
+class RankedDocument(BaseModel):
+    """A document's place."""
+
+    index: int
+    """Among the documents of the request."""
+    document: dict[str, str] | None = None
+    relevance_score: float
+
+
+class RerankAnswer(BaseModel):
+    """POST /rerank."""
+
+    id: str
+    model: str
+    usage: dict[str, int]
+    results: list[RankedDocument]
+    """The most relevant first."""
+    meta: dict[str, Any]
+
+
+class CohereEmbedAnswer(BaseModel):
+    """POST /v2/embed."""
+
+    id: str
+    embeddings: dict[str, list[Any]]
+    """By type."""
+    texts: list[str]
+    meta: dict[str, Any]
+
+
+def written(values: Embedding, encoding_format: str | None) -> Any:
+    """Values as they stand in an answer: themselves, or base64 of little-endian float32."""
+    if encoding_format == "base64":
+        return base64.b64encode(np.ascontiguousarray(values, dtype="<f4").tobytes()).decode("ascii")
+    return np.ascontiguousarray(values)
+
+
+def cohere_forms(vectors: Sequence[Embedding], types: Sequence[str]) -> dict[str, list[Any]]:
+    """Vectors in Cohere's types.
+
+    int8 and uint8 are the values of a normalised vector over -1 to 1; binary and ubinary the signs, eight a byte.
+    """
+    return {name: [_cohere_form(vector, name) for vector in vectors] for name in dict.fromkeys(types)}
+
+
+def _cohere_form(vector: Embedding, name: str) -> Any:
+    if name == "float":
+        return np.ascontiguousarray(vector)
+    if name == "base64":
+        return written(vector, "base64")
+    if name in ("int8", "uint8"):
+        scaled = np.clip(np.round(vector * 127), -128, 127).astype(np.int64)
+        return (scaled + (128 if name == "uint8" else 0)).tolist()
+    packed = np.packbits(vector > 0).astype(np.int64)
+    return (packed - (128 if name == "binary" else 0)).tolist()

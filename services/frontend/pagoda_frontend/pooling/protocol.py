@@ -1,0 +1,103 @@
+"""What clients may send for vectors, labels, scores and ranks. Shapes only, no engine."""
+
+from typing import Any, Literal
+
+from pydantic import AliasChoices, Field
+
+from pagoda_frontend.openai.protocol import Bool, ChatMessage, Integer, Items, Number, RequestBody, Text, TokenIds
+
+
+class PoolingBody(RequestBody):
+    """Fields that all of them share."""
+
+    model: Text | None = None
+    add_special_tokens: Bool | None = None
+    truncate_prompt_tokens: Integer | None = None
+    """Keep this many tokens of each text; -1 is as many as the model takes."""
+    truncation_side: Literal["left", "right"] | None = None
+    """Where tokens are dropped; None is right for models that only pool, else left."""
+    use_activation: Bool | None = None
+    """Whether labels and scores pass the model's activation, and whether embeddings are normalised."""
+    normalize: Bool | None = None
+    """Whether embeddings are normalised; goes before use_activation."""
+    priority: Integer | None = None
+    timeout: Number | None = None
+    """Seconds after which the request fails with 504 (Pagoda's own)."""
+    cache_salt: Text | None = Field(None, max_length=128)
+    request_id: Text | None = None
+    user: Text | None = None
+
+
+class InputBody(PoolingBody):
+    """One text or several."""
+
+    input: Text | Items[Text] | TokenIds | Items[TokenIds] | None = None
+    messages: Items[ChatMessage] | None = None
+    """A conversation in place of `input`, as the chat template writes it."""
+    add_generation_prompt: Bool | None = None
+    chat_template: Text | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    prompt_name: Text | None = None
+    """A prompt of the checkpoint's files that goes before each text."""
+
+
+class PoolBody(InputBody):
+    """POST /pooling."""
+
+    task: Literal["embed", "token_embed", "classify", "token_classify", "score", "sparse"] | None = None
+    """None: the model's first one."""
+    dimensions: Integer | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+
+
+class ClassifyBody(InputBody):
+    """POST /classify."""
+
+
+class ScoreBody(PoolingBody):
+    """POST /score: one text against several, or as many against as many."""
+
+    text_1: Text | Items[Text] | None = Field(
+        None, validation_alias=AliasChoices("text_1", "queries", "query", "data_1")
+    )
+    text_2: Text | Items[Text] | None = Field(
+        None, validation_alias=AliasChoices("text_2", "documents", "items", "data_2")
+    )
+
+
+class RerankDocument(RequestBody):
+    """A document with its text."""
+
+    text: Text
+
+
+class RerankBody(PoolingBody):
+    """POST /rerank."""
+
+    query: Text
+    documents: Items[Text | RerankDocument]
+    top_n: Integer | None = None
+    """Give this many, the best; None or 0 gives all."""
+    return_documents: Bool | None = None
+    max_tokens_per_doc: Integer | None = None
+    """Cohere's: as truncate_prompt_tokens, of query and document together."""
+
+
+class CohereInput(RequestBody):
+    """A text in parts."""
+
+    content: Items[dict[str, Any]]
+
+
+class CohereEmbedBody(PoolingBody):
+    """POST /v2/embed."""
+
+    texts: Items[Text] | None = None
+    inputs: Items[CohereInput] | None = None
+    input_type: Text | None = None
+    """The name of a prompt of the checkpoint's files, or search_document, search_query, classification, clustering."""
+    embedding_types: Items[Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]] | None = None
+    output_dimension: Integer | None = None
+    max_tokens: Integer | None = None
+    truncate: Literal["NONE", "START", "END"] | None = None
+    """Where a text that is too long is cut; None is END, as Cohere does."""
