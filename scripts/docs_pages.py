@@ -107,7 +107,7 @@ def _refusals(tree: ast.AST) -> Iterator[tuple[str, str]]:
         if not isinstance(function, ast.FunctionDef):
             continue
         texts = [node.value for node in ast.walk(function.body[-1]) if isinstance(node, ast.Constant)]
-        yield function.name, str(texts[1]) if len(texts) > 1 else "models generate; `embed` gives embeddings"
+        yield function.name, str(texts[1])
 
 
 def http_calls() -> str:

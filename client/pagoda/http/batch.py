@@ -12,8 +12,10 @@ from typing import Any
 from pagoda.http.http_client import AsyncHttpClient, error_message
 from pagoda_common.errors import NotReady
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
-POOLING_URLS = ("/v1/score", "/score", "/v1/rerank", "/rerank", "/classify", "/pooling")
+URLS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"),
+    *("/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank", "/v2/embed", "/classify", "/pooling"),
+)
 UNREACHABLE = "connection_error"
 """Code of a line whose server does not answer; the line itself is right."""
 NUM_TRIES = 6
@@ -72,9 +74,6 @@ def parse_line(text: bytes) -> BatchLine:
     if method not in (None, "POST"):
         message = f"method must be POST, got {method!r}"
         raise LineError("invalid_method", message, custom_id=custom_id, is_request=isinstance(method, str))
-    if url in POOLING_URLS:
-        message = f"{url}: models generate and embed, they do not score"
-        raise LineError("invalid_url", message, custom_id=custom_id, is_request=True)
     if url not in URLS:
         message = f"url must be one of {', '.join(URLS)}, got {url!r}"
         raise LineError("invalid_url", message, custom_id=custom_id, is_request=isinstance(url, str))

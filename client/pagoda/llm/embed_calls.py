@@ -75,6 +75,7 @@ class EmbedCalls(MemoryCalls):
         Args:
             pooling_task: None takes that of the parameters, else the model's first one.
         """
+        check_pooling_params(pooling_params, extras)
         asked = pooling_task or (None if pooling_params is None else pooling_params.task)
         default: PoolingTask = next(iter(pooling_tasks(self._async_llm.model_info)), "embed")
         task = default if asked is None else asked

@@ -78,7 +78,11 @@ OPTIONS = (
     VllmOption("download_dir", (), "set HF_HOME in the environment"),
     VllmOption("skip_tokenizer_init", (False,), "texts need a tokenizer", is_switch=True),
     VllmOption("enable_prompt_embeds", (False,), "prompts are texts or token ids", is_switch=True),
-    VllmOption("task", ("auto", "generate", "embed"), "--runner and --convert say what a model does"),
+    VllmOption(
+        "task",
+        ("auto", "generate", "embed", "classify", "score", "reward"),
+        "--runner and --convert say what a model does",
+    ),
     VllmOption("tokenizer_mode", ("auto", "hf"), "tokenizers are read from tokenizer.json"),
     VllmOption("limit_mm_per_prompt", ({}, "{}"), _MULTIMODAL),
     VllmOption("mm_processor_kwargs", ({}, "{}"), _MULTIMODAL),

@@ -49,7 +49,7 @@ def test_results_have_the_order_of_the_lines(server: FakeOpenAIServer, tmp_path:
         ("[1]", None, "invalid_json_line", "must be a JSON object"),
         ({"url": "/v1/completions", "body": {}}, None, "invalid_request", "custom_id must be a string"),
         (line("x", "a", method="GET"), "x", "invalid_method", "method must be POST, got 'GET'"),
-        (line("x", "a", url="/v1/score"), "x", "invalid_url", "models generate and embed, they do not score"),
+        (line("x", "a", url="/v3/score"), "x", "invalid_url", "url must be one of "),
         (line("x", "a", url="/v1/nothing"), "x", "invalid_url", "url must be one of /v1/chat/completions"),
         (line("x", "a", body=[]), "x", "invalid_request", "body must be an object"),
         (line("x", "a", body={"stream": True}), "x", "invalid_request", "a batch has no streams"),

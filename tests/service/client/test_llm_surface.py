@@ -126,10 +126,11 @@ def test_an_output_says_when_what_happened(llm: LLM, fake: FakeScheduler) -> Non
     assert metrics.first_token_latency == pytest.approx(metrics.first_token_ts - metrics.queued_ts)
 
 
-@pytest.mark.parametrize("call", ["encode", "classify", "score", "reward"])
-def test_other_pooling_is_refused(llm: LLM, call: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"LLM.{call} is not there: models generate, and LLM.embed gives"):
-        getattr(llm, call)("text", "other")
+@pytest.mark.parametrize("call", ["classify", "reward"])
+def test_what_a_model_does_not_make_of_prompts_is_refused(llm: LLM, call: str) -> None:
+    task = {"reward": "token_classify"}.get(call, call)
+    with pytest.raises(InvalidRequest, match=f"the model does not {task}: it can embed"):
+        getattr(llm, call)("text")
 
 
 @pytest.mark.parametrize("call", ["collective_rpc", "apply_model", "start_profile", "stop_profile"])
@@ -201,7 +202,7 @@ def test_options_are_taken_as_vllm_takes_them() -> None:
         ({"max_modle_len": 5}, "unknown argument 'max_modle_len'; did you mean max_model_len"),
         ({"quantization": "fp8"}, "quantization is 'fp8', must be one of int8, "),
         ({"enable_lora": True}, "enable_lora is not supported"),
-        ({"task": "classify"}, "task=classify is not supported: models generate and embed"),
+        ({"task": "draw"}, "task=draw is not supported: --runner and --convert say what a model does"),
         ({"xyzzy": 1}, "unknown argument 'xyzzy'$"),
     ],
 )
@@ -228,8 +229,8 @@ async def test_async_outputs_may_be_new_parts_or_the_end_alone(
         assert final.finished
         with pytest.raises(InvalidRequest, match="trace_headers is not supported"):
             await anext(llm.generate("Hello", trace_headers={"a": "b"}))
-        with pytest.raises(InvalidRequest, match=r"LLM\.encode is not there"):
-            llm.encode("Hello")
+        with pytest.raises(InvalidRequest, match=r"pooling_params must be PoolingParams"):
+            await anext(llm.encode("Hello", {"task": "embed"}))  # type: ignore[arg-type]
     with pytest.raises(NotReady):
         await llm.check_health()
 

@@ -53,6 +53,10 @@ async def test_keys_come_from_flag_and_file_and_open_http_and_grpc(tmp_path: Pat
         assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED, "open is only what is known to be"
 
 
+GUARDED = ("/v1", "/v2", "/invocations", "/pooling", "/classify", "/score", "/rerank")
+"""Paths that need a key."""
+
+
 async def test_a_root_path_opens_no_door() -> None:
     for root_path in ("/api", "/v", "/api/"):
         async with running_frontend(api_key=("secret",), root_path=root_path) as running:
@@ -62,7 +66,7 @@ async def test_a_root_path_opens_no_door() -> None:
             assert (await running.http.get("/v1/models", headers=headers)).status_code == 200
             paths = (await running.http.get("/openapi.json")).json()["paths"]
             guarded = {path for path, methods in paths.items() if any("security" in one for one in methods.values())}
-            assert guarded == {path for path in paths if path.startswith(("/v1", "/invocations"))}
+            assert guarded == {path for path in paths if path.startswith(GUARDED)}
             if root_path == "/api":
                 assert (await running.http.get("/api/v1/models", headers=headers)).status_code == 200
                 document = (await running.http.get("/openapi.json")).json()
