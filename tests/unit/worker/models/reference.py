@@ -42,6 +42,7 @@ def _token_by_token() -> Iterator[None]:
 class Reference:
     """A checkpoint, and what transformers says about it."""
 
+    directory: Path
     driver: Driver
     model: Any
     outputs: list[list[int]]
@@ -73,4 +74,4 @@ def open_reference(
             eos_token_id=None,
         )
         outputs.append(generated[0, len(prompt) :].tolist())
-    return Reference(Driver(directory, max_model_len=max_model_len, world_size=world_size), model, outputs)
+    return Reference(directory, Driver(directory, max_model_len=max_model_len, world_size=world_size), model, outputs)

@@ -1,7 +1,5 @@
 """Greedy tokens and log probabilities equal transformers' for every architecture, whatever the batch and the chunks."""
 
-from pathlib import Path
-
 import pytest
 
 from pagoda_common.params.sampling_params import SamplingParams
@@ -70,15 +68,17 @@ def test_logprobs_equal_transformers(reference: Reference) -> None:
         assert described == list(range(1, len(sequence.prompt)))
 
 
+@pytest.fixture(scope="module")
+def mistral(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return open_reference(tmp_path_factory.mktemp("checkpoint"), "MistralForCausalLM")
+
+
 @pytest.mark.parametrize("block_size", [1, 5, 32])
-def test_the_block_size_changes_nothing(block_size: int, tmp_path: Path) -> None:
-    reference = open_reference(tmp_path, "MistralForCausalLM")
-    driver = Driver(tmp_path, block_size=block_size, num_blocks=2000)
-    assert outputs_of(driver.generate(make_prompts(), max_tokens=NUM_TOKENS, chunk=50)) == reference.outputs
+def test_the_block_size_changes_nothing(block_size: int, mistral: Reference) -> None:
+    driver = Driver(mistral.directory, block_size=block_size, num_blocks=2000)
+    assert outputs_of(driver.generate(make_prompts(), max_tokens=NUM_TOKENS, chunk=50)) == mistral.outputs
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_with_every_kernel_on_the_tokens_are_the_same(architecture: str, tmp_path: Path) -> None:
-    reference = open_reference(tmp_path, architecture)
-    driver = Driver(tmp_path, reference_kernels=("none",))
+def test_with_every_kernel_on_the_tokens_are_the_same(reference: Reference) -> None:
+    driver = Driver(reference.directory, reference_kernels=("none",))
     assert outputs_of(driver.generate(make_prompts(), max_tokens=NUM_TOKENS, chunk=100)) == reference.outputs

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from pagoda_worker.loader import tensor_file
 from pagoda_worker.loader.tensor_file import DTYPES, MAX_AHEAD_BYTES, TensorFile, read_ahead
 
 
@@ -91,6 +93,33 @@ def test_no_more_is_read_ahead_than_memory_allows() -> None:
     with lock:
         assert max(begun) <= 1
     assert list(values) == list(range(1, 10))
+
+
+class AtOnce:
+    """A pool of threads that does what it is given at once."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __enter__(self) -> "AtOnce":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, call: Callable[[], int]) -> "Future[int]":
+        future: Future[int] = Future()
+        future.set_result(call())
+        return future
+
+
+def test_as_much_is_read_ahead_later_as_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_file, "ThreadPoolExecutor", AtOnce)
+    begun: list[int] = []
+    values = read_ahead([Entry(value, MAX_AHEAD_BYTES // 4, begun.append) for value in range(30)])
+    for taken in range(20):
+        assert next(values) == taken
+        assert begun == list(range(taken + 4)), "one that was taken makes room for another"
 
 
 def test_an_entry_larger_than_all_that_is_read_ahead_is_read_alone() -> None:

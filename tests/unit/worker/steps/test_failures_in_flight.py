@@ -30,7 +30,7 @@ IMPOSSIBLE = SamplingParams(temperature=0, min_tokens=3, allowed_token_ids=[2])
 
 
 @pytest.mark.parametrize("chunks", [False, True])
-@pytest.mark.parametrize("seed", range(40, 46))
+@pytest.mark.parametrize("seed", range(40, 43))
 def test_a_nan_that_is_heard_of_when_the_next_step_is_in_flight_ends_that_sequence_alone(
     seed: int, chunks: bool
 ) -> None:

@@ -23,7 +23,7 @@ from tests.unit.worker.steps.overlap import (
 from tests.unit.worker.steps.step_scripts import Script, ints, run_ahead, run_one_by_one, told
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_whatever_joins_ends_pauses_or_is_moved_the_tokens_are_the_same(
     one_by_one: Worker, ahead: Worker, seed: int
 ) -> None:
@@ -32,14 +32,14 @@ def test_whatever_joins_ends_pauses_or_is_moved_the_tokens_are_the_same(
 
 
 @pytest.mark.parametrize("shares", [False, True])
-@pytest.mark.parametrize("seed", range(60, 64))
+@pytest.mark.parametrize("seed", range(60, 62))
 def test_steps_with_parts_of_prompts_run_ahead(one_by_one: Worker, ahead: Worker, seed: int, shares: bool) -> None:
     script = Script(seed, [*LAUNCHED, *WITH_LOGPROBS], joins=0.5, chunks=True, shares=shares).add(120)
     assert assert_told_alike(one_by_one, ahead, script.steps) == 119, "every step but the first"
     assert script.num_mixed > 20
 
 
-@pytest.mark.parametrize("seed", range(20, 24))
+@pytest.mark.parametrize("seed", range(20, 23))
 def test_sequences_that_need_the_log_are_waited_for(one_by_one: Worker, ahead: Worker, seed: int) -> None:
     params = [*LAUNCHED, *LAUNCHED, *WAITED_FOR]
     steps = Script(seed, params, joins=0.2, chunks=seed % 2 == 0, shares=seed % 4 == 0).add(80).steps
