@@ -1,6 +1,5 @@
 """A worker's drafts: tokens are those of plain decoding, and nothing is left of what was wrong."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from pagoda_worker.sampling.sampler import SamplerOutput
 from pagoda_worker.steps.step import IntArray, StepOutput
 from pagoda_worker.worker import Worker
 from tests.unit.worker.driver import Driver
-from tests.unit.worker.models.reference import NUM_TOKENS, make_prompts, open_reference
+from tests.unit.worker.models.reference import NUM_TOKENS, Reference, make_prompts, open_reference
 
 DRAFTS = SpeculativeConfig(num_speculative_tokens=4, prompt_lookup_max=3, prompt_lookup_min=1)
 LOOPS = [[300 + (number + place % (2 + number)) * 7 for place in range(17 + 5 * number)] for number in range(6)]
@@ -37,13 +36,16 @@ def outputs_of(driver: Driver, params: Any = None, **options: Any) -> list[list[
     return [each.output for each in driver.generate(LOOPS, params, **{"max_tokens": 40} | options)]
 
 
-@pytest.mark.parametrize(
-    "architecture", ["Gemma3ForCausalLM", "FalconForCausalLM", "BloomForCausalLM", "Phi3ForCausalLM"]
+@pytest.fixture(
+    scope="module", params=["Gemma3ForCausalLM", "FalconForCausalLM", "BloomForCausalLM", "Phi3ForCausalLM"]
 )
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return open_reference(tmp_path_factory.mktemp("checkpoint"), request.param)
+
+
 @pytest.mark.parametrize("block_size", [16, 3])
-def test_greedy_tokens_equal_transformers(architecture: str, block_size: int, tmp_path: Path) -> None:
-    reference = open_reference(tmp_path, architecture)
-    driver = Driver(tmp_path, speculative=DRAFTS, block_size=block_size, num_blocks=2000)
+def test_greedy_tokens_equal_transformers(reference: Reference, block_size: int) -> None:
+    driver = Driver(reference.directory, speculative=DRAFTS, block_size=block_size, num_blocks=2000)
     sequences = driver.generate(make_prompts(), max_tokens=NUM_TOKENS, chunk=50)
     assert [each.output for each in sequences] == reference.outputs
     assert driver.num_draft_tokens > 0
