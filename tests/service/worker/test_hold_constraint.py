@@ -94,7 +94,7 @@ async def test_a_bad_constraint_and_one_that_takes_for_ever_are_refused(
     caller: Caller, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await hold(caller, regex="[a-z]").read()
-    monkeypatch.setattr(grammars, "MAX_WAIT_S", 0.3)
+    monkeypatch.setattr(grammars, "MAX_HOLD_S", 0.3)
     for regex, text in (("(", "regex"), ("slow", "too complex")):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await hold(caller, regex=regex).read()

@@ -21,7 +21,7 @@ async def compiled(kept: Grammars, params: StructuredOutputsParams) -> None:
         waiting = asyncio.wrap_future(template)
         waiting.add_done_callback(_hear)
         # Others may wait for it, too: it is not cancelled with us.
-        await asyncio.wait([waiting], timeout=grammars.MAX_WAIT_S)
+        await asyncio.wait([waiting], timeout=grammars.MAX_HOLD_S)
         if not template.done():
             if has_time:
                 raise kept.give_up()

@@ -23,10 +23,12 @@ logger = logging.getLogger(__name__)
 MAX_KEPT = 64
 """Compiled constraints that are remembered, besides those that are held."""
 MAX_WAIT_S = 10.0
-"""No one waits longer for a constraint: its request fails, the others go on."""
+"""A step does not wait longer for a constraint: its request fails, the others go on."""
+MAX_HOLD_S = 60.0
+"""Nor does a request outside of steps: a second of processor time may take as long on a machine with much to do."""
 NUM_THREADS = 2
 """As many constraints as a scheduler has compiled at a time."""
-NICENESS = 10
+NICENESS = 5
 """Of the threads: a step in need of a processor comes first."""
 
 Template = Future[LLMatcher]
