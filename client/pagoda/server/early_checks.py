@@ -11,7 +11,7 @@ from typing import Any
 
 from pagoda.server.known_architectures import installed_architectures, known_architectures, transformers_may_know
 from pagoda_common.config.engine_config import EngineConfig
-from pagoda_common.config.model_files import resolve_model
+from pagoda_common.config.model_files import resolve_model, why_no_config
 from pagoda_common.errors import ConfigError, ModelLoadError
 
 MAX_TOKENIZER_BYTES = 16 << 20
@@ -67,7 +67,7 @@ def _read_config(path: Path, name: str) -> dict[str, Any]:
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"model {name!r} has no config.json: it is no checkpoint", field="model") from None
+        raise ConfigError(f"model {name!r} {why_no_config(path)}", field="model") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"model {name!r}: its config.json cannot be read: {error}", field="model") from None
     if not isinstance(config, dict):

@@ -2,29 +2,66 @@
 
 import contextlib
 import json
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 
 from pagoda_common.config.engine_config import EMBEDDED_MODEL, ModelConfig, SchedulerConfig
 from pagoda_common.errors import ModelLoadError
 
+_LATER_PART = re.compile(r"-(?!00001-of)\d{5}-of-\d{5}\.gguf$")
 _EMBEDDED = Path(__file__).parents[1] / "models"
 
 
 def resolve_model(name: str) -> Path | str:
     """The directory of a model that is on this machine, else the hub id.
 
+    A GGUF file, or a directory with one and no config.json, becomes a directory first.
+
     Raises:
-        ModelLoadError: `name` is plainly a path, and there is no such directory.
+        ModelLoadError: `name` is plainly a path, and there is no such directory or file; a GGUF file is damaged.
     """
     if name == EMBEDDED_MODEL:
         return _EMBEDDED / EMBEDDED_MODEL
     path = Path(name).expanduser()
     if path.is_dir():
-        return path
+        found = _only_gguf(path)
+        return path if found is None else _of_gguf(found)
+    if path.is_file() and path.suffix == ".gguf":
+        return _of_gguf(path)
+    if path.suffix == ".gguf":
+        raise ModelLoadError(f"model {name!r} is not a file", field="model")
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ModelLoadError(f"model {name!r} is not a directory", field="model")
     return name
+
+
+def why_no_config(directory: Path) -> str:
+    """What a directory without config.json is, as the end of a sentence that begins with its name."""
+    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
+        adapter = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
+        base = str(adapter.get("base_model_name_or_path"))[:200]
+        return f"is an adapter and no model (it has an adapter_config.json): serve its base model, {base!r}"
+    return "has no config.json: it is no checkpoint"
+
+
+def _only_gguf(directory: Path) -> Path | None:
+    """The GGUF file, or the first part of one, of a directory that has nothing else."""
+    if (directory / "config.json").exists():
+        return None
+    files = sorted(path for path in directory.glob("*.gguf") if not _LATER_PART.search(path.name))
+    if len(files) > 1:
+        names = ", ".join(path.name for path in files[:8])
+        raise ModelLoadError(
+            f"model {str(directory)!r} has several GGUF files, name one of them: {names}", field="model"
+        )
+    return files[0] if files else None
+
+
+def _of_gguf(path: Path) -> Path:
+    from pagoda_common.gguf.directory import gguf_directory  # the tokenizers library, which few starts need here
+
+    return gguf_directory(path)
 
 
 def context_of(name: str) -> int | None:

@@ -13,7 +13,9 @@ CHECKPOINT_METHODS = {
     "auto_gptq": "gptq",
     "gptq_marlin": "gptq",
     "compressed-tensors": "compressed-tensors",
+    "bitsandbytes": "bitsandbytes",
     "fp8": "fp8",
+    "gguf": "gguf",
 }
 """What vLLM calls the methods of checkpoints, to the checkpoints' own names."""
 _ALIASES = {"int4": "int4-g128", "int8_per_channel_weight_only": "int8"}

@@ -57,6 +57,12 @@ def test_a_directory_must_hold_a_readable_config(tmp_path: Path) -> None:
             check_early(config(tmp_path), tokenizer=None)
 
 
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "some/base", "peft_type": "LORA"}')
+    with pytest.raises(ConfigError, match=r"is an adapter and no model .*: serve its base model, 'some/base'"):
+        check_early(config(tmp_path), tokenizer=None)
+
+
 def test_ranks_must_divide_the_attention_heads() -> None:
     with pytest.raises(ConfigError, match="tensor_parallel_size is 7, must divide the model's") as caught:
         check_early(config(ranks=7), tokenizer=None)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pagoda_common.config.engine_config import ModelConfig
 from pagoda_common.config.generation_config import parse_object
-from pagoda_common.config.model_files import resolve_model
+from pagoda_common.config.model_files import resolve_model, why_no_config
 from pagoda_common.errors import ModelLoadError
 from pagoda_common.text.tokenizer_files import TokenizerFiles
 from pagoda_worker.loader.config_bounds import check_config
@@ -56,7 +56,7 @@ class Checkpoint:
         return str(name).removeprefix("torch.") if name else None
 
     def weight_files(self) -> list[Path]:
-        """The safetensors files.
+        """The safetensors files, or the GGUF file (its parts in order).
 
         Raises:
             ModelLoadError: there are none, or the index names a file that is not there.
@@ -75,6 +75,8 @@ class Checkpoint:
             if missing:
                 raise ModelLoadError(f"{index} names files that are not there: {', '.join(missing)}")
             return paths
+        if self.config.get("quantization_config") == {"quant_method": "gguf"}:
+            return sorted(self.directory.glob("*.gguf"))
         paths = sorted(self.directory.glob("*.safetensors"))
         if (self.directory / "model.safetensors") in paths:
             return [self.directory / "model.safetensors"]
@@ -96,7 +98,7 @@ def open_checkpoint(config: ModelConfig) -> Checkpoint:
     directory = place if isinstance(place, Path) else _download(config)
     path = directory / "config.json"
     if not path.is_file():
-        raise ModelLoadError(f"{directory} has no config.json")
+        raise ModelLoadError(f"{directory} {why_no_config(directory)}")
     generation_path = directory / "generation_config.json"
     has_generation = generation_path.is_file()
     values = _read_json(path) | parse_object(config.hf_overrides, field="hf_overrides")

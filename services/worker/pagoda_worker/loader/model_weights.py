@@ -238,8 +238,8 @@ class ModelWeights:
             raise ModelLoadError(f"cannot read the weights of {config.model}: {error}") from error
 
 
-def stored_quantization(config: ModelConfig, checkpoint: Checkpoint) -> tuple[str, StoredFormat] | None:
-    """The method of a checkpoint's quantized matrices and how they are stored; None: it has floats.
+def stored_quantization(config: ModelConfig, checkpoint: Checkpoint) -> tuple[str, StoredFormat | None] | None:
+    """The method of a checkpoint's quantized matrices and their format (None: their file says it); None: it has floats.
 
     Raises:
         ModelLoadError: a method that is not supported, or another one than --quantization says.
@@ -247,7 +247,12 @@ def stored_quantization(config: ModelConfig, checkpoint: Checkpoint) -> tuple[st
     asked = parse_quantization(config.quantization)
     found = stored_format(checkpoint.config)
     method = None if found is None else found[0]
-    is_online = isinstance(asked, OnlineQuantization) and found is not None and not found[1].makes_floats
+    is_online = (
+        isinstance(asked, OnlineQuantization)
+        and found is not None
+        and found[1] is not None
+        and not found[1].makes_floats
+    )
     if is_online or (isinstance(asked, str) and asked != method):
         what = "floats" if method is None else f"quantized with {method} already"
         raise ModelLoadError(

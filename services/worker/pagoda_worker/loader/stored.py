@@ -10,6 +10,7 @@ from torch import Tensor
 from pagoda_common.errors import ModelLoadError
 from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
 from pagoda_worker.loader.formats.stored_format import StoredFormat
+from pagoda_worker.loader.gguf_file import GgufMatrix
 from pagoda_worker.loader.tensor_file import TensorFile
 from pagoda_worker.models.weights import WeightSource
 
@@ -47,7 +48,11 @@ class StoredMatrix:
     def shape(self) -> list[int]:
         """Of the matrix, [num_outputs, num_inputs]."""
         try:
+            if self.format.described_by:
+                return self.format.described_shape(self.parts[self.format.described_by].read())
             return self.format.shape({leaf: part.shape for leaf, part in self.parts.items()})
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{self.stored_name} cannot be read: {error}") from error
         except ValueError:
             shapes = ", ".join(f"{leaf} {part.shape}" for leaf, part in self.parts.items())
             raise ModelLoadError(f"{self.stored_name} is no matrix: {shapes}") from None
@@ -65,7 +70,7 @@ class StoredMatrix:
             raise ModelLoadError(f"{self.stored_name} cannot be read: {error}") from error
 
 
-Stored: TypeAlias = StoredTensor | StoredMatrix
+Stored: TypeAlias = StoredTensor | StoredMatrix | GgufMatrix
 
 
 def join_quantized(stored: Mapping[str, StoredTensor], format: StoredFormat) -> dict[str, Stored]:

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from pagoda_common.errors import ModelLoadError
 from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
+from pagoda_worker.loader.formats.integers import alike, repeated
 from pagoda_worker.loader.formats.stored_format import StoredFormat
+from pagoda_worker.loader.gguf_file import GgufWeights, gguf_matrices
 from pagoda_worker.loader.stored import Stored, StoredTensor, drop_empty_biases, join_quantized
 from pagoda_worker.loader.tensor_file import TensorFile, read_ahead
 from pagoda_worker.models.layers import Matrix
@@ -55,8 +57,7 @@ def load_weights(
         ModelLoadError: a file is damaged; tensors are missing, unexpected or of the wrong shape (they are named).
     """
     with ExitStack() as stack:
-        tensors = _index(files, stack)
-        entries: Mapping[str, Stored] = tensors if stored is None else join_quantized(tensors, stored)
+        entries = _index(files, stack, stored)
         names = model.weights(entries)
         found: dict[str, Stored] = {_strip(name, names.prefixes): entry for name, entry in entries.items()}
         for name, other in names.aliases.items():
@@ -150,7 +151,7 @@ class _Filler:
             return
         parts = self._integers.pop(name, [])
         if parts and isinstance(layer, Matrix) and not self._hold(layer, parts):
-            self.num_dequantized += 1
+            self.num_dequantized += not self._methods.is_online
             self.float_name = str(layer.dtype).removeprefix("torch.")
             for part, matrix in parts:
                 self._copy(layer, leaf, part, _in_order(matrix.dequantize(), replace(part, is_transposed=False)))
@@ -161,16 +162,19 @@ class _Filler:
         _copy_into(layer, leaf, tensor, source, self._model.sharding, self._num_rows[source.parameter], self._device)
 
     def _hold(self, layer: Matrix, parts: list[tuple[WeightSource, QuantizedMatrix]]) -> bool:
-        """Have a layer take integers, if all its parts are of one kind and a kernel reads them."""
-        kinds = {(matrix.bits, matrix.group_size, matrix.numbers.shape[1]) for _, matrix in parts}
-        method = self._methods.of_integers(parts[0][1])
+        """Have a layer take integers, if a kernel reads them: of the kind that all its parts can have."""
+        if self._methods.is_online:
+            return False  # floats, for other integers
+        matrices = alike([matrix for _, matrix in parts])
+        kinds = {(matrix.bits, matrix.group_size, matrix.numbers.shape[1]) for matrix in matrices}
+        method = self._methods.of_integers(matrices[0])
         bits, group_size, num_inputs = next(iter(kinds))
         is_whole = layer.columns % group_size == 0 or (group_size >= num_inputs and num_inputs % layer.columns == 0)
         if method is None or len(kinds) > 1 or not is_whole or not layer.weight.is_meta:
             return False
         group_size = min(group_size, layer.columns)
         device = self._device
-        groups, has_zeros = -(-layer.columns // group_size), any(matrix.zeros is not None for _, matrix in parts)
+        groups, has_zeros = -(-layer.columns // group_size), any(matrix.zeros is not None for matrix in matrices)
         joined = QuantizedMatrix(
             numbers=torch.empty(layer.rows, layer.columns, dtype=torch.int8, device=device),
             scales=torch.empty(layer.rows, groups, device=device),
@@ -178,10 +182,10 @@ class _Filler:
             bits=bits,
             group_size=group_size,
         )
-        for source, matrix in parts:
+        for (source, _), matrix in zip(parts, matrices, strict=True):
             kept, num_rows = replace(source, is_transposed=False), self._num_rows[source.parameter]
             if matrix.scales.shape[1] == 1:  # of all inputs: each rank's as well
-                matrix = _repeated(matrix, num_inputs // layer.columns)
+                matrix = repeated(matrix, num_inputs // layer.columns)
             for tensor, target in (
                 (matrix.numbers, joined.numbers),
                 (matrix.scales, joined.scales),
@@ -222,8 +226,10 @@ def fill_constants(model: Model, *, device: torch.device) -> None:
             _copy_into(layer, leaf, value, source, model.sharding, _num_rows(value), device)
 
 
-def _index(files: list[Path], stack: ExitStack) -> dict[str, StoredTensor]:
-    """All tensors by their name."""
+def _index(files: list[Path], stack: ExitStack, stored: StoredFormat | None) -> Mapping[str, Stored]:
+    """All tensors and quantized matrices by the names that transformers gives them."""
+    if files[0].suffix == ".gguf":
+        return gguf_matrices([stack.enter_context(GgufWeights(path)) for path in files])
     found: dict[str, StoredTensor] = {}
     for path in files:
         try:
@@ -232,7 +238,7 @@ def _index(files: list[Path], stack: ExitStack) -> dict[str, StoredTensor]:
                 found[stored_name] = StoredTensor(file, stored_name, shape, dtype)
         except (SafetensorError, OSError) as error:
             raise ModelLoadError(f"cannot read {path}: {error}") from error
-    return found
+    return found if stored is None else join_quantized(found, stored)
 
 
 def _problems(names: WeightNames, found: dict[str, Stored]) -> list[str]:
@@ -307,12 +313,6 @@ def _allocate(layer: nn.Module, leaf: str, *, device: torch.device) -> None:
     if parameter.is_meta:
         storage = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
         setattr(layer, leaf, nn.Parameter(storage, requires_grad=False))
-
-
-def _repeated(matrix: QuantizedMatrix, count: int) -> QuantizedMatrix:
-    """One scale and zero point an output, `count` times beside each other."""
-    zeros = None if matrix.zeros is None else matrix.zeros.repeat(1, count)
-    return replace(matrix, scales=matrix.scales.repeat(1, count), zeros=zeros)
 
 
 def _in_order(tensor: Tensor, source: WeightSource) -> Tensor:

@@ -192,6 +192,11 @@ class LinearMethods:
         self._online = online
         self._quantized: dict[tuple[int, int], QuantizedLinearMethod] = {}
 
+    @property
+    def is_online(self) -> bool:
+        """Whether floats become integers."""
+        return self._online is not None
+
     def of_floats(self, layer: MatrixLayer) -> LinearMethod:
         """How a layer holds what a checkpoint has as floats."""
         if not layer.is_multiplied:

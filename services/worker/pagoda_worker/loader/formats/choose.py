@@ -19,8 +19,8 @@ METHODS: Mapping[str, Callable[[Mapping[str, Any]], StoredFormat]] = {
 """By quantization_config.quant_method."""
 
 
-def stored_format(config: HfConfig) -> tuple[str, StoredFormat] | None:
-    """The method that config.json names and its format; None: weights are floats.
+def stored_format(config: HfConfig) -> tuple[str, StoredFormat | None] | None:
+    """The method that config.json names and its format, None where the files say it; None: weights are floats.
 
     Raises:
         ModelLoadError: a method, or an option of one, that is not supported.
@@ -33,6 +33,8 @@ def stored_format(config: HfConfig) -> tuple[str, StoredFormat] | None:
     method = str(options.get("quant_method", "unknown"))
     if method == "mxfp4":  # experts alone, which their family makes floats of
         return None
+    if method == "gguf":
+        return method, None
     if method not in METHODS:
         raise ModelLoadError(
             f"the checkpoint is quantized with {method!r}, must be one of {', '.join(METHODS)}",

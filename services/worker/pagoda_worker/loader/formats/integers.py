@@ -1,5 +1,9 @@
 """Matrices of small integers out of packed words: what GPTQ, AWQ and compressed-tensors have in common."""
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -84,3 +88,24 @@ def regroup(matrix: QuantizedMatrix, groups: Tensor | None) -> QuantizedMatrix |
     if matrix.zeros is not None:
         numbers = numbers - matrix.zeros[:, groups]
     return numbers * matrix.scales[:, groups]
+
+
+def repeated(matrix: QuantizedMatrix, count: int) -> QuantizedMatrix:
+    """The same with `count` of each scale and zero point beside each other, for groups that much smaller."""
+    zeros = None if matrix.zeros is None else matrix.zeros.repeat_interleave(count, 1)
+    return replace(matrix, scales=matrix.scales.repeat_interleave(count, 1), zeros=zeros)
+
+
+def alike(matrices: Sequence[QuantizedMatrix]) -> list[QuantizedMatrix]:
+    """Matrices with the most bits and the smallest groups of all; as they are, if groups cannot be divided so.
+
+    GGUF files store queries, keys and values, which are one matrix here, with different precision.
+    """
+    bits = max(matrix.bits for matrix in matrices)
+    group_size = math.gcd(*(matrix.group_size for matrix in matrices))
+    if any(matrix.numbers.shape[1] % matrix.group_size for matrix in matrices):
+        return list(matrices)
+    return [
+        replace(repeated(matrix, matrix.group_size // group_size), bits=bits, group_size=group_size)
+        for matrix in matrices
+    ]

@@ -23,6 +23,9 @@ class StoredFormat:
     makes_floats: bool = False
     """Whether `read` always gives floats: they may be quantized anew while they are read."""
 
+    described_by: str = ""
+    """Last part of the name of the tensor whose values tell the shape; empty: shapes of the tensors do."""
+
     def parts(self, names: Collection[str]) -> dict[str, dict[str, str]]:
         """The tensors of each quantized matrix.
 
@@ -57,6 +60,14 @@ class StoredFormat:
 
     def shape(self, shapes: Mapping[str, list[int]]) -> list[int]:
         """[num_outputs, num_inputs] of a matrix, from the shapes of its tensors by the last part of their names."""
+        raise NotImplementedError
+
+    def described_shape(self, description: Tensor) -> list[int]:
+        """The shape, from the tensor of `described_by`.
+
+        Raises:
+            ModelLoadError: it does not tell.
+        """
         raise NotImplementedError
 
     def read(self, tensors: Mapping[str, Tensor]) -> QuantizedMatrix | Tensor:
