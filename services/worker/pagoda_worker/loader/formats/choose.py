@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pagoda_common.errors import ModelLoadError
+from pagoda_worker.loader.formats.bitsandbytes import bitsandbytes_format
 from pagoda_worker.loader.formats.compressed_tensors import CompressedTensors
 from pagoda_worker.loader.formats.gptq_awq import Awq, Gptq
 from pagoda_worker.loader.formats.scaled import Float8
@@ -13,6 +14,7 @@ from pagoda_worker.models.hf_config import HfConfig
 METHODS: Mapping[str, Callable[[Mapping[str, Any]], StoredFormat]] = {
     "awq": Awq,
     "gptq": Gptq,
+    "bitsandbytes": bitsandbytes_format,
     "compressed-tensors": CompressedTensors,
     "fp8": Float8,
 }
