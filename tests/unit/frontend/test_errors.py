@@ -8,6 +8,7 @@ from pagoda_frontend.http.errors import error_object, error_response
 from pagoda_frontend.observability.metrics import one_two_five
 from pagoda_frontend.openai.protocol import CompletionBody
 from pagoda_frontend.requests.call_context import unique_id
+from pagoda_frontend.requests.errors import fields_named, validation_message
 
 
 def test_a_servers_fault_shows_no_paths_addresses_or_tracebacks() -> None:
@@ -56,3 +57,31 @@ def test_a_clients_id_is_made_safe_for_headers_and_logs() -> None:
 
 def test_a_byte_order_mark_is_no_fault() -> None:
     assert parse_body(b"\xef\xbb\xbf" + b'{"prompt": "x"}', CompletionBody).prompt == "x"
+
+
+@pytest.mark.parametrize(("num_errors", "rest"), [(1, ""), (9, ""), (10, ""), (11, "and 1 more"), (25, "and 15 more")])
+def test_ten_faults_of_a_body_are_named_and_the_others_counted(num_errors: int, rest: str) -> None:
+    errors = [
+        {"loc": ("messages", number, "role"), "msg": "must be a text", "type": "string_type", "input": number}
+        for number in range(num_errors)
+    ]
+    lines = validation_message(errors).split("; ")
+    shown = [f"messages.{number}.role: must be a text (got {number})" for number in range(min(num_errors, 10))]
+    assert lines == shown + ([rest] if rest else [])
+
+
+def test_a_missing_field_has_no_value_and_a_long_one_its_beginning() -> None:
+    missing = {"loc": ("prompt",), "msg": "Field required", "type": "missing", "input": {}}
+    assert validation_message([missing]) == "prompt: Field required"
+    long = {"loc": ("prompt",), "msg": "is wrong", "type": "x", "input": "y" * 10_000}
+    assert len(validation_message([long])) < 150
+    assert validation_message([long]).endswith("…)")
+
+
+def test_an_error_names_the_field_that_the_client_knows() -> None:
+    with pytest.raises(InvalidRequest) as caught, fields_named({"prompt": "text"}):
+        raise InvalidRequest("prompt is too long", field="prompt")
+    assert (caught.value.field, caught.value.message) == ("text", "text is too long")
+    with pytest.raises(InvalidRequest) as caught, fields_named({"prompt": "text"}):
+        raise InvalidRequest("n is 0, prompt is fine", field="n")
+    assert (caught.value.field, caught.value.message) == ("n", "n is 0, prompt is fine")

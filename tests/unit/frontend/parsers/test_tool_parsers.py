@@ -360,3 +360,21 @@ def test_a_word_for_nothing_is_null_only_where_a_schema_wants_it_or_it_is_json()
         ("None", {"type": ["string", "integer"]}, "None"),
     ):
         assert typed_value(text, schema, reads_untyped=True) == wanted, (text, schema)
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        *((word, None) for word in ("null", "None", "nil", "NULL")),
+        *((word, True) for word in ("true", "True")),
+        *((word, False) for word in ("false", "False")),
+        ("5", 5),
+        ("-2.5", -2.5),
+        ("nothing", "nothing"),
+        ("TRUE", "TRUE"),
+    ],
+)
+def test_gemma_s_words_without_quotes_are_values_where_they_name_one(word: str, value: Any) -> None:
+    _, _, [(name, arguments)] = parse("gemma4", f"<|tool_call>call:weather{{options:{{n: {word} }}}}<tool_call|>")
+    assert name == "weather"
+    assert json.loads(arguments) == {"options": {"n": value}}
