@@ -15,8 +15,10 @@ from pagoda_scheduler.core.request import Request
 MAX_COMPILING = 2
 MAX_AHEAD = 64
 """Constraints that are held for sequences which have not been admitted."""
-MAX_IDLE = 64
+MAX_IDLE = 32
 """Constraints that are held for the next request under them."""
+MAX_IDLE_BYTES = 128 * 1024
+"""Their size (StructuredOutputsParams.num_bytes): what a worker keeps of one may be a hundred times as large."""
 LARGE = 1024
 """Size (StructuredOutputsParams.num_bytes) from which on a constraint may take long: only one at a time does."""
 
@@ -170,9 +172,13 @@ class ConstraintHolds:
 
     def _keep_idle(self, hold: Hold) -> None:
         self._idle[hold.params.grammar_key] = hold
-        if len(self._idle) > MAX_IDLE:
+        while len(self._idle) > 1 and (len(self._idle) > MAX_IDLE or self._num_idle_bytes > MAX_IDLE_BYTES):
             key, oldest = self._idle.popitem(last=False)
             self._leaving[key] = (oldest, self._last_sent + 1)  # the step that is decided now may have its last one
+
+    @property
+    def _num_idle_bytes(self) -> int:
+        return sum(hold.params.num_bytes for hold in self._idle.values())
 
     def _start_next(self) -> None:
         while not self._is_suspended and len(self._compiling) < MAX_COMPILING:

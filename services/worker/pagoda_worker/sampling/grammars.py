@@ -20,8 +20,10 @@ from pagoda_common.text.tokenizer_files import TokenizerFiles, find_tokenizer_fi
 
 logger = logging.getLogger(__name__)
 
-MAX_KEPT = 64
+MAX_KEPT = 32
 """Compiled constraints that are remembered, besides those that are held."""
+MAX_KEPT_BYTES = 128 * 1024
+"""Their size before they were compiled."""
 MAX_WAIT_S = 10.0
 """A step does not wait longer for a constraint: its request fails, the others go on."""
 MAX_HOLD_S = 60.0
@@ -44,6 +46,7 @@ class Grammars:
         self._is_loaded = Event()
         self._thread = _new_thread()
         self._templates: OrderedDict[tuple[object, ...], Template] = OrderedDict()
+        self._sizes: dict[tuple[object, ...], int] = {}
         self._num_holders: Counter[tuple[object, ...]] = Counter()
         self._lock = Lock()
         self._load_lock = Lock()
@@ -64,6 +67,7 @@ class Grammars:
             template = self._templates.get(key)
             if template is None or _is_void(template):
                 template = self._templates[key] = self._thread.submit(self._compile, params)
+                self._sizes[key] = params.num_bytes
             self._templates.move_to_end(key)
             self._forget_oldest()
         return template
@@ -86,7 +90,11 @@ class Grammars:
 
     def _forget_oldest(self) -> None:
         idle = [key for key in self._templates if key not in self._num_holders]
-        for key in idle[: max(0, len(idle) - MAX_KEPT)]:
+        num_bytes = sum(self._sizes[key] for key in idle)
+        for place, key in enumerate(idle[:-1]):  # the last one was just asked for
+            if len(idle) - place <= MAX_KEPT and num_bytes <= MAX_KEPT_BYTES:
+                break
+            num_bytes -= self._sizes.pop(key)
             del self._templates[key]
 
     def matcher(self, params: StructuredOutputsParams) -> LLMatcher:

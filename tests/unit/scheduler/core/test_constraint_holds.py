@@ -210,3 +210,14 @@ def test_a_constraint_that_ends_the_worker_is_held_against_its_request_alone(com
     poisonous, _ = crash(scheduler)
     assert poisonous == [deadly]
     assert victim.num_crashes == 0
+
+
+def test_what_is_held_for_the_next_request_has_a_size(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constraint_holds, "MAX_IDLE_BYTES", 5000)
+    scheduler, worker = make_scheduler(constraints=compiler.holds), PretendWorker()
+    regexes = [letter * 2000 for letter in "abcd"]
+    for regex in regexes:
+        scheduler.add(under(regex, max_tokens=2))
+        compiler.finish(scheduler, regex)
+        run(scheduler, worker)
+    assert compiler.released == regexes[:2]

@@ -285,3 +285,13 @@ def test_a_constraint_that_takes_for_ever_fails_alone(monkeypatch: pytest.Monkey
         assert not kept.matcher(behind).is_error()
     finally:
         is_over.set()
+
+
+def test_what_is_kept_has_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "MAX_KEPT_BYTES", 5000)
+    kept = grammars.Grammars(Compiler)  # type: ignore[arg-type]
+    constraints = [StructuredOutputsParams(regex=letter * 2000) for letter in "abcd"]
+    templates = [kept.template(one) for one in constraints]
+    assert kept.template(constraints[3]) is templates[3]
+    assert kept.template(constraints[2]) is templates[2]
+    assert kept.template(constraints[0]) is not templates[0]
