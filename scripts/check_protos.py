@@ -37,6 +37,10 @@ RPC_TYPES = {
     # Scheduler and worker have calls of these names; their messages share a package.
     "Worker.Sleep": ("WorkerSleepRequest", "WorkerSleepResponse"),
     "Worker.WakeUp": ("WorkerWakeUpRequest", "WorkerWakeUpResponse"),
+    "Worker.AddLora": ("WorkerAddLoraRequest", "WorkerAddLoraResponse"),
+    "Worker.RemoveLora": ("WorkerRemoveLoraRequest", "WorkerRemoveLoraResponse"),
+    "Worker.PinLora": ("WorkerPinLoraRequest", "WorkerPinLoraResponse"),
+    "Worker.ListLoras": ("WorkerListLorasRequest", "WorkerListLorasResponse"),
     # One message in several places: a request over Session and Generate, load and model wherever they are told.
     "Scheduler.Generate": ("SubmitRequest", "TokenOutput"),
     "Scheduler.GetLoad": ("GetLoadRequest", "EngineLoad"),

@@ -30,6 +30,7 @@ from pagoda.llm.hub_tokenizer import HubTokenizer
 from pagoda.llm.prompts import Prompt, PromptInput, as_prompt_list, check_params, read_prompts
 from pagoda.llm.request_output import RequestOutputBuilder, default_sampling_params
 from pagoda.llm.served_model import ServedModelConfig
+from pagoda.lora.request import LoRARequest, adapter_of
 from pagoda.options.engine_args import EngineArgs
 from pagoda.options.llm_options import engine_config_from_options
 from pagoda.options.refusals import RefusedCalls, refuse_extras
@@ -45,6 +46,7 @@ from pagoda_common.errors import InvalidRequest, NotReady
 from pagoda_common.grammar.bounded_grammar import BoundedCompiler
 from pagoda_common.grammar.matcher import GrammarCompiler
 from pagoda_common.params.beam_search import BeamSearchParams
+from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.params.outputs import RequestOutput
 from pagoda_common.params.pooling_params import POOLED, PoolingParams
 from pagoda_common.params.sampling_params import RequestOutputKind, SamplingParams
@@ -222,6 +224,7 @@ class AsyncLLM(RefusedCalls):
         request_id: str | None = None,
         *,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
         **extras: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Everything so far, whenever there is more; the last one has `finished` set.
@@ -244,7 +247,8 @@ class AsyncLLM(RefusedCalls):
             read_prompts, prompts, tokenizer=tokenizer, model_info=self.model_info, params=params
         )
         await asyncio.to_thread(self.check_params, params)
-        request = self.make_request(read, params, request_id=request_id, priority=priority)
+        adapter = adapter_of(lora_request)
+        request = self.make_request(read, params, request_id=request_id, priority=priority, lora=adapter)
         builder = RequestOutputBuilder(request=request, prompt=read, tokenizer=tokenizer)
         if params.output_kind is RequestOutputKind.FINAL_ONLY:
             await self.collect(request, builder)
@@ -403,8 +407,15 @@ class AsyncLLM(RefusedCalls):
         request_id: str | None = None,
         priority: int = 0,
         beam_search: BeamSearchParams | None = None,
+        lora: LoraAdapter | None = None,
     ) -> EngineRequest:
-        """A request that can be submitted."""
+        """A request that can be submitted.
+
+        Raises:
+            InvalidRequest: it has an adapter, and the private engine takes none.
+        """
+        if lora is not None and self._is_private and not self.config.lora.enable_lora:
+            raise InvalidRequest("lora_request needs enable_lora=True", field="lora_request")
         constraint = self._structured_outputs.applied_to(params.structured_outputs)
         if constraint is not params.structured_outputs:
             params = replace(params, structured_outputs=constraint)
@@ -417,6 +428,7 @@ class AsyncLLM(RefusedCalls):
             priority=priority,
             cache_salt=prompt.cache_salt,
             beam_search=beam_search,
+            lora=lora,
         )
 
     def _bad_words_token_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:

@@ -30,6 +30,7 @@ from pagoda.llm.metrics import GenerationCounts, Metric, snapshot
 from pagoda.llm.prompts import PromptInput, as_prompt_list, read_prompts
 from pagoda.llm.request_output import RequestOutputBuilder
 from pagoda.llm.served_model import ServedModelConfig
+from pagoda.lora.request import LoRARequest, adapter_of, adapters_of
 from pagoda.options.refusals import RefusedCalls, refuse_extras
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
@@ -173,6 +174,7 @@ class LLM(EmbedCalls, RefusedCalls):
         use_tqdm: UseTqdm = True,
         priority: Sequence[int] | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         **extras: Any,
     ) -> list[RequestOutput]:
         """Continue each prompt; the outputs are in the prompts' order.
@@ -183,21 +185,22 @@ class LLM(EmbedCalls, RefusedCalls):
             use_tqdm: show a progress bar; or a function that makes one.
             priority: one per prompt, lower runs first (needs scheduling_policy="priority").
             tokenization_kwargs: add_special_tokens and truncate_prompt_tokens.
-            extras: vLLM's further arguments (lora_request, …), refused when they ask for something.
+            lora_request: the adapter of all, or of each prompt; needs enable_lora=True.
+            extras: vLLM's further arguments (trace_headers, …), refused when they ask for something.
 
         Raises:
             InvalidRequest: a prompt or parameter is wrong; nothing was submitted then.
             PagodaError: the engine is gone. A request that alone fails has finish_reason "error" instead.
         """
         refuse_extras(extras)
-        return self._run(self._read(prompts, sampling_params, priority, tokenization_kwargs), use_tqdm)
+        return self._run(self._read(prompts, sampling_params, priority, tokenization_kwargs, lora_request), use_tqdm)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: UseTqdm = True,
-        lora_request: Any = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -220,7 +223,7 @@ class LLM(EmbedCalls, RefusedCalls):
         Raises:
             InvalidRequest: no chat template, or it refuses the messages; else as `generate`.
         """
-        refuse_extras({"lora_request": lora_request, **extras})
+        refuse_extras(extras)
         rendered = render(
             messages,
             self._async_llm.tokenizer,
@@ -232,7 +235,8 @@ class LLM(EmbedCalls, RefusedCalls):
             variables=chat_template_kwargs or {},
         )
         tokenization_kwargs = {"add_special_tokens": False, **(tokenization_kwargs or {})}
-        return self._run(self._read(list(rendered), sampling_params, None, tokenization_kwargs), use_tqdm)
+        read = self._read(list(rendered), sampling_params, None, tokenization_kwargs, lora_request)
+        return self._run(read, use_tqdm)
 
     def enqueue(
         self,
@@ -242,6 +246,7 @@ class LLM(EmbedCalls, RefusedCalls):
         priority: Sequence[int] | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         use_tqdm: UseTqdm = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         **extras: Any,
     ) -> list[str]:
         """Check prompts and keep them for `wait_for_completion`; arguments and errors as `generate`.
@@ -250,7 +255,7 @@ class LLM(EmbedCalls, RefusedCalls):
             The request_id of each.
         """
         refuse_extras(extras)
-        builders = self._read(prompts, sampling_params, priority, tokenization_kwargs)
+        builders = self._read(prompts, sampling_params, priority, tokenization_kwargs, lora_request)
         self._enqueued += builders
         return [builder.request.request_id for builder in builders]
 
@@ -263,7 +268,7 @@ class LLM(EmbedCalls, RefusedCalls):
         self,
         prompts: PromptInput | Sequence[PromptInput],
         params: BeamSearchParams,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
         use_tqdm: UseTqdm = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
@@ -272,14 +277,14 @@ class LLM(EmbedCalls, RefusedCalls):
         Args:
             concurrency_limit: accepted; the engine bounds itself.
         """
-        refuse_extras({"lora_request": lora_request})
+        adapter = adapter_of(lora_request)
         tokenizer = self._async_llm.tokenizer
         read = read_prompts(as_prompt_list(prompts), tokenizer=tokenizer, model_info=self._async_llm.model_info)
         sampling_params = params.sampling_params()
         self._async_llm.check_params(sampling_params)
         builders = []
         for prompt in read:
-            request = self._async_llm.make_request(prompt, sampling_params, beam_search=params)
+            request = self._async_llm.make_request(prompt, sampling_params, beam_search=params, lora=adapter)
             builders.append(RequestOutputBuilder(request=request, prompt=prompt, tokenizer=tokenizer))
         return [beam_search_output(output, params, tokenizer) for output in self._run(builders, use_tqdm)]
 
@@ -289,9 +294,11 @@ class LLM(EmbedCalls, RefusedCalls):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None,
         tokenization_kwargs: dict[str, Any] | None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutputBuilder]:
         """One builder a prompt, with its request, when everything is right."""
         given = as_prompt_list(prompts)
+        adapters = adapters_of(lora_request, len(given))
         params = self._params_per_prompt(sampling_params, len(given))
         options = dict(tokenization_kwargs or {})
         add_special_tokens = options.pop("add_special_tokens", True)
@@ -315,7 +322,10 @@ class LLM(EmbedCalls, RefusedCalls):
         builders = []
         for place, prompt in enumerate(read):
             request = self._async_llm.make_request(
-                prompt, self._with_seed(params[place]), priority=priority[place] if priority is not None else 0
+                prompt,
+                self._with_seed(params[place]),
+                priority=priority[place] if priority is not None else 0,
+                lora=adapters[place],
             )
             builders.append(RequestOutputBuilder(request=request, prompt=prompt, tokenizer=tokenizer))
         return builders

@@ -23,11 +23,13 @@ from pagoda.llm.loop_thread import LoopThread
 from pagoda.llm.prompts import PromptInput, read_prompts
 from pagoda.llm.request_output import RequestOutputBuilder
 from pagoda.llm.served_model import ServedModelConfig
+from pagoda.lora.request import LoRARequest, adapter_of
 from pagoda.options.engine_args import EngineArgs
 from pagoda.options.refusals import refuse_extras
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.engine.generation import TextStream
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
+from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.params.outputs import RequestOutput
 from pagoda_common.params.pooling_params import POOLED, PoolingParams
 from pagoda_common.params.sampling_params import RequestOutputKind, SamplingParams
@@ -171,7 +173,7 @@ class LLMEngine:
         prompt: PromptInput,
         params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
-        lora_request: Any = None,
+        lora_request: LoRARequest | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         trace_headers: Any = None,
         priority: int = 0,
@@ -192,7 +194,8 @@ class LLMEngine:
             InvalidRequest: the prompt, a parameter or the id is wrong; nothing was submitted then.
             PagodaError: the engine is gone.
         """
-        refuse_extras({"lora_request": lora_request, "trace_headers": trace_headers})
+        refuse_extras({"trace_headers": trace_headers})
+        adapter = adapter_of(lora_request)
         if not isinstance(request_id, str) or not request_id:
             raise InvalidRequest(f"request_id must be a text, got {request_id!r}", field="request_id")
         if request_id in self._open:
@@ -201,15 +204,21 @@ class LLMEngine:
             check_pooling_params(params, {})
             llm = self._async_llm
             (read,) = read_for_embedding([prompt], tokenizer=llm.tokenizer, model_info=llm.model_info)
-            request = llm.make_request(read, POOLED, request_id=request_id, priority=priority)
+            request = llm.make_request(read, POOLED, request_id=request_id, priority=priority, lora=adapter)
             call = embed_prompt(llm.engine, request, params)
             self._loop.run(self._start(request_id, _Embedding(call)))
             return request_id
-        self._loop.run(self._generate(request_id, prompt, params, priority, tokenization_kwargs or {}))
+        self._loop.run(self._generate(request_id, prompt, params, priority, tokenization_kwargs or {}, adapter))
         return request_id
 
     async def _generate(
-        self, request_id: str, prompt: PromptInput, params: SamplingParams, priority: int, options: dict[str, Any]
+        self,
+        request_id: str,
+        prompt: PromptInput,
+        params: SamplingParams,
+        priority: int,
+        options: dict[str, Any],
+        lora: LoraAdapter | None,
     ) -> None:
         if params.seed is None:
             params = copy.copy(params)
@@ -224,7 +233,7 @@ class LLMEngine:
             add_special_tokens=bool(options.get("add_special_tokens", True)),
         )
         await asyncio.to_thread(llm.check_params, params)
-        request = llm.make_request(read, params, request_id=request_id, priority=priority)
+        request = llm.make_request(read, params, request_id=request_id, priority=priority, lora=lora)
         builder = RequestOutputBuilder(request=request, prompt=read, tokenizer=llm.tokenizer)
         await self._start(request_id, _Generation(llm.open(request), builder))
 

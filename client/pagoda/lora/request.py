@@ -1,6 +1,11 @@
-"""LoRARequest: which adapter a request wants. Every call that is given one refuses it."""
+"""LoRARequest: which adapter a request wants, as programs for vLLM name it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from pagoda_common.errors import InvalidRequest
+from pagoda_common.params.lora_adapter import LoraAdapter
 
 
 @dataclass(slots=True)
@@ -19,6 +24,8 @@ class LoRARequest:
     """Directory or hub id of its weights."""
     base_model_name: str | None = None
     """Model that it was made for."""
+    load_inplace: bool = False
+    """Accepted: weights are read anew for another lora_int_id."""
 
     def __post_init__(self) -> None:
         if self.lora_int_id < 1:
@@ -38,3 +45,43 @@ class LoRARequest:
     def adapter_id(self) -> int:
         """lora_int_id."""
         return self.lora_int_id
+
+    @property
+    def adapter(self) -> LoraAdapter:
+        """As the engine knows it: another number, name or path is another adapter.
+
+        Raises:
+            InvalidRequest: name or path are empty, or too long.
+        """
+        if not self.lora_path:
+            raise InvalidRequest(f"lora_request {self.lora_name!r} has no lora_path", field="lora_request")
+        base = self.base_model_name or ""
+        return LoraAdapter(name=self.lora_name, path=self.lora_path, version=self.lora_int_id, base_model_name=base)
+
+
+def adapter_of(lora_request: Any) -> LoraAdapter | None:
+    """The adapter that a call asks for; None: none.
+
+    Raises:
+        InvalidRequest: it is no LoRARequest, or names nothing.
+    """
+    if lora_request is None:
+        return None
+    if not isinstance(lora_request, LoRARequest):
+        message = f"lora_request must be a LoRARequest, got {type(lora_request).__name__}"
+        raise InvalidRequest(message, field="lora_request")
+    return lora_request.adapter
+
+
+def adapters_of(lora_request: Any, num_prompts: int) -> list[LoraAdapter | None]:
+    """The same for each of several prompts: one request for all of them, or a list.
+
+    Raises:
+        InvalidRequest: as `adapter_of`; or the list has another length.
+    """
+    if not isinstance(lora_request, Sequence) or isinstance(lora_request, str):
+        return [adapter_of(lora_request)] * num_prompts
+    if len(lora_request) != num_prompts:
+        message = f"lora_request has {len(lora_request)} entries, there are {num_prompts} prompts"
+        raise InvalidRequest(message, field="lora_request")
+    return [adapter_of(one) for one in lora_request]

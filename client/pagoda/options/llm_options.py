@@ -21,6 +21,7 @@ from pagoda_common.config.flag_tables import (
     parse_load_format,
     parse_model_impl,
 )
+from pagoda_common.config.lora_config import LoraConfig
 from pagoda_common.config.model_files import with_room_for_prompts
 from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.config.security_config import TOKEN_VARIABLE, SecurityConfig
@@ -33,6 +34,7 @@ CONFIGS = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
+    "lora": LoraConfig,
     "parallel": ParallelConfig,
     "security": SecurityConfig,
     "observability": ObservabilityConfig,

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
 
 EXTRAS = {
-    "lora_request": "LoRA adapters cannot be loaded yet",
+    "lora_request": "LLM.embed takes no adapter; POST /v1/embeddings does, by the model's name",
     "mm_processor_kwargs": "models take text only",
     "trace_headers": "there is no tracing",
     "data_parallel_rank": "requests go where their prefix is cached",

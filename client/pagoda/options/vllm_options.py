@@ -53,7 +53,6 @@ def _same(value: Any, neutral: Any) -> bool:
 _MULTIMODAL = "models take text only"
 _ONE_RANK = "--tensor-parallel-size N divides every layer among N workers; --data-parallel-size N runs N copies"
 _NO_PLAN = "nothing is compiled, and the worker chooses its CUDA graphs; --enforce-eager has none"
-_LORA = "LoRA adapters cannot be loaded yet"
 _DRAFT = "drafts come from the text itself: --speculative-config says how many tokens"
 _GRAMMAR = "one engine (llguidance) serves all structured outputs"
 
@@ -67,10 +66,6 @@ OPTIONS = (
     VllmOption("distributed_executor_backend", ("mp", "uni"), "workers are processes that register over gRPC"),
     VllmOption("trust_remote_code", (False,), "no code of a checkpoint is run", is_switch=True, in_help=True),
     VllmOption("cpu_offload_gb", (0, 0.0), "weights stay on one device"),
-    VllmOption("enable_lora", (False,), _LORA, is_switch=True),
-    VllmOption("lora_modules", (), _LORA),
-    VllmOption("max_loras", None, _LORA),
-    VllmOption("max_lora_rank", None, _LORA),
     VllmOption("spec_method", (), _DRAFT),
     VllmOption("spec_model", (), _DRAFT),
     VllmOption("spec_tokens", (), _DRAFT),
@@ -115,8 +110,7 @@ OPTIONS = (
     VllmOption("max_parallel_loading_workers", None, "each worker loads by itself"),
     VllmOption("max_num_partial_prefills", (1,), "--long-prefill-token-threshold bounds long prompts"),
     VllmOption("stream_interval", (1,), "every token is sent"),
-    VllmOption("max_cpu_loras", None, _LORA),
-    VllmOption("lora_dtype", None, _LORA),
+    VllmOption("lora_dtype", ("auto",), "adapters have the model's data type"),
     VllmOption("guided_decoding_backend", None, _GRAMMAR),
     VllmOption("structured_outputs_config.backend", None, _GRAMMAR),
     VllmOption("logits_processor_pattern", (), "processors are loaded with --logits-processors"),

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, get_args
 
 from pagoda_common.config.generation_config import parse_object
 from pagoda_common.config.kv_events_config import kv_events_config
+from pagoda_common.config.lora_config import LoraConfig
 from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.config.pooler_config import pooler_config
 from pagoda_common.config.quantization import parse_quantization
@@ -263,6 +264,8 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     """Off by default."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Off by default."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     """Of the connections between the engine's processes."""
@@ -288,6 +291,11 @@ class EngineConfig:
     def parallel_config(self) -> ParallelConfig:
         """`parallel`, under vLLM's name."""
         return self.parallel
+
+    @property
+    def lora_config(self) -> LoraConfig | None:
+        """`lora`, under vLLM's name; None without adapters."""
+        return self.lora if self.lora.enable_lora else None
 
     @property
     def speculative_config(self) -> SpeculativeConfig:

@@ -261,6 +261,32 @@ SCHEDULER_FLAGS = (
         help="most prompt tokens waiting; more are refused (503). 0 is no bound",
     ),
 )
+LORA_FLAGS = (
+    Flag(field="enable_lora", help="let requests name LoRA adapters in place of the model"),
+    Flag(field="max_loras", parse=int, metavar="N", help="most adapters of one batch"),
+    Flag(field="max_lora_rank", parse=int, metavar="N", help="highest rank of an adapter"),
+    Flag(
+        field="max_cpu_loras",
+        parse=int,
+        metavar="N",
+        help="most adapters in a worker's host memory, at least --max-loras, which is the default",
+    ),
+    Flag(
+        field="lora_modules",
+        metavar="NAME=PATH",
+        help='adapters to serve from the start: name=path, or {"name": …, "path": …, "base_model_name": …}',
+    ),
+    Flag(
+        field="lora_target_modules",
+        metavar="MODULE",
+        help="last parts of the names of the only modules that adapters change, such as q_proj; default: all",
+    ),
+    Flag(
+        field="lora_resolver_dir",
+        metavar="DIRECTORY",
+        help="look for the folder of an adapter here when a request names one that no one has added",
+    ),
+)
 PARALLEL_FLAGS = (
     Flag(
         field="tensor_parallel_size",
@@ -429,6 +455,10 @@ FRONTEND_FLAGS = (
     Flag(field="uvicorn_log_level", help="least level of what the HTTP server itself logs"),
     Flag(field="enable_tokenizer_info_endpoint", help="serve /tokenizer_info"),
     Flag(field="enable_sleep_mode", help="serve /sleep, /wake_up, /is_sleeping and /reload_weights"),
+    Flag(
+        field="enable_runtime_lora_updating",
+        help="serve /v1/load_lora_adapter and /v1/unload_lora_adapter, for what --allowed-weights names",
+    ),
     Flag(field="disable_fastapi_docs", help="serve neither /docs nor /redoc nor /openapi.json"),
     Flag(field="disable_status_page", help="serve no status page at /"),
     Flag(

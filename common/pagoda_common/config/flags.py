@@ -18,6 +18,7 @@ from pagoda_common.config.flag_tables import (
     CACHE_FLAGS,
     FRONTEND_FLAGS,
     IDENTITY_FLAGS,
+    LORA_FLAGS,
     MODEL_FLAGS,
     OBSERVABILITY_FLAGS,
     PARALLEL_FLAGS,
@@ -27,6 +28,7 @@ from pagoda_common.config.flag_tables import (
     Flag,
 )
 from pagoda_common.config.frontend_config import DEFAULT_SCHEDULER_ADDRESS, FrontendConfig
+from pagoda_common.config.lora_config import LoraConfig
 from pagoda_common.config.model_files import with_room_for_prompts
 from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.config.security_config import TOKEN_VARIABLE, SecurityConfig
@@ -34,7 +36,14 @@ from pagoda_common.config.speculative_config import speculative_config
 from pagoda_common.errors import ConfigError
 
 AnyConfig: TypeAlias = (
-    ModelConfig | CacheConfig | SchedulerConfig | ParallelConfig | FrontendConfig | SecurityConfig | ObservabilityConfig
+    ModelConfig
+    | CacheConfig
+    | SchedulerConfig
+    | LoraConfig
+    | ParallelConfig
+    | FrontendConfig
+    | SecurityConfig
+    | ObservabilityConfig
 )
 Config = TypeVar("Config", bound=AnyConfig)
 
@@ -50,6 +59,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, with_model_argument: bo
     _add(parser, "model", ModelConfig, MODEL_FLAGS)
     _add(parser, "cache", CacheConfig, CACHE_FLAGS)
     _add(parser, "scheduling", SchedulerConfig, SCHEDULER_FLAGS)
+    _add(parser, "LoRA adapters", LoraConfig, LORA_FLAGS)
     group, flag = parser.add_argument_group("speculative decoding"), SPECULATIVE_FLAG
     group.add_argument(*flag.options, dest=flag.field, default="", metavar=flag.metavar, help=flag.help)
     add_security_flags(parser)
@@ -124,6 +134,7 @@ def engine_config_from_args(args: argparse.Namespace) -> EngineConfig:
         cache=_build(CacheConfig, CACHE_FLAGS, args),
         scheduler=with_room_for_prompts(_build(SchedulerConfig, SCHEDULER_FLAGS, args), model),
         speculative=speculative_config(args.speculative_config),
+        lora=_build(LoraConfig, LORA_FLAGS, args),
         parallel=_build(ParallelConfig, PARALLEL_FLAGS, args),
         security=security_config_from_args(args),
         observability=observability_config_from_args(args),
@@ -164,6 +175,7 @@ def engine_config_to_argv(config: EngineConfig) -> list[str]:
         *_argv(config.model, MODEL_FLAGS),
         *_argv(config.cache, CACHE_FLAGS),
         *_argv(config.scheduler, SCHEDULER_FLAGS),
+        *_argv(config.lora, LORA_FLAGS),
         *([f"{SPECULATIVE_FLAG.options[0]}={config.speculative.to_json()}"] if config.speculative.is_on else []),
         *security_config_to_argv(config.security),
         *observability_config_to_argv(config.observability),

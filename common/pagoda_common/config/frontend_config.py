@@ -132,6 +132,8 @@ class FrontendConfig:
     """Serve /tokenizer_info: the tokenizer's configuration, chat template included."""
     enable_sleep_mode: bool = False
     """Serve /sleep, /wake_up, /is_sleeping and /reload_weights."""
+    enable_runtime_lora_updating: bool = False
+    """Serve /v1/load_lora_adapter and /v1/unload_lora_adapter, for what --allowed-weights names."""
     disable_fastapi_docs: bool = False
     """Serve neither /docs nor /redoc nor /openapi.json."""
     disable_status_page: bool = False

@@ -18,6 +18,7 @@ import random
 import secrets
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 
 import grpc
@@ -26,11 +27,16 @@ import grpc.aio
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from pagoda_common.config.security_config import SecurityConfig
 from pagoda_common.engine.control import EngineControl
-from pagoda_common.engine.convert import adopted_request_from_proto, model_summary_from_proto
+from pagoda_common.engine.convert import (
+    adopted_request_from_proto,
+    lora_adapter_from_proto,
+    model_summary_from_proto,
+)
 from pagoda_common.engine.interface import ModelSummary
 from pagoda_common.engine.session import EngineSession
 from pagoda_common.engine.stream import AdoptedRequest, EngineRequest, EngineStream
 from pagoda_common.errors import InvalidRequest, NotFound, NotReady, PagodaError, QueueFull, Superseded
+from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.rpc.channels import Connection
 from pagoda_common.rpc.service import error_from_rpc
 
@@ -78,6 +84,9 @@ class EngineClient:
         self._reason = f"connecting to the scheduler at {self.address}"
         self._load = types_pb2.EngineLoad()
         self._model_info: types_pb2.ModelInfo | None = None
+        self._lora_list: scheduler_pb2.LoraList | None = None
+        """As the scheduler has told it last; None: it takes no adapters."""
+        self._loras: dict[str, LoraAdapter] = {}
 
     @property
     def address(self) -> str:
@@ -166,6 +175,40 @@ class EngineClient:
     def model_summary(self) -> ModelSummary | None:
         """The same, as cores know it."""
         return None if self._model_info is None else model_summary_from_proto(self._model_info)
+
+    @property
+    def loras(self) -> Mapping[str, LoraAdapter]:
+        """The adapters that requests may have, by name."""
+        return self._loras
+
+    @property
+    def resolves_loras(self) -> bool:
+        """Whether the scheduler may find an adapter of a name that is not listed."""
+        return self._lora_list is not None and self._lora_list.has_resolver
+
+    async def add_lora(self, adapter: LoraAdapter, *, load_inplace: bool = False) -> LoraAdapter:
+        """Serve an adapter, as `EngineControl.add_lora`; requests may name it at once."""
+        added = await self.control.add_lora(adapter, load_inplace=load_inplace)
+        self._loras[added.name] = added
+        return added
+
+    async def remove_lora(self, name: str) -> None:
+        """As `EngineControl.remove_lora`; requests may not name it any more."""
+        await self.control.remove_lora(name)
+        self._loras.pop(name, None)
+
+    async def resolve_lora(self, name: str) -> LoraAdapter | None:
+        """The adapter of a name that is not listed, where the scheduler finds one; None: it does not.
+
+        Raises:
+            PagodaError: the scheduler does not answer, or the adapter cannot be used.
+        """
+        if not self.resolves_loras:
+            return None
+        try:
+            return await self.add_lora(LoraAdapter(name=name))
+        except NotFound:
+            return None
 
     @property
     def load(self) -> types_pb2.EngineLoad:
@@ -276,6 +319,7 @@ class EngineClient:
                 streams=self._streams,
                 on_open=self._open,
                 on_state=self._take_state,
+                loras=self._lora_list,
             )
             try:
                 await session.run()
@@ -318,6 +362,10 @@ class EngineClient:
     def _take_state(self, message: scheduler_pb2.SchedulerMessage) -> None:
         if message.HasField("model_info"):
             self._model_info = message.model_info
+        if message.HasField("loras"):
+            self._lora_list = message.loras
+            adapters = map(lora_adapter_from_proto, message.loras.adapters)
+            self._loras = {adapter.name: adapter for adapter in adapters}
         if message.HasField("load"):
             self._load = message.load
             if self._load.is_ready:

@@ -5,10 +5,14 @@ from collections.abc import Sequence
 import grpc.aio
 
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
-from pagoda_common.errors import InvalidRequest
+from pagoda_common.engine.convert import lora_adapter_from_proto, lora_adapter_to_proto
+from pagoda_common.errors import InvalidRequest, NotFound, PagodaError
+from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.rpc.service import error_from_rpc
 
 STATE_TIMEOUT_S = 10.0
+LORA_TIMEOUT_S = 600.0
+"""An adapter may come from a hub."""
 MOVE_TIMEOUT_S = 3600.0
 """Weights may come from a disk far away; a worker that hangs is noticed earlier by other means."""
 SLEEP_MODES = {"keep": scheduler_pb2.SLEEP_MODE_KEEP, "abort": scheduler_pb2.SLEEP_MODE_ABORT}
@@ -71,3 +75,49 @@ class EngineControl:
             return await self._stub.ReloadWeights(request, timeout=MOVE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
+
+    async def add_lora(self, adapter: LoraAdapter, *, load_inplace: bool = False) -> LoraAdapter:
+        """Serve an adapter; as it is listed then. With an empty path the scheduler looks for it by its name.
+
+        Args:
+            load_inplace: take the place of the weights that the name has.
+
+        Raises:
+            NotFound: it was looked for, and there is none of that name.
+            PagodaError: it cannot be read, or the name has weights already.
+        """
+        request = scheduler_pb2.AddLoraRequest(adapter=lora_adapter_to_proto(adapter), load_inplace=load_inplace)
+        try:
+            answer = await self._stub.AddLora(request, timeout=LORA_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise _lora_error(error) from error
+        return lora_adapter_from_proto(answer.adapter)
+
+    async def remove_lora(self, name: str) -> None:
+        """Take no more requests for an adapter; raises NotFound when there is none of that name."""
+        try:
+            await self._stub.RemoveLora(scheduler_pb2.RemoveLoraRequest(name=name), timeout=STATE_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise _lora_error(error) from error
+
+    async def pin_lora(self, name: str, *, is_pinned: bool = True) -> None:
+        """Keep an adapter in the workers' memory, or not; raises NotFound when there is none of that name."""
+        request = scheduler_pb2.PinLoraRequest(name=name, is_pinned=is_pinned)
+        try:
+            await self._stub.PinLora(request, timeout=STATE_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise _lora_error(error) from error
+
+    async def list_loras(self) -> list[LoraAdapter]:
+        """The adapters that requests may name, in order of name."""
+        try:
+            answer = await self._stub.ListLoras(scheduler_pb2.ListLorasRequest(), timeout=STATE_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+        return [lora_adapter_from_proto(adapter) for adapter in answer.adapters]
+
+
+def _lora_error(error: grpc.aio.AioRpcError) -> PagodaError:
+    if error.code() is grpc.StatusCode.NOT_FOUND:
+        return NotFound(str(error.details()), field="lora_name")
+    return error_from_rpc(error)

@@ -20,6 +20,7 @@ from pagoda_common.engine.interface import ModelSummary
 from pagoda_common.engine.stream import AdoptedRequest, AdoptedSequence
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.params.beam_search import BeamSearchParams, EarlyStopping
+from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.params.outputs import FinishReason
 from pagoda_common.params.pooling_params import PoolingParams, PoolingTask
 from pagoda_common.params.sampling_params import SAMPLING_FIELDS, SamplingParams
@@ -313,6 +314,28 @@ def weights_source_from_proto(message: types_pb2.WeightsSource) -> WeightsSource
     )
 
 
+def lora_adapter_to_proto(adapter: LoraAdapter) -> types_pb2.LoraAdapter:
+    """`adapter` as a message."""
+    return types_pb2.LoraAdapter(
+        name=adapter.name,
+        path=adapter.path,
+        version=adapter.version,
+        base_model_name=adapter.base_model_name,
+        is_pinned=adapter.is_pinned,
+    )
+
+
+def lora_adapter_from_proto(message: types_pb2.LoraAdapter) -> LoraAdapter:
+    """Raises InvalidRequest when the name is empty, or name or path are too long."""
+    return LoraAdapter(
+        name=message.name,
+        path=message.path,
+        version=message.version,
+        base_model_name=message.base_model_name,
+        is_pinned=message.is_pinned,
+    )
+
+
 def column(values: Sequence[int], dtype: Literal["<u2", "<u4"]) -> bytes:
     """Integers as a little-endian column. Several are made in every step, mostly short ones: NumPy takes twice as long.
 
@@ -343,4 +366,5 @@ def adopted_request_from_proto(message: scheduler_pb2.AdoptedRequest) -> Adopted
         ],
         note=submitted.frontend_note,
         tenant=submitted.tenant,
+        lora=lora_adapter_from_proto(submitted.lora) if submitted.HasField("lora") else None,
     )

@@ -1,9 +1,11 @@
 """The engine as cores see it. EngineClient is one over gRPC; a core that names this instead knows no gRPC."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from pagoda_common.engine.stream import AdoptedRequest, EngineRequest, EngineStream
+from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.params.pooling_params import PoolingTask
 
 
@@ -67,6 +69,15 @@ class Engine(Protocol):
     @property
     def model_summary(self) -> ModelSummary | None:
         """The model, once it was known."""
+        ...
+
+    @property
+    def loras(self) -> Mapping[str, LoraAdapter]:
+        """The adapters that requests may have, by name."""
+        ...
+
+    async def resolve_lora(self, name: str) -> LoraAdapter | None:
+        """The adapter of a name that is not listed, where the engine finds one; raises PagodaError when that fails."""
         ...
 
     async def wait_until_ready(self, timeout_s: float | None = None) -> None:

@@ -21,6 +21,7 @@ from pagoda_common.engine.convert import (
     UINT32,
     beam_search_params_to_proto,
     error_from_proto,
+    lora_adapter_to_proto,
     pooling_params_to_proto,
     sampling_params_to_proto,
     token_ids_to_bytes,
@@ -90,18 +91,21 @@ class EngineSession:
         streams: dict[str, EngineStream],
         on_open: Callable[["EngineSession"], None],
         on_state: Callable[[scheduler_pb2.SchedulerMessage], None],
+        loras: scheduler_pb2.LoraList | None = None,
     ) -> None:
         """
         Args:
             streams: open requests by id; entries are removed when they are done.
             on_open: called after the hello; submits what is open.
-            on_state: called with each message that carries load or model_info, the hello included.
+            on_state: called with each message that carries load, model_info or loras, the hello included.
+            loras: the adapters that were listed last, for a scheduler that does not know them.
         """
         self._stub = stub
         self._frontend_id = frontend_id
         self._streams = streams
         self._on_open = on_open
         self._on_state = on_state
+        self._loras = loras
         self._slots = SessionSlots()
         self._slots_of: dict[str, list[int]] = {}
         self._outbox: deque[scheduler_pb2.FrontendMessage] = deque()
@@ -127,6 +131,8 @@ class EngineSession:
         call = self._stub.Session()
         try:
             hello = scheduler_pb2.FrontendHello(frontend_id=self._frontend_id, version=VERSION, acknowledges=True)
+            if self._loras is not None:
+                hello.loras.CopyFrom(self._loras)
             await call.write(scheduler_pb2.FrontendMessage(hello=hello))
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 first: Any = await call.read()
@@ -173,6 +179,8 @@ class EngineSession:
             traceparent=request.traceparent,
             group=request.group,
         )
+        if request.lora is not None:
+            message.lora.CopyFrom(lora_adapter_to_proto(request.lora))
         if request.pooling is not None:
             message.pooling.CopyFrom(pooling_params_to_proto(request.pooling))
         elif request.beam_search is not None:  # its tokens come all at once: there is nothing to go on from
@@ -269,7 +277,7 @@ class EngineSession:
             self._send(scheduler_pb2.FrontendMessage(acknowledgement=taken))
 
     def _receive(self, message: scheduler_pb2.SchedulerMessage) -> None:
-        if message.HasField("load") or message.HasField("model_info"):
+        if message.HasField("load") or message.HasField("model_info") or message.HasField("loras"):
             self._on_state(message)
         # Most messages are tokens alone; to find a list empty costs a quarter of a loop over it.
         if message.admitted:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from pagoda_common.errors import Code, DeadlineExceeded, PagodaError, RequestFailed
 from pagoda_common.params.beam_search import BeamSearchParams
+from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.params.outputs import Embedding, EngineOutput, FinishReason, HypothesisLogprobs, TokenLogprobs
 from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_common.params.sampling_params import SamplingParams
@@ -56,6 +57,8 @@ class AdoptedRequest:
     """`EngineRequest.note`."""
     tenant: str = ""
     """Whose it is."""
+    lora: LoraAdapter | None = None
+    """What it was computed with."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -93,6 +96,8 @@ class EngineRequest:
     group: str = ""
     """The call that has made this request beside others, which take turns with those of other calls; empty: it has made
     this one alone."""
+    lora: LoraAdapter | None = None
+    """The adapter to compute with; all of it, so that any scheduler can go on with the request."""
 
 
 @dataclass(slots=True, eq=False)

@@ -34,7 +34,7 @@ from pagoda_common.rpc.service import RpcServer, stop_signals
 from pagoda_common.version import VERSION
 from pagoda_scheduler.engine.engine import Engine
 from pagoda_scheduler.groups.worker_groups import WorkerGroups
-from pagoda_scheduler.observability.metrics import GroupCollector, HistogramTimeline
+from pagoda_scheduler.observability.metrics import GroupCollector, HistogramTimeline, LoraCollector
 from pagoda_scheduler.observability.trace_spans import SpanMaker
 from pagoda_scheduler.observability.traces import Traces
 from pagoda_scheduler.rpc.kv_events_zmq import start_kv_events
@@ -63,6 +63,8 @@ async def serve(
     timeline = HistogramTimeline(registry=registry, model_name=model_name)
     groups = WorkerGroups(config=config, engine=engine, session_epoch=epoch, timeline=timeline)
     registry.register(GroupCollector(groups=groups))
+    if config.lora.enable_lora:
+        registry.register(LoraCollector(groups=groups, max_loras=config.lora.max_loras))
     state = SchedulerState(session_epoch=epoch, engine=engine, groups=groups)
     events = start_kv_events(engine)
     has_vllm_engine = find_spec("smg_grpc_proto") is not None

@@ -16,6 +16,9 @@ from pagoda_worker.loader.model_facts import ModelFacts
 from pagoda_worker.loader.model_weights import ModelWeights, release_memory
 from pagoda_worker.loader.read_model import read_model
 from pagoda_worker.loader.weights import Progress
+from pagoda_worker.lora.lora_rows import LoraRows, attach
+from pagoda_worker.lora.store import AdapterStore
+from pagoda_worker.lora.targets import LoraTargets
 from pagoda_worker.memory.available_blocks import AvailableBlocks, available_blocks
 from pagoda_worker.memory.device import (
     DeviceInfo,
@@ -74,6 +77,9 @@ class Worker:
         self._dtype = torch.float32
         self._takes_cache_groups = False
         self._runner: ModelRunner | None = None
+        self.adapters: AdapterStore | None = None
+        """LoRA adapters, of a loaded model that may have them."""
+        self._lora_rows: LoraRows | None = None
         self._attention: AttentionChoice | None = None
         """Of the loaded model; None: not chosen yet."""
         self._pooler: Pooler | None = None
@@ -144,6 +150,7 @@ class Worker:
     def _release(self) -> None:
         device = None if self._device is None else self._device.device
         self._config = self._device = self._model = self._weights = self._runner = self._attention = self.facts = None
+        self.adapters = self._lora_rows = None
         self._grammars = Grammars(self._load_compiler)
         self.num_blocks = self.sleep_level = 0
         if device is not None:
@@ -174,8 +181,21 @@ class Worker:
         except ConfigError:
             self._model = self._weights = self.facts = None
             raise
+        if config.lora.enable_lora:
+            self._take_adapters(loaded.model, loaded.weights)
         self._chosen_attention()  # now: packages may compile for minutes, and this call has no time limit
         return self.facts
+
+    def _take_adapters(self, model: Model, weights: ModelWeights) -> None:
+        config, device = self._claimed()
+        self._lora_rows = LoraRows(device.device)
+        attach(model, self._lora_rows)
+        self.adapters = AdapterStore(
+            config=config.lora,
+            make_targets=lambda: LoraTargets(model=model, whole=weights.whole, names=model.weights(())),
+            dtype=self._dtype,
+            device=device.device,
+        )
 
     def prepare_weights(self, source: WeightsSource | None, progress: Progress) -> None:
         """Read and check other weights for `reload_weights`; None forgets them. May run beside the other calls.
@@ -311,6 +331,8 @@ class Worker:
         if num_blocks < 1 and model.attention_layers:
             raise ConfigError(f"num_blocks is {num_blocks}, must be at least 1", field="num_blocks")
         self._runner = None
+        if self.adapters is not None:
+            self.adapters.forget_numbers()
         loaded = self._loaded_model()
         if loaded.is_large:
             use_huge_pages(model.parameters())
@@ -342,6 +364,8 @@ class Worker:
             decode_graphs=recorded_graphs(loaded, kv_cache) if device.device.type == "cuda" else None,
             attention=loaded.attention,
             pooler=self._pooler,
+            lora=self._lora_rows,
+            adapters=self.adapters,
             overlaps=self._can_overlap(loaded) if self._overlaps is None else self._overlaps,
         )
         self._guard.forget_failure()

@@ -82,8 +82,8 @@ def test_a_prompt_may_be_embedded(engine: LLMEngine, fake: FakeScheduler) -> Non
 
 
 def test_what_is_wrong_is_said_before_anything_is_submitted(engine: LLMEngine) -> None:
-    with pytest.raises(InvalidRequest, match="lora_request is not supported: LoRA adapters cannot be loaded yet"):
-        engine.add_request("l", "Hi", SamplingParams(), lora_request=LoRARequest("style", 1, "/adapters/style"))
+    with pytest.raises(InvalidRequest, match="lora_request 'style' has no lora_path"):
+        engine.add_request("l", "Hi", SamplingParams(), lora_request=LoRARequest("style", 1, ""))
     with pytest.raises(InvalidRequest, match="prompt is empty"):
         engine.add_request("p", "", SamplingParams())
     with pytest.raises(InvalidRequest, match="request_id must be a text"):

@@ -142,7 +142,7 @@ def test_what_does_not_exist_says_so(llm: LLM, call: str) -> None:
 
 def test_further_arguments_of_vllm_are_refused_when_they_ask_for_something(llm: LLM, fake: FakeScheduler) -> None:
     assert llm.generate("a", PARAMS, use_tqdm=False, lora_request=None)[0].finished
-    with pytest.raises(InvalidRequest, match="lora_request is not supported: LoRA adapters"):
+    with pytest.raises(InvalidRequest, match="lora_request must be a LoRARequest, got str"):
         llm.generate("a", PARAMS, lora_request="adapter")
     with pytest.raises(InvalidRequest, match="mm_processor_kwargs is not supported"):
         llm.chat([QUESTION], PARAMS, mm_processor_kwargs={"a": 1})
@@ -201,8 +201,9 @@ def test_options_are_taken_as_vllm_takes_them() -> None:
     [
         ({"max_modle_len": 5}, "unknown argument 'max_modle_len'; did you mean max_model_len"),
         ({"quantization": "fp8"}, "quantization is 'fp8', must be one of int8, "),
-        ({"enable_lora": True}, "enable_lora is not supported"),
         ({"task": "draw"}, "task=draw is not supported: --runner and --convert say what a model does"),
+        ({"max_loras": 0, "enable_lora": True}, "max_loras is 0, must be between 1 and 1024"),
+        ({"lora_dtype": "float16"}, "lora_dtype=float16 is not supported"),
         ({"xyzzy": 1}, "unknown argument 'xyzzy'$"),
     ],
 )

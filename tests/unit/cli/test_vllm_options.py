@@ -37,7 +37,7 @@ def test_what_asks_for_nothing_is_accepted(words: tuple[str, ...]) -> None:
         (("-pp", "2"), "pipeline_parallel_size=2 is not supported: --tensor-parallel-size N divides every layer"),
         (("--pipeline-parallel-size", "4"), "pipeline_parallel_size=4"),
         (("--trust-remote-code",), "trust_remote_code is not supported: no code of a checkpoint is run"),
-        (("--enable-lora",), "enable_lora is not supported"),
+        (("--lora-dtype=float16",), "lora_dtype=float16 is not supported"),
         (
             ("--limit-mm-per-prompt", '{"image": 1}'),
             "limit_mm_per_prompt=",

@@ -6,6 +6,7 @@ import numpy as np
 
 from pagoda_common.config.engine_config import CacheConfig, SchedulerConfig
 from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_scheduler.adapters.adapter_pool import AdapterPool
 from pagoda_scheduler.core.constraint_holds import ConstraintHolds
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.scheduler import Scheduler
@@ -31,6 +32,7 @@ def make_scheduler(
     num_host_snapshots: int = 0,
     snapshot_interval: int = 12,
     constraints: ConstraintHolds | None = None,
+    adapters: AdapterPool | None = None,
     **scheduler: object,
 ) -> Scheduler:
     """A scheduler over pretend blocks."""
@@ -47,6 +49,7 @@ def make_scheduler(
         swap_block_ns=swap_block_ns,
         num_speculative_tokens=num_speculative_tokens,
         constraints=constraints,
+        adapters=adapters,
     )
 
 

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pagoda_common.config.lora_config import LoraConfig
 from pagoda_common.config.speculative_config import SpeculativeConfig
+from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_worker.steps.step import BadSlot, NewRequest, PromptLogprobs, StepInput, StepOutput
 from pagoda_worker.worker import Worker
@@ -31,6 +33,7 @@ class Tracked:
     bad: BadSlot | None = None
     computed: int = 0
     num_blocks: int = 0
+    lora: int = 0
     num_given_back: dict[tuple[int, ...], int] = field(default_factory=dict)
     """Blocks that left the window, by the layers of the group."""
 
@@ -56,6 +59,7 @@ class Driver:
         device: Any = "cpu",
         worker: Worker | None = None,
         by_groups: bool = True,
+        lora: LoraConfig | None = None,
         **model_options: Any,
     ) -> None:
         config = EngineConfig(
@@ -63,6 +67,7 @@ class Driver:
             cache=CacheConfig(block_size=block_size, kv_cache_memory_bytes=1 << 30, kv_cache_dtype=kv_cache_dtype),
             scheduler=SchedulerConfig(max_num_seqs=max_num_seqs),
             speculative=speculative or SpeculativeConfig(),
+            lora=lora or LoraConfig(),
         )
         self.worker = worker or (Worker(num_threads=1) if world_size == 1 else Ranks(world_size))
         self.worker.init_device(config, takes_cache_groups=by_groups)
@@ -81,6 +86,13 @@ class Driver:
         self.num_reused = 0
         """Blocks that left the window of a sequence that went on."""
         self._to_free: list[int] = []
+
+    def load_adapter(self, number: int, path: Path) -> None:
+        """Have an adapter under a number, on every rank."""
+        name = LoraAdapter(name=path.name, path=str(path))
+        for worker in self.worker.workers if isinstance(self.worker, Ranks) else (self.worker,):
+            assert worker.adapters is not None
+            worker.adapters.load(number, name)
 
     def execute(self, **step: Any) -> StepOutput:
         """One step; free slots of ended sequences first."""
@@ -115,19 +127,26 @@ class Driver:
         budget: int = 10_000,
         slots: Sequence[int] | None = None,
         outputs: Sequence[Sequence[int]] | None = None,
+        loras: Sequence[int] | None = None,
     ) -> list[Tracked]:
         """Run prompts to the end, together: running sequences first, at most `chunk` prompt tokens of one and
         `budget` tokens of all in a step.
 
         Args:
             outputs: output tokens that are known already (a resumed request).
+            loras: number of each prompt's adapter; 0 is none.
         """
         params = SamplingParams(temperature=0, max_tokens=max_tokens) if params is None else params
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         sequences = [
-            Tracked(slot, list(prompt), one, max_tokens, output=list(known))
-            for slot, prompt, one, known in zip(
-                slots or range(len(prompts)), prompts, each, outputs or [[] for _ in prompts], strict=True
+            Tracked(slot, list(prompt), one, max_tokens, output=list(known), lora=lora)
+            for slot, prompt, one, known, lora in zip(
+                slots or range(len(prompts)),
+                prompts,
+                each,
+                outputs or [[] for _ in prompts],
+                loras or [0] * len(prompts),
+                strict=True,
             )
         ]
         started: set[int] = set()
@@ -164,6 +183,7 @@ class Driver:
                         block_ids=np.array(blocks[0], dtype=np.int64),
                         group_block_ids=np.array(blocks[1:], dtype=np.int64).reshape(len(blocks) - 1, len(blocks[0])),
                         eos_token_ids=self.facts.eos_token_ids,
+                        lora_number=sequence.lora,
                     )
                 )
             batch.append(sequence)

@@ -86,6 +86,7 @@ async def start_conversation(
         NotFound: there is none of that name.
         NotReady: the model is not known yet.
     """
+    await serving.look_for(body.model)
     model, dialect, work = serving.model_named(body.model), serving.dialect, serving.work
     asked = await work.prepare(lambda: _asked(body, model=model, serving=serving, beam_search=beam_search))
     plan, params = asked.plan, asked.params

@@ -128,6 +128,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Any) -> inference_pb2.EmbedResponse:
         call = self._call(request, context, "embd-")
+        await self._serving.look_for(request.model)
         model = self._serving.model_named(request.model)
         check_cache_salt(request.cache_salt or None)
         given = await self._serving.work.prepare(
@@ -161,6 +162,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         return inference_pb2.AbortGenerationResponse()
 
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Any) -> inference_pb2.TokenizeResponse:
+        await self._serving.look_for(request.model)
         model, work = self._serving.model_named(request.model), self._serving.work
         self._hold(request, context)
         check_message(request)
@@ -181,6 +183,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Any
     ) -> inference_pb2.DetokenizeResponse:
+        await self._serving.look_for(request.model)
         model = self._serving.model_named(request.model)
         self._hold(request, context)
         check_message(request)
@@ -207,6 +210,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def _run(self, request: inference_pb2.GenerateRequest, call: CallContext) -> Run:
         serving = self._serving
+        await serving.look_for(request.model)
         model = serving.model_named(request.model)
         params = await serving.work.prepare(
             lambda: sampling_params_of(

@@ -18,7 +18,13 @@ from pagoda_frontend.http.calls import note_tenant
 from pagoda_frontend.http.errors import ANTHROPIC_PREFIX, error_response, route_path
 from pagoda_frontend.requests.call_context import MAX_REQUEST_ID_CHARS
 
-OPERATOR_PREFIXES = ("/sleep", "/wake_up", "/reload_weights")
+OPERATOR_PREFIXES = (
+    "/sleep",
+    "/wake_up",
+    "/reload_weights",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+)
 """What concerns all clients."""
 GUARDED_PREFIXES = (
     "/v1",

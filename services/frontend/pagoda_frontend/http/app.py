@@ -11,6 +11,7 @@ from pagoda_frontend.http.browsers import RefuseForeignPages
 from pagoda_frontend.http.draining import CountCalls
 from pagoda_frontend.http.errors import install_error_handlers
 from pagoda_frontend.http.load_report import LoadReports
+from pagoda_frontend.http.lora_adapters import LoraAdapters
 from pagoda_frontend.http.operations import Operations
 from pagoda_frontend.http.sleep_mode import SleepMode
 from pagoda_frontend.http.status_calls import StatusCalls
@@ -27,8 +28,10 @@ from pagoda_frontend.openai.protocol import (
     CompletionBody,
     DetokenizeBody,
     EmbeddingBody,
+    LoadLoraAdapterBody,
     ReloadWeightsBody,
     TokenizeBody,
+    UnloadLoraAdapterBody,
 )
 from pagoda_frontend.pages import answers
 from pagoda_frontend.pages.docs import add_docs_pages
@@ -45,6 +48,7 @@ READING_ERRORS = (400, 404, 413, 503)
 EMBEDDING_ERRORS = (*GENERATION_ERRORS, 501)
 PLAIN = {"text/plain": {"schema": {"type": "string"}}}
 SLEEP_ERRORS = (400, 404, 409, 503)
+LORA_ERRORS = (400, 404, 409, 503)
 GROUP = {"name": "group", "in": "query", "schema": {"type": "integer"}}
 SLEEP_QUERY = (
     {"name": "level", "in": "query", "schema": {"type": "integer", "enum": [1, 2], "default": 1}},
@@ -78,6 +82,8 @@ def make_app(serving: Serving, engine: EngineClient) -> FastAPI:
     _add_generation(paths, serving)
     if config.enable_sleep_mode:
         _add_sleep_mode(paths, serving, engine)
+    if config.enable_runtime_lora_updating:
+        _add_lora_adapters(paths, serving, engine)
     if not config.disable_fastapi_docs:
         add_docs_pages(app)
     if not config.disable_status_page:
@@ -136,6 +142,15 @@ def _add_sleep_mode(paths: Paths, serving: Serving, engine: EngineClient) -> Non
     paths.add("GET", "/is_sleeping", sleep_mode.is_sleeping, answer=answers.IsSleepingAnswer, errors=(503,))
     body, answer = ReloadWeightsBody, answers.ReloadWeightsAnswer
     paths.add("POST", "/reload_weights", sleep_mode.reload_weights, body=body, answer=answer, errors=SLEEP_ERRORS)
+
+
+def _add_lora_adapters(paths: Paths, serving: Serving, engine: EngineClient) -> None:
+    adapters = LoraAdapters(serving=serving, engine=engine)
+    for path, handler, body in (
+        ("/v1/load_lora_adapter", adapters.load, LoadLoraAdapterBody),
+        ("/v1/unload_lora_adapter", adapters.unload, UnloadLoraAdapterBody),
+    ):
+        paths.add("POST", path, handler, body=body, errors=LORA_ERRORS, media=PLAIN)
 
 
 def _add_generation(paths: Paths, serving: Serving) -> None:

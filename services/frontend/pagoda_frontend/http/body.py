@@ -42,9 +42,12 @@ async def read_body(request: Request, body_type: type[Body], *, serving: Serving
         InvalidRequest: not JSON, or a field is wrong; `field` names it.
         BodyTooLarge: more than `serving` reads.
         QueueFull: bodies that are being read hold too much memory.
+        PagodaError: it names an adapter that cannot be used.
     """
     raw = await read_bytes(request, serving=serving)
-    return await serving.work.run_sized(lambda: parse_body(raw, body_type), num_bytes=len(raw))
+    body = await serving.work.run_sized(lambda: parse_body(raw, body_type), num_bytes=len(raw))
+    await serving.look_for(getattr(body, "model", None))
+    return body
 
 
 async def read_bytes(request: Request, *, serving: Serving) -> bytes:

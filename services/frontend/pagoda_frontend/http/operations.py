@@ -5,7 +5,8 @@ from typing import Any
 from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from pagoda_common.errors import NotFound, NotReady
+from pagoda_common.errors import NotReady
+from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.version import VERSION
 from pagoda_frontend.conversation.template import token_ids_of, token_strings
 from pagoda_frontend.http.body import json_response, read_body
@@ -53,16 +54,16 @@ class Operations:
         return Response(await self._serving.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def models(self) -> Response:
-        """Every name the model is served under."""
-        model = self._serving.model
-        return json_response({"object": "list", "data": [_model_card(model, name) for name in model.names]})
+        """Every name the model is served under, and the adapters."""
+        model, adapters = self._serving.model, self._serving.engine.loras
+        cards = [_model_card(model, name) for name in model.names]
+        cards += [_adapter_card(model, adapters[name]) for name in sorted(adapters)]
+        return json_response({"object": "list", "data": cards})
 
     async def model(self, model_id: str) -> Response:
         """One of them."""
-        model = self._serving.model
-        if model_id not in model.names:
-            raise NotFound(f"The model `{model_id}` does not exist.", field="model")
-        return json_response(_model_card(model, model_id))
+        model = self._serving.model_named(model_id)
+        return json_response(_model_card(model, model_id) if model.lora is None else _adapter_card(model, model.lora))
 
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a text or a conversation."""
@@ -103,6 +104,11 @@ class Operations:
             return json_response({"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
         return await serving.work.run_sized(answer, num_bytes=TOKEN_BYTES * len(body.tokens))
+
+
+def _adapter_card(model: ServedModel, adapter: LoraAdapter) -> dict[str, Any]:
+    parent = adapter.base_model_name or model.names[0]
+    return {**_model_card(model, adapter.name), "root": adapter.path, "parent": parent}
 
 
 def _model_card(model: ServedModel, name: str) -> dict[str, Any]:

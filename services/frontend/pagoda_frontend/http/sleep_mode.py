@@ -67,7 +67,7 @@ class SleepMode:
         return json_response({"num_groups": done.num_groups, "seconds": done.seconds, "pause_s": done.pause_s})
 
 
-def allowed_weights(model: str, *, allowed: Sequence[str]) -> str:
+def allowed_weights(model: str, *, allowed: Sequence[str], field: str = "model") -> str:
     """`model`, a directory or hub id, where weights may come from it. Decided by its name: what exists is not told.
 
     Args:
@@ -81,8 +81,9 @@ def allowed_weights(model: str, *, allowed: Sequence[str]) -> str:
     whole = os.path.normpath(model) if os.path.isabs(model) else ""
     if whole and any(os.path.isabs(one) and Path(whole).is_relative_to(os.path.normpath(one)) for one in allowed):
         return whole
-    message = f"model is {model[:200]!r}, must be the served one or below one of --allowed-weights"
-    raise PagodaError(message, field="model", code=Code.PERMISSION_DENIED)
+    bound = "the served one or below one" if field == "model" else "one or below one"
+    message = f"{field} is {model[:200]!r}, must be {bound} of --allowed-weights"
+    raise PagodaError(message, field=field, code=Code.PERMISSION_DENIED)
 
 
 def _number(request: Request, name: str) -> int | None:

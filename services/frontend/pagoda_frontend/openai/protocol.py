@@ -293,6 +293,27 @@ class ReloadWeightsBody(RequestBody):
     """Of one worker group; None is all."""
 
 
+class LoadLoraAdapterBody(RequestBody):
+    """POST /v1/load_lora_adapter."""
+
+    lora_name: Text
+    """By which requests ask for it, as for a model."""
+    lora_path: Text
+    """Directory or hub id, as the workers reach it."""
+    base_model_name: Text | None = None
+    """Model that it was made for; shown as its parent."""
+    load_inplace: Bool | None = None
+    """Take the place of the weights that the name has."""
+
+
+class UnloadLoraAdapterBody(RequestBody):
+    """POST /v1/unload_lora_adapter."""
+
+    lora_name: Text
+    lora_int_id: Integer | None = None
+    """As vLLM's; the name decides."""
+
+
 class DetokenizeBody(RequestBody):
     """POST /detokenize."""
 

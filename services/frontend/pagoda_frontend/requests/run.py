@@ -121,6 +121,7 @@ class Run:
                 group=call.engine_id if len(prompts) > 1 else "",
                 beam_search=beam_search,
                 pooling=one,
+                lora=model.lora,
             )
             for number, (prompt, params, one) in enumerate(zip(prompts, sampling_params, poolings, strict=True))
         ]
@@ -145,6 +146,7 @@ class Run:
                 prompt_token_ids=adopted.prompt_token_ids,
                 sampling_params=request.sampling_params.with_changes(seed=adopted.seed),
                 timeout_s=adopted.timeout_s,
+                lora=adopted.lora,
                 adopted=adopted,
                 known=known[place * self.n : (place + 1) * self.n],
             )

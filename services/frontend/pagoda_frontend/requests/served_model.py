@@ -9,6 +9,7 @@ from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.config.generation_config import resolve_generation_config
 from pagoda_common.config.structured_outputs_config import StructuredOutputsDefaults, structured_outputs_defaults
 from pagoda_common.engine.interface import Engine
+from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.params.pooling_params import PoolingTask
 from pagoda_common.text.prompt_files import PromptFiles
 from pagoda_common.text.tokenizer import Tokenizer
@@ -51,6 +52,8 @@ class ServedModel:
     """system_fingerprint of responses: changes with the version and the model."""
     created: int
     """Unix time in seconds at which it was ready."""
+    lora: LoraAdapter | None = None
+    """The adapter that it is to be computed with, where a request names one."""
 
 
 async def load_served_model(

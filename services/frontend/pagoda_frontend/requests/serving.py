@@ -8,11 +8,13 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.engine.interface import Engine
 from pagoda_common.errors import DeadlineExceeded, NotFound, NotReady, PagodaError
 from pagoda_common.metrics.tracing import make_tracer
+from pagoda_common.params.lora_adapter import MAX_NAME_CHARS
 from pagoda_common.process.logging import log_life
 from pagoda_common.rpc.bearer import BearerKeys
 from pagoda_common.text.chat_template import check_template, load_chat_template
@@ -133,16 +135,30 @@ class Serving:
         return self._model
 
     def model_named(self, name: str | None) -> ServedModel:
-        """The model under `name`; None and "" take it whatever its name.
+        """The model under `name`, which may be an adapter's; None and "" take it whatever its name.
 
         Raises:
             NotReady: as `model`.
             NotFound: there is none of that name.
         """
         model = self.model
-        if name and name not in model.names:
+        if not name or name in model.names:
+            return model
+        adapter = self.engine.loras.get(name)
+        if adapter is None:
             raise NotFound(f"The model `{name}` does not exist.", field="model")
-        return model
+        return replace(model, lora=adapter)
+
+    async def look_for(self, name: object) -> None:
+        """Have `model_named` know an adapter that the engine finds by its name, if it is one.
+
+        Raises:
+            PagodaError: the engine does not answer, or the adapter cannot be used.
+        """
+        if not isinstance(name, str) or not name or self._model is None:
+            return
+        if name not in self._model.names and name not in self.engine.loras and len(name) <= MAX_NAME_CHARS:
+            await self.engine.resolve_lora(name)
 
     @contextmanager
     def open_request(self, request_id: str, engine_ids: Sequence[str], *, tenant: str) -> Iterator[None]:

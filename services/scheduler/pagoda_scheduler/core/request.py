@@ -8,6 +8,7 @@ from typing import Protocol
 
 from pagoda_common.config.speculative_config import takes_drafts
 from pagoda_common.errors import PagodaError
+from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.params.outputs import FinishReason
 from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_common.params.sampling_params import SamplingParams
@@ -82,6 +83,7 @@ class Request(_HotFields):
         "index",
         "is_uncached",
         "leader",
+        "lora",
         "num_cached_blocks",
         "num_preemptions",
         "num_prompt_tokens",
@@ -119,6 +121,7 @@ class Request(_HotFields):
         sink: object | None = None,
         session_slot: int = 0,
         pooling: PoolingParams | None = None,
+        lora: LoraAdapter | None = None,
     ) -> None:
         """`prompt_token_ids` as an array("I") is kept, not copied. `eos_token_ids` are ignored when the sampling
         parameters say so; the seed must be set. With `pooling` it ends with its embedding, and max_tokens must be 1:
@@ -149,6 +152,8 @@ class Request(_HotFields):
         """The first sequence of the same request, whose prompt is shared when it is computed."""
         self.session_slot = session_slot
         self.pooling = pooling
+        self.lora = lora
+        """What it is computed with, from its first token to its last."""
         self.embedding = b""
         """With `pooling`, once it is there: little-endian float32."""
 
@@ -218,6 +223,7 @@ class Request(_HotFields):
             cache_salt=self.cache_salt,
             tenant=self.tenant,
             group=self.group,
+            lora=self.lora,
         )
         beam.beam_group = self.beam_group
         beam.is_beam = True

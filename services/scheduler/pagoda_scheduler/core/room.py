@@ -27,15 +27,16 @@ class Room:
         waiting: WaitingQueue,
         running: list[Request],
         has_place: Callable[[Request], bool],
-        has_constraint: Callable[[Request], bool],
+        is_prepared: Callable[[Request], bool],
         preempt: Preempt,
         num_blocks: int,
     ) -> None:
-        """`has_place`: there are a slot and blocks for a sequence; `has_constraint`: no step would wait for it."""
+        """`has_place`: there are a slot and blocks for a sequence; `is_prepared`: nothing else that it needs is
+        awaited."""
         self._waiting = waiting
         self._running = running
         self._has_place = has_place
-        self._has_constraint = has_constraint
+        self._is_prepared = is_prepared
         self._preempt = preempt
         self._num_slots = config.max_num_seqs
         self._num_blocks = num_blocks
@@ -59,7 +60,7 @@ class Room:
         if not self._waiting.has_next:
             return
         urgent = self._waiting.peek()
-        if urgent.num_pending or not self._has_constraint(urgent):
+        if urgent.num_pending or not self._is_prepared(urgent):
             return
         while self._running and not self._has_place(urgent):
             victim = self.victim
@@ -72,7 +73,7 @@ class Room:
             if not self._waiting.has_next:
                 return
             first = self._waiting.peek()
-            if first.num_pending or not self._has_constraint(first) or self._has_place(first):
+            if first.num_pending or not self._is_prepared(first) or self._has_place(first):
                 return
             if not self._calls.has_its_share(first):
                 self._take_back_for(first)

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pagoda_common.config.engine_config import CacheConfig, SchedulerConfig
+from pagoda_common.errors import PagodaError
+from pagoda_common.params.lora_adapter import LoraAdapter
+from pagoda_scheduler.adapters.adapter_pool import AdapterPool
 from pagoda_scheduler.beams.running_beams import Beams
 from pagoda_scheduler.core.admission import Admission
 from pagoda_scheduler.core.chunks import Chunks
@@ -25,6 +28,8 @@ from pagoda_scheduler.kv.swap_cost import SwapCost
 
 MAX_IN_FLIGHT = 4
 """Steps in flight, the next one included, are no more than these."""
+MAX_WITHOUT_ADAPTER = 256
+"""Waiting sequences that are passed by in a step because their adapters are not there, or have no place."""
 
 
 class Scheduler:
@@ -48,16 +53,19 @@ class Scheduler:
         swap_block_ns: int = 0,
         num_speculative_tokens: int = 0,
         constraints: ConstraintHolds | None = None,
+        adapters: AdapterPool | None = None,
     ) -> None:
         """`sizes`, `max_model_len`, `swap_block_ns`: measured by the worker; `groups`: of its model's layers;
         `vocab_size`: None takes every id; `num_speculative_tokens`: draft tokens that it may try for a sequence;
-        `constraints`: those that it compiles ahead of steps, None: none."""
+        `constraints`: those that it compiles ahead of steps, None: none; `adapters`: what the workers have of LoRA
+        adapters, None: no sequence may have one."""
         self.computes_whole = computes_whole(groups)
         """Every sequence runs in one step, whole: the model makes no tokens."""
         if self.computes_whole:
             budget = max(config.max_num_batched_tokens, max_model_len)
             config = replace(config, enable_chunked_prefill=False, max_num_batched_tokens=budget)
         self._config = config
+        self.adapters = adapters
         self.kv = KVCacheManager(
             sizes=sizes if config.preemption_mode != "recompute" else sizes.on_device(),
             groups=groups,
@@ -98,7 +106,7 @@ class Scheduler:
             waiting=self.waiting,
             running=self.running,
             has_place=self._has_place,
-            has_constraint=self._has_constraint,
+            is_prepared=self._is_prepared,
             preempt=self._preempt,
             num_blocks=sizes.num_blocks,
         )
@@ -165,6 +173,20 @@ class Scheduler:
         self.quarantine.discard(request)
         request.status = RequestStatus.FINISHED
 
+    def fail_adapter(self, adapter: LoraAdapter, error: PagodaError) -> list[Request]:
+        """An adapter cannot be read: the waiting sequences that need it have ended with `error`, and are returned."""
+        assert self.adapters is not None, "it was asked for"
+        candidates = (*self.waiting, *self.parked, *self.quarantine)
+        failing: dict[Request, None] = {}
+        for request in self.adapters.failed(adapter, candidates, error):
+            self.finish(request)
+            owners = [request] if request.beam_group is None else request.beam_group.sequences
+            for owner in owners:
+                owner.finish_reason, owner.error = "error", error
+                owner.status = RequestStatus.FINISHED
+            failing.update(dict.fromkeys(owners))
+        return list(failing)
+
     def park(self, request: Request) -> None:
         """Take a sequence out of the queue until `unpark`; its blocks and its slot are for others.
 
@@ -189,6 +211,8 @@ class Scheduler:
         """Decide the next step; None when there is nothing to compute. `now_ns` is noted as time of admission."""
         self._now_ns = now_ns
         plan = StepPlan(budget=self._config.max_num_batched_tokens, num_tables=self.kv.tables.count)
+        if self.adapters is not None:
+            self.adapters.begin(self.running)
         if self.quarantine:
             self._schedule_suspect(plan)
         else:
@@ -206,7 +230,7 @@ class Scheduler:
         self._beams.reenter(plan.scheduled, plan.appended, plan.admitted)
         self._step += 1
         freed_slots, transfers = self._slots.take_freed(), self.kv.take_transfers(plan.scheduled, plan.ahead)
-        output = plan.output(step=self._step, freed_slots=freed_slots, transfers=transfers)
+        output = plan.output(step=self._step, freed_slots=freed_slots, transfers=transfers, adapters=self.adapters)
         samples, num_prefills_ended = [], 0
         for request, num_new in plan.scheduled.items():
             num_tokens = request.num_tokens
@@ -291,6 +315,8 @@ class Scheduler:
         if suspect.status is RequestStatus.WAITING:
             if self._constraints is not None and not self._constraints.is_ready_alone(suspect):
                 return
+            if self.adapters is not None and not self.adapters.can_run(suspect, is_alone=True):
+                return
             while not (self._slots.has_free and self.kv.can_admit(suspect, self.kv.find_prefix(suspect))):
                 self._preempt(self.running[-1])
             prefix = self.kv.find_prefix(suspect)
@@ -357,6 +383,7 @@ class Scheduler:
     def _schedule_waiting(self, plan: StepPlan) -> None:
         """Admit waiting sequences while budget, slots and blocks last."""
         deferred: list[Request] = []
+        adapters, num_without = self.adapters, 0
         while self.waiting.has_next and self._slots.has_free and plan.budget > 0:
             request = self.waiting.peek()
             if not self._has_constraint(request):
@@ -369,6 +396,16 @@ class Scheduler:
                 self.waiting.set_aside(request)
                 deferred.append(request)
                 continue
+            if adapters is not None:
+                if not adapters.can_run(request):
+                    num_without += 1
+                    if num_without > MAX_WITHOUT_ADAPTER:
+                        break
+                    self.waiting.set_aside(request)
+                    deferred.append(request)
+                    continue
+                if adapters.is_impatient:
+                    break
             prefix = self.kv.find_prefix(request)
             num_new = self._chunks.size(request, prefix.num_tokens, plan.budget)
             watermark = self._watermark_blocks if self.running else 0
@@ -388,6 +425,10 @@ class Scheduler:
         """Whether no step would wait for the request's constraint."""
         return self._constraints is None or self._constraints.is_ready(request)
 
+    def _is_prepared(self, request: Request) -> bool:
+        """Whether no step would wait for the request's constraint, and its adapter is there."""
+        return self._has_constraint(request) and (self.adapters is None or self.adapters.can_run(request))
+
     def _leave_constraint(self, request: Request) -> None:
         if self._constraints is not None:
             self._constraints.leave(request)
@@ -404,6 +445,8 @@ class Scheduler:
         request.status = RequestStatus.RUNNING
         self.running.append(request)
         self._leave_constraint(request)
+        if self.adapters is not None:
+            self.adapters.admit(request)
         self.waiting.charge(request, num_new)
         # Found by whoever is admitted next, even within this step.
         self.kv.cache_computed(request, prefix.num_tokens + num_new)

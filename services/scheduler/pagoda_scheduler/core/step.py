@@ -33,6 +33,8 @@ class NewRequestData:
     group_block_ids: Sequence[Sequence[int]] = ()
     """Block tables of the other groups with blocks, each as long as `block_ids`. NO_BLOCK stands in any table for
     a block that left the group's window."""
+    lora_number: int = 0
+    """By which the workers know its adapter; 0: it has none."""
 
 
 class SchedulerOutput(NamedTuple):
@@ -68,6 +70,8 @@ class SchedulerOutput(NamedTuple):
     """(snapshot, host snapshot), done with `blocks_to_swap_out`."""
     states_to_swap_in: Sequence[tuple[int, int]] = ()
     """(host snapshot, snapshot), done with `blocks_to_swap_in`."""
+    loras_to_remove: Sequence[int] = ()
+    """Numbers of adapters that the workers forget before new requests enter."""
     num_prefills_ended: int = 0
     """Sequences whose known tokens are all computed with this step, which samples one more of each; not decodes."""
 

@@ -1,6 +1,7 @@
 """StepPlan: the next step while it is being decided. Knows requests and block ids; no policy."""
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.step import NewRequestData, SchedulerOutput
@@ -9,6 +10,16 @@ from pagoda_scheduler.kv.transfers import Transfers
 MAX_NEW_BYTES = 8 * 1024**2
 """Of sequences that enter slots in one step, as they go to the worker: prompts, outputs and large parameters. The next
 ones enter with the step after; one alone may be larger."""
+
+
+class Adapters(Protocol):
+    """What a step has to know of adapters (adapters/adapter_pool.py)."""
+
+    def number_of(self, request: Request) -> int:
+        """By which the workers know a sequence's adapter; 0: it has none."""
+
+    def take_removals(self) -> list[int]:
+        """Numbers that the workers forget with the step."""
 
 
 @dataclass(slots=True)
@@ -54,13 +65,18 @@ class StepPlan:
         self.budget += self.scheduled.pop(request, 0) + self.ahead.pop(request, 0)
         self.appended.pop(request, None)
 
-    def output(self, *, step: int, freed_slots: list[int], transfers: Transfers) -> SchedulerOutput:
-        """The step as the worker gets it."""
+    def output(
+        self, *, step: int, freed_slots: list[int], transfers: Transfers, adapters: Adapters | None = None
+    ) -> SchedulerOutput:
+        """The step as the worker gets it. `adapters`: those of sequences; None: no sequence has one."""
+        number_of = no_adapter if adapters is None else adapters.number_of
         ahead, appended = self.ahead, self.appended.items()
         num_scheduled_tokens = list(self.scheduled.values())
         return SchedulerOutput(
             step=step,
-            new_requests=[_new_request_data(request, computed) for request, computed in self.admitted.items()],
+            new_requests=[
+                _new_request_data(request, computed, number_of(request)) for request, computed in self.admitted.items()
+            ],
             freed_slots=freed_slots,
             slots=[request.slot for request in self.scheduled],
             num_scheduled_tokens=num_scheduled_tokens,
@@ -76,6 +92,7 @@ class StepPlan:
             states_to_swap_out=transfers.states_to_swap_out,
             states_to_swap_in=transfers.states_to_swap_in,
             appended_groups=self._appended_groups() if appended and self.num_tables > 1 else (),
+            loras_to_remove=() if adapters is None else adapters.take_removals(),
         )
 
     def _appended_groups(self) -> list[int]:
@@ -89,7 +106,12 @@ def _num_bytes(request: Request) -> int:
     return 4 * request.num_tokens + request.sampling_params.num_bytes
 
 
-def _new_request_data(request: Request, num_cached: int) -> NewRequestData:
+def no_adapter(request: Request) -> int:
+    """The number of a sequence's adapter where there are none."""
+    return 0
+
+
+def _new_request_data(request: Request, num_cached: int, lora_number: int) -> NewRequestData:
     return NewRequestData(
         slot=request.slot,
         request_id=f"{request.request_id}/{request.index}",
@@ -102,4 +124,5 @@ def _new_request_data(request: Request, num_cached: int) -> NewRequestData:
         is_beam=request.is_beam,
         pooling=request.pooling,
         group_block_ids=[list(table) for table in request.group_block_ids],
+        lora_number=lora_number,
     )

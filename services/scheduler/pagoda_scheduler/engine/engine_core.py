@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from pagoda_common.config.engine_config import EngineConfig
-from pagoda_common.errors import InvalidRequest, NotReady, PagodaError
+from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError
+from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
+from pagoda_scheduler.adapters.adapter_pool import AdapterPool
 from pagoda_scheduler.core.constraint_holds import ConstraintHolds
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.scheduler import Scheduler
@@ -26,6 +28,11 @@ SHORT_STEP_NS = 4_000_000
 longer than such a step."""
 
 
+TRANSIENT = (Code.CANCELLED, Code.UNAVAILABLE)
+"""Of a call whose worker does not answer."""
+LOAD_RETRY_S = 0.5
+
+
 class Executor(Protocol):
     """A worker group as the step loop sees it: steps go out, results come back in the same order."""
 
@@ -37,6 +44,13 @@ class Executor(Protocol):
 
         Raises:
             PagodaError: the group is lost.
+        """
+
+    async def add_lora(self, number: int, adapter: LoraAdapter) -> None:
+        """Have the group read an adapter, beside the steps.
+
+        Raises:
+            PagodaError: it cannot be used, or the group is lost.
         """
 
 
@@ -72,10 +86,11 @@ class EngineCore:
         swap_block_ns: int = 0,
         can_speculate: bool = False,
         compiler: ConstraintCompiler | None = None,
+        can_adapt: bool = False,
         timeline: Timeline | None = None,
     ) -> None:
         """`can_speculate`: the group makes and verifies drafts, where the config wants them; `compiler`: None where
-        steps wait for constraints."""
+        steps wait for constraints; `can_adapt`: it takes LoRA adapters."""
         self.eos_token_ids = tuple(eos_token_ids)
         """The model's end tokens."""
         self._compiler = compiler
@@ -83,6 +98,10 @@ class EngineCore:
         self._constraints: ConstraintHolds | None = None
         if compiler is not None:
             self._constraints = ConstraintHolds(start=self._start_compiling, release=compiler.release_constraint)
+        lora = config.lora
+        has_adapters = lora.enable_lora and can_adapt
+        self.adapters = AdapterPool(max_loras=lora.max_loras, max_cpu_loras=lora.num_host) if has_adapters else None
+        """None: no sequence may have one."""
         self.scheduler = Scheduler(
             config=config.scheduler,
             cache=config.cache,
@@ -93,7 +112,9 @@ class EngineCore:
             swap_block_ns=swap_block_ns,
             num_speculative_tokens=config.speculative.num_speculative_tokens if can_speculate else 0,
             constraints=self._constraints,
+            adapters=self.adapters,
         )
+        self._loading: dict[asyncio.Task[None], LoraAdapter] = {}
         self.num_steps = 0
         """Counter: steps finished."""
         self._sends_ahead = config.scheduler.async_scheduling
@@ -140,8 +161,8 @@ class EngineCore:
                     self._wake.clear()
                     self.step()
         finally:
-            for compilation in self._compilations:
-                compilation.cancel()
+            for task in (*self._compilations, *self._loading):
+                task.cancel()
 
     def _start_compiling(self, params: StructuredOutputsParams) -> None:
         compilation = asyncio.create_task(self._compile(params))
@@ -172,6 +193,50 @@ class EngineCore:
             self.scheduler.finish(request)
         self._deliver(StepResult(step=0, finished=list(ended)))
         self._wake.set()
+
+    # Adapters.
+
+    async def load_adapter(self, adapter: LoraAdapter) -> None:
+        """Have an adapter read now, unless there is no room for it: then when a request needs it.
+
+        Raises:
+            PagodaError: it cannot be used, or the group is lost meanwhile.
+        """
+        if self.adapters is None:
+            raise PagodaError("the worker group takes no adapters", code=Code.UNIMPLEMENTED)
+        self.adapters.load(adapter)
+        self._begin_loads(self.adapters)
+        for task, loading in list(self._loading.items()):
+            if loading.key == adapter.key:
+                await asyncio.shield(task)
+
+    def _begin_loads(self, adapters: AdapterPool) -> None:
+        for number, adapter in adapters.take_loads():
+            task = asyncio.create_task(self._load(number, adapter))
+            self._loading[task] = adapter
+            task.add_done_callback(self._end_load)
+
+    def _end_load(self, task: asyncio.Task[None]) -> None:
+        del self._loading[task]
+        if not task.cancelled():
+            task.exception()  # the requests were told; who else waits hears of it there
+
+    async def _load(self, number: int, adapter: LoraAdapter) -> None:
+        """Raises PagodaError, when the requests that wait for it have ended with that."""
+        assert self.adapters is not None, "it has asked"
+        try:
+            await self._executor.add_lora(number, adapter)
+        except PagodaError as error:
+            if error.code in TRANSIENT:  # the group is lost, or about to be: requests go on elsewhere
+                await asyncio.sleep(LOAD_RETRY_S)
+                self.adapters.failed(adapter, (), error)
+            elif failed := self.scheduler.fail_adapter(adapter, error):
+                self._deliver(StepResult(step=0, finished=failed))
+            raise
+        else:
+            self.adapters.loaded(adapter)
+        finally:
+            self._wake.set()
 
     async def warm_up(self) -> None:
         """Run one real token through the group, while `run` is running and before it serves anyone."""
@@ -223,6 +288,8 @@ class EngineCore:
         """Decide the next step, and note that it goes out now."""
         started_ns = time.perf_counter_ns()
         output = self.scheduler.schedule(time.time_ns())
+        if self.adapters is not None:
+            self._begin_loads(self.adapters)
         if output is None:
             return None
         self._timeline.scheduled(output, time.perf_counter_ns() - started_ns)

@@ -9,6 +9,7 @@ from typing import Any
 
 from pagoda.v1 import scheduler_pb2, types_pb2
 from pagoda_common.config.engine_config import EngineConfig
+from pagoda_common.config.lora_config import CAPABILITY as LORA_CAPABILITY
 from pagoda_common.config.speculative_config import CAPABILITY
 from pagoda_common.engine.convert import weights_source_from_proto
 from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError
@@ -293,6 +294,7 @@ class WorkerGroups:
                 swap_block_ns=brought_up.swap_block_ns,
                 can_speculate=all(CAPABILITY in rank.identity.capabilities for rank in group.members),
                 compiler=client if HOLD_CAPABILITY in group.members[0].identity.capabilities else None,
+                can_adapt=all(LORA_CAPABILITY in rank.identity.capabilities for rank in group.members),
                 max_model_len=brought_up.model_info.max_model_len,
                 eos_token_ids=brought_up.model_info.eos_token_ids,
                 vocab_size=brought_up.model_info.vocab_size,

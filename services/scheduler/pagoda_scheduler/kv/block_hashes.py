@@ -10,8 +10,9 @@ from pagoda_scheduler.kv.block_pool import BlockHash
 class BlockHasher:
     """Hashes of sequences' full blocks, each computed once.
 
-    A hash covers the block's tokens and its predecessor's hash; the first predecessor is the cache salt. Without prefix
-    caching each request has a salt of its own, so that it finds what was its own alone.
+    A hash covers the block's tokens and its predecessor's hash; the first predecessor is the cache salt, with name and
+    version of the adapter where there is one. Without prefix caching each request has a salt of its own, so that it
+    finds what was its own alone.
     """
 
     def __init__(self, *, block_size: int, is_shared: bool) -> None:
@@ -32,4 +33,8 @@ class BlockHasher:
 
     def _salt(self, request: Request) -> bytes:
         own = "" if self._is_shared else f"\0{request.request_id}/{request.index}/{request.attempt}"
-        return f"{request.cache_salt}{own}".encode() + b"\0"
+        salt = f"{request.cache_salt}{own}".encode() + b"\0"
+        if request.lora is None:
+            return salt
+        # 0xFF is in no text, so that no salt of a client is that of an adapter.
+        return b"\xff" + blake2b(request.lora.digest_text, digest_size=16).digest() + salt

@@ -1,12 +1,14 @@
 """The scheduler's own Prometheus metrics: where each step's time goes, how much it computes, how each group fares."""
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pagoda_common.metrics.lean_histogram import LeanHistogram
+from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput
 from pagoda_scheduler.engine.engine_core import EngineCore
 from pagoda_scheduler.groups.worker_groups import WorkerGroups
@@ -94,6 +96,32 @@ class GroupCollector(Collector):
             for number, core in cores:
                 gauge.add_metric((number,), value_of(core))
             yield gauge
+
+
+class LoraCollector(Collector):
+    """vLLM's metric of adapters: whose sequences run, and whose wait."""
+
+    def __init__(self, *, groups: WorkerGroups, max_loras: int) -> None:
+        self._groups = groups
+        self._max_loras = max_loras
+
+    def collect(self) -> Iterator[Metric]:
+        """Called for every scrape, on whatever thread."""
+        cores = [group.core for group in self._groups.groups.copy().values() if group.core is not None]
+        running = _adapter_names(request for core in cores for request in core.scheduler.running.copy())
+        waiting = _adapter_names(request for core in cores for request in core.scheduler.waiting)
+        info = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "Adapters of sequences that run and that wait; the value is the Unix time of the scrape.",
+            labels=("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
+        )
+        info.add_metric((str(self._max_loras), waiting, running), time.time())
+        yield info
+
+
+def _adapter_names(requests: Iterable[Request]) -> str:
+    """Each once, with commas between."""
+    return ",".join(sorted({request.lora.name for request in requests if request.lora is not None}))
 
 
 def _kv_cache_usage(core: EngineCore) -> float:

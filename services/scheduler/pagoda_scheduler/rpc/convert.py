@@ -65,6 +65,11 @@ def worker_config_to_proto(config: EngineConfig) -> worker_pb2.WorkerConfig:
         kv_cache_dtype=cache.kv_cache_dtype,
         takes_cache_groups=True,
     )
+    lora = config.lora
+    if lora.enable_lora:
+        message.lora.max_loras, message.lora.max_lora_rank = lora.max_loras, lora.max_lora_rank
+        message.lora.max_cpu_loras = lora.num_host
+        message.lora.target_modules.extend(lora.lora_target_modules)
     speculative = config.speculative
     if speculative.is_on:
         message.speculative.method = speculative.method
@@ -164,6 +169,8 @@ class StepEncoder:
             message.states_to_swap_out = _pairs(output.states_to_swap_out)
         if output.states_to_swap_in:
             message.states_to_swap_in = _pairs(output.states_to_swap_in)
+        if output.loras_to_remove:
+            message.loras_to_remove = column(output.loras_to_remove, "<u4")
         return message
 
 
@@ -184,6 +191,7 @@ def _new_request_to_proto(new: NewRequestData) -> worker_pb2.NewRequest:
         is_beam=new.is_beam,
         pooling=pooling_params_to_proto(new.pooling) if new.pooling is not None else None,
         group_block_ids=b"".join(column(table, "<u4") for table in new.group_block_ids),
+        lora_number=new.lora_number,
     )
 
 

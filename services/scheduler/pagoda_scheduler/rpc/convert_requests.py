@@ -9,6 +9,7 @@ from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.engine.convert import (
     FINISH_REASONS,
     beam_search_params_from_proto,
+    lora_adapter_from_proto,
     pooling_params_from_proto,
     sampling_params_from_proto,
     token_array_from_bytes,
@@ -62,6 +63,7 @@ def requests_from_proto(
         raise InvalidRequest(f"resume has {len(resumed)} sequences, n is {params.n}", field="resume")
     seed = secrets.randbits(63) if params.seed is None else params.seed
     model_end = tuple(model_info.eos_token_ids) if model_info is not None else ()
+    lora = lora_adapter_from_proto(message.lora) if message.HasField("lora") else None
     sequences = [
         Request(
             request_id=message.request_id,
@@ -80,6 +82,7 @@ def requests_from_proto(
             sink=sink,
             session_slot=slot,
             pooling=pooling,
+            lora=lora,
         )
         for index, slot in enumerate(slots)
     ]

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pagoda.v1 import types_pb2
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.config.weights_source import WeightsSource
+from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
 from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput
 from pagoda_scheduler.kv.cache_group import CacheGroup, CacheSizes, has_states
@@ -102,6 +103,14 @@ class GroupClient:
     def release_constraint(self, params: StructuredOutputsParams) -> None:
         """It need not be kept."""
         self._leader.release_constraint(params)
+
+    async def add_lora(self, number: int, adapter: LoraAdapter) -> None:
+        """Have every rank read an adapter.
+
+        Raises:
+            PagodaError: a rank cannot use it, or does not answer.
+        """
+        await _all(rank.add_lora(number, adapter) for rank in self._ranks)
 
     async def close(self) -> None:
         """Cancel the streams and close the channels."""

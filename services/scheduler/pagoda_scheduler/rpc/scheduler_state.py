@@ -1,6 +1,8 @@
 """What the scheduler tells about itself: epoch, model and load, as messages."""
 
-from pagoda.v1 import types_pb2
+from pagoda.v1 import scheduler_pb2, types_pb2
+from pagoda_common.engine.convert import lora_adapter_to_proto
+from pagoda_scheduler.adapters.adapter_list import AdapterList
 from pagoda_scheduler.engine.engine import Engine
 from pagoda_scheduler.groups.worker_groups import WorkerGroups
 
@@ -12,6 +14,23 @@ class SchedulerState:
         self.session_epoch = session_epoch
         self._engine = engine
         self._groups = groups
+        self.adapters = AdapterList(config=engine.config.lora, on_change=self._take_adapters)
+        """Those that requests may name."""
+        self.loras = self._lora_list()
+        """The list as a message, another one whenever it changes; None: requests may have none."""
+
+    def _take_adapters(self) -> None:
+        self.loras = self._lora_list()
+        self._engine.announce()
+
+    def _lora_list(self) -> scheduler_pb2.LoraList | None:
+        if not self.adapters.is_on:
+            return None
+        return scheduler_pb2.LoraList(
+            adapters=map(lora_adapter_to_proto, self.adapters.listed()),
+            session_epoch=self.session_epoch,
+            has_resolver=self.adapters.has_resolver,
+        )
 
     @property
     def model_info(self) -> types_pb2.ModelInfo | None:

@@ -7,11 +7,15 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
+from pagoda_common.engine.convert import lora_adapter_from_proto, lora_adapter_to_proto
 from pagoda_common.errors import InvalidRequest, NotFound, NotReady, PagodaError
 from pagoda_common.metrics.tracing import sampled_traceparent
+from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.process.logging import log_life
+from pagoda_scheduler.adapters.adapter_pool import AdapterPool
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.engine.engine import Engine
+from pagoda_scheduler.engine.engine_core import TRANSIENT
 from pagoda_scheduler.engine.open_requests import Origin
 from pagoda_scheduler.groups.weights_control import WeightsControl
 from pagoda_scheduler.groups.worker_groups import WorkerGroups
@@ -42,6 +46,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         self._version = version
         self._render_metrics = render_metrics
         self._weights = WeightsControl(engine=engine, groups=groups)
+        self._adapters = state.adapters
 
     async def Session(
         self, request_iterator: AsyncIterator[scheduler_pb2.FrontendMessage], context: Any
@@ -73,6 +78,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         kind = message.WhichOneof("message")
         if kind == "submit":
             try:
+                self._settle_adapter(message.submit)
                 sequences = requests_from_proto(
                     message.submit, sink=sink, config=self._engine.config, model_info=self._groups.model_info
                 )
@@ -93,6 +99,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             sink.outbox.acknowledge(message.acknowledgement.num_messages)
         elif kind == "hello":
             sink.outbox.is_acknowledged = message.hello.acknowledges
+            if message.hello.loras.session_epoch != self._state.session_epoch:  # else it is what we have told it
+                self._adapters.learn(map(lora_adapter_from_proto, message.hello.loras.adapters))
             log_life(logger, "frontend %s (%s) is connected", message.hello.frontend_id, message.hello.version)
         elif kind is not None:  # None is a message that a later version has, and that can be done without
             raise InvalidRequest(f"unexpected message {kind}", field="message")
@@ -109,6 +117,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             raise InvalidRequest(f"request_id {request.request_id!r} is in use", field="request_id")
         num_sequences = 1 if request.HasField("pooling") else max(1, request.sampling_params.n)
         sink = GenerateSink(num_sequences=num_sequences, on_room=self._engine.unpark)
+        self._settle_adapter(request)
         sequences = requests_from_proto(
             request, sink=sink, config=self._engine.config, model_info=self._groups.model_info
         )
@@ -122,6 +131,20 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
                 yield output
         finally:
             self._engine.close_sink(sink)
+
+    def _settle_adapter(self, message: scheduler_pb2.SubmitRequest) -> None:
+        """Have all of a request's adapter in its message, where it names one.
+
+        Raises:
+            NotFound: it is named alone, and not listed.
+            InvalidRequest: requests may have none.
+        """
+        if not message.HasField("lora"):
+            return
+        if not self._adapters.is_on:
+            raise InvalidRequest(f"lora is {message.lora.name!r}, adapters need --enable-lora", field="lora")
+        if not message.lora.path:
+            message.lora.CopyFrom(lora_adapter_to_proto(self._adapters.find(message.lora.name)))
 
     def _submit(
         self,
@@ -255,3 +278,52 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         return scheduler_pb2.ReloadWeightsResponse(
             num_groups=reloaded.num_groups, seconds=reloaded.seconds, pause_s=reloaded.pause_s
         )
+
+    async def AddLora(self, request: scheduler_pb2.AddLoraRequest, context: Any) -> scheduler_pb2.AddLoraResponse:
+        """Serve an adapter, once the groups that serve have read it."""
+        asked = lora_adapter_from_proto(request.adapter)
+        adapter = self._adapters.candidate(asked, load_inplace=request.load_inplace)
+        await self._read_by_all(adapter)
+        before = self._adapters.get(adapter.name)
+        self._adapters.put(adapter)
+        for pool in self._pools():
+            if before is not None and before.key != adapter.key:
+                pool.forget(before)
+        return scheduler_pb2.AddLoraResponse(adapter=lora_adapter_to_proto(adapter))
+
+    async def _read_by_all(self, adapter: LoraAdapter) -> None:
+        """Raises PagodaError when a group cannot use the adapter; one that is lost meanwhile reads it later."""
+        answers = await asyncio.gather(
+            *(core.load_adapter(adapter) for core in self._engine.cores), return_exceptions=True
+        )
+        for answer in answers:
+            is_lost = isinstance(answer, asyncio.CancelledError) or (
+                isinstance(answer, PagodaError) and answer.code in TRANSIENT
+            )
+            if isinstance(answer, BaseException) and not is_lost:
+                raise answer
+
+    def _pools(self) -> list[AdapterPool]:
+        return [core.adapters for core in self._engine.cores if core.adapters is not None]
+
+    async def RemoveLora(
+        self, request: scheduler_pb2.RemoveLoraRequest, context: Any
+    ) -> scheduler_pb2.RemoveLoraResponse:
+        """Take no more requests for an adapter."""
+        adapter = self._adapters.remove(request.name)
+        for pool in self._pools():
+            pool.forget(adapter)
+        return scheduler_pb2.RemoveLoraResponse()
+
+    async def PinLora(self, request: scheduler_pb2.PinLoraRequest, context: Any) -> scheduler_pb2.PinLoraResponse:
+        """Keep an adapter in memory, or not."""
+        adapter = self._adapters.pin(request.name, is_pinned=request.is_pinned)
+        for pool in self._pools():
+            pool.pin(adapter, is_pinned=request.is_pinned)
+        if request.is_pinned:
+            await self._read_by_all(adapter)
+        return scheduler_pb2.PinLoraResponse()
+
+    async def ListLoras(self, request: scheduler_pb2.ListLorasRequest, context: Any) -> scheduler_pb2.ListLorasResponse:
+        """The adapters that requests may name."""
+        return scheduler_pb2.ListLorasResponse(adapters=map(lora_adapter_to_proto, self._adapters.listed()))

@@ -29,6 +29,7 @@ class SessionSink:
         """Open sequences by the frontend's slots."""
         self._state = state
         self._announced_model: types_pb2.ModelInfo | None = None
+        self._announced_loras: scheduler_pb2.LoraList | None = None
         self._load_told_ns = 0
         self._on_room = on_room
         self._has_announcement = False
@@ -106,6 +107,9 @@ class SessionSink:
         if state.model_info is not self._announced_model and state.model_info is not None:
             self._announced_model = state.model_info
             message.model_info.CopyFrom(state.model_info)
+        if state.loras is not self._announced_loras and state.loras is not None:
+            self._announced_loras = state.loras
+            message.loras.CopyFrom(state.loras)
         return message
 
 

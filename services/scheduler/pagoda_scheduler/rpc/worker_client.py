@@ -14,8 +14,9 @@ from pagoda.v1 import types_pb2, worker_pb2, worker_pb2_grpc
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.config.security_config import SecurityConfig
 from pagoda_common.config.weights_source import WeightsSource
-from pagoda_common.engine.convert import structured_outputs_to_proto
+from pagoda_common.engine.convert import lora_adapter_to_proto, structured_outputs_to_proto
 from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError
+from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
 from pagoda_common.rpc.channels import connect
 from pagoda_common.rpc.service import error_from_rpc
@@ -30,6 +31,10 @@ EXECUTE = f"/{worker_pb2.DESCRIPTOR.services_by_name['Worker'].full_name}/Execut
 INIT_TIMEOUT_S = 60.0
 CACHE_TIMEOUT_S = 300.0
 """A profiling run, the allocation of the cache and the recording of CUDA graphs may take a while."""
+
+
+LORA_TIMEOUT_S = 600.0
+"""An adapter may come from a hub."""
 
 
 class WorkerClient:
@@ -160,6 +165,17 @@ class WorkerClient:
         """The worker may forget a constraint; no-op for one that it does not hold."""
         if (call := self._holds.pop(params.grammar_key, None)) is not None:
             call.cancel()
+
+    async def add_lora(self, number: int, adapter: LoraAdapter) -> None:
+        """Have the worker read an adapter, beside the steps."""
+        request = worker_pb2.WorkerAddLoraRequest(
+            session_epoch=self._epoch,
+            worker_incarnation=self._incarnation,
+            number=number,
+            adapter=lora_adapter_to_proto(adapter),
+        )
+        with _errors():
+            await self._stub.AddLora(request, timeout=LORA_TIMEOUT_S)
 
     def open_stream(self) -> None:
         """Open the Execute stream: `send` and `receive` may be called from now on."""

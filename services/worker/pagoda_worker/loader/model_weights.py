@@ -79,6 +79,11 @@ class ModelWeights:
         """Bytes of the weights, wherever they are."""
         return sum(parameter.numel() * parameter.element_size() for parameter in self._model.parameters())
 
+    @property
+    def whole(self) -> Model:
+        """What all ranks hold together, without weights; the model itself for one rank."""
+        return self._builder.build_whole(self._model)
+
     def leave_device(self, *, level: int) -> int:
         """Free the device's memory: to host memory with level 1, unless that is the device's own; else for good.
 

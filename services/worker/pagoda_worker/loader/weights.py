@@ -146,7 +146,7 @@ class _Filler:
         if isinstance(value, QuantizedMatrix):
             self._integers.setdefault(name, []).append((source, value))
         else:
-            self._copy(layer, leaf, source, _in_order(value, source))
+            self._copy(layer, leaf, source, in_order(value, source))
         if self._num_missing[name]:
             return
         parts = self._integers.pop(name, [])
@@ -154,7 +154,7 @@ class _Filler:
             self.num_dequantized += not self._methods.is_online
             self.float_name = str(layer.dtype).removeprefix("torch.")
             for part, matrix in parts:
-                self._copy(layer, leaf, part, _in_order(matrix.dequantize(), replace(part, is_transposed=False)))
+                self._copy(layer, leaf, part, in_order(matrix.dequantize(), replace(part, is_transposed=False)))
         if isinstance(layer, Matrix) and leaf == "weight":
             layer.finish_loading()
 
@@ -192,7 +192,7 @@ class _Filler:
                 (matrix.zeros, joined.zeros),
             ):
                 if tensor is not None and target is not None:
-                    copy_part(_in_order(tensor, kept), kept, target, self._model.sharding, num_rows=num_rows)
+                    copy_part(in_order(tensor, kept), kept, target, self._model.sharding, num_rows=num_rows)
         layer.hold(joined, method)
         return True
 
@@ -315,7 +315,7 @@ def _allocate(layer: nn.Module, leaf: str, *, device: torch.device) -> None:
         setattr(layer, leaf, nn.Parameter(storage, requires_grad=False))
 
 
-def _in_order(tensor: Tensor, source: WeightSource) -> Tensor:
+def in_order(tensor: Tensor, source: WeightSource) -> Tensor:
     """A stored tensor with its dimensions and rows as in the parameter; a view where nothing has to move."""
     if source.is_transposed:
         tensor = tensor.t()

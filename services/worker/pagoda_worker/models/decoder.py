@@ -14,6 +14,7 @@ from pagoda_kernels.decoder.decoder_layers import (
     has_decoder_layers,
 )
 from pagoda_kernels.native.library import native
+from pagoda_worker.lora.lora_rows import LoraRows
 from pagoda_worker.models.decoder_layer import Attention, DecoderLayer
 from pagoda_worker.models.delta_net import delta_net_state
 from pagoda_worker.models.feed_forward import MixtureOfExperts
@@ -25,6 +26,9 @@ from pagoda_worker.models.sharding import Sharding
 from pagoda_worker.models.spec import DecoderSpec, RopeSpec
 from pagoda_worker.models.weights import MadeWeights, WeightNames
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
+
+HEAD = "lm_head"
+"""Its name for adapters."""
 
 
 def attention_layers(spec: DecoderSpec) -> tuple[AttentionLayer, ...]:
@@ -49,6 +53,8 @@ class Decoder(Model):
     """A decoder-only language model, or one rank's part. Build it on the meta device; the loader gives it weights."""
 
     sharding: Sharding
+    lora: LoraRows | None = None
+    """As of a layer: for the head, which may be the table of embeddings."""
 
     def __init__(
         self,
@@ -270,6 +276,8 @@ class Decoder(Model):
         else:  # every rank has all rows, for its embeddings, and multiplies with some
             rows = self.embed_tokens.weight[self._head_rows.start : self._head_rows.stop]
             logits = F.linear(hidden, rows, self.lm_head_bias).float()
+        if self.lora is not None:
+            logits = self.lora.add(HEAD, hidden, logits)
         logits = self._parallel.gather_columns(logits, self.spec.vocab_size)
         if self.spec.logit_multiplier != 1.0:
             logits = logits * self.spec.logit_multiplier

@@ -1,5 +1,8 @@
 """Feed-forward layers: one for all tokens, or a mixture of experts. Knows tensors; no requests."""
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +18,7 @@ from pagoda_kernels.moe.experts import (
     mixture_reference,
 )
 from pagoda_kernels.moe.route_tokens import route_tokens
+from pagoda_worker.lora.lora_rows import IntArray, LoraRows
 from pagoda_worker.models.layers import Linear, activation_name
 from pagoda_worker.models.spec import DecoderSpec, MoeSpec
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
@@ -81,6 +85,9 @@ class MixtureOfExperts(nn.Module):
 
     float32_parameters = frozenset({"correction"})
     """They keep float32, whatever the model's data type."""
+    lora: LoraRows | None = None
+    """As of a layer."""
+    lora_name = ""
 
     def __init__(self, *, spec: DecoderSpec, moe: MoeSpec, prefix: str = "", parallel: TensorParallel = ALONE) -> None:
         super().__init__()
@@ -125,7 +132,10 @@ class MixtureOfExperts(nn.Module):
         """[num_tokens, hidden_size] to the same, added to `residual`."""
         if not self._is_bound:
             self._bind()
-        if self._kernel is not None:
+        changed = None if self.lora is None else self.lora.rows_within(self.lora_name)
+        if changed is not None and changed.size:
+            output = self._with_adapters(x, changed)
+        elif self._kernel is not None:
             alone = self._parallel.world_size == 1
             output = self._kernel(x, residual if alone else None)
             if alone:
@@ -135,18 +145,55 @@ class MixtureOfExperts(nn.Module):
         output = self._parallel.all_reduce(output)
         return output if residual is None else residual + output
 
+    def _with_adapters(self, x: Tensor, changed: IntArray) -> Tensor:
+        """This rank's part, where adapters change some rows: these one expert after the other, the rest as ever."""
+        assert self.lora is not None, "rows have adapters"
+        rest = np.setdiff1d(np.arange(x.shape[0]), changed)
+        output = torch.empty_like(x)
+        if rest.size:
+            rows = torch.from_numpy(rest).to(x.device)
+            with self.lora.selected(rest):
+                others = x.index_select(0, rows)
+                output[rows] = self._reference(others) if self._kernel is None else self._kernel(others, None)
+        rows = torch.from_numpy(changed).to(x.device)
+        with self.lora.selected(changed):
+            output[rows] = self._one_by_one(x.index_select(0, rows))
+        return output
+
+    def _one_by_one(self, x: Tensor) -> Tensor:
+        """As `_reference`, where each expert has to know which rows it gets."""
+        weights, chosen = route_tokens(
+            self.router.multiply(x, out_dtype=torch.float32), self._routing, correction=self.correction
+        )
+
+        def of(index: int, expert: nn.Module) -> Callable[[Tensor], Tensor]:
+            def run(rows: Tensor) -> Tensor:
+                assert self.lora is not None, "rows have adapters"
+                with self.lora.selected((chosen == index).any(dim=1).nonzero()[:, 0].cpu().numpy()):
+                    return expert(rows)  # type: ignore[no-any-return]  # torch: Module calls are Any
+
+            return run
+
+        experts = [of(index, expert) for index, expert in enumerate(self.experts)]
+        output = mixture_reference(x, weights, chosen, experts, scales_input=self._scales_input)
+        return self._with_shared(x, output).to(x.dtype)
+
     def _reference(self, x: Tensor) -> Tensor:
         """One operation after the other, of this rank's part; on a GPU all experts in one."""
-        logits = self.router.method.apply(self.router, x, bias=self.router.bias, out_dtype=torch.float32)
+        logits = self.router.multiply(x, out_dtype=torch.float32)
         weights, chosen = route_tokens(logits, self._routing, correction=self.correction)
         if self._grouped is not None:
             output = self._grouped(x, weights, chosen)
         else:
             output = mixture_reference(x, weights, chosen, list(self.experts), scales_input=self._scales_input)
+        return self._with_shared(x, output).to(x.dtype)
+
+    def _with_shared(self, x: Tensor, output: Tensor) -> Tensor:
+        """`output` with what the expert of all tokens gives, float32."""
         if self.shared_expert is not None:
             shared = self.shared_expert(x).float()
             output += shared if self.shared_gate is None else torch.sigmoid(self.shared_gate(x).float()) * shared
-        return output.to(x.dtype)
+        return output
 
     def fused_weights(self) -> MixtureWeights | None:
         """For a kernel that computes all of it; None: it does something that the kernel does not."""

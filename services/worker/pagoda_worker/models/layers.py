@@ -9,6 +9,7 @@ from pagoda_kernels.layers.add_rms_norm import add_rms_norm
 from pagoda_kernels.layers.rms_norm import rms_norm
 from pagoda_kernels.linear.linear_weights import LinearWeights
 from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
+from pagoda_worker.lora.lora_rows import LoraRows
 from pagoda_worker.models.linear_method import PLAIN, LinearMethod
 from pagoda_worker.models.quantized_method import QuantizedLinearMethod
 from pagoda_worker.models.spec import DecoderSpec
@@ -47,6 +48,10 @@ class Matrix(nn.Module):
     weight_zero_point: nn.Parameter | None
     dtype: torch.dtype
     """Of its rows, and of what it is multiplied with."""
+    lora: LoraRows | None = None
+    """Adapters of the rows that are computed; None: there never are any."""
+    lora_name = ""
+    """By which adapters know it."""
 
     def __init__(self, *, rows: int, columns: int, is_multiplied: bool, prefix: str) -> None:
         """`is_multiplied`: vectors are multiplied with the matrix; else only its rows are looked up."""
@@ -103,7 +108,12 @@ class Linear(Matrix):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """[num_tokens, in_features] to [num_tokens, out_features], with `residual` of that shape added."""
-        return self.method.apply(self, x, bias=self.bias, residual=residual)
+        return self.multiply(x, residual)
+
+    def multiply(self, x: Tensor, residual: Tensor | None = None, *, out_dtype: torch.dtype | None = None) -> Tensor:
+        """The same, of this rank's part, in a data type of choice."""
+        out = self.method.apply(self, x, bias=self.bias, residual=residual, out_dtype=out_dtype)
+        return out if self.lora is None else self.lora.add(self.lora_name, x, out)
 
     def fused_weights(self) -> LinearWeights | None:
         """For layers in one call; None: there is no kernel for how the matrix is held."""
@@ -119,7 +129,8 @@ class Embedding(Matrix):
 
     def forward(self, ids: Tensor) -> Tensor:
         """[num_tokens] int64 to [num_tokens, dim]."""
-        return self.method.embedding(self, ids)
+        rows = self.method.embedding(self, ids)
+        return rows if self.lora is None else self.lora.embed(self.lora_name, ids, rows)
 
 
 class Norm(nn.Module):

@@ -24,6 +24,7 @@ from pagoda_common.config.engine_config import (
     Runner,
     SchedulerConfig,
 )
+from pagoda_common.config.lora_config import LoraConfig
 from pagoda_common.config.speculative_config import SpeculativeConfig
 from pagoda_common.engine.convert import POOLING_TASKS, pooling_params_from_proto, sampling_params_from_proto
 from pagoda_common.errors import InvalidRequest, PagodaError
@@ -82,6 +83,7 @@ def engine_config_from_proto(message: worker_pb2.WorkerConfig) -> EngineConfig:
             max_num_seqs=message.max_num_seqs, max_num_batched_tokens=message.max_num_batched_tokens
         ),
         speculative=_speculative_config(message),
+        lora=_lora_config(message),
     )
 
 
@@ -94,6 +96,19 @@ def _speculative_config(message: worker_pb2.WorkerConfig) -> SpeculativeConfig:
         num_speculative_tokens=given.num_speculative_tokens,
         prompt_lookup_max=given.prompt_lookup_max,
         prompt_lookup_min=given.prompt_lookup_min,
+    )
+
+
+def _lora_config(message: worker_pb2.WorkerConfig) -> LoraConfig:
+    if not message.HasField("lora"):
+        return LoraConfig()
+    given = message.lora
+    return LoraConfig(
+        enable_lora=True,
+        max_loras=given.max_loras,
+        max_lora_rank=given.max_lora_rank,
+        max_cpu_loras=given.max_cpu_loras,
+        lora_target_modules=tuple(given.target_modules),
     )
 
 
@@ -153,6 +168,7 @@ def step_input_from_proto(message: worker_pb2.ExecuteModelRequest, *, arrived_ns
         states_to_swap_in=_pairs(message.states_to_swap_in, "states_to_swap_in"),
         states_to_load=_pairs(message.states_to_load, "states_to_load"),
         states_to_save=_pairs(message.states_to_save, "states_to_save"),
+        loras_to_remove=_column(message.loras_to_remove, "<u4", "loras_to_remove"),
         new_requests=new_requests,
         rejected=rejected,
         appended_slots=_column(message.appended_slots, "<u2", "appended_slots"),
@@ -190,6 +206,7 @@ def _new_request(message: worker_pb2.NewRequest) -> NewRequest:
         eos_token_ids=tuple(message.eos_token_ids),
         is_beam=message.is_beam,
         pooling=pooling_params_from_proto(message.pooling) if message.HasField("pooling") else None,
+        lora_number=message.lora_number,
     )
 
 

@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
+from pagoda_common.config.lora_config import CAPABILITY as LORA_CAPABILITY
 from pagoda_common.config.security_config import SecurityConfig
 from pagoda_common.config.speculative_config import CAPABILITY
 from pagoda_common.params.structured_outputs import HOLD_CAPABILITY
@@ -17,7 +18,7 @@ from pagoda_common.rpc.channels import Connection
 
 logger = logging.getLogger(__name__)
 
-CAPABILITIES = ("swap", CAPABILITY, HOLD_CAPABILITY)
+CAPABILITIES = ("swap", CAPABILITY, HOLD_CAPABILITY, LORA_CAPABILITY)
 """What this worker can do besides."""
 HEARTBEAT_PERIOD_S = 1.0
 RETRY_S = 0.1

@@ -11,12 +11,15 @@ from typing import Any, TypeVar
 from pagoda.v1 import scheduler_pb2, types_pb2, worker_pb2, worker_pb2_grpc
 from pagoda_common.config.weights_source import WeightsSource
 from pagoda_common.engine.convert import (
+    lora_adapter_from_proto,
+    lora_adapter_to_proto,
     structured_outputs_from_proto,
     weights_source_from_proto,
     weights_source_to_proto,
 )
-from pagoda_common.errors import InvalidRequest, PagodaError, Superseded
+from pagoda_common.errors import Code, InvalidRequest, PagodaError, Superseded
 from pagoda_worker.loader.model_facts import ModelFacts
+from pagoda_worker.lora.store import AdapterStore
 from pagoda_worker.metrics import WorkerMetrics
 from pagoda_worker.rpc.convert import (
     engine_config_from_proto,
@@ -69,6 +72,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._set_serving = set_serving
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
+        self._lora_reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapters")
         self._history: StepHistory[StepAnswer] = StepHistory()
         self._pipeline = StepPipeline(worker=worker, submit=self._thread.submit)
         self._stream: ExecuteStream | None = None
@@ -94,7 +98,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         """Let the step that runs end; a load that runs is given up."""
         self._is_closed = True
         self._worker.parallel.abandon()
-        for thread in (self._reader, self._thread):
+        for thread in (self._reader, self._lora_reader, self._thread):
             await asyncio.to_thread(thread.shutdown, wait=True, cancel_futures=True)
         await asyncio.to_thread(self._pipeline.drain)
 
@@ -370,6 +374,51 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             await compiled(kept, params)
             yield worker_pb2.HoldConstraintResponse()
             await asyncio.Event().wait()  # until the call is cancelled
+
+    async def AddLora(self, request: worker_pb2.WorkerAddLoraRequest, context: Any) -> worker_pb2.WorkerAddLoraResponse:
+        """Read an adapter beside the steps."""
+        store = self._adapters(request.session_epoch, request.worker_incarnation)
+        if request.number < 1:
+            raise InvalidRequest(f"number is {request.number}, must be at least 1", field="number")
+        name = lora_adapter_from_proto(request.adapter)
+        loop = asyncio.get_running_loop()
+        adapter = await loop.run_in_executor(self._lora_reader, store.load, request.number, name)
+        return worker_pb2.WorkerAddLoraResponse(num_bytes=adapter.num_bytes, rank=adapter.rank)
+
+    async def RemoveLora(
+        self, request: worker_pb2.WorkerRemoveLoraRequest, context: Any
+    ) -> worker_pb2.WorkerRemoveLoraResponse:
+        """Forget an adapter."""
+        store = self._adapters(request.session_epoch, request.worker_incarnation)
+        await self._on_model_thread(store.remove, request.number)
+        return worker_pb2.WorkerRemoveLoraResponse()
+
+    async def PinLora(self, request: worker_pb2.WorkerPinLoraRequest, context: Any) -> worker_pb2.WorkerPinLoraResponse:
+        """Keep an adapter on the device, or not."""
+        store = self._adapters(request.session_epoch, request.worker_incarnation)
+        store.pin(request.number, is_pinned=request.is_pinned)
+        return worker_pb2.WorkerPinLoraResponse()
+
+    async def ListLoras(
+        self, request: worker_pb2.WorkerListLorasRequest, context: Any
+    ) -> worker_pb2.WorkerListLorasResponse:
+        """The adapters in memory."""
+        response = worker_pb2.WorkerListLorasResponse()
+        listed = [] if self._worker.adapters is None else self._worker.adapters.listed()
+        for number, adapter, is_on_device in listed:
+            response.loras.add(
+                number=number,
+                adapter=lora_adapter_to_proto(adapter.name),
+                num_bytes=adapter.num_bytes,
+                is_on_device=is_on_device,
+            )
+        return response
+
+    def _adapters(self, session_epoch: int, worker_incarnation: int) -> AdapterStore:
+        self._check(session_epoch, worker_incarnation)
+        if self._worker.adapters is None:
+            raise PagodaError("the model is not loaded, or without adapters", code=Code.FAILED_PRECONDITION)
+        return self._worker.adapters
 
     def _check(self, session_epoch: int, worker_incarnation: int) -> None:
         self.fence.check(session_epoch)

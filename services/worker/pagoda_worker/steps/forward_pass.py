@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from pagoda_kernels.attention.plan import AttentionPlan
+from pagoda_kernels.decoder.composed_layers import ComposedLayers
+from pagoda_kernels.decoder.decoder_layers import DecoderLayers
 from pagoda_worker.attention.choice import AttentionChoice
 from pagoda_worker.graphs.decode_graphs import DecodeGraphs
+from pagoda_worker.lora.lora_rows import LoraRows
 from pagoda_worker.memory.kv_cache import KVCache
 from pagoda_worker.memory.state_pool import StatePool
 from pagoda_worker.memory.transfers import to_device
@@ -44,12 +47,14 @@ class ForwardPass:
         states: StatePool | None = None,
         decode_graphs: DecodeGraphs | None = None,
         attention: AttentionChoice | None = None,
+        lora: LoraRows | None = None,
     ) -> None:
         """
         Args:
             states: of recurrent layers.
             decode_graphs: recorded ones, over the same model and cache.
             attention: who computes attention in steps without a graph; None: our kernels.
+            lora: what the layers of the model ask for adapters; None: no sequence ever has one.
         """
         self.decode_graphs = decode_graphs
         """None launches every step kernel by kernel."""
@@ -63,6 +68,7 @@ class ForwardPass:
         self._dtype = dtype
         self._device = device
         self._attention = attention or AttentionChoice()
+        self._lora = lora
 
     def run(
         self,
@@ -80,7 +86,10 @@ class ForwardPass:
             needs_hidden: more than these logits is wanted. Nothing but logits can be of steps with graphs.
             token_ids: [num_tokens] int64 on the device, in place of those of the inputs.
         """
-        graphs = self.decode_graphs
+        if self._lora is not None:
+            self._lora.begin(inputs.adapters, inputs.num_scheduled_tokens)
+        graphs = None if inputs.adapters else self.decode_graphs
+        fused = None if inputs.adapters else self.fused
         size = 0 if graphs is None else graphs.size_for(inputs, logit_rows.size)
         if graphs is not None and size:
             graphs.load(inputs, size, token_ids)
@@ -91,11 +100,11 @@ class ForwardPass:
         if token_ids is None:
             token_ids = to_device(inputs.input_ids, self._device)
         positions = to_device(inputs.positions, self._device)
-        context = self._whole(inputs) if self._model.only_pools else self._context(inputs, positions)
+        context = self._whole(inputs) if self._model.only_pools else self._context(inputs, positions, fused)
         clock.prepared()
-        if self.fused is not None and self.fused.has_ends and not needs_hidden:
+        if fused is not None and fused.has_ends and not needs_hidden:
             rows = to_device(logit_rows, self._device)
-            logits, likeliest = self.fused.logits(token_ids, context.plans, context.slot_mappings, positions, rows)
+            logits, likeliest = fused.logits(token_ids, context.plans, context.slot_mappings, positions, rows)
             clock.computed()
             return Computed(logits=logits, likeliest=likeliest)
         hidden = self._model(token_ids, positions, context)
@@ -107,7 +116,10 @@ class ForwardPass:
         """[num_rows, vocab_size] float32 logits of some rows of [num_tokens, hidden_size]."""
         if rows.size != hidden.shape[0]:
             hidden = hidden.index_select(0, to_device(rows, self._device))
-        return self._model.compute_logits(hidden)
+        if self._lora is None:
+            return self._model.compute_logits(hidden)
+        with self._lora.selected(rows):
+            return self._model.compute_logits(hidden)
 
     def _whole(self, inputs: ForwardInputs) -> ForwardContext:
         """Of a model that sees whole sequences and keeps nothing of them."""
@@ -127,7 +139,9 @@ class ForwardPass:
             token_types=token_types,
         )
 
-    def _context(self, inputs: ForwardInputs, positions: Tensor) -> ForwardContext:
+    def _context(
+        self, inputs: ForwardInputs, positions: Tensor, fused: DecoderLayers | ComposedLayers | None
+    ) -> ForwardContext:
         backend = self._attention.for_step(inputs.num_scheduled_tokens, inputs.seq_lens)
         plans = [
             AttentionPlan(
@@ -151,6 +165,6 @@ class ForwardPass:
             recurrent=None
             if self._states is None
             else self._states.batch(inputs.slots, inputs.num_scheduled_tokens, inputs.num_draft_tokens),
-            rotary={} if self.fused is not None else self._model.rotary(positions),
-            fused=self.fused,
+            rotary={} if fused is not None else self._model.rotary(positions),
+            fused=fused,
         )

@@ -11,6 +11,7 @@ from pagoda_common.errors import Code
 from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_kernels.decoder.decode_rows import DecodeRows, SequenceColumns, append_rows, decode_rows
 from pagoda_kernels.decoder.decoder_layers import DecoderLayers
+from pagoda_worker.lora.adapter import Adapter
 from pagoda_worker.models.cache_groups import CacheGroup
 from pagoda_worker.sampling.columns import grown
 from pagoda_worker.sampling.drafter import Drafter
@@ -57,6 +58,9 @@ class ForwardInputs:
     """[num_pooled] rows that would sample, but for their embedding's sake do not: places in the columns above."""
     second_texts: IntArray = field(default_factory=lambda: NO_INTS)
     """[num_rows] first token of the second text of a pair, 0: there is none; empty: there are no pairs."""
+
+    adapters: Sequence[Adapter | None] = ()
+    """[num_rows] of each sequence; empty: none has one."""
 
     @property
     def block_table(self) -> npt.NDArray[np.int32]:
@@ -128,6 +132,8 @@ class InputBatch:
         """[slots] prompt and output at the end at the latest."""
         self.poolers: dict[int, PoolingParams] = {}
         """By slot: sequences that are there for their embedding, and sample nothing."""
+        self.adapters: dict[int, Adapter] = {}
+        """By slot: what sequences are computed with, where that is an adapter."""
         self.sampling = SamplingColumns(max_num_seqs=rows, vocab_size=vocab_size)
         self._failed: dict[int, BadSlot] = {}
         self._last_slots: IntArray = np.zeros(0, dtype=np.int64)
@@ -164,6 +170,7 @@ class InputBatch:
         self.num_tokens[slot] = self.num_computed_tokens[slot] = 0
         self.num_group_blocks[:, slot] = 0
         self.poolers.pop(slot, None)
+        self.adapters.pop(slot, None)
         self.sampling.clear(slot)
         if self.drafter is not None:
             self.drafter.forget(slot)
@@ -196,6 +203,13 @@ class InputBatch:
         block_ids = [*request.block_ids.tolist(), *request.group_block_ids.reshape(-1).tolist()]
         groups = np.repeat(np.arange(1 + request.group_block_ids.shape[0]), request.block_ids.size)
         self._append_blocks([slot] * len(block_ids), block_ids, groups.tolist())
+
+    def adapters_of(self, slots: IntArray) -> list[Adapter | None]:
+        """[num_slots] of each; empty: none has one."""
+        if not self.adapters:
+            return []
+        adapters = [self.adapters.get(slot) for slot in slots.tolist()]
+        return adapters if any(adapters) else []
 
     def _problem(self, request: NewRequest, num_tokens: int) -> str | None:
         if request.prompt_token_ids.size == 0:
@@ -246,7 +260,7 @@ class InputBatch:
         else is asked for: [num_seqs] tokens, which are logged. None: nothing is done."""
         slots = self._last_slots if step.slots is None else step.slots
         has_more = step.num_scheduled_tokens is not None or self.drafter is not None or self._failed or self.poolers
-        if has_more or not slots.size or slots.size != step.num_seqs:
+        if has_more or not slots.size or slots.size != step.num_seqs or self.adapters_of(slots):
             return None
         more_tables = self.block_tables[1:]
         token_ids = layers.decode(slots, self._columns(), max_tokens=self._max_tokens, more_tables=more_tables)
@@ -324,6 +338,7 @@ class InputBatch:
             bad_slots=bad_slots,
             pooled=pooled,
             second_texts=self._second_texts(slots) if pooled.size else NO_INTS,
+            adapters=self.adapters_of(slots),
         )
 
     def _second_texts(self, slots: IntArray) -> IntArray:
@@ -365,6 +380,7 @@ class InputBatch:
             is_sampled=self._all,
             is_plain=True,
             is_greedy=rows.is_greedy,
+            adapters=self.adapters_of(slots),
         )
 
     def _slot_mappings(self, slots: IntArray, rows: DecodeRows) -> IntArray:

@@ -12,6 +12,8 @@ from pagoda_common.errors import Code
 from pagoda_kernels.decoder.decoder_layers import DecoderLayers
 from pagoda_worker.attention.choice import AttentionChoice
 from pagoda_worker.graphs.decode_graphs import DecodeGraphs
+from pagoda_worker.lora.lora_rows import LoraRows
+from pagoda_worker.lora.store import AdapterStore
 from pagoda_worker.memory.kv_cache import KVCache
 from pagoda_worker.memory.state_pool import StatePool
 from pagoda_worker.models.model import Model
@@ -55,6 +57,8 @@ class ModelRunner:
         overlaps: bool = False,
         attention: AttentionChoice | None = None,
         pooler: Pooler | None = None,
+        lora: LoraRows | None = None,
+        adapters: AdapterStore | None = None,
     ) -> None:
         """
         Args:
@@ -62,6 +66,8 @@ class ModelRunner:
             states: of recurrent layers.
             decode_graphs: recorded ones, over the same model and cache.
             attention: who computes attention in steps without a graph; None: our kernels.
+            lora: what the layers of the model ask; None: no request may have an adapter.
+            adapters: those that requests may have.
             overlaps: launch a step while the one before computes; one rank of several never does.
         """
         self.forward = ForwardPass(
@@ -72,7 +78,9 @@ class ModelRunner:
             states=states,
             decode_graphs=decode_graphs,
             attention=attention,
+            lora=lora,
         )
+        self._adapters = adapters
         self._parallel = parallel
         self._kv_cache = kv_cache
         self._states = states
@@ -190,6 +198,7 @@ class ModelRunner:
         self.input_batch.apply(step)
         if self._states is not None:
             self._apply_states(step, self._states)
+        self._update_adapters(step)
         self._update_processors(step)
         if self._parallel.is_leader:
             self._constraints.apply(step, self.input_batch.is_in_use)
@@ -237,6 +246,21 @@ class ModelRunner:
             return None
         clock.computed()
         return StepOutput(token_ids=token_ids, timings=clock.timings())
+
+    def _update_adapters(self, step: StepInput) -> None:
+        if self._adapters is not None:
+            for number in step.loras_to_remove.tolist():
+                self._adapters.remove(number)
+        for request in step.new_requests:
+            batch = self.input_batch
+            if not request.lora_number or request.slot >= batch.is_in_use.size or not batch.is_in_use[request.slot]:
+                continue
+            adapter = None if self._adapters is None else self._adapters.get(request.lora_number)
+            if self._adapters is None or adapter is None:
+                text = f"request {request.request_id}: adapter {request.lora_number} is not loaded"
+                batch.fail(request.slot, Code.INTERNAL, text)
+            else:
+                batch.adapters[request.slot] = self._adapters.on_device(adapter)
 
     def _update_processors(self, step: StepInput) -> None:
         if step.freed_slots.size:

@@ -55,6 +55,8 @@ class NewRequest:
     """Of a beam search: what its constraint forbids has no log probability."""
     pooling: PoolingParams | None = None
     """Its embedding is wanted, and no token."""
+    lora_number: int = 0
+    """Of its LoRA adapter (AdapterStore); 0: none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +74,8 @@ class StepInput:
     """[n, 2] (snapshot, host snapshot), with the blocks."""
     states_to_swap_in: IntArray = field(default_factory=lambda: NO_PAIRS)
     """[n, 2] (host snapshot, snapshot), with the blocks."""
+    loras_to_remove: IntArray = field(default_factory=lambda: NO_INTS)
+    """Numbers of adapters that no new request has."""
     new_requests: list[NewRequest] = field(default_factory=list)
     rejected: list[BadSlot] = field(default_factory=list)
     """New requests that could not be read; their slots answer with this until they are freed."""

@@ -16,6 +16,7 @@ from pagoda_common.config.engine_config import (
     ModelConfig,
     SchedulerConfig,
 )
+from pagoda_common.config.lora_config import LoraConfig
 from pagoda_common.config.speculative_config import SpeculativeConfig
 from pagoda_common.config.weights_source import WeightsSource
 from pagoda_common.engine.convert import (
@@ -72,6 +73,7 @@ def output(**more: Any) -> SchedulerOutput:
             normalize=False, task="score", dimensions=9, use_activation=True, second_text_start=70_006
         ),
         group_block_ids=[[NO_BLOCK, 70_005], [6, 7]],
+        lora_number=70_010,
     )
     fields: dict[str, Any] = {
         "step": 41,
@@ -91,6 +93,7 @@ def output(**more: Any) -> SchedulerOutput:
         "states_to_save": [(300, 7), (3, 70_007)],
         "states_to_swap_out": [(8, 70_008)],
         "states_to_swap_in": [(70_009, 9)],
+        "loras_to_remove": [3, 70_011],
     }
     return SchedulerOutput(**{**fields, **more})
 
@@ -118,6 +121,8 @@ def test_every_field_of_a_step_is_on_the_wire() -> None:
     assert integers(message.states_to_save) == [300, 7, 3, 70_007]
     assert integers(message.states_to_swap_out) == [8, 70_008]
     assert integers(message.states_to_swap_in) == [70_009, 9]
+    assert integers(message.loras_to_remove) == [3, 70_011]
+    assert message.new_requests[0].lora_number == 70_010
 
 
 def test_every_field_of_a_new_sequence_is_on_the_wire() -> None:
@@ -159,6 +164,7 @@ def test_what_the_worker_knows_from_the_step_before_is_left_out() -> None:
         "states_to_save": (),
         "states_to_swap_out": (),
         "states_to_swap_in": (),
+        "loras_to_remove": (),
     }
     assert integers(steps.encode(output(**plain)).slots, "H") == [7, 301, 2]
     second = steps.encode(output(**plain, step=42))
@@ -324,7 +330,7 @@ def test_every_field_of_the_workers_configuration_is_on_the_wire() -> None:
     message = worker_config_to_proto(config)
     groups = (config.model, config.cache, config.scheduler)
     for field in message.DESCRIPTOR.fields:
-        if field.name in ("speculative", "takes_cache_groups"):
+        if field.name in ("speculative", "takes_cache_groups", "lora"):
             continue
         value = next(getattr(group, field.name) for group in groups if hasattr(group, field.name))
         actual = getattr(message, field.name)
@@ -339,6 +345,11 @@ def test_every_field_of_the_workers_configuration_is_on_the_wire() -> None:
     assert (drafts.method, drafts.num_speculative_tokens) == ("ngram", 5)
     assert (drafts.prompt_lookup_max, drafts.prompt_lookup_min) == (4, 2)
     assert not worker_config_to_proto(EngineConfig()).HasField("speculative")
+    assert not message.HasField("lora")
+    lora = LoraConfig(enable_lora=True, max_loras=3, max_lora_rank=5, lora_target_modules=("q_proj", "up_proj"))
+    sent = worker_config_to_proto(EngineConfig(lora=lora)).lora
+    assert (sent.max_loras, sent.max_lora_rank, sent.max_cpu_loras) == (3, 5, 3)
+    assert list(sent.target_modules) == ["q_proj", "up_proj"]
 
 
 def test_the_first_call_to_a_worker_carries_everything() -> None:

@@ -76,7 +76,7 @@ class HostedLinear(Hosted, Linear):
             width = self._total if self.style == GATHER else self.out_features
             return x.new_zeros((*x.shape[:-1], width))
         rows = x.reshape(-1, self.in_features)
-        out = self.method.apply(self, rows, bias=self.bias, residual=residual)
+        out = self.multiply(rows, residual)
         if self.style == ROW:
             out = self._parallel.all_reduce(out)
         elif self.style == GATHER:
@@ -95,7 +95,7 @@ class HostedEmbedding(Hosted, Embedding):
         """[...] int64 to [..., dim]."""
         if isinstance(CURRENT.running, Probe):
             return torch.zeros((*ids.shape, self.columns), dtype=self.dtype, device=ids.device)
-        return self.method.embedding(self, ids.reshape(-1)).view(*ids.shape, self.columns)
+        return super().forward(ids.reshape(-1)).view(*ids.shape, self.columns)
 
 
 class TiedHead(Hosted):

@@ -1,0 +1,48 @@
+"""Adapters that operators add and take away while requests run. Served with --enable-runtime-lora-updating."""
+
+from fastapi import Request, Response
+
+from pagoda_common.engine.client import EngineClient
+from pagoda_common.errors import InvalidRequest
+from pagoda_common.params.lora_adapter import LoraAdapter
+from pagoda_frontend.http.body import read_body
+from pagoda_frontend.http.sleep_mode import allowed_weights
+from pagoda_frontend.openai.protocol import LoadLoraAdapterBody, UnloadLoraAdapterBody
+from pagoda_frontend.requests.serving import Serving
+
+
+class LoraAdapters:
+    """vLLM's endpoints of the same names. They answer when every frontend may use the adapter, or none."""
+
+    def __init__(self, *, serving: Serving, engine: EngineClient) -> None:
+        self._serving = serving
+        self._engine = engine
+
+    async def load(self, request: Request) -> Response:
+        """Serve an adapter under a name.
+
+        Raises:
+            PagodaError: it cannot be used, or may not come from there.
+        """
+        body = await read_body(request, LoadLoraAdapterBody, serving=self._serving)
+        if body.lora_name in self._serving.model.names:
+            message = f"lora_name is {body.lora_name!r}, which is the model's own name"
+            raise InvalidRequest(message, field="lora_name")
+        path = allowed_weights(body.lora_path, allowed=self._serving.config.allowed_weights, field="lora_path")
+        adapter = LoraAdapter(name=body.lora_name, path=path, base_model_name=body.base_model_name or "")
+        await self._engine.add_lora(adapter, load_inplace=bool(body.load_inplace))
+        return _text(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    async def unload(self, request: Request) -> Response:
+        """Take no more requests for an adapter; those that run end with it.
+
+        Raises:
+            PagodaError: there is none of that name.
+        """
+        body = await read_body(request, UnloadLoraAdapterBody, serving=self._serving)
+        await self._engine.remove_lora(body.lora_name)
+        return _text(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+
+def _text(text: str) -> Response:
+    return Response(text, media_type="text/plain")

@@ -1,0 +1,118 @@
+"""AdapterList: the adapters that requests may name. The scheduler owns it; frontends learn it. No gRPC."""
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from pagoda_common.config.lora_config import LoraConfig
+from pagoda_common.errors import InvalidRequest, NotFound
+from pagoda_common.params.lora_adapter import LoraAdapter
+
+_SAFE_NAME = re.compile(r"[\w.-][\w.+ -]*(/[\w.-][\w.+ -]*)?")
+"""Of a folder within --lora-resolver-dir; there may be an organisation before it, as in hub ids."""
+FILE = "adapter_config.json"
+
+
+class AdapterList:
+    """Names and the weights that they stand for. `on_change` is called whenever the list is another one."""
+
+    def __init__(self, *, config: LoraConfig, on_change: Callable[[], None] = lambda: None) -> None:
+        """Adapters of the command line are there from the start; their version is 0."""
+        self._config = config
+        self._on_change = on_change
+        self._adapters = {adapter.name: adapter for adapter in config.adapters}
+
+    @property
+    def is_on(self) -> bool:
+        """Whether requests may have adapters at all."""
+        return self._config.enable_lora
+
+    @property
+    def has_resolver(self) -> bool:
+        """Whether names that are not listed are looked for."""
+        return bool(self._config.lora_resolver_dir)
+
+    def listed(self) -> list[LoraAdapter]:
+        """In order of name."""
+        return [self._adapters[name] for name in sorted(self._adapters)]
+
+    def get(self, name: str) -> LoraAdapter | None:
+        """The adapter of a name."""
+        return self._adapters.get(name)
+
+    def find(self, name: str) -> LoraAdapter:
+        """The adapter of a name.
+
+        Raises:
+            NotFound: there is none.
+        """
+        adapter = self._adapters.get(name)
+        if adapter is None:
+            raise NotFound(f"the adapter {name!r} does not exist", field="lora")
+        return adapter
+
+    def candidate(self, asked: LoraAdapter, *, load_inplace: bool) -> LoraAdapter:
+        """What `asked` is to be listed as, if it can be read; nothing is changed.
+
+        Raises:
+            NotFound: it has no path, and there is none of its name in the resolver's directory.
+            InvalidRequest: adapters are off, or the name has weights and these are not to be replaced.
+        """
+        if not self.is_on:
+            raise InvalidRequest(f"lora_name is {asked.name!r}, adapters need --enable-lora", field="lora_name")
+        known = self._adapters.get(asked.name)
+        if not asked.path:
+            if known is not None and not load_inplace:
+                return known
+            return LoraAdapter(name=asked.name, path=self._resolve(asked.name), version=time.time_ns())
+        if known is not None and not load_inplace:
+            raise InvalidRequest(
+                f"lora_name is {asked.name!r}, which is loaded already: load_inplace puts other weights in its place",
+                field="lora_name",
+            )
+        version = max(time.time_ns(), 0 if known is None else known.version + 1)
+        return LoraAdapter(
+            name=asked.name,
+            path=asked.path,
+            version=version,
+            base_model_name=asked.base_model_name,
+            is_pinned=known is not None and known.is_pinned,
+        )
+
+    def put(self, adapter: LoraAdapter) -> None:
+        """List an adapter, in the place of one of its name."""
+        if self._adapters.get(adapter.name) != adapter:
+            self._adapters[adapter.name] = adapter
+            self._on_change()
+
+    def remove(self, name: str) -> LoraAdapter:
+        """Take an adapter from the list; raises NotFound when it is not there."""
+        adapter = self.find(name)
+        del self._adapters[name]
+        self._on_change()
+        return adapter
+
+    def pin(self, name: str, *, is_pinned: bool) -> LoraAdapter:
+        """Pin an adapter, or not; raises NotFound when there is none of that name."""
+        adapter = self.find(name).pinned(is_pinned)
+        self.put(adapter)
+        return adapter
+
+    def learn(self, adapters: Iterable[LoraAdapter]) -> None:
+        """What an earlier scheduler has listed, as a frontend tells: of a name, the newer weights stand."""
+        if not self.is_on:
+            return
+        for adapter in adapters:
+            known = self._adapters.get(adapter.name)
+            if known is None or known.version < adapter.version:
+                self.put(adapter)
+
+    def _resolve(self, name: str) -> str:
+        """Raises NotFound."""
+        root = self._config.lora_resolver_dir
+        if root and _SAFE_NAME.fullmatch(name) and ".." not in name.split("/"):
+            directory = Path(root).expanduser() / name
+            if (directory / FILE).is_file():
+                return str(directory.absolute())
+        raise NotFound(f"the adapter {name!r} does not exist", field="lora_name")
