@@ -11,6 +11,7 @@ from pagoda_common.errors import ModelLoadError
 from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
 from pagoda_worker.loader.formats.stored_format import StoredFormat
 from pagoda_worker.loader.gguf_file import GgufMatrix
+from pagoda_worker.loader.read_buffers import ReadBuffers
 from pagoda_worker.loader.tensor_file import TensorFile
 from pagoda_worker.models.weights import WeightSource
 
@@ -71,6 +72,24 @@ class StoredMatrix:
 
 
 Stored: TypeAlias = StoredTensor | StoredMatrix | GgufMatrix
+
+
+class InBuffers(NamedTuple):
+    """What is read into memory that is given back after its use, where it is one tensor."""
+
+    stored: Stored
+    buffers: ReadBuffers
+
+    @property
+    def num_bytes(self) -> int:
+        """In the files."""
+        return self.stored.num_bytes
+
+    def read(self) -> Tensor | QuantizedMatrix:
+        """What is there, in host memory."""
+        if isinstance(self.stored, StoredTensor):
+            return self.stored.file.read(self.stored.stored_name, self.buffers)
+        return self.stored.read()
 
 
 def join_quantized(stored: Mapping[str, StoredTensor], format: StoredFormat) -> dict[str, Stored]:

@@ -16,6 +16,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from pagoda_worker.loader.read_buffers import ReadBuffers
+
 NUM_READERS = 2
 MAX_AHEAD_BYTES = 128 << 20
 """Of tensors that were read and not taken; one larger tensor is read alone."""
@@ -61,8 +63,8 @@ class TensorFile:
         }
         """By name: data type as safetensors calls it, shape, first byte and end, counted from the end of the header."""
 
-    def read(self, name: str) -> Tensor:
-        """A tensor, in host memory of its own.
+    def read(self, name: str, buffers: ReadBuffers | None = None) -> Tensor:
+        """A tensor, in host memory of its own, or in memory that is taken from `buffers`.
 
         Raises:
             OSError: the file ends before it, or its data type is unknown to torch.

@@ -17,7 +17,8 @@ from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
 from pagoda_worker.loader.formats.integers import alike, repeated
 from pagoda_worker.loader.formats.stored_format import StoredFormat
 from pagoda_worker.loader.gguf_file import GgufWeights, gguf_matrices
-from pagoda_worker.loader.stored import Stored, StoredTensor, drop_empty_biases, join_quantized
+from pagoda_worker.loader.read_buffers import ReadBuffers
+from pagoda_worker.loader.stored import InBuffers, Stored, StoredTensor, drop_empty_biases, join_quantized
 from pagoda_worker.loader.tensor_file import TensorFile, read_ahead
 from pagoda_worker.models.layers import Matrix
 from pagoda_worker.models.model import Model, WeightSharding
@@ -74,10 +75,13 @@ def load_weights(
         total = sum(found[name].num_bytes for name in [*made, *(source.name for source in names.sources)])
         loaded = 0
         filler = _Filler(model, whole, names, device=device, methods=methods)
-        stored_values = read_ahead([found[source.name] for source in names.sources])
+        buffers = ReadBuffers()
+        stored_values = read_ahead([InBuffers(found[source.name], buffers) for source in names.sources])
         for source in names.sources:
             is_transposed = source.is_transposed and isinstance(found[source.name], StoredTensor)
-            filler.fill(replace(source, is_transposed=is_transposed), next(stored_values))
+            value = next(stored_values)
+            filler.fill(replace(source, is_transposed=is_transposed), value)
+            buffers.give_back(value)  # all of it was copied
             loaded += found[source.name].num_bytes
             progress(loaded, total)
         for several in names.made:
