@@ -129,12 +129,13 @@ def _sizes_of_all(available: Sequence[CacheSizes], *, num_blocks: int | None) ->
 
 
 def _log_sizes(sizes: CacheSizes, groups: Sequence[CacheGroup], *, block_size: int) -> None:
-    if len(groups) == 1:
+    if len(groups) == 1 and groups[0].has_blocks:
         tokens = sizes.num_blocks * block_size
         logger.info("KV cache: %d blocks of %d tokens, %d tokens in all", sizes.num_blocks, block_size, tokens)
         return
-    names = ", ".join(f"{group.kind} ({group.num_layers} layers)" for group in groups)
-    logger.info("KV cache: %d blocks of %d tokens, for layers in groups: %s", sizes.num_blocks, block_size, names)
+    if any(group.has_blocks for group in groups):
+        names = ", ".join(f"{group.kind} ({group.num_layers} layers)" for group in groups)
+        logger.info("KV cache: %d blocks of %d tokens, for layers in groups: %s", sizes.num_blocks, block_size, names)
     if has_states(groups):
         logger.info("recurrent states: %d snapshots", sizes.num_state_snapshots)
 

@@ -100,6 +100,8 @@ class KVCache:
     def sanitize(self, block_ids: IntArray) -> None:
         """Replace NaN and infinity in some blocks: whoever gets the blocks next reads past its own tokens (masked, but
         zero times NaN is NaN)."""
+        if not self.k_caches:
+            return
         ids = to_device(block_ids, self.k_caches[0].device)
         for cache in (*self.k_caches, *self.v_caches):
             if cache.dtype == FP8:

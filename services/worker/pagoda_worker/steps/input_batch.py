@@ -82,6 +82,8 @@ class ForwardInputs:
 
 def _readable(tables: npt.NDArray[np.int32], groups: Sequence[CacheGroup], position: int, block_size: int) -> IntArray:
     """Of block tables [num_groups, num_blocks] of one sequence, the blocks that queries from `position` on see."""
+    if not groups:
+        return NO_INTS
     firsts = (0 if group.window is None else max(0, position - group.window + 1) // block_size for group in groups)
     return np.concatenate([table[first:] for table, first in zip(tables, firsts, strict=True)]).astype(np.int64)
 
