@@ -11,6 +11,7 @@ from pagoda_common.engine.convert import (
     beam_search_params_from_proto,
     lora_adapter_from_proto,
     pooling_params_from_proto,
+    pooling_task_of,
     sampling_params_from_proto,
     token_array_from_bytes,
     token_ids_from_bytes,
@@ -125,7 +126,12 @@ def _pooling(message: scheduler_pb2.SubmitRequest, model_info: types_pb2.ModelIn
         raise InvalidRequest("a request with pooling cannot have beam_search", field="beam_search")
     if model_info is not None and not model_info.embedding_size:
         raise PagodaError("the worker does not pool", code=Code.UNIMPLEMENTED)
-    return pooling_params_from_proto(message.pooling)
+    params = pooling_params_from_proto(message.pooling)
+    known = () if model_info is None else tuple(model_info.pooling_tasks)
+    if params.task is not None and known and message.pooling.task not in known:
+        names = ", ".join(name for number in known if (name := pooling_task_of(number)) is not None)
+        raise InvalidRequest(f"the model does not {params.task}: it can {names}", field="pooling.task")
+    return params
 
 
 def _beam_search(message: types_pb2.BeamSearchParams, sequences: list[Request], config: EngineConfig) -> BeamSearch:

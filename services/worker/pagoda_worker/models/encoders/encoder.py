@@ -74,6 +74,8 @@ class EncoderModel(HostedModel, PoolingHeads):
         self._inner = (inner,)  # in a tuple: it is a part of the backbone
         self._compute = inner.forward
         self._arguments = frozenset(inspect.signature(self._compute).parameters)
+        num_types = getattr(self.backbone.config, "type_vocab_size", None)
+        self._has_token_types = "token_type_ids" in self._arguments and (num_types is None or num_types > 1)
         self._given: Tensor | None = None
         if head != "none":
             inner.forward = self._inner_forward
@@ -153,7 +155,7 @@ class EncoderModel(HostedModel, PoolingHeads):
         elif self._position_offset:
             positions = positions + self._position_offset
         named = {"input_ids": input_ids[None], "position_ids": positions[None]}
-        if context.token_types is not None:
+        if context.token_types is not None and self._has_token_types:
             named["token_type_ids"] = context.token_types[None]
         PACKED.running = PackedRun(starts, sees_all=self._sees_all)
         try:
@@ -184,7 +186,7 @@ class EncoderModel(HostedModel, PoolingHeads):
             device = input_ids.device
             rows = torch.tensor(firsts, device=device)[:, None] + torch.arange(length, device=device)
             named = {"input_ids": input_ids[rows], "attention_mask": torch.ones_like(rows)}
-            if context.token_types is not None and "token_type_ids" in self._arguments:
+            if context.token_types is not None and self._has_token_types:
                 named["token_type_ids"] = context.token_types[rows]
             part = self._compute(**named).last_hidden_state
             if hidden is None:
