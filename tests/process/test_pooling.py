@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import numpy as np
 import pytest
 import torch
 
+from pagoda.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from tests.encoders import CLS, SEP, hidden_of, make_encoder, write_modules
 from tests.process.stack import Stack
 
@@ -187,6 +189,32 @@ def test_documents_are_ranked(ranker: Served, path: str) -> None:
 def test_a_ranker_does_not_embed(ranker: Served) -> None:
     told = ranker.post("/v1/embeddings", 400, input="a")["error"]["message"]
     assert told == "the model does not embed: it can classify, score, token_classify"
+
+
+def test_the_same_over_grpc(ranker: Served, labeller: Served, embedder: Served) -> None:
+    def stub(served: Served) -> inference_pb2_grpc.InferenceStub:
+        return inference_pb2_grpc.InferenceStub(grpc.insecure_channel(f"127.0.0.1:{served.stack.grpc_port}"))
+
+    inputs = [inference_pb2.EmbedInput(text=text) for text in TEXTS]
+    vectors = stub(embedder).Embed(inference_pb2.EmbedRequest(inputs=inputs)).embeddings
+    close([one.values for one in vectors], [vector_of(embedder.model, text) for text in TEXTS])
+    params = types_pb2.PoolingParams(task=types_pb2.POOLING_TASK_TOKEN_EMBED, normalize=False)
+    pooled = stub(embedder).Pool(inference_pb2.PoolRequest(inputs=inputs, pooling=params)).texts
+    for one, text in zip(pooled, TEXTS, strict=True):
+        close(np.array(one.values).reshape(one.num_rows, -1), hidden_of(embedder.model, ids_of(text)))
+    wanted = [score_of(ranker.model, QUERY, text) for text in TEXTS]
+    answer = stub(ranker).Score(inference_pb2.ScoreRequest(queries=[QUERY], documents=TEXTS))
+    close(answer.scores, wanted)
+    assert answer.usage.num_prompt_tokens == sum(len(ids_of(QUERY)) + len(ids_of(text)) - 1 for text in TEXTS)
+    found = stub(ranker).Rerank(inference_pb2.RerankRequest(query=QUERY, documents=TEXTS, top_n=2)).results
+    assert [one.index for one in found] == sorted(range(4), key=lambda place: -wanted[place])[:2]
+    labels = stub(labeller).Classify(inference_pb2.ClassifyRequest(inputs=inputs)).texts
+    assert {one.label for one in labels} <= {"good", "bad", "neither"}
+    assert all(abs(sum(one.probabilities) - 1) < 1e-3 for one in labels)
+    with pytest.raises(grpc.RpcError) as caught:
+        stub(ranker).Embed(inference_pb2.EmbedRequest(inputs=inputs))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "the model does not embed" in caught.value.details()
 
 
 def test_labels(labeller: Served) -> None:

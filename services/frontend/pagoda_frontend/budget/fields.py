@@ -57,7 +57,7 @@ BOUNDS = {
         Bound("input", "items or inputs", max_items=4096),
         Bound("prompt", "prompts", max_items=1024),
         Bound("tools", "tools", max_items=1024),
-        Bound("documents", "documents", max_items=1024),
+        Bound("documents", "documents", max_items=2048),
         Bound("stop", "strings", max_items=MAX_STOP_STRINGS, max_bytes=MAX_STOP_BYTES),
         Bound("stop_sequences", "strings", max_items=MAX_STOP_STRINGS, max_bytes=MAX_STOP_BYTES),
         Bound("bad_words", "words", max_items=MAX_BAD_WORDS, max_bytes=MAX_BAD_WORD_BYTES),

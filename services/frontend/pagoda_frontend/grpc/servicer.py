@@ -4,7 +4,8 @@ import base64
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
 
@@ -18,6 +19,7 @@ from pagoda_common.version import VERSION
 from pagoda_frontend.budget.caller import caller, current_hold
 from pagoda_frontend.conversation.conversation import Conversation, start_conversation
 from pagoda_frontend.conversation.template import token_ids_of, token_strings
+from pagoda_frontend.grpc import pooling
 from pagoda_frontend.grpc.bounds import check_message
 from pagoda_frontend.grpc.convert import delta_to_proto, sampling_params_of, sequence_to_proto
 from pagoda_frontend.grpc.convert_chat import (
@@ -28,6 +30,7 @@ from pagoda_frontend.grpc.convert_chat import (
     prompt_of,
     tokenize_body_from_proto,
 )
+from pagoda_frontend.pooling.texts import pooling_prompts
 from pagoda_frontend.requests.call_context import (
     MAX_REQUEST_ID_CHARS,
     CallContext,
@@ -36,7 +39,7 @@ from pagoda_frontend.requests.call_context import (
     unique_id,
 )
 from pagoda_frontend.requests.choices import check_searchable
-from pagoda_frontend.requests.embeddings import embedding_of, embedding_prompts
+from pagoda_frontend.requests.embeddings import check_task, embedding_of, embedding_prompts
 from pagoda_frontend.requests.errors import fields_named
 from pagoda_frontend.requests.event_ids import Place
 from pagoda_frontend.requests.params import check_cache_salt, check_token_ids
@@ -51,6 +54,18 @@ TOKEN_BYTES = 16
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 GENERATE, CHAT = f"{SERVICE}/Generate", f"{SERVICE}/Chat"
 """Streams that can be resumed."""
+
+
+StartingCall: TypeAlias = (
+    inference_pb2.GenerateRequest
+    | inference_pb2.ChatRequest
+    | inference_pb2.EmbedRequest
+    | inference_pb2.PoolRequest
+    | inference_pb2.ClassifyRequest
+    | inference_pb2.ScoreRequest
+    | inference_pb2.RerankRequest
+)
+"""Messages that begin a request of the engine."""
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
@@ -134,7 +149,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         given = await self._serving.work.prepare(
             lambda: [one.text if one.HasField("text") else list(one.token_ids.ids) for one in request.inputs]
         )
-        prompts = await embedding_prompts(given, model=model, field="inputs")
+        params = replace(pooling_params_from_proto(request.pooling), task="embed", second_text_start=0)
+        check_task(model, "embed", dimensions=params.dimensions)
+        if model.only_pools:
+            made = await pooling_prompts(given, serving=self._serving, model=model, field="inputs")
+            prompts = [one.token_ids for one in made]
+        else:
+            prompts = await embedding_prompts(given, model=model, field="inputs")
         run = Run(
             call,
             serving=self._serving,
@@ -142,12 +163,24 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             prompts=prompts,
             sampling_params=[POOLED] * len(prompts),
             cache_salt=request.cache_salt,
-            pooling=pooling_params_from_proto(request.pooling),
+            pooling=params,
         )
         embeddings = [
             inference_pb2.Embedding(values=embedding_of(sequence).tolist()) for sequence in await run.collect()
         ]
         return inference_pb2.EmbedResponse(request_id=run.call.request_id, embeddings=embeddings, usage=_usage(run, 0))
+
+    async def Pool(self, request: inference_pb2.PoolRequest, context: Any) -> inference_pb2.PoolResponse:
+        return await pooling.pool(request, self._call(request, context, "pool-"), serving=self._serving)
+
+    async def Classify(self, request: inference_pb2.ClassifyRequest, context: Any) -> inference_pb2.ClassifyResponse:
+        return await pooling.classify(request, self._call(request, context, "classify-"), serving=self._serving)
+
+    async def Score(self, request: inference_pb2.ScoreRequest, context: Any) -> inference_pb2.ScoreResponse:
+        return await pooling.score(request, self._call(request, context, "score-"), serving=self._serving)
+
+    async def Rerank(self, request: inference_pb2.RerankRequest, context: Any) -> inference_pb2.RerankResponse:
+        return await pooling.rerank(request, self._call(request, context, "rerank-"), serving=self._serving)
 
     async def Abort(
         self, request: inference_pb2.AbortGenerationRequest, context: Any
@@ -260,7 +293,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     def _call(
         self,
-        request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest | inference_pb2.EmbedRequest,
+        request: StartingCall,
         context: Any,
         prefix: str,
         resumption: Resumption | None = None,

@@ -1,17 +1,13 @@
 """POST /pooling, /classify, /score, /rerank and Cohere's /v2/embed."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import orjson
 from fastapi import Request, Response
 
-from pagoda_common.engine.similarity import SIMILARITIES, late_interaction
 from pagoda_common.errors import InvalidRequest
-from pagoda_common.params.outputs import Embedding
-from pagoda_common.params.pooling_params import POOLED, PoolingParams, PoolingTask
+from pagoda_common.params.pooling_params import PoolingParams, PoolingTask
 from pagoda_frontend.http.body import read_body
 from pagoda_frontend.http.calls import call_of, tenant_of
 from pagoda_frontend.http.sse import unless_disconnected
@@ -25,27 +21,14 @@ from pagoda_frontend.pooling.protocol import (
     RerankBody,
     ScoreBody,
 )
-from pagoda_frontend.pooling.texts import Given, PoolingPrompt, pooling_prompts, truncation_for
+from pagoda_frontend.pooling.texts import Given, truncation_for
+from pagoda_frontend.pooling.work import PER_TOKEN, Pooled, PoolingCall, pairs_of, pool_texts, ranked, score_pairs
 from pagoda_frontend.requests.call_context import unique_id
-from pagoda_frontend.requests.embeddings import check_task, embedding_of
-from pagoda_frontend.requests.params import check_cache_salt
-from pagoda_frontend.requests.run import Run
+from pagoda_frontend.requests.embeddings import check_task
 from pagoda_frontend.requests.served_model import ServedModel
 from pagoda_frontend.requests.serving import Serving
 
 COHERE_META = {"api_version": {"version": "2"}}
-
-
-@dataclass(frozen=True, slots=True)
-class _Pooled:
-    """What the engine has made."""
-
-    run: Run
-    model: ServedModel
-    name: str
-    """As the client called the model."""
-    values: list[Embedding]
-    prompts: list[PoolingPrompt]
 
 
 class PoolingCalls:
@@ -86,49 +69,44 @@ class PoolingCalls:
         check_task(model, task, dimensions=body.dimensions)
         given = await self._given(body, model)
         params = _params(body, task, dimensions=body.dimensions)
-        done = await self._run(request, body, given, params, field="input", prefix="pool-")
-        per_token = task in ("token_embed", "token_classify")
+        done = await pool_texts(self._asked(request, body, "input", "pool-"), given, params, serving=self._serving)
         data = [
             {
-                "index": index,
+                "index": place,
                 "object": "pooling",
-                "data": written(_by_token(values, prompt) if per_token else values, body.encoding_format),
+                "data": written(done.by_token(place) if task in PER_TOKEN else values, body.encoding_format),
             }
-            for index, (values, prompt) in enumerate(zip(done.values, done.prompts, strict=True))
+            for place, values in enumerate(done.values)
         ]
-        return await self._listed(done, data)
+        return await self._listed(body, done, data)
 
     async def _classify(self, request: Request, body: ClassifyBody) -> Response:
         model = self._serving.model_named(body.model)
         check_task(model, "classify")
         given = await self._given(body, model)
-        done = await self._run(request, body, given, _params(body, "classify"), field="input", prefix="classify-")
+        asked = self._asked(request, body, "input", "classify-")
+        done = await pool_texts(asked, given, _params(body, "classify"), serving=self._serving)
         data = [
             {
-                "index": index,
-                "label": model.labels[int(np.argmax(values))] if model.labels else str(int(np.argmax(values))),
+                "index": place,
+                "label": model.label(int(np.argmax(values))),
                 "probs": written(values, None),
                 "num_classes": len(values),
             }
-            for index, values in enumerate(done.values)
+            for place, values in enumerate(done.values)
         ]
-        return await self._listed(done, data)
+        return await self._listed(body, done, data)
 
     async def _score(self, request: Request, body: ScoreBody) -> Response:
         for field, value in (("text_1", body.text_1), ("text_2", body.text_2)):
-            if value is None or value == []:
+            if value is None:
                 raise InvalidRequest(f"{field} is missing: it must have at least one text", field=field)
-        assert body.text_1 is not None
-        assert body.text_2 is not None
-        first = [body.text_1] if isinstance(body.text_1, str) else body.text_1
-        second = [body.text_2] if isinstance(body.text_2, str) else body.text_2
-        if len(first) not in (1, len(second)):
-            text = f"text_1 has {len(first)} texts, must have 1 or as many as text_2, {len(second)}"
-            raise InvalidRequest(text, field="text_1")
-        pairs = list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
-        scores, done = await self._scores(request, body, pairs, field="text_2", prefix="score-")
+        first, second = _list(body.text_1), _list(body.text_2)
+        pairs = pairs_of(first, second, field="text_1", other="text_2")
+        asked = self._asked(request, body, "text_2", "score-")
+        scores, done = await score_pairs(asked, pairs, _params(body, "score"), serving=self._serving)
         data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
-        return await self._listed(done, data)
+        return await self._listed(body, done, data)
 
     async def _rerank(self, request: Request, body: RerankBody) -> Response:
         texts = [one if isinstance(one, str) else one.text for one in body.documents]
@@ -136,9 +114,9 @@ class PoolingCalls:
             raise InvalidRequest(f"top_n must be at least 0, got {body.top_n}", field="top_n")
         if body.truncate_prompt_tokens is None:
             body.truncate_prompt_tokens = body.max_tokens_per_doc
-        pairs = [(body.query, text) for text in texts]
-        scores, done = await self._scores(request, body, pairs, field="documents", prefix="rerank-")
-        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n or None]
+        pairs = pairs_of([body.query], texts, field="query", other="documents")
+        asked = self._asked(request, body, "documents", "rerank-")
+        scores, done = await score_pairs(asked, pairs, _params(body, "score"), serving=self._serving)
         shows = body.return_documents is not False
         results = [
             {
@@ -146,12 +124,12 @@ class PoolingCalls:
                 **({"document": {"text": texts[index]}} if shows else {}),
                 "relevance_score": scores[index],
             }
-            for index in order
+            for index in ranked(scores, body.top_n)
         ]
         tokens = done.run.num_prompt_tokens
         answer = {
             "id": done.run.call.request_id,
-            "model": done.name,
+            "model": body.model or done.run.model.names[0],
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
             "results": results,
             "meta": COHERE_META | {"billed_units": {"search_units": 1}},
@@ -168,7 +146,7 @@ class PoolingCalls:
         prefix = model.prompt_files.prompt_of(body.input_type, is_strict=False)
         given: list[Given] = [prefix + text for text in texts]
         params = _params(body, "embed", dimensions=body.output_dimension)
-        done = await self._run(request, body, given, params, field="texts", prefix="embd-")
+        done = await pool_texts(self._asked(request, body, "texts", "embd-"), given, params, serving=self._serving)
         answer = {
             "id": done.run.call.request_id,
             "embeddings": cohere_forms(done.values, body.embedding_types or ["float"]),
@@ -176,30 +154,6 @@ class PoolingCalls:
             "meta": COHERE_META | {"billed_units": {"input_tokens": done.run.num_prompt_tokens}},
         }
         return await self._answer(answer, done)
-
-    async def _scores(
-        self, request: Request, body: PoolingBody, pairs: list[tuple[str, str]], *, field: str, prefix: str
-    ) -> tuple[list[float], _Pooled]:
-        """A score for each pair: of a model that scores, or by the vectors of its two texts."""
-        model = self._serving.model_named(body.model)
-        tasks = model.pooling_tasks
-        if "score" in tasks:
-            done = await self._run(request, body, pairs, _params(body, "score"), field=field, prefix=prefix)
-            return [float(values[0]) for values in done.values], done
-        by_tokens = tasks[:1] == ("token_embed",)
-        task: PoolingTask = "token_embed" if by_tokens else "embed"
-        check_task(model, task)
-        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        done = await self._run(request, body, texts, PoolingParams(task=task), field=field, prefix=prefix)
-        found = {
-            text: _by_token(values, prompt) if by_tokens else values
-            for text, values, prompt in zip(texts, done.values, done.prompts, strict=True)
-        }
-        alike = late_interaction if by_tokens else SIMILARITIES[model.prompt_files.similarity]
-        return await self._serving.work.run(
-            lambda: [alike(found[one], found[other]) for one, other in pairs],
-            num_bytes=sum(values.nbytes for values in found.values()),
-        ), done
 
     async def _given(self, body: InputBody, model: ServedModel) -> list[Given]:
         if body.messages is not None:
@@ -224,53 +178,31 @@ class PoolingCalls:
         texts = cast("list[str | list[int]]", body.input)
         return [prefix + one if isinstance(one, str) else one for one in texts]
 
-    async def _run(
-        self,
-        request: Request,
-        body: PoolingBody,
-        given: Sequence[Given],
-        params: PoolingParams,
-        *,
-        field: str,
-        prefix: str,
-    ) -> _Pooled:
+    def _asked(self, request: Request, body: PoolingBody, field: str, prefix: str) -> PoolingCall:
         serving = self._serving
         model = serving.model_named(body.model)
         request_id = unique_id(prefix, request.headers.get("x-request-id") or body.request_id)
-        call = call_of(request.headers, body, tenant=tenant_of(request, serving=serving), request_id=request_id)
-        check_cache_salt(body.cache_salt)
-        prompts = await pooling_prompts(
-            given,
-            serving=serving,
+        return PoolingCall(
+            call=call_of(request.headers, body, tenant=tenant_of(request, serving=serving), request_id=request_id),
             model=model,
             field=field,
             add_special_tokens=body.add_special_tokens is not False,
             truncation=truncation_for(body, model),
+            cache_salt=body.cache_salt,
         )
-        run = Run(
-            call,
-            serving=serving,
-            model=model,
-            prompts=[prompt.token_ids for prompt in prompts],
-            sampling_params=[POOLED] * len(prompts),
-            cache_salt=body.cache_salt or "",
-            pooling=[_paired(params, prompt.second_text_start) for prompt in prompts],
-        )
-        sequences = await run.collect()
-        return _Pooled(run, model, body.model or model.names[0], [embedding_of(one) for one in sequences], prompts)
 
-    async def _listed(self, done: _Pooled, data: list[dict[str, Any]]) -> Response:
+    async def _listed(self, body: PoolingBody, done: Pooled, data: list[dict[str, Any]]) -> Response:
         answer = {
             "id": done.run.call.request_id,
             "object": "list",
             "created": done.run.call.created,
-            "model": done.name,
+            "model": body.model or done.run.model.names[0],
             "data": data,
             "usage": done.run.usage(),
         }
         return await self._answer(answer, done)
 
-    async def _answer(self, answer: dict[str, Any], done: _Pooled) -> Response:
+    async def _answer(self, answer: dict[str, Any], done: Pooled) -> Response:
         size = sum(values.nbytes for values in done.values)
         text = await self._serving.work.run_sized(
             lambda: orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), num_bytes=size
@@ -282,18 +214,8 @@ def _params(body: PoolingBody, task: PoolingTask, *, dimensions: int | None = No
     return PoolingParams(task=task, normalize=body.normalize, use_activation=body.use_activation, dimensions=dimensions)
 
 
-def _paired(params: PoolingParams, second_text_start: int) -> PoolingParams:
-    if not second_text_start:
-        return params
-    return PoolingParams(task=params.task, use_activation=params.use_activation, second_text_start=second_text_start)
-
-
-def _by_token(values: Embedding, prompt: PoolingPrompt) -> Embedding:
-    """[num_tokens, size]: some poolings leave out special tokens."""
-    for num_rows in (len(prompt.token_ids), len(prompt.token_ids) - 1):
-        if num_rows and len(values) % num_rows == 0:
-            return values.reshape(num_rows, -1)
-    return values.reshape(-1, 1)
+def _list(given: str | list[str] | None) -> list[str]:
+    return [given] if isinstance(given, str) else given or []
 
 
 def _cohere_texts(body: CohereEmbedBody) -> list[str]:

@@ -55,6 +55,10 @@ class ServedModel:
     lora: LoraAdapter | None = None
     """The adapter that it is to be computed with, where a request names one."""
 
+    def label(self, place: int) -> str:
+        """The name of a label."""
+        return self.labels[place] if place < len(self.labels) else f"LABEL_{place}"
+
 
 async def load_served_model(
     config: FrontendConfig, *, engine: Engine, work: WorkPool, chat_template: str | None

@@ -1,0 +1,126 @@
+"""One call's texts through the engine, and scores of pairs. Knows no HTTP and no messages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pagoda_common.engine.similarity import SIMILARITIES, late_interaction
+from pagoda_common.errors import InvalidRequest
+from pagoda_common.params.outputs import Embedding
+from pagoda_common.params.pooling_params import POOLED, PoolingParams, PoolingTask
+from pagoda_common.params.truncation import Truncation
+from pagoda_frontend.pooling.texts import Given, PoolingPrompt, pooling_prompts
+from pagoda_frontend.requests.call_context import CallContext
+from pagoda_frontend.requests.embeddings import check_task, embedding_of
+from pagoda_frontend.requests.params import check_cache_salt
+from pagoda_frontend.requests.run import Run
+from pagoda_frontend.requests.served_model import ServedModel
+from pagoda_frontend.requests.serving import Serving
+
+PER_TOKEN = ("token_embed", "token_classify")
+"""Tasks with values for each token."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolingCall:
+    """What one call asks, besides its texts."""
+
+    call: CallContext
+    model: ServedModel
+    field: str
+    """Of the request, which the texts come from."""
+    add_special_tokens: bool = True
+    truncation: Truncation | None = None
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """What the engine has made."""
+
+    run: Run
+    values: list[Embedding]
+    prompts: list[PoolingPrompt]
+
+    def by_token(self, place: int) -> Embedding:
+        """[num_tokens, size] of an input; some poolings leave out the first token."""
+        values, num_tokens = self.values[place], len(self.prompts[place].token_ids)
+        for num_rows in (num_tokens, num_tokens - 1):
+            if num_rows and len(values) % num_rows == 0:
+                return values.reshape(num_rows, -1)
+        return values.reshape(-1, 1)
+
+
+async def pool_texts(asked: PoolingCall, given: Sequence[Given], params: PoolingParams, *, serving: Serving) -> Pooled:
+    """What is made of each text.
+
+    Raises:
+        PagodaError: a text is wrong, or the engine refused or failed it.
+    """
+    check_cache_salt(asked.cache_salt)
+    prompts = await pooling_prompts(
+        given,
+        serving=serving,
+        model=asked.model,
+        field=asked.field,
+        add_special_tokens=asked.add_special_tokens,
+        truncation=asked.truncation,
+    )
+    run = Run(
+        asked.call,
+        serving=serving,
+        model=asked.model,
+        prompts=[prompt.token_ids for prompt in prompts],
+        sampling_params=[POOLED] * len(prompts),
+        cache_salt=asked.cache_salt or "",
+        pooling=[_paired(params, prompt.second_text_start) for prompt in prompts],
+    )
+    sequences = await run.collect()
+    return Pooled(run, [embedding_of(one) for one in sequences], prompts)
+
+
+async def score_pairs(
+    asked: PoolingCall, pairs: list[tuple[str, str]], params: PoolingParams, *, serving: Serving
+) -> tuple[list[float], Pooled]:
+    """A score for each pair: of a model that scores, or by the vectors of its two texts; errors as of `pool_texts`."""
+    tasks = asked.model.pooling_tasks
+    if "score" in tasks:
+        done = await pool_texts(asked, pairs, params, serving=serving)
+        return [float(values[0]) for values in done.values], done
+    by_tokens = tasks[:1] == ("token_embed",)
+    task: PoolingTask = "token_embed" if by_tokens else "embed"
+    check_task(asked.model, task)
+    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+    done = await pool_texts(asked, texts, PoolingParams(task=task), serving=serving)
+    found = {text: done.by_token(place) if by_tokens else done.values[place] for place, text in enumerate(texts)}
+    alike = late_interaction if by_tokens else SIMILARITIES[asked.model.prompt_files.similarity]
+    scores = await serving.work.run(
+        lambda: [alike(found[one], found[other]) for one, other in pairs],
+        num_bytes=sum(values.nbytes for values in found.values()),
+    )
+    return scores, done
+
+
+def pairs_of(first: Sequence[str], second: Sequence[str], *, field: str, other: str) -> list[tuple[str, str]]:
+    """One text against several, or as many against as many.
+
+    Raises:
+        InvalidRequest: there are none, or their numbers do not fit.
+    """
+    for name, texts in ((field, first), (other, second)):
+        if not texts:
+            raise InvalidRequest(f"{name} is empty: it must have at least one text", field=name)
+    if len(first) not in (1, len(second)):
+        text = f"{field} has {len(first)} texts, must have 1 or as many as {other}, {len(second)}"
+        raise InvalidRequest(text, field=field)
+    return list(zip(list(first) * len(second) if len(first) == 1 else first, second, strict=True))
+
+
+def ranked(scores: Sequence[float], top_n: int | None) -> list[int]:
+    """Places by falling score, the first ones of equals first; at most `top_n`, if that is not 0."""
+    return sorted(range(len(scores)), key=lambda index: -scores[index])[: top_n or None]
+
+
+def _paired(params: PoolingParams, second_text_start: int) -> PoolingParams:
+    if not second_text_start:
+        return params
+    return PoolingParams(task=params.task, use_activation=params.use_activation, second_text_start=second_text_start)
