@@ -13,6 +13,7 @@ import pytest
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
 from pagoda_common.process.children import free_port
 from tests.process.stack import Process, poll_until
+from tests.unit.deploy.test_images import environment as image_environment
 from tests.unit.deploy.test_kubernetes import objects_of, pods_of
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
@@ -34,14 +35,19 @@ def environment(**variables: str) -> Iterator[None]:
 
 
 def start(service: str, container: dict[str, Any], ports: dict[str, int], **variables: str) -> Process:
-    """A container's command line, with its fixed ports replaced and $(VARIABLES) filled in as Kubernetes does."""
+    """A container's command line in its image's environment, $(VARIABLES) filled in as Kubernetes does.
+
+    Args:
+        ports: stand in for the fixed ports; one dict for all containers of a pod, which share its network.
+    """
     known = {each["name"]: each["value"] for each in container["env"] if "value" in each} | variables
 
     def fill(word: str) -> str:
         word = re.sub(r"\$\((\w+)\)", lambda found: known[found[1]], word)
-        return re.sub(r"\b(500\d\d|9090)\b", lambda found: str(ports.setdefault(found[1], free_port())), word)
+        return re.sub(r"\b(500\d\d|909\d)\b", lambda found: str(ports.setdefault(found[1], free_port())), word)
 
-    with environment(**known):
+    image = {name: fill(value) for name, value in image_environment(service).items() if name.startswith("PAGODA_")}
+    with environment(**image | known):
         return Process("-m", f"pagoda_{service}", *map(fill, container["args"]))
 
 

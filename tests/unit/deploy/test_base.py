@@ -10,7 +10,7 @@ from pagoda_common.rpc.service import LIVENESS
 
 KUBERNETES = Path(__file__).parents[3] / "deploy" / "kubernetes"
 PORTS = {"frontend": {"http": 8000, "grpc": 50051}, "scheduler": {"grpc": 50052, "metrics": 9090}}
-PORTS["worker"] = {"grpc": 50053}
+PORTS["worker"] = {"grpc": 50053, "metrics": 9090}
 COMPONENT = "app.kubernetes.io/component"
 
 
@@ -138,7 +138,7 @@ def test_with_tls_each_service_has_its_own_secret_and_none_falls_back_to_plainte
 def test_arguments_name_the_ports_that_containers_list() -> None:
     assert base("frontend")["args"] == ["--host=0.0.0.0", "--port=8000", "--grpc-port=50051", "--drain-timeout=60"]
     assert base("scheduler")["args"] == ["--host=0.0.0.0", "--port=50052", "--metrics-port=9090", "--drain-timeout=2"]
-    worker = ["--host=0.0.0.0", "--port=50053", "--advertise-address=$(POD_IP):50053"]
+    worker = ["--host=0.0.0.0", "--port=50053", "--advertise-address=$(POD_IP):50053", "--metrics-port=9090"]
     assert base("worker")["args"] == worker
     assert containers("overlays/multi-node/worker.yaml")[0]["args"] == worker
     for service, ports in PORTS.items():

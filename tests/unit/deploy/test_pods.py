@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.deploy.test_kubernetes import PROBES, RENDERED, objects_of, pods_of
+from tests.unit.deploy.test_images import environment
+from tests.unit.deploy.test_kubernetes import PROBES, RENDERED, flags_of, objects_of, pods_of
 
 POD_LABELS = {
     "StatefulSet": {"apps.kubernetes.io/pod-index", "statefulset.kubernetes.io/pod-name"},
@@ -24,6 +25,9 @@ LEADER_WORKER_SET_VARIABLES = {"LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORK
 HANDLERS = {"grpc", "httpGet", "exec", "tcpSocket"}
 VOLUMES = {"emptyDir", "persistentVolumeClaim", "secret"}
 """Those of the Pod Security Standard `restricted` that are in use."""
+PORT_FLAGS = {"--port", "--grpc-port", "--metrics-port"}
+DEFAULT_PORTS = {"frontend": {"--port": 8000, "--grpc-port": 50051}, "scheduler": {"--port": 50052}, "worker": {}}
+"""Where no one says otherwise."""
 SUFFIXES = {"": 1.0, "m": 1e-3, "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30}
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
@@ -56,6 +60,26 @@ def test_ports_and_variables_are_named_once(name: str) -> None:
             assert once(mount["mountPath"] for mount in container["volumeMounts"])
             known = {variable["name"] for variable in container["env"]}
             assert set(re.findall(r"\$\((\w+)\)", " ".join(container["args"]))) <= known
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_no_two_containers_of_a_pod_listen_on_one_port(name: str) -> None:
+    """As they are started: the image sets flags, over it the ConfigMap, the container and its arguments."""
+    (settings,) = [each["data"] for each in objects_of(name) if each["kind"] == "ConfigMap"]
+    for service, template in pods_of(objects_of(name)).items():
+        listened = Counter[int]()
+        for container in template["spec"]["containers"]:
+            ports = ports_listened_on(service, container, settings)
+            assert ports <= {port["containerPort"] for port in container["ports"]}, "each port is named"
+            listened.update(ports)
+        assert once(listened.elements()), f"{service}: {listened}"
+
+
+def test_a_port_that_only_the_image_sets_is_listened_on() -> None:
+    container = {"args": ["--port=50054"], "env": [{"name": "PAGODA_METRICS_PORT", "value": "9091"}]}
+    assert ports_listened_on("worker", container, {}) == {50054, 9091}
+    assert ports_listened_on("worker", {"args": [], "env": []}, {}) == {50053, 9090}
+    assert ports_listened_on("frontend", {"args": ["--port=80"], "env": []}, {"PAGODA_GRPC_PORT": "81"}) == {80, 81}
 
 
 @pytest.mark.parametrize("name", RENDERED)
@@ -187,6 +211,19 @@ def containers_of(name: str) -> list[tuple[str, dict[str, Any]]]:
     """Of all pods, with the service that runs in them."""
     pods = pods_of(objects_of(name))
     return [(service, container) for service, each in pods.items() for container in each["spec"]["containers"]]
+
+
+def ports_listened_on(service: str, container: dict[str, Any], settings: dict[str, str]) -> set[int]:
+    """Of a container that is started as image, settings, variables and arguments say; 0, any port, is left out."""
+    own = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    variables = environment(service) | settings | own
+    words = dict(word.partition("=")[::2] for word in container["args"])
+    ports = {}
+    for flag in flags_of(service):
+        if flag in PORT_FLAGS:
+            variable = "PAGODA_" + flag[2:].replace("-", "_").upper()
+            ports[flag] = int(words.get(flag) or variables.get(variable) or DEFAULT_PORTS[service].get(flag, 0))
+    return set(ports.values()) - {0}
 
 
 def labels_selected(each: dict[str, Any]) -> dict[str, str]:
