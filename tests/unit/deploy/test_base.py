@@ -270,9 +270,11 @@ def test_policies_let_in_whom_the_page_names_and_nobody_else() -> None:
 
 
 RESOURCES = {
-    "base/frontend.yaml": ({"cpu": "500m", "memory": "512Mi"}, {"memory": "1Gi"}),
-    "base/scheduler.yaml": ({"cpu": "1", "memory": "512Mi"}, {"memory": "2Gi"}),
-    **dict.fromkeys(WORKERS, ({"cpu": "1", "memory": "2Gi"}, {"memory": "4Gi"})),
+    "base/frontend.yaml": ({"cpu": "100m", "memory": "192Mi"}, {"memory": "1Gi"}),
+    "base/scheduler.yaml": ({"cpu": "100m", "memory": "128Mi"}, {"memory": "2Gi"}),
+    **dict.fromkeys(WORKERS, ({"cpu": "250m", "memory": "512Mi"}, {"memory": "4Gi"})),
+    "components/real-load/frontend.yaml": ({"cpu": "500m", "memory": "512Mi"}, {"memory": "2Gi"}),
+    "components/real-load/scheduler.yaml": ({"cpu": "1", "memory": "512Mi"}, {"memory": "2Gi"}),
     "overlays/cpu/worker.yaml": ({"cpu": "4", "memory": "12Gi"}, {"cpu": "4", "memory": "12Gi"}),
     "overlays/gpu/worker.yaml": (
         {"cpu": "4", "memory": "16Gi", "nvidia.com/gpu": "1"},
@@ -308,7 +310,7 @@ def test_workers_with_accelerators_go_to_their_nodes(path: str) -> None:
     assert settings["data"].items() >= {"PAGODA_DTYPE": "bfloat16", "PAGODA_DEVICE": "cuda"}.items()
     (overlay,) = load(f"overlays/{path}/kustomization.yaml")
     assert overlay["images"] == [{"name": "pagoda-worker", "newTag": "cuda"}]
-    assert overlay["components"] == ["../../components/model-volume"]
+    assert overlay["components"] == ["../../components/model-volume", "../../components/real-load"]
 
 
 def test_the_accelerators_of_a_pod_group_are_asked_for_like_the_others() -> None:

@@ -202,6 +202,26 @@ def test_requests_are_within_limits(name: str) -> None:
         assert all(requests.get(each) == limits.get(each) for each in {*requests, *limits} if "/" in each)
 
 
+NODE = {"cpu": 2.0, "memory": 4 * 2.0**30}
+SYSTEM = {"cpu": 1.0, "memory": 1.5 * 2.0**30}
+"""What a node's kubelet, DNS, network and proxy ask for, generously."""
+
+
+@pytest.mark.parametrize("name", ["base", "overlays/tensor-parallel", "overlays/tls", "overlays/observability"])
+def test_the_embedded_model_fits_a_node_of_two_cores_also_during_an_update(name: str) -> None:
+    asked = dict.fromkeys(NODE, 0.0)
+    for each in objects_of(name):
+        template = template_of(each)
+        if template is None:
+            continue
+        surge = each["spec"].get("strategy", {}).get("rollingUpdate", {}).get("maxSurge", 0)
+        for container in template["spec"]["containers"]:
+            for resource in NODE:
+                quantity = amount(container["resources"]["requests"][resource])
+                asked[resource] += quantity * (each["spec"]["replicas"] + surge)
+    assert all(asked[resource] + SYSTEM[resource] <= NODE[resource] for resource in NODE), asked
+
+
 def template_of(each: dict[str, Any]) -> dict[str, Any] | None:
     """The pod template of an object, if it makes pods."""
     return next(iter(pods_of([each]).values()), None)
