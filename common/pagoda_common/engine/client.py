@@ -78,6 +78,8 @@ class EngineClient:
         self._streams: dict[str, EngineStream] = {}
         self.num_losses = 0
         """Counter: sessions that broke."""
+        self._lost_at: float | None = None
+        """By time.monotonic(): when a session broke whose scheduler served, until one serves again."""
         self._was_connected = False
         self._is_closed = False
         self._ready = asyncio.Event()
@@ -139,6 +141,11 @@ class EngineClient:
     def is_ready(self) -> bool:
         """Connected, and the engine serves."""
         return self._session is not None and self._load.is_ready
+
+    @property
+    def lost_for_s(self) -> float | None:
+        """Seconds since a scheduler was lost that served; None while one serves, and before one has."""
+        return None if self._lost_at is None else time.monotonic() - self._lost_at
 
     @property
     def is_sleeping(self) -> bool:
@@ -351,6 +358,8 @@ class EngineClient:
     def _lose(self, error: PagodaError) -> None:
         if self._session is not None:
             self.num_losses += 1
+            if self._load.is_ready:
+                self._lost_at = time.monotonic()
             waiting = len(self._streams)
             logger.warning("lost the scheduler at %s with %d open requests: %s", self.address, waiting, error.message)
         self._reason = f"no connection to the scheduler at {self.address}: {error.message}"
@@ -368,6 +377,8 @@ class EngineClient:
             self._loras = {adapter.name: adapter for adapter in adapters}
         if message.HasField("load"):
             self._load = message.load
+            if self._load.is_ready or self._load.sleep_level > 0:
+                self._lost_at = None
             if self._load.is_ready:
                 self._ready.set()
             else:

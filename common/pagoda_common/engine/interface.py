@@ -57,6 +57,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def lost_for_s(self) -> float | None:
+        """Seconds since a scheduler was lost that served; None while one serves, and before one has."""
+        ...
+
+    @property
     def is_sleeping(self) -> bool:
         """Requests wait until the engine is woken."""
         ...

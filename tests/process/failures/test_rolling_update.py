@@ -8,13 +8,16 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import aiohttp
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagoda_common.process.children import free_port
+from pagoda_common.rpc.service import connect
 from tests.process.chaos_clients import LINE_BYTES, Progress, read
 from tests.process.chaos_requests import ChaosRequest, make_requests
 from tests.process.stack import Process, get_status
 from tests.process.transcript import Transcript, differences
 
+SERVING = health_pb2.HealthCheckResponse.SERVING
 NUM_STREAMS = 16
 DRAIN_S = 1.0
 """Short: what is left has to be handed over."""
@@ -66,7 +69,18 @@ class Deployment:
                     await asyncio.sleep(0.02)
         assert await asyncio.to_thread(process.wait) == 0, self.log
         self.start(name)
-        await self.ready(name if name.startswith("frontend") else "frontend-0")
+        if name.startswith("frontend"):
+            await self.ready(name)
+        else:
+            await self.engine_serves()
+
+    async def engine_serves(self) -> None:
+        """Wait until the scheduler says so: a frontend stays ready meanwhile."""
+        async with connect(self.scheduler) as channel, asyncio.timeout(240):
+            stub = health_pb2_grpc.HealthStub(channel)
+            request = health_pb2.HealthCheckRequest()
+            while (await stub.Check(request, wait_for_ready=True)).status != SERVING:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
 
     @property
     def log(self) -> str:

@@ -36,7 +36,7 @@ class Operations:
         return Response(status_code=200)
 
     async def ready(self) -> Response:
-        """Ready: a request that comes now is served; else 503 and why."""
+        """Ready: a request that comes now is served, if need be when a lost scheduler is back; else 503 and why."""
         if not self._serving.is_ready:
             raise NotReady(self._serving.not_ready_reason, retry_after_s=RETRY_AFTER_S)
         return json_response({"status": "ready"})

@@ -31,7 +31,10 @@ logger = logging.getLogger(__name__)
 RETRY_AFTER_S = 1.0
 LOAD_RETRY_S = 5.0
 RECOVERY_WAIT_S = 30.0
-"""A request that arrives while a lost scheduler or worker comes back waits this long before it is refused."""
+"""A request that arrives while a lost scheduler or worker comes back waits this long before it is refused.
+
+A frontend whose scheduler is lost stays ready as long: all frontends lose it at once, and where none is ready, clients
+get errors and a disruption budget is void."""
 
 
 class Serving:
@@ -106,8 +109,13 @@ class Serving:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request that comes now is served at once."""
-        return self._model is not None and self.engine.is_ready and not self.is_draining
+        """Whether a request that comes now is served: at once, or when a scheduler that was lost just now is back."""
+        return self._model is not None and (self.engine.is_ready or self._is_recovering) and not self.is_draining
+
+    @property
+    def _is_recovering(self) -> bool:
+        lost_for_s = self.engine.lost_for_s
+        return lost_for_s is not None and lost_for_s < RECOVERY_WAIT_S
 
     @property
     def has_been_ready(self) -> bool:

@@ -98,6 +98,40 @@ async def test_a_restarted_scheduler_is_a_pause_not_an_error(frontend: Running) 
     assert (await asked)["choices"][0]["token_ids"] == frontend.fake.tokens([5], 60)
 
 
+async def test_a_frontend_stays_ready_while_its_scheduler_comes_back() -> None:
+    port = free_port()
+    fake = FakeScheduler()
+    async with contextlib.AsyncExitStack() as after, frontend_at(f"127.0.0.1:{port}", fake) as running:
+        async with serve_fake_scheduler(fake, port=port):
+            await until(lambda: running.server.serving.is_ready)
+            await running.complete()
+        await until(lambda: not running.server.engine.is_connected)
+        assert (await running.http.get("/ready")).status_code == 200
+        waiting = asyncio.create_task(running.complete(max_tokens=2))
+        fake.set_ready(False, "no worker has registered")
+        await after.enter_async_context(serve_fake_scheduler(fake, port=port))
+        await until(lambda: running.server.engine.is_connected)
+        assert (await running.http.get("/ready")).status_code == 200, "workers register with the new one"
+        fake.set_ready(True)
+        assert (await waiting)["usage"]["completion_tokens"] == 2
+        fake.set_ready(False, "no worker")
+        await until(lambda: not running.server.serving.is_ready)
+
+
+async def test_a_scheduler_that_stays_away_ends_readiness_and_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagoda_frontend.requests.serving.RECOVERY_WAIT_S", 0.2)
+    port = free_port()
+    fake = FakeScheduler()
+    async with frontend_at(f"127.0.0.1:{port}", fake) as running:
+        async with serve_fake_scheduler(fake, port=port):
+            await until(lambda: running.server.serving.is_ready)
+        await until(lambda: not running.server.serving.is_ready)
+        answer = await running.http.get("/ready")
+        assert answer.status_code == 503
+        assert "no connection to the scheduler" in answer.json()["error"]["message"]
+        assert (await running.post("/v1/completions", {"prompt": [5]})).status_code == 503
+
+
 async def test_draining_finishes_open_streams_and_refuses_new_ones(frontend: Running) -> None:
     frontend.fake.step_s = 0.005
     open_stream = asyncio.create_task(frontend.events("/v1/completions", prompt=[5], max_tokens=80))
