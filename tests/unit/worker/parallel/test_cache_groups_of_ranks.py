@@ -11,7 +11,9 @@ from tests.unit.worker.driver import Driver
 from tests.unit.worker.models.reference import NUM_TOKENS, make_prompts, open_reference
 
 
-@pytest.mark.parametrize("architecture", ["GptOssForCausalLM", "Qwen3NextForCausalLM", "Gemma3ForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture", ["GptOssForCausalLM", "Qwen3NextForCausalLM", "Gemma3ForCausalLM", "Qwen3MoeForCausalLM"]
+)
 def test_two_ranks_equal_transformers(architecture: str, tmp_path: Path) -> None:
     reference = open_reference(tmp_path, architecture, world_size=2)
     sequences = reference.driver.generate(make_prompts(), max_tokens=NUM_TOKENS, chunk=100)
