@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from pagoda_common.errors import PagodaError
 from pagoda_frontend.budget.held_memory import HeldMemory, Hold
 from pagoda_frontend.http.body_watch import GRACE_S, MIN_BYTES_PER_S, BodyWatch
+from pagoda_frontend.http.lingering import LingeringTransport
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """Ends a connection whose request line and headers are too long or too many (431) or do not end (408).
 
     The parser itself would keep them all, for ever. Subclasses carry the bounds: `bounded`. A request that offers an
-    upgrade (Java's HttpClient offers h2c with its first request) is answered as if it offered none.
+    upgrade (Java's HttpClient offers h2c with its first request) is answered as if it offered none. A client that is
+    refused while it sends can read the answer: its connection lingers.
     """
 
     max_head_bytes = 4 * 1024**2
@@ -55,6 +57,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._hold: Hold | None = None
         self._refusal = BAD_REQUEST
         self._fault = ""
+        self._is_refused = False
         self._timer: asyncio.TimerHandle | None = None
         self._body: BodyWatch | None = None
         self._body_timer: asyncio.TimerHandle | None = None
@@ -63,10 +66,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
         """A client is there."""
         super().connection_made(transport)
+        self._lingering = LingeringTransport(transport, is_sending=self._is_client_sending, on_end=self._on_linger)
+        self.transport = self._lingering  # type: ignore[assignment]
         self._start_timer(self.open_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
+        self._lingering.stop()
         self._stop_timer()
         self._end_body()
         self._release_head()
@@ -87,6 +93,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes from the connection."""
+        if self._lingering.is_lingering:
+            self._lingering.drop(len(data))
+            return
         if self._is_in_head:
             if not self._head_bytes:
                 self._stop_timer()  # of the wait for it
@@ -102,6 +111,27 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(TOO_LARGE, fault)
         if self._is_in_head and self._head_bytes > self.max_head_bytes and not self.transport.is_closing():
             self._refuse(TOO_LARGE, f"request line and headers have more than {self.max_head_bytes} bytes")
+
+    def _is_client_sending(self) -> bool:
+        """Whether it is in the middle of a request, or has sent more of them."""
+        return self._is_refused or self._body is not None or self._head_bytes > 0 or bool(self.pipeline)
+
+    def _on_linger(self) -> None:
+        """The answer is written, and nothing more is taken: a request that still waits for its body ends."""
+        self._stop_timer()
+        self._end_body()
+        self._release_head()
+        self._unset_keepalive_if_required()
+        self.pipeline.clear()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
+    def shutdown(self) -> None:
+        """The server ends."""
+        if self._lingering.is_lingering:
+            self._lingering.end()
+        super().shutdown()
 
     def _has_room_for(self, num_bytes: int) -> bool:
         """Count so much of a large head; whether it may be held."""
@@ -198,6 +228,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what cannot be parsed, is too large or does not come, and end the connection."""
+        if self.transport.is_closing():
+            return
+        self._is_refused = True
         status, reason = self._refusal
         error = {"message": self._fault or msg, "type": "BadRequestError", "param": None, "code": status}
         body = orjson.dumps({"error": error})
