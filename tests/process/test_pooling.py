@@ -51,6 +51,17 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
+def tokens_embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """ColBERT: no pooling; and pieces of long texts."""
+    directory = tmp_path_factory.mktemp("tokens")
+    model = make_encoder("BertModel", directory)
+    write_modules(directory, None, normalizes=False)
+    stack = serve(directory, "--enable-long-inputs")
+    yield Served(stack, model)
+    stack.end()
+
+
+@pytest.fixture(scope="module")
 def ranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("ranker")
     model = make_encoder("BertForSequenceClassification", directory, num_labels=1)
@@ -159,6 +170,28 @@ def test_many_inputs_at_once(embedder: Served) -> None:
 def test_no_text_is_made(embedder: Served) -> None:
     told = embedder.post("/v1/completions", 400, prompt="a", model="tiny")["error"]["message"]
     assert told == "the model makes no text: it can embed, token_embed"
+
+
+def test_vectors_of_tokens_meet_late(tokens_embedder: Served) -> None:
+    def vectors(text: str) -> Any:
+        return torch.nn.functional.normalize(hidden_of(tokens_embedder.model, ids_of(text)), dim=-1)
+
+    wanted = [float((vectors(QUERY) @ vectors(text).T).amax(1).sum()) for text in TEXTS]
+    answer = tokens_embedder.post("/rerank", query=QUERY, documents=TEXTS)
+    assert [one["index"] for one in answer["results"]] == sorted(range(4), key=lambda place: -wanted[place])
+    close([one["relevance_score"] for one in answer["results"]], sorted(wanted, reverse=True))
+
+
+def test_a_long_text_is_the_mean_of_its_pieces_and_the_answer_says_so(tokens_embedder: Served) -> None:
+    text = "z" * 600
+    answer = tokens_embedder.post("/v1/embeddings", input=["short", text])
+    assert "num_pieces" not in answer["data"][0]
+    assert answer["data"][1]["num_pieces"] == 2
+    assert answer["usage"]["prompt_tokens"] == len("short") + 2 + 600 + 4
+    parts = [hidden_of(tokens_embedder.model, ids_of("z" * count))[0] for count in (512, 88)]
+    parts = [part / part.norm() for part in parts]
+    mean = (parts[0] * 514 + parts[1] * 90) / 604
+    close(answer["data"][1]["embedding"], mean / mean.norm())
 
 
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])

@@ -373,6 +373,10 @@ FRONTEND_FLAGS = (
     Flag(field="tool_parser_plugin", metavar="FILE", help="Python file that registers further tool call parsers"),
     Flag(field="reasoning_parser", metavar="NAME", help="how the model marks its reasoning, such as deepseek_r1"),
     Flag(field="reasoning_parser_plugin", metavar="FILE", help="Python file that registers further reasoning parsers"),
+    Flag(
+        field="enable_long_inputs",
+        help="embed texts longer than the model takes in pieces, by the mean of their vectors; the answer says so",
+    ),
     Flag(field="enable_prompt_tokens_details", help="put cached_tokens into usage"),
     Flag(field="enable_force_include_usage", help="put the usage so far into every chunk of every stream"),
     Flag(field="enable_request_id_headers", help="send X-Request-Id with the answers to probes too"),

@@ -70,6 +70,8 @@ class FrontendConfig:
     """JSON object that goes before generation_config; empty overrides nothing."""
     structured_outputs_config: str = ""
     """JSON object of options that hold for all structured outputs; empty has none."""
+    enable_long_inputs: bool = False
+    """Embed texts that are longer than the model takes in pieces: the mean of their vectors, by their tokens."""
     enable_prompt_tokens_details: bool = False
     """Put cached_tokens into usage."""
     enable_force_include_usage: bool = False

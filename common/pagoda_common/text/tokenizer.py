@@ -118,6 +118,20 @@ class Tokenizer:
         kinds: list[int] = whole.type_ids
         return list(whole.ids), kinds.index(1) if 1 in kinds else 0
 
+    def encode_pieces(self, text: str, *, max_tokens: int, add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of a text in pieces of at most `max_tokens`, each with special tokens of its own.
+
+        Raises:
+            ValueError: special tokens leave no room.
+        """
+        whole = self._fast.encode(text, add_special_tokens=False)
+        room = max_tokens - (self._fast.num_special_tokens_to_add(False) if add_special_tokens else 0)
+        if room < 1:
+            raise ValueError(f"max_tokens is {max_tokens}, too few for the special tokens alone")
+        whole.truncate(room)
+        made = self._fast.post_process(whole, None, add_special_tokens)
+        return [list(one.ids) for one in (made, *made.overflowing)]
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of all of `token_ids`."""
         ids = list(token_ids)

@@ -157,6 +157,8 @@ class EmbeddingObject(BaseModel):
     object: Literal["embedding"]
     embedding: list[float] | str
     """As text: base64 of little-endian float32."""
+    num_pieces: int | None = None
+    """Of a text that is longer than the model takes: it is the mean of so many vectors."""
 
 
 class EmbeddingAnswer(BaseModel):

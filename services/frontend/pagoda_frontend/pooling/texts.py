@@ -24,6 +24,8 @@ class PoolingPrompt:
     token_ids: list[int]
     second_text_start: int = 0
     """First token of the second text of a pair, where the tokenizer tells them apart."""
+    rest: tuple[list[int], ...] = ()
+    """Further pieces of a text that is longer than the model takes."""
 
 
 async def pooling_prompts(
@@ -34,11 +36,13 @@ async def pooling_prompts(
     field: str,
     add_special_tokens: bool = True,
     truncation: Truncation | None = None,
+    splits_long: bool = False,
 ) -> list[PoolingPrompt]:
     """The prompt of each.
 
     Args:
         truncation: of each whole prompt; special tokens are kept.
+        splits_long: texts that are longer than the model takes come in pieces.
 
     Raises:
         InvalidRequest, RequestTooLong: one is empty or does not fit the context, or they are too many or none.
@@ -47,7 +51,7 @@ async def pooling_prompts(
         raise InvalidRequest(f"{field} is empty: there must be at least one", field=field)
     if len(given) > MAX_INPUTS:
         raise InvalidRequest(f"there may be at most {MAX_INPUTS} inputs, got {len(given)}", field=field)
-    maker = _Maker(model, field, add_special_tokens, truncation)
+    maker = _Maker(model, field, add_special_tokens, truncation, splits_long and truncation is None)
     prompts: list[PoolingPrompt] = []
     for part in _parts(given):
         size = sum(map(_num_chars, part))
@@ -78,7 +82,15 @@ def _num_chars(one: Given) -> int:
 class _Maker:
     """Makes prompts on a thread."""
 
-    def __init__(self, model: ServedModel, field: str, add_special_tokens: bool, truncation: Truncation | None) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        field: str,
+        add_special_tokens: bool,
+        truncation: Truncation | None,
+        splits_long: bool,
+    ) -> None:
+        self._splits_long = splits_long
         self._model = model
         self._field = field
         self._adds = add_special_tokens
@@ -104,7 +116,9 @@ class _Maker:
         return prompt
 
     def _of_text(self, one: str | tuple[str, str]) -> PoolingPrompt:
-        self._model.prompts.check_length(_num_chars(one), field=self._field, is_cut=self._truncation is not None)
+        self._model.prompts.check_length(
+            _num_chars(one), field=self._field, is_cut=self._truncation is not None or self._splits_long
+        )
         text, pair = one if isinstance(one, tuple) else (one, None)
         adds = self._adds
         if pair is not None and self._template is not None:
@@ -116,6 +130,11 @@ class _Maker:
         ids, second = self._model.tokenizer.encode_within(
             text, pair=pair, max_tokens=most, side=side, add_special_tokens=adds
         )
+        if len(ids) > self._model.max_model_len and self._splits_long and pair is None:
+            first, *rest = self._model.tokenizer.encode_pieces(
+                text, max_tokens=self._model.max_model_len, add_special_tokens=adds
+            )
+            return PoolingPrompt(first, rest=tuple(rest))
         return PoolingPrompt(ids, second)
 
 
