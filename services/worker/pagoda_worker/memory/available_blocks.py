@@ -43,6 +43,8 @@ def available_blocks(loaded: LoadedModel) -> AvailableBlocks:
         OutOfMemory: not even one request of max_model_len would fit (with FIT_MEMORY: not one block); the message
             names the flags.
     """
+    if loaded.model.only_pools:
+        return AvailableBlocks(num_blocks=0, num_cpu_blocks=0, block_bytes=0)
     cache, is_cpu = loaded.config.cache, loaded.device.type == "cpu"
     size = block_bytes(
         loaded.model.attention_layers, block_size=cache.block_size, dtype=loaded.cache_dtype, layout=loaded.layout

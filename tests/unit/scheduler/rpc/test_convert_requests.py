@@ -156,6 +156,12 @@ def test_pooling_wants_a_model_that_pools_and_no_beams() -> None:
     with pytest.raises(PagodaError, match="does not pool"):
         sequences(pooled, info=types_pb2.ModelInfo(max_model_len=100))
     assert sequences(pooled, info=None)
+    info = types_pb2.ModelInfo(max_model_len=100, embedding_size=8, pooling_tasks=[types_pb2.POOLING_TASK_CLASSIFY])
+    assert sequences(pooled, info=info), "the model's first task"
+    pooled.pooling.task = types_pb2.POOLING_TASK_EMBED
+    with pytest.raises(InvalidRequest, match="the model does not embed: it can classify"):
+        sequences(pooled, info=info)
+    pooled.pooling.task = types_pb2.POOLING_TASK_UNSPECIFIED
     pooled.beam_search.beam_width = 1
     with pytest.raises(InvalidRequest, match="beam_search"):
         sequences(pooled)
