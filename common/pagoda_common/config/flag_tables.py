@@ -43,8 +43,8 @@ def parse_dtype(text: str) -> str:
 
 
 def parse_load_format(text: str) -> str:
-    """Our names, and vLLM's hf, which is what auto finds."""
-    return {"hf": "auto"}.get(text, text)
+    """Our names, and vLLM's for what auto finds by itself."""
+    return {"hf": "auto", "mistral": "auto", "gguf": "auto"}.get(text, text)
 
 
 def parse_attention_backend(text: str) -> str:

@@ -16,7 +16,7 @@ _EMBEDDED = Path(__file__).parents[1] / "models"
 def resolve_model(name: str) -> Path | str:
     """The directory of a model that is on this machine, else the hub id.
 
-    A GGUF file, or a directory with one and no config.json, becomes a directory first.
+    A GGUF file, and a directory of one or of Mistral's files without config.json, becomes another directory first.
 
     Raises:
         ModelLoadError: `name` is plainly a path, and there is no such directory or file; a GGUF file is damaged.
@@ -25,8 +25,7 @@ def resolve_model(name: str) -> Path | str:
         return _EMBEDDED / EMBEDDED_MODEL
     path = Path(name).expanduser()
     if path.is_dir():
-        found = _only_gguf(path)
-        return path if found is None else _of_gguf(found)
+        return usual_form(path)
     if path.is_file() and path.suffix == ".gguf":
         return _of_gguf(path)
     if path.suffix == ".gguf":
@@ -34,6 +33,20 @@ def resolve_model(name: str) -> Path | str:
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ModelLoadError(f"model {name!r} is not a directory", field="model")
     return name
+
+
+def usual_form(directory: Path) -> Path:
+    """A directory that has config.json, where it can be made of what there is: of a GGUF file, or of Mistral's files.
+
+    Raises:
+        ModelLoadError: these are damaged, or not supported.
+    """
+    if (directory / "params.json").is_file() and not (directory / "config.json").exists():
+        from pagoda_common.mistral.params import mistral_directory  # few starts need it
+
+        return mistral_directory(directory)
+    found = _only_gguf(directory)
+    return directory if found is None else _of_gguf(found)
 
 
 def why_no_config(directory: Path) -> str:

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from pagoda_common.config.model_files import resolve_model
 from pagoda_common.errors import ModelLoadError
+from pagoda_common.mistral.tekken import SPECIAL_TOKENS, TEKKEN, load_tekken, tekken_template
 from pagoda_common.text.prompt_files import FILE as PROMPTS_FILE
 from pagoda_common.text.prompt_files import PromptFiles, read_prompt_files
 
@@ -19,6 +20,7 @@ FILE_PATTERNS = [
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
+    "tekken.json",
     "chat_template.*",
     "additional_chat_templates/*",
     PROMPTS_FILE,
@@ -90,6 +92,8 @@ class TokenizerFiles:
         Raises:
             ModelLoadError: a file is not valid JSON.
         """
+        if (directory / TEKKEN).exists() and not (directory / "tokenizer.json").exists():
+            return cls._of_tekken(directory)
         config = _read_json(directory / "tokenizer_config.json")
         known = {**_read_json(directory / "special_tokens_map.json"), **config}
         special_tokens = {
@@ -109,6 +113,12 @@ class TokenizerFiles:
         """What goes before texts that become vectors."""
         return read_prompt_files(self.directory)
 
+    @classmethod
+    def _of_tekken(cls, directory: Path) -> Self:
+        """Of Mistral's tekken.json, and a template of one's own beside it."""
+        templates = {"default": tekken_template(directory / TEKKEN)} | _read_chat_templates(directory, {})
+        return cls(directory=directory, config={}, special_tokens=dict(SPECIAL_TOKENS), chat_templates=templates)
+
     def load_fast_tokenizer(self) -> FastTokenizer:
         """Read the vocabulary.
 
@@ -121,6 +131,8 @@ class TokenizerFiles:
                 fast = FastTokenizer.from_file(str(path))
                 self._complete(fast)
                 return fast
+            if (self.directory / TEKKEN).exists():
+                return load_tekken(self.directory / TEKKEN)
             if (self.directory / "vocab.json").exists() and self.config.get("tokenizer_class") in GPT2_CLASSES:
                 return self._load_gpt2()
         except ModelLoadError:
@@ -159,6 +171,8 @@ class TokenizerFiles:
         text = self.special_tokens.get(role)
         if text is None:
             return None
+        if (self.directory / TEKKEN).exists() and not (self.directory / "tokenizer.json").exists():
+            return {"<unk>": 0, "<s>": 1, "</s>": 2}.get(text)
         written = [token_id for token_id, token in self._decoder if _content(token) == text]
         if written:
             return written[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 from pagoda_common.config.engine_config import ModelConfig
 from pagoda_common.config.generation_config import parse_object
-from pagoda_common.config.model_files import resolve_model, why_no_config
+from pagoda_common.config.model_files import resolve_model, usual_form, why_no_config
 from pagoda_common.errors import ModelLoadError
 from pagoda_common.text.tokenizer_files import TokenizerFiles
 from pagoda_worker.loader.config_bounds import check_config
@@ -134,7 +134,9 @@ def _download(config: ModelConfig) -> Path:
             if config.load_format == "dummy"
             else HUB_PATTERNS
         )
-        return Path(snapshot_download(config.model, revision=config.revision, allow_patterns=patterns))
+        return usual_form(Path(snapshot_download(config.model, revision=config.revision, allow_patterns=patterns)))
+    except ModelLoadError:
+        raise
     except Exception as error:
         raise ModelLoadError(
             f"model {config.model!r} is neither a directory nor could it be fetched from the hub: "

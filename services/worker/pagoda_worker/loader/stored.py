@@ -12,7 +12,7 @@ from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
 from pagoda_worker.loader.formats.stored_format import StoredFormat
 from pagoda_worker.loader.gguf_file import GgufMatrix
 from pagoda_worker.loader.read_buffers import ReadBuffers
-from pagoda_worker.loader.tensor_file import TensorFile
+from pagoda_worker.loader.tensor_file import TensorFile, in_halves
 from pagoda_worker.models.weights import WeightSource
 
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
@@ -26,6 +26,8 @@ class StoredTensor(NamedTuple):
     shape: list[int]
     dtype: str
     """As safetensors calls it."""
+    paired_rows: int = 0
+    """Of a head, whose rows are stored as neighbouring pairs and wanted as halves; 0: rows are in order."""
 
     @property
     def num_bytes(self) -> int:
@@ -34,7 +36,8 @@ class StoredTensor(NamedTuple):
 
     def read(self) -> Tensor:
         """The tensor, in host memory."""
-        return self.file.read(self.stored_name)
+        tensor = self.file.read(self.stored_name)
+        return in_halves(tensor, self.paired_rows) if self.paired_rows else tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +90,7 @@ class InBuffers(NamedTuple):
 
     def read(self) -> Tensor | QuantizedMatrix:
         """What is there, in host memory."""
-        if isinstance(self.stored, StoredTensor):
+        if isinstance(self.stored, StoredTensor) and not self.stored.paired_rows:
             return self.stored.file.read(self.stored.stored_name, self.buffers)
         return self.stored.read()
 

@@ -72,7 +72,8 @@ class TensorFile:
         dtype, shape, begin, end = self.entries[name]
         if dtype not in DTYPES:
             raise OSError(f"{self.path}: {name} has data type {dtype}, must be one of {', '.join(DTYPES)}")
-        buffer = read_bytes(self._descriptor, self._start + begin, end - begin, f"{self.path} ends within {name}")
+        if_short = f"{self.path} ends within {name}"
+        buffer = read_bytes(self._descriptor, self._start + begin, end - begin, if_short, buffers)
         return buffer.view(DTYPES[dtype]).view(shape)
 
     def __enter__(self) -> Self:
@@ -84,13 +85,13 @@ class TensorFile:
         os.close(self._descriptor)
 
 
-def read_bytes(descriptor: int, offset: int, count: int, if_short: str) -> Tensor:
-    """[count] uint8 of an open file, from `offset` on.
+def read_bytes(descriptor: int, offset: int, count: int, if_short: str, buffers: ReadBuffers | None = None) -> Tensor:
+    """[count] uint8 of an open file, from `offset` on, in memory of its own or of `buffers`.
 
     Raises:
         OSError: it ends before; the message is `if_short`.
     """
-    buffer = torch.empty(count, dtype=torch.uint8)
+    buffer = torch.empty(count, dtype=torch.uint8) if buffers is None else buffers.take(count)
     view, done = buffer.numpy().data, 0
     while done < len(view):
         got = os.preadv(descriptor, [view[done:]], offset + done)
@@ -98,6 +99,12 @@ def read_bytes(descriptor: int, offset: int, count: int, if_short: str) -> Tenso
             raise OSError(if_short)
         done += got
     return buffer
+
+
+def in_halves(tensor: Tensor, head_dim: int) -> Tensor:
+    """Rows of each head that are neighbouring pairs of a rotation, as two halves. [heads * head_dim, ...]."""
+    paired = tensor.view(-1, head_dim // 2, 2, *tensor.shape[1:])
+    return paired.transpose(1, 2).reshape(tensor.shape)
 
 
 class Readable(Protocol[T_co]):

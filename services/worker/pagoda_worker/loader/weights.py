@@ -17,6 +17,7 @@ from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
 from pagoda_worker.loader.formats.integers import alike, repeated
 from pagoda_worker.loader.formats.stored_format import StoredFormat
 from pagoda_worker.loader.gguf_file import GgufWeights, gguf_matrices
+from pagoda_worker.loader.mistral_tensors import is_mistral, mistral_tensors
 from pagoda_worker.loader.read_buffers import ReadBuffers
 from pagoda_worker.loader.stored import InBuffers, Stored, StoredTensor, drop_empty_biases, join_quantized
 from pagoda_worker.loader.tensor_file import TensorFile, read_ahead
@@ -242,6 +243,8 @@ def _index(files: list[Path], stack: ExitStack, stored: StoredFormat | None) -> 
                 found[stored_name] = StoredTensor(file, stored_name, shape, dtype)
         except (SafetensorError, OSError) as error:
             raise ModelLoadError(f"cannot read {path}: {error}") from error
+    if is_mistral(files):
+        found = mistral_tensors(found, files[0].parent)
     return found if stored is None else join_quantized(found, stored)
 
 

@@ -28,7 +28,7 @@ def test_methods_of_checkpoints_have_the_checkpoints_names() -> None:
     assert [parse_quantization(text) for text in (None, "", "auto", "none")] == [None] * 4
 
 
-@pytest.mark.parametrize("text", ["fp16", "int3", "int4-g16", "int4-g", "int8-g16", "int8-g1280", "bitsandbytes"])
+@pytest.mark.parametrize("text", ["fp16", "int3", "int4-g16", "int4-g", "int8-g16", "int8-g1280", "aqlm"])
 def test_other_names_are_refused_with_those_there_are(text: str) -> None:
     with pytest.raises(ConfigError, match=f"quantization is '{text}', must be one of int8, .*gptq_marlin") as caught:
         ModelConfig(quantization=text)

@@ -8,6 +8,7 @@ import gguf
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from pagoda_common.config import translated_files
 from pagoda_common.errors import ModelLoadError
 from pagoda_common.gguf import directory
 from pagoda_common.text import tokenizer as ours
@@ -32,7 +33,7 @@ CHAT = "{% for message in messages %}<|begin|>{{ message.content }}<|end|>{% end
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory, "cache_home", lambda: tmp_path / "cache")
+    monkeypatch.setattr(translated_files, "cache_home", lambda: tmp_path / "cache")
 
 
 def write(path: Path, architecture: str, keys: dict[str, Any]) -> Path:

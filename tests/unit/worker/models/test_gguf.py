@@ -11,8 +11,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 
+from pagoda_common.config import translated_files
 from pagoda_common.errors import ModelLoadError
-from pagoda_common.gguf import directory
 from pagoda_common.gguf.file import BLOCK_TYPES
 from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
 from pagoda_worker.loader.formats.ggml_blocks import read_blocks
@@ -36,7 +36,7 @@ QUANTIZED = [kind for number in BLOCK_TYPES if (kind := Type(number)) not in (Ty
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory, "cache_home", lambda: tmp_path / "cache")
+    monkeypatch.setattr(translated_files, "cache_home", lambda: tmp_path / "cache")
 
 
 @pytest.fixture(scope="module")
