@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 VERSION = 1
 """Of what is written: a new one is written anew."""
 
+TOKENIZER_FAULT = "tokenizer_fault.txt"
+"""In place of a tokenizer: why it cannot be read."""
+
 
 def translated_directory(files: Sequence[Path], translate: Callable[[], Mapping[str, str]]) -> Path:
     """A directory with what `translate` gives and links to `files`; made anew when one of these has changed.

@@ -6,7 +6,7 @@ import re
 import struct
 from pathlib import Path
 
-from pagoda_common.config.translated_files import translated_directory
+from pagoda_common.config.translated_files import TOKENIZER_FAULT, translated_directory
 from pagoda_common.errors import ModelLoadError
 from pagoda_common.gguf.config import ROPE_FACTORS, model_config
 from pagoda_common.gguf.file import GgufFile
@@ -26,7 +26,13 @@ def gguf_directory(path: Path) -> Path:
 
     def translate() -> dict[str, str]:
         file = GgufFile.read(files[0])
-        return {"config.json": json.dumps(model_config(file, _rope_factors(file)))} | tokenizer_files(file)
+        config = {"config.json": json.dumps(model_config(file, _rope_factors(file)))}
+        try:
+            return config | tokenizer_files(file)
+        except ModelLoadError as error:
+            if error.field != "tokenizer":
+                raise
+            return config | {TOKENIZER_FAULT: error.message}  # --tokenizer may name another one
 
     return translated_directory(files, translate)
 

@@ -9,6 +9,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as FastTokenizer
 
 from pagoda_common.config.model_files import resolve_model
+from pagoda_common.config.translated_files import TOKENIZER_FAULT
 from pagoda_common.errors import ModelLoadError
 from pagoda_common.mistral.tekken import SPECIAL_TOKENS, TEKKEN, load_tekken, tekken_template
 from pagoda_common.text.prompt_files import FILE as PROMPTS_FILE
@@ -139,6 +140,9 @@ class TokenizerFiles:
             raise
         except Exception as error:  # the tokenizers library raises plain Exception
             raise ModelLoadError(f"the tokenizer in {self.directory} cannot be read: {error}") from error
+        fault = self.directory / TOKENIZER_FAULT
+        if fault.exists():
+            raise ModelLoadError(fault.read_text(encoding="utf-8"), field="tokenizer")
         raise ModelLoadError(f"{self.directory} has no tokenizer.json", field="tokenizer")
 
     def _complete(self, fast: FastTokenizer) -> None:

@@ -173,6 +173,14 @@ def test_what_is_not_read_is_named(tmp_path: Path, changes: dict[str, Any], mess
         ours.Tokenizer.load(str(write(tmp_path / "model.gguf", "llama", keys | changes)))
 
 
+def test_a_tokenizer_that_is_not_read_does_not_hold_up_the_model(tmp_path: Path) -> None:
+    """--tokenizer may name another one."""
+    keys = {"model": "t5", "tokens": ["a", "b"], "token_type": [1, 1]}
+    made = directory.gguf_directory(write(tmp_path / "model.gguf", "llama", keys))
+    assert json.loads((made / "config.json").read_text())["vocab_size"] == 2
+    assert not (made / "tokenizer.json").exists()
+
+
 def test_the_directory_is_written_once_and_anew_for_another_file(tmp_path: Path) -> None:
     file = write(tmp_path / "model.gguf", "llama", sentence_pieces())
     first = directory.gguf_directory(file)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from pagoda_common.errors import ModelLoadError
 from pagoda_common.params.sampling_params import SamplingParams
@@ -162,6 +163,22 @@ def test_two_ranks_share_the_integers(llama: Path, tmp_path: Path) -> None:
         atol=TOLERANCE,
         rtol=0,
     )
+
+
+def test_gptq_has_bits_and_groups_by_pattern(llama: Path, tmp_path: Path) -> None:
+    """GPTQModel's `dynamic`: the first pattern that matches counts, "-:" leaves layers out."""
+    quantize_checkpoint(llama, tmp_path / "four", tmp_path / "four_twin", method="gptq", ignored=("layers.2", "mlp"))
+    quantize_checkpoint(llama, tmp_path / "eight", tmp_path / "eight_twin", method="gptq", bits=8, group_size=64)
+    for kind in ("", "_twin"):
+        four, eight = (load_file(tmp_path / f"{name}{kind}" / "model.safetensors") for name in ("four", "eight"))
+        is_eight = {name for name in eight if ".mlp." in name and "layers.2" not in name}
+        kept = {name: tensor for name, tensor in four.items() if ".mlp." not in name or "layers.2" in name}
+        both = kept | {name: eight[name] for name in is_eight}
+        save_file(both, tmp_path / f"four{kind}" / "model.safetensors", metadata={"format": "pt"})
+    rules = {r"-:.*\.layers\.2\..*": {}, r"+:.*\.mlp\..*": {"bits": 8, "group_size": 64}}
+    driver = assert_served_as(changed(tmp_path / "four", dynamic=rules), tmp_path / "four_twin")
+    held = {name for name, layer in matrices(driver).items() if isinstance(layer.method, QuantizedLinearMethod)}
+    assert held == {name for name in matrices(driver) if name.startswith(("layers.0", "layers.1"))}
 
 
 def changed(directory: Path, **changes: Any) -> Path:
