@@ -14,7 +14,9 @@ CHECKPOINT_METHODS = {
     "gptq_marlin": "gptq",
     "compressed-tensors": "compressed-tensors",
     "bitsandbytes": "bitsandbytes",
+    "fbgemm_fp8": "fbgemm_fp8",
     "fp8": "fp8",
+    "modelopt": "modelopt",
     "gguf": "gguf",
 }
 """What vLLM calls the methods of checkpoints, to the checkpoints' own names."""

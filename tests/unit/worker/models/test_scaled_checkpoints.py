@@ -71,6 +71,16 @@ SCHEMES = {
         scale="qscale_weight",
         extra={"qscale_act": activation_scale},
     ),
+    "ModelOpt": Scheme(
+        config={"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_scheme": {"num_bits": 8, "type": "float"}},
+        is_flat=True,
+        extra={"input_scale": activation_scale, "k_scale": activation_scale, "v_scale": activation_scale},
+    ),
+    "FBGEMM": Scheme(
+        config={"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
+        rows=1,
+        extra={"input_scale_ub": activation_scale},
+    ),
     "channel": PER_CHANNEL,
     "tensor, static": STATIC,
     "blocks of compressed-tensors": Scheme(
@@ -244,6 +254,7 @@ def test_what_does_not_fit_is_named(
         ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight_block_size is \[128\], must be two numbers"),
         ({"quant_method": "fp8", "weight_block_size": [0, 1]}, r"weight_block_size is \[0, 1\], must be two numbers"),
         ({"quant_method": "fp8", "fmt": "e3m4"}, "fmt is 'e3m4'"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo is 'NVFP4', must be one of 'FP8'"),
         (groups("float-quantized", a=compressed("float", "channel", num_bits=4)), "weights.num_bits is 4"),
         (groups("float-quantized", a={"weights": None}), "config_groups.a.weights is None, must be an object"),
         (groups("mixed-precision", a=compressed("int", "channel")), "config_groups.a.format is 'mixed-precision'"),

@@ -7,7 +7,7 @@ from pagoda_common.errors import ModelLoadError
 from pagoda_worker.loader.formats.bitsandbytes import bitsandbytes_format
 from pagoda_worker.loader.formats.compressed_tensors import CompressedTensors
 from pagoda_worker.loader.formats.gptq_awq import Awq, Gptq
-from pagoda_worker.loader.formats.scaled import Float8
+from pagoda_worker.loader.formats.scaled import Float8, modelopt_format
 from pagoda_worker.loader.formats.stored_format import StoredFormat
 from pagoda_worker.models.hf_config import HfConfig
 
@@ -16,7 +16,9 @@ METHODS: Mapping[str, Callable[[Mapping[str, Any]], StoredFormat]] = {
     "gptq": Gptq,
     "bitsandbytes": bitsandbytes_format,
     "compressed-tensors": CompressedTensors,
+    "fbgemm_fp8": Float8,
     "fp8": Float8,
+    "modelopt": modelopt_format,
 }
 """By quantization_config.quant_method."""
 

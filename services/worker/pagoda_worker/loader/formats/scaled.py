@@ -64,6 +64,16 @@ class Float8(StoredFormat):
         return scale_blocks(weight, scale, self._block)
 
 
+def modelopt_format(options: Mapping[str, Any]) -> StoredFormat:
+    """The format of NVIDIA's ModelOpt.
+
+    Raises:
+        ModelLoadError: another algorithm than FP8.
+    """
+    check_option("quant_algo", options.get("quant_algo"), ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"))
+    return Float8({})
+
+
 def scale_blocks(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Tensor:
     """Numbers times their scales, float32.
 
