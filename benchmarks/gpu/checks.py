@@ -23,6 +23,7 @@ from pagoda_kernels.layers.add_rms_norm import add_rms_norm, add_rms_norm_refere
 from pagoda_kernels.layers.rms_norm import rms_norm, rms_norm_reference
 from pagoda_kernels.recurrent.batch import RecurrentBatch
 from pagoda_kernels.recurrent.gated_delta_rule import gated_delta_rule, gated_delta_rule_reference
+from pagoda_kernels.recurrent.state_space_scan import state_space_scan, state_space_scan_reference
 from pagoda_kernels.sampling.apply_penalties import apply_token_penalties, apply_token_penalties_reference
 from pagoda_kernels.sampling.apply_token_bitmask import apply_token_bitmask, apply_token_bitmask_reference
 from pagoda_kernels.sampling.sample_tokens import sample_tokens, sample_tokens_reference
@@ -53,6 +54,7 @@ def checks(device: torch.device, *, is_small: bool) -> Iterator[Check]:
     yield from quantized_checks(device, is_small=is_small)
     yield from mixture_checks(device, is_small=is_small)
     yield Check("gated_delta_rule", "chunks and decodes", lambda: _delta_rule(device, 20 if is_small else 128))
+    yield Check("state_space_scan", "chunks and decodes", lambda: _scan(device, 20 if is_small else 128))
     yield Check("copy_blocks", "within one tensor", lambda: _copies(device))
 
 
@@ -82,17 +84,36 @@ def _attention(device: torch.device, dtype: torch.dtype, head_dim: int, group: i
         yield Check("paged_attention", f"{name} {dtype} head_dim {head_dim} group {group}", run)
 
 
-def _delta_rule(device: torch.device, dim: int) -> list[Pair]:
+def _recurrent_batch(device: torch.device) -> RecurrentBatch:
     query_lens = np.array([1, 9, 1, 30])
-    num_tokens, kept = int(query_lens.sum()), np.full(int(query_lens.sum()), -1)
+    kept = np.full(int(query_lens.sum()), -1)
     kept[2] = 5
-    batch = RecurrentBatch(query_lens=query_lens, rows=np.array([3, 0, 2, 1]), device=device, kept_rows=kept)
+    return RecurrentBatch(query_lens=query_lens, rows=np.array([3, 0, 2, 1]), device=device, kept_rows=kept)
+
+
+def _delta_rule(device: torch.device, dim: int) -> list[Pair]:
+    batch = _recurrent_batch(device)
+    num_tokens = int(batch.query_lens.sum())
     query, key = torch.randn(2, num_tokens, 2, dim, device=device)
     value, states = torch.randn(num_tokens, 4, dim, device=device), torch.randn(6, 4, dim, dim, device=device)
     beta, decay = torch.rand(num_tokens, 4, device=device), -torch.rand(num_tokens, 4, device=device)
     expected_states = states.clone()
     actual = gated_delta_rule(query, key, value, decay, beta, states, batch)
     expected = gated_delta_rule_reference(query, key, value, decay, beta, expected_states, batch)
+    return [Pair(actual, expected, 1e-4), Pair(states, expected_states, 1e-4)]
+
+
+def _scan(device: torch.device, state_size: int) -> list[Pair]:
+    batch = _recurrent_batch(device)
+    num_tokens, head_dim = int(batch.query_lens.sum()), state_size // 2
+    x = torch.randn(num_tokens, 4, head_dim, device=device)
+    states = torch.randn(6, 4, state_size, head_dim, device=device)
+    b, c = torch.randn(2, num_tokens, 2, state_size, device=device)
+    step, expected_states = torch.randn(num_tokens, 4, device=device), states.clone()
+    bias, decay, skip = torch.randn(3, 4, device=device)
+    heads = {"step_bias": bias, "decay_log": decay, "skip": skip}
+    actual = state_space_scan(x, b, c, step, states, batch, **heads)
+    expected = state_space_scan_reference(x, b, c, step, expected_states, batch, **heads)
     return [Pair(actual, expected, 1e-4), Pair(states, expected_states, 1e-4)]
 
 

@@ -1,13 +1,17 @@
 """Recurrent layers: kernels equal their references, whatever the batch, and however tokens are cut into chunks."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from pagoda_kernels.native.library import load_native
 from pagoda_kernels.recurrent.batch import RecurrentBatch
+from pagoda_kernels.recurrent.gate_and_norm import gate_and_norm, gate_and_norm_reference
 from pagoda_kernels.recurrent.gated_delta_rule import gated_delta_rule, gated_delta_rule_reference
-from pagoda_kernels.recurrent.short_convolution import short_convolution
+from pagoda_kernels.recurrent.short_convolution import short_convolution, short_convolution_reference
+from pagoda_kernels.recurrent.state_space_scan import state_space_scan, state_space_scan_reference
 
 CPU = torch.device("cpu")
 QUERY_LENS = (1, 5, 17, 1, 64)
@@ -79,8 +83,108 @@ def test_chunks_change_no_bit(cuts: tuple[int, ...]) -> None:
     assert torch.equal(states, whole_states)
 
 
+def make_scan(
+    num_tokens: int, *, heads: int = 6, groups: int = 2, head_dim: int = 12, state_size: int = 20
+) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
+    """What moves with the tokens, then the states; and the parameters of heads."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    moving = (
+        draw(num_tokens, heads, head_dim),
+        draw(num_tokens, groups, state_size),
+        draw(num_tokens, groups, state_size),
+        4 * draw(num_tokens, heads),
+        draw(9, heads, state_size, head_dim),
+    )
+    return moving, {"step_bias": draw(heads), "decay_log": draw(heads), "skip": draw(heads)}
+
+
+SCANS: list[dict[str, Any]] = [
+    {},
+    {"heads": 2, "groups": 1, "head_dim": 64, "state_size": 128},
+    {"heads": 3, "groups": 3, "head_dim": 100, "state_size": 33},
+    {"head_dim": 1, "state_size": 1},
+]
+
+
+@pytest.mark.parametrize("sizes", SCANS)
+@pytest.mark.parametrize("kept", [{}, {0: 5, 3: 7, 22: 8}])
+@pytest.mark.parametrize("steps", [(0.0, float("inf")), (0.1, 1.5)])
+def test_the_state_space_scan_equals_its_reference(
+    sizes: dict[str, int], kept: dict[int, int], steps: tuple[float, float]
+) -> None:
+    (*moving, states), heads = make_scan(sum(QUERY_LENS), **sizes)
+    before, expected_states, batch = states.clone(), states.clone(), make_batch(QUERY_LENS, kept)
+    options = heads | {"steps": steps}
+    expected = state_space_scan_reference(*moving, expected_states, batch, **options)  # type: ignore[call-arg]
+    actual = state_space_scan(*moving, states, batch, **options)  # type: ignore[call-arg]
+    torch.testing.assert_close(actual, expected, atol=5e-5, rtol=5e-5)
+    torch.testing.assert_close(states, expected_states, atol=5e-5, rtol=5e-5)
+    assert torch.equal(states[6], before[6]), "rows of no one stay as they are"
+
+
+CUTS = [(64,), (1,) * 64, (7, 50, 7), (1, 62, 1), (32, 16, 16)]
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+@pytest.mark.parametrize("head_dim", [12, 100])
+def test_chunks_change_no_bit_of_a_scan(cuts: tuple[int, ...], head_dim: int) -> None:
+    (*moving, states), heads = make_scan(64, head_dim=head_dim)
+    whole_states = states.clone()
+    whole = state_space_scan(*moving, whole_states, make_batch((64,)), **heads)  # type: ignore[call-arg]
+    parts = zip(*(torch.split(one, cuts) for one in moving), strict=True)
+    outputs = [state_space_scan(*part, states, make_batch((part[0].shape[0],)), **heads) for part in parts]
+    assert torch.equal(torch.cat(outputs), whole)
+    assert torch.equal(states, whole_states)
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [2, 3, 4, 7])
+def test_chunks_change_no_bit_of_a_convolution(cuts: tuple[int, ...], dtype: torch.dtype, width: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.randn(64, 60, generator=generator).to(dtype)
+    x, weight, bias = wide[:, 5:42], torch.randn(37, width).to(dtype), torch.randn(37).to(dtype)
+    states = torch.randn(9, width - 1, 37).to(dtype)
+    whole_states, expected_states = states.clone(), states.clone()
+    whole = short_convolution(x, weight, whole_states, make_batch((64,)), bias=bias)
+    parts = torch.split(x, cuts)
+    outputs = [short_convolution(one, weight, states, make_batch((one.shape[0],)), bias=bias) for one in parts]
+    assert torch.equal(torch.cat(outputs), whole)
+    assert torch.equal(states, whole_states)
+    expected = short_convolution_reference(x, weight, expected_states, make_batch((64,)), bias=bias)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(whole, expected, atol=tolerance, rtol=tolerance)
+    assert torch.equal(whole_states, expected_states)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("size", "num_groups"), [(96, 2), (40, 1), (37, 1), (300, 4)])
+@pytest.mark.parametrize("form", ["gate first", "norm first", "no norm"])
+def test_a_gate_and_a_norm(dtype: torch.dtype, size: int, num_groups: int, form: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(19, size, generator=generator)
+    gate = torch.randn(19, size + 9, generator=generator).to(dtype)[:, 4 : size + 4]
+    weight = None if form == "no norm" else torch.randn(size, generator=generator).to(dtype)
+    options = {"num_groups": num_groups, "is_gate_first": form == "gate first"}
+    actual = gate_and_norm(x, gate, weight, 0.1, **options)  # type: ignore[arg-type]
+    expected = gate_and_norm_reference(x, gate, weight, 0.1, **options)  # type: ignore[arg-type]
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+    alone = [gate_and_norm(x[i : i + 1], gate[i : i + 1], weight, 0.1, **options) for i in range(19)]  # type: ignore[arg-type]
+    assert torch.equal(torch.cat(alone), actual)
+
+
+@pytest.mark.parametrize("has_silu", [True, False])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("is_native", [True, False])
 @pytest.mark.parametrize("query_lens", [QUERY_LENS, (1, 1, 1), (2,), (3, 1)])
-def test_a_short_convolution_sees_the_inputs_before_the_chunk(query_lens: tuple[int, ...]) -> None:
+def test_a_short_convolution_sees_the_inputs_before_the_chunk(
+    query_lens: tuple[int, ...], is_native: bool, has_bias: bool, has_silu: bool
+) -> None:
     generator = torch.Generator().manual_seed(0)
     width, channels, num_tokens = 4, 6, sum(query_lens)
     weight = torch.randn(channels, width, generator=generator)
@@ -88,13 +192,16 @@ def test_a_short_convolution_sees_the_inputs_before_the_chunk(query_lens: tuple[
     x = torch.randn(num_tokens, channels, generator=generator)
     kept = {0: 7} if num_tokens == len(query_lens) else {num_tokens - 2: 8, 0: 7}
     batch, before = make_batch(query_lens, kept), states.clone()
-    output = short_convolution(x, weight, states, batch)
+    bias = torch.randn(channels, generator=generator) if has_bias else None
+    function = short_convolution if is_native else short_convolution_reference
+    output = function(x, weight, states, batch, bias=bias, has_silu=has_silu)
     start = 0
     for row, length in zip(batch.rows.tolist(), query_lens, strict=True):
         inputs = torch.cat((before[row], x[start : start + length]))
         for token in range(length):
             seen = inputs[token : token + width]
-            expected = torch.nn.functional.silu((seen * weight.t()).sum(0))
+            expected = (seen * weight.t()).sum(0) + (0 if bias is None else bias)
+            expected = torch.nn.functional.silu(expected) if has_silu else expected
             torch.testing.assert_close(output[start + token], expected, atol=1e-5, rtol=1e-5)
             if start + token in kept:
                 assert torch.equal(states[kept[start + token]], seen[1:])

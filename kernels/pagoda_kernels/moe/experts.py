@@ -139,6 +139,7 @@ class Mixture:
             SCORINGS.index(routing.scoring),
             routing.is_normalized,
             routing.norm_min,
+            routing.norm_added,
             routing.scale,
             routing.num_groups,
             routing.top_groups,

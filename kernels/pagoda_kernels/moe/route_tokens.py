@@ -25,6 +25,8 @@ class Routing:
     """The weights of a token's experts sum to 1."""
     norm_min: float = 0.0
     """Their sum counts as at least this much (ERNIE 4.5)."""
+    norm_added: float = 0.0
+    """Added to their sum before it divides them (LFM2)."""
     scale: float = 1.0
     """On the weights."""
     num_groups: int = 1
@@ -61,7 +63,8 @@ def route_tokens(logits: Tensor, routing: Routing, *, correction: Tensor | None 
     if routing.scoring == "top_sigmoid":
         weights = weights.sigmoid()
     if routing.is_normalized:
-        weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=max(routing.norm_min, 1e-20))
+        total = weights.sum(dim=-1, keepdim=True) + routing.norm_added
+        weights = weights / total.clamp(min=max(routing.norm_min, 1e-20))
     return weights * routing.scale if routing.scale != 1.0 else weights, experts
 
 

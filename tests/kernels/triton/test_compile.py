@@ -34,6 +34,7 @@ KERNELS = {
     "_quantized_linear_kernel",
     "_rms_norm_kernel",
     "_sample_tokens_kernel",
+    "_state_space_scan_kernel",
     "_store_kernel",
 }
 

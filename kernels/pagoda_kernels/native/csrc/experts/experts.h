@@ -23,7 +23,7 @@ struct Routing {
   int64_t top_k;
   Scoring scoring;
   bool is_normalized;
-  float norm_min, scale;
+  float norm_min, norm_added, scale;
   int64_t num_groups, top_groups;
   bool groups_by_two;      // by the sum of a group's two highest scores
   const float* correction; // [num_experts] or null

@@ -83,7 +83,7 @@ void route(const float* logits, int64_t num_tokens, int64_t num_experts, const R
       if (routing.scoring == Scoring::kTopSigmoid) weights[i] = sigmoid_of(weights[i]);
       total += weights[i];
     }
-    const float factor = routing.scale / (routing.is_normalized ? std::max({total, routing.norm_min, 1e-20f}) : 1.0f);
+    const float factor = routing.scale / (routing.is_normalized ? std::max({total + routing.norm_added, routing.norm_min, 1e-20f}) : 1.0f);
     for (int64_t i = 0; i < top_k; ++i) weights[i] *= factor;
   }
 }

@@ -15,17 +15,6 @@ namespace {
 
 using at::Tensor;
 
-// Calls body with a value of the tensor's type, float or pagoda::bf16.
-template <typename Body>
-void by_dtype(const Tensor& tensor, const Body& body) {
-  if (tensor.scalar_type() == at::kFloat) {
-    body(float{});
-  } else {
-    TORCH_CHECK(tensor.scalar_type() == at::kBFloat16, "dtype is ", tensor.scalar_type(), ", must be float32 or bfloat16");
-    body(pagoda::bf16{});
-  }
-}
-
 constexpr int64_t kBriefRows = 32;
 
 // Lets other Python threads run meanwhile, unless there are so few rows that a kernel is done before one of them would be:

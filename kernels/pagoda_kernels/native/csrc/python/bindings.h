@@ -6,6 +6,7 @@
 
 #include "decoder/decode_rows.h"
 #include "ops.h"
+#include "simd/vec.h"
 
 template <typename T>
 using Array = pybind11::array_t<T, pybind11::array::c_style>;
@@ -13,6 +14,17 @@ using Array = pybind11::array_t<T, pybind11::array::c_style>;
 template <typename T>
 T* data(const at::Tensor& tensor) {
   return static_cast<T*>(tensor.data_ptr());
+}
+
+// Calls body with a value of the tensor's type, float or pagoda::bf16.
+template <typename Body>
+void by_dtype(const at::Tensor& tensor, const Body& body) {
+  if (tensor.scalar_type() == at::kFloat) {
+    body(float{});
+  } else {
+    TORCH_CHECK(tensor.scalar_type() == at::kBFloat16, "dtype is ", tensor.scalar_type(), ", must be float32 or bfloat16");
+    body(pagoda::bf16{});
+  }
 }
 
 #if defined(__AVX512BF16__)

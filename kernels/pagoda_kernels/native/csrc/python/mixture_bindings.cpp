@@ -38,7 +38,7 @@ std::shared_ptr<MixtureTensors> make(const std::vector<std::pair<LinearTensors, 
 }
 
 void set_router(MixtureTensors& mixture, const LinearTensors& router, int64_t top_k, int64_t scoring, bool is_normalized,
-                double norm_min, double scale, int64_t num_groups, int64_t top_groups, bool groups_by_two,
+                double norm_min, double norm_added, double scale, int64_t num_groups, int64_t top_groups, bool groups_by_two,
                 const std::optional<Tensor>& correction) {
   mixture.kept.insert(mixture.kept.end(), router.tensors.begin(), router.tensors.end());
   if (correction) mixture.kept.push_back(*correction);
@@ -47,6 +47,7 @@ void set_router(MixtureTensors& mixture, const LinearTensors& router, int64_t to
                              .scoring = static_cast<pagoda::Scoring>(scoring),
                              .is_normalized = is_normalized,
                              .norm_min = static_cast<float>(norm_min),
+                             .norm_added = static_cast<float>(norm_added),
                              .scale = static_cast<float>(scale),
                              .num_groups = num_groups,
                              .top_groups = top_groups,
