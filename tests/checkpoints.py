@@ -20,7 +20,17 @@ _LLAMA = {
 _SMALL = _LLAMA | {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 80}
 _THREE_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 
-SOFT_ROUTERS = ("gpt_oss", "qwen3_moe", "qwen3_next")
+_LINEAR = ["linear_attention", "full_attention", "linear_attention"]
+_MAMBA = {"mamba_n_heads": 6, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 20, "mamba_chunk_size": 16}
+_DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 20,
+    "linear_value_head_dim": 12,
+}
+_CONVS = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True}
+
+SOFT_ROUTERS = ("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text", "granitemoehybrid", "nemotron_h", "lfm2_moe")
 """Model types whose experts that are left out would have a share: weights that are not normalised change tokens."""
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -166,16 +176,97 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 24,
             "partial_rotary_factor": 0.25,
             "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 20,
-            "linear_value_head_dim": 12,
+            **_DELTA_NET,
             "num_experts": 5,
             "num_experts_per_tok": 3,
             "moe_intermediate_size": 40,
             "shared_expert_intermediate_size": 48,
             "mlp_only_layers": [2],
         },
+    ),
+    "Qwen3_5ForCausalLM": (
+        "qwen3_5_text",
+        _SMALL | _DELTA_NET | {"num_hidden_layers": 3, "head_dim": 24, "layer_types": _LINEAR},
+    ),
+    "Qwen3_5MoeForCausalLM": (
+        "qwen3_5_moe_text",
+        _SMALL
+        | _DELTA_NET
+        | {
+            "head_dim": 24,
+            "layer_types": _LINEAR[:2],
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 48,
+        },
+    ),
+    "BambaForCausalLM": ("bamba", _SMALL | _MAMBA | {"num_hidden_layers": 3, "attn_layer_indices": [1]}),
+    "GraniteMoeHybridForCausalLM": (
+        "granitemoehybrid",
+        _SMALL
+        | _MAMBA
+        | {
+            "num_hidden_layers": 3,
+            "layer_types": _LINEAR,
+            "mamba_n_groups": 1,
+            "shared_intermediate_size": 48,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "attention_multiplier": 0.2,
+            "embedding_multiplier": 1.7,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 1.3,
+        },
+    ),
+    "FalconH1ForCausalLM": (
+        "falcon_h1",
+        _SMALL
+        | _MAMBA
+        | {
+            "mamba_d_ssm": 96,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": True,
+            "attention_in_multiplier": 0.8,
+            "attention_out_multiplier": 0.7,
+            "key_multiplier": 0.6,
+            "ssm_in_multiplier": 0.9,
+            "ssm_out_multiplier": 0.8,
+            "ssm_multipliers": [0.7, 0.9, 1.2, 0.8, 0.6],
+            "mlp_multipliers": [0.7, 0.8],
+            "embedding_multiplier": 1.5,
+            "lm_head_multiplier": 0.8,
+        },
+    ),
+    "NemotronHForCausalLM": (
+        "nemotron_h",
+        _SMALL
+        | {
+            "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "mlp"],
+            "head_dim": 16,
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 16,
+            "n_groups": 2,
+            "ssm_state_size": 20,
+            "chunk_size": 16,
+            # A step's least value, of prompts alone in transformers: so small that it does nothing.
+            "time_step_min": 1e-12,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "moe_intermediate_size": 40,
+            "moe_shared_expert_intermediate_size": 48,
+            "moe_latent_size": 32,
+        },
+    ),
+    "Lfm2ForCausalLM": ("lfm2", _SMALL | _CONVS | {"block_multiple_of": 32}),
+    "Lfm2MoeForCausalLM": (
+        "lfm2_moe",
+        _SMALL
+        | _CONVS
+        | {"num_dense_layers": 1, "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 40},
     ),
     "OlmoeForCausalLM": ("olmoe", _SMALL | {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 1.2}),
     "GlmForCausalLM": ("glm", _SMALL | {"head_dim": 16}),
@@ -225,6 +316,9 @@ def make_checkpoint(architecture: str, directory: str | Path, seed: int = 0, **o
         for name, parameter in model.named_parameters():
             mean, is_soft = _norm_mean(model_type, name), model_type in SOFT_ROUTERS
             _initialise(name, parameter, generator, norm_mean=mean, is_soft=is_soft)
+        for name, buffer in model.named_buffers():
+            if name.endswith("bias"):  # of a router
+                buffer.copy_(0.2 * buffer.new_empty(buffer.shape).normal_(generator=generator))
     directory = Path(directory)
     model.save_pretrained(directory)
     write_tokenizer(directory)
@@ -246,11 +340,15 @@ def _initialise(name: str, parameter: Any, generator: Any, *, norm_mean: float, 
         parameter.copy_(norm_mean + 0.2 * noise)
     elif name.endswith("A_log"):
         parameter.copy_(noise - 2.0)  # a state that is not forgotten within a few tokens
-    elif name.endswith("sinks"):
+    elif name.endswith(("sinks", ".D")):
         parameter.copy_(noise)
+    elif name.endswith("dt_bias"):
+        parameter.copy_(0.5 * noise)
     elif parameter.dim() == 1:
         parameter.copy_(0.05 * noise)
-    elif (is_soft and name.endswith((".gate.weight", ".router.weight"))) or name.endswith("conv1d.weight"):
+    elif (is_soft and name.endswith((".gate.weight", ".router.weight"))) or name.endswith(
+        ("conv1d.weight", "conv.conv.weight")
+    ):
         parameter.copy_(noise / math.sqrt(parameter.shape[-1]))
     elif any(part in name for part in ("embed_positions", "wpe")):
         parameter.copy_(1.5 * noise)

@@ -56,6 +56,15 @@ SIZES: dict[str, Any] = {
 REQUIRED: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": WINDOW}
 """Values by name, where a config has the name, whatever it has there: some need what they leave open."""
 MIXED = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 24}
+NO_LEAST_STEP = {"time_step_min": 1e-12, "time_step_floor": 1e-12}
+DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+CONVS = {"layer_types": ["conv", "full_attention", "conv"], "conv_bias": True}
 DECODERS = {"is_decoder": True}
 BART = {"is_decoder": True, "is_encoder_decoder": False}
 TWEAKS: dict[str, dict[str, Any]] = {
@@ -92,8 +101,16 @@ TWEAKS: dict[str, dict[str, Any]] = {
         "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2, "ffn_act_fn": {"name": "silu"}},
     },
     **dict.fromkeys(("laguna", "mellum"), MIXED),
-    "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
+    "lfm2": CONVS,
+    "lfm2_moe": CONVS,
+    "qwen3_5_text": DELTA_NET,
+    "qwen3_5_moe_text": DELTA_NET,
+    "bamba": MAMBA | {"attn_layer_indices": [1]},
+    "granitemoehybrid": MAMBA | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    "falcon_h1": MAMBA | {"mamba_d_ssm": 96, "mamba_rms_norm": True, "key_multiplier": 0.7, "ssm_in_multiplier": 0.8},
+    # A step's least value, of prompts alone in transformers: so small that it does nothing.
+    "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 24, **NO_LEAST_STEP},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 24},
     "reformer": {"is_decoder": True, "axial_pos_embds_dim": [16, 48], "axial_pos_shape": [16, 32]},
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0}},
     "xlm": {"emb_dim": 64, "n_layers": 2, "n_words": VOCAB_SIZE, "causal": True},

@@ -15,16 +15,17 @@ from pagoda_kernels.decoder.decoder_layers import (
 )
 from pagoda_kernels.native.library import native
 from pagoda_worker.lora.lora_rows import LoraRows
-from pagoda_worker.models.decoder_layer import Attention, DecoderLayer
-from pagoda_worker.models.delta_net import delta_net_state
+from pagoda_worker.models.attention import Attention
+from pagoda_worker.models.decoder_layer import DecoderLayer
 from pagoda_worker.models.feed_forward import MixtureOfExperts
 from pagoda_worker.models.forward_context import ForwardContext
 from pagoda_worker.models.layers import Embedding, Linear, Norm
 from pagoda_worker.models.model import AttentionLayer, Model
+from pagoda_worker.models.recurrent import recurrent_layers
 from pagoda_worker.models.rope import RotaryTable
 from pagoda_worker.models.sharding import Sharding
 from pagoda_worker.models.spec import DecoderSpec, RopeSpec
-from pagoda_worker.models.weights import MadeWeights, WeightNames
+from pagoda_worker.models.weights import WeightNames
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 HEAD = "lm_head"
@@ -45,7 +46,7 @@ def attention_layers(spec: DecoderSpec) -> tuple[AttentionLayer, ...]:
             has_sinks=spec.has_sinks,
         )
         for layer in range(spec.num_layers)
-        if not spec.is_recurrent(layer)
+        if spec.attends(layer)
     )
 
 
@@ -82,8 +83,7 @@ class Decoder(Model):
         self.max_position_embeddings = spec.max_position_embeddings
         self.num_layers = spec.num_layers
         self.attention_layers = attention_layers(spec)
-        if spec.delta_net is not None:
-            self.recurrent_layers = (delta_net_state(spec.delta_net),) * sum(spec.recurrent)
+        self.recurrent_layers = recurrent_layers(spec)
         self._parallel = parallel
         self._head_rows = parallel.part(spec.vocab_size)
         self.spec = spec
@@ -138,17 +138,19 @@ class Decoder(Model):
         if not names.made:
             return names
         known = {name.removeprefix(prefix) for name in stored for prefix in (*names.prefixes, "")}
-        makers: dict[str, MadeWeights] = {}
-        for made in names.made:
-            if made.parameters[0] not in makers or made.names[0] in known:
-                makers[made.parameters[0]] = made
-        return dataclasses.replace(names, made=tuple(makers.values()))
+        there = [made for made in names.made if made.names[0] in known]
+        filled = {parameter for made in there for parameter in made.parameters}
+        for made in names.made:  # the first way of what no tensor is there for: its names are missing
+            if filled.isdisjoint(made.parameters):
+                there.append(made)
+                filled.update(made.parameters)
+        return dataclasses.replace(names, made=tuple(there))
 
     def dummy_value(self, parameter: str) -> float | None:
         """Norms of ones, biases of zeros."""
         if parameter.endswith(("bias", "decay_log", "sinks")):
             return 0.0
-        if parameter.endswith("output_scale"):
+        if parameter.endswith(("output_scale", "skip")):
             return 1.0
         return 1.0 - self.spec.norm_weight_offset if "norm" in parameter else None
 

@@ -1,201 +1,54 @@
-"""One layer of the decoder core: paged attention, or a recurrent part, and feed-forward. Knows tensors; no requests."""
-
-import functools
+"""One layer of the decoder core: a mixer of tokens, and feed-forward. Knows tensors; no requests."""
 
 import torch
 from torch import Tensor, nn
 
-from pagoda_kernels.attention.paged_attention import paged_attention
-from pagoda_kernels.attention.rope_store import HeadNorms, rope_store
-from pagoda_kernels.attention.rope_store_int8 import rope_store_int8
-from pagoda_kernels.decoder.decoder_layers import AttentionWeights, LayerWeights
-from pagoda_worker.models.delta_net import GatedDeltaNet
+from pagoda_kernels.decoder.decoder_layers import LayerWeights
+from pagoda_worker.models.attention import Attention
 from pagoda_worker.models.feed_forward import FeedForward, MixtureOfExperts
 from pagoda_worker.models.forward_context import ForwardContext
-from pagoda_worker.models.layers import Linear, Norm
+from pagoda_worker.models.layers import Norm
+from pagoda_worker.models.recurrent import RecurrentMixer, recurrent_mixer
+from pagoda_worker.models.side_by_side import SideBySide
 from pagoda_worker.models.spec import DecoderSpec
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 
-class Attention(nn.Module):
-    """Grouped-query attention over the paged KV cache."""
-
-    float32_parameters = frozenset({"sinks"})
-    """They keep float32, whatever the model's data type."""
-
-    def __init__(self, *, spec: DecoderSpec, layer: int, prefix: str = "", parallel: TensorParallel = ALONE) -> None:
-        super().__init__()
-        self._parallel = parallel
-        self._place = spec.place(layer)
-        self._has_gate = spec.has_attention_gate
-        self._window = spec.window(layer)
-        self._scale = spec.scale(layer)
-        self._softcap = spec.attention_softcap
-        self._clip = spec.clip_qkv
-        self._ropes = spec.ropes
-        self._rope = spec.layer_rope(layer)
-        self._is_interleaved = self._rope is not None and self._rope.is_interleaved
-        self.alibi_slopes: Tensor | None = None
-        """[num_heads] float32, of Decoder.prepare."""
-        self._head_dim = spec.head_dim
-        self._num_heads, self._num_kv_heads = spec.num_heads, spec.num_kv_heads
-        self.qkv_proj = Linear(
-            in_features=spec.hidden_size,
-            out_features=spec.num_qkv_heads * spec.head_dim,
-            bias=spec.qkv_bias,
-            prefix=f"{prefix}.qkv_proj",
-        )
-        self.o_proj = Linear(
-            in_features=spec.num_heads * spec.head_dim,
-            out_features=spec.hidden_size,
-            bias=spec.o_bias,
-            prefix=f"{prefix}.o_proj",
-        )
-        self.sinks: nn.Parameter | None = None
-        if spec.has_sinks:
-            self.sinks = nn.Parameter(torch.empty(spec.num_heads), requires_grad=False)
-        self.q_norm: Norm | None = None
-        self.k_norm: Norm | None = None
-        self._norms_width = spec.qk_norm == "width"
-        self._norms_heads = spec.qk_norm == "head" and spec.norm == "rms_norm" and spec.clip_qkv is None
-        if spec.qk_norm is not None:
-            q_shape, k_shape = _qk_norm_shapes(spec)
-            self.q_norm = Norm(spec=spec, shape=q_shape, prefix=f"{prefix}.q_norm")
-            self.k_norm = Norm(spec=spec, shape=k_shape, prefix=f"{prefix}.k_norm")
-
-    def forward(self, x: Tensor, context: ForwardContext, residual: Tensor | None = None) -> Tensor:
-        """[num_tokens, hidden_size] to the same, added to `residual`; writes the tokens' keys and values into the cache
-        first."""
-        qkv = self.qkv_proj(x)
-        gate: Tensor | None = None
-        if self._has_gate:
-            width = self._num_heads * self._head_dim
-            query, gate, key_value = qkv.split((width, width, 2 * self._num_kv_heads * self._head_dim), dim=1)
-            qkv = torch.cat((query, key_value), dim=1)
-        norms: HeadNorms | None = None
-        if self.q_norm is not None and self.k_norm is not None:
-            norms = self._head_norms(self.q_norm, self.k_norm)
-            if norms is None:
-                self._norm_in_place(qkv, self.q_norm, self.k_norm)
-        if self._clip is not None:
-            qkv.clamp_(-self._clip, self._clip)
-        # Before any query is answered: a sequence may read blocks that another one of the batch is just filling.
-        k_cache, v_cache, plan, slot_mapping = context.paged(self._place)
-        is_quantized = k_cache.dtype == torch.int8
-        store = functools.partial(rope_store_int8, head_dim=self._head_dim) if is_quantized else rope_store
-        query = store(
-            qkv,
-            k_cache,
-            v_cache,
-            slot_mapping,
-            rotary=None if self._rope is None else context.rotary[self._rope],
-            is_interleaved=self._is_interleaved,
-            norms=norms,
-            has_skips=context.has_skips,
-        )
-        attended = paged_attention(
-            query,
-            k_cache,
-            v_cache,
-            plan,
-            scale=self._scale,
-            window=self._window,
-            softcap=self._softcap,
-            alibi_slopes=self.alibi_slopes,
-            sinks=self.sinks,
-        )
-        if gate is not None:
-            attended = attended * gate.sigmoid()
-        return self._parallel.all_reduce(self.o_proj(attended, residual))
-
-    def _head_norms(self, q_norm: Norm, k_norm: Norm) -> HeadNorms | None:
-        """The norms, if they may run with the rotation."""
-        if not self._norms_heads or q_norm.weight is None or k_norm.weight is None:
-            return None
-        return HeadNorms(q_norm.weight, k_norm.weight, q_norm.eps, q_norm.offset)
-
-    def fused_weights(self) -> AttentionWeights | None:
-        """For layers in one call; None: it does something that they do not."""
-        qkv, output = self.qkv_proj.fused_weights(), self.o_proj.fused_weights()
-        norms = None if self.q_norm is None or self.k_norm is None else self._head_norms(self.q_norm, self.k_norm)
-        is_plain = self._clip is None and self.alibi_slopes is None and (norms is not None or self.q_norm is None)
-        is_plain = is_plain and not self._has_gate and self.sinks is None
-        if qkv is None or output is None or not is_plain or self._parallel.world_size > 1:
-            return None
-        return AttentionWeights(
-            qkv=qkv,
-            output=output,
-            head_norms=norms,
-            rotation=None if self._rope is None else self._ropes.index(self._rope),
-            is_interleaved=self._is_interleaved,
-            scale=self._scale,
-            softcap=self._softcap,
-            window=self._window,
-        )
-
-    def _norm_in_place(self, qkv: Tensor, q_norm: Norm, k_norm: Norm) -> None:
-        q_width, k_width = self._num_heads * self._head_dim, self._num_kv_heads * self._head_dim
-        for norm, part in ((q_norm, qkv[:, :q_width]), (k_norm, qkv[:, q_width : q_width + k_width])):
-            heads = part if self._norms_width else part.view(part.shape[0], -1, self._head_dim)
-            heads.copy_(norm(heads))
-
-
-def _qk_norm_shapes(spec: DecoderSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of the weights of q_norm and k_norm."""
-    if spec.qk_norm == "head":
-        return (spec.head_dim,), (spec.head_dim,)
-    if spec.qk_norm == "width":
-        return (spec.num_heads * spec.head_dim,), (spec.num_kv_heads * spec.head_dim,)
-    return (spec.num_heads, spec.head_dim), (spec.num_kv_heads, spec.head_dim)
-
-
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, one behind the other or side by side, with norms where the spec wants them."""
+    """Attention and feed-forward, one after the other or side by side, or one of them, with norms where the spec wants
+    them."""
 
     def __init__(self, *, spec: DecoderSpec, layer: int, prefix: str = "", parallel: TensorParallel = ALONE) -> None:
         super().__init__()
         self._is_parallel = spec.is_parallel
         self._multiplier = spec.residual_multiplier
         # The last projection of a part adds what it computed to the residual, where nothing comes in between.
-        has_output_norm = "attention_output_norm" in spec.block_norms
+        names = spec.layer_norms(layer)
+        has_output_norm = spec.norms in ("output", "both")
         self._adds_residual = not (
             spec.is_parallel or has_output_norm or spec.residual_multiplier != 1 or parallel.world_size > 1
         )
-        self._is_usual = self._adds_residual and set(spec.block_norms) == {"attention_norm", "mlp_norm"}
+        self._is_usual = self._adds_residual and set(names) == {"attention_norm", "mlp_norm"}
 
         def norm(name: str) -> nn.Module:
-            if name not in spec.block_norms:
+            if name not in names:
                 return nn.Identity()
             return Norm(spec=spec, shape=(spec.hidden_size,), prefix=f"{prefix}.{name}")
 
         self.attention_norm = norm("attention_norm")
-        self.attention: Attention | GatedDeltaNet
-        if spec.is_recurrent(layer):
-            assert spec.delta_net is not None, "recurrent layers have a spec"
-            self.attention = GatedDeltaNet(
-                spec=spec,
-                net=spec.delta_net,
-                state=spec.place(layer),
-                prefix=f"{prefix}.attention",
-                parallel=parallel,
-            )
-        else:
-            self.attention = Attention(spec=spec, layer=layer, prefix=f"{prefix}.attention", parallel=parallel)
+        self.attention = _mixer(spec=spec, layer=layer, prefix=f"{prefix}.attention", parallel=parallel)
         self.attention_output_norm = norm("attention_output_norm")
         self.attention_sum_norm = norm("attention_sum_norm")
         self._shares_norm = spec.is_parallel and not spec.has_mlp_norm
         self.mlp_norm = norm("mlp_norm")
-        moe = spec.layer_moe(layer)
-        self.mlp: nn.Module = (
-            FeedForward(spec=spec, intermediate_size=spec.intermediate_size, prefix=f"{prefix}.mlp", parallel=parallel)
-            if moe is None
-            else MixtureOfExperts(spec=spec, moe=moe, prefix=f"{prefix}.mlp", parallel=parallel)
-        )
+        self.mlp = _feed_forward(spec=spec, layer=layer, prefix=f"{prefix}.mlp", parallel=parallel)
         self.mlp_output_norm = norm("mlp_output_norm")
         self.mlp_sum_norm = norm("mlp_sum_norm")
 
     def forward(self, x: Tensor, context: ForwardContext) -> Tensor:
         """[num_tokens, hidden_size] to the same."""
+        if self.attention is None or self.mlp is None:
+            return self._one_part(x, context)
         if self._adds_residual:
             x = self.attention_sum_norm(self.attention(self.attention_norm(x), context, residual=x))
             # torch: Module calls are Any
@@ -213,11 +66,26 @@ class DecoderLayer(nn.Module):
         # torch: Module calls are Any
         return self.mlp_sum_norm(torch.add(x, transformed, alpha=self._multiplier))  # type: ignore[no-any-return]
 
+    def _one_part(self, x: Tensor, context: ForwardContext) -> Tensor:
+        """`forward` of a layer that has no more than one part."""
+        residual = x if self._adds_residual else None
+        if self.attention is not None:
+            output = self.attention_output_norm(self.attention(self.attention_norm(x), context, residual=residual))
+            sum_norm = self.attention_sum_norm
+        elif self.mlp is not None:
+            output = self.mlp_output_norm(self.mlp(self.mlp_norm(x), residual=residual))
+            sum_norm = self.mlp_sum_norm
+        else:
+            return x
+        total = output if self._adds_residual else torch.add(x, output, alpha=self._multiplier)
+        return sum_norm(total)  # type: ignore[no-any-return]  # torch: Module calls are Any
+
     def fused_weights(self) -> LayerWeights | None:
         """For layers in one call; None: it does something that they do not."""
         first, second = self.attention_norm, self.mlp_norm
         if not self._is_usual or not isinstance(first, Norm) or not isinstance(second, Norm):
             return None
+        assert self.attention is not None, "there is a norm before it"
         attention = self.attention.fused_weights()
         mlp = self.mlp.fused_weights() if isinstance(self.mlp, FeedForward | MixtureOfExperts) else None
         if attention is None or mlp is None or first.rms_weight is None or second.rms_weight is None:
@@ -230,3 +98,29 @@ class DecoderLayer(nn.Module):
             attention=attention,
             mlp=mlp,
         )
+
+
+def _mixer(
+    *, spec: DecoderSpec, layer: int, prefix: str, parallel: TensorParallel
+) -> Attention | RecurrentMixer | SideBySide | None:
+    """What a layer has before its feed-forward; None: nothing."""
+    kind = spec.mixer(layer)
+    if kind == "none":
+        return None
+    if kind == "recurrent":
+        return recurrent_mixer(spec=spec, layer=layer, prefix=prefix, parallel=parallel)
+    if kind == "both":
+        return SideBySide(spec=spec, layer=layer, prefix=prefix, parallel=parallel)
+    return Attention(spec=spec, layer=layer, prefix=prefix, parallel=parallel)
+
+
+def _feed_forward(
+    *, spec: DecoderSpec, layer: int, prefix: str, parallel: TensorParallel
+) -> FeedForward | MixtureOfExperts | None:
+    """The feed-forward of a layer; None: it has none."""
+    moe = spec.layer_moe(layer)
+    if not spec.has_feed_forward(layer):
+        return None
+    if moe is not None:
+        return MixtureOfExperts(spec=spec, moe=moe, prefix=prefix, parallel=parallel)
+    return FeedForward(spec=spec, intermediate_size=spec.intermediate_size, prefix=prefix, parallel=parallel)

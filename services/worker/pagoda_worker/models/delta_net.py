@@ -10,7 +10,8 @@ from pagoda_kernels.recurrent.short_convolution import short_convolution
 from pagoda_worker.models.forward_context import ForwardContext
 from pagoda_worker.models.layers import Linear
 from pagoda_worker.models.model import RecurrentLayer, StateTensor
-from pagoda_worker.models.spec import DecoderSpec, DeltaNetSpec
+from pagoda_worker.models.recurrent_spec import DeltaNetSpec
+from pagoda_worker.models.spec import DecoderSpec
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 

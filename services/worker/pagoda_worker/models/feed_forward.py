@@ -32,6 +32,7 @@ class FeedForward(nn.Module):
         *,
         spec: DecoderSpec,
         intermediate_size: int,
+        hidden_size: int | None = None,
         bias: bool | None = None,
         activation: ClampedSwiglu | None = None,
         prefix: str = "",
@@ -39,39 +40,45 @@ class FeedForward(nn.Module):
     ) -> None:
         """
         Args:
-            bias, activation: where they are not the spec's.
+            hidden_size, bias, activation: where they are not the spec's.
             parallel: over whom the result is summed; a caller that sums it itself gives none.
         """
         super().__init__()
         self._parallel = parallel
         self.is_gated = spec.is_gated
         self.activation = activation or activation_name(spec.activation)
-        has_bias = spec.mlp_bias if bias is None else bias
+        self._gate_multiplier, self._multiplier = spec.mlp_multipliers
+        has_bias, hidden = spec.mlp_bias if bias is None else bias, hidden_size or spec.hidden_size
         self.up_proj = Linear(
-            in_features=spec.hidden_size,
+            in_features=hidden,
             out_features=intermediate_size * (2 if spec.is_gated else 1),
             bias=has_bias,
             prefix=f"{prefix}.up_proj",
         )
         self.down_proj = Linear(
-            in_features=intermediate_size, out_features=spec.hidden_size, bias=has_bias, prefix=f"{prefix}.down_proj"
+            in_features=intermediate_size, out_features=hidden, bias=has_bias, prefix=f"{prefix}.down_proj"
         )
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """[num_tokens, hidden_size] to the same, added to `residual`."""
         x = self.up_proj(x)
+        if self._gate_multiplier != 1.0:
+            x[:, : x.shape[1] // 2] *= self._gate_multiplier
         if self.is_gated or isinstance(self.activation, ClampedSwiglu):
             x = act_and_mul(x, self.activation)
         else:
             x = ACTIVATIONS[self.activation](x)
-        return self._parallel.all_reduce(self.down_proj(x, residual))
+        if self._multiplier == 1.0:
+            return self._parallel.all_reduce(self.down_proj(x, residual))
+        output = self._parallel.all_reduce(self.down_proj(x)) * self._multiplier
+        return output if residual is None else residual + output
 
     def fused_weights(self) -> FeedForwardWeights | None:
         """For layers in one call; None: it does something that they do not."""
         gate_up, down = self.up_proj.fused_weights(), self.down_proj.fused_weights()
         if gate_up is None or down is None or not self.is_gated or self._parallel.world_size > 1:
             return None
-        if isinstance(self.activation, ClampedSwiglu):
+        if isinstance(self.activation, ClampedSwiglu) or (self._gate_multiplier, self._multiplier) != (1.0, 1.0):
             return None
         return FeedForwardWeights(gate_up=gate_up, down=down, activation=self.activation)
 
@@ -108,10 +115,17 @@ class MixtureOfExperts(nn.Module):
         self.correction: nn.Parameter | None = None
         if moe.has_correction:
             self.correction = nn.Parameter(torch.empty(moe.num_experts), requires_grad=False)
+        self.latent_in: Linear | None = None
+        self.latent_out: Linear | None = None
+        if (latent := moe.latent_size) != 0:
+            places = f"{prefix}.latent_in", f"{prefix}.latent_out"
+            self.latent_in = Linear(in_features=hidden, out_features=latent, bias=False, prefix=places[0])
+            self.latent_out = Linear(in_features=latent, out_features=hidden, bias=False, prefix=places[1])
         self.experts = nn.ModuleList(
             FeedForward(
                 spec=spec,
                 intermediate_size=moe.intermediate_size,
+                hidden_size=latent or None,
                 bias=moe.expert_bias,
                 activation=moe.activation,
                 prefix=f"{prefix}.experts.{index}",
@@ -175,21 +189,25 @@ class MixtureOfExperts(nn.Module):
             return run
 
         experts = [of(index, expert) for index, expert in enumerate(self.experts)]
-        output = mixture_reference(x, weights, chosen, experts, scales_input=self._scales_input)
+        narrow = x if self.latent_in is None else self.latent_in(x)
+        output = mixture_reference(narrow, weights, chosen, experts, scales_input=self._scales_input)
         return self._with_shared(x, output).to(x.dtype)
 
     def _reference(self, x: Tensor) -> Tensor:
         """One operation after the other, of this rank's part; on a GPU all experts in one."""
         logits = self.router.multiply(x, out_dtype=torch.float32)
         weights, chosen = route_tokens(logits, self._routing, correction=self.correction)
+        narrow = x if self.latent_in is None else self.latent_in(x)
         if self._grouped is not None:
-            output = self._grouped(x, weights, chosen)
+            output = self._grouped(narrow, weights, chosen)
         else:
-            output = mixture_reference(x, weights, chosen, list(self.experts), scales_input=self._scales_input)
+            output = mixture_reference(narrow, weights, chosen, list(self.experts), scales_input=self._scales_input)
         return self._with_shared(x, output).to(x.dtype)
 
     def _with_shared(self, x: Tensor, output: Tensor) -> Tensor:
-        """`output` with what the expert of all tokens gives, float32."""
+        """What the experts give, as wide as `x`, with what the expert of all tokens gives, float32."""
+        if self.latent_out is not None:
+            output = self.latent_out(output.to(x.dtype)).float()
         if self.shared_expert is not None:
             shared = self.shared_expert(x).float()
             output += shared if self.shared_gate is None else torch.sigmoid(self.shared_gate(x).float()) * shared
@@ -203,7 +221,7 @@ class MixtureOfExperts(nn.Module):
         gate = None if self.shared_gate is None else self.shared_gate.fused_weights()
         shared = None if self.shared_expert is None else _expert_weights(self.shared_expert)
         is_missing = router is None or (self.shared_gate is not None and gate is None)
-        if router is None or is_missing or len(found) < len(self.experts):
+        if router is None or is_missing or len(found) < len(self.experts) or self.latent_in is not None:
             return None
         if self.shared_expert is not None and (shared is None or self._activation != self.shared_expert.activation):
             return None

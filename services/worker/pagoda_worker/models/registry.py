@@ -6,12 +6,14 @@ from functools import partial
 
 from pagoda_common.config.pooler_config import pooler_config
 from pagoda_common.errors import ModelLoadError
+from pagoda_worker.models.bamba import BAMBA_NAMES, bamba_spec
 from pagoda_worker.models.bloom import BLOOM_NAMES, MPT_NAMES, bloom_spec, mpt_spec
 from pagoda_worker.models.cohere import COHERE_NAMES, cohere2_spec, cohere_spec
 from pagoda_worker.models.config_keys import ReadConfig, check_unread
 from pagoda_worker.models.decoder import Decoder
 from pagoda_worker.models.exaone4 import exaone4_spec
 from pagoda_worker.models.falcon import falcon_spec, falcon_weights
+from pagoda_worker.models.falcon_h1 import FALCON_H1_NAMES, falcon_h1_spec
 from pagoda_worker.models.gemma import (
     GEMMA2_NAMES,
     GEMMA3_MULTIMODAL_NAMES,
@@ -26,8 +28,10 @@ from pagoda_worker.models.gpt2 import GPT2_NAMES, gpt2_spec, gpt_bigcode_spec, g
 from pagoda_worker.models.gpt_neox import GPT_NEOX_NAMES, gpt_neox_spec
 from pagoda_worker.models.gpt_oss import gpt_oss_spec, gpt_oss_weights
 from pagoda_worker.models.gptj import GPTJ_NAMES, gptj_spec
+from pagoda_worker.models.granite_hybrid import granite_hybrid_spec, granite_hybrid_weights
 from pagoda_worker.models.hf_config import HfConfig
 from pagoda_worker.models.installed import installed_factory
+from pagoda_worker.models.lfm2 import LFM2_NAMES, lfm2_moe_spec, lfm2_spec
 from pagoda_worker.models.llama import (
     ARCEE_NAMES,
     LLAMA_NAMES,
@@ -52,9 +56,17 @@ from pagoda_worker.models.moe import (
     qwen3_moe_spec,
 )
 from pagoda_worker.models.nemotron import NEMOTRON_NAMES, nemotron_spec
+from pagoda_worker.models.nemotron_h import NEMOTRON_H_NAMES, nemotron_h_spec
 from pagoda_worker.models.olmo import OLMO2_NAMES, olmo2_spec, olmo3_spec, olmo_spec
 from pagoda_worker.models.opt import OPT_NAMES, opt_spec
 from pagoda_worker.models.phi import PHI3_NAMES, PHI_NAMES, phi3_spec, phi_spec
+from pagoda_worker.models.qwen3_5 import (
+    qwen3_5_moe_multimodal_spec,
+    qwen3_5_moe_spec,
+    qwen3_5_multimodal_spec,
+    qwen3_5_spec,
+    qwen3_5_weights,
+)
 from pagoda_worker.models.qwen3_next import QWEN3_NEXT_NAMES, qwen3_next_spec
 from pagoda_worker.models.spec import DecoderSpec
 from pagoda_worker.models.stablelm import STABLELM_NAMES, stablelm_spec
@@ -132,6 +144,16 @@ FAMILIES: dict[str, Family] = {
     "Qwen3MoeForCausalLM": Family(qwen3_moe_spec, QWEN_MOE_NAMES),
     "GptOssForCausalLM": Family(gpt_oss_spec, gpt_oss_weights),
     "Qwen3NextForCausalLM": Family(qwen3_next_spec, QWEN3_NEXT_NAMES),
+    "Qwen3_5ForCausalLM": Family(qwen3_5_spec, qwen3_5_weights),
+    "Qwen3_5MoeForCausalLM": Family(qwen3_5_moe_spec, qwen3_5_weights),
+    "Qwen3_5ForConditionalGeneration": Family(qwen3_5_multimodal_spec, qwen3_5_weights),
+    "Qwen3_5MoeForConditionalGeneration": Family(qwen3_5_moe_multimodal_spec, qwen3_5_weights),
+    "GraniteMoeHybridForCausalLM": Family(granite_hybrid_spec, granite_hybrid_weights),
+    "FalconH1ForCausalLM": Family(falcon_h1_spec, FALCON_H1_NAMES),
+    "NemotronHForCausalLM": Family(nemotron_h_spec, NEMOTRON_H_NAMES),
+    "BambaForCausalLM": Family(bamba_spec, BAMBA_NAMES),
+    "Lfm2ForCausalLM": Family(lfm2_spec, LFM2_NAMES),
+    "Lfm2MoeForCausalLM": Family(lfm2_moe_spec, LFM2_NAMES),
     "OlmoeForCausalLM": Family(olmoe_spec, QWEN_MOE_NAMES),
     "GPTJForCausalLM": Family(gptj_spec, GPTJ_NAMES),
     "GPTBigCodeForCausalLM": Family(gpt_bigcode_spec, gpt_bigcode_weights),
@@ -187,6 +209,16 @@ MODEL_TYPES: dict[str, str] = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",
+    "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "falcon_h1": "FalconH1ForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
+    "bamba": "BambaForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "lfm2_moe": "Lfm2MoeForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "gptj": "GPTJForCausalLM",
     "gpt_bigcode": "GPTBigCodeForCausalLM",

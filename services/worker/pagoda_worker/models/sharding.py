@@ -11,10 +11,12 @@ import re
 from dataclasses import dataclass, replace
 
 from pagoda_common.errors import ConfigError
-from pagoda_worker.models.spec import DecoderSpec, DeltaNetSpec
+from pagoda_worker.models.spec import DecoderSpec
 from pagoda_worker.parallel.tensor_parallel import TensorParallel
 
 _ROW_SUMMED = re.compile(r"\.(o_proj|down_proj)\.")
+_RECURRENT = re.compile(r"layers\.(\d+)\.attention\.(?:recurrent\.)?(\w+)")
+"""A parameter of a mixer: its layer, and what it is called there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +42,18 @@ class Sharding:
                 "heads together",
                 field="world_size",
             )
-        is_dense = moe is None or any(spec.layer_moe(layer) is None for layer in range(spec.num_layers))
+        layers = [layer for layer in range(spec.num_layers) if spec.has_feed_forward(layer)]
+        is_dense = any(spec.layer_moe(layer) is None for layer in layers)
         for name, value, is_used in (
             ("num_heads", spec.num_heads, True),
             ("intermediate_size", spec.intermediate_size, is_dense),
-            ("linear_num_key_heads", spec.delta_net.num_key_heads if spec.delta_net else 0, True),
             ("moe intermediate_size", moe.intermediate_size if moe else 0, moe is not None),
             ("shared intermediate_size", moe.shared_intermediate_size if moe else 0, moe is not None),
         ):
             if is_used and value % size:
                 raise ConfigError(f"world_size is {size}, must divide {name}, {value}", field="world_size")
+        if spec.recurrence is not None:
+            spec.recurrence.of_rank(size)
         if spec.num_kv_heads % size and size % spec.num_kv_heads:
             raise ConfigError(
                 f"world_size is {size}, must divide num_kv_heads, {spec.num_kv_heads}, or be a multiple of it",
@@ -62,9 +66,7 @@ class Sharding:
         size, spec = self.parallel.world_size, self.spec
         if size == 1:
             return spec
-        heads, moe, net = self._heads, spec.moe, spec.delta_net
-        if net is not None:
-            net = replace(net, num_key_heads=net.num_key_heads // size, num_value_heads=net.num_value_heads // size)
+        heads, moe, recurrence = self._heads, spec.moe, spec.recurrence
         if moe is not None:
             moe = replace(
                 moe,
@@ -79,7 +81,7 @@ class Sharding:
             intermediate_size=max(1, spec.intermediate_size // size),
             alibi_slopes=spec.alibi_slopes[heads.start : heads.stop],
             moe=moe,
-            delta_net=net,
+            recurrence=None if recurrence is None else recurrence.of_rank(size),
         )
 
     @property
@@ -110,10 +112,8 @@ class Sharding:
                 groups.insert(1, (spec.num_heads, self._heads))
             dim = spec.head_dim
             return tuple(range((at + heads.start) * dim, (at + heads.stop) * dim) for at, heads in groups)
-        if spec.delta_net is not None and (sizes := _delta_net_parts(parameter, spec.delta_net)):
-            parts = [parallel.part(size) for size in sizes]
-            begins = itertools.accumulate(sizes, initial=0)
-            return tuple(range(at + part.start, at + part.stop) for at, part in zip(begins, parts, strict=False))
+        if (rows := self._recurrent_rows(parameter)) is not None:
+            return rows
         if parameter.endswith(".sinks"):
             return (self._heads,)
         if ".up_proj." in parameter and spec.is_gated:
@@ -130,19 +130,18 @@ class Sharding:
             return ()
         return everything
 
+    def _recurrent_rows(self, parameter: str) -> tuple[range, ...] | None:
+        """`rows` of a recurrent layer's parameter that ranks share; None: it is none."""
+        match = _RECURRENT.match(parameter)
+        if self.spec.recurrence is None or match is None or not self.spec.is_recurrent(int(match[1])):
+            return None
+        parts = self.spec.recurrence.parts(match[2], self.parallel.world_size)
+        begins = itertools.accumulate((size for size, _ in parts), initial=0)
+        mine = [self.parallel.part(size) if is_shared else range(size) for size, is_shared in parts]
+        rows = [range(at + part.start, at + part.stop) for at, part in zip(begins, mine, strict=False)]
+        return tuple(rows) or None
+
     def columns(self, parameter: str, num_columns: int) -> range:
         """Columns of a whole matrix of `num_columns` that this rank holds."""
         is_split = self.parallel.world_size > 1 and _ROW_SUMMED.search(parameter)
         return self.parallel.part(num_columns) if is_split else range(num_columns)
-
-
-def _delta_net_parts(parameter: str, net: DeltaNetSpec) -> tuple[int, ...]:
-    """Rows of the parts of a gated delta net's parameter, each of all heads; none: it has no heads."""
-    keys, values = net.num_key_heads * net.key_dim, net.num_value_heads * net.value_dim
-    if ".in_proj." in parameter:
-        return keys, keys, values, values
-    if parameter.endswith(".conv_weight"):
-        return keys, keys, values
-    if ".ba_proj." in parameter:
-        return net.num_value_heads, net.num_value_heads
-    return (net.num_value_heads,) if parameter.endswith((".decay_log", ".step_bias")) else ()

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 from pagoda_common.errors import ModelLoadError
 from pagoda_kernels.layers.act_and_mul import ClampedSwiglu
 from pagoda_kernels.moe.route_tokens import GroupScore, Routing, Scoring
+from pagoda_worker.models.recurrent_spec import Mixer, RecurrentSpec
 
 NormKind: TypeAlias = Literal["rms_norm", "layer_norm"]
 NormPlaces: TypeAlias = Literal["input", "output", "both", "sum"]
@@ -44,8 +45,9 @@ class MoeSpec:
     is_normalized: bool = True
     """The weights of a token's experts sum to 1."""
     scoring: Scoring = "softmax"
-    """As in Routing; so are norm_min, scale, num_groups, top_groups and group_score."""
+    """As in Routing; so are norm_min, norm_added, scale, num_groups, top_groups and group_score."""
     norm_min: float = 0.0
+    norm_added: float = 0.0
     scale: float = 1.0
     num_groups: int = 1
     top_groups: int = 1
@@ -60,6 +62,8 @@ class MoeSpec:
     """The matrices of experts have biases."""
     activation: ClampedSwiglu | None = None
     """Of the experts; None: the model's."""
+    latent_size: int = 0
+    """Width of what the experts read and give, projected from and to hidden_size; 0: that (Nemotron-H)."""
     shared_intermediate_size: int = 0
     """Of an expert that sees every token; 0: there is none."""
     shared_is_gated: bool = True
@@ -91,6 +95,7 @@ class MoeSpec:
             scoring=self.scoring,
             is_normalized=self.is_normalized,
             norm_min=self.norm_min,
+            norm_added=self.norm_added,
             scale=self.scale,
             num_groups=self.num_groups,
             top_groups=self.top_groups,
@@ -100,33 +105,6 @@ class MoeSpec:
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts."""
         return self.sparse_layers[layer] if self.sparse_layers else True
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeltaNetSpec:
-    """A gated delta net in place of attention."""
-
-    num_key_heads: int
-    """Of queries and of keys."""
-    num_value_heads: int
-    key_dim: int
-    """Of a head."""
-    value_dim: int
-    conv_width: int
-    """Tokens that the short convolution sees."""
-
-    def __post_init__(self) -> None:
-        if min(self.num_key_heads, self.num_value_heads, self.key_dim, self.value_dim) < 1 or self.conv_width < 2:
-            raise ModelLoadError(f"sizes of the gated delta net must be at least 1, and its convolution's 2: {self}")
-        if self.num_value_heads % self.num_key_heads:
-            raise ModelLoadError(
-                f"{self.num_value_heads} value heads cannot share {self.num_key_heads} key heads evenly"
-            )
-
-    @property
-    def num_channels(self) -> int:
-        """Of the convolution: queries, keys and values."""
-        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,6 +156,8 @@ class DecoderSpec:
     """Bound on the absolute values of queries, keys and values (OLMo)."""
     rope: RopeSpec | None = None
     """None: learned positions, or linear biases."""
+    has_positions: bool = True
+    """False: nothing says where a token is (recurrent layers do without)."""
     layer_ropes: tuple[RopeSpec | None, ...] = ()
     """Where layers differ: the rotation of each, None for none. Empty: all have `rope`."""
     alibi_slopes: tuple[float, ...] = ()
@@ -203,10 +183,16 @@ class DecoderSpec:
     """What attention gives passes the sigmoid of a projection as wide (Qwen3-Next)."""
     has_sinks: bool = False
     """Each head has a score that takes its share of the softmax, without a value (gpt-oss)."""
-    delta_net: DeltaNetSpec | None = None
+    recurrence: RecurrentSpec | None = None
     """Of the recurrent layers; None: there are none."""
-    recurrent: tuple[bool, ...] = ()
-    """Which layers have a recurrent state in place of attention; empty: none."""
+    mixers: tuple[Mixer, ...] = ()
+    """What each layer has before its feed-forward; empty: attention."""
+    feed_forwards: tuple[bool, ...] = ()
+    """Which layers have a feed-forward; empty: all."""
+    mixer_multipliers: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    """On what attention reads, what it gives and what the recurrent part gives, side by side (Falcon-H1)."""
+    mlp_multipliers: tuple[float, float] = (1.0, 1.0)
+    """On the gate before its activation, and on what the feed-forward gives (Falcon-H1)."""
     moe: MoeSpec | None = None
     """None: every layer has one feed-forward."""
     tie_word_embeddings: bool = False
@@ -215,6 +201,9 @@ class DecoderSpec:
         for field in dataclasses.fields(self):
             if field.type is int and field.name != "position_offset" and getattr(self, field.name) < 1:
                 raise ModelLoadError(f"{field.name} is {getattr(self, field.name)}, must be at least 1")
+        for name in ("mixers", "feed_forwards"):
+            if len(getattr(self, name)) not in (0, self.num_layers):
+                raise ModelLoadError(f"{len(getattr(self, name))} {name} are given for {self.num_layers} layers")
         if self.num_heads % self.num_kv_heads:
             raise ModelLoadError(f"{self.num_heads} heads cannot share {self.num_kv_heads} KV heads evenly")
         for rope in self.ropes:
@@ -230,7 +219,7 @@ class DecoderSpec:
     @property
     def has_learned_positions(self) -> bool:
         """Whether there is a table of positions."""
-        return self.rope is None and not self.alibi_slopes
+        return self.has_positions and self.rope is None and not self.alibi_slopes
 
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:
@@ -238,13 +227,14 @@ class DecoderSpec:
         ropes = self.layer_ropes or (self.rope,)
         return tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
 
-    @property
-    def block_norms(self) -> tuple[str, ...]:
+    def layer_norms(self, layer: int) -> tuple[str, ...]:
         """Names of the norms that a layer has."""
         names = []
         for part in ("attention", "mlp"):
-            if part == "mlp" and not self.has_mlp_norm:
+            if part == "mlp" and not (self.has_mlp_norm and self.has_feed_forward(layer)):
                 break
+            if part == "attention" and self.mixer(layer) == "none":
+                continue
             if self.norms in ("input", "both"):
                 names.append(f"{part}_norm")
             if self.norms in ("output", "both"):
@@ -257,14 +247,29 @@ class DecoderSpec:
         """Rotation of a layer."""
         return self.layer_ropes[layer] if self.layer_ropes else self.rope
 
-    def is_recurrent(self, layer: int) -> bool:
-        """Whether a layer has a recurrent state in place of attention."""
-        return bool(self.recurrent) and self.recurrent[layer]
+    def mixer(self, layer: int) -> Mixer:
+        """What a layer has before its feed-forward."""
+        return self.mixers[layer] if self.mixers else "attention"
 
-    def place(self, layer: int) -> int:
-        """Number of a layer among those that keep the same: keys and values, or a recurrent state."""
-        kind = self.is_recurrent(layer)
-        return sum(self.is_recurrent(other) == kind for other in range(layer))
+    def attends(self, layer: int) -> bool:
+        """Whether a layer keeps keys and values."""
+        return self.mixer(layer) in ("attention", "both")
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Whether a layer keeps a recurrent state."""
+        return self.mixer(layer) in ("recurrent", "both")
+
+    def cache_index(self, layer: int) -> int:
+        """Number of a layer among those that keep keys and values."""
+        return sum(self.attends(other) for other in range(layer))
+
+    def state_index(self, layer: int) -> int:
+        """Number of a layer among those that keep a recurrent state."""
+        return sum(self.is_recurrent(other) for other in range(layer))
+
+    def has_feed_forward(self, layer: int) -> bool:
+        """Whether a layer has a feed-forward."""
+        return self.feed_forwards[layer] if self.feed_forwards else True
 
     def window(self, layer: int) -> int | None:
         """Sliding window of a layer, tokens."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from pagoda_worker.models.recurrent_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
 from pagoda_worker.models.spec import DecoderSpec, MoeSpec
 
 
@@ -94,7 +95,12 @@ class TensorNames:
     """If they are one: stored KV head by KV head."""
     o_proj: str = "self_attn.o_proj"
     sinks: str = "self_attn.sinks"
-    delta_net: str = "linear_attn"
+    recurrent: str = "linear_attn"
+    conv: str = "conv1d"
+    """Of the recurrent part."""
+    delta_net_in: tuple[str, ...] = ("in_proj_qkvz",)
+    """One name: key head by key head."""
+    delta_net_beta: tuple[str, ...] = ("in_proj_ba",)
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
@@ -102,6 +108,8 @@ class TensorNames:
     down_proj: str = "mlp.down_proj"
     router: str = "mlp.gate"
     correction: str = "mlp.gate.e_score_correction_bias"
+    latent_in: str = ""
+    latent_out: str = ""
     shared_expert: str = "mlp.shared_expert"
     shared_gate: str = "mlp.shared_expert_gate"
     expert: str = "mlp.experts.{}"
@@ -189,12 +197,16 @@ class _Writer:
     def layer(self, layer: int) -> None:
         spec, names = self._spec, self._names
         name, parameter = f"{names.layers}.{layer}", f"layers.{layer}"
-        for norm in spec.block_norms:
+        for norm in spec.layer_norms(layer):
             self.norm(f"{name}.{names.block_norms[norm]}", f"{parameter}.{norm}")
+        both = spec.mixer(layer) == "both"
         if spec.is_recurrent(layer):
-            self._delta_net(f"{name}.{names.delta_net}", f"{parameter}.attention")
-        else:
-            self._attention(name, f"{parameter}.attention")
+            place = f"{parameter}.attention.recurrent" if both else f"{parameter}.attention"
+            self._recurrent(f"{name}.{names.recurrent}", place)
+        if spec.attends(layer):
+            self._attention(name, f"{parameter}.attention.attention" if both else f"{parameter}.attention")
+        if not spec.has_feed_forward(layer):
+            return
         moe = spec.layer_moe(layer)
         if moe is None:
             self._feed_forward(name, f"{parameter}.mlp", names.up, names.down_proj, spec.intermediate_size)
@@ -237,19 +249,42 @@ class _Writer:
             elif spec.qk_norm is not None:
                 self.norm(f"{name}.{stored}", f"{parameter}.{ours}")
 
-    def _delta_net(self, name: str, parameter: str) -> None:
-        net = self._spec.delta_net
-        assert net is not None, "recurrent layers have a spec"
+    def _recurrent(self, name: str, parameter: str) -> None:
+        net, conv = self._spec.recurrence, self._names.conv
+        self.tensor(f"{name}.{conv}.weight", f"{parameter}.conv_weight")
+        if isinstance(net, DeltaNetSpec):
+            self._delta_net(net, name, parameter)
+        elif isinstance(net, Mamba2Spec):
+            self._mamba2(net, name, parameter)
+        elif isinstance(net, ShortConvSpec):
+            self.linear([f"{name}.in_proj"], f"{parameter}.in_proj", bias=net.bias)
+            self.linear([f"{name}.out_proj"], f"{parameter}.o_proj", bias=net.bias)
+        if (isinstance(net, Mamba2Spec) and net.conv_bias) or (isinstance(net, ShortConvSpec) and net.bias):
+            self.tensor(f"{name}.{conv}.bias", f"{parameter}.conv_bias")
+
+    def _delta_net(self, net: DeltaNetSpec, name: str, parameter: str) -> None:
         heads = net.num_value_heads // net.num_key_heads
         values = heads * net.value_dim
-        groups = (net.key_dim, net.key_dim, values, values)
-        self.linear([f"{name}.in_proj_qkvz"], f"{parameter}.in_proj", bias=False, group_rows=groups)
-        self.linear([f"{name}.in_proj_ba"], f"{parameter}.ba_proj", bias=False, group_rows=(heads, heads))
-        self.tensor(f"{name}.conv1d.weight", f"{parameter}.conv_weight")
+        rows = (net.num_channels, net.num_value_heads * net.value_dim)
+        first = [f"{name}.{part}" for part in self._names.delta_net_in]
+        groups: tuple[int, ...] = (net.key_dim, net.key_dim, values, values) if len(first) == 1 else ()
+        self.linear(first, f"{parameter}.in_proj", bias=False, rows=rows, group_rows=groups)
+        second = [f"{name}.{part}" for part in self._names.delta_net_beta]
+        groups = (heads, heads) if len(second) == 1 else ()
+        self.linear(second, f"{parameter}.ba_proj", bias=False, rows=(net.num_value_heads,) * 2, group_rows=groups)
         self.tensor(f"{name}.A_log", f"{parameter}.decay_log")
         self.tensor(f"{name}.dt_bias", f"{parameter}.step_bias")
         self.tensor(f"{name}.norm.weight", f"{parameter}.output_scale")
         self.linear([f"{name}.out_proj"], f"{parameter}.o_proj", bias=False)
+
+    def _mamba2(self, net: Mamba2Spec, name: str, parameter: str) -> None:
+        self.linear([f"{name}.in_proj"], f"{parameter}.in_proj", bias=net.in_bias)
+        self.tensor(f"{name}.A_log", f"{parameter}.decay_log")
+        self.tensor(f"{name}.dt_bias", f"{parameter}.step_bias")
+        self.tensor(f"{name}.D", f"{parameter}.skip")
+        if net.norm != "none":
+            self.tensor(f"{name}.norm.weight", f"{parameter}.norm_weight")
+        self.linear([f"{name}.out_proj"], f"{parameter}.o_proj", bias=net.out_bias)
 
     def _feed_forward(
         self, name: str, parameter: str, up: tuple[str, ...], down: str, size: int, *, bias: bool | None = None
@@ -263,6 +298,9 @@ class _Writer:
         self.linear([f"{name}.{names.router}"], f"{parameter}.router", bias=moe.router_bias)
         if moe.has_correction:
             self.tensor(f"{name}.{names.correction}", f"{parameter}.correction")
+        if moe.latent_size:
+            self.linear([f"{name}.{names.latent_in}"], f"{parameter}.latent_in", bias=False)
+            self.linear([f"{name}.{names.latent_out}"], f"{parameter}.latent_out", bias=False)
         for index in range(moe.num_experts):
             place = f"{name}.{names.expert.format(index)}"
             self._feed_forward(

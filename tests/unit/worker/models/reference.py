@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
+from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen3_5_moe
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
@@ -26,16 +28,19 @@ def make_prompts(lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
 def _token_by_token() -> Iterator[None]:
     """Within: transformers computes gated delta nets by its recurrent rule, not by chunks of 64 tokens, whose inverse
     matrices in float32 move log probabilities of these checkpoints by up to 4e-4."""
-    chunked = qwen3_next.torch_chunk_gated_delta_rule
+    modules = (qwen3_next, qwen3_5, qwen3_5_moe)
+    chunked = [module.torch_chunk_gated_delta_rule for module in modules]
 
     def recurrent(*args: Any, chunk_size: int = 64, **options: Any) -> Any:
         return qwen3_next.torch_recurrent_gated_delta_rule(*args, **options)
 
-    qwen3_next.torch_chunk_gated_delta_rule = recurrent
+    for module in modules:
+        module.torch_chunk_gated_delta_rule = recurrent
     try:
         yield
     finally:
-        qwen3_next.torch_chunk_gated_delta_rule = chunked
+        for module, rule in zip(modules, chunked, strict=True):
+            module.torch_chunk_gated_delta_rule = rule
 
 
 @dataclass

@@ -1,0 +1,147 @@
+"""Grouped-query attention of the decoder core, over the paged KV cache. Knows tensors; no requests."""
+
+import functools
+
+import torch
+from torch import Tensor, nn
+
+from pagoda_kernels.attention.paged_attention import paged_attention
+from pagoda_kernels.attention.rope_store import HeadNorms, rope_store
+from pagoda_kernels.attention.rope_store_int8 import rope_store_int8
+from pagoda_kernels.decoder.decoder_layers import AttentionWeights
+from pagoda_worker.models.forward_context import ForwardContext
+from pagoda_worker.models.layers import Linear, Norm
+from pagoda_worker.models.spec import DecoderSpec
+from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
+
+
+class Attention(nn.Module):
+    """Grouped-query attention over the paged KV cache."""
+
+    float32_parameters = frozenset({"sinks"})
+    """They keep float32, whatever the model's data type."""
+
+    def __init__(self, *, spec: DecoderSpec, layer: int, prefix: str = "", parallel: TensorParallel = ALONE) -> None:
+        super().__init__()
+        self._parallel = parallel
+        self._place = spec.cache_index(layer)
+        self._has_gate = spec.has_attention_gate
+        self._window = spec.window(layer)
+        self._scale = spec.scale(layer)
+        self._softcap = spec.attention_softcap
+        self._clip = spec.clip_qkv
+        self._ropes = spec.ropes
+        self._rope = spec.layer_rope(layer)
+        self._is_interleaved = self._rope is not None and self._rope.is_interleaved
+        self.alibi_slopes: Tensor | None = None
+        """[num_heads] float32, of Decoder.prepare."""
+        self._head_dim = spec.head_dim
+        self._num_heads, self._num_kv_heads = spec.num_heads, spec.num_kv_heads
+        self.qkv_proj = Linear(
+            in_features=spec.hidden_size,
+            out_features=spec.num_qkv_heads * spec.head_dim,
+            bias=spec.qkv_bias,
+            prefix=f"{prefix}.qkv_proj",
+        )
+        self.o_proj = Linear(
+            in_features=spec.num_heads * spec.head_dim,
+            out_features=spec.hidden_size,
+            bias=spec.o_bias,
+            prefix=f"{prefix}.o_proj",
+        )
+        self.sinks: nn.Parameter | None = None
+        if spec.has_sinks:
+            self.sinks = nn.Parameter(torch.empty(spec.num_heads), requires_grad=False)
+        self.q_norm: Norm | None = None
+        self.k_norm: Norm | None = None
+        self._norms_width = spec.qk_norm == "width"
+        self._norms_heads = spec.qk_norm == "head" and spec.norm == "rms_norm" and spec.clip_qkv is None
+        if spec.qk_norm is not None:
+            q_shape, k_shape = _qk_norm_shapes(spec)
+            self.q_norm = Norm(spec=spec, shape=q_shape, prefix=f"{prefix}.q_norm")
+            self.k_norm = Norm(spec=spec, shape=k_shape, prefix=f"{prefix}.k_norm")
+
+    def forward(self, x: Tensor, context: ForwardContext, residual: Tensor | None = None) -> Tensor:
+        """[num_tokens, hidden_size] to the same, added to `residual`; writes the tokens' keys and values into the cache
+        first."""
+        qkv = self.qkv_proj(x)
+        gate: Tensor | None = None
+        if self._has_gate:
+            width = self._num_heads * self._head_dim
+            query, gate, key_value = qkv.split((width, width, 2 * self._num_kv_heads * self._head_dim), dim=1)
+            qkv = torch.cat((query, key_value), dim=1)
+        norms: HeadNorms | None = None
+        if self.q_norm is not None and self.k_norm is not None:
+            norms = self._head_norms(self.q_norm, self.k_norm)
+            if norms is None:
+                self._norm_in_place(qkv, self.q_norm, self.k_norm)
+        if self._clip is not None:
+            qkv.clamp_(-self._clip, self._clip)
+        # Before any query is answered: a sequence may read blocks that another one of the batch is just filling.
+        k_cache, v_cache, plan, slot_mapping = context.paged(self._place)
+        is_quantized = k_cache.dtype == torch.int8
+        store = functools.partial(rope_store_int8, head_dim=self._head_dim) if is_quantized else rope_store
+        query = store(
+            qkv,
+            k_cache,
+            v_cache,
+            slot_mapping,
+            rotary=None if self._rope is None else context.rotary[self._rope],
+            is_interleaved=self._is_interleaved,
+            norms=norms,
+            has_skips=context.has_skips,
+        )
+        attended = paged_attention(
+            query,
+            k_cache,
+            v_cache,
+            plan,
+            scale=self._scale,
+            window=self._window,
+            softcap=self._softcap,
+            alibi_slopes=self.alibi_slopes,
+            sinks=self.sinks,
+        )
+        if gate is not None:
+            attended = attended * gate.sigmoid()
+        return self._parallel.all_reduce(self.o_proj(attended, residual))
+
+    def _head_norms(self, q_norm: Norm, k_norm: Norm) -> HeadNorms | None:
+        """The norms, if they may run with the rotation."""
+        if not self._norms_heads or q_norm.weight is None or k_norm.weight is None:
+            return None
+        return HeadNorms(q_norm.weight, k_norm.weight, q_norm.eps, q_norm.offset)
+
+    def fused_weights(self) -> AttentionWeights | None:
+        """For layers in one call; None: it does something that they do not."""
+        qkv, output = self.qkv_proj.fused_weights(), self.o_proj.fused_weights()
+        norms = None if self.q_norm is None or self.k_norm is None else self._head_norms(self.q_norm, self.k_norm)
+        is_plain = self._clip is None and self.alibi_slopes is None and (norms is not None or self.q_norm is None)
+        is_plain = is_plain and not self._has_gate and self.sinks is None
+        if qkv is None or output is None or not is_plain or self._parallel.world_size > 1:
+            return None
+        return AttentionWeights(
+            qkv=qkv,
+            output=output,
+            head_norms=norms,
+            rotation=None if self._rope is None else self._ropes.index(self._rope),
+            is_interleaved=self._is_interleaved,
+            scale=self._scale,
+            softcap=self._softcap,
+            window=self._window,
+        )
+
+    def _norm_in_place(self, qkv: Tensor, q_norm: Norm, k_norm: Norm) -> None:
+        q_width, k_width = self._num_heads * self._head_dim, self._num_kv_heads * self._head_dim
+        for norm, part in ((q_norm, qkv[:, :q_width]), (k_norm, qkv[:, q_width : q_width + k_width])):
+            heads = part if self._norms_width else part.view(part.shape[0], -1, self._head_dim)
+            heads.copy_(norm(heads))
+
+
+def _qk_norm_shapes(spec: DecoderSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of the weights of q_norm and k_norm."""
+    if spec.qk_norm == "head":
+        return (spec.head_dim,), (spec.head_dim,)
+    if spec.qk_norm == "width":
+        return (spec.num_heads * spec.head_dim,), (spec.num_kv_heads * spec.head_dim,)
+    return (spec.num_heads, spec.head_dim), (spec.num_kv_heads, spec.head_dim)

@@ -1,0 +1,119 @@
+"""Qwen3.5, dense and with experts: gated delta nets in three layers of four, a gate on attention in the others."""
+
+import dataclasses
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pagoda_common.errors import ModelLoadError
+from pagoda_worker.models.config_keys import unused
+from pagoda_worker.models.hf_config import HfConfig, get, required
+from pagoda_worker.models.llama import common
+from pagoda_worker.models.moe import qwen_moe
+from pagoda_worker.models.qwen3_next import delta_net_mixers, delta_net_of
+from pagoda_worker.models.spec import DecoderSpec, MoeSpec
+from pagoda_worker.models.weights import MadeWeights, TensorNames, WeightNames, weight_names
+
+QWEN3_5_NAMES = TensorNames(
+    prefixes=("model.", "model.language_model.", "language_model."),
+    delta_net_in=("in_proj_qkv", "in_proj_z"),
+    delta_net_beta=("in_proj_b", "in_proj_a"),
+    ignored=(*TensorNames().ignored, re.compile(r"^(mtp|visual|model\.visual)\.")),
+)
+"""The text part of a multimodal checkpoint has a longer prefix."""
+
+
+def qwen3_5_spec(config: HfConfig) -> DecoderSpec:
+    """Qwen3_5ForCausalLM."""
+    return DecoderSpec(architecture="Qwen3_5ForCausalLM", **_options(config, num_kv_heads=4))
+
+
+def qwen3_5_moe_spec(config: HfConfig) -> DecoderSpec:
+    """Qwen3_5MoeForCausalLM."""
+    options = _options({"intermediate_size": 512} | config, num_kv_heads=2)
+    defaults = {"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512, "norm_topk_prob": True}
+    shared = int(get(config, "shared_expert_intermediate_size", 512))
+    moe = qwen_moe(defaults | config, options["num_layers"], shared_intermediate_size=shared)
+    return DecoderSpec(architecture="Qwen3_5MoeForCausalLM", moe=moe, **options)
+
+
+def qwen3_5_multimodal_spec(config: HfConfig) -> DecoderSpec:
+    """Qwen3_5ForConditionalGeneration: the text part; what sees images is left out."""
+    return dataclasses.replace(qwen3_5_spec(_text_config(config)), architecture="Qwen3_5ForConditionalGeneration")
+
+
+def qwen3_5_moe_multimodal_spec(config: HfConfig) -> DecoderSpec:
+    """Qwen3_5MoeForConditionalGeneration: the text part; what sees images is left out."""
+    return dataclasses.replace(
+        qwen3_5_moe_spec(_text_config(config)), architecture="Qwen3_5MoeForConditionalGeneration"
+    )
+
+
+def _text_config(config: HfConfig) -> HfConfig:
+    unused(config, "vocab_size")
+    text_config: HfConfig = required(config, "text_config")
+    if config.get("tie_word_embeddings") is not None:
+        text_config = text_config | {"tie_word_embeddings": config["tie_word_embeddings"]}
+    return text_config
+
+
+def _options(config: HfConfig, *, num_kv_heads: int) -> dict[str, Any]:
+    """What all have: all three positions of a text's token are the same, so sections of them (mrope) mean nothing."""
+    for name in ("rope_parameters", "rope_scaling"):
+        if isinstance(given := config.get(name), dict):
+            kept = {key: value for key, value in given.items() if key not in ("mrope_section", "mrope_interleaved")}
+            config = config | {name: kept}
+    unused(config, "mamba_ssm_dtype", "attn_output_gate", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
+    options = common(
+        {"partial_rotary_factor": 0.25} | config, num_kv_heads=num_kv_heads, head_dim=256, default_max_positions=32768
+    )
+    bias = bool(get(config, "attention_bias", False))
+    return options | {
+        "norm_weight_offset": 1.0,
+        "qk_norm": "head",
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "has_attention_gate": True,
+        "recurrence": delta_net_of(config),
+        "mixers": delta_net_mixers(config, options["num_layers"]),
+    }
+
+
+def qwen3_5_weights(spec: DecoderSpec) -> WeightNames:
+    """All tensors; the experts of a layer one by one, or stacked."""
+    names = weight_names(spec, QWEN3_5_NAMES)
+    if spec.moe is None:
+        return names
+    made: list[MadeWeights] = []
+    for layer in range(spec.num_layers):
+        place = f"layers.{layer}.mlp.experts"
+        made += _stacked(place, spec.moe)
+        for index in range(spec.moe.num_experts):
+            made += _alone(f"{place}.{index}")
+    sources = [source for source in names.sources if ".experts." not in source.parameter]
+    return dataclasses.replace(names, sources=sources, made=tuple(made))
+
+
+def _stacked(place: str, moe: MoeSpec) -> list[MadeWeights]:
+    made = []
+    for stored, ours in (("gate_up_proj", "up_proj"), ("down_proj", "down_proj")):
+        parameters = tuple(f"{place}.{index}.{ours}.weight" for index in range(moe.num_experts))
+
+        def make(tensors: list[Tensor], parameters: tuple[str, ...] = parameters) -> dict[str, Tensor]:
+            (stacked,) = tensors
+            if stacked.shape[:1] != (len(parameters),):
+                raise ModelLoadError(f"{place} has {list(stacked.shape)[:1]} experts, must have {len(parameters)}")
+            return dict(zip(parameters, stacked.unbind(), strict=True))
+
+        made.append(MadeWeights(names=(f"{place}.{stored}",), parameters=parameters, make=make))
+    return made
+
+
+def _alone(place: str) -> list[MadeWeights]:
+    up, down = f"{place}.up_proj.weight", f"{place}.down_proj.weight"
+    return [
+        MadeWeights(names=(f"{place}.gate_proj.weight", up), parameters=(up,), make=lambda both: {up: torch.cat(both)}),
+        MadeWeights(names=(down,), parameters=(down,), make=lambda one: {down: one[0]}),
+    ]
