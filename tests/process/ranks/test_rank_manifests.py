@@ -14,7 +14,7 @@ from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
 from pagoda_common.process.children import free_port
 from tests.process.stack import Process, poll_until
 from tests.unit.deploy.test_images import environment as image_environment
-from tests.unit.deploy.test_kubernetes import objects_of, pods_of
+from tests.unit.deploy.test_kubernetes import objects_of, pods_of, settings_of
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
 
@@ -54,11 +54,7 @@ def start(service: str, container: dict[str, Any], ports: dict[str, int], **vari
 @pytest.mark.parametrize("name", sorted(NUM_PODS))
 def test_ranks_find_each_other_and_serve(name: str) -> None:
     pods = pods_of(objects_of(name))
-    (settings,) = [
-        each["data"]
-        for each in objects_of(name)
-        if each["kind"] == "ConfigMap" and each["metadata"]["name"] == "pagoda"
-    ]
+    settings = settings_of(objects_of(name))
     processes: list[Process] = []
     ports = {"50052": free_port()}
     address = f"127.0.0.1:{ports['50052']}"

@@ -18,6 +18,15 @@ def load(name: str) -> list[dict[str, Any]]:
     return [each for each in yaml.safe_load_all((KUBERNETES / name).read_text()) if each]
 
 
+def settings_of(folder: str) -> dict[str, str]:
+    """What the ConfigMap of a folder is made of; its name has a hash, so that a change rolls the pods."""
+    (overlay,) = load(f"{folder}/kustomization.yaml")
+    merged = {} if folder == "base" else {"behavior": "merge"}
+    assert overlay["configMapGenerator"] == [{"name": "pagoda", **merged, "envs": ["settings.env"]}]
+    lines = (KUBERNETES / folder / "settings.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
+
+
 def workload(path: str) -> dict[str, Any]:
     return next(each for each in load(path) if each["kind"] in ("Deployment", "StatefulSet", "LeaderWorkerSet"))
 
@@ -124,9 +133,8 @@ def test_with_tls_each_service_has_its_own_secret_and_none_falls_back_to_plainte
         {"name": "tls", "secret": {"secretName": f"pagoda-tls-{service}", "defaultMode": 0o440}}
     ]
     assert workload(path)["metadata"]["annotations"] == {"pagoda/external": f"secret/pagoda-tls-{service}"}
-    (settings,) = load("overlays/tls/settings.yaml")
-    assert settings["data"] == {
-        "PAGODA_INSECURE": None,  # taken away: plaintext is refused
+    assert settings_of("overlays/tls") == {
+        "PAGODA_INSECURE": "false",
         "PAGODA_TLS_CERT": "/etc/pagoda/tls/tls.crt",
         "PAGODA_TLS_KEY": "/etc/pagoda/tls/tls.key",
         "PAGODA_TLS_CA": "/etc/pagoda/tls/ca.crt",
@@ -244,8 +252,7 @@ def test_services_lead_to_the_ports_of_their_pods() -> None:
     assert headless == {"pagoda-frontends", "pagoda-scheduler"}
     early = {name for name, spec in services.items() if spec.get("publishNotReadyAddresses")}
     assert early == {"pagoda-scheduler"}, "workers register before it is ready"
-    (settings,) = load("base/settings.yaml")
-    assert settings["data"] == {
+    assert settings_of("base") == {
         "PAGODA_LOG_LEVEL": "info",
         "PAGODA_MODEL": "pagoda-tiny",
         "PAGODA_SCHEDULER": "pagoda-scheduler:50052",
@@ -306,8 +313,7 @@ def test_workers_with_accelerators_go_to_their_nodes(path: str) -> None:
         env = {each["name"]: each["value"] for each in container["env"]}
         assert env["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
         assert env.get("HF_HOME", "/models/hub") == "/models/hub"
-    (settings,) = load(f"overlays/{path}/settings.yaml")
-    assert settings["data"].items() >= {"PAGODA_DTYPE": "bfloat16", "PAGODA_DEVICE": "cuda"}.items()
+    assert settings_of(f"overlays/{path}").items() >= {"PAGODA_DTYPE": "bfloat16", "PAGODA_DEVICE": "cuda"}.items()
     (overlay,) = load(f"overlays/{path}/kustomization.yaml")
     assert overlay["images"] == [{"name": "pagoda-worker", "newTag": "cuda"}]
     assert overlay["components"] == ["../../components/model-volume", "../../components/real-load"]
@@ -360,9 +366,8 @@ def test_the_models_volume_is_shared_by_workers_and_frontends() -> None:
 
 
 def test_a_standby_group_is_one_more_than_serve() -> None:
-    (settings,) = load("overlays/multi-group/settings.yaml")
     (overlay,) = load("overlays/multi-group/kustomization.yaml")
-    assert settings["data"] == {"PAGODA_MAX_SERVING_GROUPS": "2", "PAGODA_ROUTING_POLICY": "prefix"}
+    assert settings_of("overlays/multi-group") == {"PAGODA_MAX_SERVING_GROUPS": "2", "PAGODA_ROUTING_POLICY": "prefix"}
     assert overlay["replicas"] == [{"name": "pagoda-worker", "count": 3}]
 
 
@@ -386,15 +391,18 @@ def test_autoscaling_is_quick_upwards_and_slow_downwards() -> None:
 
 
 def test_metrics_are_scraped_by_the_monitoring_namespace_alone() -> None:
-    scheduler, frontend = load("overlays/observability/monitors.yaml")
+    scheduler, frontend, worker = load("overlays/observability/monitors.yaml")
+    (endpoint,) = worker["spec"]["podMetricsEndpoints"]
+    assert (endpoint["port"], endpoint["interval"]) == ("metrics", "15s")
     assert scheduler["spec"]["endpoints"][0]["port"] == "metrics"
     assert (frontend["spec"]["endpoints"][0]["port"], frontend["spec"]["endpoints"][0]["path"]) == ("http", "/metrics")
     assert {each["spec"]["endpoints"][0]["interval"] for each in (scheduler, frontend)} == {"15s"}
-    (policy,) = load("overlays/observability/network-policy.yaml")
+    policies = load("overlays/observability/network-policy.yaml")
     monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-    assert policy["spec"]["ingress"] == [{"from": [monitoring], "ports": [{"port": "metrics"}]}]
-    assert policy["spec"]["podSelector"]["matchLabels"][COMPONENT] == "scheduler"
-    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    for policy, component in zip(policies, ("scheduler", "worker"), strict=True):
+        assert policy["spec"]["ingress"] == [{"from": [monitoring], "ports": [{"port": "metrics"}]}]
+        assert policy["spec"]["podSelector"]["matchLabels"][COMPONENT] == component
+        assert policy["spec"]["policyTypes"] == ["Ingress"]
 
 
 def test_a_gateway_routes_the_api_without_a_time_limit() -> None:
@@ -414,6 +422,8 @@ def test_patches_are_all_in_their_overlays() -> None:
     for folder in sorted((KUBERNETES / "overlays").iterdir()):
         (overlay,) = load(f"overlays/{folder.name}/kustomization.yaml")
         named = [*overlay["resources"], *(each.get("path", "") for each in overlay.get("patches", []))]
+        named += overlay.get("configurations", [])
+        named += [file for each in overlay.get("configMapGenerator", []) for file in each.get("files", [])]
         files = {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml"}
         assert files <= set(named), folder.name
     (everything,) = load("base/kustomization.yaml")

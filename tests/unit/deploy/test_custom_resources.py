@@ -8,7 +8,7 @@ import pytest
 
 from pagoda.v1 import types_pb2
 from pagoda_common.metrics.engine_metrics import EngineCollector
-from tests.unit.deploy.test_kubernetes import KUBERNETES, RENDERED, objects_of, pods_of
+from tests.unit.deploy.test_kubernetes import KUBERNETES, RENDERED, everything_of, is_of_picker, objects_of, pods_of
 
 SCALED = {"overlays/hpa": "HorizontalPodAutoscaler", "overlays/keda": "ScaledObject"}
 
@@ -83,6 +83,51 @@ def test_the_route_leads_to_the_pool_and_the_pool_to_frontends() -> None:
     assert picker.get("kind", "Service") != "Service" or picker["port"]["number"]
 
 
+def test_the_gateway_and_its_picker_are_all_there() -> None:
+    objects = everything_of("overlays/gateway")
+    gateway, route = only("overlays/gateway", "Gateway"), only("overlays/gateway", "HTTPRoute")
+    assert route["spec"]["parentRefs"] == [{"name": gateway["metadata"]["name"]}]
+    by_kind = {each["kind"]: each for each in objects if is_of_picker(each)}
+    assert set(by_kind) == {"ConfigMap", "Deployment", "Role", "RoleBinding", "Service", "ServiceAccount"}
+    picker, pool = by_kind["Deployment"], only("overlays/gateway", "InferencePool")
+    spec = picker["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    reference = pool["spec"]["endpointPickerRef"]
+    (port,) = by_kind["Service"]["spec"]["ports"]
+    assert (reference["name"], reference["port"]["number"]) == (by_kind["Service"]["metadata"]["name"], port["port"])
+    assert ports[port["targetPort"]] == 9002
+    words = dict(word.split("=", 1) for word in container["args"])
+    assert words["--pool-name"] == pool["metadata"]["name"]
+    assert (int(words["--grpc-port"]), int(words["--grpc-health-port"])) == (ports["grpc"], ports["grpc-health"])
+    assert {container[probe]["grpc"]["port"] for probe in ("readinessProbe", "livenessProbe")} == {ports["grpc-health"]}
+    (volume,) = spec["volumes"]
+    assert volume["configMap"]["name"] == by_kind["ConfigMap"]["metadata"]["name"]
+    assert words["--config-file"].rpartition("/")[2] in by_kind["ConfigMap"]["data"]
+    assert by_kind["RoleBinding"]["roleRef"]["name"] == by_kind["Role"]["metadata"]["name"]
+    (subject,) = by_kind["RoleBinding"]["subjects"]
+    assert subject["name"] == spec["serviceAccountName"] == by_kind["ServiceAccount"]["metadata"]["name"]
+    read = {resource for rule in by_kind["Role"]["rules"] for resource in rule["resources"]}
+    assert read >= {"pods", "inferencepools"}
+    assert {verb for rule in by_kind["Role"]["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
+
+
+def test_prometheus_is_let_in_to_the_workers_that_it_is_to_scrape() -> None:
+    monitor = only("overlays/observability", "PodMonitor")
+    (worker,) = [pod for name, pod in pods_of(objects_of("overlays/observability")).items() if name == "worker"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= worker["metadata"]["labels"].items()
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] in {port["name"] for port in worker["spec"]["containers"][0]["ports"]}
+    policies = [each for each in objects_of("overlays/observability") if each["kind"] == "NetworkPolicy"]
+    let_in = {
+        each["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+        for each in policies
+        for rule in each["spec"]["ingress"]
+        if any("namespaceSelector" in peer for peer in rule.get("from", ())) and rule["ports"] == [{"port": "metrics"}]
+    }
+    assert let_in == {"scheduler", "worker"}
+
+
 @pytest.mark.parametrize("name", RENDERED)
 def test_the_page_says_of_each_kind_what_it_was_checked_against(name: str) -> None:
     page = (KUBERNETES.parents[1] / "docs" / "kubernetes.md").read_text()
@@ -93,7 +138,7 @@ def test_the_page_says_of_each_kind_what_it_was_checked_against(name: str) -> No
 def is_custom(each: dict[str, Any]) -> bool:
     """Whether its kind is none of those of Kubernetes that are in use here."""
     group, slash, _ = each["apiVersion"].partition("/")
-    return bool(slash) and "." in group and group != "networking.k8s.io"
+    return bool(slash) and "." in group and group not in ("networking.k8s.io", "rbac.authorization.k8s.io")
 
 
 def has(each: dict[str, Any], labels: dict[str, str]) -> bool:

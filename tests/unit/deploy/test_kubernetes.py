@@ -19,8 +19,20 @@ NOT_FLAGS = {"PAGODA_LOG_LEVEL"}
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
 
 
-@cache
 def objects_of(name: str) -> list[dict[str, Any]]:
+    """Rendered, without the endpoint picker, which is no service of Pagoda's."""
+    return [each for each in everything_of(name) if not is_of_picker(each)]
+
+
+def is_of_picker(each: dict[str, Any]) -> bool:
+    """Whether an object is there for the endpoint picker alone."""
+    labels = each["metadata"].get("labels", {})
+    return bool(labels.get("app.kubernetes.io/component") == "endpoint-picker")
+
+
+@cache
+def everything_of(name: str) -> list[dict[str, Any]]:
+    """All that is applied."""
     done = subprocess.run(["kubectl", "kustomize", str(KUBERNETES / name)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [document for document in yaml.safe_load_all(done.stdout) if document]
@@ -46,6 +58,17 @@ def pods_of(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return pods
 
 
+def settings_of(objects: list[dict[str, Any]]) -> dict[str, str]:
+    """The flags of all services, in the ConfigMap with a hash in its name."""
+    found: list[dict[str, str]] = [
+        each["data"]
+        for each in objects
+        if each["kind"] == "ConfigMap" and re.fullmatch(r"pagoda-[a-z0-9]{10}", each["metadata"]["name"])
+    ]
+    (settings,) = found
+    return settings
+
+
 @pytest.mark.parametrize("name", RENDERED)
 def test_arguments_and_settings_are_flags_of_the_services(name: str) -> None:
     objects = objects_of(name)
@@ -60,8 +83,7 @@ def test_arguments_and_settings_are_flags_of_the_services(name: str) -> None:
                 assert word.partition("=")[0] in flags, f"{service} has no {word}"
             own = {each["name"] for each in container["env"] if each["name"].startswith("PAGODA_")}
             assert {_flag(variable) for variable in own} <= flags
-    (settings,) = [each for each in objects if each["kind"] == "ConfigMap" and each["metadata"]["name"] == "pagoda"]
-    assert {_flag(variable) for variable in set(settings["data"]) - NOT_FLAGS} <= every_flag
+    assert {_flag(variable) for variable in set(settings_of(objects)) - NOT_FLAGS} <= every_flag
 
 
 @pytest.mark.parametrize("name", RENDERED)
@@ -89,7 +111,11 @@ def test_only_the_scheduler_and_other_ranks_reach_workers(name: str) -> None:
         component = policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
         reach.setdefault(component, []).extend(policy["spec"]["ingress"])
     assert set(reach) == {"frontend", "scheduler", "worker"}
-    rule, *others = reach["worker"]
+    scrapers = [each for each in reach["worker"] if "namespaceSelector" in each["from"][0]]
+    assert [each["ports"] for each in scrapers] == [[{"port": "metrics"}]] * len(scrapers), (
+        "Prometheus, where it is let in"
+    )
+    rule, *others = [each for each in reach["worker"] if each not in scrapers]
     assert _peers(rule) == ["scheduler"]
     named = {
         port["name"]

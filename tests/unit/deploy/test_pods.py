@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.unit.deploy.test_images import environment
-from tests.unit.deploy.test_kubernetes import PROBES, RENDERED, flags_of, objects_of, pods_of
+from tests.unit.deploy.test_kubernetes import PROBES, RENDERED, flags_of, objects_of, pods_of, settings_of
 
 POD_LABELS = {
     "StatefulSet": {"apps.kubernetes.io/pod-index", "statefulset.kubernetes.io/pod-name"},
@@ -65,7 +65,7 @@ def test_ports_and_variables_are_named_once(name: str) -> None:
 @pytest.mark.parametrize("name", RENDERED)
 def test_no_two_containers_of_a_pod_listen_on_one_port(name: str) -> None:
     """As they are started: the image sets flags, over it the ConfigMap, the container and its arguments."""
-    (settings,) = [each["data"] for each in objects_of(name) if each["kind"] == "ConfigMap"]
+    settings = settings_of(objects_of(name))
     for service, template in pods_of(objects_of(name)).items():
         listened = Counter[int]()
         for container in template["spec"]["containers"]:
