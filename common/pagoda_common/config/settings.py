@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pagoda_common.config.flag_words import dashed
 
@@ -110,6 +110,15 @@ def misspelled(environment: Mapping[str, str], names: Iterable[str]) -> dict[str
         close = difflib.get_close_matches(name, known, n=1, cutoff=MISSPELLED)
         near |= {variable: PREFIX + close[0]} if close else {}
     return near
+
+
+class ServiceParser(argparse.ArgumentParser):
+    """The flags of a service that stands alone. An error is one line, without the usage: a service is started again and
+    again, and each start would print it."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with code 2 and one line."""
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 
 
 def parse_service_args(

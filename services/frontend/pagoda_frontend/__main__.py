@@ -1,6 +1,5 @@
 """``python -m pagoda_frontend --scheduler host:port``: the frontend as a process."""
 
-import argparse
 import asyncio
 import logging
 import os
@@ -10,7 +9,7 @@ import uvloop
 
 from pagoda_common.config.flags import add_child_flags, add_frontend_flags, config_errors, frontend_config_from_args
 from pagoda_common.config.frontend_config import API_KEY_VARIABLE, OPERATOR_KEY_VARIABLE, FrontendConfig
-from pagoda_common.config.settings import parse_service_args
+from pagoda_common.config.settings import ServiceParser, parse_service_args
 from pagoda_common.process.children import die_with_parent, raise_file_limit
 from pagoda_common.process.heartbeat import beat
 from pagoda_common.process.logging import configure_logging, log_life
@@ -49,7 +48,7 @@ async def serve(config: FrontendConfig) -> int:
 
 def main() -> int:
     """Entry point of ``pagoda-frontend``."""
-    parser = argparse.ArgumentParser(prog="pagoda-frontend", description="OpenAI HTTP and gRPC in front of a scheduler")
+    parser = ServiceParser(prog="pagoda-frontend", description="OpenAI HTTP and gRPC in front of a scheduler")
     add_frontend_flags(parser)
     add_child_flags(parser)
     args = parse_service_args(parser)

@@ -1,6 +1,5 @@
 """``python -m pagoda_scheduler``: the engine's process."""
 
-import argparse
 import asyncio
 import logging
 import os
@@ -20,7 +19,7 @@ from pagoda_common.config.flags import (
     engine_config_from_args,
 )
 from pagoda_common.config.security_config import UNGUARDED
-from pagoda_common.config.settings import parse_service_args
+from pagoda_common.config.settings import ServiceParser, parse_service_args
 from pagoda_common.metrics.engine_metrics import EngineCollector
 from pagoda_common.metrics.server import process_registry, serve_metrics
 from pagoda_common.metrics.tracing import make_tracer
@@ -138,7 +137,7 @@ async def _follow_readiness(engine: Engine, server: RpcServer) -> None:
 
 def main() -> None:
     """Command line of the scheduler."""
-    parser = argparse.ArgumentParser(prog="pagoda-scheduler", description="The engine of Pagoda.")
+    parser = ServiceParser(prog="pagoda-scheduler", description="The engine of Pagoda.")
     add_listen_flags(parser, port=50052)
     parser.add_argument("--drain-timeout", type=float, default=30.0, help="seconds for running requests on SIGTERM")
     parser.add_argument("--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics there; 0 is any")

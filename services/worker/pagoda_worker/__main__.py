@@ -21,7 +21,7 @@ from pagoda_common.config.flags import (
 )
 from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.config.security_config import UNGUARDED, SecurityConfig, host_of, is_local, is_loopback
-from pagoda_common.config.settings import parse_service_args
+from pagoda_common.config.settings import ServiceParser, parse_service_args
 from pagoda_common.errors import ConfigError
 from pagoda_common.metrics.server import process_registry, serve_metrics
 from pagoda_common.process.children import die_with_parent
@@ -166,7 +166,7 @@ def _from_environment(name: str) -> int | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="pagoda-worker", description="Model execution of Pagoda.")
+    parser = ServiceParser(prog="pagoda-worker", description="Model execution of Pagoda.")
     add_scheduler_address_flag(parser)
     add_listen_flags(parser, port=0)
     add_security_flags(parser)

@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from pagoda_common.config.flags import add_child_flags, add_engine_flags, add_listen_flags
-from pagoda_common.config.settings import parse_service_args
+from pagoda_common.config.settings import ServiceParser, parse_service_args
 
 
 @pytest.fixture
@@ -51,3 +51,18 @@ def test_an_empty_variable_sets_nothing(parser: argparse.ArgumentParser) -> None
     environment = {"PAGODA_PORT": "", "PAGODA_MAX_NUM_SEQS": "", "PAGODA_NO_ASYNC_SCHEDULING": "", "PAGODA_HOST": ""}
     args = parse_service_args(parser, [], environment)
     assert (args.host, args.port, args.async_scheduling) == ("127.0.0.1", 50052, True)
+
+
+def test_an_error_of_a_service_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = ServiceParser(prog="pagoda-worker")
+    parser.add_argument("--max-num-seqs", type=int)
+    for words, environment in ((["--max-num-seqs", "x"], {}), (["--no-such"], {}), ([], {"PAGODA_MAX_NUM_SEQS": "x"})):
+        with pytest.raises(SystemExit) as ended:
+            parse_service_args(parser, words, environment)
+        assert ended.value.code == 2
+        text = capsys.readouterr().err
+        assert text.startswith("pagoda-worker: error: ")
+        assert text.count("\n") == 1
+    with pytest.raises(SystemExit):
+        parser.error("two\nlines")
+    assert capsys.readouterr().err == "pagoda-worker: error: two lines\n"
