@@ -45,6 +45,21 @@ def test_a_container_is_restricted_and_has_more_than_its_drain_to_end(name: str)
     assert not {"privileged", "user", "cap_add", "network_mode", "pid", "healthcheck", "stop_signal"} & set(service)
 
 
+def test_no_container_takes_all_of_the_machine() -> None:
+    limits = {name: service["mem_limit"] for name, service in STACK.items()}
+    sizes = {"balancer": "256m", "frontend": "2g", "scheduler": "2g", "worker": "8g"}
+    assert limits == {name: f"${{{name.upper()}_MEMORY:-{size}}}" for name, size in sizes.items()}
+    page = (ROOT / "docs" / "containers.md").read_text()
+    for name, size in sizes.items():
+        assert f"`{name.upper()}_MEMORY` {size}" in page
+    observers = load("compose.observability.yaml")["services"]
+    bounded = [*STACK.values(), *(observers[name] for name in ("prometheus", "grafana", "otel-collector"))]
+    for service in bounded:
+        assert service["pids_limit"] == 1024
+        assert service["logging"] == {"driver": "json-file", "options": {"max-size": "10m", "max-file": "5"}}
+    assert load("compose.gpu.yaml")["services"]["worker"]["mem_limit"] == "${WORKER_MEMORY:-32g}"
+
+
 def test_containers_start_in_the_order_of_health_and_stop_the_other_way_round() -> None:
     conditions = {
         name: {other: each["condition"] for other, each in service.get("depends_on", {}).items()}
