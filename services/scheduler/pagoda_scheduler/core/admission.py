@@ -3,7 +3,7 @@
 import numpy as np
 
 from pagoda_common.config.engine_config import SchedulerConfig
-from pagoda_common.errors import InvalidRequest, QueueFull, RequestTooLong
+from pagoda_common.errors import Code, InvalidRequest, PagodaError, QueueFull, RequestTooLong
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.waiting_queue import WaitingQueue
 
@@ -34,8 +34,11 @@ class Admission:
         max_model_len: int,
         vocab_size: int | None = None,
         only_pools: bool = False,
+        takes_adapters: bool = False,
     ) -> None:
-        """`vocab_size`: of the model; None takes every token id. `only_pools`: it makes no tokens."""
+        """`vocab_size`: of the model; None takes every token id. `only_pools`: it makes no tokens.
+        `takes_adapters`: the workers compute with LoRA adapters."""
+        self._takes_adapters = takes_adapters
         self._only_pools = only_pools
         self._config = config
         self._waiting = waiting
@@ -58,8 +61,14 @@ class Admission:
         Raises:
             RequestTooLong: the prompt does not fit the context, or a step.
             InvalidRequest: a token is not in the vocabulary, or the model makes no text.
+            PagodaError: it has an adapter, and the workers take none.
         """
         for request in requests:
+            if request.lora is not None and not self._takes_adapters:
+                message = (
+                    f"lora is {request.lora.name!r}, and the worker takes no adapters: it is of an earlier version"
+                )
+                raise PagodaError(message, field="lora", code=Code.UNIMPLEMENTED)
             num_tokens, budget = request.num_prompt_tokens, self._config.max_num_batched_tokens
             if self._only_pools and request.pooling is None:
                 raise InvalidRequest("the model makes no text: requests to it have pooling", field="pooling")

@@ -82,6 +82,7 @@ class Scheduler:
             waiting=self.waiting,
             max_model_len=self.max_model_len,
             vocab_size=vocab_size,
+            takes_adapters=adapters is not None,
             only_pools=self.computes_whole,
         )
         self.parked: dict[Request, None] = {}

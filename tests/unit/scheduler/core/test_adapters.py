@@ -1,6 +1,8 @@
 """Which sequences run with which LoRA adapters, and which adapters the workers have."""
 
-from pagoda_common.errors import ModelLoadError
+import pytest
+
+from pagoda_common.errors import ModelLoadError, PagodaError
 from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_scheduler.adapters.adapter_pool import PATIENCE, AdapterPool
@@ -160,3 +162,11 @@ def test_whoever_waits_for_a_place_is_not_passed_for_ever() -> None:
     else:
         raise AssertionError("it never ran")
     assert started <= PATIENCE + 1
+
+
+def test_workers_without_adapters_are_given_no_sequence_with_one() -> None:
+    scheduler = make_scheduler()
+    with pytest.raises(PagodaError, match="lora is 'x', and the worker takes no adapters"):
+        scheduler.admission.check([request("a", adapter("x"))])
+    scheduler.admission.check([request("a", None)])
+    scheduler_of().admission.check([request("a", adapter("x"))])
