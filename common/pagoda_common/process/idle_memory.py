@@ -10,9 +10,12 @@ PERIOD_S = 0.5
 YOUNG_OBJECTS = 20_000
 """New objects after which garbage is looked for: a step makes hundreds that live as long as their request."""
 MIN_EVENTS = 1000
-"""Requests or steps since the last time, below which it is not worth the few tens of milliseconds."""
+"""Requests or steps since the last time, below which only the last of RELEASE_AFTER is worth the few tens of
+milliseconds."""
 RELEASE_AFTER = (1, 3, 7, 15, 31)
 """Periods of rest after which memory is given back: what others have still to read is free only later."""
+FORGET_AFTER = 20
+"""Periods of rest after which what is kept for the next request alone is dropped."""
 
 
 def exempt_what_exists() -> None:
@@ -28,18 +31,21 @@ async def release_memory_when_idle(
     count: Callable[[], int],
     is_idle: Callable[[], bool],
     compact: Callable[[], None] | None = None,
+    forget: Callable[[], bool] | None = None,
     trims_while_open: bool = False,
 ) -> None:
     """For ever: after many events, and once the process is idle, collect garbage, move together what stays, and let the
-    allocator return its free pages; a few times, at growing distances.
+    allocator return its free pages; a few times, at growing distances. After few events, once, after the longest rest.
 
     Args:
         count: events so far (requests, steps); may begin anew.
         is_idle: whether nothing is open now.
         trims_while_open: give back free pages, and no more, also while something is open but nothing new comes.
+        forget: drops what is kept for the next request alone; whether there was anything. Called in each period from
+            FORGET_AFTER on.
         compact: makes anew what lives on, where a burst has left it scattered: one small object keeps a page.
     """
-    num_armed, last_seen, num_idle, num_left = 0, 0, 0, 0
+    num_armed, last_seen, num_idle, num_left, num_given_back = 0, 0, 0, 0, 0
     while True:
         await asyncio.sleep(PERIOD_S)
         num_events = count()
@@ -50,10 +56,16 @@ async def release_memory_when_idle(
         is_quiet = num_events == last_seen and (trims_while_open or not is_open)
         num_idle = num_idle + 1 if is_quiet else 0
         last_seen = num_events
-        if num_left and num_idle in RELEASE_AFTER and is_open:
-            trim_memory()
-        elif num_left and num_idle in RELEASE_AFTER:
-            num_left -= 1
+        is_due = num_left > 0 and num_idle in RELEASE_AFTER
+        if is_open:
+            if is_due:
+                trim_memory()
+            continue
+        has_forgotten = forget is not None and num_idle >= FORGET_AFTER and forget()
+        is_last = num_idle == RELEASE_AFTER[-1]
+        if is_due or has_forgotten or (is_last and num_events != num_given_back):
+            num_left -= is_due
+            num_given_back = num_events if is_last else num_given_back
             gc.collect()
             if compact is not None:
                 compact()

@@ -99,7 +99,10 @@ async def serve(
             asyncio.create_task(_follow_readiness(engine, server)),
             asyncio.create_task(
                 release_memory_when_idle(
-                    count=lambda: engine.num_submitted, is_idle=lambda: not engine.requests, compact=engine.compact
+                    count=lambda: engine.num_submitted,
+                    is_idle=lambda: not engine.requests,
+                    compact=engine.compact,
+                    forget=engine.forget_constraints,
                 )
             ),
         ]

@@ -106,7 +106,11 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
         )
         beating, registered = asyncio.create_task(beat()), asyncio.create_task(registration.run())
         resting = asyncio.create_task(
-            release_memory_when_idle(count=lambda: servicer.last_step, is_idle=lambda: True)  # idle: no new step
+            release_memory_when_idle(
+                count=lambda: servicer.last_step,
+                is_idle=lambda: True,  # no new step
+                forget=lambda: worker.grammars.forget(),
+            )
         )
         ahead = asyncio.create_task(touch_memory_at_rest(worker))
         await stopped.wait()

@@ -26,6 +26,10 @@ HANG_S = 240.0
 MAX_GAP_S = 1.0
 """Of the victim's stream, on two cores that do nothing else; told, and asserted in the long form alone."""
 MAX_GROWTH_BYTES = 100 * 1024**2
+CACHE_BYTES = 64 * 1024**2
+"""Of the KV cache: so much more of the worker may be resident, for it keeps the blocks that it has touched."""
+MIN_TAKEN_BYTES = 24 * 1024**2
+"""By two regular expressions of 50,000 characters: 17 MB each while they are kept."""
 VICTIM_KEY, ATTACKER_KEY = "key-of-the-victim", "key-of-the-attacker"
 NO_KEY_SHARE = 4
 """With keys: one request of so many has none."""
@@ -184,7 +188,7 @@ def make_stack(*, has_keys: bool) -> Stack:
     with pytest.MonkeyPatch.context() as patch:
         if has_keys:
             patch.setenv("PAGODA_API_KEY", f"{VICTIM_KEY},{ATTACKER_KEY}")
-        return Stack("--disable-uvicorn-access-log")
+        return Stack("--disable-uvicorn-access-log", f"--kv-cache-memory={CACHE_BYTES}")
 
 
 @pytest.fixture(params=[False, True], ids=["open", "keys"])
@@ -213,6 +217,25 @@ def test_grown_requests_harm_no_one(stack: Stack, has_keys: bool) -> None:
     refused = report.counts["401"] + report.counts["gRPC UNAUTHENTICATED"]
     assert (refused > num_requests // (2 * NO_KEY_SHARE)) == has_keys, report.counts
     assert "Traceback" not in stack.log
+
+
+@pytest.mark.parametrize("has_keys", [False], ids=["open"])
+def test_the_worker_gives_back_what_constraints_have_taken(stack: Stack) -> None:
+    def answer(regex: str) -> None:
+        body = {"prompt": "Once", "max_tokens": 2, "structured_outputs": {"regex": regex}}
+        assert httpx.post(f"{stack.url}/v1/completions", json=body, timeout=HANG_S).status_code == 200
+
+    for length in range(20, 24):  # from here on the process has all that it needs
+        answer("b" * length)
+    worker = stack.service("worker")
+    before = worker.memory_info().rss
+    for letter in "cd":
+        answer(letter * 50_000)
+    assert worker.memory_info().rss > before + MIN_TAKEN_BYTES
+    answer("b" * 20)  # a step that says that the others have left their slots
+    poll_until(
+        lambda: worker.memory_info().rss < before + MIN_TAKEN_BYTES // 2, what="it is given back", timeout_s=HANG_S
+    )
 
 
 def main() -> None:

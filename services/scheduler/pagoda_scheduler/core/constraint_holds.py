@@ -16,7 +16,7 @@ MAX_COMPILING = 2
 MAX_AHEAD = 64
 """Constraints that are held for sequences which have not been admitted."""
 MAX_IDLE = 32
-"""Constraints that are held for the next request under them."""
+"""Constraints that are held for the next request under them, until all rest."""
 MAX_IDLE_BYTES = 128 * 1024
 """Their size (StructuredOutputsParams.num_bytes): what a worker keeps of one may be a hundred times as large."""
 LARGE = 1024
@@ -169,6 +169,16 @@ class ConstraintHolds:
                 return
             del self._leaving[key], self._holds[key]
             self._release(hold.params)
+
+    def forget_idle(self) -> bool:
+        """Release what is held for the next requests alone; whether there was anything. No step may be in flight."""
+        for key, hold in (*self._idle.items(), *((key, hold) for key, (hold, _) in self._leaving.items())):
+            del self._holds[key]
+            self._release(hold.params)
+        has_forgotten = bool(self._idle or self._leaving)
+        self._idle.clear()
+        self._leaving.clear()
+        return has_forgotten
 
     def _keep_idle(self, hold: Hold) -> None:
         self._idle[hold.params.grammar_key] = hold

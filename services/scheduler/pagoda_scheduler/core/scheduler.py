@@ -298,6 +298,11 @@ class Scheduler:
             self.waiting.compact()
             self.kv.compact()
 
+    def forget_constraints(self) -> bool:
+        """Let the worker forget the constraints that nothing needs now; whether there were some. Only at rest."""
+        is_at_rest = not (self.has_unfinished_requests or self.parked or self._in_flight)
+        return is_at_rest and self._constraints is not None and self._constraints.forget_idle()
+
     def blame(self) -> list[Request]:
         """The worker is lost: count that against the sequences in flight, and those whose constraints it was compiling;
         those that were alone in it twice over.

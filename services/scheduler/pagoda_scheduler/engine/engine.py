@@ -116,6 +116,10 @@ class Engine:
             self._open.compact()
             self._placement.compact()
 
+    def forget_constraints(self) -> bool:
+        """Let workers forget constraints that no request has; whether there were some. Only while none is open."""
+        return not self.requests and self._placement.forget_constraints()
+
     # Worker groups.
 
     @property

@@ -114,6 +114,10 @@ class Placement:
         for core in self.cores:
             core.scheduler.compact()
 
+    def forget_constraints(self) -> bool:
+        """Let workers forget constraints that no sequence has; whether there were some. Only while none is open."""
+        return sum(core.scheduler.forget_constraints() for core in self.cores) > 0
+
     # Groups that come and go.
 
     def add(self, core: EngineCore) -> None:

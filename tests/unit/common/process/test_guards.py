@@ -5,7 +5,7 @@ import gc
 import logging
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -135,12 +135,14 @@ class Process:
         except StopIteration:
             raise asyncio.CancelledError from None
 
-    async def run(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    async def run(self, monkeypatch: pytest.MonkeyPatch, forget: Callable[[], bool] | None = None) -> list[int]:
         monkeypatch.setattr(idle_memory.asyncio, "sleep", self.sleep)
         monkeypatch.setattr(idle_memory, "trim_memory", lambda: self.released_at.append(self.num_periods))
         monkeypatch.setattr(idle_memory.gc, "collect", lambda: 0)
         with pytest.raises(asyncio.CancelledError):
-            await idle_memory.release_memory_when_idle(count=lambda: self.now[0], is_idle=lambda: self.now[1])
+            await idle_memory.release_memory_when_idle(
+                count=lambda: self.now[0], is_idle=lambda: self.now[1], forget=forget
+            )
         return self.released_at
 
 
@@ -148,8 +150,20 @@ async def test_memory_is_given_back_after_many_events_and_some_rest(monkeypatch:
     rest = [(1000, True)] * 40
     # The first period sees new events; rest is counted from the next.
     assert await Process([(1000, True), *rest]).run(monkeypatch) == [2, 4, 8, 16, 32]
-    assert await Process([(999, True)] * 40).run(monkeypatch) == []
+    assert await Process([(999, True)] * 80).run(monkeypatch) == [32], "few events: after the longest rest, and once"
+    assert await Process([(0, True)] * 80).run(monkeypatch) == []
     assert await Process([(1000, False)] * 40).run(monkeypatch) == []
+
+
+async def test_memory_of_what_is_forgotten_at_rest_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, asked_at = Process([(0, True)] * 22 + [(1, True)] + [(1, False)] * 50), []
+
+    def forget() -> bool:
+        asked_at.append(process.num_periods)
+        return len(asked_at) == 2  # the first time another process still needs it
+
+    assert await process.run(monkeypatch, forget) == [21]
+    assert asked_at == [20, 21, 22], "not before a long rest, nor while something is open"
 
 
 async def test_new_events_interrupt_the_rest_and_few_of_them_are_not_worth_it(

@@ -40,8 +40,9 @@ async def test_behind_many_events_a_few_times(monkeypatch: pytest.MonkeyPatch) -
     assert await releases(monkeypatch, num_events=idle_memory.MIN_EVENTS, is_idle=True) == expected
 
 
-async def test_not_behind_a_few_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert await releases(monkeypatch, num_events=idle_memory.MIN_EVENTS - 1, is_idle=True) == 0
+async def test_once_behind_a_few_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await releases(monkeypatch, num_events=idle_memory.MIN_EVENTS - 1, is_idle=True) == 1
+    assert await releases(monkeypatch, num_events=0, is_idle=True) == 0
 
 
 async def test_not_while_something_is_open(monkeypatch: pytest.MonkeyPatch) -> None:

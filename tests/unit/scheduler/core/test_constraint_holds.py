@@ -221,3 +221,23 @@ def test_what_is_held_for_the_next_request_has_a_size(compiler: Compiler, monkey
         compiler.finish(scheduler, regex)
         run(scheduler, worker)
     assert compiler.released == regexes[:2]
+
+
+def test_what_is_held_for_the_next_request_is_released_at_rest(compiler: Compiler) -> None:
+    scheduler, worker = make_scheduler(constraints=compiler.holds), PretendWorker()
+    assert not scheduler.forget_constraints()
+    for regex in "ab":
+        scheduler.add(under(regex, max_tokens=2))
+        compiler.finish(scheduler, regex)
+    one_step(scheduler, worker)
+    assert not scheduler.forget_constraints(), "there are sequences"
+    run(scheduler, worker)
+    assert compiler.released == []
+    assert scheduler.forget_constraints()
+    assert compiler.released == ["a", "b"]
+    assert not scheduler.forget_constraints()
+    again = under("a", "again", max_tokens=2)
+    scheduler.add(again)
+    compiler.finish(scheduler, "a")
+    run(scheduler, worker)
+    assert (compiler.started, again.finish_reason) == (["a", "b", "a"], "length")

@@ -295,3 +295,26 @@ def test_what_is_kept_has_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept.template(constraints[3]) is templates[3]
     assert kept.template(constraints[2]) is templates[2]
     assert kept.template(constraints[0]) is not templates[0]
+
+
+def test_what_is_compiled_and_not_held_is_forgotten_at_rest(tokenizer: Tokenizer) -> None:
+    kept = grammars.Grammars(
+        lambda: grammars.load_compiler(
+            "pagoda-tiny", revision=None, vocab_size=tokenizer.vocab_size, eos_token_ids=(0,)
+        )
+    )
+    assert not kept.forget()
+    held, other = (StructuredOutputsParams(regex=letter * 20) for letter in "ab")
+    with kept.held(held):
+        templates = [kept.template(one) for one in (held, other)]
+        for template in templates:
+            template.result(240)
+        assert kept.forget()
+        assert not kept.forget()
+        assert kept.template(held) is templates[0]
+        assert kept.template(other) is not templates[1]
+    kept.template(held).result(240)
+    kept.template(other).result(240)
+    assert kept.forget()
+    assert not kept._templates
+    assert not kept._sizes
