@@ -108,7 +108,7 @@ def test_a_decoder_that_is_not_causal_sees_all(tmp_path: Path) -> None:
     causal = PoolingDriver(tmp_path).pool([prompt])[0]
     np.testing.assert_allclose(causal, hidden_of(model, prompt).mean(0).numpy(), atol=1e-4)
     free = PoolingDriver(tmp_path, hf_overrides='{"is_causal": false}').pool([prompt])[0]
-    for layer in model.layers:
+    for layer in model.layers:  # a mask that hides nothing, by transformers itself
         layer.self_attn.is_causal = False
     model.config._attn_implementation = "sdpa"
     mask = torch.zeros(1, 1, 30, 30)
@@ -120,6 +120,15 @@ def test_a_decoder_that_is_not_causal_sees_all(tmp_path: Path) -> None:
         )
     np.testing.assert_allclose(free, wanted.numpy(), atol=1e-4)
     assert cosine(free, causal) < 0.999
+
+
+def test_a_decoder_with_windows_that_is_not_causal_sees_both_sides_of_them(tmp_path: Path) -> None:
+    make_encoder("MistralModel", tmp_path)
+    (prompt,) = prompts_of([60])
+    driver = PoolingDriver(tmp_path, runner="pooling", hf_overrides='{"is_causal": false}')
+    asked = PoolingParams(task="token_embed")
+    before, after = (driver.pool([ids], asked)[0] for ids in (prompt, [*prompt[:-1], (prompt[-1] + 1) % 256]))
+    assert not np.allclose(before[50], after[50], atol=1e-5), "a later token is seen"
 
 
 def test_texts_are_no_longer_than_the_files_say(tmp_path: Path) -> None:

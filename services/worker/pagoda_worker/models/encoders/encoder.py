@@ -86,7 +86,6 @@ class EncoderModel(HostedModel, PoolingHeads):
         self.vocab_size, self.embedding_size = int(text.vocab_size), int(text.hidden_size)
         self.num_labels = int(parsed.num_labels) if head in ("sequence", "token") else 0
         self.label_pooling = _label_pooling(parsed, head, is_decoder=built.is_decoder)
-        self._sees_all = checkpoint.get("is_causal") is False
         self._counts_itself = any(hasattr(module, "create_position_ids_from_input_ids") for module in inner.modules())
         self._position_offset = position_offset(self.backbone)
         self.max_position_embeddings = longest_sequence(text) - self._position_offset
@@ -157,7 +156,7 @@ class EncoderModel(HostedModel, PoolingHeads):
         named = {"input_ids": input_ids[None], "position_ids": positions[None]}
         if context.token_types is not None and self._has_token_types:
             named["token_type_ids"] = context.token_types[None]
-        PACKED.running = PackedRun(starts, sees_all=self._sees_all)
+        PACKED.running = PackedRun(starts)
         try:
             output = self._compute(**{name: value for name, value in named.items() if name in self._arguments})
             if PACKED.running.num_calls == 0:

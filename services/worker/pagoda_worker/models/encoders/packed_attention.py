@@ -53,8 +53,6 @@ class PackedRun:
 
     starts: Sequence[int]
     """First token of each sequence, and behind the last one the number of tokens."""
-    sees_all: bool = False
-    """Causal masks are set aside: config.json says that the model is not causal."""
     num_calls: int = 0
     """Layers that attended."""
 
@@ -90,8 +88,6 @@ def attend_packed(
     running.num_calls += 1
     causal = attention_mask is None and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     causal = causal or (attention_mask is not None and attention_mask.is_causal)
-    if running.sees_all:
-        causal, attention_mask = False, None
     out = query.new_empty((1, query.shape[2], query.shape[1], value.shape[3]))
     many = query.shape[1] != key.shape[1]
     for start, end in zip(running.starts[:-1], running.starts[1:], strict=True):
