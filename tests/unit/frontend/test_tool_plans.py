@@ -214,7 +214,8 @@ def test_a_message_is_put_together_of_its_deltas() -> None:
         source = SequenceDelta(
             index=3, text="", token_ids=[], offset=0, num_output_tokens=0, hypothesis=fields.pop("hypothesis", None)
         )
-        whole = {"reasoning": "", "content": "", "tool_calls": [], "finish_reason": None, "stop_reason": None}
+        whole: dict[str, Any] = {"reasoning": "", "content": "", "tool_calls": []}
+        whole |= {"finish_reason": None, "stop_reason": None}
         return MessageDelta(index=3, source=source, **{**whole, "token_ids": [], "logprobs": None, **fields})
 
     for one in (
