@@ -13,8 +13,16 @@ from tests.exactness.test_beam_search import check_hypotheses
 from tests.exactness.test_greedy import GREEDY, few_blocks
 from tests.harness.engine import RunningEngine, running_engine
 
-FAMILIES = ("GptOssForCausalLM", "Qwen3NextForCausalLM", "Gemma3ForCausalLM", "Qwen3MoeForCausalLM")
-"""Windows and sinks, recurrent states, windows in groups of different counts, and one group of full attention."""
+FAMILIES = (
+    "GptOssForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Gemma3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "FalconH1ForCausalLM",
+    "NemotronHForCausalLM",
+)
+"""Windows and sinks, recurrent states, windows in groups of different counts, one group of full attention;
+Mamba-2 beside attention, and in layers of one part."""
 DRAFTS = SpeculativeConfig(num_speculative_tokens=4, prompt_lookup_max=3, prompt_lookup_min=1)
 
 

@@ -17,12 +17,13 @@ from pagoda_worker.models.spec import DecoderSpec, MoeSpec
 from pagoda_worker.models.weights import MadeWeights, TensorNames, WeightNames, weight_names
 
 QWEN3_5_NAMES = TensorNames(
-    prefixes=("model.", "model.language_model.", "language_model."),
     delta_net_in=("in_proj_qkv", "in_proj_z"),
     delta_net_beta=("in_proj_b", "in_proj_a"),
     ignored=(*TensorNames().ignored, re.compile(r"^(mtp|visual|model\.visual)\.")),
 )
-"""The text part of a multimodal checkpoint has a longer prefix."""
+MULTIMODAL_NAMES = dataclasses.replace(
+    QWEN3_5_NAMES, prefixes=("model.language_model.", "language_model.model.", "language_model.", "model.")
+)
 
 
 def qwen3_5_spec(config: HfConfig) -> DecoderSpec:
@@ -83,7 +84,8 @@ def _options(config: HfConfig, *, num_kv_heads: int) -> dict[str, Any]:
 
 def qwen3_5_weights(spec: DecoderSpec) -> WeightNames:
     """All tensors; the experts of a layer one by one, or stacked."""
-    names = weight_names(spec, QWEN3_5_NAMES)
+    is_multimodal = spec.architecture.endswith("ForConditionalGeneration")
+    names = weight_names(spec, MULTIMODAL_NAMES if is_multimodal else QWEN3_5_NAMES)
     if spec.moe is None:
         return names
     made: list[MadeWeights] = []
