@@ -10,6 +10,7 @@ from pagoda_common.params.sampling_params import SamplingParams
 from tests.unit.worker.models.reference import NUM_TOKENS, make_prompts, open_reference
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "OLMoE with weights that sum to one": ("OlmoeForCausalLM", {"norm_topk_prob": True}),
     "OPT with norms behind and a narrow embedding": (
         "OPTForCausalLM",
         {"do_layer_norm_before": False, "word_embed_proj_dim": 32},
