@@ -76,11 +76,10 @@ def test_a_damaged_config_is_refused(checkpoint: Path, text: str) -> None:
 
 
 def test_an_unsupported_architecture_is_answered_with_the_supported_ones(checkpoint: Path) -> None:
-    change_config(checkpoint, architectures=["BertModel"])
-    refused(checkpoint, "BertModel", *ARCHITECTURES, model_impl="pagoda")
-    refused(
-        checkpoint, "cannot run BertModel here: the causal language model of model_type 'llama' is LlamaForCausalLM"
-    )
+    change_config(checkpoint, architectures=["T5ForConditionalGeneration"])
+    refused(checkpoint, "T5ForConditionalGeneration", *ARCHITECTURES, model_impl="pagoda")
+    name = "T5ForConditionalGeneration"
+    refused(checkpoint, f"cannot run {name} here: the causal language model of model_type 'llama' is LlamaForCausalLM")
 
 
 def test_a_config_without_a_needed_value_is_refused(checkpoint: Path) -> None:
@@ -96,7 +95,7 @@ def test_a_config_without_a_needed_value_is_refused(checkpoint: Path) -> None:
         ({"hidden_act": "mish"}, "'mish' is not supported"),
         ({"num_key_value_heads": 3}, "cannot share 3 KV heads"),
         ({"num_hidden_layers": 0}, "num_layers is 0"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantized with 'fp8', must be one of awq, gptq"),
+        ({"quantization_config": {"quant_method": "quark"}}, "quantized with 'quark', must be one of awq, gptq"),
     ],
 )
 def test_options_that_cannot_be_run_are_refused(checkpoint: Path, changes: dict[str, Any], fragment: str) -> None:
