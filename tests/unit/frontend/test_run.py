@@ -87,7 +87,7 @@ def run_of(serving: Serving, *, prompts: int = 3, resumption: Resumption | None 
     return Run(
         call.noting("{}", path="/p"),
         serving=serving,
-        model=cast("Any", SimpleNamespace(tokenizer=None, names=("m",))),
+        model=cast("Any", SimpleNamespace(tokenizer=None, names=("m",), only_pools=False, lora=None)),
         prompts=[[1]] * prompts,
         sampling_params=[SamplingParams(n=2, seed=77)] * prompts,
     )
