@@ -200,7 +200,7 @@ def test_options_are_taken_as_vllm_takes_them() -> None:
     ("options", "message"),
     [
         ({"max_modle_len": 5}, "unknown argument 'max_modle_len'; did you mean max_model_len"),
-        ({"quantization": "fp8"}, "quantization is 'fp8', must be one of int8, "),
+        ({"quantization": "quark"}, "quantization is 'quark', must be one of int8, "),
         ({"task": "draw"}, "task=draw is not supported: --runner and --convert say what a model does"),
         ({"max_loras": 0, "enable_lora": True}, "max_loras is 0, must be between 1 and 1024"),
         ({"lora_dtype": "float16"}, "lora_dtype=float16 is not supported"),
