@@ -201,6 +201,43 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 48,
         },
     ),
+    "Qwen3_5ForConditionalGeneration": (
+        "qwen3_5",
+        {
+            "text_config": _SMALL | _DELTA_NET | {"num_hidden_layers": 3, "head_dim": 24, "layer_types": _LINEAR},
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_heads": 2,
+                "out_hidden_size": 48,
+                "num_position_embeddings": 16,
+            },
+        },
+    ),
+    "Qwen3_5MoeForConditionalGeneration": (
+        "qwen3_5_moe",
+        {
+            "text_config": _SMALL
+            | _DELTA_NET
+            | {
+                "head_dim": 24,
+                "layer_types": _LINEAR[:2],
+                "num_experts": 5,
+                "num_experts_per_tok": 3,
+                "moe_intermediate_size": 40,
+                "shared_expert_intermediate_size": 48,
+            },
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_heads": 2,
+                "out_hidden_size": 48,
+                "num_position_embeddings": 16,
+            },
+        },
+    ),
     "BambaForCausalLM": ("bamba", _SMALL | _MAMBA | {"num_hidden_layers": 3, "attn_layer_indices": [1]}),
     "GraniteMoeHybridForCausalLM": (
         "granitemoehybrid",

@@ -36,6 +36,9 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {
         "text_config": {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 12},
     },
     "MinistralForCausalLM": SIZES | {"head_dim": 16},
+    "Lfm2MoeForCausalLM": SIZES | {"layer_types": ["conv", "full_attention"] * 6},  # transformers has no default
+    "Qwen3_5ForConditionalGeneration": {"text_config": SIZES},
+    "Qwen3_5MoeForConditionalGeneration": {"text_config": SIZES | MOE_SIZES},
 }
 
 
@@ -47,6 +50,8 @@ def spec_of(architecture: str, **config: Any) -> DecoderSpec:
 def small(architecture: str, **changes: Any) -> DecoderSpec:
     """The checkpoint of the exactness tests, with other options; ... removes one."""
     options = {"vocab_size": 300} | CONFIGS[architecture][1] | changes
+    if isinstance(options.get("text_config"), dict):
+        options["text_config"] = {"vocab_size": 300} | options["text_config"]
     return spec_of(architecture, **{name: value for name, value in options.items() if value is not ...})
 
 
