@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 LOOK_S = 0.5
-"""For how long nobody may have computed."""
+"""For how long no one may have computed."""
 IDLE_SHARE = 0.04
 """Of one processor: what may go on all the same."""
 

@@ -21,7 +21,7 @@ def lines(address: str) -> Iterator[str]:
     """One line a service, with an indented one for each of its methods.
 
     Raises:
-        grpc.RpcError: nobody answers there, or reflection needs a service token.
+        grpc.RpcError: no one answers there, or reflection needs a service token.
     """
     with grpc.insecure_channel(address) as channel:
         grpc.channel_ready_future(channel).result(TIMEOUT_S)

@@ -3,7 +3,7 @@
     python examples/resume_stream.py http://127.0.0.1:8000 [http://127.0.0.1:8001 ...]
 
 Every event has an id. When the connection breaks, the same path is asked again, at the next frontend, with the header
-Last-Event-ID: the stream goes on with the event behind that one.
+Last-Event-ID: the stream continues with the event after that one.
 """
 
 import json

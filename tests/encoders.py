@@ -106,7 +106,7 @@ def write_pair_tokenizer(directory: Path) -> None:
 def write_modules(
     directory: Path, pooling: str | None = "mean", *, normalizes: bool = True, dense: Tensor | None = None, **more: Any
 ) -> None:
-    """sentence-transformers' files: a pooling, a matrix behind it, and what is in `more` by file name."""
+    """sentence-transformers' files: a pooling, a matrix after it, and what is in `more` by file name."""
     modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
     if pooling is not None:
         modules.append({"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"})

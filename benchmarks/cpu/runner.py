@@ -23,7 +23,7 @@ from benchmarks.idle import wait_until_idle
 from pagoda_common.process.children import free_port
 
 SETTLE_S = 20.0
-"""Longest wait for what an engine still does behind its last answer: Pagoda takes memory for its cache at rest."""
+"""Longest wait for what an engine still does after its last answer: Pagoda takes memory for its cache at rest."""
 
 
 @dataclass

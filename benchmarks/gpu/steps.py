@@ -128,7 +128,7 @@ def _requests(batch: int, length: int, num_computed: int) -> list[NewRequest]:
 
 
 class BusyTimes:
-    """How long the device works for each step: between events before and behind all that a step launches."""
+    """How long the device works for each step: between events before and after all that a step launches."""
 
     def __init__(self, worker: Worker, device: torch.device, *, delay_cycles: int = 0) -> None:
         """Listens from now on until `median`. On a CPU there is nothing to hear.

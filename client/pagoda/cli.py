@@ -16,7 +16,7 @@ from pagoda_common.process.logging import configure_logging
 EXIT_INTERRUPTED = 130
 """Ended by Ctrl-C, as shells count."""
 EXIT_BROKEN_PIPE = 141
-"""Nobody reads the output any more."""
+"""No one reads the output any more."""
 COMPLETING = "_ARGCOMPLETE"
 """Set by a shell that wants to know what may come next."""
 

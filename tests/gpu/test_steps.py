@@ -97,7 +97,7 @@ def test_nothing_waits_but_for_the_tokens_at_the_end(enforce_eager: bool) -> Non
 
 
 def steps_of(num_decodes: int) -> list[StepInput]:
-    """Prompts together, then decodes of all, then of every second one; nobody reads the log on the host."""
+    """Prompts together, then decodes of all, then of every second one; no one reads the log on the host."""
     requests = [
         NewRequest(
             slot=slot,

@@ -1,4 +1,4 @@
-"""What compiles the C++ kernels ends with whoever started it, compilers included."""
+"""What compiles the C++ kernels ends with the process that started it, compilers included."""
 
 import os
 import subprocess

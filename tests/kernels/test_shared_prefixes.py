@@ -75,7 +75,7 @@ class Batch:
         torch.testing.assert_close(alone, expected, atol=tolerance, rtol=tolerance)
 
     def _table(self) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int32]], int]:
-        """[num_seqs, max_blocks], out of range behind a sequence's last block; and how many blocks there are."""
+        """[num_seqs, max_blocks], out of range after a sequence's last block; and how many blocks there are."""
         width = max(-(-seq_len // self.block_size) for _, seq_len, _ in self.sequences) + 1
         table = np.full((len(self.sequences), width), 2**31 - 1, dtype=np.int32)
         known: dict[tuple[str, int], int] = {}
@@ -143,7 +143,7 @@ def test_groups_prompts_drafts_and_loners_in_one_batch(dtype: torch.dtype) -> No
         (1, 150, (("a", 150),)),  # shorter than what the others share
         (1, 40, (("a", 40),)),
         (1, 1, ()),
-        (300, 1300, deep),  # a prompt's chunk behind a cached prefix
+        (300, 1300, deep),  # a prompt's chunk after a cached prefix
         (1, 900, shallow),
         (1, 2500, shallow),
         (1, 201, shallow),
@@ -156,7 +156,7 @@ def test_groups_prompts_drafts_and_loners_in_one_batch(dtype: torch.dtype) -> No
 
 
 def test_prefixes_within_prefixes() -> None:
-    """Each pair goes on together behind what all have in common, which may save more than one large group."""
+    """Each pair goes on together after what all have in common, which may save more than one large group."""
     sequences = [(1, 1500 + 10 * row, (("all", 128), (f"pair {row // 2}", 1400))) for row in range(6)]
     Batch(sequences).check()
 

@@ -14,7 +14,7 @@ SHORT = {
     "vaultgemma": "exact",  # soft caps
     "flint": "exact",  # sinks
     "bert": "exact",  # a head whose bias is tied
-    "roberta": "exact",  # positions from behind the padding token
+    "roberta": "exact",  # positions from after the padding token
     "bart": "exact",  # a decoder that counts positions itself
     "mamba": "refused",
     "xglm": "refused",

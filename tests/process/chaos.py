@@ -3,7 +3,7 @@
 python -m tests.process.chaos --rounds 100 --seed 1
 
 Every request runs first undisturbed. Then, in each round, all clients stream at once, and when a drawn share of their
-tokens is out, a process is killed or stopped, or connections are reset. Behind it no client has seen an error, every
+tokens is out, a process is killed or stopped, or connections are reset. After it no client has seen an error, every
 answer is what it was undisturbed, the frontend is the same process, the engine holds nothing, and no log has a
 traceback. The first violation ends the run with code 1.
 """
@@ -69,7 +69,7 @@ class Round:
     num_streams: int
     """Streams that were open then."""
     stalls_s: list[float]
-    """Of each of these: the longest time without a chunk that ended behind the fault."""
+    """Of each of these: the longest time without a chunk that ended after the fault."""
     recovery_s: float
     """From the fault until the last of them went on."""
     duration_s: float
@@ -154,7 +154,7 @@ class Chaos:
 
 
 def longest_gap(times: Sequence[float], fault_at: float) -> tuple[float, float] | None:
-    """Begin and end of the longest time without a chunk that ends behind the fault; None if the stream had ended."""
+    """Begin and end of the longest time without a chunk that ends after the fault; None if the stream had ended."""
     gaps = [(start, end) for start, end in pairwise(times) if end > fault_at]
     return max(gaps, key=lambda gap: gap[1] - gap[0], default=None) if times[0] < fault_at else None
 

@@ -1,9 +1,9 @@
-"""Fuzz a real stack: thousands of damaged requests over HTTP and gRPC, and what must hold behind them.
+"""Fuzz a real stack: thousands of damaged requests over HTTP and gRPC, and what must hold after them.
 
 python -m tests.process.fuzz --requests 10000 --seed 1
 
 No answer is a 5xx (but 504 for a time limit of the client's own), none hangs, every refusal has the form of an error;
-behind it all, the engine answers as before, no request is left, and no process has grown by more than 5 % since the
+after it all, the engine answers as before, no request is left, and no process has grown by more than 5 % since the
 warm-up (the first third of the requests).
 """
 
@@ -51,7 +51,7 @@ class Report:
     """Answers by their status."""
     violations: list[str] = field(default_factory=list)
     sizes: list[dict[str, int]] = field(default_factory=list)
-    """Resident bytes of each process: behind the warm-up, and at the end."""
+    """Resident bytes of each process: after the warm-up, and at the end."""
 
     @property
     def growth(self) -> dict[str, float]:

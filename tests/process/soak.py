@@ -50,7 +50,7 @@ class Sizes:
     """Age of the process that was measured."""
 
     def growth(self, duration_s: float, *, settled_s: float) -> float:
-        """Median of the last third over the median of the first third behind the warm-up, less 1; of grown-up
+        """Median of the last third over the median of the first third after the warm-up, less 1; of grown-up
         processes only. 0 when there is too little to tell."""
         start = WARM_UP_SHARE * duration_s
         third = (duration_s - start) / 3

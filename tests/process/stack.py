@@ -37,7 +37,7 @@ def poll_until(
 
 
 def get_status(url: str) -> int:
-    """HTTP status of a GET; 0 when nobody answers."""
+    """HTTP status of a GET; 0 when no one answers."""
     try:
         with urllib.request.urlopen(url, timeout=30) as response:
             return int(response.status)
@@ -80,7 +80,7 @@ class Process:
 
     def __init__(self, *argv: str, cwd: str | None = None) -> None:
         self._log = tempfile.NamedTemporaryFile(prefix="pagoda-test-", suffix=".log")  # noqa: SIM115, closed in end()
-        # A session of its own: what a test sends to the group reaches nobody else.
+        # A session of its own: what a test sends to the group reaches no one else.
         self.popen = subprocess.Popen(
             [sys.executable, *argv],
             stdin=subprocess.DEVNULL,

@@ -123,7 +123,7 @@ async def test_streams_go_on_exactly_over_a_sleep_and_over_their_own_weights_ane
     assert load.is_running
     assert await load.tokens() == expected
     assert worker.is_running()
-    # Other weights take over behind what was delivered.
+    # Other weights take over after what was delivered.
     load = Load(http)
     await load.until_running()
     delivered = [len(stream.tokens) for stream in load.streams]

@@ -105,7 +105,7 @@ def seconds(case: Case, budget_s: float) -> float:
 
 
 def timed(call: Callable[[], None], at_least: int, budget_s: float) -> float:
-    """Median seconds of `call` over `budget_s`, behind one warm-up."""
+    """Median seconds of `call` over `budget_s`, after one warm-up."""
     call()
     samples: list[float] = []
     end = time.perf_counter() + budget_s
@@ -117,7 +117,7 @@ def timed(call: Callable[[], None], at_least: int, budget_s: float) -> float:
 
 
 def both(report: Report, name: str, unit: str, amount: float, case: Case, args: argparse.Namespace) -> None:
-    """`amount` a second of the C++ kernel and of PyTorch, one behind the other in each round."""
+    """`amount` a second of the C++ kernel and of PyTorch, one after the other in each round."""
     paths: dict[str, tuple[str, ...]] = {"native": (), "torch": ("paged_attention",)}
     samples: dict[str, list[float]] = {path: [] for path in paths}
     for _ in range(args.rounds):

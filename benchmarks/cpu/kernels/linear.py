@@ -47,7 +47,7 @@ COLD_BYTES = 128 << 20
 
 
 def timed(copies: Iterator[Callable[[Tensor], Tensor]], x: Tensor, budget_s: float) -> float:
-    """Median seconds of one layer over `budget_s`, behind a warm-up."""
+    """Median seconds of one layer over `budget_s`, after a warm-up."""
     next(copies)(x)
     samples: list[float] = []
     end = time.perf_counter() + budget_s
@@ -71,7 +71,7 @@ def layers(paths: list[str], weight: Tensor) -> dict[str, Iterator[Callable[[Ten
 
 
 def measure(report: Report, name: str, args: argparse.Namespace) -> None:
-    """One matrix of a model with each number of rows; native and torch one behind the other in each round."""
+    """One matrix of a model with each number of rows; native and torch one after the other in each round."""
     weight = (torch.randn(SHAPES[name]) / SHAPES[name][1] ** 0.5).bfloat16()
     measured = layers(args.paths, weight)
     for num_rows in args.rows:

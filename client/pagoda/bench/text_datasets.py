@@ -39,7 +39,7 @@ def add_text_arguments(group: Any) -> None:
 def sonnet_requests(
     args: argparse.Namespace, tokenizer: Tokenizer, num_prompts: int, draw: random.Random
 ) -> list[SampleRequest]:
-    """Lines of the file at random, as many as fit, behind the same first ones."""
+    """Lines of the file at random, as many as fit, after the same first ones."""
     lines = [line + "\n" for line in read_file(args).splitlines() if line.strip()]
     if not lines:
         raise ConfigError(f"{args.dataset_path} has no line", field="dataset_path")

@@ -40,7 +40,7 @@ class AsyncHttpClient:
         """The JSON at `path`.
 
         Raises:
-            NotReady: nobody answers, or the server is not ready.
+            NotReady: no one answers, or the server is not ready.
             PagodaError: the answer is an error, or no JSON.
         """
         async with self._request("GET", path, None) as response:
@@ -54,7 +54,7 @@ class AsyncHttpClient:
         """Status and JSON of the answer; a body that is no JSON comes as OpenAI's error object.
 
         Raises:
-            NotReady: nobody answers, or the connection broke.
+            NotReady: no one answers, or the connection broke.
         """
         async with self._request("POST", path, body) as response:
             text = await response.text()
@@ -68,7 +68,7 @@ class AsyncHttpClient:
         """The JSON of each server-sent event, up to [DONE]. Closing it ends the request.
 
         Raises:
-            NotReady: nobody answers, or the connection broke.
+            NotReady: no one answers, or the connection broke.
             PagodaError: the server refused, failed, or ended the stream too early.
         """
         async with self._request("POST", path, body) as response:

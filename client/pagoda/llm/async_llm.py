@@ -60,7 +60,7 @@ CONNECT_TIMEOUT_S = 60.0
 RPC_TIMEOUT_S = 10.0
 SETTLE_TIMEOUT_S = 2.0
 COLLECTED_TOKENS = 64
-"""Tokens that become text together where nobody reads them before the end: to wake up costs more than one's text."""
+"""Tokens that become text together where no one reads them before the end: to wake up costs more than one's text."""
 
 
 class AsyncLLM(RefusedCalls):
@@ -343,7 +343,7 @@ class AsyncLLM(RefusedCalls):
             PagodaError: a worker could not; it serves on.
         """
         await self.engine.control.sleep(level=level, mode=mode)
-        with contextlib.suppress(TimeoutError):  # until the load says so, too; somebody may have woken it already
+        with contextlib.suppress(TimeoutError):  # until the load says so, too; someone may have woken it already
             async with asyncio.timeout(SETTLE_TIMEOUT_S):
                 while not self.engine.is_sleeping:  # noqa: ASYNC110 (the load comes with the next message)
                     await asyncio.sleep(0.005)
@@ -363,7 +363,7 @@ class AsyncLLM(RefusedCalls):
         return await self.engine.control.is_sleeping()
 
     async def reload_weights(self, model: str | PathLike[str], revision: str | None = None) -> None:
-        """Serve other weights of the same architecture; open requests go on with them.
+        """Serve other weights of the same architecture; open requests continue with them.
 
         Args:
             model: directory or hub id of the checkpoint, as the workers reach it.

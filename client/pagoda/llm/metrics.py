@@ -58,7 +58,7 @@ class Distribution:
 
     bounds: tuple[float, ...]
     counts: Counts[int] = field(default_factory=Counts)
-    """By place in `bounds`; the place behind the last one is beyond all."""
+    """By place in `bounds`; the place after the last one is beyond all."""
     total: float = 0.0
 
     def add(self, value: float) -> None:

@@ -170,7 +170,7 @@ class LocalStack:
             await asyncio.sleep(READY_POLL_S)
 
     def _not_ready_reason(self) -> str | None:
-        """None when it is ready; empty when nobody answers."""
+        """None when it is ready; empty when no one answers."""
         connection = http.client.HTTPConnection(self.host, self.frontend.port, timeout=5)
         if self.frontend.ssl_certfile:  # our own child: its certificate is for others, and may name another host
             trusting = ssl._create_unverified_context()

@@ -7,7 +7,7 @@ from typing import TextIO
 
 
 def show(text: str, stream: TextIO | None = None) -> None:
-    """Write `text` and a newline to `stream` (stderr if not given); lost where the disk is full or nobody reads.
+    """Write `text` and a newline to `stream` (stderr if not given); lost where the disk is full or no one reads.
 
     It goes past the stream's buffer: what stays in there because it could not be written would fail again at the end of
     the process, and make its exit code 120.

@@ -28,7 +28,7 @@ def worker_services(
     metrics_port: int | None = None,
 ) -> tuple[Service, ...]:
     """One service a worker: worker, or worker-0, worker-1, ... when there are several copies of the model; -rank-0,
-    -rank-1, ... behind that when a copy has several ranks.
+    -rank-1, ... after that when a copy has several ranks.
 
     A worker alone is not told its group: the scheduler gives each a free number, and a restarted one takes the place
     left. Ranks are: they must find each other again. Several workers share the cores of a CPU, unless `config` says how

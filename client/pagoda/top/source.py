@@ -23,7 +23,7 @@ TIMEOUT_S = 5.0
 
 
 class Source(Protocol):
-    """Somebody to ask for figures."""
+    """Someone to ask for figures."""
 
     name: str
     """For people."""
@@ -32,14 +32,14 @@ class Source(Protocol):
         """What its metrics are now.
 
         Raises:
-            NotReady: nobody answers, or the answer is none.
+            NotReady: no one answers, or the answer is none.
         """
 
     def not_ready_reason(self) -> str:
         """Why it does not serve; empty when it does.
 
         Raises:
-            NotReady: nobody answers.
+            NotReady: no one answers.
         """
 
 

@@ -209,7 +209,7 @@ class SchedulerConfig:
     step_watchdog_s: float = 2.0
     """Least time after which an unanswered step means that the worker hangs (more where steps are slow); 0 is never."""
     orphan_lease_s: float = 30.0
-    """How long a stream that can be resumed outlives its frontend, for another one to go on with it."""
+    """How long a stream that can be resumed outlives its frontend, for another one to resume it."""
     max_serving_groups: int | None = None
     """Worker groups that serve at the same time; more stand by, ready to take over. None lets all of them serve."""
     max_num_queued_reqs: int = 16_384
@@ -237,14 +237,14 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelConfig:
-    """How many workers whoever starts them starts; a scheduler takes as many as register."""
+    """How many workers are started; a scheduler takes as many as register."""
 
     tensor_parallel_size: int = 1
     """Ranks that hold one copy of the model together."""
     data_parallel_size: int = 1
     """Worker groups, each with a copy of the model."""
     standby_workers: int = 0
-    """Further worker groups with the model in memory that serve nobody until a serving one is lost."""
+    """Further worker groups with the model in memory that serve no one until a serving one is lost."""
     threads: int | None = None
     """Threads of torch in each worker on a CPU; None shares the cores between several, and leaves one its own way."""
 

@@ -1,4 +1,4 @@
-"""Flags as they are typed: underscores as dashes, keys behind dots, messages in the user's words. Knows no config."""
+"""Flags as they are typed: underscores as dashes, keys after dots, messages in the user's words. Knows no config."""
 
 import json
 import re
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def dashed(words: Sequence[str], known: Container[str]) -> tuple[list[str], dict[str, str]]:
-    """`words` with dashes in the names of flags and keys behind dots as JSON, and how each flag that changed was typed.
+    """`words` with dashes in the names of flags and keys after dots as JSON, and how each flag that changed was typed.
 
     Args:
-        known: option strings; a flag that is one of them stays, and so does every word behind "--".
+        known: option strings; a flag that is one of them stays, and so does every word after "--".
     """
     words = _with_objects(words, known)
     result: list[str] = []

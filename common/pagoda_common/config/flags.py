@@ -85,7 +85,7 @@ def add_observability_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_worker_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of whoever starts the workers: `engine_config_from_args` reads them as well."""
+    """Add the flags of the process that starts the workers: `engine_config_from_args` reads them as well."""
     _add(parser, "workers", ParallelConfig, PARALLEL_FLAGS)
 
 

@@ -64,7 +64,7 @@ class EngineControl:
     async def reload_weights(
         self, model: str, *, revision: str | None = None, group: int | None = None
     ) -> scheduler_pb2.ReloadWeightsResponse:
-        """Serve other weights of the same architecture; returns when every group does. Open requests go on with them.
+        """Serve other weights of the same architecture; returns when every group does. Open requests use them.
 
         Args:
             model: directory or hub id, as the workers reach it.

@@ -35,9 +35,9 @@ HELLO_TIMEOUT_S = 10.0
 ACK_EVERY = 64
 """Messages after which the scheduler is told that they were taken."""
 ACK_BYTES = 1024 * 1024
-"""It is told of fewer when they are so large: its window counts bytes as well."""
+"""It reports fewer when they are so large: its window counts bytes as well."""
 ACK_DELAY_S = 1.0
-"""It is told of fewer and smaller ones after so long. Nothing waits for that: they are a small part of its window."""
+"""After so long it reports fewer and smaller ones. Nothing waits for that: they are a small part of its window."""
 ENDS = (types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH)
 """Of a sequence that has all it asked for."""
 MAX_BATCH_BYTES = 256 * 1024
@@ -48,7 +48,7 @@ class SessionSlots:
     """The small integers by which this session names its sequences.
 
     A slot is handed out again only after the scheduler has reported its end: nothing that is under way can name it
-    then. A slot whose sequence nobody wants any more stays taken until that report.
+    then. A slot whose sequence no one wants any more stays taken until that report.
     """
 
     def __init__(self) -> None:
@@ -65,11 +65,11 @@ class SessionSlots:
         return len(self._sequences) - 1
 
     def get(self, slot: int) -> SequenceLog | None:
-        """Who has `slot`; None when nobody listens."""
+        """Who has `slot`; None when no one listens."""
         return self._sequences[slot] if slot < len(self._sequences) else None
 
     def retire(self, slots: Iterable[int]) -> None:
-        """Nobody listens to these any more."""
+        """No one listens to these any more."""
         for slot in slots:
             self._sequences[slot] = None
 

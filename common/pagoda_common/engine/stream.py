@@ -43,7 +43,7 @@ class AdoptedSequence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdoptedRequest:
-    """A request of a frontend that is gone, to be gone on with."""
+    """An orphaned request that another frontend can resume."""
 
     request_id: str
     attempt: int
@@ -63,7 +63,7 @@ class AdoptedRequest:
 
 @dataclass(kw_only=True, slots=True)
 class EngineRequest:
-    """A prompt in token ids, and how to go on with it."""
+    """A prompt in token ids, and how to continue it."""
 
     request_id: str
     """Unique among the client's open requests."""
@@ -80,11 +80,11 @@ class EngineRequest:
     tenant: str = ""
     """Who is served: policy fair shares between tenants."""
     resume_key: str = ""
-    """Name under which another client may adopt the request when this one is gone; empty: nobody may."""
+    """Name under which another client may adopt the request when this one is gone; empty: no one may."""
     note: bytes = b""
     """For the adopter."""
     adopted: AdoptedRequest | None = None
-    """The request is gone on with."""
+    """The request resumes."""
     known: tuple[Known, ...] = ()
     """With `adopted`: what the client has of each sequence."""
     beam_search: BeamSearchParams | None = None
@@ -97,7 +97,7 @@ class EngineRequest:
     """The call that has made this request beside others, which take turns with those of other calls; empty: it has made
     this one alone."""
     lora: LoraAdapter | None = None
-    """The adapter to compute with; all of it, so that any scheduler can go on with the request."""
+    """The adapter to compute with; all of it, so that any scheduler can continue with the request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -166,12 +166,12 @@ class SequenceLog:
         return is_due or self.finish_reason is not None
 
     def take(self) -> EngineOutput:
-        """What is new since the last time; an error comes behind the tokens."""
+        """What is new since the last time; an error comes after the tokens."""
         start, reason = self.num_delivered, self.finish_reason
         self.num_delivered = len(self.token_ids)
         self.is_waiting = False
         has_tokens = start < self.num_delivered and self.stream.request.pooling is None
-        if reason == "error" and has_tokens:  # by itself: whoever raises it drops what comes with it
+        if reason == "error" and has_tokens:  # by itself: the code that raises it drops what comes with it
             reason = None
             self.stream.wake(self)
         self.is_closed = reason is not None

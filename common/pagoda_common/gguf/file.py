@@ -184,7 +184,7 @@ def _read(path: Path, header: _Header) -> GgufFile:
 
 
 def _entry(header: _Header) -> tuple[str, tuple[int, ...], BlockType, int]:
-    """Name, shape, type, and place behind the header of one tensor."""
+    """Name, shape, type, and place after the header of one tensor."""
     name = header.text("a tensor's name", MAX_KEY_BYTES)
     what = f"tensor {name[:200]}"
     num_dims = header.number("I", what)

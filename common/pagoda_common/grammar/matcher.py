@@ -20,11 +20,11 @@ from pagoda_common.text.tokenizer import Tokenizer
 
 WHITESPACE = r" |\n[ \t]{0,20}"
 """Between the tokens of JSON: a space, or a new line with its indentation. Bounded, for a model that is not sure what
-comes next likes to go on with white space for ever."""
+comes next likes to continue with white space for ever."""
 LIMITS = LLParserLimits(verbose_errors=False)
 """llguidance's own bounds on the size of grammar, lexer and parser state, which keep a step at milliseconds."""
 ESCAPES = 'nrbtf\\"'
-"""Behind a backslash. Not u: "\\u0061" is the name "a", and llguidance would take it for another one."""
+"""After a backslash. Not u: "\\u0061" is the name "a", and llguidance would take it for another one."""
 FIELD = "structured_outputs"
 GUARD = "\x02"
 """Written before a text so that a tokenizer does not take it for the start of one."""

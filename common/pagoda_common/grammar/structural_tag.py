@@ -136,7 +136,7 @@ class _Writer:
         return self._rule(" | ".join(self.format(part, f"{name}.elements") for part in parts))
 
     def sequence(self, value: dict[str, Any], name: str) -> str:
-        """Parts one behind the other; free text ends where the text behind it begins."""
+        """Parts one after the other; free text ends where the text after it begins."""
         parts, terms, place = self._elements(value, name), [], 0
         while place < len(parts):
             part, behind = parts[place], parts[place + 1] if place + 1 < len(parts) else None

@@ -48,7 +48,7 @@ class Span:
         self.trace_id = f"{context.trace_id:032x}"
         self.is_sampled = bool(context.trace_flags.sampled)
         self.traceparent = f"00-{self.trace_id}-{context.span_id:016x}-01" if self.is_sampled else ""
-        """For who goes on with the trace; empty when it is not sampled."""
+        """For the service that continues the trace; empty when it is not sampled."""
 
     def start(self, name: str, *, start_ns: int | None = None, attributes: Mapping[str, Value] | None = None) -> "Span":
         """Begin a span below this one."""
@@ -129,7 +129,7 @@ class Tracer:
         return Span(self._tracer, begun)
 
     def close(self) -> None:
-        """Send what is left, for CLOSE_S at most: a collector that is away keeps nobody from ending."""
+        """Send what is left, for CLOSE_S at most: a collector that is away keeps no one from ending."""
         thread = threading.Thread(target=self._provider.shutdown, name="traces-end", daemon=True)
         thread.start()
         thread.join(CLOSE_S)

@@ -52,7 +52,7 @@ class StructuredOutputsParams:
     """Regular expression of what may stand between the tokens of JSON; None is a space, or a new line and up
     to 20 spaces or tabs."""
     start_after_token_ids: Sequence[int] = ()
-    """The constraint begins behind this run of output tokens (the end of reasoning); empty: at once. Before the run has
+    """The constraint begins after this run of output tokens (the end of reasoning); empty: at once. Before the run has
     appeared everything but an end may be sampled. Stored as a tuple."""
 
     backend: InitVar[str | None] = None

@@ -18,7 +18,7 @@ MAX_TICK_S = 1.0
 
 
 async def beat() -> None:
-    """Tell the parent twice a second that this event loop turns, until cancelled; at once over when nobody listens."""
+    """Tell the parent twice a second that this event loop turns, until cancelled; at once over when no one listens."""
     descriptor = int(os.environ.get(ENVIRONMENT, "-1"))
     if descriptor < 0:
         return
@@ -82,7 +82,7 @@ class HeartbeatReader:
             loop.remove_reader(self._read_end)
 
     def close(self) -> None:
-        """Nobody watches any more."""
+        """No one watches any more."""
         os.close(self._read_end)
 
     def _read(self) -> None:

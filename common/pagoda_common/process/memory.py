@@ -20,7 +20,7 @@ def trim_memory() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Have glibc's allocator keep what is freed for whoever asks next, until `trim_memory`; elsewhere nothing.
+    """Have glibc's allocator keep what is freed for the next allocation, until `trim_memory`; elsewhere nothing.
 
     Else each step's tensors would be pages that the kernel takes back, and clears again when they are touched: 5 to
     10 % of a prompt's time. To be called before there are threads: they would have arenas of their own. What the

@@ -72,7 +72,7 @@ def check(
     `server_name` is looked for in the certificate instead of the address's host.
 
     Raises:
-        grpc.RpcError: nobody answers within `timeout_s`, or the server does not know the service.
+        grpc.RpcError: no one answers within `timeout_s`, or the server does not know the service.
     """
     name = service.encode()
     # One string field, number 1: tag, length as a varint, bytes.

@@ -17,7 +17,7 @@ _RANDOM_BYTES = 12
 
 
 def new_local_address(service: str) -> str | None:
-    """An address for a server of this process or of a child, which nobody can guess and take before.
+    """An address for a server of this process or of a child, which no one can guess and take before.
 
     None where the system has no such sockets, or forbids them.
     """
@@ -44,6 +44,6 @@ def has_listener(address: str) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)
             probe.connect("\0" + address.removeprefix(SCHEME))
-    except (AttributeError, OSError, ValueError):  # no such sockets at all, nobody there, or forbidden
+    except (AttributeError, OSError, ValueError):  # no such sockets at all, no one there, or forbidden
         return False
     return True

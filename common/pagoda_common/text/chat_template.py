@@ -22,7 +22,7 @@ from pagoda_common.errors import ConfigError, InvalidRequest
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of what an assistant thought."""
 FINAL_MARK = "CONTINUE_FINAL_MESSAGE_HERE "
-"""Written behind the final message to find its end. A template that trims messages takes its space away."""
+"""Written after the final message to find its end. A template that trims messages takes its space away."""
 
 UNKNOWN_ROLE = "a-role-of-no-template"
 """Shows whether a template writes roles that it does not name."""

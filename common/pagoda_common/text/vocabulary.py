@@ -103,7 +103,7 @@ class Vocabulary:
                 return self._spell_within_text(token_id, token)
 
     def _spell_within_text(self, token_id: int, token: str) -> bytes:
-        """What a token adds behind another one: decoders take a space from the first token of a text."""
+        """What a token adds after another one: decoders take a space from the first token of a text."""
         if token_id in self._added:
             return self._added[token_id].encode()
         kinds = {step["type"]: step for step in self._steps}
@@ -117,7 +117,7 @@ class Vocabulary:
 
     @cached_property
     def _first_word(self) -> list[int]:
-        """A token to decode others behind; empty where none is a word."""
+        """A token to decode others after; empty where none is a word."""
         for token_id in range(self._fast.get_vocab_size(with_added_tokens=False)):
             if token_id not in self._added and self._decode([token_id]).isalnum():
                 return [token_id]

@@ -13,7 +13,7 @@ def copy_blocks(source: Tensor, destination: Tensor, source_ids: Tensor, destina
     All reads happen before the first write, so that source and destination may be one tensor.
 
     Args:
-        source, destination: [num_blocks, ...], equal behind the first dimension; devices may differ.
+        source, destination: [num_blocks, ...], equal after the first dimension; devices may differ.
         source_ids, destination_ids: [n] int64 on the host, aligned.
     """
     if source.shape[1:] != destination.shape[1:]:

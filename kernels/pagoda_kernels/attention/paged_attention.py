@@ -51,7 +51,7 @@ def paged_attention(
     The cache must hold the keys and values of the query tokens already.
 
     Args:
-        query: [num_tokens, num_heads, head_dim], the sequences of `plan` one behind the other.
+        query: [num_tokens, num_heads, head_dim], the sequences of `plan` one after the other.
         k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], same dtype as query, or rows of
             `quantized_cache` in int8 or FP8; num_heads is a multiple of num_kv_heads, and consecutive heads share a KV
             head.

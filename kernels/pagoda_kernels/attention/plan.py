@@ -79,11 +79,11 @@ class AttentionPlan:
     """
 
     query_lens: npt.NDArray[np.int64]
-    """[num_seqs] query tokens of each sequence, at least 1; sequences lie one behind the other in the query."""
+    """[num_seqs] query tokens of each sequence, at least 1; sequences lie one after the other in the query."""
     seq_lens: npt.NDArray[np.int64]
     """[num_seqs] keys of each sequence, its query tokens included."""
     block_table: npt.NDArray[np.int32]
-    """[num_seqs, max_blocks]; entries behind a sequence's blocks are not read."""
+    """[num_seqs, max_blocks]; entries after a sequence's blocks are not read."""
     block_size: int
     dtype: torch.dtype
     """Of query and cache."""

@@ -41,7 +41,7 @@ def store_kv_cache(
 
 
 def _has_rows(x: Tensor) -> bool:
-    """Whether each token's heads lie one behind the other."""
+    """Whether each token's heads lie one after the other."""
     return x.stride(2) == 1 and x.stride(1) == x.shape[2]
 
 

@@ -18,7 +18,7 @@ class AttentionTables:
     seq_lens: Tensor
     """[num_seqs] int32 keys of each sequence, its query tokens included."""
     block_table: Tensor
-    """[num_seqs, max_blocks] int32; entries behind a sequence's blocks are not read."""
+    """[num_seqs, max_blocks] int32; entries after a sequence's blocks are not read."""
     num_singles: int
     """Sequences with one query token."""
     max_query_len: int

@@ -97,7 +97,7 @@ def decode_rows_reference(
 
 
 def append_rows(slots: IntArray, token_ids: IntArray, columns: SequenceColumns) -> None:
-    """Note a step's results: its tokens are computed, and `token_ids` [n] come behind them. There is room for them."""
+    """Note a step's results: its tokens are computed, and `token_ids` [n] come after them. There is room for them."""
     kernel = native("append_rows")
     if kernel is None:
         append_rows_reference(slots, token_ids, columns)

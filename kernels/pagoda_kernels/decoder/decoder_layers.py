@@ -69,7 +69,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndWeights:
-    """What comes before the layers, rows of a table, and behind them, linear(norm(x)): logits."""
+    """What comes before the layers, rows of a table, and after them, linear(norm(x)): logits."""
 
     embedding: LinearWeights
     """[vocab_size, hidden_size], in any form."""
@@ -215,7 +215,7 @@ class DecoderLayers:
 def set_num_helpers(count: int) -> None:
     """Have `count` more threads help with what this thread computes from now on in a DecoderLayers; none at first.
 
-    They are for few tokens: they multiply matrices and attend, at idle priority, and nobody waits for one whose core
+    They are for few tokens: they multiply matrices and attend, at idle priority, and no one waits for one whose core
     another process takes, as threads of OpenMP wait for each other. What is computed stays the same to the bit.
     """
     set_count = native("set_num_helpers")

@@ -53,7 +53,7 @@ class FlashInferAttention(Adapter):
     def __init__(self, *, needs: AttentionNeeds, device: torch.device) -> None:
         self._flashinfer: Any = importlib.import_module(self.module)
         self._device = device
-        # What lies there is only of one call, and calls come one behind the other.
+        # What lies there is only of one call, and calls come one after the other.
         self._workspace = torch.empty(workspace_bytes(needs, device), dtype=torch.uint8, device=device)
         self._wrappers: dict[Scoring, _Wrapper] = {}
         self._plan: AttentionPlan | None = None
@@ -91,7 +91,7 @@ class FlashInferAttention(Adapter):
 
 
 class _Wrapper:
-    """A wrapper of FlashInfer, and the event behind the copy that its last plan has launched."""
+    """A wrapper of FlashInfer, and the event after the copy that its last plan has launched."""
 
     def __init__(self, wrapper: Any, device: torch.device) -> None:
         self._wrapper = wrapper

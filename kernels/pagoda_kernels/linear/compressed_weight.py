@@ -79,7 +79,7 @@ def decompress_weight(compressed: Tensor, out_features: int, in_features: int) -
     signed = torch.where(flat >= 1 << 15, flat - (1 << 16), flat).to(torch.int16)
     pairs = (in_features + 1) // 2
     lines = signed.view(panels, units * UNIT_PAIRS, PANEL, 2)[:, :pairs].contiguous().view(torch.bfloat16)
-    lines[-1, :, out_features - PANEL * (panels - 1) :] = 0  # behind the last row
+    lines[-1, :, out_features - PANEL * (panels - 1) :] = 0  # after the last row
     return lines
 
 

@@ -17,7 +17,7 @@ def pack_weight(weight: Tensor) -> Tensor:
         weight: [out_features, in_features]; on the meta device too.
 
     Returns:
-        [ceil(out_features / 32), ceil(in_features / 2), 32, 2], a copy; what is behind the last row and column is zero.
+        [ceil(out_features / 32), ceil(in_features / 2), 32, 2], a copy; what is after the last row and column is zero.
     """
     rows, columns = weight.shape
     kernel = native("pack_weight") if weight.is_cpu and weight.dtype == torch.bfloat16 else None
@@ -47,7 +47,7 @@ def packed_linear(
     """residual + x W^T + bias, summed in float32 and rounded once.
 
     A row of the result depends on that row of x alone, to the bit: however many rows there are, each sum takes its
-    pairs of columns in the same order, so that a token is the same whoever else is in the batch.
+    pairs of columns in the same order, so that a token is the same whatever else is in the batch.
 
     Args:
         x: [num_tokens, in_features] bfloat16.

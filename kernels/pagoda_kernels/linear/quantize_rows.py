@@ -8,7 +8,7 @@ from pagoda_kernels.native.library import NATIVE_DTYPES, native
 
 
 def new_packed(num_outputs: int, num_inputs: int, *, bits: int, group_size: int) -> PackedMatrix:
-    """Memory for a matrix without zeros on a CPU, zero behind the last output, to be filled with `quantize_rows`.
+    """Memory for a matrix without zeros on a CPU, zero after the last output, to be filled with `quantize_rows`.
 
     Args:
         group_size: at least num_inputs is one scale for each output.

@@ -40,7 +40,7 @@ class QuantizedMatrix:
 
 
 class PackedMatrix(NamedTuple):
-    """The same in the order in which the kernels read it: tiles of 32 outputs, zeros behind the last output."""
+    """The same in the order in which the kernels read it: tiles of 32 outputs, zeros after the last output."""
 
     codes: Tensor
     """[num_tiles, num_inputs / 4, 16 * bits] uint8: four inputs of the tile's outputs, see quantized_codes.h."""

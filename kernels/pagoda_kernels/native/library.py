@@ -49,7 +49,7 @@ def native(operation: str) -> Any:
 def load_native(*, cache_directory: Path | None = None) -> bool:
     """Load the C++ kernels, compiling them first where this machine never did (about half a minute).
 
-    Where that is not possible for the widest level, a warning says why, and the next one is tried; behind the last one
+    Where that is not possible for the widest level, a warning says why, and the next one is tried; after the last one
     every operation runs as plain PyTorch.
 
     Returns:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class RecurrentBatch:
-    """Sequences one behind the other, each with a row of the states, which it finds and leaves there."""
+    """Sequences one after the other, each with a row of the states, which it finds and leaves there."""
 
     query_lens: npt.NDArray[np.int64]
     """[num_seqs] tokens of each, at least 1."""

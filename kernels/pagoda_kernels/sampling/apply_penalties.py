@@ -12,7 +12,7 @@ def count_tokens(
     """Which tokens are in each prompt, and how often each is in the output.
 
     Args:
-        tokens: [n, longest] int64 prompt and output of each sequence; what lies behind num_tokens is not read.
+        tokens: [n, longest] int64 prompt and output of each sequence; what lies after num_tokens is not read.
         num_prompt_tokens, num_tokens: [n] int64.
 
     Returns:

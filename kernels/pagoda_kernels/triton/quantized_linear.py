@@ -6,7 +6,7 @@ product, which may come from registers; the second must come from shared memory,
 
 Few rows wait for the weight: each byte of it is read once, and its inputs are divided among programs (split-K) until
 they are enough to keep the memory busy. A second kernel adds up the parts in a fixed order. Many rows are tiles; those
-of one tile of the weight run one behind the other, so it stays in the cache.
+of one tile of the weight run one after the other, so it stays in the cache.
 
 Sources: products of 16-bit activations with integers, Frantar et al. 2022 (arXiv 2210.17323) and 2024 (Marlin, arXiv
 2408.11743); weights as the first operand, NVIDIA CUTLASS's mixed-input GEMM.
@@ -182,7 +182,7 @@ def _quantized_linear_kernel(
     split = tl.program_id(2)
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     outputs = tl.program_id(1) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
-    # Behind the last row and output the last one is read again: so nothing is masked, and nothing of it is stored.
+    # After the last row and output the last one is read again: so nothing is masked, and nothing of it is stored.
     read_rows = tl.minimum(rows, num_rows - 1).to(tl.int64)
     read_outputs = tl.minimum(outputs, num_outputs - 1).to(tl.int64)
     places = tl.arange(0, NUM_BYTES)
@@ -239,7 +239,7 @@ def _quantized_linear_kernel(
 
 @triton.jit
 def _load_x(x_ptr, inputs, num_inputs, IS_EVEN: tl.constexpr, IS_WIDENED: tl.constexpr):
-    """[K bytes, M]; 0 behind the last input, where the codes are padding."""
+    """[K bytes, M]; 0 after the last input, where the codes are padding."""
     x = tl.load(x_ptr) if IS_EVEN else tl.load(x_ptr, mask=(inputs < num_inputs)[:, None], other=0.0)
     if IS_WIDENED:
         x = x.to(tl.float32)

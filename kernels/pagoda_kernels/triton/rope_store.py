@@ -162,7 +162,7 @@ def _store_kernel(
 
 @triton.jit
 def _store_row(x, row_ptr, scale_ptr, dims, ALIGNED: tl.constexpr, CACHE: tl.constexpr):
-    """x: [BLOCK_D] float32, zero behind the head. In 8 bits as `quantized_cache` does, to the bit (NaNs may differ)."""
+    """x: [BLOCK_D] float32, zero after the head. In 8 bits as `quantized_cache` does, to the bit (NaNs may differ)."""
     ROUND: tl.constexpr = 12582912.0  # 1.5 * 2^23: adding it leaves no place for fractions
     if CACHE == "int8":
         is_nan = tl.max((x != x).to(tl.int32), axis=0) > 0

@@ -165,7 +165,7 @@ def _sample_tokens_kernel(
 
 @triton.jit
 def _weights(logits_ptr, ids, vocab_size, top, temperature, floor):
-    """[BLOCK] exp(logit - greatest); 0 below `floor`, and behind the row."""
+    """[BLOCK] exp(logit - greatest); 0 below `floor`, and after the row."""
     logits = tl.load(logits_ptr + ids, mask=ids < vocab_size, other=float("-inf")) / temperature
     weights = tl.exp(logits - top)
     return tl.where(weights >= floor, weights, 0.0)

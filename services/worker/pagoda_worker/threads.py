@@ -14,7 +14,7 @@ mostly below 30 us apart, it stays awake; between two steps it sleeps."""
 FEW_ROWS = 4
 """Tokens up to which a step mostly waits for weights from memory."""
 HELPED_ROWS = 16
-"""Tokens up to which helpers are about as fast as threads that nobody takes a core from."""
+"""Tokens up to which helpers are about as fast as threads that no one takes a core from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def set_wait_policy(environment: MutableMapping[str, str]) -> None:
 
     Has to happen before torch is imported. A thread that sleeps is 50 us late at every operation, hundreds of which
     make a step. One that spins for long takes the core from scheduler and frontend, and whoever spins on a core that
-    another process holds stalls for a time slice (8 ms): with more threads than cores nobody spins.
+    another process holds stalls for a time slice (8 ms): with more threads than cores no one spins.
     """
     if "OMP_WAIT_POLICY" in environment:
         return

@@ -440,4 +440,4 @@ class Worker:
 
 
 def _no_progress(loaded: int, total: int) -> None:
-    """Nobody asks."""
+    """No one asks."""

@@ -161,7 +161,7 @@ def test_a_penalty_lowers_the_number_of_repeated_tokens(api: Api, fields: Json) 
 
 
 def test_a_repetition_penalty_counts_the_prompt(api: Api) -> None:
-    """Behind a prompt that repeats one token, the model would go on with it; the penalty lets it do so less often."""
+    """After a prompt that repeats one token, the model would continue with it; the penalty lets it do so less often."""
     prompt = api.token_ids(" dog") * 20
     common: Json = {"prompt": prompt, "max_tokens": 1, "logprobs": 5}
     plain = api.complete(**common)["choices"][0]["text"]

@@ -1,4 +1,4 @@
-"""Padded decode steps on Triton kernels: the same logits and tokens, and nobody's cache is touched."""
+"""Padded decode steps on Triton kernels: the same logits and tokens, and no one's cache is touched."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""LLM with its own engine: real tokens, kills that nobody notices, clear errors, no orphans."""
+"""LLM with its own engine: real tokens, kills that no one notices, clear errors, no orphans."""
 
 import os
 import shutil

@@ -17,7 +17,7 @@ from tests.service.frontend.harness import running_frontend
 
 KEY = "a-key"
 SHOTS = os.environ.get("PAGODA_SCREENSHOTS")
-"""A folder for the screenshots, for whoever wants to look."""
+"""A folder for the screenshots, for a reader who wants to look."""
 
 needs_browser = pytest.mark.skipif(bool(missing_browser()), reason=missing_browser() or "there is a browser")
 

@@ -24,7 +24,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def not_ready_reason(url: str) -> str:
-    """What /ready gives as reason; empty when it answers 200, or nobody does."""
+    """What /ready gives as reason; empty when it answers 200, or no one does."""
     try:
         with urllib.request.urlopen(f"{url}/ready", timeout=240):
             return ""

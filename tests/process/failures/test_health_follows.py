@@ -1,4 +1,4 @@
-"""Health says what is possible: of a worker that a signal has stopped, and nobody starts again, on every service."""
+"""Health says what is possible: of a worker that a signal has stopped, and no one starts again, on every service."""
 
 import asyncio
 import signal

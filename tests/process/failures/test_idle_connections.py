@@ -1,4 +1,4 @@
-"""Two thousand connections that say nothing: a frontend keeps them, and answers whoever asks."""
+"""Two thousand connections that say nothing: a frontend keeps them, and answers every request."""
 
 import asyncio
 import contextlib

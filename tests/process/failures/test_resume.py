@@ -1,4 +1,4 @@
-"""The frontend of a stream dies: the client goes on with it at another one, and nothing is missing or repeated."""
+"""The frontend of a stream dies: the client resumes it at another one, and nothing is missing or repeated."""
 
 import contextlib
 import json

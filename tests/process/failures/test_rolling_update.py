@@ -26,7 +26,7 @@ REFUSED = aiohttp.ClientConnectionError
 
 
 class Deployment:
-    """Two frontends, a scheduler, a worker: processes of their own, which nobody starts again."""
+    """Two frontends, a scheduler, a worker: processes of their own, which no one starts again."""
 
     def __init__(self) -> None:
         self.scheduler = f"127.0.0.1:{free_port()}"

@@ -118,7 +118,7 @@ class Case:
     method: str = "POST"
     headers: dict[str, str] = field(default_factory=lambda: {"Content-Type": "application/json"})
     hangs_up: bool = False
-    """The client goes away behind the first bytes of the answer."""
+    """The client goes away after the first bytes of the answer."""
 
 
 def make_case(seed: int, number: int) -> Case:

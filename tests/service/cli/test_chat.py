@@ -12,7 +12,7 @@ from tests.fakes.openai_server import FakeOpenAIServer
 
 
 def type_lines(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
-    """What a person types; behind it the input ends."""
+    """What a person types; after it the input ends."""
     typed = iter(lines)
 
     def read(prompt: str = "") -> str:

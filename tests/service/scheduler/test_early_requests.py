@@ -1,4 +1,4 @@
-"""Requests that reach a scheduler before any worker has loaded the model, as all do behind a restart."""
+"""Requests that reach a scheduler before any worker has loaded the model, as all do after a restart."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -30,7 +30,7 @@ async def scheduler() -> AsyncIterator[RunningScheduler]:
 async def outcome(
     scheduler: RunningScheduler, known: list[int], *, max_tokens: int | None = None, ignore_eos: bool = False
 ) -> tuple[list[int], str | None]:
-    """All tokens and the finish reason of a request that is gone on with behind `known`; the worker comes later."""
+    """All tokens and the finish reason of a request that is resumed after `known`; the worker comes later."""
     params = SamplingParams(temperature=0, seed=1, max_tokens=max_tokens, ignore_eos=ignore_eos)
     (found,) = await outcomes(scheduler, [request_behind(known, params, name="a")])
     return found

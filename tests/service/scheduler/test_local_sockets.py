@@ -24,7 +24,7 @@ async def test_a_worker_is_called_at_its_abstract_socket(scheduler: RunningSched
 
 async def test_one_whose_socket_is_out_of_reach_is_called_over_tcp(scheduler: RunningScheduler) -> None:
     worker = FakeWorker()
-    worker.local_address = new_local_address("worker") or ""  # nobody listens there in this network namespace
+    worker.local_address = new_local_address("worker") or ""  # no one listens there in this network namespace
     await worker.start(scheduler.address)
     await scheduler.until_ready()
     assert await generate(scheduler, "a", [5], 20) == list(range(6, 26))

@@ -1,4 +1,4 @@
-"""A frontend that stops reading: its requests wait for it, others run, and it goes on without a gap."""
+"""A frontend that stops reading: its requests wait for it, others run, and it continues without a gap."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ NUM_TOKENS = 1500
 NUM_REQUESTS = 8
 """All slots of the worker."""
 SMALL_WINDOW = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
-"""The connection takes little that nobody reads."""
+"""The connection takes little that no one reads."""
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="module")
 def strangers(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """The same names from an authority that nobody here trusts."""
+    """The same names from an authority that no one here trusts."""
     return make_certificates(tmp_path_factory.mktemp("strangers"), "scheduler", "frontend")
 
 

@@ -1,4 +1,4 @@
-"""A worker stays registered, whoever starts first and whoever goes away."""
+"""A worker stays registered, whichever process starts first and whichever ends."""
 
 import asyncio
 from collections.abc import AsyncIterator

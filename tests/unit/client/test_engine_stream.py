@@ -141,7 +141,7 @@ async def test_a_failure_while_the_consumer_is_busy_is_raised_when_it_comes_back
     stream.sequences[0].extend(0, [5])
     assert await stream.get()
     stream.fail(NotReady("lost"))
-    assert not stream.is_finished  # whoever looks at that alone would take it for the end
+    assert not stream.is_finished  # code that looks at that alone would take it for the end
     with pytest.raises(NotReady):
         await stream.get()
     assert stream.is_finished

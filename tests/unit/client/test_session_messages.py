@@ -22,7 +22,7 @@ def column(*values: int) -> bytes:
 
 
 class Harness:
-    """A session that has said hello and writes to nobody."""
+    """A session that has said hello and writes to no one."""
 
     def __init__(self) -> None:
         self.streams: dict[str, EngineStream] = {}

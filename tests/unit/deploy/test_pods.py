@@ -87,7 +87,7 @@ def test_all_that_pods_refer_to_exists(name: str) -> None:
     objects = objects_of(name)
     names = {(each["kind"], each["metadata"]["name"]) for each in objects}
     for each in objects:
-        # What somebody else makes.
+        # What someone else makes.
         for word in each["metadata"].get("annotations", {}).get("pagoda/external", "").split():
             kind, _, external = word.partition("/")
             names.add(({"secret": "Secret", "configmap": "ConfigMap"}[kind], external))

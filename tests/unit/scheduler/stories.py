@@ -195,7 +195,7 @@ class PretendWorker:
         return drafts
 
     def _is_behind_end(self, slot: int, count: int) -> bool:
-        """Whether a sequence has outgrown its blocks, by draft tokens behind an end that the scheduler will see."""
+        """Whether a sequence has outgrown its blocks, by draft tokens after an end that the scheduler will see."""
         return self.computed[slot] + count > self.blocks.capacity(slot)
 
     def _store(self, output: SchedulerOutput, drafts: dict[int, tuple[int, int]]) -> None:
@@ -211,7 +211,7 @@ class PretendWorker:
 
 
 def likeliest(log: list[int], count: int) -> tuple[list[int], list[float]]:
-    """The `count` likeliest of 60 tokens behind `log`, and their log probabilities: a function of the whole log."""
+    """The `count` likeliest of 60 tokens after `log`, and their log probabilities: a function of the whole log."""
     logits = np.random.default_rng([len(log), *log]).normal(size=60) * 2
     logprobs = logits - np.log(np.exp(logits).sum())
     best = np.argsort(-logprobs)[:count]

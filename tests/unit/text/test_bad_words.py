@@ -14,7 +14,7 @@ SPACE = 1
 
 
 class Letters:
-    """A tokenizer with a token for each letter, and one for each whole word behind a space that it knows."""
+    """A tokenizer with a token for each letter, and one for each whole word after a space that it knows."""
 
     def __init__(self, *words: str) -> None:
         self._words = {word: 1000 + number for number, word in enumerate(words)}

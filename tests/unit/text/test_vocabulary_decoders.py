@@ -112,7 +112,7 @@ def test_bytes_of_tokens_join_to_the_text_behind_a_prompt(tokenizer: Tokenizer) 
         if spelled.decode(errors="replace").encode() != spelled:
             continue  # bytes that are no text
         text = behind(tokenizer, words, ids)
-        if tokenizer.name == "BPEDecoder":  # a space more behind the last word, one less before the first
+        if tokenizer.name == "BPEDecoder":  # a space more after the last word, one less before the first
             text, spelled = text.strip(), spelled.decode().strip().encode()
         assert text == spelled.decode(), ids
 

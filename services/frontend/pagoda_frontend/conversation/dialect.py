@@ -113,7 +113,7 @@ class Dialect:
         template: str | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
-        """The token behind which the answer begins. Empty where it begins at once, and where no single token ends the
+        """The token after which the answer begins. Empty where it begins at once, and where no single token ends the
         reasoning: then it is unknown where a constraint begins.
 
         Args:

@@ -1,4 +1,4 @@
-"""Ids of what a response is made of. A frontend that goes on with a stream must give the same ones: they are drawn from
+"""Ids of what a response is made of. A frontend that resumes a stream must give the same ones: they are drawn from
 what the request is called in the engine, which outlives its frontend."""
 
 import uuid

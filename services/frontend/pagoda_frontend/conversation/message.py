@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 from pagoda_common.params.outputs import HypothesisLogprobs, SequenceDelta, TokenLogprobs
 
 MessageFinishReason: TypeAlias = Literal["stop", "length", "abort", "error", "tool_calls"]
-"""tool_calls stands for a stop behind calls that the model was free to make; after a named tool it is stop (OpenAI)."""
+"""tool_calls stands for a stop after calls that the model was free to make; after a named tool it is stop (OpenAI)."""
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class MessageDelta:
     content: str
     tool_calls: list[ToolCallDelta]
     source: SequenceDelta
-    """The tokens behind it, whose text may be longer or shorter: parsers hold back and take away."""
+    """The tokens after it, whose text may be longer or shorter: parsers hold back and take away."""
     finish_reason: MessageFinishReason | None
     """Set in a message's last delta."""
     stop_reason: int | str | None

@@ -1,4 +1,4 @@
-"""A bound on the tokens of reasoning, as a constraint: behind so many of them the end of the reasoning must come.
+"""A bound on the tokens of reasoning, as a constraint: after so many of them the end of the reasoning must come.
 
 The worker holds texts to grammars anyway, and a grammar may speak of tokens: nothing else in the engine knows of this.
 """
@@ -68,7 +68,7 @@ def _markers(parser: ReasoningParser, tokenizer: Tokenizer) -> tuple[int | None,
 
 
 def _can_hold(dialect: Dialect, *, prompt: str, tokenizer: Tokenizer) -> bool:
-    """Whether reasoning behind `prompt` may be bounded."""
+    """Whether reasoning after `prompt` may be bounded."""
     if dialect.reasoning_parser is None:
         return False
     parser = dialect.reasoning_parser(prompt=prompt)
@@ -91,7 +91,7 @@ def _reasoning(start: int | None, end: int, budget: int) -> str:
 
 
 def _composed(constraint: StructuredOutputsParams, reasoning: str) -> StructuredOutputsParams:
-    """Reasoning, and behind it what `constraint` asks for."""
+    """Reasoning, and after it what `constraint` asks for."""
     format_ = {"type": "sequence", "elements": [{"type": "grammar", "grammar": reasoning}, _format(constraint)]}
     return replace(
         constraint,

@@ -283,7 +283,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def _resumption(
         self, request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest, context: Any, path: str
     ) -> Resumption | None:
-        """What `request` is to go on with; None when it is a new one."""
+        """What `request` resumes; None when it is a new one."""
         if not request.HasField("resume_from"):
             return None
         asked = request.resume_from

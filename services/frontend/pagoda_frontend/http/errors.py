@@ -42,7 +42,7 @@ class BodyTooLarge(PagodaError):
 
 
 class ClientDisconnected(Exception):
-    """The client is gone: there is nobody to answer."""
+    """The client is gone: there is no one to answer."""
 
 
 def error_object(error: Exception) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The client does not take what was sent: whoever answers it waits."""
+        """The client does not take what was sent: the handler that answers it waits."""
         super().pause_writing()
         if self.send_timeout_s and self._send_timer is None:
             self._send_timer = self.loop.call_later(self.send_timeout_s, self._cut_off)

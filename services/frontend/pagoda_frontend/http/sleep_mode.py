@@ -59,7 +59,7 @@ class SleepMode:
         return json_response({"is_sleeping": await self._engine.control.is_sleeping()})
 
     async def reload_weights(self, request: Request) -> Response:
-        """Serve other weights of the same architecture; what runs goes on with them."""
+        """Serve other weights of the same architecture; what runs continues with them."""
         body = await read_body(request, ReloadWeightsBody, serving=self._serving)
         config = self._serving.config
         model = allowed_weights(body.model, allowed=(config.model, *config.allowed_weights))

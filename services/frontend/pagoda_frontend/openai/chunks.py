@@ -223,7 +223,7 @@ def _shown(delta: MessageDelta) -> dict[str, Any]:
 
 
 def _calls(deltas: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
-    """One entry for each call: clients read no second one, so a name and the arguments behind it go together."""
+    """One entry for each call: clients read no second one, so a name and the arguments after it go together."""
     shown: dict[int, dict[str, Any]] = {}
     for delta in deltas:
         if delta.index in shown:

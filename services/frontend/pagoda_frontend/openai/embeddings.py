@@ -120,7 +120,7 @@ def _pooling_of(body: EmbeddingBody) -> PoolingParams:
 
 
 def mean_of(vectors: Sequence[Embedding], lengths: Sequence[int]) -> Embedding:
-    """The mean of vectors, weighted by the tokens behind them; of vectors of length 1 it has that length again."""
+    """The mean of vectors, weighted by the tokens after them; of vectors of length 1 it has that length again."""
     if len(vectors) == 1:
         return vectors[0]
     mean = np.average(np.stack(vectors).astype(np.float64), axis=0, weights=lengths)

@@ -15,7 +15,7 @@ class ReasoningParser(ABC):
     markers: ClassVar[tuple[str, ...]] = ()
     """What begins and ends reasoning. Where one is a special token, the text has to be made with special tokens."""
     end: ClassVar[str] = ""
-    """The marker behind the reasoning; where it is one token, structured output begins behind it."""
+    """The marker after the reasoning; where it is one token, structured output begins after it."""
 
     def __init__(self, *, prompt: str) -> None:
         """`prompt`: the rendered conversation, whose end may open or close the reasoning."""

@@ -25,7 +25,7 @@ class ThinkParser(DeepSeekR1Parser):
 
 
 class Step3p5Parser(ThinkParser):
-    """The same, where one line break before the end and one behind it belong to it: Step 3.5."""
+    """The same, where one line break before the end and one after it belong to it: Step 3.5."""
 
     def _without_end(self, text: str) -> str:
         return text.removesuffix("\n")

@@ -24,7 +24,7 @@ class CallContext:
     """What the client knows the call by."""
     engine_id: str
     """What its request is called in the engine: unique, and the same at a frontend that resumes it. Where a call has
-    several, each has its number behind it."""
+    several, each has its number after it."""
     created: int
     """Unix time in seconds; of a call that is resumed, when it first came."""
     tenant: str = ""
@@ -59,7 +59,7 @@ def begin_call(
     timeout_s: float = 0.0,
     resumption: Resumption | None = None,
 ) -> CallContext:
-    """A new call, or the one that `resumption` goes on with: then under its ids, and made when it was made."""
+    """A new call, or the one that `resumption` resumes: then under its ids, and made when it was made."""
     if resumption is not None:
         request_id, created = resumption.response_id, resumption.created
     return CallContext(

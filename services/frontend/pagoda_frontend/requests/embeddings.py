@@ -69,7 +69,7 @@ def embedding_of(sequence: CollectedSequence) -> Embedding:
     """What the engine has made of an input.
 
     Raises:
-        PagodaError: CANCELLED, somebody has aborted it.
+        PagodaError: CANCELLED, someone has aborted it.
     """
     if sequence.embedding is None:
         raise PagodaError("the request was aborted", code=Code.CANCELLED)

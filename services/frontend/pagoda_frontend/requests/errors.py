@@ -1,4 +1,4 @@
-"""What is wrong with a request, in the words of whoever sent it. Knows no HTTP and no gRPC."""
+"""What is wrong with a request, in the words of its sender. Knows no HTTP and no gRPC."""
 
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence

@@ -37,7 +37,7 @@ class Delivered(Protocol):
 class EventIds:
     """The ids of one stream's events: the response's id, and for each sequence how many tokens the client has.
 
-    An `f` behind the number says that it has the sequence's end as well; `@7` at the end, that it has 7 events, where
+    An `f` after the number says that it has the sequence's end as well; `@7` at the end, that it has 7 events, where
     events are numbered.
     """
 
@@ -46,7 +46,7 @@ class EventIds:
         self._places = ["0"] * n
 
     def advance(self, delta: Delivered) -> bytes:
-        """The line that goes with the event behind which the client has `delta`."""
+        """The line that goes with the event after which the client has `delta`."""
         num_tokens = delta.num_output_tokens
         self._places[delta.index] = str(num_tokens) if delta.finish_reason is None else f"{num_tokens}f"
         return self.line()
@@ -72,7 +72,7 @@ class Place:
 
 
 def with_id(body: bytes, event_id: bytes) -> bytes:
-    """`body`, one or several events, with an id for the last one: whoever has not seen that gets all of them again."""
+    """`body`, one or several events, with an id for the last one: a client that has not seen it gets all again."""
     start = body.rfind(b"\n\n", 0, -2) + 2 if body.count(b"\n\n") > 1 else 0
     return body[:start] + event_id + body[start:]
 

@@ -1,7 +1,7 @@
-"""Streams that go on at another frontend: the note for whoever adopts one, and its adoption.
+"""Streams that go on at another frontend: the note for the frontend that adopts one, and its adoption.
 
 A client that has lost its connection asks the same path again, at any frontend of the same scheduler, with the header
-`Last-Event-ID` set to the last id that it has seen; the body does not matter. It gets the events behind that one. Over
+`Last-Event-ID` set to the last id that it has seen; the body does not matter. It gets the events after that one. Over
 gRPC the field `resume_from` says the same.
 """
 
@@ -22,7 +22,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resumption:
-    """A stream to go on with."""
+    """A stream to resume."""
 
     place: Place
     adopted: tuple[AdoptedRequest, ...]
@@ -52,7 +52,7 @@ def note_of(body: BaseModel | str, *, path: str, created: int, **more: Any) -> b
 
 
 async def resumption_at(place: Place, *, engine: Engine, path: str, tenant: str) -> Resumption:
-    """The stream to go on with at `place`.
+    """The stream to resume at `place`.
 
     Args:
         path: of the call, which must be that of the stream.

@@ -157,7 +157,7 @@ class Run:
             self.event_ids.advance(delta)
 
     def release(self) -> None:
-        """The client has everything, or is gone: nobody will go on with the stream."""
+        """The client has everything, or is gone: no one will resume the stream."""
         if self.event_ids is not None:
             for request in self._requests:
                 self._serving.engine.release(request.request_id)

@@ -15,7 +15,7 @@ from pagoda_frontend.responses.protocol import ResponsesBody, ResponseToolChoice
 
 
 class Draft:
-    """Fills one response. Its events are read once, whether or not anybody is told of them."""
+    """Fills one response. Its events are read once, whether or not anyone reads them."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class Draft:
         conversation: Conversation,
         num_events: int = 0,
     ) -> None:
-        """`num_events`: that were told before, of an answer that is gone on with."""
+        """`num_events`: that were told before, of an answer that is resumed."""
         self._conversation = conversation
         self._builder = OutputBuilder(logprobs=conversation.logprobs, id_seed=conversation.run.call.engine_id)
         self._num_events = num_events

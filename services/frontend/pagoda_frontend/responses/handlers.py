@@ -120,7 +120,7 @@ class Responses:
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def _go_on(self, request: Request, place: Place) -> Response:
-        """The events behind `place`: of an answer that is made here in the background, or whose frontend is gone."""
+        """The events after `place`: of an answer that is made here in the background, or whose frontend is gone."""
         stored = self._store.find(place.key, self._tenant(request))
         if stored is not None and stored.events is not None:
             return self._follow(stored, place.num_events, field=HEADER)

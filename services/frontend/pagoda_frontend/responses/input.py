@@ -62,7 +62,7 @@ def chat_body_of(body: ResponsesBody, messages: Sequence[Message]) -> ChatBody:
 def add_input(
     messages: list[Message], given: str | Sequence[ResponseItem], stored_items: Callable[[], dict[str, dict[str, Any]]]
 ) -> None:
-    """Let `messages`, a conversation so far, go on with `given`.
+    """Let `messages`, a conversation so far, continue with `given`.
 
     Args:
         stored_items: gives the items that may be referred to, by id.

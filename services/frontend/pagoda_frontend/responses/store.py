@@ -17,7 +17,7 @@ class StoredResponse:
     """One answer with the conversation that it belongs to."""
 
     tenant: str
-    """Whose it is: nobody else finds it."""
+    """Whose it is: no one else finds it."""
     response: dict[str, Any]
     """The response object, as of now."""
     messages: list[dict[str, Any]]

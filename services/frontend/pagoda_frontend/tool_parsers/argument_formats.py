@@ -63,7 +63,7 @@ def quoted_arguments(name: str, schema: dict[str, Any], *, quote: str) -> Format
     """``key:value,…`` with strings between quotes and other values as JSON.
 
     Args:
-        quote: what stands before and behind a string, which begins with <.
+        quote: what stands before and after a string, which begins with <.
     """
     arguments = sorted(properties_of(name, schema), key=lambda argument: not argument[2])
     values = []
@@ -108,7 +108,7 @@ def tagged_arguments(
     Args:
         key_ends: what stands before a key, and between it and its value.
         json_key_end: what stands between a key and its value where that is JSON; None where it is the same.
-        end: what stands behind a value.
+        end: what stands after a value.
         stops: what ends a value, wherever it is.
     """
     tags = []

@@ -76,7 +76,7 @@ class ToolParser(ABC):
 
     @classmethod
     def frame(cls, name: str) -> tuple[str, str] | None:
-        """What a call of `name` has before and behind its arguments; None where these are no JSON."""
+        """What a call of `name` has before and after its arguments; None where these are no JSON."""
         return None
 
     @classmethod
@@ -192,7 +192,7 @@ class ToolParser(ABC):
         self._num_calls += 1
 
     def _argue(self, arguments: str) -> None:
-        """Go on with the arguments of the call that began last."""
+        """Continue the arguments of the call that began last."""
         if not arguments:
             return
         last = self._calls[-1] if self._calls else None

@@ -27,7 +27,7 @@ def json_value(schema: Any) -> Format:
 
 
 def sequence(*elements: Format) -> Format:
-    """One behind the other."""
+    """One after the other."""
     return {"type": "sequence", "elements": list(elements)}
 
 

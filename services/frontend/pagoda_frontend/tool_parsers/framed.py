@@ -1,4 +1,4 @@
-"""Calls whose name stands between markers, with the arguments as JSON behind it: DeepSeek, Kimi."""
+"""Calls whose name stands between markers, with the arguments as JSON after it: DeepSeek, Kimi."""
 
 import re
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ class FramedParser(ToolParser):
     header: ClassVar[re.Pattern[str]]
     """All of what stands between start and arguments; group `name` is the name, `id` if there is one the id."""
     end: ClassVar[str] = ""
-    """Marker behind a call."""
+    """Marker after a call."""
     ignored: ClassVar[tuple[str, ...]] = ()
     """Markers around all calls."""
 
@@ -186,7 +186,7 @@ class DeepSeekV31Parser(DeepSeekV3Parser):
 class KimiK2Parser(SectionParser):
     """``<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}``: Kimi K2, whose template wants its ids.
 
-    What has no number behind its name is no call.
+    What has no number after its name is no call.
     """
 
     start = "<|tool_call_begin|>"

@@ -122,7 +122,7 @@ class Gemma4Parser(ToolParser):
         return True
 
     def _read_end(self, *, is_last: bool) -> bool:
-        """The end marker, and separators behind it, where there are any."""
+        """The end marker, and separators after it, where there are any."""
         start = after_space(self._text)
         is_end = after_start(self._text[start:], self.end)
         if is_end is None and not is_last:
@@ -215,7 +215,7 @@ def _bare(text: str) -> Any:
 
 
 def _arguments(name: str, schema: dict[str, Any]) -> Format:
-    """What stands behind the opening brace, with the closing one."""
+    """What stands after the opening brace, with the closing one."""
     if is_any_object(schema):
         return ended(f"{text_without((Gemma4Parser.end, Gemma4Parser.start))}*", "}")
     return formats.sequence(quoted_arguments(name, schema, quote=_QUOTE), formats.text("}"))

@@ -1,4 +1,4 @@
-"""Calls as JSON objects, alone or in an array, behind a marker, at the beginning of the text or within it."""
+"""Calls as JSON objects, alone or in an array, after a marker, at the beginning of the text or within it."""
 
 import json
 from collections.abc import Mapping
@@ -17,15 +17,15 @@ class JsonToolParser(ToolParser):
     """Reads ``{"name": …, "arguments": {…}}``. Subclasses say what goes around it."""
 
     starts: ClassVar[tuple[str, ...]] = ()
-    """Markers behind which calls are."""
+    """Markers after which calls are."""
     end: ClassVar[str] = ""
-    """Marker behind them; where it is missing, the object's own end counts."""
+    """Marker after them; where it is missing, the object's own end counts."""
     begins_text: ClassVar[bool] = False
     """Calls may be at the beginning of the text without a marker."""
     calls_in_array: ClassVar[bool] = False
-    """Behind a marker stands an array of calls with arguments."""
+    """After a marker stands an array of calls with arguments."""
     array_end: ClassVar[str] = ""
-    """What must stand behind the array."""
+    """What must stand after the array."""
     is_in_prose: ClassVar[bool] = False
     """Calls of known tools may be anywhere in the text without a marker."""
     needs_arguments: ClassVar[bool] = False
@@ -71,7 +71,7 @@ class JsonToolParser(ToolParser):
         return self._expect_object(in_prose=True)
 
     def _read_first(self, *, is_last: bool) -> bool:
-        """Behind a marker: an array or an object."""
+        """After a marker: an array or an object."""
         start = after_space(self._text)
         if start == len(self._text):
             return self._give_up() if is_last else False
@@ -167,7 +167,7 @@ class JsonToolParser(ToolParser):
         return True
 
     def _read_fault(self, *, is_last: bool) -> bool:
-        """Behind other calls: what is none goes on to the next object that begins a line, or to the end marker."""
+        """After other calls: what is none goes on to the next object that begins a line, or to the end marker."""
         place, marker = find_marker(self._text, ("\n{", *self._stops()), is_last=is_last)
         self._say(self._read(place))
         if marker is None:

@@ -24,7 +24,7 @@ class Ernie45Parser(HermesParser):
 
 
 class Granite20bParser(JsonToolParser):
-    """``<function_call> {"name": …, "arguments": …}``, one behind the other: Granite 20B for function calling."""
+    """``<function_call> {"name": …, "arguments": …}``, one after the other: Granite 20B for function calling."""
 
     keeps_space = True
     starts = ("<function_call>",)

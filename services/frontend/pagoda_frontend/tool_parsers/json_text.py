@@ -16,7 +16,7 @@ _CONTROL = {code: json.dumps(chr(code))[1:-1] for code in range(0x20)}
 
 
 def after_space(text: str, start: int = 0) -> int:
-    """Where `text` goes on behind white space."""
+    """Where `text` goes on after white space."""
     match = _SPACE.match(text, start)
     assert match is not None
     return match.end()

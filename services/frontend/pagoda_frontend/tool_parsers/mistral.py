@@ -98,7 +98,7 @@ class MistralParser(ToolParser):
         return False
 
     def _call_after(self, place: int, *, is_last: bool) -> tuple[type[ToolParser] | None, int] | None:
-        """What begins at `place`, behind the marker, and where: an array, a named call, or (no class) none of them.
+        """What begins at `place`, after the marker, and where: an array, a named call, or (no class) none of them.
 
         None while that is not known.
         """

@@ -23,13 +23,13 @@ class PythonicParser(ToolParser):
     start: ClassVar[str] = "<|python_start|>"
     """Marker before the calls; it may be missing where calls may begin the text."""
     end: ClassVar[str] = "<|python_end|>"
-    """Marker behind them."""
+    """Marker after them."""
     markers = (start, end)
     openers = (start,)
     begins_text: ClassVar[bool] = True
     """Calls may stand without markers."""
     is_bare: ClassVar[bool] = False
-    """Behind the marker they need no brackets around them."""
+    """After the marker they need no brackets around them."""
 
     def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
         super().__init__(schemas=schemas)
@@ -79,7 +79,7 @@ class PythonicParser(ToolParser):
         return True
 
     def _read_open(self, *, is_last: bool) -> bool:
-        """Behind the marker: a list, or calls."""
+        """After the marker: a list, or calls."""
         start = after_space(self._text)
         if start == len(self._text):
             return self._give_up() if is_last else False
@@ -182,7 +182,7 @@ class Olmo3Parser(PythonicParser):
 
 
 class Lfm2Parser(PythonicParser):
-    """``<|tool_call_start|>[…]<|tool_call_end|>``, with text before and behind: LFM2."""
+    """``<|tool_call_start|>[…]<|tool_call_end|>``, with text before and after: LFM2."""
 
     start = "<|tool_call_start|>"
     end = "<|tool_call_end|>"

@@ -17,7 +17,7 @@ MAX_NAME_CHARS = 1024
 WRAPPERS = ("arguments", "input")
 """What models call an argument that holds all arguments, as an object."""
 LOOKAHEAD_CHARS = 64
-"""No marker behind a name is longer."""
+"""No marker after a name is longer."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class TaggedArgumentsParser(ToolParser):
     is_whole: ClassVar[bool] = False
     """A call that is no longer than `MAX_HELD_CHARS` begins when it has ended; one that is cut off is none."""
     has_line_breaks: ClassVar[bool] = True
-    """A line break behind the tag before a value and one before the tag behind it belong to the tags."""
+    """A line break after the tag before a value and one before the tag after it belong to the tags."""
 
     def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
         super().__init__(schemas=schemas)

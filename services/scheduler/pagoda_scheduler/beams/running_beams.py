@@ -81,7 +81,7 @@ class Beams:
         return self._reentering.pop(request, None) is not False
 
     def _continue(self, beam: Request, token_id: int) -> Request:
-        """Let a beam go on with `token_id`."""
+        """Let a beam continue with `token_id`."""
         beam.waits_for_siblings = False
         beam.output_token_ids.append(token_id)
         beam.num_tokens += 1

@@ -151,7 +151,7 @@ class InFlight:
                         self._append(request, tokens[place], result)
                         result.add_token(request, tokens[place], place)
                         if request.is_finished:
-                            break  # what was sampled behind the end is nobody's
+                            break  # what was sampled after the end belongs to no one
             row += count
 
     def _take_embedding(self, request: Request, embedding: bytes | None, result: StepResult) -> None:
@@ -182,7 +182,7 @@ class InFlight:
                 self._kv.is_swap_cheaper = is_cheaper
 
     def _append(self, request: Request, token_id: int, result: StepResult) -> None:
-        """Commit a sampled token. Runs once for every token of every sequence: what is rare stands behind a test."""
+        """Commit a sampled token. Runs once for every token of every sequence: what is rare stands after a test."""
         if self._charge is not None:
             self._charge(request, OUTPUT_TOKEN_COST)
         if not request.is_announced:

@@ -36,7 +36,7 @@ class BeamSequences(Protocol):
 
 class _HotFields:
     """What every step touches of every sequence. Slots lie in memory in the order of their names, those of a base class
-    first: so this is two cache lines, not six, and between two steps the caches have been somebody else's."""
+    first: so this is two cache lines, not six, and between two steps the caches have been someone else's."""
 
     __slots__ = (
         "block_ids",

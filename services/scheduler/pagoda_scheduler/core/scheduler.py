@@ -307,7 +307,7 @@ class Scheduler:
         """The worker is lost: count that against the sequences in flight, and those whose constraints it was compiling;
         those that were alone in it twice over.
 
-        To be called before `take_all`. Whoever is returned crashes its worker whenever it is computed.
+        To be called before `take_all`. A sequence that is returned crashes its worker whenever it is computed.
         """
         return self._in_flight.blame([] if self._constraints is None else self._constraints.being_compiled)
 
@@ -373,7 +373,7 @@ class Scheduler:
             num_tokens = min(computed + num_new, request.max_num_tokens)
             blocks = self.kv.extend(request, min(num_tokens + num_ahead, request.max_num_tokens)) if num_ahead else None
             if blocks is None:
-                num_ahead = 0  # nobody is preempted for a guess
+                num_ahead = 0  # no one is preempted for a guess
             while blocks is None and (blocks := self.kv.extend(request, num_tokens)) is None:
                 is_short = True
                 victim = self._room.victim
@@ -440,7 +440,7 @@ class Scheduler:
             self._constraints.leave(request)
 
     def _admit(self, request: Request, prefix: Prefix, num_new: int, plan: StepPlan) -> None:
-        """Give a waiting sequence a slot, its prefix, and blocks for its first `num_new` tokens behind that."""
+        """Give a waiting sequence a slot, its prefix, and blocks for its first `num_new` tokens after that."""
         self.kv.admit(request, prefix)
         blocks = self.kv.extend(request, prefix.num_tokens + num_new)
         assert blocks is not None, "can_admit() promised these blocks"
@@ -454,12 +454,12 @@ class Scheduler:
         if self.adapters is not None:
             self.adapters.admit(request)
         self.waiting.charge(request, num_new)
-        # Found by whoever is admitted next, even within this step.
+        # Found by the sequence that is admitted next, even within this step.
         self.kv.cache_computed(request, prefix.num_tokens + num_new)
         plan.admit(request, num_new, num_cached_tokens=prefix.num_tokens)
 
     def _advance(self, request: Request, num_scheduled: int) -> bool:
-        """Count a scheduled chunk as computed; whether the step samples a token behind it."""
+        """Count a scheduled chunk as computed; whether the step samples a token after it."""
         request.num_computed_tokens = computed = request.num_computed_tokens + num_scheduled
         is_last = computed == request.num_tokens
         if num_scheduled > 1 or not is_last:

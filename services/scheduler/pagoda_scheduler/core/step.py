@@ -134,7 +134,7 @@ class ModelRunnerOutput(NamedTuple):
 
     step: int
     num_sampled_tokens: list[int] | None
-    """Tokens each sequence got; None: 1 each. More than 1: accepted draft tokens, and the one behind them."""
+    """Tokens each sequence got; None: 1 each. More than 1: accepted draft tokens, and the one after them."""
     token_ids: list[int]
     logprobs: LogprobRows | None = None
     prompt_logprobs: Sequence[PromptLogprobRows] = ()

@@ -17,7 +17,7 @@ class Turns:
     """Places in a queue. The first TURN sequences of a call have come when they come; the others count as coming later,
     TURN of them at a time.
 
-    Time goes on with admissions: to the time of a late one that is admitted, and by a turn for every ADMISSIONS_A_TURN
+    Time advances with admissions: to the time of a late one that is admitted, and by a turn for every ADMISSIONS_A_TURN
     others. So what comes after a large call is admitted before its rest, the rest has its share while others come, and
     where no others are it waits for nothing. Calls of up to TURN sequences are served first come first served.
     Source: start-time fair queueing, Goyal, Vin and Cheng 1996.

@@ -221,7 +221,7 @@ class PriorityQueue(OrderedQueue):
 class FairQueue(WaitingQueue):
     """The tenant that was served least goes first; first come first served within a tenant.
 
-    A tenant that comes back from a pause starts level with the least served of those that wait, so that nobody saves
+    A tenant that comes back from a pause starts level with the least served of those that wait, so that no tenant saves
     up. Source: virtual token counters, Sheng et al. 2024 (arXiv 2401.00588).
     """
 

@@ -31,7 +31,7 @@ class Engine:
     def __init__(self, *, config: EngineConfig) -> None:
         self.config = config
         self.traces: Traces | None = None
-        """Of requests whose trace is sampled, where somebody collects them."""
+        """Of requests whose trace is sampled, where someone collects them."""
         self.num_submitted = 0
         """Counter: requests taken in."""
         self.kv_events: KVEventLog | None = None
@@ -150,7 +150,7 @@ class Engine:
         """A group serves no more: its sequences go on elsewhere, with their token log, ahead of what waits there.
 
         Args:
-            is_fault: it went of itself, and whoever was in flight may be the cause.
+            is_fault: it went of itself, and a sequence in flight may be the cause.
         """
         removed = self._placement.remove(core, is_fault=is_fault)
         if removed is None:
@@ -187,14 +187,14 @@ class Engine:
         self._readers.announce()
 
     def close_sink(self, sink: Sink) -> None:
-        """Forget a sink and abort what it waits for, but for what somebody else may go on with."""
+        """Forget a sink and abort what it waits for, but for what another frontend may resume."""
         self.unpark(sink)  # what is kept is computed on
         self.sinks.discard(sink)
         for request_id in self._open.orphan(sink):
             self._drop(request_id)
 
     def hand_over(self) -> None:
-        """End every stream: whoever has requests open goes on with them at the next scheduler."""
+        """End every stream: frontends resume their open requests at the next scheduler."""
         self._readers.close_all(NotReady("the scheduler is shutting down", retry_after_s=1))
 
     # Parts.

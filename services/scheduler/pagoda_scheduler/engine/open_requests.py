@@ -17,7 +17,7 @@ class Origin:
     key: str
     """Name under which it can be adopted."""
     message: object
-    """What its frontend sent, for whoever adopts it."""
+    """What its frontend sent, for the frontend that adopts it."""
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class OpenRequests:
             self._deadlines.set(open_request.request_id, timeout_s)
 
     def forget(self, request_id: str) -> None:
-        """A request is over, and nobody may ask for it any more."""
+        """A request is over, and no one may ask for it any more."""
         self._deadlines.cancel(request_id)
         self._leases.cancel(request_id)
         del self.by_id[request_id]

@@ -65,7 +65,7 @@ class Placement:
     def start(self, sequences: Iterable[Request], core: EngineCore | None, *, at_front: bool) -> None:
         """Queue sequences at `core`, or until there is a group; `at_front`: they resume."""
         for request in sequences:
-            if request.check_finished():  # resumed behind its own end
+            if request.check_finished():  # resumed after its own end
                 self._end(request)
             elif core is None:
                 self._homeless.append(request)
@@ -89,7 +89,7 @@ class Placement:
                 request.finish_reason, request.error = "error", error
                 self._end(request)
                 continue
-            if request.check_finished():  # resumed behind its own end, before the model was known
+            if request.check_finished():  # resumed after its own end, before the model was known
                 self._end(request)
             else:
                 self._add(core, request, at_front=request not in late)
@@ -139,7 +139,7 @@ class Placement:
         """A group serves no more; None when it did not.
 
         Args:
-            is_fault: it went of itself, and whoever was in flight may be the cause.
+            is_fault: it went of itself, and a sequence in flight may be the cause.
 
         Returns:
             Every unfinished sequence that it had, and those of them that have shown that they crash their worker.

@@ -30,7 +30,7 @@ class Readers:
         """Hand one step's news to the sinks that wait for them.
 
         Args:
-            has_orphans: some of the news may be nobody's.
+            has_orphans: some of the news may belong to no one.
         """
         is_whole = len(self.sinks) == 1 and not has_orphans
         parts: dict[object, StepResult] = {next(iter(self.sinks)): result} if is_whole else result.by_sink()

@@ -1,4 +1,4 @@
-"""Hold: keeps a worker group from serving for as long as somebody needs it so. Knows no group and no gRPC."""
+"""Hold: keeps a worker group from serving for as long as someone needs it so. Knows no group and no gRPC."""
 
 import asyncio
 

@@ -95,7 +95,7 @@ class WorkerGroup:
         self.changed.set()
 
     def drop(self, rank: Rank) -> None:
-        """A rank has gone, and the group cannot go on without it. Nothing if another one has its place."""
+        """A rank has gone, and the group cannot continue without it. Nothing if another one has its place."""
         rank.come_back()
         if self.ranks.get(rank.number) is rank:
             del self.ranks[rank.number]

@@ -37,7 +37,7 @@ MAX_RETRY_S = 10.0
 
 
 LASTING = ("loading", "standby", "serving", "sleeping", "waking", "reloading")
-"""What a worker goes on with when its registration is cut off."""
+"""What a worker continues with when its registration is cut off."""
 
 
 class WorkerGroups:

@@ -21,7 +21,7 @@ class PrefillChunk:
     num_tokens: int
     """Computed, what came from the cache left out."""
     is_last: bool
-    """The step samples a token behind it."""
+    """The step samples a token after it."""
     end_ns: int = 0
     """0: it was never answered."""
     timings: StepTimings | None = None

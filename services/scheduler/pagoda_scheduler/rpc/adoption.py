@@ -18,7 +18,7 @@ def origin_of(message: scheduler_pb2.SubmitRequest) -> Origin | None:
 
 
 def adopted_to_proto(open_request: OpenRequest) -> scheduler_pb2.AdoptedRequest:
-    """A request with an origin, for whoever adopts it."""
+    """A request with an origin, for the frontend that adopts it."""
     assert open_request.origin is not None
     submitted = open_request.origin.message
     assert isinstance(submitted, scheduler_pb2.SubmitRequest)

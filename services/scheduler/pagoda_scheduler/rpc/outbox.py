@@ -72,7 +72,7 @@ class Outbox(Generic[Message]):
                 self._on_room()
 
     def close(self, error: PagodaError | None = None) -> None:
-        """End the stream behind what waits, with `error` if given."""
+        """End the stream after what waits, with `error` if given."""
         self._is_closed = True
         self._error = self._error or error
         self._wake.set()

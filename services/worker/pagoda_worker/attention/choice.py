@@ -63,7 +63,7 @@ class AttentionChoice:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """The adapter's result. If it fails, ours, and nobody asks it again."""
+        """The adapter's result. If it fails, ours, and no one asks it again."""
         try:
             if name in self._adapters:
                 adapter = self._adapters[name]

@@ -54,7 +54,7 @@ class Batch:
 
     def __init__(self, lens: Lens, needs: AttentionNeeds, device: torch.device, pool_bytes: int = POOL_BYTES) -> None:
         """The cache is no larger than `pool_bytes` for keys and for values each, and one block more: sequences share
-        blocks where more would be needed. A block that nobody has holds NaN."""
+        blocks where more would be needed. A block that no one has holds NaN."""
         self.lens, self._needs, self._device = lens, needs, device
         self._query_lens, self._seq_lens = np.array(lens.query_lens), np.array(lens.seq_lens)
         counts = -(-self._seq_lens // needs.block_size)

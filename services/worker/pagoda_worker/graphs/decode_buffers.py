@@ -19,7 +19,7 @@ class DecodeBuffers:
     no slot, and belongs to no sequence (query_start_loc repeats its last entry), so it reads no cache either. What the
     model makes of it is in its own row and means nothing.
 
-    A step's columns and block table lie one behind the other in pinned memory and go over in one copy, which is then
+    A step's columns and block table lie one after the other in pinned memory and go over in one copy, which is then
     spread on the device: the table's rows are as long as the step's longest there, and as long as they can be here.
     Two such pieces of memory take turns, so that one can be written while the other one is still read.
     """

@@ -30,7 +30,7 @@ _REASONS = (
 )
 """By a part of the name of a tensor."""
 _WRAPPED = ".base_layer"
-"""What peft puts behind the name of a module of which it has changed another parameter already."""
+"""What peft puts after the name of a module of which it has changed another parameter already."""
 
 
 @dataclass(slots=True)

@@ -174,7 +174,7 @@ class LoraTargets:
         return WeightSource(name=layer, parameter=parameter) if parameter in self._parameters else None
 
     def _part(self, source: WeightSource, layer: str, place: int) -> WeightSource | None:
-        """One of the projections that a tensor of the checkpoint holds, one behind the other."""
+        """One of the projections that a tensor of the checkpoint holds, one after the other."""
         if not isinstance(self._whole, Decoder) or source.group_rows:
             return None
         spec = self._whole.spec

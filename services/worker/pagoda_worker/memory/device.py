@@ -154,7 +154,7 @@ def available_memory_bytes() -> int:
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Bytes of a device that nobody has, once this process has given back what it does not use."""
+    """Bytes of a device that no one has, once this process has given back what it does not use."""
     if device.type == "cpu":
         return available_memory_bytes()
     torch.cuda.synchronize(device)

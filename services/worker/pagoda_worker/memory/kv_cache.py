@@ -98,8 +98,8 @@ class KVCache:
         return max(1, (time.perf_counter_ns() - started) // (2 * count))
 
     def sanitize(self, block_ids: IntArray) -> None:
-        """Replace NaN and infinity in some blocks: whoever gets the blocks next reads past its own tokens (masked, but
-        zero times NaN is NaN)."""
+        """Replace NaN and infinity in some blocks: their next sequence reads past its own tokens (masked, but zero
+        times NaN is NaN)."""
         if not self.k_caches:
             return
         ids = to_device(block_ids, self.k_caches[0].device)

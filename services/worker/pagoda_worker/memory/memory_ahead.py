@@ -18,7 +18,7 @@ from torch import Tensor
 from pagoda_worker.threads import num_usable_cores
 
 MAX_SHARE_AHEAD = 1 / 16
-"""Of the cache: most that is there behind the last block used."""
+"""Of the cache: most that is there after the last block used."""
 EARLY_SHARE_AHEAD = 1 / 2
 """The same of an early one, which has so much from the start on."""
 PERIOD_S = 0.25
@@ -91,7 +91,7 @@ class Resting(Protocol):
         """Whether no step ran for so long."""
 
     def touch_ahead(self, may_go_on: Callable[[], bool]) -> None:
-        """`MemoryAhead.touch` behind the blocks that steps have used."""
+        """`MemoryAhead.touch` after the blocks that steps have used."""
 
 
 async def touch_memory_at_rest(worker: Resting) -> None:

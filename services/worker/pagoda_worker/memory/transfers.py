@@ -28,7 +28,7 @@ def to_host(*tensors: Tensor) -> tuple[AnyArray, ...]:
 
 
 class HostCopies:
-    """Tensors of one device on their way to the host, behind what the current stream was given before.
+    """Tensors of one device on their way to the host, after what the current stream was given before.
 
     The wait is for an event, which torch.cuda.set_sync_debug_mode lets pass: nothing else on a step's path waits.
     """
@@ -95,7 +95,7 @@ class Upload:
 class Download:
     """Whole numbers that the device sends, for the host to read later. One caller at a time: `send`, then `wait`.
 
-    On CUDA they go to pinned memory, behind what the current stream was given before; the host waits for an event.
+    On CUDA they go to pinned memory, after what the current stream was given before; the host waits for an event.
     """
 
     def __init__(self, *, num_words: int, device: torch.device) -> None:
@@ -132,7 +132,7 @@ def new_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def new_event() -> torch.cuda.Event:
-    """An event of the current device, not recorded yet: nobody waits for it."""
+    """An event of the current device, not recorded yet: no one waits for it."""
     return torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch: its constructor has no types
 
 

@@ -49,5 +49,5 @@ def attend(
 
 
 def _wide(x: Tensor, width: int) -> Tensor:
-    """With zeros behind each head's values, contiguous."""
+    """With zeros after each head's values, contiguous."""
     return F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x.contiguous()

@@ -243,7 +243,7 @@ class Decoder(Model):
         return None
 
     def _end_weights(self, *, is_plain: bool) -> EndWeights | None:
-        """What comes before and behind the layers; None: it is more than a table, a norm and a matrix.
+        """What comes before and after the layers; None: it is more than a table, a norm and a matrix.
 
         Args:
             is_plain: in which form matrices must be.

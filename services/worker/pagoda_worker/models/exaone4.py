@@ -1,4 +1,4 @@
-"""EXAONE 4: norms behind attention and feed-forward and on heads; layers without a window have no positions."""
+"""EXAONE 4: norms after attention and feed-forward and on heads; layers without a window have no positions."""
 
 from collections.abc import Callable
 

@@ -100,7 +100,7 @@ class Matrix(nn.Module):
 
 
 class Linear(Matrix):
-    """x W^T + b; one matrix may hold several projections, one behind the other in its rows."""
+    """x W^T + b; one matrix may hold several projections, one after the other in its rows."""
 
     def __init__(self, *, in_features: int, out_features: int, bias: bool, prefix: str = "") -> None:
         super().__init__(rows=out_features, columns=in_features, is_multiplied=True, prefix=prefix)

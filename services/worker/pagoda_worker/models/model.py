@@ -203,7 +203,7 @@ class Model(nn.Module, ABC):
 
 
 Head: TypeAlias = Literal["none", "sequence", "token", "vocabulary"]
-"""What stands behind hidden states: nothing, labels of a text, labels of a token, logits of the vocabulary."""
+"""What stands after hidden states: nothing, labels of a text, labels of a token, logits of the vocabulary."""
 
 
 class PoolingHeads(ABC):

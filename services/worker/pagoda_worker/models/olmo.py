@@ -1,4 +1,4 @@
-"""OLMo (norms without weights), OLMo 2 (norms behind, over all heads) and OLMo 3 (the same with sliding windows)."""
+"""OLMo (norms without weights), OLMo 2 (norms after, over all heads) and OLMo 3 (the same with sliding windows)."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""OPT: learned positions that start at row 2, relu, and in the 350m model norms behind the residual sums."""
+"""OPT: learned positions that start at row 2, relu, and in the 350m model norms after the residual sums."""
 
 from pagoda_worker.models.hf_config import HfConfig, get, required
 from pagoda_worker.models.spec import DecoderSpec

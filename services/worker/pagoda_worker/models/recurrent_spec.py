@@ -79,7 +79,7 @@ class Mamba2Spec:
     in_bias: bool = False
     out_bias: bool = False
     norm: GatedNorm = "gate_first"
-    """Of the result: behind its gate, before it, or none."""
+    """Of the result: after its gate, before it, or none."""
     norm_groups: int = 1
     """Parts of the columns, each with a mean square of its own."""
     shares_norm: bool = False

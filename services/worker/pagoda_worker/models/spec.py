@@ -133,8 +133,8 @@ class DecoderSpec:
     norm_weight_offset: float = 0.0
     """Added to every norm's weight (Gemma: 1)."""
     norms: NormPlaces = "input"
-    """Norms stand before attention and feed-forward (input), behind them but before the residual sum (output: OLMo 2),
-    at both places (Gemma 2), or behind the residual sum (sum: OPT-350m)."""
+    """Norms stand before attention and feed-forward (input), after them but before the residual sum (output: OLMo 2),
+    at both places (Gemma 2), or after the residual sum (sum: OPT-350m)."""
     is_gated: bool = True
     """down(act(gate(x)) * up(x)); else fc2(act(fc1(x)))."""
     is_parallel: bool = False

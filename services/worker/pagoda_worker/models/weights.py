@@ -43,7 +43,7 @@ class MadeWeights:
     """From the tensors, in order, to whole parameters by name."""
 
     def within(self, prefix: str) -> "MadeWeights":
-        """The same for a model that has these parameters behind a prefix."""
+        """The same for a model that has these parameters under a prefix."""
 
         def make(tensors: list[Tensor]) -> dict[str, Tensor]:
             return {prefix + name: value for name, value in self.make(tensors).items()}
@@ -68,7 +68,7 @@ class WeightNames:
     """Several of the same parameters are ways to store them, of which a checkpoint has one."""
 
     def within(self, prefix: str) -> "WeightNames":
-        """The same for a model that has these parameters behind a prefix."""
+        """The same for a model that has these parameters under a prefix."""
         return replace(
             self,
             sources=[replace(source, parameter=prefix + source.parameter) for source in self.sources],
@@ -177,7 +177,7 @@ class _Writer:
         rows: Sequence[int] = (),
         group_rows: tuple[int, ...] = (),
     ) -> None:
-        """One projection, or several of `rows` rows each, one behind the other."""
+        """One projection, or several of `rows` rows each, one after the other."""
         for kind in ("weight", "bias") if bias else ("weight",):
             start = 0
             for index, name in enumerate(names):

@@ -70,7 +70,7 @@ class Peers:
             greeting = bytearray(TOKEN_BYTES + RANK_BYTES)
             _receive(peer, memoryview(greeting))
             if not hmac.compare_digest(bytes(greeting[:TOKEN_BYTES]), token):
-                peer.close()  # whoever that was
+                peer.close()  # whatever rank that was
                 continue
             self._sockets[int.from_bytes(greeting[TOKEN_BYTES:], "little")] = peer
         self._listener.close()

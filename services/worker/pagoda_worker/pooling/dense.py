@@ -1,4 +1,4 @@
-"""The matrices that sentence-transformers puts behind a pooling, and the heads of bge-m3. Knows tensors and files."""
+"""The matrices that sentence-transformers puts after a pooling, and the heads of bge-m3. Knows tensors and files."""
 
 from pathlib import Path
 

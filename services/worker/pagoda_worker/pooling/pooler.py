@@ -15,7 +15,7 @@ from pagoda_worker.pooling.sequence_pooling import pool_sequences
 
 
 class Heads(Protocol):
-    """What stands behind the hidden states of a model."""
+    """What stands after the hidden states of a model."""
 
     def classify(self, pooled: Tensor) -> Tensor:
         """[n, size], one vector a text, to [n, num_labels] float32 logits."""
@@ -69,7 +69,7 @@ class Pooler:
         """
         Args:
             heads: the model's own; None: it has none.
-            denses: behind the pooling, or on each token.
+            denses: after the pooling, or on each token.
             classifier: in place of the model's head.
             token_dense: of token_embed, in place of `denses` (bge-m3).
             lexical: of token_classify: one weight a token (bge-m3).

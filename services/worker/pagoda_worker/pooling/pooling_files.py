@@ -28,7 +28,7 @@ SUPPORTED = "Transformer, Pooling, Dense, Normalize, MLMTransformer, SpladePooli
 
 @dataclass(frozen=True, slots=True)
 class DenseFile:
-    """A matrix behind the pooling, or before the normalisation of tokens."""
+    """A matrix after the pooling, or before the normalisation of tokens."""
 
     directory: Path
     activation: str

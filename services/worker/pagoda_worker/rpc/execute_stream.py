@@ -85,7 +85,7 @@ class ExecuteStream:
         answer.when_there(self._writer.wake)
 
     def end(self, error: BaseException | None = None) -> None:
-        """No more answers come; with an error the stream fails behind those that are on their way."""
+        """No more answers come; with an error the stream fails after those that are on their way."""
         if error is not None:
             failed = StepAnswer()
             failed.fail(error)
@@ -112,7 +112,7 @@ class ExecuteStream:
 
 
 class _Waiter:
-    """One coroutine at a time waits; waking it twice, or waking nobody, does nothing."""
+    """One coroutine at a time waits; waking it twice, or waking no one, does nothing."""
 
     def __init__(self) -> None:
         self._future: asyncio.Future[None] | None = None
@@ -123,6 +123,6 @@ class _Waiter:
         await self._future
 
     def wake(self) -> None:
-        """Whoever waits goes on."""
+        """The waiting coroutine continues."""
         if self._future is not None and not self._future.done():
             self._future.set_result(None)

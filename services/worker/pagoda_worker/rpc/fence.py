@@ -9,7 +9,7 @@ from pagoda_common.errors import StaleEpoch
 Answer = TypeVar("Answer")
 
 MAX_STEPS_AHEAD = 4
-"""Steps of one stream that may wait or run at once; what comes behind them waits in the connection."""
+"""Steps of one stream that may wait or run at once; what comes after them waits in the connection."""
 NUM_KEPT_ANSWERS = MAX_STEPS_AHEAD + 4
 """Steps whose answers are kept, those on their way included: a repeated step is answered again."""
 

@@ -47,12 +47,12 @@ EXIT_STUCK = 70
 
 
 def _end_process() -> None:
-    """Whoever keeps this process running starts a sound one; the stuck thread cannot be ended otherwise."""
+    """The supervisor starts a sound one; the stuck thread cannot be ended otherwise."""
     os._exit(EXIT_STUCK)
 
 
 def _nothing() -> None:
-    """To be run on the model thread, behind whatever it does."""
+    """To be run on the model thread, after whatever it does."""
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
@@ -446,6 +446,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
 
 def _hear(answer: asyncio.Future[Any]) -> None:
-    """A failure that nobody waits for any more is no news."""
+    """A failure that no one waits for any more is no news."""
     if not answer.cancelled():
         answer.exception()

@@ -16,7 +16,7 @@ class Drafter:
 
     A draft has what followed the last tokens where they stood before (a loop goes round: its own draft is its
     continuation). A sequence begins with drafts of num_speculative_tokens; one that is wrong from its first token on
-    halves the next, and behind a wrong one of a single token there is none for FIRST_PAUSE tokens, then for twice as
+    halves the next, and after a wrong one of a single token there is none for FIRST_PAUSE tokens, then for twice as
     many, up to MAX_PAUSE. One that is right for a tokens makes the next at least 2 a long, and pauses short again.
     Source: prompt lookup decoding, Saxena 2023 (github.com/apoorvumang/prompt-lookup-decoding).
     """

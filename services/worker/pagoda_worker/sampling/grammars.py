@@ -167,7 +167,7 @@ def _come_last() -> None:
 
 
 def no_compiler() -> BoundedCompiler:
-    """Of a runner that serves nobody."""
+    """Of a runner that serves no one."""
     raise ModelLoadError("this model runner takes no structured outputs")
 
 

@@ -18,7 +18,7 @@ _WORD = 64
 class NgramIndex:
     """For every n: a hash table of the n-grams in each slot's log, whose entries are chained, latest first.
 
-    An entry is the position behind the n-gram. A look-up follows the chain until the tokens themselves are equal, so it
+    An entry is the position after the n-gram. A look-up follows the chain until the tokens themselves are equal, so it
     finds the latest occurrence, and none that is not there. Entering a token and looking up cost the same however long
     the log is: tables have two buckets for each column of the log. In memory this is 12 bytes a token and n.
     """
@@ -43,7 +43,7 @@ class NgramIndex:
             self._heads[slot] = 0
 
     def find(self, slots: IntArray, tokens: TokenArray, num_tokens: IntArray) -> IntArray:
-        """[n] the position behind the latest earlier occurrence of each log's last tokens, of as many as have one.
+        """[n] the position after the latest earlier occurrence of each log's last tokens, of as many as have one.
 
         0 where not even the shortest n-gram has one.
 
@@ -66,7 +66,7 @@ class NgramIndex:
         row, place = np.nonzero(entries)
         entry = entries[row, place]
         while row.size:
-            before = tokens[slots[row, None], entry[:, None] - self._back]  # [m, max_n]; wraps behind the n-gram only
+            before = tokens[slots[row, None], entry[:, None] - self._back]  # [m, max_n]; wraps after the n-gram only
             is_equal = ((before == last[row]) | self._is_behind[place]).all(axis=1)
             found[row[is_equal], place[is_equal]] = entry[is_equal]
             row, place = row[~is_equal], place[~is_equal]  # the entry is of another n-gram in the same bucket

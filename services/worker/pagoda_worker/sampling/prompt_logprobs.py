@@ -1,4 +1,4 @@
-"""Log probabilities of prompt tokens, behind a step that has computed some of them."""
+"""Log probabilities of prompt tokens, after a step that has computed some of them."""
 
 from collections.abc import Callable
 
@@ -31,7 +31,7 @@ def prompt_logprobs(
     is_normalised: bool,
     is_leader: bool,
 ) -> list[PromptLogprobs]:
-    """Log probabilities of the prompt tokens behind those of this step.
+    """Log probabilities of the prompt tokens after those of this step.
 
     Args:
         logits_of: [n, vocab_size] float32 of n places among the step's tokens; all ranks compute them together.

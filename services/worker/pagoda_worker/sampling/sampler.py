@@ -28,7 +28,7 @@ from pagoda_worker.steps.step import IntArray
 FILTERS = ("top_k", "top_p", "min_p")
 """Parameters that `sample_tokens` takes under their own names; off where they have their default."""
 BAD_TOKEN = -1
-"""What is told of a row that has sampled nothing: by a device to its host, and by rank 0 to the other ranks."""
+"""What is sent for a row that has sampled nothing: by a device to its host, and by rank 0 to the other ranks."""
 NO_TOKEN = -2
 """Of a row whose logits are good, but whose parameters leave nothing to sample: by a device to its host."""
 

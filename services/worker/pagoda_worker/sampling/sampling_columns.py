@@ -123,7 +123,7 @@ class SamplingColumns:
         self.bad_words[slot] = ANY_TOKEN
 
     def clear(self, slot: int) -> None:
-        """Forget a sequence: what is rare costs nothing once nobody asks for it."""
+        """Forget a sequence: what is rare costs nothing once no one asks for it."""
         self.generations[slot] += 1
         self.temperature[slot] = 0
         self.logprobs[slot] = self.prompt_logprobs[slot] = NO_LOGPROBS

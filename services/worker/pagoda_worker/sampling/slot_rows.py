@@ -23,7 +23,7 @@ class SlotRows:
         return self._slot_of.size
 
     def take(self, slots: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
-        """[n] the rows of `slots`, and [n] whether each is new: its contents belong to nobody.
+        """[n] the rows of `slots`, and [n] whether each is new: its contents belong to no one.
 
         Args:
             slots: [n], each once.

@@ -48,7 +48,7 @@ class ConstrainedSequence:
     end_token_ids: frozenset[int]
     """They are the grammar's end, and no part of it."""
     start_run: tuple[int, ...]
-    """Output tokens behind which the constraint begins."""
+    """Output tokens after which the constraint begins."""
     pending: list[int]
     """Output tokens that the matcher has not seen."""
     is_beam: bool = False
@@ -90,7 +90,7 @@ class ConstrainedSequence:
 
 
 class Constraints:
-    """Matchers by slot. A step asks for the mask before the forward pass and takes it behind it."""
+    """Matchers by slot. A step asks for the mask before the forward pass and takes it after it."""
 
     def __init__(
         self, *, grammars: Grammars, max_num_seqs: int, vocab_size: int, eos_token_ids: tuple[int, ...]

@@ -26,7 +26,7 @@ ONE_GROUP = (CacheGroup("full", ()),)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardInputs:
-    """The token rows of one step, sequences one behind the other. Bad slots are left out."""
+    """The token rows of one step, sequences one after the other. Bad slots are left out."""
 
     batch_rows: IntArray
     """[num_rows] place of each row in the batch as the scheduler sent it."""
@@ -35,7 +35,7 @@ class ForwardInputs:
     num_scheduled_tokens: IntArray
     """[num_rows] query tokens of each, those of its draft included."""
     num_draft_tokens: IntArray
-    """[num_rows] the last ones of these: guesses, which stand in the log behind the known tokens."""
+    """[num_rows] the last ones of these: guesses, which stand in the log after the known tokens."""
     seq_lens: IntArray
     """[num_rows] tokens whose KV is there after the step, those of drafts included."""
     block_tables: npt.NDArray[np.int32]
@@ -403,7 +403,7 @@ class InputBatch:
         )
 
     def _draft(self, drafter: Drafter, slots: IntArray, num_tokens: IntArray, most: IntArray) -> IntArray:
-        """Write a draft of at most `most` tokens behind each log; [num_rows] tokens of each."""
+        """Write a draft of at most `most` tokens after each log; [num_rows] tokens of each."""
         lengths, drafts = drafter.propose(slots, self.tokens, num_tokens, most)
         row, ahead = np.nonzero(np.arange(drafts.shape[1]) < lengths[:, None])
         if row.size:

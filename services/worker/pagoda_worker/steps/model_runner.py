@@ -194,7 +194,7 @@ class ModelRunner:
         self._kv_cache.swap_in(step.blocks_to_swap_in)
         self._kv_cache.copy(step.blocks_to_copy)
         if self._kv_cache.layout.has_windows:
-            self._clear_given(step)  # behind the moves: what is given was others' until then
+            self._clear_given(step)  # after the moves: what is given was others' until then
         self.input_batch.apply(step)
         if self._states is not None:
             self._apply_states(step, self._states)

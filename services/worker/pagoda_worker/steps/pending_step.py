@@ -1,4 +1,4 @@
-"""PendingStep: a step between `begin` and `result`; StepGuard: a step that fails ends all behind it. No tensors."""
+"""PendingStep: a step between `begin` and `result`; StepGuard: a step that fails ends all after it. No tensors."""
 
 import logging
 import math
@@ -53,7 +53,7 @@ class DoneStep:
 
 
 class StepGuard:
-    """Begins steps, and refuses those behind one that failed: nobody knows what the slots hold then.
+    """Begins steps, and refuses those after one that failed: no one knows what the slots hold then.
 
     What fails while a step begins is told by its `result`: the steps before it have answers. One caller at a time.
     """

@@ -39,7 +39,7 @@ class StepPipeline:
     needs of the host goes on beside the device."""
 
     def __init__(self, *, worker: StepWorker, submit: Callable[[Callable[[], None]], object]) -> None:
-        """`submit` runs a call on the model thread, behind those before it."""
+        """`submit` runs a call on the model thread, after those before it."""
         self._worker = worker
         self._submit = submit
         self._steps: deque[QueuedStep] = deque()

@@ -84,7 +84,7 @@ class SampledRows:
         )
 
     def num_new(self, token_ids: IntArray, is_bad: npt.NDArray[np.bool_]) -> IntArray:
-        """[num_seqs] tokens that count: behind a wrong draft token nothing does, nor does what a bad row has sampled.
+        """[num_seqs] tokens that count: after a wrong draft token nothing does, nor does what a bad row has sampled.
 
         Args:
             token_ids: [n] sampled.
@@ -93,7 +93,7 @@ class SampledRows:
         if self.owners.size == self.sequences.size:
             return (~is_bad).astype(np.int64)
         batch = self.batch
-        # What stands behind a row without a draft token is anything, and may be behind the columns.
+        # What stands after a row without a draft token is anything, and may be after the columns.
         guessed = batch.tokens[batch.slots, np.minimum(batch.num_tokens, batch.tokens.shape[1] - 1)]
         is_right = (token_ids == guessed) & ~is_bad & (self.ahead < self.num_draft_tokens[self.owners])
         wrong_at = np.where(is_right, self.ahead.size, self.ahead)

@@ -135,7 +135,7 @@ class StepSampler:
         failed = np.flatnonzero(num_new == 0)
         bad_slots += [self._reject(int(rows.slots[place]), logits[int(rows.starts[place])]) for place in failed]
         for slot in np.unique(slots[output.is_bad & (rows.ahead > 0)]).tolist():
-            self._sanitize(slot)  # a guess has left NaN behind the sequence's end
+            self._sanitize(slot)  # a guess has left NaN after the sequence's end
         kept = np.flatnonzero(rows.ahead < num_new[rows.owners])
         token_ids = output.token_ids
         if kept.size != slots.size:
@@ -163,7 +163,7 @@ class StepSampler:
         )
 
     def _take_from_leader(self, step: StepInput, inputs: ForwardInputs, rows: SampledRows) -> StepOutput:
-        """Log what rank 0 has sampled. Nobody wants to hear it from this rank as well.
+        """Log what rank 0 has sampled. No one wants to hear it from this rank as well.
 
         Sampled by all, tokens would be the same only where all ranks compute alike to the last bit, which different
         processors do not.

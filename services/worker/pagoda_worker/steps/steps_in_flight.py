@@ -218,8 +218,8 @@ class StepsInFlight:
     def _clear_handed_on(self, step: StepInput) -> None:
         """Clear what a sequence in flight leaves to others, blocks that are to be filled anew.
 
-        Steps run in order, so nothing of the one before is written behind the new owner's back. But whether its
-        sequences are sound nobody knows yet: NaN of one that has left would not be cleaned up before others read it,
+        Steps run in order, so nothing of the one before is written after the new owner's back. But whether its
+        sequences are sound no one knows yet: NaN of one that has left would not be cleaned up before others read it,
         past their own tokens. Blocks that come with their contents (prefixes, forks) stay as they are: whoever shares a
         prefix that gives NaN fails by it as well.
         """
@@ -247,7 +247,7 @@ class StepsInFlight:
         inputs, rows = step.inputs, step.rows
         places = inputs.seq_lens[rows.sequences]
         is_here = batch.sampling.generations[rows.slots] == step.generations
-        batch.place_tokens(rows.slots[is_here], places[is_here], token_ids[is_here])  # nobody reads a failed one's log
+        batch.place_tokens(rows.slots[is_here], places[is_here], token_ids[is_here])  # no one reads a failed one's log
         bad_slots, is_good = [], token_ids >= 0
         if step.failed or inputs.bad_slots or not is_good.all():
             bad_slots = self._bad_slots(step, token_ids)
@@ -276,7 +276,7 @@ class StepsInFlight:
         return [before[row] for row in sorted(before)] + [self._reject(step, place, token_ids) for place in found]
 
     def _reject(self, step: LaunchedStep, place: int, token_ids: IntArray) -> BadSlot:
-        """End the sequence of a row that has no token, also in the step that is in flight behind it."""
+        """End the sequence of a row that has no token, also in the step that is in flight after it."""
         batch, row = self._batch, int(step.rows.sequences[place])
         slot, seq_len = int(step.inputs.slots[row]), int(step.inputs.seq_lens[row])
         is_here = batch.sampling.generations[slot] == step.generations[place]

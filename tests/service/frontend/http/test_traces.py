@@ -1,4 +1,4 @@
-"""Spans of the frontend, and what the scheduler is told of a trace."""
+"""Spans of the frontend, and what the scheduler learns of a trace."""
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any

@@ -380,7 +380,7 @@ async def test_a_template_that_takes_too_much_is_ended_and_others_are_rendered(t
 
 
 async def test_plugins_bring_parsers(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    for registry in (tool_registry, reasoning_registry):  # what is registered here is not for the tests behind
+    for registry in (tool_registry, reasoning_registry):  # what is registered here is not for the tests after
         monkeypatch.setattr(registry, "_PARSERS", dict(registry._PARSERS))
     tools, reasoning = tmp_path / "tools.py", tmp_path / "reasoning.py"
     tools.write_text(

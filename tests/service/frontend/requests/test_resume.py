@@ -147,7 +147,7 @@ async def test_a_place_that_leads_nowhere_is_an_error_that_names_it(frontends: t
 
 
 class HttpReader:
-    """Reads events over HTTP, and remembers the id of the last one that had one; those behind it are taken back."""
+    """Reads events over HTTP, and remembers the id of the last one that had one; those after it are taken back."""
 
     def __init__(self, path: str, body: dict[str, Any]) -> None:
         self.path = path
@@ -174,7 +174,7 @@ class HttpReader:
                     until_events = None
 
     def forget_the_unsure(self) -> None:
-        """The connection is broken: what came behind the last id comes again."""
+        """The connection is broken: what came after the last id comes again."""
         del self.events[self._num_sure :]
 
 

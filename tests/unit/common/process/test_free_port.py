@@ -24,7 +24,7 @@ def can_listen(port: int, host: str = "127.0.0.1", *, option: int = socket.SO_RE
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody has it, not even for later."""
+    """Whether no one has it, not even for later."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))

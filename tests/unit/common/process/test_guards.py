@@ -15,7 +15,7 @@ from pagoda_common.process.logging import ACCESS_LOGGER, configure_logging, is_n
 
 
 class Clock:
-    """Time passes only where somebody sleeps; each sleep takes the next of `ticks`, or what it asked for."""
+    """Time passes only where someone sleeps; each sleep takes the next of `ticks`, or what it asked for."""
 
     def __init__(self, ticks: list[float]) -> None:
         self.now = 0.0

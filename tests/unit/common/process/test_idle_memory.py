@@ -1,4 +1,4 @@
-"""Memory is given back behind many events, at rest, and a few times only."""
+"""Memory is given back after many events, at rest, and a few times only."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What lives on behind a burst can be moved together: nothing is lost by it, and what was removed is gone."""
+"""What lives on after a burst can be moved together: nothing is lost by it, and what was removed is gone."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""Sequences that are there for their embedding: they end with their prompt, and hold nothing behind it."""
+"""Sequences that are there for their embedding: they end with their prompt, and hold nothing after it."""
 
 import pytest
 

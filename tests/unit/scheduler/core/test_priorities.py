@@ -7,7 +7,7 @@ from tests.unit.scheduler.stories import PretendWorker, expected_output, make_re
 
 
 def step(scheduler: Scheduler, worker: PretendWorker) -> list[Request]:
-    """One step; who runs behind it."""
+    """One step; who runs after it."""
     output = scheduler.schedule()
     assert output is not None
     scheduler.update(worker.execute(output))

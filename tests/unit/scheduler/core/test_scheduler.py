@@ -319,7 +319,7 @@ def test_siblings_share_the_prompt_and_copy_its_last_block_when_they_write(promp
 def test_a_sibling_does_not_copy_from_a_leader_whose_blocks_are_written_in_the_same_step() -> None:
     prompt = [11, 12, 13, 14, 15, 16, 17, 18]  # two blocks
     tokens = expected_output(prompt, 6)
-    # As behind a lost worker: the first one computes the prompt again, the leader finds it, the sibling has no token.
+    # As after a lost worker: the first one computes the prompt again, the leader finds it, the sibling has no token.
     first = make_request("first", prompt, max_tokens=6, output_token_ids=tokens[:2])
     leader, sibling = (
         make_request("pair", prompt, index=index, max_tokens=6, output_token_ids=tokens[: 1 - index])

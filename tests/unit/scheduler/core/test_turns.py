@@ -66,7 +66,7 @@ def test_a_place_is_kept_by_what_is_set_aside() -> None:
 
 
 def check(requests: list[Request], max_tokens: int) -> None:
-    """Nobody has lost or repeated a token."""
+    """No one has lost or repeated a token."""
     for request in requests:
         assert request.output_token_ids == expected_output(list(request.prompt_token_ids), max_tokens)
 

@@ -1,4 +1,4 @@
-"""A group that is to serve no more for a while: its sequences go the way of a lost group's, and nobody is to blame."""
+"""A group that is to serve no more for a while: its sequences go the way of a lost group's, and no one is to blame."""
 
 import asyncio
 

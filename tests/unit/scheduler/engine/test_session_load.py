@@ -34,7 +34,7 @@ def sink(sent: list[scheduler_pb2.SchedulerMessage], monkeypatch: pytest.MonkeyP
 
 
 def decode(sink: SessionSink, *, max_tokens: int) -> None:
-    """One request from its first step to its last, and an empty step behind it."""
+    """One request from its first step to its last, and an empty step after it."""
     scheduler, worker = make_scheduler(), PretendWorker()
     request = make_request("a", 5, max_tokens=max_tokens, ignore_eos=True)
     scheduler.add(request)

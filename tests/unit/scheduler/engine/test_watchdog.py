@@ -79,7 +79,7 @@ def test_of_several_steps_the_oldest_one_sets_the_bound() -> None:
     watchdog.sent(1000)
     watchdog.answered(5.0)
     watchdog.sent(4000)
-    watchdog.sent(1)  # a decode behind a large prompt: the prompt may still take its time
+    watchdog.sent(1)  # a decode after a large prompt: the prompt may still take its time
     prompt_s = watchdog.bound_s
     assert prompt_s == pytest.approx(20 * 4000 * 0.005)
     watchdog.answered(20.0)

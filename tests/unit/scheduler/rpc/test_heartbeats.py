@@ -1,4 +1,4 @@
-"""Silence of workers: counted in this process's own time, so that a pause of it blames nobody."""
+"""Silence of workers: counted in this process's own time, so that a pause of it blames no one."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -56,7 +56,7 @@ def state() -> SchedulerState:
 
 
 def result() -> StepResult:
-    """One sequence that goes on with two tokens, one that is new, one that ends, and one that fails."""
+    """One sequence that continues with two tokens, one that is new, one that ends, and one that fails."""
     going, new = make_request("going", 4, session_slot=300), make_request("new", 4, session_slot=2, arrival_ns=100)
     ended, failed = make_request("ended", 4, session_slot=70_000), make_request("failed", 4, session_slot=4)
     new.first_cached_tokens, new.admitted_ns = 3, 150

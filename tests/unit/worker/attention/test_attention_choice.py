@@ -97,7 +97,7 @@ def choose(
 
 
 def one_is_fast(name: str, kind: str) -> float:
-    """FlashInfer wins prompts, FlashAttention mixtures, and nobody decodes."""
+    """FlashInfer wins prompts, FlashAttention mixtures, and no one decodes."""
     return 1.0 if (name, kind) in {("flashinfer", "prompt"), ("flash_attn", "mixed")} else 3.0
 
 

@@ -53,7 +53,7 @@ class Reference:
     outputs: list[list[int]]
 
     def logprobs(self, tokens: list[int]) -> torch.Tensor:
-        """[len(tokens), vocab] of the token behind each."""
+        """[len(tokens), vocab] of the token after each."""
         with torch.inference_mode(), _token_by_token():
             return self.model(torch.tensor([tokens])).logits[0].float().log_softmax(-1)  # type: ignore[no-any-return]
 

@@ -217,7 +217,7 @@ def with_bytes(file: Path, at: int, data: bytes) -> Path:
 
 
 def entry(file: Path, name: str) -> int:
-    """Where the entry of a tensor stands, behind its name."""
+    """Where the entry of a tensor stands, after its name."""
     return file.read_bytes().index(struct.pack("<Q", len(name)) + name.encode()) + 8 + len(name)
 
 

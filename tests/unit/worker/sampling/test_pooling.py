@@ -68,7 +68,7 @@ def embeddings(output: StepOutput) -> dict[int, np.ndarray]:
 
 
 def pool_all(driver: Driver, all_prompts: list[list[int]], *, chunk: int) -> dict[int, np.ndarray]:
-    """Prompts in the slots behind the first, all at once, in chunks."""
+    """Prompts in the slots after the first, all at once, in chunks."""
     left = {slot: len(prompt) for slot, prompt in enumerate(all_prompts, start=1)}
     new = [request(slot, prompt, PoolingParams()) for slot, prompt in enumerate(all_prompts, start=1)]
     found: dict[int, np.ndarray] = {}

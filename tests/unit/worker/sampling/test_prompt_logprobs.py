@@ -14,7 +14,7 @@ LENGTHS = (2 * MAX_PROMPT_LOGPROB_ROWS + 90, MAX_PROMPT_LOGPROB_ROWS + 2, 40)
 
 
 def described(sequence: Tracked) -> tuple[list[int], np.ndarray, np.ndarray, np.ndarray]:
-    """[n - 1, 1 + NUM_TOP] tokens and log probabilities, and [n - 1] ranks, of the tokens behind the first."""
+    """[n - 1, 1 + NUM_TOP] tokens and log probabilities, and [n - 1] ranks, of the tokens after the first."""
     place, tokens, values, ranks = 1, [], [], []
     for chunk in sequence.prompt_logprobs:
         columns = chunk.logprobs

@@ -147,7 +147,7 @@ def test_a_guess_that_is_not_a_number_harms_nobody(
         return sample(spoilt, batch, **options | {"likeliest": None})
 
     def checked(**step: Any) -> StepOutput:
-        """Whoever gets the blocks next finds numbers in them."""
+        """The sequence that gets the blocks next finds numbers in them."""
         output = execute(**step)
         assert all(cache.isfinite().all() for cache in caches)
         return output

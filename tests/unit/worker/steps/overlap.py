@@ -54,7 +54,7 @@ def empty_cache(worker: Worker) -> None:
 
 
 def poison(worker: Worker, token_id: int) -> None:
-    """Whoever reads a token gets NaN; nobody's logits do otherwise."""
+    """Reading a token gives NaN; no other logits change."""
     model = worker._model
     assert model is not None
     table = model.embed_tokens

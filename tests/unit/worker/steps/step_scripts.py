@@ -22,7 +22,7 @@ def ints(values: Sequence[object]) -> IntArray:
 
 @dataclass
 class Scripted:
-    """A sequence, whose tokens nobody has to know but for its prompt's."""
+    """A sequence, whose tokens no one has to know but for its prompt's."""
 
     slot: int
     prompt: list[int]
@@ -145,7 +145,7 @@ class Script:
         return prompt, blocks + self._take(-(-len(prompt) // BLOCK_SIZE) - len(blocks)), len(known)
 
     def _forked(self) -> tuple[list[int], list[int], int]:
-        """As `_prompt`, those of somebody up to the last token; the block that has it is copied."""
+        """As `_prompt`, those of someone up to the last token; the block that has it is copied."""
         parents = [one for one in self._running if one.num_computed >= len(one.prompt)]
         if not parents:
             return self._prompt()
@@ -160,7 +160,7 @@ class Script:
         return list(parent.prompt), blocks, len(parent.prompt) - 1
 
     def _shared(self) -> tuple[list[int], list[int]]:
-        """The part of somebody's prompt that stands in full blocks, and these; of one who runs, or has just left."""
+        """The part of someone's prompt that stands in full blocks, and these; of one who runs, or has just left."""
         if not self._running + self._left:
             return [], []
         other = self._random.choice(self._running + self._left)

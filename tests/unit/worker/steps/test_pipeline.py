@@ -167,7 +167,7 @@ def test_what_comes_between_two_steps_finds_none_in_flight(side: Side) -> None:
 
 
 def test_a_step_in_flight_runs_while_the_model_thread_does_something_else(side: Side) -> None:
-    """The next step waits behind a call, which finds the one before in flight."""
+    """The next step waits after a call, which finds the one before in flight."""
     gate, reached = threading.Event(), threading.Event()
     seen: list[bool] = []
     side.thread.submit(gate.wait)

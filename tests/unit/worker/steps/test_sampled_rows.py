@@ -7,7 +7,7 @@ from pagoda_worker.steps.sampled_rows import SampledRows
 
 
 def rows_of(log: list[int], num_tokens: int, num_draft: int) -> SampledRows:
-    """One sequence that knows `num_tokens` of its log, with guesses behind them."""
+    """One sequence that knows `num_tokens` of its log, with guesses after them."""
     count = 1 + num_draft
     ahead = np.arange(count)
     return SampledRows(

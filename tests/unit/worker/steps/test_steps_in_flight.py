@@ -59,7 +59,7 @@ def test_nothing_runs_ahead_of_tokens_that_are_needed(
     [("raw_logprobs", True), ("raw_logits", True), ("processed_logprobs", False), ("processed_logits", False)],
 )
 def test_log_probabilities_come_with_the_tokens(mode: str, is_launched: bool) -> None:
-    """As they are told one after the other. Those behind the rules and filters are waited for."""
+    """As they are told one after the other. Those after the rules and filters are waited for."""
     one_by_one, ahead = (
         make_worker(overlaps=overlaps, logprobs_mode=mode, max_logprobs=-1) for overlaps in (False, True)
     )

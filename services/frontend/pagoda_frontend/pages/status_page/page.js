@@ -1,4 +1,4 @@
-// Wires the page: asks for the figures every two seconds while somebody looks, keeps the theme, starts the chat.
+// Wires the page: asks for the figures every two seconds while someone looks, keeps the theme, starts the chat.
 
 import * as chat from "./chat.js";
 import { begin, seconds, take } from "./figures.js";

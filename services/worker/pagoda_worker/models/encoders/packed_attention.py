@@ -52,7 +52,7 @@ class PackedRun:
     """One forward pass."""
 
     starts: Sequence[int]
-    """First token of each sequence, and behind the last one the number of tokens."""
+    """First token of each sequence, and after the last one the number of tokens."""
     num_calls: int = 0
     """Layers that attended."""
 
