@@ -354,7 +354,7 @@ def make_checkpoint(architecture: str, directory: str | Path, seed: int = 0, **o
             mean, is_soft = _norm_mean(model_type, name), model_type in SOFT_ROUTERS
             _initialise(name, parameter, generator, norm_mean=mean, is_soft=is_soft)
         for name, buffer in model.named_buffers():
-            if name.endswith("bias"):  # of a router
+            if name.endswith("bias") and buffer.is_floating_point():  # of a router
                 buffer.copy_(0.2 * buffer.new_empty(buffer.shape).normal_(generator=generator))
     directory = Path(directory)
     model.save_pretrained(directory)

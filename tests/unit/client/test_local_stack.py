@@ -237,7 +237,7 @@ async def test_other_failures_are_not_tried_again_and_names_are_taken_once(pause
         (b'{"url": "/v1/completions", "body": {}}', "invalid_request"),
         (b'{"custom_id": 5, "url": "/v1/completions", "body": {}}', "invalid_request"),
         (b'{"custom_id": "a", "method": "GET", "url": "/v1/completions", "body": {}}', "invalid_method"),
-        (b'{"custom_id": "a", "url": "/v1/score", "body": {}}', "invalid_url"),
+        (b'{"custom_id": "a", "url": "/v1/images/generations", "body": {}}', "invalid_url"),
         (b'{"custom_id": "a", "url": "/v2/x", "body": {}}', "invalid_url"),
         (b'{"custom_id": "a", "url": "/v1/completions", "body": []}', "invalid_request"),
         (b'{"custom_id": "a", "url": "/v1/completions", "body": {"stream": true}}', "invalid_request"),

@@ -193,7 +193,10 @@ def builder(config: dict[str, Any], parallel: TensorParallel = ALONE) -> ModelBu
         ({"model_type": "unheard_of"}, "does not know model_type 'unheard_of'"),
         ({"model_type": "t5"}, "has no causal language model of model_type 't5'"),
         ({"model_type": "bart", "is_encoder_decoder": True}, "it is an encoder and a decoder"),
-        ({"model_type": "llama", "architectures": ["LlamaModel"]}, "of model_type 'llama' is LlamaForCausalLM"),
+        (
+            {"model_type": "llama", "architectures": ["LlamaForQuestionAnswering"]},
+            "of model_type 'llama' is LlamaForCausalLM",
+        ),
         ({"model_type": "gpt_neo"}, "its attention does not go through transformers' AttentionInterface"),
         ({"model_type": "bert", "num_hidden_layers": 1}, "its attention is not causal"),
         ({"model_type": "jetmoe", "num_hidden_layers": 1}, "its JetMoeParallelExperts cannot run without values"),
