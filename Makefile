@@ -1,6 +1,6 @@
 # make serve: a server to talk to.  make demo: one answer, then end.
 # make test: everything that proves it but for containers, some 20 minutes on two cores.  make test-quick: unit tests and
-# kernels, below 4 minutes.  make test-containers builds the images and needs a Docker engine.
+# kernels, some 5 minutes.  make test-containers builds the images and needs a Docker engine.
 #
 # They need Python 3.11 or newer with its venv module (Debian: apt install python3-venv) and nothing else.
 # Another interpreter: make PYTHON=/path/to/python3.12 …
@@ -24,15 +24,16 @@ serve: install
 demo: install
 	@exec $(BIN)/pagoda demo $(ARGS)
 
-# Two files of tests at a time: most of them wait for processes to start. ARGS='-n 0 tests/unit' for one at a time.
+# Two files of tests at a time, in the order of their names: processes first, what is short last. ARGS='-n 0 tests/unit'
+# for one at a time.
 test: install
 	@echo "Tests: unit, kernels, service, process, exactness, conformance, compat, two files at a time. Some 20 minutes on"
 	@echo "two cores. make test-quick runs unit and kernels alone; make test-containers runs what needs a Docker engine."
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/container $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/container $(ARGS)
 
 test-quick: install
-	@echo "Tests: unit and kernels, two files at a time, below 4 minutes on two cores"
-	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/kernels \
+	@echo "Tests: unit and kernels, two files at a time, some 5 minutes on two cores"
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/kernels tests/unit \
 		--ignore=tests/kernels/triton/test_run_all.py $(ARGS)
 
 test-containers: install
@@ -41,6 +42,7 @@ test-containers: install
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h')
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_protos.py

@@ -1,4 +1,4 @@
-"""A scheduler process with fake workers behind it, and a session to it: what benchmarks of the engine alone start."""
+"""A scheduler process with fake workers, and a session to it: what benchmarks of the engine alone start."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

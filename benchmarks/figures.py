@@ -47,7 +47,7 @@ class Report:
         print(f"command: python {' '.join(sys.argv)}")
 
     def add(self, name: str, value: float, unit: str, *, n: int) -> None:
-        """One figure: `n` is the number of samples behind it."""
+        """One figure: `n` is its number of samples."""
         print(f"{name:40} {value:12.4g} {unit}")
         figure = {
             "name": name,

@@ -1,4 +1,4 @@
-"""How many tokens a second one frontend process streams to 256 SSE clients; the worker behind it answers in no time.
+"""How many tokens a second one frontend process streams to 256 SSE clients; its worker answers in no time.
 
     python -m benchmarks.frontend --json benchmarks/results/frontend.jsonl
 

@@ -1,4 +1,4 @@
-"""Waits until the machine has nothing to do: what one process leaves behind is not to be measured with the next one."""
+"""Waits until the machine has nothing to do: work that one process leaves behind is not measured with the next."""
 
 import os
 import time
@@ -7,7 +7,7 @@ from pathlib import Path
 LOOK_S = 0.5
 """For how long no one may have computed."""
 IDLE_SHARE = 0.04
-"""Of one processor: what may go on all the same."""
+"""Share of one processor that other programs may still use."""
 
 
 def busy_s() -> float:

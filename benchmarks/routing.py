@@ -137,7 +137,7 @@ async def main() -> None:
     flags = parser(__doc__ or "")
     flags.add_argument("--prefixes", type=int, default=16, help="shared prefixes")
     flags.add_argument("--prefix-tokens", type=int, default=1024, help="tokens of each")
-    flags.add_argument("--tail-tokens", type=int, default=64, help="random tokens behind a prefix")
+    flags.add_argument("--tail-tokens", type=int, default=64, help="random tokens after a prefix")
     flags.add_argument("--output-tokens", type=int, default=16, help="output tokens; the most of them for a trace")
     flags.add_argument("--requests", type=int, default=800, help="requests of the shared-prefix load")
     flags.add_argument("--clients", type=int, default=32, help="requests open at a time")

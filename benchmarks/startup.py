@@ -78,7 +78,7 @@ def _ask(port: int, model: str) -> None:
 def main() -> None:
     """Command line."""
     arguments = parser(__doc__.splitlines()[0])
-    arguments.add_argument("flags", nargs="*", metavar="FLAG", help="flags of `pagoda serve`, behind --")
+    arguments.add_argument("flags", nargs="*", metavar="FLAG", help="flags of `pagoda serve`, after --")
     args = arguments.parse_args()
     report = Report(args.json)
     starts = [start(args.flags) for _ in range(args.rounds + 1)][1:]

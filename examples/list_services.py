@@ -58,7 +58,7 @@ def main() -> None:
         for line in lines(address):
             print(line)
     except (grpc.RpcError, grpc.FutureTimeoutError) as error:
-        sys.exit(f"{address}: {error.details() if isinstance(error, grpc.Call) else 'nobody answers'}")
+        sys.exit(f"{address}: {error.details() if isinstance(error, grpc.Call) else 'no answer'}")
 
 
 if __name__ == "__main__":

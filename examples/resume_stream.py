@@ -48,7 +48,7 @@ def chunks(urls: list[str]) -> Iterator[dict[str, object]]:
         except httpx.TransportError as error:
             print(f"[{url}: {error}]", file=sys.stderr)
         if time.monotonic() > deadline:
-            raise TimeoutError("no frontend went on with the stream")
+            raise TimeoutError("no frontend resumed the stream")
         time.sleep(0.2)
 
 

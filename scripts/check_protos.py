@@ -1,8 +1,8 @@
-"""Check protos/ for style, and against the contracts of the previous version: ``python scripts/check_protos.py``.
+"""Check protos/ for style, and against the contracts of released versions: ``python scripts/check_protos.py``.
 
-A rolling update mixes versions N and N-1, so nothing may change that either of them would misread. The contracts of the
-previous version are a FileDescriptorSet, tests/compat/v0.1.0.binpb; with ``--write FILE`` today's are written, for the
-next one. Style is what buf's STANDARD rules ask, with the exceptions below.
+A rolling update mixes versions N and N-1, so nothing may change that either of them would misread. The contracts of
+each version are a FileDescriptorSet, tests/compat/vN.binpb; ``--write FILE`` writes today's, for a release. Style is
+what buf's STANDARD rules ask, with the exceptions below.
 """
 
 import argparse
@@ -18,20 +18,22 @@ from google.protobuf import descriptor_pb2
 ROOT = Path(__file__).resolve().parents[1]
 PROTOS = ROOT / "protos"
 PREVIOUS = ROOT / "tests" / "compat" / "v0.1.0.binpb"
+RELEASED = sorted(PREVIOUS.parent.glob("v*.binpb"))
+"""The previous version's contracts and this version's own, as it was released."""
 
 PASCAL = re.compile(r"[A-Z][A-Za-z0-9]*")
 SNAKE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 UPPER = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*")
 
 RPC_TYPES = {
-    # What flows both ways on a long-lived stream is named for what it is: nothing answers anything.
+    # Messages that flow both ways on a long-lived stream are not named as requests and responses.
     "Scheduler.Session": ("FrontendMessage", "SchedulerMessage"),
     "Scheduler.RegisterWorker": ("WorkerRegistration", "RegisterWorkerResponse"),
     # The hot path keeps the names that the field knows from vLLM's executor.
     "Worker.Execute": ("ExecuteModelRequest", "SamplerOutput"),
     "Worker.ExecuteModel": ("ExecuteModelRequest", "SamplerOutput"),
     "Worker.LoadModel": ("LoadModelRequest", "LoadModelProgress"),
-    # The progress of reading weights is told alike wherever weights are read.
+    # Every call that reads weights reports progress with the same message.
     "Worker.PrepareWeights": ("PrepareWeightsRequest", "LoadModelProgress"),
     "Worker.ReloadWeights": ("WorkerReloadWeightsRequest", "LoadModelProgress"),
     # Scheduler and worker have calls of these names; their messages share a package.
@@ -250,7 +252,7 @@ def _methods(contracts: FileSet) -> Iterator[tuple[str, descriptor_pb2.MethodDes
 
 
 def main() -> int:
-    """Print every fault; 1 if there is one."""
+    """Print every fault; returns 1 if there is one."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--write", type=Path, metavar="FILE", help="write today's contracts there, and check nothing")
     args = parser.parse_args()
@@ -260,7 +262,9 @@ def main() -> int:
             file.ClearField("source_code_info")
         args.write.write_bytes(today.SerializeToString(deterministic=True))
         return 0
-    faults = [*style_faults(today), *breaking_changes(read_contracts(PREVIOUS), today)]
+    faults = style_faults(today)
+    for snapshot in RELEASED:
+        faults += [f"since {snapshot.stem}: {fault}" for fault in breaking_changes(read_contracts(snapshot), today)]
     print(*faults, sep="\n", end="\n" if faults else "", file=sys.stderr)
     return 1 if faults else 0
 

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-OUTSIDE = re.compile(r"\[([^\]\n]+)\]\((?:\.\./)+[^)\s]*\)")
+OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+[^)\s]*\)")
 """A Markdown link to a file above docs/."""
 
 

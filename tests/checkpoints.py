@@ -1,5 +1,6 @@
 """Tiny randomly initialised checkpoints of every supported architecture, as transformers writes them."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,97 @@ _LLAMA = {
 _SMALL = _LLAMA | {"num_hidden_layers": 2, "hidden_size": 48, "intermediate_size": 80}
 _THREE_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 
+_SHARED = {
+    "num_hidden_layers": 5,
+    "head_dim": 20,
+    "sliding_window": 27,
+    "layer_types": ["sliding_attention", "full_attention", *_THREE_KINDS[:1] * 2, "full_attention"],
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 12,
+    "final_logit_softcapping": 9.0,
+}
 _LINEAR = ["linear_attention", "full_attention", "linear_attention"]
 _MAMBA = {"mamba_n_heads": 6, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 20, "mamba_chunk_size": 16}
+_ALONE = {"hidden_size": 48, "num_hidden_layers": 3}
 _DELTA_NET = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 20,
     "linear_value_head_dim": 12,
 }
+_GROUPED = {
+    "n_routed_experts": 9,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "n_group": 3,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.7,
+}
+_LATENT = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "qk_rope_head_dim": 12,
+    "qk_nope_head_dim": 10,
+    "v_head_dim": 14,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.6,
+        "original_max_position_embeddings": 128,
+    },
+}
+_LLAMA4 = {
+    "num_hidden_layers": 3,
+    "head_dim": 20,
+    "intermediate_size": 40,
+    "intermediate_size_mlp": 72,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 1,
+    "moe_layers": [0, 2],
+    "no_rope_layers": [1, 0, 1],
+    "attention_chunk_size": 32,
+    "floor_scale": 16,
+    "attn_scale": 0.4,
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 1000.0,
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+}
+_BLOCKS = [
+    {"attention": attention, "ffn": ffn}
+    for attention, ffn in (
+        ({"n_heads_in_group": 2, "no_op": False}, {"ffn_mult": 1.0, "no_op": False}),
+        ({"no_op": True}, {"ffn_mult": 13.0}),
+        ({"n_heads_in_group": 4}, {"no_op": True}),
+        ({"replace_with_linear": True}, {"ffn_mult": 2.0}),
+        ({"no_op": True}, {"no_op": True}),
+        ({"n_heads_in_group": 1}, {"replace_with_linear": True}),
+    )
+]
+_DECI_LM = {
+    "hidden_size": 48,
+    "num_hidden_layers": len(_BLOCKS),
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "block_configs": _BLOCKS,
+    "rope_parameters": _LLAMA4["rope_parameters"],
+}
 _CONVS = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True}
 
-SOFT_ROUTERS = ("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text", "granitemoehybrid", "nemotron_h", "lfm2_moe")
+SOFT_ROUTERS = (
+    *("gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5_moe_text", "granitemoehybrid", "nemotron_h", "lfm2_moe"),
+    *("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "llama4", "llama4_text", "minimax_m2"),
+    "jamba",
+)
 """Model types whose experts that are left out would have a share: weights that are not normalised change tokens."""
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -41,6 +122,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         _LLAMA | {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1},
     ),
     "Qwen3ForCausalLM": ("qwen3", _LLAMA | {"head_dim": 24}),
+    "DeciLMForCausalLM": ("nemotron-nas", _DECI_LM),
     "GPT2LMHeadModel": ("gpt2", {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512}),
     "OPTForCausalLM": (
         "opt",
@@ -83,6 +165,57 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "image_token_index": 296,
             "boi_token_index": 297,
             "eoi_token_index": 298,
+        },
+    ),
+    "Gemma3nForCausalLM": (
+        "gemma3n_text",
+        _SMALL
+        | _SHARED
+        | {
+            "intermediate_size": [80, 64, 80, 96, 48],
+            "vocab_size_per_layer_input": 280,
+            "altup_num_inputs": 3,
+            "altup_active_idx": 1,
+            "laurel_rank": 10,
+            "activation_sparsity_pattern": [0.6, 0.0, 0.3, 0.0, 0.0],
+        },
+    ),
+    "Gemma4ForCausalLM": (
+        "gemma4_text",
+        _SMALL
+        | _SHARED
+        | {
+            "global_head_dim": 24,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "use_double_wide_mlp": True,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 40,
+        },
+    ),
+    "Gemma4ForConditionalGeneration": (
+        "gemma4",
+        {
+            "text_config": _SMALL
+            | {
+                "head_dim": 20,
+                "global_head_dim": 20,
+                "sliding_window": 27,
+                "layer_types": _THREE_KINDS[:2],
+                "hidden_size_per_layer_input": 0,
+            },
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "head_dim": 8,
+                "position_embedding_size": 16,
+            },
         },
     ),
     "GemmaForCausalLM": ("gemma", _SMALL | {"head_dim": 20, "num_key_value_heads": 1}),
@@ -145,6 +278,60 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": True,
             "mlp_only_layers": [0],
         },
+    ),
+    "DeepseekV2ForCausalLM": (
+        "deepseek_v2",
+        _SMALL
+        | _LATENT
+        | _GROUPED
+        | {
+            "num_hidden_layers": 3,
+            "q_lora_rank": None,
+            "first_k_dense_replace": 1,
+            "topk_method": "group_limited_greedy",
+            "n_shared_experts": 2,
+        },
+    ),
+    "DeepseekV3ForCausalLM": (
+        "deepseek_v3",
+        _SMALL | _LATENT | _GROUPED | {"q_lora_rank": 28, "first_k_dense_replace": 1, "n_shared_experts": 1},
+    ),
+    "Glm4MoeForCausalLM": (
+        "glm4_moe",
+        _SMALL | _GROUPED | {"head_dim": 20, "use_qk_norm": True, "attention_bias": True, "first_k_dense_replace": 1},
+    ),
+    "Glm4MoeLiteForCausalLM": (
+        "glm4_moe_lite",
+        _SMALL | _LATENT | _GROUPED | {"q_lora_rank": 28, "mlp_layer_types": ["sparse", "dense"]},
+    ),
+    "MiniCPM3ForCausalLM": (
+        "minicpm3",
+        _SMALL
+        | _LATENT
+        | {"q_lora_rank": 28, "v_head_dim": None, "scale_emb": 3, "scale_depth": 0.7, "dim_model_base": 36},
+    ),
+    "YoutuForCausalLM": ("youtu", _SMALL | _LATENT | {"q_lora_rank": None, "rope_interleave": False}),
+    "Llama4ForCausalLM": ("llama4_text", _SMALL | _LLAMA4),
+    "Llama4ForConditionalGeneration": (
+        "llama4",
+        {
+            "text_config": _SMALL | _LLAMA4 | {"num_hidden_layers": 2, "moe_layers": [1], "no_rope_layers": [0, 1]},
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 64,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "vision_output_dim": 16,
+                "projector_input_dim": 16,
+                "projector_output_dim": 16,
+                "image_size": 28,
+                "patch_size": 14,
+            },
+        },
+    ),
+    "MiniMaxM2ForCausalLM": (
+        "minimax_m2",
+        _SMALL | {"head_dim": 20, "rotary_dim": 12, "num_local_experts": 6, "num_experts_per_tok": 3},
     ),
     "GptOssForCausalLM": (
         "gpt_oss",
@@ -298,6 +485,48 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_latent_size": 32,
         },
     ),
+    "MambaForCausalLM": ("mamba", _ALONE | {"state_size": 10, "time_step_rank": 7}),
+    "FalconMambaForCausalLM": (
+        "falcon_mamba",
+        _ALONE | {"state_size": 10, "time_step_rank": 7, "use_bias": True, "mixer_rms_eps": 2.0},
+    ),
+    "Mamba2ForCausalLM": (
+        "mamba2",
+        _ALONE | {"num_heads": 6, "head_dim": 16, "n_groups": 2, "state_size": 20, "chunk_size": 16, "use_bias": True},
+    ),
+    "JambaForCausalLM": (
+        "jamba",
+        _SMALL
+        | {
+            "num_hidden_layers": 4,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "mamba_d_state": 10,
+            "mamba_dt_rank": 7,
+        },
+    ),
+    "Zamba2ForCausalLM": (
+        "zamba2",
+        {
+            "hidden_size": 48,
+            "intermediate_size": 80,
+            "num_hidden_layers": 4,
+            "layers_block_type": ["hybrid", "linear_attention", "hybrid", "hybrid"],
+            "num_attention_heads": 4,
+            "max_position_embeddings": 512,
+            "n_mamba_heads": 6,
+            "mamba_ngroups": 2,
+            "mamba_d_state": 20,
+            "chunk_size": 16,
+            "time_step_min": 1e-12,  # as of Nemotron-H
+            "num_mem_blocks": 2,
+            "use_shared_attention_adapter": True,
+            "adapter_rank": 8,
+            "use_mem_rope": True,
+        },
+    ),
     "Lfm2ForCausalLM": ("lfm2", _SMALL | _CONVS | {"block_multiple_of": 32}),
     "Lfm2MoeForCausalLM": (
         "lfm2_moe",
@@ -308,9 +537,35 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "OlmoeForCausalLM": ("olmoe", _SMALL | {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 1.2}),
     "GlmForCausalLM": ("glm", _SMALL | {"head_dim": 16}),
     "Glm4ForCausalLM": ("glm4", _SMALL | {"head_dim": 16}),
+    "ExaoneForCausalLM": (
+        "exaone",
+        _SMALL
+        | {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 1000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
     "Exaone4ForCausalLM": ("exaone4", _SMALL | {"sliding_window": 26, "layer_types": _THREE_KINDS[:2]}),
     "Ernie4_5ForCausalLM": ("ernie4_5", _SMALL | {"head_dim": 16}),
     "SeedOssForCausalLM": ("seed_oss", _SMALL | {"head_dim": 16}),
+    "InternLM3ForCausalLM": (
+        "internlm3",
+        _SMALL
+        | {
+            "head_dim": 16,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 50000.0, "factor": 6.0},
+        },
+    ),
     "NemotronForCausalLM": ("nemotron", _SMALL),
     "GPTJForCausalLM": (
         "gptj",
@@ -329,6 +584,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 ARCHITECTURES = tuple(CONFIGS)
 
+TEXT_PARTS = {"gemma3n": "gemma3n_text"}
+"""Model types whose module needs a package for images that tests have not, and those of their text parts; the
+architecture of both is ForConditionalGeneration and ForCausalLM."""
+
 
 def make_checkpoint(architecture: str, directory: str | Path, seed: int = 0, **overrides: Any) -> Path:
     """Write config.json, model.safetensors and a byte-level tokenizer; returns the directory.
@@ -338,7 +597,10 @@ def make_checkpoint(architecture: str, directory: str | Path, seed: int = 0, **o
         overrides: options of the transformers config.
     """
     import torch  # only those who make a checkpoint pay for the import
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    if architecture == "DeciLMForCausalLM":
+        import tests.deci_lm  # noqa: F401  # transformers has no such model
 
     model_type, options = CONFIGS[architecture]
     special = {"bos_token_id": 256, "eos_token_id": EOS_TOKEN_ID, "pad_token_id": 258}
@@ -347,26 +609,51 @@ def make_checkpoint(architecture: str, directory: str | Path, seed: int = 0, **o
     if "text_config" in options:
         options["text_config"] = options["text_config"] | common
     config = AutoConfig.for_model(model_type, **options)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    # Of Llama 4's multimodal configs, AutoModelForCausalLM makes the text part alone.
+    auto_class = AutoModelForImageTextToText if model_type == "llama4" else AutoModelForCausalLM
+    model = auto_class.from_config(config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             mean, is_soft = _norm_mean(model_type, name), model_type in SOFT_ROUTERS
             _initialise(name, parameter, generator, norm_mean=mean, is_soft=is_soft)
+        if model_type == "youtu":  # transformers reads it as zeros
+            model.get_input_embeddings().weight[special["pad_token_id"]] = 0.0
         for name, buffer in model.named_buffers():
             if name.endswith("bias") and buffer.is_floating_point():  # of a router
                 buffer.copy_(0.2 * buffer.new_empty(buffer.shape).normal_(generator=generator))
+            elif name.endswith("layer_scalar"):
+                buffer.copy_(1.0 + 0.3 * buffer.new_empty(buffer.shape).normal_(generator=generator))
     directory = Path(directory)
     model.save_pretrained(directory)
     write_tokenizer(directory)
     return directory
 
 
+def write_as_text_part(directory: Path, architecture: str, model_type: str) -> None:
+    """Have a checkpoint say that it is the text part of a multimodal one, some of whose other tensors are there."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    text = json.loads((directory / "config.json").read_text())
+    config = {"architectures": [architecture], "model_type": model_type, "text_config": text, "vision_config": {}}
+    (directory / "config.json").write_text(json.dumps(config))
+    tensors = load_file(directory / "model.safetensors")
+    renamed = {name.replace("model.", "model.language_model.", 1): one for name, one in tensors.items()}
+    for other in ("vision_tower.stem.weight", "embed_vision.embedding.weight", "audio_tower.layer.weight"):
+        renamed[f"model.{other}"] = torch.zeros(2, 2)
+    save_file(renamed, directory / "model.safetensors", {"format": "pt"})
+
+
 def _norm_mean(model_type: str, name: str) -> float:
-    """Gemma stores norm weights less one; in its later models what a layer adds must not drown in large embeddings."""
+    """Gemma stores norm weights less one until its third; in its later models what a layer adds must not drown in large
+    embeddings."""
     if not model_type.startswith("gemma"):
         return 1.0
-    return 9.0 if model_type != "gemma" and ".post_" in name else 0.0
+    if model_type == "gemma3n_text" and ".k_norm." in name:
+        return 0.4  # scores are not scaled
+    less = 0.0 if model_type.startswith(("gemma3n", "gemma4")) else 1.0
+    return (10.0 if model_type != "gemma" and ".post_" in name else 1.0) - less
 
 
 def _initialise(name: str, parameter: Any, generator: Any, *, norm_mean: float, is_soft: bool) -> None:
@@ -379,6 +666,8 @@ def _initialise(name: str, parameter: Any, generator: Any, *, norm_mean: float, 
         parameter.copy_(noise - 2.0)  # a state that is not forgotten within a few tokens
     elif name.endswith(("sinks", ".D")):
         parameter.copy_(noise)
+    elif name.endswith(("correct_output_scale", "router.scale", "per_expert_scale")):
+        parameter.copy_(1.0 + 0.3 * noise)
     elif name.endswith("dt_bias"):
         parameter.copy_(0.5 * noise)
     elif parameter.dim() == 1:
@@ -386,6 +675,14 @@ def _initialise(name: str, parameter: Any, generator: Any, *, norm_mean: float, 
     elif (is_soft and name.endswith((".gate.weight", ".router.weight"))) or name.endswith(
         ("conv1d.weight", "conv.conv.weight")
     ):
+        parameter.copy_(noise / math.sqrt(parameter.shape[-1]))
+    elif name.endswith("per_layer_input_gate.weight"):  # of hidden states that pass no norm: gelu must not drown them
+        parameter.copy_(0.15 * noise / math.sqrt(parameter.shape[-1]))
+    elif name.endswith("_coefs.weight"):  # what mixes hidden states
+        parameter.copy_(0.5 * noise / math.sqrt(parameter.shape[-1]))
+    elif ".shared_transformer." in name or name.endswith(".linear.weight"):  # errors grow in every layer that has them
+        parameter.copy_(0.7 * noise / math.sqrt(parameter.shape[-1]))
+    elif name.endswith(("x_proj.weight", "dt_proj.weight")):  # what float16 can hold
         parameter.copy_(noise / math.sqrt(parameter.shape[-1]))
     elif any(part in name for part in ("embed_positions", "wpe")):
         parameter.copy_(1.5 * noise)

@@ -145,7 +145,7 @@ def write_weights(shape: Shape, path: Path) -> None:
     """Random normal weights in bf16.
 
     Attention and MLP write about as much into the residual stream as the embedding has put there: the next token
-    depends on all of the context, and greedy decoding goes on through the vocabulary instead of repeating one token.
+    depends on all of the context, and greedy decoding moves through the vocabulary instead of repeating one token.
     """
     import torch
     from safetensors.torch import save_file

@@ -96,11 +96,25 @@ def install_llama_cpp(place: Place) -> None:
     run(cmake, "--build", build, "--target", "llama-server", "--parallel", str(place.jobs), PATH=path)
 
 
+def install_sentence_transformers(place: Place) -> None:
+    """sentence-transformers and torch, for embeddings.py."""
+    place.pip("install", TORCH)
+    place.pip("install", "sentence-transformers")
+
+
+def install_onnxruntime(place: Place) -> None:
+    """onnxruntime, and what exports a model for it, for embeddings.py."""
+    place.pip("install", TORCH)
+    place.pip("install", "transformers", "onnx", "onnxruntime")
+
+
 INSTALLERS: dict[str, Callable[[Place], None]] = {
     "transformers": install_transformers,
     "vllm": install_vllm,
     "openvino": install_openvino,
     "llama.cpp": install_llama_cpp,
+    "sentence-transformers": install_sentence_transformers,
+    "onnxruntime": install_onnxruntime,
 }
 
 

@@ -17,7 +17,7 @@ STOP_TIMEOUT_S = 20.0
 
 
 class EngineFailure(Exception):
-    """An engine could not do what it was told; the message says what it said."""
+    """An engine failed; the message contains its output."""
 
 
 class EngineGone(EngineFailure):

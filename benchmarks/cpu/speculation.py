@@ -1,7 +1,7 @@
 """Tokens a second with and without drafts, on a text that is asked for again, one that is nearly, and a random one.
 
 The model has the Llama 125M shape and does all of its work, but its layers add nothing, so that what it says is known:
-each token has one successor, which it takes with probability 0.8 at temperature 1, or it goes on elsewhere in its text.
+each token has one successor, which it takes with probability 0.8 at temperature 1, or continues elsewhere in its text.
 Prompts go along the successors, so the loads are three temperatures:
 
 - copy (0): every token is as in the prompt;

@@ -77,4 +77,4 @@ def measure_backends(figures: Figures, *, is_small: bool) -> None:
             def next_step(layer: Any = layer, plan: AttentionPlan = plan) -> None:
                 layer(replace(plan, device_tables=None))
 
-            figures.add(f"{part} {adapter.name}", f"{case}, planned anew", figures.time(next_step, rounds=rounds))
+            figures.add(f"{part} {adapter.name}", f"{case}, planned again", figures.time(next_step, rounds=rounds))

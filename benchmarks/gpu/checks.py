@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.adapters import adapter_checks
 from benchmarks.gpu.attention_case import BLOCK_SIZE, attention_case
 from benchmarks.gpu.backends import backend_checks
 from benchmarks.gpu.check import TOLERANCE, Check, Pair
+from benchmarks.gpu.latents import latent_checks
 from benchmarks.gpu.mixtures import mixture_checks
 from benchmarks.gpu.quantized import quantized_checks
 from benchmarks.gpu.small_cache import small_cache_checks
@@ -53,6 +55,8 @@ def checks(device: torch.device, *, is_small: bool) -> Iterator[Check]:
         yield from _logits(device, vocab_size, 3 if is_small else 33)
     yield from quantized_checks(device, is_small=is_small)
     yield from mixture_checks(device, is_small=is_small)
+    yield from latent_checks(device, is_small=is_small)
+    yield from adapter_checks(device, is_small=is_small)
     yield Check("gated_delta_rule", "chunks and decodes", lambda: _delta_rule(device, 20 if is_small else 128))
     yield Check("state_space_scan", "chunks and decodes", lambda: _scan(device, 20 if is_small else 128))
     yield Check("copy_blocks", "within one tensor", lambda: _copies(device))

@@ -3,9 +3,9 @@
     python benchmarks/gpu/run_all.py --budget-s 480 --out DIR
 
 It writes DIR/h200-2026-11-21.json (named after the device and the day) and a table of the same name with .txt. A part
-that fails is noted, and the others go on; a part for which no time is left is skipped, and said to be. On a machine
-without CUDA the checks run in Triton's interpreter with tiny shapes, and every measurement runs with tiny shapes on the
-CPU, so that this command itself is tested: those figures mean nothing.
+that fails is noted, and the others continue; a part without enough time is skipped, with a message. On a machine
+without CUDA one check of each operation runs in Triton's interpreter with tiny shapes, and every measurement runs with
+tiny shapes on the CPU, so that this command itself is tested: those figures mean nothing.
 """
 
 import sys
@@ -57,17 +57,19 @@ def main() -> None:
 
 
 def run_checks(device: torch.device, index: int, count: int, *, is_small: bool) -> None:
-    """Print one JSON line a check."""
+    """Print one JSON line a check. `is_small`: one check of each operation."""
     from benchmarks.gpu.checks import checks, is_chosen
     from pagoda_kernels.selection import triton_on_cpu
 
     if importlib.util.find_spec("triton") is None:
         print(json.dumps({"operation": "all", "case": "", "error": "triton is not installed"}), flush=True)
         return
+    done: set[str] = set()
     with triton_on_cpu() if is_small else nullcontext():
         for number, check in enumerate(checks(device, is_small=is_small)):
-            if number % count != index:
+            if number % count != index or (is_small and check.operation in done):
                 continue
+            done.add(check.operation)
             torch.manual_seed(number)
             row: dict[str, Any] = {"operation": check.operation, "case": check.case}
             try:
@@ -80,7 +82,19 @@ def run_checks(device: torch.device, index: int, count: int, *, is_small: bool) 
 
 def measure_all(device: torch.device, budget_s: float, directory: Path, *, is_small: bool) -> dict[str, Any]:
     """Every part, guarded."""
-    from benchmarks.gpu import backends, kernels, mixed_steps, quantized, small_cache, split, steps, tokens
+    from benchmarks.gpu import (
+        backends,
+        kernels,
+        latents,
+        mixed_steps,
+        mixtures,
+        quantized,
+        recurrent,
+        small_cache,
+        split,
+        steps,
+        tokens,
+    )
     from benchmarks.gpu.timing import Figures
 
     started = time.monotonic()
@@ -102,9 +116,12 @@ def measure_all(device: torch.device, budget_s: float, directory: Path, *, is_sm
         "tokens": compare_tokens,
         "decode attention": lambda: kernels.measure_decode_attention(figures, is_small=is_small),
         "caches of 8 bits": lambda: small_cache.measure_small_caches(figures, is_small=is_small),
+        "latent attention": lambda: latents.measure_latents(figures, is_small=is_small),
         "prefill attention": lambda: kernels.measure_prefill_attention(figures, is_small=is_small),
         "attention of others": lambda: backends.measure_backends(figures, is_small=is_small),
         "quantized linear": lambda: quantized.measure_quantized_linear(figures, is_small=is_small),
+        "experts": lambda: mixtures.measure_mixtures(figures, is_small=is_small),
+        "recurrent layers": lambda: recurrent.measure_recurrent(figures, is_small=is_small),
         "rows": lambda: kernels.measure_rows(figures, is_small=is_small),
         "steps 0.6B": lambda: steps.measure_steps(figures, "0.6B", is_small=is_small),
         "mixed steps 0.6B": lambda: mixed_steps.measure_mixed_steps(figures, "0.6B", is_small=is_small),

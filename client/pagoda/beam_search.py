@@ -1,4 +1,4 @@
-"""What a beam search gives, where vLLM has it."""
+"""The outputs of a beam search, under vLLM's module name."""
 
 from pagoda.llm.beam_search import BeamSearchOutput, BeamSearchSequence
 

@@ -18,12 +18,12 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 """No one reads the output any more."""
 COMPLETING = "_ARGCOMPLETE"
-"""Set by a shell that wants to know what may come next."""
+"""Set by a shell that asks for completions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One subcommand. Its module is imported when it is chosen: an image that serves has not what benchmarks need."""
+    """One subcommand. Its module is imported when it is chosen: images do not have what benchmarks need."""
 
     name: str
     """Two words for a command of a group."""
@@ -31,7 +31,7 @@ class Command:
     module: str
     """In pagoda.commands."""
     suffix: str = ""
-    """Of its functions' names, where a module has several commands."""
+    """Suffix of its functions' names, if a module has several commands."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add its flags."""
@@ -49,17 +49,17 @@ class Command:
 
 COMMANDS = (
     Command("serve", "run frontend, scheduler and worker on this machine", "serve"),
-    Command("demo", "start everything, stream one answer, end", "demo"),
+    Command("demo", "start all services, stream one answer, and end", "demo"),
     Command("chat", "talk to a running server", "chat", "_chat"),
-    Command("complete", "let a running server continue texts", "chat", "_complete"),
+    Command("complete", "continue texts with a running server", "chat", "_complete"),
     Command("run-batch", "answer a file of requests (OpenAI batch format)", "run_batch"),
     Command("bench serve", "measure a running server", "bench_serve"),
-    Command("bench throughput", "measure how much an engine generates in a second", "bench_throughput"),
-    Command("bench latency", "measure how long one batch takes an engine", "bench_latency"),
+    Command("bench throughput", "measure an engine's throughput", "bench_throughput"),
+    Command("bench latency", "measure an engine's time for one batch", "bench_latency"),
     Command("top", "watch a running engine in the terminal", "top"),
     Command("health", "ask a service for its health (gRPC)", "health"),
     Command("collect-env", "describe this machine for a bug report", "collect_env"),
-    Command("completion", "print what makes a shell complete pagoda", "completion"),
+    Command("completion", "print the shell completion of pagoda", "completion"),
 )
 GROUPS = {"bench": "measure a server or an engine"}
 

@@ -1,4 +1,4 @@
-"""Shapes of prompts, where vLLM has them."""
+"""Shapes of prompts, under vLLM's module names."""
 
 from pagoda import PromptType, TextPrompt, TokensPrompt
 

@@ -1,4 +1,4 @@
-"""Log probabilities of tokens, where vLLM has them."""
+"""Log probabilities of tokens, under vLLM's module names."""
 
 from pagoda_common.params.outputs import Logprob
 

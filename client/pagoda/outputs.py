@@ -1,4 +1,4 @@
-"""What generation and embedding give, where vLLM has it."""
+"""The outputs of generation and embedding, under vLLM's module name."""
 
 from pagoda import (
     ClassificationOutput,

@@ -1,4 +1,4 @@
-"""Parameters of embeddings, where vLLM has them."""
+"""Parameters of embeddings, under vLLM's module names."""
 
 from pagoda import PoolingParams
 

@@ -1,4 +1,4 @@
-"""Parameters of generation, where vLLM has them."""
+"""Parameters of generation, under vLLM's module names."""
 
 from pagoda import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 

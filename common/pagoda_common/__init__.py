@@ -1,1 +1,1 @@
-"""What the three services and the client share: configuration, errors, RPC plumbing, text, metrics."""
+"""Shared by the three services and the client: configuration, errors, RPC plumbing, text, metrics."""

@@ -89,7 +89,7 @@ class RequestTooLong(InvalidRequest):
 
 
 class NotFound(PagodaError):
-    """Nothing is known under that name: no such model, stored answer or stream."""
+    """The name is unknown: no such model, stored answer or stream."""
 
     code = Code.NOT_FOUND
 
@@ -98,6 +98,18 @@ class QueueFull(PagodaError):
     """Too much is waiting already."""
 
     code = Code.RESOURCE_EXHAUSTED
+
+
+class ShareFull(QueueFull):
+    """One client has its share of what may wait; others are taken in."""
+
+    FIELD = "client"
+    """Names this error on the wire."""
+
+    @property
+    def http(self) -> HttpError:
+        """Unlike a full queue, which is no one's fault."""
+        return HttpError(HTTPStatus.TOO_MANY_REQUESTS, "RateLimitError")
 
 
 class NotReady(PagodaError):

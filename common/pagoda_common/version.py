@@ -1,3 +1,3 @@
 """The version of this source: of the distribution, of every service, and what --version says."""
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 MIN_CAPABILITY = (8, 0)
 """CUDA compute capability from which the Triton kernels run: older devices have no bfloat16."""
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""What the Triton kernels compute with, unless one says otherwise."""
+"""Data types of the Triton kernels, unless one names others."""
 
 _references: frozenset[str] = frozenset()
 _takes_cpu_tensors = False

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2
 
+from pagoda_common.version import VERSION
+
 pytest.importorskip("grpc_tools")
 
 CHECKS = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "check_protos.py"))
@@ -26,8 +28,13 @@ def contracts_with(change: Callable[[Any], None]) -> FileSet:
     return contracts
 
 
-def test_nothing_has_changed_that_the_previous_version_would_misread(today: FileSet) -> None:
-    assert CHECKS["breaking_changes"](CHECKS["read_contracts"](CHECKS["PREVIOUS"]), today) == []
+@pytest.mark.parametrize("snapshot", CHECKS["RELEASED"], ids=lambda path: path.stem)
+def test_nothing_has_changed_that_a_released_version_would_misread(today: FileSet, snapshot: Path) -> None:
+    assert CHECKS["breaking_changes"](CHECKS["read_contracts"](snapshot), today) == []
+
+
+def test_this_version_has_a_snapshot_of_its_contracts() -> None:
+    assert [path.name for path in CHECKS["RELEASED"]][-1] == f"v{VERSION}.binpb"
 
 
 def test_the_contracts_keep_their_style(today: FileSet) -> None:

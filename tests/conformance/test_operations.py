@@ -25,7 +25,7 @@ NO_KEYS = {
     "another scheme": {"Authorization": f"Basic {API_KEYS[0]}"},
     "a part of the key": {"Authorization": f"Bearer {API_KEYS[0][:-1]}"},
     "more than the key": {"Authorization": f"Bearer {API_KEYS[0]}x"},
-    "nothing behind bearer": {"Authorization": "Bearer"},
+    "nothing after bearer": {"Authorization": "Bearer"},
     "letters beyond ascii": {"Authorization": "Bearer sk-\u00e9"},
 }
 

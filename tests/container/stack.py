@@ -41,9 +41,14 @@ class ComposeStack:
             **({"WHEELS_DIR": str(wheels)} if wheels else {}),
             **settings,
         }
-        env_file = directory / "settings.env"
-        env_file.write_text("".join(f"{name}={value}\n" for name, value in self.settings.items()))
-        self.compose = DockerCompose(ROOT, compose_file_name=list(files), env_file=str(env_file))
+        self._env_file = directory / "settings.env"
+        self.change()
+        self.compose = DockerCompose(ROOT, compose_file_name=list(files), env_file=str(self._env_file))
+
+    def change(self, **settings: str) -> None:
+        """Other variables of compose.yaml, for what is started from now on."""
+        self.settings |= settings
+        self._env_file.write_text("".join(f"{name}={value}\n" for name, value in self.settings.items()))
 
     def run(self, *words: str, timeout_s: float = 120.0) -> str:
         """Output of ``docker compose …``; fails with what it said on stderr."""

@@ -1,11 +1,16 @@
 """The images: small, without root, without what the service does not need. (test_stack.py ends with a stop.)"""
 
+import json
+import subprocess
+
 import pytest
 
 from tests.container.stack import ComposeStack
 
 MEGABYTE = 1_000_000
-MAX_BYTES = {"frontend": 300 * MEGABYTE, "scheduler": 300 * MEGABYTE, "worker": 1300 * MEGABYTE}
+MAX_BYTES = {"frontend": 300 * MEGABYTE, "scheduler": 300 * MEGABYTE, "worker": 1100 * MEGABYTE}
+MAX_CODE_BYTES = 15 * MEGABYTE
+"""Of what a release pulls again."""
 SERVICES = tuple(MAX_BYTES)
 
 
@@ -49,3 +54,32 @@ def test_an_image_holds_its_own_service_and_torch_only_the_worker_s(stack: Compo
 def test_the_health_probe_of_an_image_answers(stack: ComposeStack, service: str, port: int) -> None:
     (container, *_) = stack.containers(service)
     assert stack.execute(container, "pagoda-health", f"127.0.0.1:{port}").strip() == "SERVING"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_code_is_a_layer_of_its_own_above_all_others(stack: ComposeStack, service: str) -> None:
+    image = stack.inspect(stack.containers(service)[0])["Image"]
+    command = ["docker", "history", "--no-trunc", "--human=false", "--format", "{{.Size}} {{.CreatedBy}}", image]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    layers = [line.split(" ", 1) for line in lines if not line.startswith("0 ")]
+    size, created_by = layers[0]
+    assert "/code /opt/pagoda" in created_by
+    assert int(size) < MAX_CODE_BYTES
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_image_lists_what_it_is_made_of_and_has_no_tools(stack: ComposeStack, service: str) -> None:
+    (container, *_) = stack.containers(service)
+    bill = json.loads(stack.execute(container, "cat", "/usr/share/doc/pagoda/packages.cdx.json"))
+    listed = {component["name"]: component for component in bill["components"]}
+    assert {"grpcio", "protobuf", *(["torch"] if service == "worker" else [])} <= listed.keys()
+    assert listed["grpcio"]["licenses"]
+    find = "command -v pip pip3 gcc g++ cc; python -c 'import pip' 2>/dev/null && echo pip; true"
+    assert stack.execute(container, "sh", "-c", find).split() == []
+
+
+def test_the_worker_finds_its_compiled_kernels(stack: ComposeStack) -> None:
+    script = (
+        "from pagoda_kernels.native.library import cpu_level, load_native; print(cpu_level() is None or load_native())"
+    )
+    assert stack.execute(stack.containers("worker")[0], "python", "-c", script).strip() == "True"

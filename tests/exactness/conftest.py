@@ -1,13 +1,18 @@
 """Small random checkpoints of every architecture, and what transformers generates from them in float32."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
 
 from tests.checkpoints import make_checkpoint
+from tests.unit.worker.driver import Driver
+from tests.unit.worker.models.reference import greedy_with_logprobs
 
 THROUGH_THE_ENGINE = (
     "LlamaForCausalLM",
@@ -58,45 +63,39 @@ def make_prompts(vocab_size: int) -> list[list[int]]:
     return prompts
 
 
-@torch.inference_mode()
-def make_reference(architecture: str, directory: Path) -> Reference:
-    """Generate with transformers in float32, prompts of one length at a time (without any padding)."""
-    make_checkpoint(architecture, directory)
+def make_reference(architecture: str, directory: Path, **options: Any) -> Reference:
+    """What transformers says in float32 to one prompt at a time (without any padding). `options`: of its config."""
+    make_checkpoint(architecture, directory, **options)
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     prompts = make_prompts(model.config.vocab_size)
-    outputs: dict[int, list[int]] = {}
-    logprobs: dict[int, list[float]] = {}
-    for length in LENGTHS:
-        numbers = [number for number, prompt in enumerate(prompts) if len(prompt) == length]
-        input_ids = torch.tensor([prompts[number] for number in numbers])
-        result = model.generate(
-            input_ids,
-            attention_mask=torch.ones_like(input_ids),
-            max_new_tokens=NUM_TOKENS,
-            min_new_tokens=NUM_TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
-        tokens = result.sequences[:, length:]  # [n, NUM_TOKENS]
-        rows = torch.stack(result.logits, dim=1).log_softmax(dim=-1)  # [n, NUM_TOKENS, vocab_size]
-        chosen = rows.gather(2, tokens[..., None])[..., 0]
-        for row, number in enumerate(numbers):
-            outputs[number], logprobs[number] = tokens[row].tolist(), chosen[row].tolist()
-    order = range(len(prompts))
-    return Reference(directory, prompts, [outputs[i] for i in order], [logprobs[i] for i in order])
-
-
-@pytest.fixture(scope="session", params=THROUGH_THE_ENGINE)
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """One architecture after the other."""
-    torch.set_num_threads(1)
-    return make_reference(request.param, tmp_path_factory.mktemp(request.param))
+    outputs, logprobs = [], []
+    for prompt, guess in zip(prompts, Driver(directory).generate(prompts, max_tokens=NUM_TOKENS), strict=True):
+        output, rows = greedy_with_logprobs(model, prompt, guess.output)
+        outputs.append(output)
+        logprobs.append(rows.gather(1, torch.tensor(output)[:, None])[:, 0].tolist())
+    return Reference(directory, prompts, outputs, logprobs)
 
 
 @pytest.fixture(scope="session")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """The architecture on which combinations are tried."""
+def reference_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Reference]:
+    """Makes the reference of an architecture with options, once in a process: its tests need not follow each other."""
     torch.set_num_threads(1)
-    return make_reference("LlamaForCausalLM", tmp_path_factory.mktemp("llama"))
+
+    @cache
+    def make(architecture: str, **options: Any) -> Reference:
+        directory = tmp_path_factory.mktemp("-".join((architecture, *options)))
+        return make_reference(architecture, directory, **options)
+
+    return make
+
+
+@pytest.fixture(scope="session", params=THROUGH_THE_ENGINE)
+def reference(request: pytest.FixtureRequest, reference_of: Callable[..., Reference]) -> Reference:
+    """One architecture after the other."""
+    return reference_of(request.param)
+
+
+@pytest.fixture(scope="session")
+def llama(reference_of: Callable[..., Reference]) -> Reference:
+    """The architecture on which combinations are tried."""
+    return reference_of("LlamaForCausalLM")

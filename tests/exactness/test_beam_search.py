@@ -1,5 +1,9 @@
 """Beam search in the engine finds transformers' hypotheses."""
 
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
 import grpc
 import numpy as np
 import pytest
@@ -19,11 +23,17 @@ STOPPING = {
 }
 
 
+@lru_cache(maxsize=1)
+def model_of(directory: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+
+@cache  # whether the engine's steps overlap changes nothing here
 def searched(
-    reference: Reference, prompt: list[int], ends: list[int], width: int, penalty: float, stopping: bool | str
+    directory: Path, prompt: tuple[int, ...], ends: tuple[int, ...], width: int, penalty: float, stopping: bool | str
 ) -> list[list[int]]:
     """Hypotheses of transformers, best first, without padding."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(reference.directory, dtype=torch.float32).eval()
+    model = model_of(directory)
     pad = model.config.vocab_size - 1
     with torch.inference_mode():
         sequences = model.generate(
@@ -35,11 +45,17 @@ def searched(
             length_penalty=penalty,
             early_stopping=stopping,
             max_new_tokens=MAX_TOKENS,
-            eos_token_id=ends,
+            eos_token_id=list(ends),
             pad_token_id=pad,
         )
     outputs = sequences[:, len(prompt) :].tolist()
-    return [[token for token in output if token != pad] for output in outputs]
+    return [_ended(output, ends) for output in outputs]
+
+
+def _ended(output: list[int], ends: tuple[int, ...]) -> list[int]:
+    """Without what fills it up, which may be a token that others have found."""
+    length = next((place + 1 for place, token in enumerate(output) if token in ends), len(output))
+    return output[:length]
 
 
 async def check_hypotheses(
@@ -48,7 +64,7 @@ async def check_hypotheses(
     """A prompt's hypotheses are those of transformers; how many of them ended early."""
     prompt = reference.prompts[number]
     ends = sorted({reference.outputs[number][5], reference.outputs[number][9]})
-    expected = searched(reference, prompt, ends, width, penalty, stopping)
+    expected = searched(reference.directory, tuple(prompt), tuple(ends), width, penalty, stopping)
     request = scheduler_pb2.SubmitRequest(
         request_id=f"beam{number}",
         prompt_token_ids=np.array(prompt, dtype="<u4").tobytes(),

@@ -1,6 +1,7 @@
 """Models whose layers keep different things of a sequence: the same tokens, whatever happens to them on the way."""
 
 import asyncio
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -8,28 +9,59 @@ import pytest
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.config.speculative_config import SpeculativeConfig
 from pagoda_common.params.sampling_params import SamplingParams
-from tests.exactness.conftest import Reference, make_reference
+from tests.exactness.conftest import Reference
 from tests.exactness.test_beam_search import check_hypotheses
 from tests.exactness.test_greedy import GREEDY, few_blocks
 from tests.harness.engine import RunningEngine, running_engine
 
-FAMILIES = (
-    "GptOssForCausalLM",
-    "Qwen3NextForCausalLM",
-    "Gemma3ForCausalLM",
-    "Qwen3MoeForCausalLM",
-    "FalconH1ForCausalLM",
-    "NemotronHForCausalLM",
+LAYOUTS = (
+    ("GptOssForCausalLM",),
+    ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
+    ("Gemma3ForCausalLM",),
+    ("Qwen3MoeForCausalLM", "Glm4MoeForCausalLM", "MiniMaxM2ForCausalLM", "DeciLMForCausalLM"),
+    ("FalconH1ForCausalLM",),
+    ("NemotronHForCausalLM", "GraniteMoeHybridForCausalLM", "BambaForCausalLM"),
+    ("Lfm2MoeForCausalLM", "Lfm2ForCausalLM"),
+    ("DeepseekV3ForCausalLM", "MiniCPM3ForCausalLM", "YoutuForCausalLM"),
+    ("Llama4ForCausalLM",),
+    ("MixtralForCausalLM",),
+    ("Gemma3nForCausalLM",),
+    ("Gemma4ForCausalLM",),
+    ("JambaForCausalLM",),
 )
-"""Windows and sinks, recurrent states, windows in groups of different counts, one group of full attention;
-Mamba-2 beside attention, and in layers of one part."""
+"""Families that keep the same of a sequence: windows and sinks; states of the delta rule; windows in groups of
+different counts; one group of full attention; Mamba-2 beside attention, and in layers of one part, with experts and
+multipliers; short convolutions; latents; chunks; windows in all layers; layers that read the cache of others, whose
+windows are in groups, or whose heads differ; Mamba.
+
+Each family runs alone, all at once and under preemption. Each layout has all further tests, its families by turns.
+"""
+FAMILIES = tuple(family for layout in LAYOUTS for family in layout)
+OPTIONS: dict[str, dict[str, Any]] = {"MixtralForCausalLM": {"sliding_window": 24}}
+"""Mixtral without a window is in THROUGH_THE_ENGINE."""
+RECOMPUTE = (("recompute", True, True, 24), ("recompute", False, False, 2048))
+SWAP = (("swap", True, False, 24), ("swap", True, True, 64))
+"""preemption_mode, async_scheduling, enable_prefix_caching, max_num_batched_tokens: every layout has one of each."""
 DRAFTS = SpeculativeConfig(num_speculative_tokens=4, prompt_lookup_max=3, prompt_lookup_min=1)
 
 
+def by_turns(turn: int) -> list[str]:
+    """One family of each layout."""
+    return [layout[turn % len(layout)] for layout in LAYOUTS]
+
+
+def preempted() -> Iterator[tuple[str, str, bool, bool, int]]:
+    """Each family with one of the settings, alternately; the only one of a layout with two."""
+    for number, layout in enumerate(LAYOUTS):
+        modes = (RECOMPUTE[number % 2], SWAP[number // 2 % 2])
+        for place in range(max(2, len(layout))):
+            yield layout[place % len(layout)], *modes[place % 2]
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
-def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+def family(request: pytest.FixtureRequest, reference_of: Callable[..., Reference]) -> Reference:
     """One family after the other."""
-    return make_reference(request.param, tmp_path_factory.mktemp(request.param))
+    return reference_of(request.param, **OPTIONS.get(request.param, {}))
 
 
 def make_config(
@@ -47,29 +79,29 @@ def make_config(
     )
 
 
+def repeats(family: Reference) -> bool:
+    """Whether drafts from the text so far are right at times: not with LFM2's checkpoint, all of whose drafts are
+    wrong. Those of LFM2-MoE, which has the same layers, are not."""
+    return "Lfm2ForCausalLM" not in (family.directory / "config.json").read_text()
+
+
 def assert_nothing_is_left(engine: RunningEngine) -> None:
     assert engine.scheduler.engine.load().num_used_blocks == 0
 
 
-@pytest.mark.parametrize("prefix_caching", [True, False])
-async def test_alone_and_all_at_once(family: Reference, prefix_caching: bool) -> None:
-    config = make_config(family, cache={"enable_prefix_caching": prefix_caching})
-    async with running_engine(config) as engine:
+async def test_alone_and_all_at_once(family: Reference) -> None:
+    async with running_engine(make_config(family)) as engine:
         assert await engine.all_tokens(family.prompts, GREEDY) == family.outputs
         for number in (0, 3, 5, 17):  # again: of a prefix that is there now
             assert await engine.tokens(f"again-{number}", family.prompts[number], GREEDY) == family.outputs[number]
-        assert (engine.client.load.prefix_cache_hits > 0) is prefix_caching
+        assert engine.client.load.prefix_cache_hits > 0
         assert_nothing_is_left(engine)
 
 
 @pytest.mark.parametrize(
-    ("mode", "is_async", "prefix_caching", "max_num_batched_tokens"),
-    [
-        ("recompute", True, True, 24),
-        ("recompute", False, False, 2048),
-        ("swap", True, False, 24),
-        ("swap", True, True, 64),
-    ],
+    ("family", "mode", "is_async", "prefix_caching", "max_num_batched_tokens"),
+    preempted(),
+    indirect=["family"],
 )
 async def test_under_preemption(
     family: Reference, mode: str, is_async: bool, prefix_caching: bool, max_num_batched_tokens: int
@@ -93,16 +125,22 @@ async def test_under_preemption(
         assert_nothing_is_left(engine)
 
 
-@pytest.mark.parametrize("num_blocks", [None, "few"])
+@pytest.mark.parametrize(
+    ("family", "num_blocks"),
+    [(family, ("few", None)[number % 3 == 2]) for number, family in enumerate(by_turns(0))],
+    indirect=["family"],
+)
 async def test_with_drafts(family: Reference, num_blocks: str | None) -> None:
     blocks = {} if num_blocks is None else {"num_blocks_override": few_blocks(family) + 10}
     async with running_engine(make_config(family, cache=blocks, speculative=DRAFTS)) as engine:
         assert await engine.all_tokens(family.prompts, GREEDY) == family.outputs
-        assert engine.client.load.speculation.num_accepted_tokens > 0
-        assert engine.client.load.speculation.num_draft_tokens > engine.client.load.speculation.num_accepted_tokens
+        speculation = engine.client.load.speculation
+        assert speculation.num_accepted_tokens > 0 or not repeats(family)
+        assert speculation.num_draft_tokens > speculation.num_accepted_tokens
         assert_nothing_is_left(engine)
 
 
+@pytest.mark.parametrize("family", by_turns(1), indirect=True)
 async def test_siblings_fork_and_part(family: Reference) -> None:
     """Three sequences of a prompt are the same together, and one at a time without a prefix to share."""
     sampled = SamplingParams(temperature=1.0, seed=7, max_tokens=24, ignore_eos=True, n=3)
@@ -123,6 +161,7 @@ def _by_index(outputs: list[Any]) -> dict[int, list[int]]:
     return tokens
 
 
+@pytest.mark.parametrize("family", by_turns(2), indirect=True)
 async def test_beams_find_the_hypotheses_of_transformers(family: Reference) -> None:
     async with running_engine(make_config(family)) as engine:
         for number in (1, 4, 5):
@@ -130,18 +169,25 @@ async def test_beams_find_the_hypotheses_of_transformers(family: Reference) -> N
         assert_nothing_is_left(engine)
 
 
+@pytest.mark.parametrize("family", by_turns(3), indirect=True)
 async def test_an_int8_cache_gives_the_same_tokens_however_they_come_about(family: Reference) -> None:
     cache: dict[str, Any] = {"kv_cache_dtype": "int8"}
     async with running_engine(make_config(family, cache=cache | {"enable_prefix_caching": False})) as engine:
-        alone = [await engine.tokens(f"a{i}", prompt, GREEDY) for i, prompt in enumerate(family.prompts)]
+        together = await engine.all_tokens(family.prompts, GREEDY)
+        for number in (0, 3, 5, 10, 17):
+            assert await engine.tokens(f"alone-{number}", family.prompts[number], GREEDY) == together[number]
     tight = cache | {"num_blocks_override": few_blocks(family), "cpu_kv_cache_memory_bytes": 16 * 2**20}
     async with running_engine(make_config(family, cache=tight)) as engine:
-        assert await engine.all_tokens(family.prompts, GREEDY) == alone
+        assert await engine.all_tokens(family.prompts, GREEDY) == together
         assert engine.client.load.num_preemptions > 0
         assert_nothing_is_left(engine)
 
 
-@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize(
+    ("family", "prefix_caching"),
+    [(family, number % 3 != 1) for number, family in enumerate(by_turns(4))],
+    indirect=["family"],
+)
 async def test_steps_that_overlap(family: Reference, prefix_caching: bool) -> None:
     cache = {"num_blocks_override": few_blocks(family), "enable_prefix_caching": prefix_caching}
     async with running_engine(make_config(family, cache=cache), overlaps=True) as engine:

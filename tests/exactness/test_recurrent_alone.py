@@ -18,11 +18,16 @@ NUM_TOKENS = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Qwen3-Next without its layers of attention."""
-    path = tmp_path_factory.mktemp("recurrent")
-    return make_checkpoint("Qwen3NextForCausalLM", path, layer_types=["linear_attention"] * 4)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "Qwen3NextForCausalLM": {"layer_types": ["linear_attention"] * 4},  # without its layers of attention
+    "Mamba2ForCausalLM": {},
+    "FalconMambaForCausalLM": {},
+}
+
+
+@pytest.fixture(scope="module", params=OPTIONS)
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(request.param, tmp_path_factory.mktemp("recurrent"), **OPTIONS[request.param])
 
 
 @pytest.fixture(scope="module")

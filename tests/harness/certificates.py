@@ -19,7 +19,7 @@ class Certificates:
     directory: Path
 
     def make(self, *names: str) -> None:
-        """Make pairs for the names, or make them anew."""
+        """Make pairs for the names, or make them again."""
         command = ["sh", str(SCRIPT), str(self.directory), *names]
         done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stderr

@@ -38,9 +38,9 @@ class RunningScheduler:
 
 @asynccontextmanager
 async def running_scheduler(
-    config: EngineConfig, *, timeline: Timeline | None = None, has_vllm_engine: bool = False
+    config: EngineConfig, *, port: int = 0, timeline: Timeline | None = None, has_vllm_engine: bool = False
 ) -> AsyncIterator[RunningScheduler]:
-    """A scheduler on a free port; with `has_vllm_engine` it also serves VllmEngine and its events."""
+    """A scheduler; on a free port if `port` is 0. With `has_vllm_engine` it also serves VllmEngine and its events."""
     engine = Engine(config=config)
     events = start_kv_events(engine)
     epoch = time.time_ns()
@@ -53,8 +53,8 @@ async def running_scheduler(
         from pagoda_scheduler.vllm_engine.servicer import add_vllm_engine  # an extra
 
         add_vllm_engine(server.grpc_server, engine=engine, state=state)
-    port = await server.start(host="127.0.0.1", port=0)
-    address = f"127.0.0.1:{port}"
+    bound = await server.start(host="127.0.0.1", port=port)
+    address = f"127.0.0.1:{bound}"
     async with connect(address) as channel:
         yield RunningScheduler(address, engine, scheduler_pb2_grpc.SchedulerStub(channel))
     await groups.close()

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from pagoda_kernels.linear.compressed_weight import (
     NUMBERS_OF_OUTLIER,
+    CompressedRows,
     compress_weight,
     compressed_bytes,
     compressed_embedding,
@@ -113,6 +115,40 @@ def test_a_result_does_not_depend_on_the_threads(num_threads: int, num_tokens: i
         assert torch.equal(compressed_linear(x, held, 1000), expected)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(300, 300), (128, 64), (1000, 1024)])
+def test_rows_may_come_in_any_order_and_of_any_threads(rows: int, columns: int) -> None:
+    weight = drawn(rows, columns)
+    weight[::7, 3] = 1e-8  # numbers without a code, in every part
+    expected = compressed(weight)
+    for size in (32, 96, 1024):
+        out = torch.full_like(expected, 0xA5)
+        parts = CompressedRows(out, rows, columns)
+        with ThreadPoolExecutor(3) as threads:
+            for first in reversed(range(0, rows, size)):
+                threads.submit(parts.add, weight[first : first + size], first)
+        assert parts.finish()
+        num_outliers = int(out[: -(rows * columns // NUMBERS_OF_OUTLIER * 4)][-4:].view(torch.int32))
+        end = out.numel() - (rows * columns // NUMBERS_OF_OUTLIER - num_outliers) * 4
+        assert num_outliers >= rows // 7
+        assert torch.equal(out[:end], expected[:end])
+
+
+def test_rows_of_too_many_sizes_do_not_fit() -> None:
+    hopeless = drawn(64, 256).index_fill(1, torch.tensor([5]), torch.inf)
+    out = torch.empty(compressed_bytes(1024, 256), dtype=torch.uint8)
+    parts = CompressedRows(out, 1024, 256)
+    for first in range(0, 1024, 64):
+        parts.add(hopeless, first)
+    assert not parts.finish()
+
+
+@pytest.mark.parametrize(("shape", "first_row"), [((32, 62), 0), ((32, 64), 16), ((40, 64), 0), ((32, 64), 96)])
+def test_rows_that_are_no_panels_of_the_matrix_are_refused(shape: tuple[int, int], first_row: int) -> None:
+    parts = CompressedRows(torch.empty(compressed_bytes(100, 64), dtype=torch.uint8), 100, 64)
+    with pytest.raises(ValueError, match=r"must be whole panels of 32 rows of a matrix of 100 rows of 64"):
+        parts.add(drawn(*shape), first_row)
 
 
 def test_what_has_no_kernel_is_not_compressed() -> None:

@@ -33,10 +33,10 @@ def test_installed_packages_are_checked_and_have_rows_beside_ours(monkeypatch: p
     figures = Figures(CPU)
     measure_backends(figures, is_small=True)
     assert [(row["part"], row["case"]) for row in figures.rows] == [
-        (f"{part} {name}", f"{case}{anew}")
+        (f"{part} {name}", f"{case}{again}")
         for name in ("flashinfer", "flash_attn")
         for part, case in (("decode", "batch 2, 40 keys"), ("prefill", "40 tokens"))
-        for anew in ("", ", planned anew")
+        for again in ("", ", planned again")
     ]
     assert sys.modules["flashinfer"].BatchPrefillWithPagedKVCacheWrapper.num_plans > 3 + 2 * 4
 

@@ -182,3 +182,5 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         packed_linear(x, packed, 40, residual=drawn(2, 40))
     with pytest.raises(ValueError, match="residual is"):
         packed_linear(x, packed, 40, residual=torch.randn(3, 40))
+    with pytest.raises(ValueError, match=r"packed is torch\.bfloat16 on cpu, must be torch\.float32"):
+        packed_linear(x.float(), packed, 40)

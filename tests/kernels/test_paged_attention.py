@@ -146,6 +146,40 @@ def test_blocks_that_left_the_window_are_not_read(
     check(*without_what_left_the_window(case, window), window=window)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("chunk", [16, 64, 80, 2048])
+def test_a_query_sees_the_keys_of_its_own_chunk_alone(chunk: int, dtype: torch.dtype) -> None:
+    query, k_cache, v_cache, plan = make_case(*MIXED, dtype=dtype)
+    close = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
+    attended = paged_attention(query, k_cache, v_cache, plan.chunked(chunk), scale=0.3)
+    token = 0
+    for row, (query_len, seq_len) in enumerate(zip(*MIXED, strict=True)):
+        for position in range(seq_len - query_len, seq_len):
+            alone = AttentionPlan(
+                np.array([1]), np.array([position + 1]), plan.block_table[row : row + 1], 16, dtype, CPU
+            )
+            expected = paged_attention_reference(
+                query[token : token + 1], k_cache, v_cache, alone, scale=0.3, window=position % chunk + 1
+            )
+            torch.testing.assert_close(attended[token : token + 1], expected, **close)
+            token += 1
+
+
+def test_blocks_before_a_chunk_are_not_read() -> None:
+    query, k_cache, v_cache, plan = make_case(*MIXED)
+    expected = paged_attention(query, k_cache, v_cache, plan.chunked(64), scale=0.3)
+    for row, (query_len, seq_len) in enumerate(zip(*MIXED, strict=True)):
+        for block in plan.block_table[row, : (seq_len - query_len) // 64 * 4]:
+            k_cache[block] = v_cache[block] = torch.nan
+    plan = AttentionPlan(plan.query_lens, plan.seq_lens, plan.block_table, 16, torch.float32, CPU)
+    assert torch.equal(paged_attention(query, k_cache, v_cache, plan.chunked(64), scale=0.3), expected)
+
+
+def test_a_chunk_must_begin_where_a_block_does() -> None:
+    with pytest.raises(ValueError, match="chunk is 24, must be a multiple of block_size, 16"):
+        make_case([1], [5])[3].chunked(24)
+
+
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("window", [None, 40])

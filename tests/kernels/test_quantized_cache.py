@@ -58,6 +58,20 @@ def test_both_ways_store_the_same_bits(head_dim: int, dtype: torch.dtype) -> Non
     assert (caches[0].flatten(0, 1)[untouched] == 9).all()
 
 
+@pytest.mark.parametrize("apart", ["key", "value"])
+def test_heads_that_do_not_lie_one_after_the_other_are_stored_the_same(apart: str) -> None:
+    wide = torch.randn(2, 5, 2, 40)
+    key, value = (
+        rows[..., :20] if name == apart else rows[..., 20:].contiguous()
+        for name, rows in zip(("key", "value"), wide, strict=True)
+    )
+    caches = torch.zeros(4, 1, 16, 2, cache_width(20, torch.int8), dtype=torch.int8)
+    store_kv_cache(key, value, caches[0], caches[1], torch.arange(5))
+    store_kv_cache_reference(key, value, caches[2], caches[3], torch.arange(5))
+    assert torch.equal(caches[0], caches[2])
+    assert torch.equal(caches[1], caches[3])
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_a_row_with_a_nan_or_an_infinity_is_no_number(bad: float) -> None:
     key = torch.randn(3, 2, 20)

@@ -10,6 +10,7 @@ from pagoda_kernels.native.library import load_native
 from pagoda_kernels.recurrent.batch import RecurrentBatch
 from pagoda_kernels.recurrent.gate_and_norm import gate_and_norm, gate_and_norm_reference
 from pagoda_kernels.recurrent.gated_delta_rule import gated_delta_rule, gated_delta_rule_reference
+from pagoda_kernels.recurrent.selective_scan import selective_scan, selective_scan_reference
 from pagoda_kernels.recurrent.short_convolution import short_convolution, short_convolution_reference
 from pagoda_kernels.recurrent.state_space_scan import state_space_scan, state_space_scan_reference
 
@@ -137,6 +138,51 @@ def test_chunks_change_no_bit_of_a_scan(cuts: tuple[int, ...], head_dim: int) ->
     whole = state_space_scan(*moving, whole_states, make_batch((64,)), **heads)  # type: ignore[call-arg]
     parts = zip(*(torch.split(one, cuts) for one in moving), strict=True)
     outputs = [state_space_scan(*part, states, make_batch((part[0].shape[0],)), **heads) for part in parts]
+    assert torch.equal(torch.cat(outputs), whole)
+    assert torch.equal(states, whole_states)
+
+
+def make_selective(num_tokens: int, channels: int, state_size: int) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """What moves with the tokens, then the states; and the parameters of channels."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    sizes = ((num_tokens, channels), (num_tokens, state_size), (num_tokens, state_size), (num_tokens, channels))
+    moving = [draw(*size) for size in (*sizes, (9, channels, state_size))]
+    decay_log = draw(channels, state_size)
+    return moving, {"step_bias": draw(channels), "decay_log": decay_log, "skip": draw(channels)}
+
+
+@pytest.mark.parametrize(("channels", "state_size"), [(12, 16), (5, 3), (1, 1)])
+@pytest.mark.parametrize(
+    ("query_lens", "kept"), [(QUERY_LENS, {}), (QUERY_LENS, {0: 5, 3: 7, 22: 8}), ((1, 1, 1), {1: 7})]
+)
+def test_the_selective_scan_equals_its_reference(
+    query_lens: tuple[int, ...], kept: dict[int, int], channels: int, state_size: int
+) -> None:
+    (x, b, c, step, states), options = make_selective(sum(query_lens), channels, state_size)
+    before, expected_states, batch = states.clone(), states.clone(), make_batch(query_lens, kept)
+    expected = selective_scan_reference(x, b, c, step, expected_states, batch, **options)
+    actual = selective_scan(x, b, c, step, states, batch, **options)
+    torch.testing.assert_close(actual, expected, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(states, expected_states, atol=2e-5, rtol=2e-5)
+    assert torch.equal(states[6], before[6]), "rows of no one stay as they are"
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+def test_chunks_change_no_bit_of_a_selective_scan(cuts: tuple[int, ...]) -> None:
+    """Of channels that fill vectors; of others PyTorch computes the last ones in another way."""
+    (x, b, c, step, states), options = make_selective(64, 32, 16)
+    whole_states = states.clone()
+    whole = selective_scan(x, b, c, step, whole_states, make_batch((64,)), **options)
+    outputs, start = [], 0
+    for length in cuts:
+        part = slice(start, start + length)
+        batch = make_batch((length,))
+        outputs.append(selective_scan(x[part], b[part], c[part], step[part], states, batch, **options))
+        start += length
     assert torch.equal(torch.cat(outputs), whole)
     assert torch.equal(states, whole_states)
 

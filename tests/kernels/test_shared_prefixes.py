@@ -168,7 +168,7 @@ def test_the_same_table_twice() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"window": 500},  # some members have their first keys behind them
+        {"window": 500},  # the window of some members has left their first keys
         {"window": 5000},
         {"softcap": 20.0},
         {"alibi_slopes": torch.linspace(0, 0.05, 6)},

@@ -31,10 +31,13 @@ from pagoda_common.errors import ModelLoadError, PagodaError
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_worker.loader.build import ModelBuilder
 from pagoda_worker.models.model import BuildConfig
-from pagoda_worker.models.registry import architectures_of, find_family, is_foreign
+from pagoda_worker.models.registry import MODEL_TYPES, architectures_of, find_family, is_foreign
 from pagoda_worker.parallel.tensor_parallel import ALONE
 from pagoda_worker.worker import Worker
+from tests import deci_lm
+from tests.checkpoints import TEXT_PARTS, write_as_text_part
 from tests.harness.engine import running_engine
+from tests.models.abilities import abilities_of
 from tests.models.tiny_configs import VOCAB_SIZE, tiny_config
 
 LENGTHS = (1, 15, 17, 100, 300)
@@ -60,13 +63,17 @@ class Outcome:
     """pagoda or transformers."""
     reason: str = ""
     seconds: float = 0.0
+    ranks: str = ""
+    """As of Abilities; so are adapters and integers. Of a type that is exact."""
+    adapters: str = ""
+    integers: str = ""
 
 
 def model_types() -> list[str]:
-    """All of the installed transformers."""
+    """All of the installed transformers, and those that tests compute of its parts."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    return [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, deci_lm.MODEL_TYPE]
 
 
 def sweep(types: list[str], impl: str = "auto") -> Iterator[Outcome]:
@@ -110,7 +117,7 @@ def _judge(model_type: str, directory: Path, impl: str) -> dict[str, Any]:
             problem = _compare(model, prompt, tokens, logprobs)
             if problem:
                 return facts | {"verdict": "wrong", "reason": f"budget {budget}, {len(prompt)} tokens: {problem}"}
-    return facts | {"verdict": "exact"}
+    return facts | asdict(abilities_of(directory, model)) | {"verdict": "exact"}
 
 
 def _refusal_by_type(model_type: str) -> str | None:
@@ -133,7 +140,7 @@ def make_model(model_type: str, directory: Path) -> Any:
     """Write a random checkpoint, and give the model that transformers reads from it."""
     from transformers import AutoModelForCausalLM
 
-    config = tiny_config(model_type)
+    config = tiny_config(TEXT_PARTS.get(model_type, model_type))
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
     if size > MAX_PARAMETERS:
@@ -146,6 +153,8 @@ def make_model(model_type: str, directory: Path) -> Any:
         for name, parameter in model.named_parameters():
             initialise(name, parameter, generator)
     model.save_pretrained(directory)
+    if model_type in TEXT_PARTS:
+        write_as_text_part(directory, MODEL_TYPES[model_type], model_type)
     return model
 
 

@@ -16,7 +16,8 @@ SHORT = {
     "bert": "exact",  # a head whose bias is tied
     "roberta": "exact",  # positions from after the padding token
     "bart": "exact",  # a decoder that counts positions itself
-    "mamba": "refused",
+    "mamba": "exact",  # recurrent layers alone
+    "rwkv": "refused",
     "xglm": "refused",
     "doge": "refused",
 }

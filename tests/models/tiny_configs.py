@@ -5,6 +5,8 @@ from typing import Any
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from tests.checkpoints import CONFIGS
+
 VOCAB_SIZE = 304
 WINDOW = 21
 """Tokens: shorter than most prompts, and no multiple of a block."""
@@ -57,6 +59,7 @@ REQUIRED: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 16, "sliding_w
 """Values by name, where a config has the name, whatever it has there: some need what they leave open."""
 MIXED = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 24}
+MAMBA_ALONE = {"time_step_rank": 4, "state_size": 12}
 NO_LEAST_STEP = {"time_step_min": 1e-12, "time_step_floor": 1e-12}
 DELTA_NET = {
     "linear_num_key_heads": 2,
@@ -83,6 +86,7 @@ TWEAKS: dict[str, dict[str, Any]] = {
         ),
         BART,
     ),
+    "nemotron-nas": CONFIGS["DeciLMForCausalLM"][1],
     "gptj": {"rotary_dim": 8},
     "codegen": {"rotary_dim": 8},
     "deepseek_v2": {"num_experts_per_tok": 2, "topk_method": "greedy"},
@@ -110,6 +114,14 @@ TWEAKS: dict[str, dict[str, Any]] = {
     "falcon_h1": MAMBA | {"mamba_d_ssm": 96, "mamba_rms_norm": True, "key_multiplier": 0.7, "ssm_in_multiplier": 0.8},
     # A step's least value, of prompts alone in transformers: so small that it does nothing.
     "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 24, **NO_LEAST_STEP},
+    **dict.fromkeys(("mamba", "falcon_mamba"), MAMBA_ALONE),
+    "jamba": {"attn_layer_period": 3, "attn_layer_offset": 1, "mamba_dt_rank": 4, "mamba_d_state": 12},
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+        **{"num_key_value_heads": 4, "mamba_d_state": 24, "adapter_rank": 8, "use_shared_attention_adapter": True},
+        "attention_head_dim": 32,  # from the other sizes, whatever config.json says
+        **NO_LEAST_STEP,
+    },
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 24},
     "reformer": {"is_decoder": True, "axial_pos_embds_dim": [16, 48], "axial_pos_shape": [16, 32]},
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0}},

@@ -13,15 +13,17 @@ import asyncio
 import json
 import logging
 import random
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from signal import SIGKILL, SIGSTOP, Signals
 
+from pagoda_common.config.model_files import EMBEDDED_MODEL, resolve_model
 from tests.process.chaos_clients import Progress, stream_all
-from tests.process.chaos_requests import ChaosRequest, make_requests
+from tests.process.chaos_requests import MODEL, ChaosRequest, make_requests
 from tests.process.chaos_stack import ChaosStack
 from tests.process.transcript import Transcript, differences
 
@@ -199,10 +201,39 @@ def print_table(table: dict[str, dict[str, float]]) -> None:
         print(f"  {stalls[0]:>9.2f} {stalls[1]:>5.2f}  {recoveries[0]:>12.2f} {recoveries[1]:>5.2f}")
 
 
+def make_adapters(directory: Path, count: int) -> dict[str, Path]:
+    """Adapters of the model that is served, by name."""
+    if not count:
+        return {}
+    from tests.peft_adapters import make_adapter  # peft and transformers take seconds
+
+    model = resolve_model(EMBEDDED_MODEL)
+    assert isinstance(model, Path), "it comes with the package"
+    return {
+        f"adapter-{seed}": make_adapter(model, directory / str(seed), seed=seed, r=2 << seed % 5)
+        for seed in range(count)
+    }
+
+
+def adapter_flags(adapters: Mapping[str, Path]) -> list[str]:
+    """Of the scheduler: half of them may run at a time."""
+    if not adapters:
+        return []
+    given = [f"{name}={path}" for name, path in adapters.items()]
+    return ["--enable-lora", f"--max-loras={-(-len(given) // 2)}", "--lora-modules", *given]
+
+
 async def run(args: argparse.Namespace) -> tuple[list[Round], str]:
     """All rounds up to the first violation, and the violation."""
-    stack = ChaosStack(num_workers=args.workers, scheduler_flags=args.flags)
-    requests = make_requests(args.clients, seed=args.seed)
+    with tempfile.TemporaryDirectory() as directory:
+        adapters = make_adapters(Path(directory), args.adapters)
+        return await break_again_and_again(args, adapters)
+
+
+async def break_again_and_again(args: argparse.Namespace, adapters: dict[str, Path]) -> tuple[list[Round], str]:
+    """All rounds, of requests with these adapters in turn and without."""
+    stack = ChaosStack(num_workers=args.workers, scheduler_flags=[*adapter_flags(adapters), *args.flags])
+    requests = make_requests(args.clients, seed=args.seed, models=(MODEL, *adapters))
     chaos = Chaos(stack=stack, requests=requests, seed=args.seed)
     rounds: list[Round] = []
     violation = ""
@@ -236,9 +267,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--adapters", type=int, default=0, metavar="N", help="requests have one of N adapters, or none")
     parser.add_argument("--faults", nargs="+", choices=list(FAULTS), default=list(FAULTS), metavar="FAULT")
     parser.add_argument("--json", metavar="PATH", help="write all measurements there")
-    parser.add_argument("flags", nargs="*", help="flags of the scheduler, behind --")
+    parser.add_argument("flags", nargs="*", help="flags of the scheduler, after --")
     args = parser.parse_args()
     logging.getLogger("pagoda").setLevel(logging.CRITICAL)  # the supervisor reports what was done on purpose
     rounds, violation = asyncio.run(run(args))

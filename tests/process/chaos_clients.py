@@ -14,6 +14,8 @@ from tests.process.transcript import Transcript
 HANG_S = 240.0
 """A stream that takes longer is taken for a hang."""
 LINE_BYTES = 1 << 20
+EMBED_CALLS = 20
+"""Of a client that asks for embeddings: together they take about as long as a stream."""
 FIRST_WORDS_S = 0.3
 """Clients begin at random within so many seconds."""
 
@@ -43,6 +45,8 @@ class Progress:
 async def stream(http: aiohttp.ClientSession, request: ChaosRequest, progress: Progress) -> Transcript:
     """Send one request and read its stream to the end; whatever goes wrong is a fault in the transcript."""
     transcript = Transcript(times=[time.monotonic()])
+    if request.kind == "embed":
+        return await embed(http, request, transcript)
     try:
         async with asyncio.timeout(HANG_S), http.post(request.path, json=request.body) as response:
             if response.status != 200:
@@ -53,6 +57,25 @@ async def stream(http: aiohttp.ClientSession, request: ChaosRequest, progress: P
         transcript.faults.append(f"no end within {HANG_S:g} s")
     except (aiohttp.ClientError, ValueError) as error:
         transcript.faults.append(f"a broken stream: {error!r}")
+    return transcript
+
+
+async def embed(http: aiohttp.ClientSession, request: ChaosRequest, transcript: Transcript) -> Transcript:
+    """Send one request again and again, so that a fault hits one of them; each answer is a choice of the transcript."""
+    try:
+        async with asyncio.timeout(HANG_S):
+            for number in range(EMBED_CALLS):
+                async with http.post(request.path, json=request.body) as response:
+                    if response.status != 200:
+                        transcript.faults.append(f"status {response.status}: {await response.text()}")
+                        return transcript
+                    transcript.take_embeddings(number, await response.json())
+                    transcript.times.append(time.monotonic())
+    except TimeoutError:
+        transcript.faults.append(f"no end within {HANG_S:g} s")
+    except (aiohttp.ClientError, ValueError) as error:
+        transcript.faults.append(f"a broken answer: {error!r}")
+    transcript.is_done = True
     return transcript
 
 

@@ -1,7 +1,7 @@
 """The requests of the chaos harness: streams of every kind, long enough that a fault hits them in the middle."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,16 +53,21 @@ class ChaosRequest:
         return f"{self.kind} {self.path} {self.body}"
 
 
-def make_requests(num: int, *, seed: int) -> list[ChaosRequest]:
-    """`num` requests, of every kind about equally many; the same for the same seed."""
+def make_requests(num: int, *, seed: int, models: Sequence[str] = (MODEL,)) -> list[ChaosRequest]:
+    """`num` requests, of every kind about equally many; the same for the same seed. `models`: in turn."""
     kinds = list(KINDS)
-    return [make_request(kinds[number % len(kinds)], random.Random(f"{seed}:{number}")) for number in range(num)]
+    return [
+        make_request(
+            kinds[number % len(kinds)], random.Random(f"{seed}:{number}"), models[number // len(kinds) % len(models)]
+        )
+        for number in range(num)
+    ]
 
 
-def make_request(kind: str, draw: random.Random) -> ChaosRequest:
+def make_request(kind: str, draw: random.Random, model: str = MODEL) -> ChaosRequest:
     """A request of `kind` with drawn values."""
     body: Json = {
-        "model": MODEL,
+        "model": model,
         "stream": True,
         "stream_options": {"include_usage": True},
         "return_token_ids": True,
@@ -70,6 +75,8 @@ def make_request(kind: str, draw: random.Random) -> ChaosRequest:
         "seed": draw.randrange(1 << 31),
         **KINDS[kind](draw),
     }
+    if "input" in body:
+        return ChaosRequest(kind, "/v1/embeddings", {"model": MODEL, "input": body["input"]})
     if "prompt" in body:
         return ChaosRequest(kind, "/v1/completions", body)
     body["messages"] = [{"role": "user", "content": f"Tell me a story about {draw.choice(SUBJECTS)}."}]
@@ -133,6 +140,10 @@ def _echo(draw: random.Random) -> Json:
     return {"prompt": _prompt(draw), "echo": True, "logprobs": 2, "n": 2, "temperature": 0.8, "ignore_eos": True}
 
 
+def _embed(draw: random.Random) -> Json:
+    return {"input": [f"{_prompt(draw)} {_prompt(draw)} {draw.randrange(1000)}" for _ in range(16)]}
+
+
 KINDS: dict[str, Callable[[random.Random], Json]] = {
     "greedy": _greedy,
     "seeded": _seeded,
@@ -144,4 +155,5 @@ KINDS: dict[str, Callable[[random.Random], Json]] = {
     "json_schema": _json_schema,
     "tools": _tools,
     "echo": _echo,
+    "embed": _embed,
 }

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 
 import grpc.aio
 
-from pagoda.server.supervisor import Child, RestartPolicy, Service, Supervisor
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
 from pagoda_common.config.flags import frontend_config_to_argv
 from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.process.children import free_port, service_command
+from pagoda_common.process.supervisor import Child, RestartPolicy, Service, Supervisor
 from pagoda_common.rpc.service import connect
 from tests.process.stack import WAIT_S, get_status
 from tests.process.tcp_proxy import TcpProxy

@@ -23,7 +23,7 @@ import grpc.aio
 import httpx
 
 from pagoda.v1 import inference_pb2, types_pb2
-from tests.process.hostile.fuzz_cases import NUMBERS, TEXTS, Case, broken_frames, broken_http, make_case
+from tests.process.hostile.fuzz_cases import FLAGS, NUMBERS, TEXTS, Case, broken_frames, broken_http, make_case
 from tests.process.stack import MODULES, Stack, ask
 
 CONCURRENCY = 24
@@ -283,9 +283,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("flags", nargs="*", help="further flags of `pagoda serve`, behind --")
+    parser.add_argument("flags", nargs="*", help="further flags of `pagoda serve`, after --")
     args = parser.parse_args()
-    stack = Stack("--disable-uvicorn-access-log", *args.flags)
+    stack = Stack("--disable-uvicorn-access-log", *FLAGS, *args.flags)
     try:
         stack.wait_ready()
         started = time.monotonic()
@@ -294,7 +294,7 @@ def main() -> None:
         print(dict(sorted(report.counts.items())))
         for name, share in report.growth.items():
             first, last = report.sizes[0][name], report.sizes[-1][name]
-            print(f"{name}: {first / 1e6:.1f} MB behind the warm-up, {last / 1e6:.1f} MB at the end, {share:+.1%}")
+            print(f"{name}: {first / 1e6:.1f} MB after the warm-up, {last / 1e6:.1f} MB at the end, {share:+.1%}")
             if share > MAX_GROWTH:
                 report.violations.append(f"{name} has grown by {share:.1%}")
         for line in stack.log.splitlines():

@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--faults", nargs="+", choices=list(FAULTS), default=list(FAULTS), metavar="FAULT")
     parser.add_argument("--json", metavar="PATH", help="write all measurements there")
     parser.add_argument("--plot", metavar="PATH", help="draw them there")
-    parser.add_argument("flags", nargs="*", help="flags of the scheduler, behind --")
+    parser.add_argument("flags", nargs="*", help="flags of the scheduler, after --")
     args = parser.parse_args()
     if args.plot and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib")  # now, not after the hour

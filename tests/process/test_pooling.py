@@ -1,6 +1,7 @@
 """`pagoda serve` of encoders: every endpoint for vectors, labels and scores gives what transformers gives."""
 
 import base64
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from pagoda import LLM
 from pagoda.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from tests.encoders import CLS, SEP, hidden_of, make_encoder, write_modules
 from tests.process.stack import Stack
@@ -135,7 +137,9 @@ def test_pooling_gives_vectors_of_tokens(embedder: Served) -> None:
     for one, text in zip(answer["data"], TEXTS, strict=False):
         close(one["data"], hidden_of(embedder.model, ids_of(text)))
     told = embedder.post("/pooling", 400, input="a", task="classify")["error"]["message"]
-    assert told == "the model does not classify: it can embed, token_embed"
+    assert told == (
+        "Unsupported task: 'classify'. Classification API is not supported by this model: it can embed, token_embed."
+    )
     assert "input is missing" in embedder.post("/pooling", 400, model="tiny")["error"]["message"]
 
 
@@ -194,6 +198,66 @@ def test_a_long_text_is_the_mean_of_its_pieces_and_the_answer_says_so(tokens_emb
     close(answer["data"][1]["embedding"], mean / mean.norm())
 
 
+def test_library_http_and_grpc_make_the_same_prompts(tmp_path: Path) -> None:
+    """The default prompt of the files, long texts in pieces, documents that are cut, by one function."""
+    make_encoder("BertModel", tmp_path)
+    prompts = {"prompts": {"query": "Q: ", "document": "D: "}, "default_prompt_name": "document"}
+    write_modules(tmp_path, "mean_tokens", config_sentence_transformers=prompts)
+    texts = ["a dog runs", "z" * 1200]
+    pieces = {"enable_chunked_processing": True}
+    with LLM(str(tmp_path), dtype="float32", pooler_config=pieces) as llm:
+        made = llm.embed(texts, use_tqdm=False)
+        queries = llm.embed(texts, use_tqdm=False, prompt_name="query")
+        cut = llm.embed(texts, use_tqdm=False, tokenization_kwargs={"truncate_prompt_tokens": 40})
+        alike = llm.score("who runs?", texts[0], use_tqdm=False)
+    assert [one.num_pieces for one in made] == [1, 3]
+    stack = serve(tmp_path, "--pooler-config.enable_chunked_processing", "true")
+    try:
+        served = Served(stack, None)
+        answer = served.post("/v1/embeddings", input=texts)
+        assert [one.get("num_pieces", 1) for one in answer["data"]] == [1, 3]
+        assert answer["usage"]["prompt_tokens"] == sum(len(one.prompt_token_ids) for one in made)
+        close([one["embedding"] for one in answer["data"]], [one.outputs.embedding for one in made])
+        answer = served.post("/v2/embed", texts=texts, input_type="search_query", truncate="NONE")
+        close(answer["embeddings"]["float"], [one.outputs.embedding for one in queries])
+        answer = served.post("/pooling", input=texts, task="embed", truncate_prompt_tokens=40)
+        close([one["data"] for one in answer["data"]], [one.outputs.embedding for one in cut])
+        answer = served.post("/score", text_1="who runs?", text_2=texts[0])
+        close(answer["data"][0]["score"], alike[0].outputs.score)
+        stub = inference_pb2_grpc.InferenceStub(grpc.insecure_channel(f"127.0.0.1:{stack.grpc_port}"))
+        inputs = [inference_pb2.EmbedInput(text=text) for text in texts]
+        found = stub.Embed(inference_pb2.EmbedRequest(inputs=inputs, prompt_name="query"))
+        assert [one.num_pieces for one in found.embeddings] == [0, 3]
+        close([one.values for one in found.embeddings], [one.outputs.embedding for one in queries])
+        found = stub.Embed(inference_pb2.EmbedRequest(inputs=inputs, truncate_prompt_tokens=40))
+        close([one.values for one in found.embeddings], [one.outputs.embedding for one in cut])
+    finally:
+        stack.end()
+
+
+def test_embeddings_of_conversations_as_bytes_and_as_sagemaker_asks(embedder: Served) -> None:
+    template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
+    said = {"messages": [{"role": "user", "content": "a dog runs"}], "chat_template": template}
+    told = embedder.post("/v1/embeddings", 400, **said)["error"]["message"]
+    assert "trust_request_chat_template" in told.replace("-", "_")
+    response = httpx.post(
+        f"{embedder.stack.url}/v1/embeddings",
+        json={"input": TEXTS[:2], "encoding_format": "bytes", "embed_dtype": "float16", "endianness": "big"},
+        timeout=240,
+    )
+    places = json.loads(response.headers["metadata"])["data"]
+    made = [np.frombuffer(response.content[one["start"] : one["end"]], ">f2") for one in places]
+    np.testing.assert_allclose(np.array(made), [vector_of(embedder.model, text) for text in TEXTS[:2]], atol=2e-3)
+    answer = embedder.post("/invocations", model="tiny", input=TEXTS[0])
+    close(answer["data"][0]["embedding"], vector_of(embedder.model, TEXTS[0]))
+    answer = embedder.post("/invocations", model="tiny", query=QUERY, documents=TEXTS[:2])
+    assert len(answer["results"]) == 2
+    told = embedder.post("/pooling", 400, input="a", task="plugin")["error"]["message"]
+    assert told.startswith("No IOProcessor plugin installed.")
+    told = embedder.post("/v2/embed", 400, texts=["a"], input_type="poem")["error"]["message"]
+    assert told.startswith("Unsupported input_type 'poem'. Supported values: query, document")
+
+
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
 def test_scores_of_pairs(ranker: Served, path: str) -> None:
     answer = ranker.post(path, text_1=QUERY, text_2=TEXTS)
@@ -214,6 +278,11 @@ def test_documents_are_ranked(ranker: Served, path: str) -> None:
     assert [one["index"] for one in answer["results"]] == order
     assert answer["results"][0]["document"]["text"] == TEXTS[order[0]]
     close([one["relevance_score"] for one in answer["results"]], [scores[place] for place in order])
+    whole = ranker.post(path, query=QUERY, documents=[TEXTS[3]])
+    part = ranker.post(path, query=QUERY, documents=[TEXTS[3]], max_tokens_per_doc=7)
+    assert whole["usage"]["prompt_tokens"] - part["usage"]["prompt_tokens"] == len(TEXTS[3]) - 7
+    told = ranker.post(path, 400, query="a", documents=["b"], max_tokens_per_doc=-5)["error"]["message"]
+    assert "max_tokens_per_doc must be a non-negative integer" in told
     assert (
         "top_n must be at least 0" in ranker.post(path, 400, query="a", documents=["b"], top_n=-1)["error"]["message"]
     )
@@ -221,7 +290,10 @@ def test_documents_are_ranked(ranker: Served, path: str) -> None:
 
 def test_a_ranker_does_not_embed(ranker: Served) -> None:
     told = ranker.post("/v1/embeddings", 400, input="a")["error"]["message"]
-    assert told == "the model does not embed: it can classify, score, token_classify"
+    assert told == (
+        "Unsupported task: 'embed'. Embedding API is not supported by this model: it can classify, score, "
+        "token_classify."
+    )
 
 
 def test_the_same_over_grpc(ranker: Served, labeller: Served, embedder: Served) -> None:
@@ -247,7 +319,7 @@ def test_the_same_over_grpc(ranker: Served, labeller: Served, embedder: Served) 
     with pytest.raises(grpc.RpcError) as caught:
         stub(ranker).Embed(inference_pb2.EmbedRequest(inputs=inputs))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "the model does not embed" in caught.value.details()
+    assert "Unsupported task: 'embed'" in caught.value.details()
 
 
 def test_labels(labeller: Served) -> None:

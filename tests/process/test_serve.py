@@ -4,13 +4,16 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.harness.certificates import make_certificates
 from tests.process.stack import MODULES, Stack, ask, get_status, has_ended, poll_until
 
 
@@ -50,6 +53,25 @@ def test_serve_announces_addresses_and_an_example_request(shared_stack: Stack) -
     curl = next(line for line in log.replace("\\\n", " ").splitlines() if line.strip().startswith("curl"))
     done = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout.rstrip().endswith("data: [DONE]")
+
+
+def test_serve_is_announced_when_clients_need_certificates(start: Callable[..., Stack], tmp_path: Path) -> None:
+    certificates = make_certificates(tmp_path, "localhost", "client")
+    path = certificates.path
+    stack = start(
+        f"--ssl-certfile={path('localhost.crt')}",
+        f"--ssl-keyfile={path('localhost.key')}",
+        f"--ssl-ca-certs={path('ca.crt')}",
+    )
+    address = f"https://127.0.0.1:{stack.port}"
+    poll_until(lambda: stack.popen.poll() is not None or f"{address}/v1" in stack.log, what="the announcement")
+    with pytest.raises((ssl.SSLError, ConnectionError)):  # whichever of the refusal and the end arrives first
+        urllib.request.urlopen(f"{address}/ready", context=ssl._create_unverified_context(), timeout=60).read()
+    context = ssl.create_default_context(cafile=path("ca.crt"))
+    context.check_hostname = False
+    context.load_cert_chain(path("client.crt"), path("client.key"))
+    with urllib.request.urlopen(f"{address}/ready", context=context, timeout=60) as answer:
+        assert answer.status == 200
 
 
 def test_three_services_run_as_processes_of_their_own(shared_stack: Stack) -> None:

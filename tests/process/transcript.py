@@ -54,7 +54,7 @@ class Transcript:
     def take(self, chunk: Json) -> int:
         """Add one chunk; returns its number of output tokens."""
         if self.is_done:
-            self.faults.append("a chunk behind [DONE]")
+            self.faults.append("a chunk after [DONE]")
         if "error" in chunk:
             self.faults.append(f"an error: {chunk['error']}")
             return 0
@@ -68,11 +68,18 @@ class Transcript:
             self.usage = chunk["usage"]
         return sum(self._take_choice(part) for part in chunk["choices"])
 
+    def take_embeddings(self, number: int, answer: Json) -> None:
+        """Add the answer of one call for embeddings, whose values stand where log probabilities do."""
+        values = [value for one in answer["data"] for value in one["embedding"]]
+        positions = [Position(token="", logprob=value, top=[]) for value in values]
+        self.choices[number] = Choice(finish_reason="stop", logprobs=positions)
+        self.usage = {"completion_tokens": 0, "prompt_tokens": answer["usage"]["prompt_tokens"]}
+
     def _take_choice(self, part: Json) -> int:
         is_first = part["index"] not in self.choices
         choice = self.choices.setdefault(part["index"], Choice())
         if choice.finish_reason is not None:
-            self.faults.append(f"choice {part['index']}: a chunk behind its finish_reason")
+            self.faults.append(f"choice {part['index']}: a chunk after its finish_reason")
         delta = part.get("delta", {})
         if "delta" in part and is_first != ("role" in delta):
             self.faults.append(f"choice {part['index']}: a role in another chunk than the first")

@@ -5,6 +5,8 @@ import runpy
 import tomllib
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 import pagoda
 from pagoda_common.version import VERSION
 
@@ -25,6 +27,15 @@ def test_there_is_one_version() -> None:
     assert match["version"] == VERSION == pagoda.__version__
     for file in (ROOT / "services").glob("*/Dockerfile"):
         assert f"ARG VERSION={VERSION}\n" in file.read_text(), file
+
+
+def test_constraints_have_a_fitting_version_of_every_dependency() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "constraints.py"))
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()[1:]
+    versions = dict(line.split("==") for line in lines)
+    for requirement in script["wanted"]():
+        if requirement.name not in script["LEFT_OUT"]:
+            assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), requirement
 
 
 def test_nothing_asks_the_environment_for_a_distribution_of_the_old_name() -> None:

@@ -1,6 +1,6 @@
 """llama.cpp through its own server, the only public face that batches. Options: server (path of llama-server).
 
-The server is started anew, untimed, for each number of slots: every workload gets as many as it has requests.
+The server is started again, untimed, for each number of slots: every workload gets as many as it has requests.
 """
 
 import argparse

@@ -1,1 +1,1 @@
-"""What the commands under ``pagoda bench`` share: prompts, load, figures."""
+"""Shared parts of the commands under ``pagoda bench``: prompts, load, figures."""

@@ -22,7 +22,7 @@ DETAILS = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "generat
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Of one metric over all requests, in milliseconds."""
+    """Statistics of one metric over all requests, in milliseconds."""
 
     mean: float
     median: float

@@ -21,7 +21,7 @@ ENDPOINTS = {
 
 @dataclass(slots=True)
 class RequestResult:
-    """What one request gave; times in seconds, `start_s` and `end_s` on the clock of time.perf_counter()."""
+    """The result of one request; times in seconds, `start_s` and `end_s` from time.perf_counter()."""
 
     prompt_len: int
     start_s: float = 0.0
@@ -72,7 +72,7 @@ class Load:
 
     @property
     def path(self) -> str:
-        """Of the endpoint."""
+        """Path of the endpoint."""
         return self.endpoint or ENDPOINTS[self.backend]
 
     def body(self, request: SampleRequest) -> dict[str, Any]:

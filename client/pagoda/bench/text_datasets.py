@@ -55,7 +55,7 @@ def sonnet_requests(
     num_shared = max(0, round((args.sonnet_prefix_len - head) / mean))
     if num_lines < 1:
         raise ConfigError(
-            f"sonnet_input_len is {args.sonnet_input_len}, must leave room for a line behind {head} tokens",
+            f"sonnet_input_len is {args.sonnet_input_len}, must leave room for a line after {head} tokens",
             field="sonnet_input_len",
         )
     shared = "".join(lines[:num_shared])

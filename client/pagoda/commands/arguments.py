@@ -13,10 +13,12 @@ from pagoda_common.config.flag_words import as_typed, dashed
 from pagoda_common.config.settings import SettingError, environment_defaults, file_defaults, misspelled, option_actions
 
 CONFIG_FLAG = "--config"
+MAX_USAGE_FLAGS = 8
+"""Commands with more flags have them in the help alone, not in the usage line."""
 
 
 class PartialHelp(argparse.Action):
-    """--help shows everything, --help=WORD the groups of that name, or else the flags that have the word."""
+    """--help shows all flags; --help=WORD shows the groups of that name, or else the flags that contain the word."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Show it and end the process."""
@@ -52,7 +54,7 @@ class CommandParser(argparse.ArgumentParser):
         return dest in self._settings or any(word.partition("=")[0] in flags for word in self._words)
 
     def fill_later(self, add_arguments: Callable[[argparse.ArgumentParser], None]) -> None:
-        """Have `add_arguments` add the flags when something is to be parsed."""
+        """Call `add_arguments` when something is parsed."""
         self._add_arguments = add_arguments
 
     def fill(self) -> None:
@@ -65,27 +67,31 @@ class CommandParser(argparse.ArgumentParser):
             nargs="?",
             default=argparse.SUPPRESS,
             metavar="WORD",
-            help="show all of this, or the group or the flags of that name",
+            help="show all flags, or only the group or the flags with this name",
         )
         self._add_arguments(self)
         self._add_arguments, self._takes_settings = None, True
+        if len(self._option_string_actions) > MAX_USAGE_FLAGS:
+            values = "".join(f" {_shown(action)}" for action in self._get_positional_actions())
+            self.usage = f"{self.prog}{values} [flags]"
         self.add_argument(
             CONFIG_FLAG,
             metavar="FILE",
-            help="YAML file of flags (max-model-len: 8k); the command line beats it, it beats PAGODA_<FLAG> variables",
+            help="YAML file of flags (max-model-len: 8k); overrides PAGODA_<FLAG>, and the command line overrides it",
         )
 
     def print_part(self, word: str) -> None:
         """Show the groups whose title has `word`, or else the flags whose name has it."""
         sought = word.lower().replace("_", "-")
-        groups = [group for group in self._action_groups if sought in (group.title or "")]
+        groups = [group for group in self._action_groups if sought in (group.title or "").lower()]
         shown = [(group.title, group._group_actions) for group in groups]
         if not shown:
             flags = [action for action in self._actions if any(sought in option for option in action.option_strings)]
             shown = [(f"flags with {word}", flags)] if flags else []
         if not shown:
-            titles = ", ".join(group.title or "" for group in self._action_groups if group._group_actions)
-            self.error(f"no group and no flag has {word!r}; the groups are {titles}")
+            own = self._action_groups[2:]  # after argparse's positional arguments and options
+            titles = ", ".join(group.title or "" for group in own if group._group_actions)
+            self.error(f"no group of flags and no flag is called {word!r}; the groups are: {titles}")
         formatter = self._get_formatter()
         for title, actions in shown:
             formatter.start_section(title)
@@ -133,7 +139,7 @@ class CommandParser(argparse.ArgumentParser):
                 self.typed.setdefault(action.option_strings[0], self.typed.get(flag, flag))
 
     def refuse_unknown(self, words: Sequence[str]) -> NoReturn:
-        """End the process over `words` that nothing has taken, with a hint where there is one."""
+        """End the process because of the unknown `words`, with a hint if there is one."""
         word = next((word for word in words if word.startswith("-")), words[0])
         flag = word.partition("=")[0]
         if (reason := REFUSED_FLAGS.get(flag)) is not None:
@@ -157,8 +163,14 @@ class CommandParser(argparse.ArgumentParser):
         return defaults
 
 
+def _shown(action: argparse.Action) -> str:
+    """A positional argument in the usage line."""
+    name = action.metavar if isinstance(action.metavar, str) else action.dest
+    return {"?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} ..."}.get(str(action.nargs), name)
+
+
 def _last_value(words: list[str], flag: str) -> str | None:
-    """What `flag` is given before any "--"; argparse itself reports a flag without a value."""
+    """The value given for `flag` before any "--"; argparse itself reports a missing value."""
     value = None
     for place, word in enumerate(words):
         if word == "--":

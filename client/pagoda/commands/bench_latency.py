@@ -28,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("num-iters", 30, "batches that count"),
     ):
         group.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default: %(default)s)")
-    group.add_argument("--use-beam-search", action="store_true", help="search with n beams")
-    group.add_argument("--output-json", metavar="FILE", help="write the figures there")
-    group.add_argument("--disable-tqdm", action="store_true", help="show no progress")
+    group.add_argument("--use-beam-search", action="store_true", help="use beam search with n beams")
+    group.add_argument("--output-json", metavar="FILE", help="write the figures to this file")
+    group.add_argument("--disable-tqdm", action="store_true", help="do not show progress")
     add_engine_arguments(parser)
 
 

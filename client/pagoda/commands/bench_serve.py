@@ -37,48 +37,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     group.add_argument("--backend", choices=ENDPOINTS, default="openai", help="API to use (default: %(default)s)")
-    group.add_argument("--base-url", metavar="URL", help="in place of --host and --port")
-    group.add_argument("--host", default="127.0.0.1", help="(default: %(default)s)")
-    group.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
-    group.add_argument("--endpoint", metavar="PATH", help="in place of the backend's")
-    group.add_argument("--model", metavar="NAME", help="the server's first model if not given")
+    group.add_argument("--base-url", metavar="URL", help="URL of the server, instead of --host and --port")
+    group.add_argument("--host", default="127.0.0.1", help="host of the server (default: %(default)s)")
+    group.add_argument("--port", type=int, default=8000, help="port of the server (default: %(default)s)")
+    group.add_argument("--endpoint", metavar="PATH", help="path of the endpoint; the backend's if not given")
+    group.add_argument("--model", metavar="NAME", help="model; the server's first one if not given")
     group.add_argument("--served-model-name", metavar="NAME", help="name in requests, when --model is a directory")
     group.add_argument("--tokenizer", metavar="MODEL", help="directory or hub id; the model's if not given")
     group.add_argument("--trust-remote-code", action="store_true", help="no effect: tokenizers need no code")
     group.add_argument("--tokenizer-mode", choices=("auto", "hf"), default="auto", help="no effect")
     group.add_argument("--api-key", metavar="KEY", help="bearer token; OPENAI_API_KEY if not given")
-    group.add_argument("--header", nargs="+", default=[], metavar="NAME=VALUE", help="further HTTP headers")
+    group.add_argument("--header", nargs="+", default=[], metavar="NAME=VALUE", help="more HTTP headers")
     group.add_argument(
         "--ready-check-timeout-sec",
         type=float,
         default=600.0,
         metavar="SECONDS",
-        help="wait so long for the server; 0 does not wait (default: %(default)s)",
+        help="time to wait for the server; 0: do not wait (default: %(default)s)",
     )
 
 
 def _add_load_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("load")
-    group.add_argument("--num-prompts", type=int, default=1000, metavar="N", help="requests (default: %(default)s)")
-    group.add_argument("--num-warmups", type=int, default=0, metavar="N", help="requests before, not counted")
     group.add_argument(
-        "--request-rate", type=float, default=float("inf"), metavar="R", help="requests a second; inf sends all at once"
+        "--num-prompts", type=int, default=1000, metavar="N", help="number of requests (default: %(default)s)"
+    )
+    group.add_argument(
+        "--num-warmups", type=int, default=0, metavar="N", help="number of requests before the measurement"
+    )
+    group.add_argument(
+        "--request-rate",
+        type=float,
+        default=float("inf"),
+        metavar="R",
+        help="requests per second; inf sends all at once",
     )
     group.add_argument(
         "--burstiness",
         type=float,
         default=1.0,
         metavar="B",
-        help="1 is a Poisson process, below is burstier (default: %(default)s)",
+        help="1 is a Poisson process; smaller values are burstier (default: %(default)s)",
     )
-    group.add_argument("--max-concurrency", type=int, metavar="N", help="most requests under way")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and send times")
-    group.add_argument("--ignore-eos", action="store_true", help="let every answer have its full length")
+    group.add_argument("--max-concurrency", type=int, metavar="N", help="maximum number of open requests")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of prompts and send times")
+    group.add_argument("--ignore-eos", action="store_true", help="generate every answer to its full length")
     for name in SAMPLING:
         shown = "0, greedy, if not given" if name == "temperature" else "the server's default if not given"
         kind = int if name == "top_k" else float
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="X", help=shown)
-    group.add_argument("--extra-body", type=json.loads, metavar="JSON", help="further fields of the requests")
+    group.add_argument("--extra-body", type=json.loads, metavar="JSON", help="more fields of the requests")
 
 
 def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,18 +95,22 @@ def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
         "--percentile-metrics",
         default="ttft,tpot,itl",
         metavar="NAMES",
-        help="of ttft,tpot,itl,e2el (default: %(default)s)",
+        help="metrics with percentiles, of ttft,tpot,itl,e2el (default: %(default)s)",
     )
-    group.add_argument("--metric-percentiles", default="99", metavar="P,…", help="in percent (default: %(default)s)")
-    group.add_argument("--goodput", nargs="+", default=[], metavar="NAME:MS", help="bounds of a good request: ttft:200")
-    group.add_argument("--label", help="begin of the result's file name; the backend if not given")
+    group.add_argument("--metric-percentiles", default="99", metavar="P,…", help="percentiles (default: %(default)s)")
+    group.add_argument(
+        "--goodput", nargs="+", default=[], metavar="NAME:MS", help="limits of a good request in ms: ttft:200"
+    )
+    group.add_argument("--label", help="prefix of the result's file name; the backend if not given")
     group.add_argument("--save-result", action="store_true", help="write the figures as JSON")
-    group.add_argument("--save-detailed", action="store_true", help="write those of each request as well")
-    group.add_argument("--append-result", action="store_true", help="append a line to the file")
-    group.add_argument("--result-dir", metavar="DIR", help="the working directory if not given")
-    group.add_argument("--result-filename", metavar="FILE", help="made of label, rate, model and time if not given")
-    group.add_argument("--metadata", nargs="*", default=[], metavar="KEY=VALUE", help="further keys of the result")
-    group.add_argument("--disable-tqdm", action="store_true", help="show no progress")
+    group.add_argument("--save-detailed", action="store_true", help="also write the figures of each request")
+    group.add_argument("--append-result", action="store_true", help="append to the file")
+    group.add_argument("--result-dir", metavar="DIR", help="directory of the result; the current one if not given")
+    group.add_argument(
+        "--result-filename", metavar="FILE", help="name of the result; from label, rate, model and time if not given"
+    )
+    group.add_argument("--metadata", nargs="*", default=[], metavar="KEY=VALUE", help="more keys of the result")
+    group.add_argument("--disable-tqdm", action="store_true", help="do not show progress")
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

@@ -14,10 +14,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Dataset and engine; --seed is the engine's, and the prompts'."""
     add_dataset_arguments(parser)
     group = parser.add_argument_group("load")
-    group.add_argument("--num-prompts", type=int, default=1000, metavar="N", help="requests (default: %(default)s)")
-    group.add_argument("--n", type=int, default=1, metavar="N", help="sequences of each (default: %(default)s)")
-    group.add_argument("--output-json", metavar="FILE", help="write the figures there")
-    group.add_argument("--disable-tqdm", action="store_true", help="show no progress")
+    group.add_argument(
+        "--num-prompts", type=int, default=1000, metavar="N", help="number of requests (default: %(default)s)"
+    )
+    group.add_argument("--n", type=int, default=1, metavar="N", help="sequences per request (default: %(default)s)")
+    group.add_argument("--output-json", metavar="FILE", help="write the figures to this file")
+    group.add_argument("--disable-tqdm", action="store_true", help="do not show progress")
     add_engine_arguments(parser)
 
 

@@ -21,7 +21,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     group.add_argument("--url", default=DEFAULT_URL, help="the server's OpenAI API (default: %(default)s)")
     group.add_argument(
-        "--model", "--model-name", dest="model_name", metavar="NAME", help="the server's first model if not given"
+        "--model", "--model-name", dest="model_name", metavar="NAME", help="model; the server's first one if not given"
     )
     group.add_argument("--api-key", metavar="KEY", help="bearer token; OPENAI_API_KEY if not given")
 
@@ -33,10 +33,12 @@ def add_complete_arguments(parser: argparse.ArgumentParser) -> None:
     """Where the server is, and one message for scripts."""
     add_server_arguments(parser)
     group = parser.add_argument_group("conversation")
-    group.add_argument("-q", "--quick", metavar="TEXT", help="send this one message, print the answer and end")
-    group.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
-    group.add_argument("--temperature", type=float, metavar="T", help="the model's default if not given; 0 is greedy")
-    group.add_argument("--top-p", type=float, metavar="P", help="the model's default if not given")
+    group.add_argument("-q", "--quick", metavar="TEXT", help="send this message, print the answer and end")
+    group.add_argument("--max-tokens", type=int, metavar="N", help="maximum length of an answer")
+    group.add_argument(
+        "--temperature", type=float, metavar="T", help="temperature; the model's default if not given; 0 is greedy"
+    )
+    group.add_argument("--top-p", type=float, metavar="P", help="top-p; the model's default if not given")
     group.add_argument("--seed", type=int, metavar="N", help="seed of sampling")
 
 
@@ -112,7 +114,7 @@ def _loop(
                 return 0
             if word == "/clear":
                 clear()
-                print("The conversation begins anew.")
+                print("The conversation starts again.")
             else:
                 print(HELP if word == "/help" else f"There is no command {word}.\n{HELP}")
             continue

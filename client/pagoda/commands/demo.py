@@ -1,4 +1,4 @@
-"""``pagoda demo``: start everything on free ports, stream one chat answer to the terminal, end."""
+"""``pagoda demo``: starts all services on free ports, streams one answer, and ends."""
 
 import argparse
 import asyncio
@@ -13,8 +13,8 @@ from pagoda.http.openai_http import OpenAIServer
 from pagoda.server.load_fault import find_load_fault
 from pagoda.server.local_stack import LocalStack
 from pagoda.server.startup_table import StartupTable
-from pagoda.server.supervisor import Supervisor
 from pagoda_common.errors import PagodaError
+from pagoda_common.process.supervisor import Supervisor
 
 LOG_LINES_SHOWN = 40
 START_TIMEOUT_S = 600.0
@@ -25,8 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Those of `pagoda serve`, with free ports, and the question."""
     add_serve_arguments(parser)
     parser.set_defaults(port=0, grpc_port=0)
-    parser.add_argument("--prompt", default=EXAMPLE_QUESTION, help="what to ask (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=200, help="longest answer (default: %(default)s)")
+    parser.add_argument("--prompt", default=EXAMPLE_QUESTION, help="question (default: %(default)s)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=200, help="maximum length of the answer (default: %(default)s)"
+    )
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

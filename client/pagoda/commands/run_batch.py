@@ -21,16 +21,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Files, and who answers: --url, or a stack with the flags of `pagoda serve`."""
     group = parser.add_argument_group("batch")
     group.add_argument("-i", "--input-file", required=True, metavar="FILE", help="JSONL of requests")
-    group.add_argument("-o", "--output-file", required=True, metavar="FILE", help="JSONL of results, in their order")
+    group.add_argument("-o", "--output-file", required=True, metavar="FILE", help="JSONL of results, in the same order")
     group.add_argument("--url", help="a running server, such as http://127.0.0.1:8000; without it one is started")
     group.add_argument(
         "--max-concurrency",
         type=int,
         default=256,
         metavar="N",
-        help="requests under way at a time (default: %(default)s)",
+        help="maximum number of open requests (default: %(default)s)",
     )
-    group.add_argument("--disable-tqdm", action="store_true", help="show no progress")
+    group.add_argument("--disable-tqdm", action="store_true", help="do not show progress")
     serve.add_arguments(parser)
     parser.set_defaults(port=0, grpc_port=0)
 

@@ -19,7 +19,6 @@ from pagoda.server.load_fault import find_load_fault
 from pagoda.server.local_stack import LocalStack
 from pagoda.server.output import drop_unwritable, show
 from pagoda.server.startup_table import StartupTable
-from pagoda.server.supervisor import EXIT_CONFIG, Supervisor
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.config.flags import (
     add_serve_flags,
@@ -31,12 +30,13 @@ from pagoda_common.config.frontend_config import API_KEY_VARIABLE, FrontendConfi
 from pagoda_common.process.children import can_listen, free_port
 from pagoda_common.process.logging import configure_logging, escaped
 from pagoda_common.process.plugins import run_plugins
+from pagoda_common.process.supervisor import EXIT_CONFIG, Supervisor
 from pagoda_common.rpc.local_token import left_token
 
 logger = logging.getLogger(__name__)
 
 KEY_VARIABLES = (API_KEY_VARIABLE, "VLLM_API_KEY")
-"""Of the environment; the first one goes before."""
+"""Environment variables of the key; the first one takes precedence."""
 EXAMPLE_QUESTION = "Tell me a story about a dog."
 EXAMPLE_PROMPT = "Once upon a time"
 
@@ -46,21 +46,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_serve_flags(parser)
     group = parser.add_argument_group("processes")
     group.add_argument(
-        "--scheduler-port", type=int, default=0, metavar="PORT", help="the scheduler's, on loopback; 0 takes a free one"
+        "--scheduler-port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="port of the scheduler, on loopback; 0 chooses one",
     )
     group.add_argument(
         "--scheduler-metrics-port",
         type=int,
         metavar="PORT",
-        help="serve the scheduler's own Prometheus metrics (where a step's time goes) there, on loopback",
+        help="port of the scheduler's Prometheus metrics, on loopback: where a step's time goes",
     )
     group.add_argument(
         "--worker-metrics-port",
         type=int,
         metavar="PORT",
-        help="serve the first worker's Prometheus metrics there, on loopback, those of the others on the ports behind",
+        help="port of the first worker's Prometheus metrics, on loopback; other workers use the next ports",
     )
-    group.add_argument("--verbose", action="store_true", help="print where the time of the start went, once ready")
+    group.add_argument("--verbose", action="store_true", help="print the time of each part of the start, once ready")
     add_vllm_flags(parser)
 
 
@@ -145,7 +149,7 @@ def shared_token(stack: LocalStack) -> Iterator[None]:
 
 
 def announcement(stack: LocalStack, *, seconds: float) -> str:
-    """What a newcomer wants to know: where it is, and something to type."""
+    """The addresses of the server, and a command to try."""
     if stack.engine.model.model == EMBEDDED_MODEL:
         path = "chat/completions"
         body: dict[str, Any] = {"messages": [{"role": "user", "content": EXAMPLE_QUESTION}]}
@@ -173,7 +177,7 @@ def has_keys(frontend: FrontendConfig) -> bool:
 
 
 def key_shown(frontend: FrontendConfig, environment: Mapping[str, str]) -> str:
-    """What a shell may put into a request as API key: the variable that holds one, or a placeholder; never a key."""
+    """The API key in the printed command: a variable that holds one, or a placeholder; never the key itself."""
     for name in KEY_VARIABLES:
         if environment.get(name, "").split(",")[0].strip() in frontend.api_key:
             return f"${name}"

@@ -28,12 +28,14 @@ HELP = "q ends · space pauses"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Whom to ask, and how often."""
     group = parser.add_argument_group("server")
-    group.add_argument("--url", default=DEFAULT_URL, help="a frontend, whose /metrics are read (default: %(default)s)")
+    group.add_argument("--url", default=DEFAULT_URL, help="a frontend with /metrics (default: %(default)s)")
     group.add_argument("--scheduler", metavar="HOST:PORT", help="ask a scheduler over gRPC instead")
     add_security_flags(parser)
     group = parser.add_argument_group("view")
-    group.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="(default: %(default)s)")
-    group.add_argument("--once", action="store_true", help="print one frame, of the first interval, and end")
+    group.add_argument(
+        "--interval", type=float, default=1.0, metavar="SECONDS", help="time between frames (default: %(default)s)"
+    )
+    group.add_argument("--once", action="store_true", help="print one frame after the first interval, and end")
 
 
 def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:

@@ -1,4 +1,4 @@
-"""What programs for vLLM import from vllm.distributed."""
+"""Names that programs for vLLM import from vllm.distributed."""
 
 import gc
 

@@ -1,1 +1,1 @@
-"""The engine's names where vLLM has them: re-exports, no code of its own."""
+"""The engine's names under vLLM's module names: re-exports, no code of its own."""

@@ -1,4 +1,4 @@
-"""The engine's arguments, where vLLM has them."""
+"""The engine's arguments, under vLLM's module name."""
 
 from pagoda import AsyncEngineArgs, EngineArgs
 

@@ -1,4 +1,4 @@
-"""The asynchronous engine, where vLLM has it: AsyncLLM under its older name."""
+"""The asynchronous engine under vLLM's module name: AsyncLLM with its older name."""
 
 from pagoda import AsyncLLMEngine
 

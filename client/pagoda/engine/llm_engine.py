@@ -1,4 +1,4 @@
-"""The engine that is driven step by step, where vLLM has it."""
+"""The engine that is driven step by step, under vLLM's module name."""
 
 from pagoda import LLMEngine
 

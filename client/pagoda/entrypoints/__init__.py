@@ -1,1 +1,1 @@
-"""The offline interface where vLLM has it: re-exports, no code of its own."""
+"""The offline interface under vLLM's module name: only re-exports."""

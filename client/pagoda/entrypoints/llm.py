@@ -1,4 +1,4 @@
-"""The offline interface, where vLLM has it."""
+"""The offline interface, under vLLM's module name."""
 
 from pagoda import LLM
 

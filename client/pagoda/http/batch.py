@@ -51,7 +51,7 @@ class BatchCounts:
     num_completed: int = 0
     num_failed: int = 0
     num_invalid: int = 0
-    """Of the failed ones: lines that are no request."""
+    """How many of the failed lines are not requests."""
     custom_ids: set[str] = field(default_factory=set)
     """Seen so far: they must differ."""
 

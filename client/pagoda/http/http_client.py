@@ -102,7 +102,7 @@ class AsyncHttpClient:
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
-    """Of any length: an event with the log probabilities of a whole vocabulary is longer than aiohttp's own limit."""
+    """The lines of a response, of any length: log probabilities of a whole vocabulary exceed aiohttp's own limit."""
     rest = b""
     async for chunk in response.content.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")
@@ -113,7 +113,7 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None
 
 
 def error_message(text: str | bytes) -> str:
-    """What an error response says, in OpenAI's shape or any other."""
+    """The message of an error response, in OpenAI's shape or any other."""
     try:
         error = json.loads(text)["error"]
         return str(error["message"] if isinstance(error, dict) else error)

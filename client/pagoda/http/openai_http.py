@@ -96,7 +96,7 @@ def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
 
 
 def _message(body: bytes) -> str:
-    """What an error response says, in OpenAI's shape or any other."""
+    """The message of an error response, in OpenAI's shape or any other."""
     try:
         error = json.loads(body)["error"]
         return str(error["message"] if isinstance(error, dict) else error)

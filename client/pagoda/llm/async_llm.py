@@ -20,11 +20,14 @@ import grpc.aio
 
 from pagoda.llm.embedding import (
     EmbeddingRequestOutput,
+    PoolingInput,
     PoolingRequestOutput,
+    as_embedding,
     check_pooling_params,
-    embed_prompt,
-    pool_prompt,
-    read_for_embedding,
+    pool_input,
+    pooling_tasks,
+    read_for_pooling,
+    with_task,
 )
 from pagoda.llm.hub_tokenizer import HubTokenizer
 from pagoda.llm.prompts import Prompt, PromptInput, as_prompt_list, check_params, read_prompts
@@ -39,6 +42,7 @@ from pagoda.server.service_token import with_token
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.config.generation_config import resolve_generation_config
+from pagoda_common.config.pooler_config import pooler_config
 from pagoda_common.config.structured_outputs_config import structured_outputs_defaults
 from pagoda_common.engine.client import EngineClient, EngineRequest
 from pagoda_common.engine.generation import TextStream
@@ -48,11 +52,13 @@ from pagoda_common.grammar.matcher import GrammarCompiler
 from pagoda_common.params.beam_search import BeamSearchParams
 from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.params.outputs import RequestOutput
-from pagoda_common.params.pooling_params import POOLED, PoolingParams
+from pagoda_common.params.pooling_params import POOLED, PoolingParams, PoolingTask
 from pagoda_common.params.sampling_params import RequestOutputKind, SamplingParams
+from pagoda_common.params.truncation import Side, truncation_of
 from pagoda_common.rpc.channels import connect
 from pagoda_common.rpc.service import error_from_rpc
 from pagoda_common.text.bad_words import bad_words_token_ids
+from pagoda_common.text.pooling_prompts import PromptMaker, score_template
 from pagoda_common.text.tokenizer import Tokenizer
 
 CONNECT_TIMEOUT_S = 60.0
@@ -64,7 +70,7 @@ COLLECTED_TOKENS = 64
 
 
 class AsyncLLM(RefusedCalls):
-    """A language model. Belongs to the event loop that starts it."""
+    """A language model for asyncio. It belongs to the event loop that starts it."""
 
     def __init__(
         self, model: str = EMBEDDED_MODEL, *, tokenizer: str | None = None, address: str | None = None, **options: Any
@@ -73,9 +79,9 @@ class AsyncLLM(RefusedCalls):
         Args:
             model: directory or hub id.
             tokenizer: directory or hub id, when it is not the model's.
-            address: host:port of a running scheduler; several with commas between are tried in turn, also when the
-                scheduler is lost. None starts a private engine.
-            options: the engine's, as of LLM.
+            address: host:port of a running scheduler, or several with commas between, which are tried in turn, also
+                after the scheduler is lost. None starts a private engine.
+            options: the engine's options, as for LLM.
 
         Raises:
             ConfigError: an option is unknown or out of bounds.
@@ -96,10 +102,10 @@ class AsyncLLM(RefusedCalls):
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **extras: Any) -> Self:
-        """The same from vLLM's dataclass; the engine starts with the first call.
+        """Make an AsyncLLM from EngineArgs; the engine starts with the first call.
 
         Args:
-            extras: vLLM's further arguments (usage_context, stat_loggers, …), refused when they ask for something.
+            extras: vLLM's other arguments (usage_context, …); a value that asks for something is refused.
 
         Raises:
             ConfigError: an argument is out of bounds or not supported.
@@ -115,7 +121,7 @@ class AsyncLLM(RefusedCalls):
         await self._close()
 
     async def start(self) -> None:
-        """Start or join the engine and wait until it can generate; does nothing the second time.
+        """Start or join the engine and wait until it can generate. A second call does nothing.
 
         Raises:
             ModelLoadError: the private engine cannot load the model, or there is no tokenizer.
@@ -151,10 +157,10 @@ class AsyncLLM(RefusedCalls):
         self._tokenizer = tokenizer
 
     def shutdown(self, timeout: float | None = None) -> "asyncio.Task[None]":
-        """End open requests and the private engine. It begins at once; the caller may await its end.
+        """End open requests and the private engine. It starts at once; await the result to wait for its end.
 
         Args:
-            timeout: accepted; the engine's processes have bounds of their own.
+            timeout: accepted as in vLLM, and ignored.
 
         Raises:
             RuntimeError: there is no running event loop.
@@ -192,22 +198,22 @@ class AsyncLLM(RefusedCalls):
 
     @property
     def model_config(self) -> ServedModelConfig:
-        """What the engine serves; there after `start`."""
+        """The served model, with vLLM's attributes; available after `start`."""
         return ServedModelConfig.of(self.model_info, self.config.model)
 
     def get_tokenizer(self) -> HubTokenizer:
-        """The tokenizer, with transformers' interface; there after `start`."""
+        """The tokenizer, with transformers' interface; available after `start`."""
         return HubTokenizer(self.tokenizer)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer; there after `start`."""
+        """The tokenizer; available after `start`."""
         if self._tokenizer is None:
             raise NotReady("the engine is not running: it was not started, or was shut down")
         return self._tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the checkpoint's generation_config.json recommends."""
+        """The sampling defaults of the checkpoint's generation_config.json."""
         model = self.config.model
         return default_sampling_params(
             resolve_generation_config(
@@ -227,11 +233,10 @@ class AsyncLLM(RefusedCalls):
         lora_request: LoRARequest | None = None,
         **extras: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Everything so far, whenever there is more; the last one has `finished` set.
+        """Continue a prompt; yields the whole output so far whenever it grows.
 
-        sampling_params.output_kind changes that: DELTA gives what is new each time, FINAL_ONLY the last one alone.
-
-        Leaving the loop early aborts the request when the generator is closed.
+        The last output has `finished` set. With sampling_params.output_kind DELTA each output has only the new part,
+        with FINAL_ONLY there is one output. Closing the generator early aborts the request.
 
         Raises:
             PagodaError: the prompt or a parameter is wrong, or the engine failed the request.
@@ -270,19 +275,18 @@ class AsyncLLM(RefusedCalls):
         priority: int = 0,
         **extras: Any,
     ) -> EmbeddingRequestOutput:
-        """The prompt's embedding, as of LLM.embed; a cancelled call aborts its request.
+        """Embed a prompt, as LLM.embed does; a cancelled call aborts its request.
 
         Raises:
             PagodaError: the prompt or a parameter is wrong, or the engine refused or failed it.
         """
         check_pooling_params(pooling_params, extras)
         await self.start()
-        tokenizer, model_info = self.tokenizer, self.model_info
-        read = await asyncio.to_thread(read_for_embedding, prompt, tokenizer=tokenizer, model_info=model_info)
+        read = await asyncio.to_thread(read_for_pooling, prompt, self.prompt_maker("embed"))
         if len(read) != 1:
             raise InvalidRequest(f"embed takes one prompt, got {len(read)}", field="prompt")
-        request = self.make_request(read[0], POOLED, request_id=request_id, priority=priority)
-        return await embed_prompt(self.engine, request, pooling_params)
+        params = with_task(pooling_params, "embed")
+        return as_embedding(await self.pool(read[0], params, request_id=request_id, priority=priority))
 
     async def encode(
         self,
@@ -293,22 +297,23 @@ class AsyncLLM(RefusedCalls):
         priority: int = 0,
         **extras: Any,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        """What is made of the prompt, once: that of the parameters' task, or of the model's first one.
+        """Run a pooling task on the prompt; yields one output.
 
         Raises:
             PagodaError: the prompt or a parameter is wrong, or the engine refused or failed it.
         """
         check_pooling_params(pooling_params, extras)
         await self.start()
-        tokenizer, model_info = self.tokenizer, self.model_info
-        read = await asyncio.to_thread(read_for_embedding, prompt, tokenizer=tokenizer, model_info=model_info)
+        params = pooling_params or PoolingParams()
+        default: PoolingTask = next(iter(pooling_tasks(self.model_info)), "embed")
+        task = default if params.task is None else params.task
+        read = await asyncio.to_thread(read_for_pooling, prompt, self.prompt_maker(task))
         if len(read) != 1:
             raise InvalidRequest(f"encode takes one prompt, got {len(read)}", field="prompt")
-        request = self.make_request(read[0], POOLED, request_id=request_id, priority=priority)
-        yield await pool_prompt(self.engine, request, pooling_params or PoolingParams())
+        yield await self.pool(read[0], params, request_id=request_id, priority=priority)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """End a request or several; their generators give what there is, with finish_reason "abort"."""
+        """Abort one request or several; their generators end with finish_reason "abort"."""
         for one in [request_id] if isinstance(request_id, str) else request_id:
             self.engine.abort(one)
 
@@ -318,7 +323,7 @@ class AsyncLLM(RefusedCalls):
             raise NotReady(self.engine.not_ready_reason)
 
     async def reset_prefix_cache(self) -> int:
-        """Forget every cached prefix that no request uses; the number of blocks that have lost their content.
+        """Forget every cached prefix that no request uses; returns the number of freed blocks.
 
         Raises:
             PagodaError: the scheduler does not answer.
@@ -332,15 +337,14 @@ class AsyncLLM(RefusedCalls):
         return reply.num_blocks
 
     async def sleep(self, level: int = 1, mode: str = "keep") -> None:
-        """Give the engine's memory away until `wake_up`; what is open or comes then waits.
+        """Free the engine's memory until `wake_up`; requests wait meanwhile.
 
         Args:
-            level: 1 keeps the weights in host memory where the device has its own; 2 drops them, and `wake_up` reads
-                them again.
-            mode: keep lets open requests go on after `wake_up`, abort ends them.
+            level: 1 moves the weights of a GPU to host memory; 2 drops them, and `wake_up` reads them again.
+            mode: keep lets open requests continue after `wake_up`, abort ends them.
 
         Raises:
-            PagodaError: a worker could not; it serves on.
+            PagodaError: a worker failed to sleep; it still serves.
         """
         await self.engine.control.sleep(level=level, mode=mode)
         with contextlib.suppress(TimeoutError):  # until the load says so, too; someone may have woken it already
@@ -349,10 +353,10 @@ class AsyncLLM(RefusedCalls):
                     await asyncio.sleep(0.005)
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Let the engine serve again; with the tags ["weights"] it has its weights and sleeps on.
+        """End `sleep`. With the tags ["weights"] only the weights return, and the engine keeps sleeping.
 
         Raises:
-            PagodaError: the weights cannot come back; the engine sleeps on.
+            PagodaError: the weights cannot be restored; the engine keeps sleeping.
         """
         await self.engine.control.wake_up(tags=tags or ())
         if not tags or "kv_cache" in tags:
@@ -369,7 +373,7 @@ class AsyncLLM(RefusedCalls):
             model: directory or hub id of the checkpoint, as the workers reach it.
 
         Raises:
-            PagodaError: they cannot be read or do not fit; the old ones serve on.
+            PagodaError: they cannot be read or do not fit; the old ones still serve.
         """
         await self.engine.control.reload_weights(str(model), revision=revision)
 
@@ -398,6 +402,63 @@ class AsyncLLM(RefusedCalls):
             vocab_size=info.vocab_size,
             eos_token_ids=info.eos_token_ids,
         )
+
+    def prompt_maker(
+        self,
+        task: PoolingTask,
+        *,
+        prompt_name: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        add_special_tokens: bool = True,
+        max_document_tokens: int = 0,
+    ) -> PromptMaker:
+        """How prompts of a task are made, as the frontend makes them.
+
+        Args:
+            prompt_name: of a prompt of the checkpoint's files; None takes their default.
+            truncate_prompt_tokens: tokens to keep of each prompt; -1 is as many as the model takes.
+            max_document_tokens: tokens to keep of each document of a pair; 0 keeps all.
+
+        Raises:
+            InvalidRequest: there is no such prompt, or a bound is broken.
+        """
+        info, tokenizer = self.model_info, self.tokenizer
+        side: Side | None = "right" if info.only_pools else None
+        return PromptMaker(
+            tokenizer=tokenizer,
+            max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
+            field="prompts",
+            add_special_tokens=add_special_tokens,
+            truncation=truncation_of(truncate_prompt_tokens, side, max_tokens=0, max_model_len=info.max_model_len),
+            prefix=tokenizer.prompt_files.prompt_of(prompt_name),
+            template=score_template(tokenizer.chat_template),
+            max_document_tokens=max_document_tokens,
+            splits_long=task == "embed" and pooler_config(self.config.model.pooler_config).splits_long,
+        )
+
+    async def pool(
+        self,
+        given: PoolingInput,
+        params: PoolingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        lora: LoraAdapter | None = None,
+    ) -> PoolingRequestOutput:
+        """The pooling result of one prompt; errors as in `pool_input`."""
+        prompts = given.prompts()
+        requests = [
+            self.make_request(
+                prompt,
+                POOLED,
+                request_id=request_id if request_id is None or not place else f"{request_id}-{place}",
+                priority=priority,
+                lora=lora,
+            )
+            for place, prompt in enumerate(prompts)
+        ]
+        return await pool_input(self.engine, requests, given, params)
 
     def make_request(
         self,
@@ -452,7 +513,7 @@ class AsyncLLM(RefusedCalls):
         """Submit `request`; the caller closes the stream.
 
         Raises:
-            PagodaError: as of `EngineClient.submit`.
+            PagodaError: as in `EngineClient.submit`.
         """
         return TextStream(engine=self.engine, tokenizer=self.tokenizer, request=request)
 

@@ -47,7 +47,7 @@ class BeamSearchSequence:
     tokens: list[int]
     """Token ids, the prompt's first."""
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
-    """Of each output token, the one that ended it included."""
+    """Log probabilities of each output token, including the last one."""
     cum_logprob: float = 0.0
     """Their sum; over the length to the power of length_penalty it is the hypothesis's score."""
     text: str = ""

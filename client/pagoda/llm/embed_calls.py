@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tqdm import tqdm
@@ -10,28 +11,31 @@ from pagoda.llm.async_llm import AsyncLLM
 from pagoda.llm.embedding import (
     ClassificationOutput,
     ClassificationRequestOutput,
-    EmbeddingOutput,
     EmbeddingRequestOutput,
+    PoolingInput,
     PoolingOutput,
     PoolingRequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
+    as_embedding,
     by_token,
     check_pooling_params,
     check_pooling_task,
-    pool_prompt,
     pooling_tasks,
-    read_for_embedding,
+    read_for_pooling,
     with_task,
 )
 from pagoda.llm.memory_calls import MemoryCalls
-from pagoda.llm.prompts import Prompt, PromptInput
+from pagoda.llm.prompts import PromptInput
 from pagoda_common.engine.similarity import SIMILARITIES, late_interaction
 from pagoda_common.errors import InvalidRequest
-from pagoda_common.params.pooling_params import POOLED, PoolingParams, PoolingTask
+from pagoda_common.params.pooling_params import PoolingParams, PoolingTask, task_refusal
+from pagoda_common.text.pooling_prompts import PromptMaker, pairs_of
 
 MAX_OPEN_REQUESTS = 2048
 """Prompts submitted at a time; the others wait here rather than in the engine's queue."""
+TOKENIZATION = ("add_special_tokens", "truncate_prompt_tokens")
+"""Keys of tokenization_kwargs."""
 PER_TOKEN = ("token_embed", "token_classify")
 
 
@@ -46,37 +50,40 @@ class EmbedCalls(MemoryCalls):
         use_tqdm: bool | Callable[..., Any] = True,
         **extras: Any,
     ) -> list[EmbeddingRequestOutput]:
-        """The embedding of each prompt, in their order.
+        """Embed each prompt; outputs are in the order of the prompts.
 
         Args:
-            prompts, use_tqdm, extras: as of `generate`.
+            prompts: as in `generate`.
+            use_tqdm: as in `generate`.
             pooling_params: whether to normalise, and how many values to keep.
+            extras: prompt_name (a prompt of the checkpoint's files, put before each text; None takes the files'
+                default), truncate_prompt_tokens, tokenization_kwargs with add_special_tokens and
+                truncate_prompt_tokens, and those of `generate`.
 
         Raises:
-            InvalidRequest: a prompt or parameter is wrong, or the model does not embed; nothing was submitted then.
-            PagodaError: the engine refused or failed a prompt, or is gone.
+            InvalidRequest: a prompt or parameter is wrong, or the model does not embed. Nothing was submitted then.
+            PagodaError: the engine refused or failed a prompt, or is lost.
         """
         outputs = self._pool_all(prompts, pooling_params, "embed", use_tqdm, extras)
-        for output in outputs:
-            output.outputs = EmbeddingOutput(output.outputs.data.tolist())
-        return outputs
+        return [as_embedding(output) for output in outputs]
 
     def encode(
         self,
         prompts: PromptInput | Sequence[PromptInput],
-        pooling_params: PoolingParams | None = None,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         pooling_task: PoolingTask | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         **extras: Any,
     ) -> list[PoolingRequestOutput]:
-        """What a task makes of each prompt, as arrays; arguments and errors as of `embed`.
+        """Run a pooling task on each prompt; results are arrays. Arguments and errors as in `embed`.
 
         Args:
-            pooling_task: None takes that of the parameters, else the model's first one.
+            pooling_params: one for all prompts, or one per prompt.
+            pooling_task: None takes the task of the parameters, or else the model's first task.
         """
-        check_pooling_params(pooling_params, extras)
-        asked = pooling_task or (None if pooling_params is None else pooling_params.task)
+        single = pooling_params if isinstance(pooling_params, PoolingParams) else None
+        asked = pooling_task or (None if single is None else single.task)
         default: PoolingTask = next(iter(pooling_tasks(self._async_llm.model_info)), "embed")
         task = default if asked is None else asked
         outputs = self._pool_all(prompts, pooling_params, task, use_tqdm, extras)
@@ -93,7 +100,7 @@ class EmbedCalls(MemoryCalls):
         use_tqdm: bool | Callable[..., Any] = True,
         **extras: Any,
     ) -> list[ClassificationRequestOutput]:
-        """A probability for each label, for each prompt; arguments and errors as of `embed`."""
+        """The probability of each label, for each prompt. Arguments and errors as in `embed`."""
         outputs = self._pool_all(prompts, pooling_params, "classify", use_tqdm, extras)
         for output in outputs:
             output.outputs = ClassificationOutput(output.outputs.data.tolist())
@@ -107,9 +114,8 @@ class EmbedCalls(MemoryCalls):
         use_tqdm: bool | Callable[..., Any] = True,
         **extras: Any,
     ) -> list[PoolingRequestOutput]:
-        """A reward model's values, one row a token, without an activation unless the parameters ask for one."""
-        params = pooling_params or PoolingParams(use_activation=False)
-        outputs = self._pool_all(prompts, params, "token_classify", use_tqdm, extras)
+        """A reward model's values, one row per token. Arguments and errors as in `embed`."""
+        outputs = self._pool_all(prompts, pooling_params, "token_classify", use_tqdm, extras)
         for output in outputs:
             output.outputs = PoolingOutput(by_token(output))
         return outputs
@@ -124,46 +130,47 @@ class EmbedCalls(MemoryCalls):
         truncate_prompt_tokens: int | None = None,
         **extras: Any,
     ) -> list[ScoringRequestOutput]:
-        """A score for each pair: one text against several, or as many against as many.
+        """Score pairs of texts: one against several, or two lists of equal length.
 
-        Of a model with one label it is that of the pair; of one that embeds, how alike the vectors are.
+        A model with one label scores each pair. A model that embeds compares the two vectors.
 
         Args:
-            truncate_prompt_tokens: keep this many tokens of each pair; -1 is as many as the model takes.
+            truncate_prompt_tokens: keep this many tokens of each pair; -1 keeps as many as the model takes.
 
         Raises:
-            InvalidRequest: the texts do not make pairs, or the model neither scores nor embeds.
-            PagodaError: the engine refused or failed a pair, or is gone.
+            InvalidRequest: the lists have different lengths, or the model neither scores nor embeds.
+            PagodaError: the engine refused or failed a pair, or is lost.
         """
         check_pooling_params(pooling_params, extras)
         first = [data_1] if isinstance(data_1, str) else list(data_1)
         second = [data_2] if isinstance(data_2, str) else list(data_2)
-        if not first or not second or len(first) not in (1, len(second)):
-            text = f"data_1 has {len(first)} texts, must have 1 or as many as data_2, {len(second)}"
-            raise InvalidRequest(text, field="data_1")
-        first = first * len(second) if len(first) == 1 else first
-        info, tokenizer = self._async_llm.model_info, self._async_llm.tokenizer
-        most = info.max_model_len if truncate_prompt_tokens == -1 else truncate_prompt_tokens
-        if "score" not in pooling_tasks(info):
-            return self._alike(first, second, use_tqdm)
-        prompts: list[PromptInput] = []
-        params: list[PoolingParams] = []
-        for one, other in zip(first, second, strict=True):
-            ids, start = tokenizer.encode_within(one, pair=other, max_tokens=most)
-            prompts.append({"prompt_token_ids": ids})
-            given = pooling_params or PoolingParams()
-            params.append(PoolingParams(task="score", use_activation=given.use_activation, second_text_start=start))
-        outputs = self._pool_all(prompts, params, "score", use_tqdm, {})
+        pairs = pairs_of(first, second, field="data_1", other="data_2")
+        llm, params = self._async_llm, pooling_params or PoolingParams()
+        maker = llm.prompt_maker(
+            "score",
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            max_document_tokens=params.max_document_tokens,
+        )
+        tasks = pooling_tasks(llm.model_info)
+        if "score" not in tasks:
+            if "embed" not in tasks and "token_embed" not in tasks:
+                raise task_refusal("score", tasks)
+            return self._alike(pairs, maker, use_tqdm)
+        self._check_awake()
+        read = [PoolingInput(made) for made in maker.make_all(pairs)]
+        outputs = self._pool_inputs(read, [with_task(params, "score")] * len(read), use_tqdm)
         for output in outputs:
             output.outputs = ScoringOutput(float(output.outputs.data[0]))
         return outputs
 
-    def _alike(self, first: list[str], second: list[str], use_tqdm: Any) -> list[ScoringRequestOutput]:
+    def _alike(self, pairs: list[tuple[str, str]], maker: PromptMaker, use_tqdm: Any) -> list[ScoringRequestOutput]:
+        self._check_awake()
         tasks = pooling_tasks(self._async_llm.model_info)
         by_tokens = tasks[:1] == ("token_embed",)
-        texts = list(dict.fromkeys([*first, *second]))
-        outputs = self._pool_all(texts, None, "token_embed" if by_tokens else "embed", use_tqdm, {})
-        found = dict(zip(texts, outputs, strict=True))
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        read = read_for_pooling(list(texts), replace(maker, prefix=""))
+        params = PoolingParams(task="token_embed" if by_tokens else "embed")
+        found = dict(zip(texts, self._pool_inputs(read, [params] * len(read), use_tqdm), strict=True))
         alike = late_interaction if by_tokens else SIMILARITIES[self._async_llm.tokenizer.prompt_files.similarity]
 
         def value(text: str) -> Any:
@@ -175,42 +182,68 @@ class EmbedCalls(MemoryCalls):
                 outputs=ScoringOutput(alike(value(one), value(other))),
                 prompt_token_ids=[*found[one].prompt_token_ids, *found[other].prompt_token_ids],
             )
-            for one, other in zip(first, second, strict=True)
+            for one, other in pairs
         ]
 
     def _pool_all(
         self,
         prompts: Any,
-        params: PoolingParams | list[PoolingParams] | None,
+        params: PoolingParams | Sequence[PoolingParams] | None,
         task: PoolingTask,
         use_tqdm: bool | Callable[..., Any],
         extras: dict[str, Any],
     ) -> list[PoolingRequestOutput]:
-        if not isinstance(params, list):
-            check_pooling_params(params, extras)
+        options: dict[str, Any] = {
+            name: extras.pop(name) for name in ("prompt_name", "truncate_prompt_tokens") if name in extras
+        }
+        options |= _tokenization(extras.pop("tokenization_kwargs", None))
+        check_pooling_params(params, extras)
         self._check_awake()
         check_pooling_task(self._async_llm.model_info, task)
-        read = read_for_embedding(prompts, tokenizer=self._async_llm.tokenizer, model_info=self._async_llm.model_info)
-        each = params if isinstance(params, list) else [with_task(params, task)] * len(read)
+        read = read_for_pooling(prompts, self._async_llm.prompt_maker(task, **options))
+        single = params if params is None or isinstance(params, PoolingParams) else None
+        given = list(params) if isinstance(params, list | tuple) else [single] * len(read)
+        if len(given) != len(read):
+            told = f"pooling_params has {len(given)} entries, there are {len(read)} prompts"
+            raise InvalidRequest(told, field="pooling_params")
+        return self._pool_inputs(read, [with_task(one, task) for one in given], use_tqdm)
+
+    def _pool_inputs(
+        self, read: list[PoolingInput], params: list[PoolingParams], use_tqdm: bool | Callable[..., Any]
+    ) -> list[PoolingRequestOutput]:
         make_bar = use_tqdm if callable(use_tqdm) else tqdm
         with make_bar(total=len(read), desc="Processed prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
-            return self._loop.run(_pool_all(self._async_llm, read, each, bar))
+            return self._loop.run(_pool_all(self._async_llm, read, params, bar))
+
+
+def _tokenization(given: Any) -> dict[str, Any]:
+    """The tokenization_kwargs of a call.
+
+    Raises:
+        InvalidRequest: a key is unknown.
+    """
+    options = dict(given or {})
+    for name in options:
+        if name not in TOKENIZATION:
+            told = f"tokenization_kwargs has {name!r}, must be {' and '.join(TOKENIZATION)}"
+            raise InvalidRequest(told, field="tokenization_kwargs")
+    return options
 
 
 async def _pool_all(
-    llm: AsyncLLM, prompts: list[Prompt], params: list[PoolingParams], bar: Any
+    llm: AsyncLLM, inputs: list[PoolingInput], params: list[PoolingParams], bar: Any
 ) -> list[PoolingRequestOutput]:
     places = asyncio.Semaphore(MAX_OPEN_REQUESTS)
 
-    async def pool(prompt: Prompt, one: PoolingParams) -> PoolingRequestOutput:
+    async def pool(given: PoolingInput, one: PoolingParams) -> PoolingRequestOutput:
         async with places:
-            output = await pool_prompt(llm.engine, llm.make_request(prompt, POOLED), one)
+            output = await llm.pool(given, one)
         bar.update()
         return output
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(pool(prompt, one)) for prompt, one in zip(prompts, params, strict=True)]
+            tasks = [group.create_task(pool(given, one)) for given, one in zip(inputs, params, strict=True)]
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
     return [task.result() for task in tasks]

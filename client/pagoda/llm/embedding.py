@@ -1,20 +1,21 @@
-"""What becomes of prompts that are pooled, in vLLM's shapes, and how programs get it."""
+"""Results of pooling in vLLM's shapes, and the functions that make them."""
 
+import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from pagoda.llm.prompts import Prompt, PromptInput, as_prompt_list, read_prompts
+from pagoda.llm.prompts import Prompt, PromptInput, as_prompt_list, read_prompt
 from pagoda.options.refusals import refuse_extras
 from pagoda.v1 import types_pb2
 from pagoda_common.engine.client import EngineClient, EngineRequest
 from pagoda_common.engine.convert import pooling_task_of
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.params.outputs import Embedding
-from pagoda_common.params.pooling_params import PoolingParams, PoolingTask
-from pagoda_common.text.tokenizer import Tokenizer
+from pagoda_common.params.pooling_params import PoolingParams, PoolingTask, task_refusal
+from pagoda_common.text.pooling_prompts import Given, PoolingPrompt, PromptMaker, mean_of
 
 
 @dataclass(slots=True)
@@ -66,6 +67,8 @@ class PoolingRequestOutput:
     prompt_token_ids: list[int]
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache."""
+    num_pieces: int = 1
+    """Number of pieces of a text that exceeds the context; the output is the mean of their vectors."""
     finished: bool = True
 
 
@@ -75,19 +78,40 @@ ClassificationRequestOutput: TypeAlias = PoolingRequestOutput
 ScoringRequestOutput: TypeAlias = PoolingRequestOutput
 
 
-def read_for_embedding(
-    prompts: PromptInput | Sequence[PromptInput], *, tokenizer: Tokenizer, model_info: types_pb2.ModelInfo
-) -> list[Prompt]:
-    """Prompts in token ids; each may fill the context.
+@dataclass(frozen=True, slots=True)
+class PoolingInput:
+    """One prompt ready to be pooled."""
+
+    made: PoolingPrompt
+    cache_salt: str = ""
+
+    def prompts(self) -> list[Prompt]:
+        """The prompts of the pieces; usually one."""
+        return [Prompt(text=None, token_ids=ids, cache_salt=self.cache_salt) for ids in self.made.pieces]
+
+
+def read_for_pooling(prompts: PromptInput | Sequence[PromptInput], maker: PromptMaker) -> list[PoolingInput]:
+    """The inputs that `maker` makes of each prompt, which may fill the context.
 
     Raises:
         InvalidRequest: one is empty, too long or not a prompt.
     """
-    return read_prompts(as_prompt_list(prompts), tokenizer=tokenizer, model_info=model_info, num_output_tokens=0)
+    given: list[Given] = []
+    salts = []
+    for place, prompt in enumerate(as_prompt_list(prompts)):
+        text, ids, salt = read_prompt(prompt, f"prompts[{place}]")
+        if ids is not None and not ids:
+            raise InvalidRequest("prompt is empty: it must have at least one token", field=f"prompts[{place}]")
+        for one in ids or ():
+            if type(one) is not int:
+                raise InvalidRequest(f"prompt has token {one!r}, which is no token id", field=f"prompts[{place}]")
+        given.append(text or "" if ids is None else ids)
+        salts.append(salt)
+    return [PoolingInput(made, salt) for made, salt in zip(maker.make_all(given), salts, strict=True)]
 
 
 def pooling_tasks(model_info: types_pb2.ModelInfo) -> tuple[PoolingTask, ...]:
-    """What a model makes of prompts, the default first."""
+    """The pooling tasks of a model, the default first."""
     known = tuple(task for number in model_info.pooling_tasks if (task := pooling_task_of(number)) is not None)
     return known or (("embed",) if model_info.embedding_size else ())
 
@@ -95,22 +119,38 @@ def pooling_tasks(model_info: types_pb2.ModelInfo) -> tuple[PoolingTask, ...]:
 def check_pooling_task(model_info: types_pb2.ModelInfo, task: PoolingTask) -> None:
     """
     Raises:
-        InvalidRequest: the model does nothing of the kind.
+        InvalidRequest: the model does not have this task.
     """
     tasks = pooling_tasks(model_info)
     if task not in tasks:
-        raise InvalidRequest(f"the model does not {task}: it can {', '.join(tasks) or 'only generate'}", field="task")
+        raise task_refusal(task, tasks)
 
 
-async def pool_prompt(engine: EngineClient, request: EngineRequest, params: PoolingParams) -> PoolingRequestOutput:
-    """What is made of one prompt; a cancelled call aborts its request.
+async def pool_input(
+    engine: EngineClient, requests: Sequence[EngineRequest], given: PoolingInput, params: PoolingParams
+) -> PoolingRequestOutput:
+    """The pooling result of one prompt; for pieces, their mean. A cancelled call aborts its requests.
 
     Args:
-        request: made with POOLED; it has not been submitted.
+        requests: one a piece, made with POOLED; they have not been submitted.
 
     Raises:
         PagodaError: the engine refused or failed it.
     """
+    if given.made.second_text_start:
+        params = replace(params, second_text_start=given.made.second_text_start)
+    done = await asyncio.gather(*(_pool_request(engine, request, params) for request in requests))
+    values = mean_of([one for one, _ in done], [len(ids) for ids in given.made.pieces])
+    return PoolingRequestOutput(
+        request_id=requests[0].request_id,
+        outputs=PoolingOutput(values),
+        prompt_token_ids=[one for ids in given.made.pieces for one in ids],
+        num_cached_tokens=sum(cached for _, cached in done),
+        num_pieces=len(requests),
+    )
+
+
+async def _pool_request(engine: EngineClient, request: EngineRequest, params: PoolingParams) -> tuple[Embedding, int]:
     request.pooling = params
     stream = engine.submit(request)
     try:
@@ -121,12 +161,7 @@ async def pool_prompt(engine: EngineClient, request: EngineRequest, params: Pool
         raise output.error
     if output.embedding is None:
         raise PagodaError("the request was aborted", code=Code.CANCELLED)
-    return PoolingRequestOutput(
-        request_id=request.request_id,
-        outputs=PoolingOutput(output.embedding),
-        prompt_token_ids=list(request.prompt_token_ids),
-        num_cached_tokens=output.num_cached_tokens,
-    )
+    return output.embedding, output.num_cached_tokens
 
 
 def by_token(output: PoolingRequestOutput) -> Embedding:
@@ -138,25 +173,15 @@ def by_token(output: PoolingRequestOutput) -> Embedding:
     return values.reshape(-1, 1)
 
 
-async def embed_prompt(
-    engine: EngineClient, request: EngineRequest, params: PoolingParams | None
-) -> EmbeddingRequestOutput:
-    """The embedding of one prompt; as `pool_prompt`."""
-    output = await pool_prompt(engine, request, with_task(params, "embed"))
+def as_embedding(output: PoolingRequestOutput) -> EmbeddingRequestOutput:
+    """The same as what LLM.embed gives."""
     output.outputs = EmbeddingOutput(output.outputs.data.tolist())
     return output
 
 
 def with_task(params: PoolingParams | None, task: PoolingTask) -> PoolingParams:
     """`params` for a task."""
-    given = params or PoolingParams()
-    return PoolingParams(
-        task=task,
-        normalize=given.normalize,
-        dimensions=given.dimensions,
-        use_activation=given.use_activation,
-        second_text_start=given.second_text_start,
-    )
+    return replace(params or PoolingParams(), task=task)
 
 
 def check_pooling_params(params: Any, extras: dict[str, Any]) -> None:
@@ -166,5 +191,6 @@ def check_pooling_params(params: Any, extras: dict[str, Any]) -> None:
         InvalidRequest: `field` names it.
     """
     refuse_extras(extras)
-    if params is not None and not isinstance(params, PoolingParams):
+    each = params if isinstance(params, list | tuple) else [params]
+    if any(one is not None and not isinstance(one, PoolingParams) for one in each):
         raise InvalidRequest(f"pooling_params must be PoolingParams, got {params!r}"[:300], field="pooling_params")

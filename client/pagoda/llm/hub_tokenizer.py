@@ -1,4 +1,4 @@
-"""What LLM.get_tokenizer gives: a checkpoint's tokenizer with the names and defaults of transformers' tokenizers.
+"""The result of LLM.get_tokenizer: a checkpoint's tokenizer with transformers' names and defaults.
 
 transformers itself would bring torch into the caller's process. Lists stay lists: there is no return_tensors.
 """
@@ -25,6 +25,8 @@ class HubTokenizer:
     """Reads and writes token ids of one checkpoint."""
 
     is_fast = True
+    truncation_side = "right"
+    """Where `truncation` cuts."""
 
     def __init__(self, backend: Tokenizer) -> None:
         self.backend = backend
@@ -58,7 +60,7 @@ class HubTokenizer:
         """Token ids of a text, or of each text.
 
         Raises:
-            InvalidRequest: an option that there is not, such as padding, asks for something.
+            InvalidRequest: an unsupported option, such as padding, asks for something.
         """
         for name, value in options.items():
             if value and name not in ("return_attention_mask",):

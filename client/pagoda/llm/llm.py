@@ -51,8 +51,8 @@ UseTqdm: TypeAlias = bool | Callable[..., Any]
 class LLM(EmbedCalls, RefusedCalls):
     """A language model for programs without asyncio.
 
-    Starts a private engine, scheduler and worker as child processes that end with this one, or uses a running
-    scheduler. One thread at a time.
+    It starts a private scheduler and worker as child processes, which end with this process. With `address` it uses a
+    running scheduler. Use it from one thread at a time.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class LLM(EmbedCalls, RefusedCalls):
         """
         Args:
             model: directory, hub id, or the embedded "pagoda-tiny".
-            seed: requests without a seed draw theirs from a generator with this one, so a program gives the same
-                outputs each time it is run.
-            address: host:port of a running scheduler; several with commas between are tried in turn, also when the
-                scheduler is lost. None starts a private engine. One that is not on loopback takes tls_cert, tls_key and
-                tls_ca (files), or insecure=True; service_token_file where services show tokens.
-            options: further fields of ModelConfig, CacheConfig, SchedulerConfig, ParallelConfig and SecurityConfig
-                (data_parallel_size=2 starts two workers, tensor_parallel_size=2 two that share one model).
+            seed: seed of the generator from which requests without a seed draw theirs. A program therefore gives the
+                same outputs in each run.
+            address: host:port of a running scheduler, or several with commas between, which are tried in turn, also
+                after the scheduler is lost. None starts a private engine. An address that is not on loopback needs
+                tls_cert, tls_key and tls_ca (files), or insecure=True, and service_token_file if services use tokens.
+            options: any other argument of EngineArgs. data_parallel_size=2 starts two workers;
+                tensor_parallel_size=2 starts two that share one model.
 
         Raises:
             ConfigError: an argument is unknown, out of bounds or not supported.
@@ -126,17 +126,17 @@ class LLM(EmbedCalls, RefusedCalls):
         self.shutdown()
 
     def shutdown(self) -> None:
-        """End the private engine. The object is of no use afterwards."""
+        """End the private engine. The object cannot be used afterwards."""
         self._finalizer()
 
     @cached_property
     def llm_engine(self) -> LLMEngine:
-        """The same engine, driven step by step."""
+        """The same engine as an LLMEngine, which the caller drives step by step."""
         return LLMEngine(self._async_llm, self._loop)
 
     @property
     def model_config(self) -> ServedModelConfig:
-        """What the engine serves."""
+        """The served model, with vLLM's attributes."""
         return self._async_llm.model_config
 
     def get_tokenizer(self) -> HubTokenizer:
@@ -144,16 +144,16 @@ class LLM(EmbedCalls, RefusedCalls):
         return self._async_llm.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the checkpoint's generation_config.json recommends; used when a call gives none."""
+        """The sampling defaults of the checkpoint's generation_config.json, which calls without parameters use."""
         return self._async_llm.get_default_sampling_params()
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """Workers; without `include_dp` those of one copy of the model."""
+        """The number of workers; without `include_dp`, of one copy of the model."""
         parallel = self._async_llm.config.parallel
         return parallel.tensor_parallel_size * (parallel.data_parallel_size if include_dp else 1)
 
     def get_metrics(self) -> list[Metric]:
-        """The engine's load as last reported, and counts of what this LLM has generated."""
+        """The engine's last reported load, and counts of the tokens and requests of this LLM."""
         return snapshot(self._async_llm.engine.load, self._counts, model_name=self._async_llm.model_info.model)
 
     def reset_prefix_cache(self, **extras: Any) -> bool:
@@ -177,7 +177,7 @@ class LLM(EmbedCalls, RefusedCalls):
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         **extras: Any,
     ) -> list[RequestOutput]:
-        """Continue each prompt; the outputs are in the prompts' order.
+        """Continue each prompt; outputs are in the order of the prompts.
 
         Args:
             prompts: texts, lists of token ids, {"prompt": …} or {"prompt_token_ids": …}; one or a list.
@@ -186,11 +186,11 @@ class LLM(EmbedCalls, RefusedCalls):
             priority: one per prompt, lower runs first (needs scheduling_policy="priority").
             tokenization_kwargs: add_special_tokens and truncate_prompt_tokens.
             lora_request: the adapter of all, or of each prompt; needs enable_lora=True.
-            extras: vLLM's further arguments (trace_headers, …), refused when they ask for something.
+            extras: vLLM's other arguments (trace_headers, …); a value that asks for something is refused.
 
         Raises:
-            InvalidRequest: a prompt or parameter is wrong; nothing was submitted then.
-            PagodaError: the engine is gone. A request that alone fails has finish_reason "error" instead.
+            InvalidRequest: a prompt or parameter is wrong. Nothing was submitted then.
+            PagodaError: the engine is lost. A single request that fails has finish_reason "error" instead.
         """
         refuse_extras(extras)
         return self._run(self._read(prompts, sampling_params, priority, tokenization_kwargs, lora_request), use_tqdm)
@@ -210,18 +210,18 @@ class LLM(EmbedCalls, RefusedCalls):
         tokenization_kwargs: dict[str, Any] | None = None,
         **extras: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several; the outputs are in their order.
+        """Answer one conversation or several; outputs are in their order.
 
         Args:
             messages: a conversation, a list of {"role": …, "content": …}; or a list of conversations.
             chat_template: Jinja text in place of the checkpoint's.
             chat_template_content_format: texts are the same in all of vLLM's formats.
-            continue_final_message: go on writing the last message; needs add_generation_prompt=False.
-            tools: JSON schemas of functions, for the template; calls come as the model writes them.
+            continue_final_message: continue the last message; needs add_generation_prompt=False.
+            tools: JSON schemas of functions, for the template. Calls stay in the text as the model writes them.
             chat_template_kwargs: further variables of the template.
 
         Raises:
-            InvalidRequest: no chat template, or it refuses the messages; else as `generate`.
+            InvalidRequest: there is no chat template, or it refuses the messages; otherwise as `generate`.
         """
         refuse_extras(extras)
         rendered = render(
@@ -249,7 +249,7 @@ class LLM(EmbedCalls, RefusedCalls):
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         **extras: Any,
     ) -> list[str]:
-        """Check prompts and keep them for `wait_for_completion`; arguments and errors as `generate`.
+        """Check prompts and keep them for `wait_for_completion`; arguments and errors as in `generate`.
 
         Returns:
             The request_id of each.
@@ -260,7 +260,7 @@ class LLM(EmbedCalls, RefusedCalls):
         return [builder.request.request_id for builder in builders]
 
     def wait_for_completion(self, *, use_tqdm: UseTqdm = True) -> list[RequestOutput]:
-        """Generate what was enqueued; the outputs are in that order. Errors as `generate`."""
+        """Generate the enqueued prompts; outputs are in their order. Errors as in `generate`."""
         builders, self._enqueued = self._enqueued, []
         return self._run(builders, use_tqdm)
 
@@ -272,10 +272,10 @@ class LLM(EmbedCalls, RefusedCalls):
         use_tqdm: UseTqdm = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """Search for the likeliest continuations of each prompt; arguments and errors as `generate`.
+        """Find the likeliest continuations of each prompt; arguments and errors as in `generate`.
 
         Args:
-            concurrency_limit: accepted; the engine bounds itself.
+            concurrency_limit: accepted as in vLLM, and ignored.
         """
         adapter = adapter_of(lora_request)
         tokenizer = self._async_llm.tokenizer

@@ -1,4 +1,4 @@
-"""LLMEngine: requests that come and go while the caller turns the crank, with vLLM's interface.
+"""LLMEngine: an engine that the caller drives step by step, with vLLM's interface.
 
 engine = LLMEngine.from_engine_args(EngineArgs(model="pagoda-tiny"))
 engine.add_request("0", "Once upon a time", SamplingParams(max_tokens=20))
@@ -17,7 +17,13 @@ from contextlib import closing
 from typing import Any, Self, TypeAlias
 
 from pagoda.llm.async_llm import COLLECTED_TOKENS, AsyncLLM
-from pagoda.llm.embedding import EmbeddingRequestOutput, check_pooling_params, embed_prompt, read_for_embedding
+from pagoda.llm.embedding import (
+    EmbeddingRequestOutput,
+    as_embedding,
+    check_pooling_params,
+    read_for_pooling,
+    with_task,
+)
 from pagoda.llm.hub_tokenizer import HubTokenizer
 from pagoda.llm.loop_thread import LoopThread
 from pagoda.llm.prompts import PromptInput, read_prompts
@@ -31,7 +37,7 @@ from pagoda_common.engine.generation import TextStream
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.params.outputs import RequestOutput
-from pagoda_common.params.pooling_params import POOLED, PoolingParams
+from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_common.params.sampling_params import RequestOutputKind, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -50,7 +56,7 @@ class _Generation:
         self._kind = builder.request.sampling_params.output_kind
 
     async def follow(self, on_news: asyncio.Event) -> None:
-        """Take the tokens until the end; sets `on_news` whenever `output` is to be called.
+        """Take the tokens until the end; sets `on_news` whenever `output` should be called.
 
         Raises:
             PagodaError: the engine refused the request, or is gone. One that alone fails ends as "error" instead.
@@ -76,7 +82,7 @@ class _Generation:
             on_news.set()
 
     def output(self) -> StepOutput:
-        """What there is, as the request's output_kind says."""
+        """The output so far or its new part, by the request's output_kind."""
         self.has_news = False
         return self._builder.take() if self._kind is RequestOutputKind.DELTA else self._builder.build()
 
@@ -96,7 +102,7 @@ class _Embedding:
 
     async def follow(self, on_news: asyncio.Event) -> None:
         """Wait for the embedding; raises PagodaError when the engine refused or failed it."""
-        self._result = await self._call
+        self._result = as_embedding(await self._call)
         self.has_news = True
         on_news.set()
 
@@ -146,7 +152,7 @@ class LLMEngine:
         return engine
 
     _finalizer: Any = None
-    """Of an engine of its own."""
+    """Ends an engine that this object started."""
 
     def shutdown(self) -> None:
         """End an engine of its own; that of an LLM ends with it."""
@@ -155,12 +161,12 @@ class LLMEngine:
 
     @property
     def vllm_config(self) -> EngineConfig:
-        """What was asked for; its parts are called model_config, cache_config, … as in vLLM."""
+        """The requested configuration, with vLLM's names: model_config, cache_config, …"""
         return self._async_llm.config
 
     @property
     def model_config(self) -> ServedModelConfig:
-        """What the engine serves."""
+        """The served model, with vLLM's attributes."""
         return self._async_llm.model_config
 
     def get_tokenizer(self) -> HubTokenizer:
@@ -203,9 +209,9 @@ class LLMEngine:
         if isinstance(params, PoolingParams):
             check_pooling_params(params, {})
             llm = self._async_llm
-            (read,) = read_for_embedding([prompt], tokenizer=llm.tokenizer, model_info=llm.model_info)
-            request = llm.make_request(read, POOLED, request_id=request_id, priority=priority, lora=adapter)
-            call = embed_prompt(llm.engine, request, params)
+            (read,) = read_for_pooling([prompt], llm.prompt_maker("embed"))
+            wanted = with_task(params, "embed")
+            call = llm.pool(read, wanted, request_id=request_id, priority=priority, lora=adapter)
             self._loop.run(self._start(request_id, _Embedding(call)))
             return request_id
         self._loop.run(self._generate(request_id, prompt, params, priority, tokenization_kwargs or {}, adapter))

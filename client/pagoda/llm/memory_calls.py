@@ -1,4 +1,4 @@
-"""The calls of LLM that give the engine's memory away and bring it, or other weights, back."""
+"""The calls of LLM that free the engine's memory, restore it, and load other weights."""
 
 from os import PathLike
 
@@ -14,32 +14,31 @@ class MemoryCalls:
     _loop: LoopThread
 
     def sleep(self, level: int = 1, mode: str = "keep") -> None:
-        """Give the engine's memory away until `wake_up`.
+        """Free the engine's memory until `wake_up`.
 
         Args:
-            level: 1 keeps the weights in host memory where the device has its own; 2 drops them, and `wake_up` reads
-                them again.
-            mode: of other programs' requests, where the scheduler is shared: keep or abort.
+            level: 1 moves the weights of a GPU to host memory; 2 drops them, and `wake_up` reads them again.
+            mode: what happens to requests of other programs at a shared scheduler: keep or abort.
 
         Raises:
-            PagodaError: a worker could not; it serves on.
+            PagodaError: a worker failed to sleep; it still serves.
         """
         self._loop.run(self._async_llm.sleep(level, mode))
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """The end of `sleep`; with the tags ["weights"] the engine has its weights and sleeps on.
+        """End `sleep`. With the tags ["weights"] only the weights return, and the engine keeps sleeping.
 
         Raises:
-            PagodaError: the weights cannot come back; the engine sleeps on.
+            PagodaError: the weights cannot be restored; the engine keeps sleeping.
         """
         self._loop.run(self._async_llm.wake_up(tags))
 
     def is_sleeping(self) -> bool:
-        """Whether `wake_up` is to come before the next `generate`."""
+        """Whether the engine sleeps: `generate` then needs `wake_up` first."""
         return self._loop.run(self._async_llm.is_sleeping())
 
     def reload_weights(self, model: str | PathLike[str], revision: str | None = None) -> None:
-        """Use other weights of the same architecture from now on.
+        """Load other weights of the same architecture, and use them from now on.
 
         Args:
             model: directory or hub id of the checkpoint, as the workers reach it.
@@ -50,6 +49,6 @@ class MemoryCalls:
         self._loop.run(self._async_llm.reload_weights(model, revision))
 
     def _check_awake(self) -> None:
-        """Raises NotReady when the engine sleeps: who waits for an answer cannot wake it up."""
+        """Raises NotReady when the engine sleeps: the caller would wait, and could not wake it up."""
         if self._async_llm.engine.is_sleeping:
             raise NotReady("the model sleeps: call wake_up() first")

@@ -77,7 +77,7 @@ class Distribution:
 
 @dataclass(slots=True)
 class GenerationCounts:
-    """What one LLM has generated."""
+    """Counts of what one LLM has generated."""
 
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0

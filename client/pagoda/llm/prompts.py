@@ -1,4 +1,4 @@
-"""What users pass as prompts, checked and turned into token ids before anything is submitted."""
+"""Checks users' prompts and turns them into token ids, before anything is submitted."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +80,7 @@ def read_prompts(
     """
     texts, ids_of, salts = [], {}, []
     for place, prompt in enumerate(prompts):
-        text, ids, salt = _read(prompt, f"prompts[{place}]")
+        text, ids, salt = read_prompt(prompt, f"prompts[{place}]")
         salts.append(salt)
         texts.append(text)
         if ids is not None:
@@ -106,7 +106,7 @@ def _truncated(token_ids: list[int], params: SamplingParams, model_info: types_p
     return token_ids if truncation is None else truncation.apply(token_ids)
 
 
-def _read(prompt: Any, field: str) -> tuple[str | None, list[int] | None, str]:
+def read_prompt(prompt: Any, field: str) -> tuple[str | None, list[int] | None, str]:
     """Text if there is one, token ids if they are given, and the cache salt."""
     text, salt = None, ""
     if isinstance(prompt, Mapping):

@@ -61,7 +61,7 @@ def _text(token_id: int, tokenizer: Tokenizer | None) -> str | None:
 @dataclass(slots=True)
 class _Sequence:
     parts: list[str] = field(default_factory=list)
-    """Of its text."""
+    """The parts of its text."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     cumulative_logprob: float = 0.0
@@ -139,7 +139,7 @@ class RequestOutputBuilder:
         )
 
     def take(self) -> RequestOutput:
-        """What is new since the last time, in the shape of `build` (output_kind DELTA); it is forgotten here."""
+        """The new part since the last call, in the shape of `build` (output_kind DELTA); it is then dropped."""
         output = self.build()
         for sequence in self._sequences:
             sequence.parts, sequence.token_ids, sequence.logprobs = [], [], []

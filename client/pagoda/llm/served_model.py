@@ -1,4 +1,4 @@
-"""What an engine serves, under the names of vLLM's ModelConfig. Knows no connection."""
+"""The served model, under the names of vLLM's ModelConfig. Knows no connection."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -29,7 +29,7 @@ class ServedModelConfig:
 
     @classmethod
     def of(cls, info: types_pb2.ModelInfo, config: ModelConfig) -> Self:
-        """Of what the engine reports, and what it was asked for."""
+        """From the engine's report and the requested configuration."""
         return cls(
             model=info.model,
             tokenizer=config.tokenizer or info.model,
@@ -44,6 +44,11 @@ class ServedModelConfig:
     def get_vocab_size(self) -> int:
         """vocab_size."""
         return self.vocab_size
+
+    @property
+    def embedding_size(self) -> int:
+        """hidden_size."""
+        return self.hidden_size
 
     def get_hidden_size(self) -> int:
         """hidden_size."""

@@ -1,1 +1,1 @@
-"""Names of LoRA adapters where vLLM has them; adapters themselves are not supported."""
+"""Names of LoRA adapters under vLLM's module names."""

@@ -25,7 +25,7 @@ class LoRARequest:
     base_model_name: str | None = None
     """Model that it was made for."""
     load_inplace: bool = False
-    """Accepted: weights are read anew for another lora_int_id."""
+    """Accepted: another lora_int_id loads the weights again."""
 
     def __post_init__(self) -> None:
         if self.lora_int_id < 1:

@@ -1,15 +1,15 @@
-"""EngineArgs: LLM's keyword arguments as a dataclass, and as flags of a program of one's own, as vLLM has them."""
+"""EngineArgs: LLM's keyword arguments as a dataclass, and as flags for other programs, as in vLLM."""
 
 import argparse
 from dataclasses import asdict, fields, make_dataclass
 from typing import Any, Self
 
-from pagoda.options.llm_options import FIELDS, engine_config_from_options
+from pagoda.options.llm_options import ALIASES, FIELDS, engine_config_from_options
 from pagoda.options.vllm_options import OPTIONS, define_vllm_flags
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.config.flags import add_engine_flags, add_worker_flags
 
-_NAMES = ("model", *sorted(FIELDS - {"model"}))
+_NAMES = ("model", *sorted((FIELDS | ALIASES.keys()) - {"model"}))
 _Fields: Any = make_dataclass("_Fields", [(name, Any, None) for name in _NAMES])
 
 
@@ -18,7 +18,7 @@ class EngineArgs(_Fields):  # type: ignore[misc]  # its fields are made from the
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """`parser` with the engine's flags, and those of vLLM that have no effect here."""
+        """Add the engine's flags, and vLLM's flags that have no effect here, to `parser`."""
         add_engine_flags(parser, with_model_argument=False)
         add_worker_flags(parser)
         define_vllm_flags(parser)
@@ -26,24 +26,24 @@ class EngineArgs(_Fields):  # type: ignore[misc]  # its fields are made from the
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
-        """The arguments that flags gave.
+        """The arguments of parsed flags.
 
         Raises:
-            ConfigError: a flag asks for what is not supported.
+            ConfigError: a flag asks for something that is not supported.
         """
         for option in OPTIONS:  # LLM(**vars(args)) checks them itself
             option.check(getattr(args, option.name, None))
         return cls(**{field.name: getattr(args, field.name, None) for field in fields(cls)})
 
     def keywords(self) -> dict[str, Any]:
-        """Those that are given, as keyword arguments of LLM and AsyncLLM."""
+        """The given arguments, as keyword arguments of LLM and AsyncLLM."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def create_engine_config(self, usage_context: object = None) -> EngineConfig:
-        """What the arguments ask for.
+        """The configuration of these arguments.
 
         Args:
-            usage_context: vLLM's; accepted.
+            usage_context: accepted as in vLLM, and ignored.
 
         Raises:
             ConfigError: a value is out of bounds.

@@ -1,4 +1,4 @@
-"""Calls of vLLM's LLM that there is nothing for here: each says so instead of an AttributeError."""
+"""Calls of vLLM's LLM that Pagoda does not support: each raises an error with the reason."""
 
 from collections.abc import Mapping
 from typing import Any, NoReturn

@@ -124,6 +124,9 @@ OPTIONS = (
     VllmOption("profiler_config", ({}, "{}"), "--scheduler-metrics-port shows where time goes"),
     VllmOption("no_enable_log_requests", None, "requests are not logged unless --enable-log-requests", is_switch=True),
     VllmOption("enable_log_outputs", (False,), "outputs are not logged", is_switch=True),
+    VllmOption("attention_config", ({}, "{}"), "--attention-backend says what computes attention"),
+    VllmOption("enable_flash_late_interaction", None, "token vectors are compared in the frontend", is_switch=True),
+    VllmOption("no_enable_flash_late_interaction", None, "token vectors are compared in the frontend", is_switch=True),
     VllmOption("compilation_config", None, _NO_PLAN, short="-cc"),
     VllmOption("optimization_level", None, _NO_PLAN, short="-O"),
     VllmOption("cuda_graph_sizes", None, _NO_PLAN),
@@ -162,7 +165,7 @@ def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def define_vllm_flags(parser: argparse.ArgumentParser) -> list[VllmOption]:
-    """Add the flags that `parser` does not have; the options behind them."""
+    """Add the flags that `parser` does not have; return their options."""
     group = parser.add_argument_group("accepted for compatibility with vLLM")
     added = []
     for option in OPTIONS:

@@ -1,4 +1,4 @@
-"""What is wrong with a model or a file that lies on this machine, told before any process starts. Loads nothing.
+"""Finds what is wrong with a model or a file on this machine before any process starts. Loads nothing.
 
 What is looked at here is looked at again, and more closely, by the service that needs it: where a fact is not plain,
 nothing is refused here.

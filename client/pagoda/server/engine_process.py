@@ -7,13 +7,13 @@ from collections import deque
 from pagoda.server.early_checks import check_model
 from pagoda.server.load_fault import find_load_fault
 from pagoda.server.service_token import token_environment
-from pagoda.server.supervisor import Service, Supervisor
 from pagoda.server.worker_services import with_standby, worker_services
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.config.flags import engine_config_to_argv
 from pagoda_common.engine.client import EngineClient
 from pagoda_common.errors import ModelLoadError
 from pagoda_common.process.children import free_port, service_command
+from pagoda_common.process.supervisor import Service, Supervisor
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ NUM_TAIL_LINES = 30
 """Lines of the children's output that are kept for an error message."""
 LOUD = ("WARNING ", "ERROR ", "CRITICAL ")
 LOADING = "loading weights ["
-"""Of lines that say how far the weights are."""
+"""Pattern of lines that report the progress of loading weights."""
 
 
 class PrivateEngine:

@@ -6,7 +6,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
-_TABLE = "FAMILIES"
+_TABLES = ("FAMILIES", "TOKEN_VECTORS")
 _INSTALLED = "pagoda.models"
 """Entry points: models of packages, by architecture."""
 
@@ -25,7 +25,7 @@ def known_architectures() -> frozenset[str]:
         for statement in tree.body:
             if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.value, ast.Dict):
                 continue
-            if isinstance(statement.target, ast.Name) and statement.target.id == _TABLE:
+            if isinstance(statement.target, ast.Name) and statement.target.id in _TABLES:
                 keys = [key.value if isinstance(key, ast.Constant) else None for key in statement.value.keys]
                 if not all(isinstance(key, str) for key in keys):
                     return frozenset()  # some are named elsewhere

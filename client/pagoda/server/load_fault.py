@@ -1,4 +1,4 @@
-"""Notices that a worker is there and cannot load the model, which no restart mends."""
+"""Asks a scheduler why its engine is not ready. Notices that a worker cannot load the model, which no restart mends."""
 
 import asyncio
 
@@ -31,3 +31,14 @@ async def find_load_fault(scheduler: str, *, security: SecurityConfig) -> str:
             num_idle = num_idle + 1 if is_idle and not state.load.is_ready else 0
             if num_idle == 2:
                 return state.load.not_ready_reason
+
+
+async def not_ready_reason(scheduler: str, *, security: SecurityConfig) -> str | None:
+    """Why the engine of the scheduler at host:port is not ready: None when it is, empty when no one answers."""
+    async with connect(scheduler, security=security) as channel:
+        stub = scheduler_pb2_grpc.SchedulerStub(channel)
+        try:
+            state = await stub.GetState(scheduler_pb2.GetStateRequest(), timeout=RPC_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return ""
+    return None if state.load.is_ready else state.load.not_ready_reason

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 from pagoda.server.load_fault import find_load_fault
 from pagoda.server.local_stack import LocalStack
-from pagoda.server.supervisor import Supervisor
 from pagoda_common.errors import ModelLoadError
+from pagoda_common.process.supervisor import Supervisor
 
 NUM_TAIL_LINES = 30
 """Lines of the services' output that are kept for an error message."""
@@ -21,7 +21,7 @@ async def running_stack(
     """Run `stack` and give its URL once it can answer. Its output is shown only when it does not get so far.
 
     Args:
-        on_reason: told why it is not ready yet, whenever that changes.
+        on_reason: called with the reason why it is not ready yet, whenever the reason changes.
 
     Raises:
         ModelLoadError: the model cannot be loaded, or a service cannot be kept running.

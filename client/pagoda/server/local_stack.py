@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from pagoda.server.early_checks import check_early
+from pagoda.server.load_fault import not_ready_reason
 from pagoda.server.service_token import token_environment, with_token
-from pagoda.server.supervisor import Service
 from pagoda.server.worker_services import with_standby, worker_services
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.config.flags import engine_config_to_argv, frontend_config_to_argv
@@ -23,8 +23,10 @@ from pagoda_common.config.frontend_config import (
     PLAINTEXT_ADVICE,
     FrontendConfig,
 )
+from pagoda_common.config.pooler_config import pooler_config
 from pagoda_common.errors import ConfigError
 from pagoda_common.process.children import can_listen, free_port, service_command
+from pagoda_common.process.supervisor import Service
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,8 @@ class LocalStack:
         """
         check_early(engine, tokenizer=frontend.tokenizer, chat_template=frontend.chat_template)
         engine = replace(engine, security=with_token(engine.security))
+        if pooler_config(engine.model.pooler_config).splits_long:
+            frontend = replace(frontend, enable_long_inputs=True)
         own = replace(frontend.security, service_token=engine.security.service_token)
         frontend = replace(frontend, security=own)
         for name, port in (
@@ -112,7 +116,7 @@ class LocalStack:
 
     @property
     def url(self) -> str:
-        """Of the HTTP server."""
+        """URL of the HTTP server."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.frontend.ssl_certfile else 'http'}://{host}:{self.frontend.port}"
 
@@ -160,14 +164,28 @@ class LocalStack:
         """Return when /ready answers 200. Waits for ever: the caller watches something else besides.
 
         Args:
-            on_reason: told why it is not ready, whenever that changes.
+            on_reason: called with the reason why it is not ready, whenever the reason changes.
         """
         told = ""
-        while (reason := await asyncio.to_thread(self._not_ready_reason)) is not None:
+        while (reason := await self._look()) is not None:
             if reason not in ("", told) and on_reason is not None:
                 on_reason(reason)
                 told = reason
             await asyncio.sleep(READY_POLL_S)
+
+    async def _look(self) -> str | None:
+        """As in `_not_ready_reason`. A frontend that requires client certificates refuses this probe; then the engine
+        is asked, and the frontend only has to listen."""
+        if self.frontend.ssl_ca_certs is None:
+            return await asyncio.to_thread(self._not_ready_reason)
+        reason = await not_ready_reason(self.frontend.scheduler, security=self.engine.security)
+        if reason is not None:
+            return reason
+        with contextlib.suppress(OSError):
+            _, writer = await asyncio.open_connection(self.host, self.frontend.port)
+            writer.close()
+            return None
+        return ""
 
     def _not_ready_reason(self) -> str | None:
         """None when it is ready; empty when no one answers."""

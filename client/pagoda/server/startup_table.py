@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from pagoda.server.supervisor import Service
 from pagoda_common.process.startup_marks import VARIABLE, parse_mark
+from pagoda_common.process.supervisor import Service
 
 
 @dataclass
@@ -18,11 +18,11 @@ class StartupTable:
     """Service, time and phase that ended then."""
 
     def marking(self, services: Sequence[Service]) -> tuple[Service, ...]:
-        """The same services, told to print marks."""
+        """The same services, with an environment in which they print marks."""
         return tuple(replace(service, environment={**service.environment, VARIABLE: "1"}) for service in services)
 
     def output(self, show: Callable[[str, str], None]) -> Callable[[str, str], None]:
-        """What a supervisor calls with each line: keeps marks, gives the rest to `show`."""
+        """A function for a supervisor's lines: keeps marks, passes other lines to `show`."""
 
         def take(service: str, line: str) -> None:
             mark = parse_mark(line)

@@ -4,10 +4,10 @@ import os
 from dataclasses import replace
 
 from pagoda.server.service_token import token_environment
-from pagoda.server.supervisor import Service
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.config.flags import observability_config_to_argv, security_config_to_argv
 from pagoda_common.process.children import service_command
+from pagoda_common.process.supervisor import Service
 
 
 def with_standby(config: EngineConfig) -> EngineConfig:
@@ -30,7 +30,7 @@ def worker_services(
     """One service a worker: worker, or worker-0, worker-1, ... when there are several copies of the model; -rank-0,
     -rank-1, ... after that when a copy has several ranks.
 
-    A worker alone is not told its group: the scheduler gives each a free number, and a restarted one takes the place
+    A single worker gets no group number: the scheduler gives each a free number, and a restarted one takes the place
     left. Ranks are: they must find each other again. Several workers share the cores of a CPU, unless `config` says how
     many threads each has, and take one accelerator each.
 

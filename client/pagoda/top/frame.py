@@ -7,14 +7,14 @@ from pagoda.top.sample import Sample, growth, quantile, rate
 from pagoda.top.text import Paint, bar, chart, count, curve, percent, seconds
 
 STAGES = ("schedule", "encode", "wire", "queue", "prepare", "forward", "sample", "decode", "deliver")
-"""Of a step, in the order of its life."""
+"""The stages of a step, in their order."""
 SAMPLED = "pagoda:sampled_tokens_total"
 """By whichever frontend; a frontend's own counter stands in where the engine's is not shown."""
 GENERATED = "vllm:generation_tokens_total"
 MIN_WIDTH = 60
 MAX_WIDTH = 120
 MIN_CHART_ROWS, MAX_CHART_ROWS = 5, 16
-"""Of the chart in a tall terminal, its title included."""
+"""Height of the chart in a tall terminal, including its title."""
 LATENCY_S = 60.0
 """Latencies are of the last minute."""
 
@@ -47,8 +47,8 @@ def draw(samples: Sequence[Sample], *, name: str, reason: str, width: int, paint
     minute = next((sample for sample in samples if sample.at_s >= now.at_s - LATENCY_S), now)
     lines += _load(now, width, paint)
     lines += _speed(samples, before, now, width, paint)
-    lines += _latency(minute, now, paint)
-    lines += _counters(before, now, paint)
+    lines += _latency(minute, now, width, paint)
+    lines += _counters(before, now, width, paint)
     lines += ["", *_groups(now, width, paint)]
     lines += ["", *_step(before, now, width, paint)]
     spare = min(height - len(lines) - 2, MAX_CHART_ROWS)
@@ -94,20 +94,19 @@ def _speed(samples: Sequence[Sample], before: Sample, now: Sample, width: int, p
     return [left + paint.hot(curve(known, width - 40))]
 
 
-def _latency(before: Sample, now: Sample, paint: Paint) -> list[str]:
+def _latency(before: Sample, now: Sample, width: int, paint: Paint) -> list[str]:
     if "vllm:time_to_first_token_seconds_bucket" not in now.series:
         return []  # of a scheduler, which sees no client
     parts = []
     for title, name in (("first token", "time_to_first_token"), ("between tokens", "inter_token_latency")):
         half = quantile(before, now, f"vllm:{name}_seconds", 0.5)
         most = quantile(before, now, f"vllm:{name}_seconds", 0.95)
-        shown = f"{seconds(half)} " + paint.soft(f"p95 {seconds(most)}")
-        padding = " " * max(1, 22 - len(seconds(half)) - len(seconds(most)) - 5)
-        parts.append(f"{paint.soft(title)} {shown}{padding}")
-    return ["".join(parts).rstrip()]
+        shown = f"{paint.soft(title)} {seconds(half)} " + paint.soft(f"p95 {seconds(most)}")
+        parts.append((shown, len(f"{title} {seconds(half)} p95 {seconds(most)}")))
+    return _flowing(parts, width, column=34)
 
 
-def _counters(before: Sample, now: Sample, paint: Paint) -> list[str]:
+def _counters(before: Sample, now: Sample, width: int, paint: Paint) -> list[str]:
     queries, hits = now.total("vllm:prefix_cache_queries_total"), now.total("vllm:prefix_cache_hits_total")
     workers, schedulers = now.total("pagoda:worker_losses_total"), now.total("pagoda:scheduler_losses_total")
     lost = f"{count(workers or 0)} worker"
@@ -118,7 +117,7 @@ def _counters(before: Sample, now: Sample, paint: Paint) -> list[str]:
         ("steps/s", count(rate(before, now, "pagoda:engine_steps_total"))),
         ("recoveries", lost),
     )
-    return ["  ".join(f"{paint.soft(title)} {value}" for title, value in parts)]
+    return _flowing([(f"{paint.soft(title)} {value}", len(f"{title} {value}")) for title, value in parts], width)
 
 
 def _groups(now: Sample, width: int, paint: Paint) -> list[str]:
@@ -159,6 +158,24 @@ def _step(before: Sample, now: Sample, width: int, paint: Paint) -> list[str]:
             f"{paint.soft(stage.ljust(10))}{seconds(mean):>9}  {' ' * offset}{paint.hot(mark[: room - offset])}"
         )
         start += mean
+    return lines
+
+
+def _flowing(parts: Sequence[tuple[str, int]], width: int, *, column: int = 0) -> list[str]:
+    """Parts side by side, on further lines where they do not fit.
+
+    Args:
+        parts: each with the columns that it takes, which colours are not counted in.
+        column: columns of a part that another one follows, at least.
+    """
+    lines, used, gap = [""], 0, 0
+    for text, size in parts:
+        if used and used + gap + size > width:
+            lines.append("")
+            used = gap = 0
+        lines[-1] += " " * gap + text
+        used += gap + size
+        gap = max(2, column - size)
     return lines
 
 

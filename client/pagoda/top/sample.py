@@ -11,10 +11,10 @@ Labels = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a server's metrics were at one time."""
+    """A server's metrics at one time."""
 
     at_s: float
-    """Of a monotonic clock."""
+    """Time of a monotonic clock."""
     series: dict[str, list[tuple[Labels, float]]]
     """Labels and value of each series, by the name of the metric."""
 
@@ -49,7 +49,7 @@ class Sample:
 
 
 def growth(before: Sample, now: Sample, name: str, **labels: str) -> float | None:
-    """How much a counter grew; what it has, when it began anew in between. None where it is not."""
+    """How much a counter grew; its value, if it was reset in between. None if it is missing."""
     end = now.total(name, **labels)
     if end is None:
         return None

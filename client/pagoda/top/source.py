@@ -29,7 +29,7 @@ class Source(Protocol):
     """For people."""
 
     def sample(self) -> Sample:
-        """What its metrics are now.
+        """Its current metrics.
 
         Raises:
             NotReady: no one answers, or the answer is none.
@@ -97,7 +97,7 @@ class SchedulerSource:
         return Sample.parse((text + generate_latest(registry)).decode(), at_s=at_s)
 
     def not_ready_reason(self) -> str:
-        """What GetLoad said."""
+        """The answer of GetLoad."""
         return self._reason
 
     async def _ask(self) -> tuple[bytes, types_pb2.EngineLoad]:
@@ -111,7 +111,7 @@ class SchedulerSource:
 
 
 def _message(error: urllib.error.HTTPError) -> str:
-    """What an answer of a frontend that is not ready says."""
+    """The reason in the answer of a frontend that is not ready."""
     try:
         return str(json.load(error)["error"]["message"])
     except (ValueError, KeyError, TypeError):

@@ -78,7 +78,7 @@ class ModelConfig:
     """Which implementation runs the model. pagoda: one of Pagoda's own, or of an installed package. transformers: the
     modules of transformers with paged attention. auto: Pagoda's own where there is one, else transformers'."""
     runner: Runner = "auto"
-    """What the model is for. pooling: embeddings, labels and scores alone, each text whole in one step, without a KV
+    """Use of the model. pooling: only embeddings, labels and scores, each text whole in one step, without a KV
     cache. generate: text, and embeddings of the last token. auto: pooling for models that cannot generate, and where
     the checkpoint's files ask for what needs all tokens."""
     convert: Convert = "auto"
@@ -98,7 +98,7 @@ class ModelConfig:
     """Kernels whose operations run as plain PyTorch instead, such as rms_norm; "all" is every one, "none" no one. Empty
     leaves it to the worker: none, but those that round otherwise than PyTorch in float32."""
     attention_backend: AttentionBackend = "auto"
-    """Whose kernels compute attention on a GPU: ours (triton), those of an installed package, or for each shape of a
+    """Kernels for attention on a GPU: Pagoda's (triton), those of an installed package, or for each shape of a
     step those that were measured to be the fastest (auto). What a package cannot serve, ours do."""
     enforce_eager: bool = False
     """Launch every kernel of every step, without CUDA graphs; on a CPU there are none."""
@@ -118,7 +118,7 @@ class ModelConfig:
 
     @property
     def fits_max_model_len(self) -> bool:
-        """Whether the context may be shorter than the checkpoint's, for want of memory."""
+        """Whether the context may be shorter than the checkpoint's, because memory is too small."""
         return self.max_model_len == FIT_MEMORY
 
     def __post_init__(self) -> None:
@@ -188,7 +188,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig:
-    """What fits in one step, and who goes first."""
+    """Limits of one step, and the order of the queue."""
 
     max_num_seqs: int = 256
     """Most sequences in a batch."""
@@ -216,6 +216,8 @@ class SchedulerConfig:
     """Most sequences waiting; 0 is no bound."""
     max_num_queued_tokens: int = 32 * 1024**2
     """Most prompt tokens waiting; 0 is no bound."""
+    max_queued_share: float = 0.5
+    """Part of both bounds for one client: an API key, or an address where there are no keys."""
 
     def __post_init__(self) -> None:
         _check(1 <= self.max_num_seqs <= 65535, "max_num_seqs", self.max_num_seqs, "between 1 and 65535")
@@ -233,6 +235,8 @@ class SchedulerConfig:
         for name in ("max_num_queued_reqs", "max_num_queued_tokens"):
             bound = getattr(self, name)
             _check(bound >= 0, name, bound, "at least 0")
+        share = self.max_queued_share
+        _check(0 < share <= 1, "max_queued_share", share, "above 0 and at most 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -268,9 +272,9 @@ class EngineConfig:
     """Off by default."""
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
-    """Of the connections between the engine's processes."""
+    """Security of the connections between the engine's processes."""
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
-    """Of logs and traces."""
+    """Logs and traces."""
 
     @property
     def model_config(self) -> ModelConfig:

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_t
 
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from pagoda_common.config.flag_tables import (
+    ADDRESS_FLAGS,
     CACHE_FLAGS,
     FRONTEND_FLAGS,
     IDENTITY_FLAGS,
@@ -91,9 +92,11 @@ def add_worker_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of engine, workers and frontend, each once, but the scheduler's address: the caller starts it."""
-    add_engine_flags(parser)
+    _add_model_argument(parser)
+    _add(parser, "addresses", FrontendConfig, ADDRESS_FLAGS)
+    add_engine_flags(parser, with_model_argument=False)
     add_worker_flags(parser)
-    known = {flag.field for flag in IDENTITY_FLAGS} | {"scheduler"}
+    known = {flag.field for flag in (*IDENTITY_FLAGS, *ADDRESS_FLAGS)} | {"scheduler"}
     _add(parser, "frontend", FrontendConfig, tuple(flag for flag in FRONTEND_FLAGS if flag.field not in known))
 
 

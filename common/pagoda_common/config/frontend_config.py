@@ -11,11 +11,11 @@ from pagoda_common.config.structured_outputs_config import structured_outputs_de
 from pagoda_common.errors import ConfigError
 
 DEFAULT_SCHEDULER_ADDRESS = "127.0.0.1:50052"
-"""Where frontends and workers look for the scheduler unless told otherwise."""
+"""Default address of the scheduler for frontends and workers."""
 API_KEY_VARIABLE = "PAGODA_API_KEY"
 """Environment variable of the keys that clients must show, for a frontend that is given none as flags."""
 OPERATOR_KEY_VARIABLE = "PAGODA_OPERATOR_KEY"
-"""Of the operator's keys."""
+"""Environment variable of the operator's keys."""
 PLAINTEXT_ADVICE = (
     "give --ssl-certfile and --ssl-keyfile, or --grpc-host=127.0.0.1, or --insecure where the network itself is trusted"
 )
@@ -85,7 +85,7 @@ class FrontendConfig:
     api_key_file: str | None = None
     """File with more of them, one a line."""
     operator_key: tuple[str, ...] = field(default=(), repr=False)
-    """Keys for what concerns all (sleep, wake-up, other weights). With API keys and without these no one may."""
+    """Keys for calls that affect all clients (sleep, other weights). With API keys and without these, no one may."""
     operator_key_file: str | None = None
     """File with more of them, one a line."""
     prefix_cache_isolation: Literal["auto", "tenant", "none"] = "auto"
@@ -95,6 +95,8 @@ class FrontendConfig:
     """Directories, with all below them, and hub ids that /reload_weights takes besides the model's own; `*` is any."""
     allowed_hosts: tuple[str, ...] = ()
     """Names besides localhost under which a frontend on loopback without keys may be called; `*` is any."""
+    forwarded_allow_ips: tuple[str, ...] = ()
+    """Addresses and networks of proxies whose X-Forwarded-For tells from where a call comes; `*` is any."""
     allowed_origins: tuple[str, ...] = ()
     """Origins that browsers may call from (CORS); empty allows none."""
     allowed_methods: tuple[str, ...] = ("*",)
@@ -107,6 +109,11 @@ class FrontendConfig:
     """Path prefix under which a proxy serves the frontend."""
     drain_timeout_s: float = 30.0
     """Seconds that open streams get to finish after SIGTERM."""
+    recovery_timeout_s: float = 30.0
+    """Seconds that a request which arrives while a lost scheduler or worker comes back waits before it is refused.
+
+    A frontend whose scheduler is lost stays ready as long: all frontends lose it at once, and where none is ready,
+    clients get errors and a disruption budget is void."""
     max_request_body_bytes: int = 16 * 1024**2
     """Largest HTTP request body in bytes."""
     max_request_values: int = 512 * 1024
@@ -153,13 +160,13 @@ class FrontendConfig:
     max_stored_responses: int = 1024
     """Answers of /v1/responses that are kept for later calls; the oldest go first. 0 keeps none."""
     security: SecurityConfig = field(default_factory=SecurityConfig)
-    """Of the connection to the scheduler."""
+    """Security of the connection to the scheduler."""
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
-    """Of logs and traces."""
+    """Logs and traces."""
 
     @property
     def public_grpc(self) -> ServerSecurity:
-        """Of the public gRPC port: the certificate of HTTPS, or else that of the service. Clients have API keys."""
+        """Security of the public gRPC port: the certificate of HTTPS, or else the service's. Clients use API keys."""
         is_own = self.ssl_certfile is not None
         return ServerSecurity(
             cert_file=self.ssl_certfile if is_own else self.security.tls_cert,
@@ -184,6 +191,7 @@ class FrontendConfig:
         parse_object(self.override_generation_config, field="override_generation_config")
         structured_outputs_defaults(self.structured_outputs_config)
         _check(self.drain_timeout_s >= 0, "drain_timeout", self.drain_timeout_s, "at least 0 seconds")
+        _check(self.recovery_timeout_s >= 0, "recovery_timeout", self.recovery_timeout_s, "at least 0 seconds")
         body = self.max_request_body_bytes
         _check(body >= 1, "max_request_body_bytes", body, "at least 1 byte")
         values, held = self.max_request_values, self.max_unadmitted_bytes

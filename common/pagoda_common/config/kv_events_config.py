@@ -1,4 +1,4 @@
-"""What --kv-events-config says: whether KV cache events are made, and where they are published. vLLM's names."""
+"""The options of --kv-events-config: whether KV cache events are made, and where they are published. vLLM's names."""
 
 from dataclasses import dataclass, fields
 

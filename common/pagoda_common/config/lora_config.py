@@ -7,9 +7,9 @@ from pagoda_common.errors import ConfigError, InvalidRequest
 from pagoda_common.params.lora_adapter import LoraAdapter
 
 CAPABILITY = "lora"
-"""Of a worker that takes adapters."""
+"""Capability of a worker that supports adapters."""
 MODULE_KEYS = {"name", "path", "base_model_name"}
-"""Of a JSON object in --lora-modules."""
+"""Keys of a JSON object in --lora-modules."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -50,7 +50,7 @@ def usual_form(directory: Path) -> Path:
 
 
 def why_no_config(directory: Path) -> str:
-    """What a directory without config.json is, as the end of a sentence that begins with its name."""
+    """Describe a directory without config.json: the end of a sentence that begins with its name."""
     with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
         adapter = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
         base = str(adapter.get("base_model_name_or_path"))[:200]

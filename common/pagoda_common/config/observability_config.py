@@ -8,7 +8,7 @@ from pagoda_common.errors import ConfigError
 
 LogFormat: TypeAlias = Literal["text", "json"]
 DETAILS = ("model", "worker", "all")
-"""What collect_detailed_traces may name, as in vLLM; all of them mean the worker's share of each step here."""
+"""Values of collect_detailed_traces, as in vLLM; all of them mean the worker's part of each step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,18 +5,20 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from pagoda_common.config.generation_config import parse_object
 from pagoda_common.errors import ConfigError
+from pagoda_common.params.pooling_params import TASKS, PoolingTask
 
 PoolingType: TypeAlias = Literal["last", "cls", "mean", "max", "mean_sqrt_len", "weightedmean", "all", "step"]
-"""Of a sequence's hidden states: that of its last token, of its first, their mean, their largest values, their sum over
-the root of their number, their mean with weights 1, 2, 3, …; all: each token has its own; step: those of one token."""
+"""Pooling of a sequence's hidden states. last, cls: that of the last or first token. mean, max: their mean or maximum.
+mean_sqrt_len: their sum over the root of their number. weightedmean: their mean with weights 1, 2, 3, … all: one per
+token. step: those of one token."""
 POOLING_TYPES: tuple[PoolingType, ...] = get_args(PoolingType)
-_IGNORED = ("enable_chunked_processing", "max_embed_len", "logit_bias", "logit_mean", "logit_sigma", "head_dtype")
+_IGNORED = ("logit_bias", "logit_mean", "logit_sigma", "head_dtype")
 """Keys of vLLM that are refused when they ask for something."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolerConfig:
-    """What goes before the checkpoint's files; None leaves it to them."""
+    """Overrides the checkpoint's files; None: the files decide."""
 
     pooling_type: PoolingType | None = None
     normalize: bool | None = None
@@ -29,6 +31,10 @@ class PoolerConfig:
     """With step: the token whose values are given."""
     returned_token_ids: tuple[int, ...] = ()
     """With step: the columns that are given; none gives all."""
+    task: PoolingTask | None = None
+    """The only one that is served; None: all that the checkpoint is made for."""
+    splits_long: bool = False
+    """Texts that are longer than the model takes are embedded in pieces (vLLM: enable_chunked_processing)."""
 
 
 def pooler_config(text: str) -> PoolerConfig:
@@ -49,7 +55,9 @@ def pooler_config(text: str) -> PoolerConfig:
         if given.pop(name, None):
             raise ConfigError(f"pooler_config has {name}, which is not supported", field="pooler_config")
     step_tag_id, returned = given.pop("step_tag_id", None), given.pop("returned_token_ids", None)
-    dimensions, _ = given.pop("dimensions", None), given.pop("task", None)
+    dimensions, task = given.pop("dimensions", None), given.pop("task", None)
+    splits_long = _switch("enable_chunked_processing", given.pop("enable_chunked_processing", None))
+    _count("max_embed_len", given.pop("max_embed_len", None), least=1)
     if given:
         raise ConfigError(f"pooler_config has {next(iter(given))!r}, which is not known", field="pooler_config")
     return PoolerConfig(
@@ -59,6 +67,8 @@ def pooler_config(text: str) -> PoolerConfig:
         dimensions=_count("dimensions", dimensions, least=1),
         step_tag_id=_count("step_tag_id", step_tag_id, least=0),
         returned_token_ids=_ids(returned),
+        task=_task(task),
+        splits_long=bool(splits_long),
     )
 
 
@@ -69,6 +79,14 @@ def _pooling_type(value: Any) -> PoolingType | None:
     if name not in POOLING_TYPES:
         raise _wrong("pooling_type", value, "one of " + ", ".join(POOLING_TYPES))
     return name
+
+
+def _task(value: Any) -> PoolingTask | None:
+    if value is None:
+        return None
+    if value not in TASKS:
+        raise _wrong("task", value, "one of " + ", ".join(TASKS))
+    return value  # type: ignore[no-any-return]  # JSON is Any; it is one of TASKS
 
 
 def _switch(name: str, value: Any) -> bool | None:

@@ -19,16 +19,16 @@ CHECKPOINT_METHODS = {
     "modelopt": "modelopt",
     "gguf": "gguf",
 }
-"""What vLLM calls the methods of checkpoints, to the checkpoints' own names."""
+"""vLLM's names of checkpoints' methods, to the checkpoints' own names."""
 _ALIASES = {"int4": "int4-g128", "int8_per_channel_weight_only": "int8"}
 _SCHEME = re.compile(r"int(?P<bits>[48])(?:-g(?P<group_size>32|64|128))?")
 SCHEMES = "int8, int8-g32, int8-g64, int8-g128, int4 (int4-g128), int4-g32, int4-g64"
-"""What floats may become."""
+"""Schemes for weights of floats."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnlineQuantization:
-    """What the matrices of a checkpoint of floats become while they are read."""
+    """The scheme to which matrices of floats are quantized while they are read."""
 
     bits: int
     """4 or 8."""
@@ -42,7 +42,7 @@ class OnlineQuantization:
 
 
 def parse_quantization(text: str | None) -> OnlineQuantization | str | None:
-    """What is asked for: a scheme for floats, the method that the checkpoint must be of, or None: what it says.
+    """Parse --quantization: a scheme for floats, the method that a checkpoint must have, or None: as it says.
 
     Raises:
         ConfigError: neither; the message names all.

@@ -14,16 +14,16 @@ PLAINTEXT_ADVICE = "give --tls-cert, --tls-key and --tls-ca, or --insecure where
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSecurity:
-    """What one gRPC port shows to those who call it, and what it asks of them. Empty: plaintext, on loopback only."""
+    """Credentials of one gRPC port, and what callers must show. Empty: plaintext, on loopback only."""
 
     cert_file: str | None = None
     """PEM file of the certificate chain; None is plaintext."""
     key_file: str | None = None
     """PEM file of its private key."""
     client_ca_file: str | None = None
-    """PEM file of the authorities one of which must have signed a client's certificate; None asks for none."""
+    """PEM file of the authorities that may sign clients' certificates; None requires no certificate."""
     service_token_file: str | None = None
-    """File of the tokens one of which a caller must show, one a line."""
+    """File of tokens, one per line; a caller must send one of them."""
     service_token: str = field(default="", repr=False)
     """The token itself, where there is no file; empty asks for none."""
     insecure: bool = False
@@ -73,10 +73,10 @@ class SecurityConfig:
 
     @property
     def server(self) -> ServerSecurity:
-        """Of the ports that only other services call: mutual TLS, a token, both or neither.
+        """Security of the ports that only other services call: mutual TLS, a token, both or neither.
 
         Raises:
-            ConfigError: clients are to be checked, and there is no certificate to show them.
+            ConfigError: clients should be checked, and the server has no certificate.
         """
         if self.tls_ca is not None and self.tls_cert is None:
             raise ConfigError(f"tls_ca is {self.tls_ca!r}, must be given with tls_cert on a server", field="tls_ca")

@@ -1,4 +1,4 @@
-"""What --speculative-config says: how a worker guesses tokens ahead. vLLM's keys. Knows no request's state."""
+"""The options of --speculative-config, with vLLM's keys: how a worker guesses tokens. Knows no request's state."""
 
 import json
 from dataclasses import asdict, dataclass, fields
@@ -9,7 +9,7 @@ from pagoda_common.errors import ConfigError
 from pagoda_common.params.sampling_params import SamplingParams
 
 CAPABILITY = "speculation"
-"""Of a worker that makes drafts and verifies them."""
+"""Capability of a worker that makes and verifies drafts."""
 METHODS = ("ngram",)
 MAX_DRAFT_TOKENS = 64
 MAX_NGRAM = 32

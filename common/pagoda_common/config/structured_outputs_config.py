@@ -1,4 +1,4 @@
-"""What --structured-outputs-config says: options of JSON that hold for every request. vLLM's keys. Knows no grammar."""
+"""The options of --structured-outputs-config, with vLLM's keys: JSON options for every request. Knows no grammar."""
 
 import json
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ _REFUSED = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StructuredOutputsDefaults:
-    """What holds for every request, besides what it asks for itself."""
+    """Options for every request, in addition to its own."""
 
     disable_any_whitespace: bool = False
     """JSON without any white space between its tokens."""

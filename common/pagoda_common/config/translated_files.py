@@ -19,14 +19,14 @@ from pagoda_common.errors import ModelLoadError
 logger = logging.getLogger(__name__)
 
 VERSION = 1
-"""Of what is written: a new one is written anew."""
+"""Version of the written files: files of another version are written again."""
 
 TOKENIZER_FAULT = "tokenizer_fault.txt"
 """In place of a tokenizer: why it cannot be read."""
 
 
 def translated_directory(files: Sequence[Path], translate: Callable[[], Mapping[str, str]]) -> Path:
-    """A directory with what `translate` gives and links to `files`; made anew when one of these has changed.
+    """A directory with the results of `translate` and links to `files`; made again after one of these has changed.
 
     Args:
         files: absolute paths.

@@ -48,7 +48,7 @@ MIN_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 0.3
 """Clients wait for the scheduler: what is too long here is a pause of theirs."""
 STABLE_S = 1.0
-"""A session that lived this long starts the back-off anew."""
+"""A session that lived this long resets the back-off."""
 METRICS_TIMEOUT_S = 2.0
 ADOPT_TIMEOUT_S = 10.0
 MAX_OUTGOING = 65_536
@@ -62,7 +62,7 @@ class EngineClient:
         """
         Args:
             address: host:port; or several with commas between, tried in turn: when the scheduler is lost and comes back
-                elsewhere, open requests go on there.
+                elsewhere, open requests continue there.
             frontend_id: random if not given.
 
         Raises:
@@ -87,12 +87,12 @@ class EngineClient:
         self._load = types_pb2.EngineLoad()
         self._model_info: types_pb2.ModelInfo | None = None
         self._lora_list: scheduler_pb2.LoraList | None = None
-        """As the scheduler has told it last; None: it takes no adapters."""
+        """The last list from the scheduler; None: it takes no adapters."""
         self._loras: dict[str, LoraAdapter] = {}
 
     @property
     def address(self) -> str:
-        """Of the scheduler in use, or tried."""
+        """Address of the scheduler that is used or tried."""
         return self._connection.address
 
     async def start(self) -> None:
@@ -114,7 +114,7 @@ class EngineClient:
             stream.fail(NotReady(reason))
         self._streams.clear()
         self._reason = reason
-        self._ready.set()  # wakes those who wait for it, and they are told
+        self._ready.set()  # wakes the waiting callers, which then raise the reason
         for connection in self._connections:
             await connection.close()
 
@@ -250,8 +250,8 @@ class EngineClient:
         if self._is_closed or not self._was_connected:
             raise NotReady(self.not_ready_reason, retry_after_s=1)
         if request.adopted is not None and (old := self._streams.pop(request.request_id, None)) is not None:
-            # By whom its connection was lost without a word: its reader is told, the engine goes on.
-            old.fail(Superseded(f"request {request.request_id} goes on elsewhere"))
+            # Its client's connection was lost silently: its reader gets an error, the engine continues.
+            old.fail(Superseded(f"request {request.request_id} continues elsewhere"))
         if request.request_id in self._streams:
             raise InvalidRequest(f"request_id {request.request_id!r} is in use", field="request_id")
         if self._session is not None and self._session.num_outgoing >= MAX_OUTGOING:
@@ -269,7 +269,7 @@ class EngineClient:
         return stream
 
     async def adopt(self, resume_key: str) -> list[AdoptedRequest]:
-        """What the engine knows of the requests that were submitted with this key, by whomever.
+        """What the engine knows of the requests that any frontend submitted with this key.
 
         Raises:
             NotFound: nothing, or not any more.
@@ -351,7 +351,7 @@ class EngineClient:
         self._session = session
         self._was_connected = True
         if self._streams:
-            logger.info("connected to the scheduler at %s; %d requests go on", self.address, len(self._streams))
+            logger.info("connected to the scheduler at %s; %d requests continue", self.address, len(self._streams))
         for stream in self._streams.values():
             session.submit(stream)
 

@@ -32,7 +32,7 @@ class EngineControl:
 
         Args:
             level: 1 keeps the weights in host memory where the device has its own, 2 drops them.
-            mode: keep lets open requests go on later, abort ends them.
+            mode: keep lets open requests continue later, abort ends them.
             group: of one worker group; None is all.
         """
         if level not in (1, 2):

@@ -18,7 +18,7 @@ from pagoda.v1 import scheduler_pb2, types_pb2
 from pagoda_common.config.weights_source import WeightsSource
 from pagoda_common.engine.interface import ModelSummary
 from pagoda_common.engine.stream import AdoptedRequest, AdoptedSequence
-from pagoda_common.errors import Code, InvalidRequest, PagodaError
+from pagoda_common.errors import Code, InvalidRequest, PagodaError, ShareFull
 from pagoda_common.params.beam_search import BeamSearchParams, EarlyStopping
 from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.params.outputs import FinishReason
@@ -78,7 +78,7 @@ def token_ids_from_bytes(column: bytes, *, field: str = "prompt_token_ids") -> l
 
 
 def sampling_params_to_proto(params: SamplingParams) -> types_pb2.SamplingParams:
-    """What the engine needs of `params` (stop strings and text options stay with the frontend)."""
+    """The part of `params` that the engine needs (stop strings and text options stay with the frontend)."""
     message = types_pb2.SamplingParams(**{proto: getattr(params, name) for name, proto in PLAIN_FIELDS})
     if params.logit_bias:
         message.logit_bias.update(params.logit_bias)
@@ -262,8 +262,9 @@ def pooling_task_of(value: types_pb2.PoolingTask) -> PoolingTask | None:
 
 def error_to_proto(error: PagodaError) -> types_pb2.RequestError:
     """`error` as a message of one request."""
+    field = ShareFull.FIELD if isinstance(error, ShareFull) else error.field or ""
     return types_pb2.RequestError(
-        code=int(error.code), message=error.message, field=error.field or "", retry_after_s=error.retry_after_s
+        code=int(error.code), message=error.message, field=field, retry_after_s=error.retry_after_s
     )
 
 
@@ -273,11 +274,13 @@ def error_from_proto(message: types_pb2.RequestError) -> PagodaError:
     field = message.field or None
     if code is Code.INVALID_ARGUMENT:
         return InvalidRequest(message.message, field=field)
+    if code is Code.RESOURCE_EXHAUSTED and field == ShareFull.FIELD:
+        return ShareFull(message.message, retry_after_s=message.retry_after_s)
     return PagodaError(message.message, field=field, code=code, retry_after_s=message.retry_after_s)
 
 
 def model_summary_from_proto(message: types_pb2.ModelInfo) -> ModelSummary:
-    """What clients need of `message`; the digest is of all of it."""
+    """The part of `message` that clients need; the digest covers all of it."""
     return ModelSummary(
         model=message.model,
         vocab_size=message.vocab_size,
@@ -346,7 +349,7 @@ def column(values: Sequence[int], dtype: Literal["<u2", "<u4"]) -> bytes:
 
 
 def adopted_request_from_proto(message: scheduler_pb2.AdoptedRequest) -> AdoptedRequest:
-    """What an adopter has to know."""
+    """The state of a request that an adopter needs."""
     submitted = message.submitted
     return AdoptedRequest(
         request_id=submitted.request_id,

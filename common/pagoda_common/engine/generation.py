@@ -147,7 +147,7 @@ class TextStream:
         """The news of all sequences that have some.
 
         Args:
-            at_least: as of `EngineStream.get`; where stop strings are looked for, every token counts.
+            at_least: as in `EngineStream.get`; where stop strings are looked for, every token counts.
 
         Raises:
             PagodaError: the request was rejected, a sequence failed, or its time is over.
@@ -167,10 +167,11 @@ class TextStream:
         return deltas
 
     def close(self) -> None:
-        """End what is still running."""
+        """End what is still running, and free what is not read."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._stream.abort()
+        self._stream.drop()
 
 
 def _cut(output: EngineOutput, known: tuple[Known, ...]) -> list[tuple[EngineOutput, bool]]:

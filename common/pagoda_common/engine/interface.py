@@ -11,7 +11,7 @@ from pagoda_common.params.pooling_params import PoolingTask
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSummary:
-    """What an engine says of its model."""
+    """An engine's description of its model."""
 
     model: str
     """Directory or hub id it was loaded from."""
@@ -25,11 +25,11 @@ class ModelSummary:
     generation_config_json: str
     """generation_config.json of the checkpoint; empty when it has none."""
     pooling_tasks: tuple[PoolingTask, ...] = ()
-    """What can be made of a prompt, the default first; empty: an embedding, if embedding_size is not 0."""
+    """Pooling tasks, the default first; empty: an embedding, if embedding_size is not 0."""
     only_pools: bool = False
     """It generates nothing."""
     labels: tuple[str, ...] = ()
-    """That it tells apart."""
+    """Labels of the model."""
     has_matryoshka: bool = False
     """Embeddings may be shortened to their first values."""
     matryoshka_dimensions: tuple[int, ...] = ()
@@ -98,7 +98,7 @@ class Engine(Protocol):
         ...
 
     async def adopt(self, resume_key: str) -> list[AdoptedRequest]:
-        """What the engine knows of the requests that were submitted with this key; raises NotFound or NotReady."""
+        """The requests that were submitted with this key, as the engine knows them; raises NotFound or NotReady."""
         ...
 
     def release(self, request_id: str) -> None:

@@ -6,6 +6,7 @@ a new session and submits them again.
 
 import asyncio
 import struct
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -32,14 +33,15 @@ from pagoda_common.params.outputs import HypothesisLogprobs, TokenLogprobs
 from pagoda_common.version import VERSION
 
 HELLO_TIMEOUT_S = 10.0
-ACK_EVERY = 64
-"""Messages after which the scheduler is told that they were taken."""
+ACK_EVERY = 16
+"""Messages after which the scheduler gets an acknowledgement. It sends twice as many ahead: what is new waits for them
+here, where the frontend is short of processor time."""
 ACK_BYTES = 1024 * 1024
 """It reports fewer when they are so large: its window counts bytes as well."""
 ACK_DELAY_S = 1.0
 """After so long it reports fewer and smaller ones. Nothing waits for that: they are a small part of its window."""
 ENDS = (types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH)
-"""Of a sequence that has all it asked for."""
+"""Ends of a sequence that has all requested tokens."""
 MAX_BATCH_BYTES = 256 * 1024
 """A FrontendBatch is closed when it has grown beyond this: its reader holds all of it at once, taken apart."""
 
@@ -65,7 +67,7 @@ class SessionSlots:
         return len(self._sequences) - 1
 
     def get(self, slot: int) -> SequenceLog | None:
-        """Who has `slot`; None when no one listens."""
+        """The sequence with `slot`; None if no one listens."""
         return self._sequences[slot] if slot < len(self._sequences) else None
 
     def retire(self, slots: Iterable[int]) -> None:
@@ -131,6 +133,7 @@ class EngineSession:
         call = self._stub.Session()
         try:
             hello = scheduler_pb2.FrontendHello(frontend_id=self._frontend_id, version=VERSION, acknowledges=True)
+            hello.acknowledges_every = ACK_EVERY
             if self._loras is not None:
                 hello.loras.CopyFrom(self._loras)
             await call.write(scheduler_pb2.FrontendMessage(hello=hello))
@@ -178,12 +181,13 @@ class EngineSession:
             frontend_note=request.note,
             traceparent=request.traceparent,
             group=request.group,
+            client=request.client,
         )
         if request.lora is not None:
             message.lora.CopyFrom(lora_adapter_to_proto(request.lora))
         if request.pooling is not None:
             message.pooling.CopyFrom(pooling_params_to_proto(request.pooling))
-        elif request.beam_search is not None:  # its tokens come all at once: there is nothing to go on from
+        elif request.beam_search is not None:  # its tokens arrive all at once: nothing can be continued
             message.beam_search.CopyFrom(beam_search_params_to_proto(request.beam_search))
         elif stream.attempt > 1:
             for sequence in stream.sequences:
@@ -217,7 +221,7 @@ class EngineSession:
         self._send(scheduler_pb2.FrontendMessage(release=scheduler_pb2.ReleaseRequests(request_ids=[request_id])))
 
     def forget(self, request_id: str) -> None:
-        """Nothing more will be said about this request; its slots are free once their ends were reported."""
+        """End this request here; its slots are free when their ends were reported."""
         self._slots_of.pop(request_id, None)
 
     def _send(self, message: scheduler_pb2.FrontendMessage) -> None:
@@ -235,7 +239,7 @@ class EngineSession:
                     return  # the stream has ended; _read says why
 
     def _next_message(self) -> scheduler_pb2.FrontendMessage:
-        """What waits, as one message."""
+        """The waiting messages as one message."""
         first = self._outbox.popleft()
         if not self._outbox:
             return first
@@ -405,12 +409,12 @@ def _integers(column: bytes) -> tuple[int, ...]:
 
 
 def logprob_rows(message: types_pb2.LogprobColumns) -> dict[int, TokenLogprobs]:
-    """Log probabilities by row, an index into the message's token_ids."""
+    """Log probabilities by row, an index into the message's token_ids; as arrays: lists take four times the memory."""
     rows = np.frombuffer(message.rows, UINT32).tolist()
     ends = np.cumsum(np.frombuffer(message.counts, UINT32)).tolist()
     ranks = np.frombuffer(message.sampled_ranks, UINT32).tolist()
-    token_ids = np.frombuffer(message.token_ids, UINT32).tolist()
-    logprobs = np.frombuffer(message.logprobs, "<f4").tolist()
+    token_ids = array("I", message.token_ids)
+    logprobs = array("f", message.logprobs)
     entries, start = {}, 0
     for row, end, rank in zip(rows, ends, ranks, strict=True):
         entries[row] = TokenLogprobs(token_ids=token_ids[start:end], logprobs=logprobs[start:end], sampled_rank=rank)

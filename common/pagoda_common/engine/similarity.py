@@ -10,7 +10,7 @@ Vector: TypeAlias = npt.NDArray[np.float32]
 
 
 def cosine(one: Vector, other: Vector) -> float:
-    """Of two vectors; 0 where one has no length."""
+    """Cosine of the angle between two vectors; 0 if one has length 0."""
     product = float(np.linalg.norm(one.astype(np.float64)) * np.linalg.norm(other.astype(np.float64)))
     return float(one.astype(np.float64) @ other.astype(np.float64)) / product if product else 0.0
 
@@ -37,5 +37,5 @@ SIMILARITIES: dict[str, Callable[[Vector, Vector], float]] = {
 
 
 def late_interaction(query: Vector, document: Vector) -> float:
-    """Of vectors of tokens [num_tokens, size] each: for every token of the query its best match, summed (ColBERT)."""
+    """Sum of the best match of each query token, for vectors of tokens [num_tokens, size] (ColBERT)."""
     return float((query.astype(np.float64) @ document.astype(np.float64).T).max(axis=1).sum())

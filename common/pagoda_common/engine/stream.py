@@ -23,7 +23,7 @@ PATIENCE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a client has of a sequence already."""
+    """The part of a sequence that a client already has."""
 
     num_tokens: int
     is_finished: bool = False
@@ -32,7 +32,7 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdoptedSequence:
-    """What the engine knew of a sequence when its frontend was gone."""
+    """The engine's state of a sequence when its frontend was lost."""
 
     token_ids: list[int]
     finish_reason: FinishReason | None = None
@@ -51,14 +51,14 @@ class AdoptedRequest:
     seed: int
     arrival_time_ns: int
     timeout_s: float
-    """What was left of its time limit when it was submitted last; 0 is none."""
+    """Remaining time limit when it was last submitted; 0: none."""
     sequences: list[AdoptedSequence]
     note: bytes
     """`EngineRequest.note`."""
     tenant: str = ""
-    """Whose it is."""
+    """Its owner."""
     lora: LoraAdapter | None = None
-    """What it was computed with."""
+    """The adapter that it was computed with."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -78,7 +78,7 @@ class EngineRequest:
     timeout_s: float = 0.0
     """Seconds after which the request is aborted; 0 is never."""
     tenant: str = ""
-    """Who is served: policy fair shares between tenants."""
+    """Owner of the request: policy fair divides time between tenants."""
     resume_key: str = ""
     """Name under which another client may adopt the request when this one is gone; empty: no one may."""
     note: bytes = b""
@@ -96,19 +96,21 @@ class EngineRequest:
     group: str = ""
     """The call that has made this request beside others, which take turns with those of other calls; empty: it has made
     this one alone."""
+    client: str = ""
+    """The client whose share of the queue the request uses; empty: no particular one."""
     lora: LoraAdapter | None = None
     """The adapter to compute with; all of it, so that any scheduler can continue with the request."""
 
 
 @dataclass(slots=True, eq=False)
 class SequenceLog:
-    """What is known of one sequence's output."""
+    """The known output of one sequence."""
 
     stream: "EngineStream"
     index: int
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
-    """One per token when asked for."""
+    """One per token that was not given out, when asked for."""
     num_delivered: int = 0
     """Tokens that `EngineStream.get` has given out."""
     num_cached_tokens: int | None = None
@@ -130,7 +132,7 @@ class SequenceLog:
 
     @property
     def is_finished(self) -> bool:
-        """Nothing more is expected from the engine."""
+        """Whether no more messages are expected from the engine."""
         return self.finish_reason is not None or self.is_closed
 
     def extend(self, offset: int, token_ids: Sequence[int], logprobs: list[TokenLogprobs] | None = None) -> bool:
@@ -166,7 +168,7 @@ class SequenceLog:
         return is_due or self.finish_reason is not None
 
     def take(self) -> EngineOutput:
-        """What is new since the last time; an error comes after the tokens."""
+        """The new part since the last call; an error follows after the tokens."""
         start, reason = self.num_delivered, self.finish_reason
         self.num_delivered = len(self.token_ids)
         self.is_waiting = False
@@ -175,11 +177,14 @@ class SequenceLog:
             reason = None
             self.stream.wake(self)
         self.is_closed = reason is not None
+        logprobs = self.logprobs
+        if logprobs is not None:
+            self.logprobs = []
         return EngineOutput(
             index=self.index,
             offset=start,
             token_ids=self.token_ids[start:],
-            logprobs=None if self.logprobs is None else self.logprobs[start:],
+            logprobs=logprobs,
             finish_reason=reason,
             stop_token_id=self.stop_token_id,
             num_cached_tokens=self.num_cached_tokens or 0,
@@ -256,7 +261,7 @@ class EngineStream:
 
     @property
     def is_done(self) -> bool:
-        """Nothing more is expected from the engine."""
+        """Whether no more messages are expected from the engine."""
         return self._error is not None or all(sequence.is_finished for sequence in self.sequences)
 
     async def get(self, *, at_least: int = 1) -> list[EngineOutput]:
@@ -305,6 +310,14 @@ class EngineStream:
             sequence.finish("abort")
         self._on_abort(self)
 
+    def drop(self) -> None:
+        """The consumer has what it wants: free the log probabilities now. Stream and sequences refer to each other, so
+        that otherwise only a garbage collection would."""
+        self.prompt_logprobs = None
+        for sequence in self.sequences:
+            sequence.logprobs = None
+        self._news = []
+
     def fail(self, error: PagodaError) -> None:
         """The request was not accepted."""
         if not self.is_done:
@@ -329,7 +342,7 @@ class EngineStream:
         return self._deadline is not None and time.monotonic() > self._deadline
 
     def can_retry(self, error: PagodaError) -> bool:
-        """Whether a rejection should stay hidden: the request was accepted once and goes on after a loss, or it came
+        """Whether a rejection should stay hidden: the request was accepted once and continues after a loss, or it came
         to a scheduler that is on its way out, and is for the next one."""
         is_early = error.code is Code.UNAVAILABLE and time.monotonic() < self._made_s + PATIENCE_S
         return is_early or (self.attempt > 1 and error.code in TRANSIENT)

@@ -11,7 +11,7 @@ from pagoda_common.gguf.file import GgufFile, GgufTensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GgufFamily:
-    """What one value of general.architecture is to transformers."""
+    """How one value of general.architecture maps to transformers."""
 
     architecture: str
     model_type: str
@@ -22,7 +22,7 @@ class GgufFamily:
     names: Mapping[str, str] = field(default_factory=dict)
     """Parts of layers that are called otherwise than in `LAYER_NAMES`."""
     norm_offset: int = 0
-    """What is added to the weights of norms in the file."""
+    """Number that the file adds to the weights of norms."""
 
 
 LAYER_NAMES = {
@@ -61,7 +61,7 @@ _MIXTRAL_NAMES = {
 _MODEL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 ROPE_FACTORS = "rope_freqs.weight"
-"""Of Llama 3's rope: what each frequency is divided by."""
+"""Tensor with Llama 3's rope factors, which divide the frequencies."""
 
 
 def _qwen_moe(metadata: Mapping[str, Any], prefix: str, file: GgufFile) -> dict[str, Any]:
@@ -85,12 +85,13 @@ def _mixtral(metadata: Mapping[str, Any], prefix: str, file: GgufFile) -> dict[s
 
 def _gemma2(metadata: Mapping[str, Any], prefix: str, file: GgufFile) -> dict[str, Any]:
     head_dim = metadata.get(f"{prefix}.attention.key_length", 256)
-    layers, width = metadata.get(f"{prefix}.block_count"), metadata.get(f"{prefix}.embedding_length", 0)
-    is_27b = layers == 46  # which alone divides by the width of a head in the embedding
+    facts = _Facts(file)
+    width, heads = facts.number("embedding_length"), facts.number("attention.head_count")
+    is_27b = facts.number("block_count") == 46  # which alone divides by the width of a head in the embedding
     return {
         "attn_logit_softcapping": metadata.get(f"{prefix}.attn_logit_softcapping", 50.0),
         "final_logit_softcapping": metadata.get(f"{prefix}.final_logit_softcapping", 30.0),
-        "query_pre_attn_scalar": width // metadata.get(f"{prefix}.attention.head_count", 1) if is_27b else head_dim,
+        "query_pre_attn_scalar": width // max(heads, 1) if is_27b else head_dim,
         "hidden_activation": "gelu_pytorch_tanh",
     }
 
@@ -125,19 +126,19 @@ def family_of(file: GgufFile) -> GgufFamily:
     Raises:
         ModelLoadError: none of FAMILIES.
     """
-    name = file.metadata.get("general.architecture")
+    name = str(file.metadata.get("general.architecture"))
     if name == "llama" and file.metadata.get("llama.expert_count"):
         return _MIXTRAL
     if name not in FAMILIES:
         raise ModelLoadError(
-            f"{file.path} has general.architecture {str(name)[:200]!r}, must be one of {', '.join(FAMILIES)}",
+            f"{file.path} has general.architecture {name[:200]!r}, must be one of {', '.join(FAMILIES)}",
             field="model",
         )
     return FAMILIES[name]
 
 
 def model_config(file: GgufFile, rope_factors: list[float] | None) -> dict[str, Any]:
-    """What config.json would say.
+    """The equivalent config.json.
 
     Args:
         rope_factors: values of the tensor ROPE_FACTORS, if there is one.
@@ -240,7 +241,7 @@ def _dtype(file: GgufFile) -> str:
 
 
 def checkpoint_names(family: GgufFamily, tensor: GgufTensor) -> list[str] | None:
-    """What transformers calls a tensor, or each of the stacked ones of experts; None: it has no such tensor."""
+    """transformers' name of a tensor, or of each stacked tensor of experts; None: it has no such tensor."""
     stem, _, leaf = tensor.name.rpartition(".")
     if stem in _MODEL_NAMES:
         return [f"{_MODEL_NAMES[stem]}.{leaf}"]

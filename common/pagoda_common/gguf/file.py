@@ -23,6 +23,10 @@ MAX_KEY_BYTES = 65_535
 MAX_DIMS = 4
 MAX_NESTED = 2
 """Arrays within arrays."""
+MAX_VALUES = 1 << 23
+"""In all arrays together, ten times what a large vocabulary has: a byte in the file takes up to 40 in memory."""
+MAX_STACKED = 65_536
+"""Matrices in one tensor."""
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """By the number of a value's type, how struct calls it."""
 _STRING, _ARRAY = 8, 9
@@ -36,7 +40,7 @@ class BlockType:
     num_values: int
     """In one block."""
     num_bytes: int
-    """Of one block."""
+    """Size of one block."""
 
 
 BLOCK_TYPES = {
@@ -54,7 +58,7 @@ BLOCK_TYPES = {
     14: BlockType("Q6_K", 256, 210),
     30: BlockType("BF16", 1, 2),
 }
-"""What is read, by the format's number."""
+"""Types that are read, by the format's number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ class GgufTensor:
     """Rows first, as torch has it."""
     type: BlockType
     offset: int
-    """Of its first byte, from the beginning of the file."""
+    """Offset of its first byte from the beginning of the file."""
 
     @property
     def num_bytes(self) -> int:
@@ -76,7 +80,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """What the header of one file says."""
+    """The header of one file."""
 
     path: Path
     metadata: dict[str, Any]
@@ -106,6 +110,7 @@ class _Header:
         self.path = path
         self.size = size
         self.at = 0
+        self.num_values = 0
         self._file = file
 
     def fail(self, what: str) -> ModelLoadError:
@@ -144,6 +149,9 @@ class _Header:
 
     def _array(self, what: str, depth: int) -> list[Any]:
         kind, count = self.number("I", what), self.number("Q", what)
+        self.num_values += min(count, MAX_VALUES + 1)
+        if self.num_values > MAX_VALUES:
+            raise self.fail(f"has {count} values of {what}, must have at most {MAX_VALUES} in all arrays")
         if kind in _SCALARS:
             layout = struct.calcsize("<" + _SCALARS[kind])
             if count > self.size:
@@ -196,6 +204,8 @@ def _entry(header: _Header) -> tuple[str, tuple[int, ...], BlockType, int]:
         known = ", ".join(f"{number} ({block.name})" for number, block in BLOCK_TYPES.items())
         raise header.fail(f"has {what} of type {kind}, must be one of {known}")
     block = BLOCK_TYPES[kind]
+    if num_dims > 2 and math.prod(sizes[2:]) > MAX_STACKED:
+        raise header.fail(f"has {what} of shape {sizes[::-1]}, must have at most {MAX_STACKED} matrices")
     if not all(1 <= size <= 1 << 40 for size in sizes) or sizes[0] % block.num_values:
         raise header.fail(
             f"has {what} of shape {sizes[::-1]}, must be positive, its rows multiples of {block.num_values} "

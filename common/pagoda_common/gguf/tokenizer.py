@@ -60,7 +60,7 @@ SPLITTINGS = {
 _BY_ARCHITECTURE = {"llama": "llama-bpe", "qwen2": "qwen2", "qwen3": "qwen2"}
 """For older files, which do not say."""
 _CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6
-"""Of tokenizer.ggml.token_type; 1 is an ordinary token, 2 the unknown one, 5 unused."""
+"""Values of tokenizer.ggml.token_type; 1 is an ordinary token, 2 the unknown one, 5 unused."""
 END_NAMES = (
     "<|eot_id|>",
     "<|im_end|>",
@@ -79,6 +79,8 @@ _ROLES = {
     "pad_token": "padding_token_id",
 }
 """In tokenizer_config.json, and after tokenizer.ggml."""
+MAX_TOKEN_CHARS = 1024
+"""Each token is tried as two at every place in it."""
 
 
 def tokenizer_files(file: GgufFile) -> dict[str, str]:
@@ -124,6 +126,10 @@ class _Vocabulary:
         tokens, types = (file.metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
         if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
             raise ModelLoadError(f"{file.path} has no tokenizer.ggml.tokens, a list of texts", field="tokenizer")
+        longest = max(map(len, tokens))
+        if longest > MAX_TOKEN_CHARS:
+            message = f"{file.path} has a token of {longest} characters, must have at most {MAX_TOKEN_CHARS}"
+            raise ModelLoadError(message, field="tokenizer")
         if types is None:
             types = [1] * len(tokens)
         if not isinstance(types, list) or len(types) != len(tokens) or not all(isinstance(one, int) for one in types):
@@ -166,7 +172,7 @@ def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
         architecture = str(vocabulary.file.metadata.get("general.architecture"))
         name = _BY_ARCHITECTURE.get(architecture, "gpt-2")
         logger.warning("%s does not say how its tokenizer parts texts: taken as %s", vocabulary.file.path, name)
-    if name not in SPLITTINGS:
+    if not isinstance(name, str) or name not in SPLITTINGS:
         wanted = f"one of {', '.join(SPLITTINGS)}; --tokenizer names another one"
         raise vocabulary.wrong("pre", name, wanted)
     splitting, merges = SPLITTINGS[name], []

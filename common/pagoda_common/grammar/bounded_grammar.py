@@ -16,7 +16,7 @@ from subprocess import DEVNULL, PIPE
 from llguidance import LLMatcher
 
 from pagoda_common.errors import InvalidRequest, NotReady
-from pagoda_common.grammar.matcher import GrammarCompiler
+from pagoda_common.grammar.matcher import GrammarCompiler, forced_fault
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
 
 SMALL_BYTES = 16 * 1024
@@ -54,10 +54,13 @@ class BoundedCompiler:
             error = self._try_apart(params)
             if error is not None:
                 raise InvalidRequest(error, field="structured_outputs")
-        return self.compiler.compile(params)
+        matcher = self.compiler.compile(params)
+        if (fault := forced_fault(matcher.deep_copy())) is not None:
+            raise InvalidRequest(fault, field="structured_outputs")
+        return matcher
 
     def _try_apart(self, params: StructuredOutputsParams) -> str | None:
-        """What is wrong with `params`, said by a process that may break of it."""
+        """The fault of `params`, found by a process that it may crash."""
         line = json.dumps({"params": {**asdict(params), "start_after_token_ids": ()}}).encode() + b"\n"
         with subprocess.Popen(
             self._command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, start_new_session=True, bufsize=0
@@ -77,7 +80,7 @@ class BoundedCompiler:
 
 
 def constraint_bytes(params: StructuredOutputsParams) -> int:
-    """The size of what is to be compiled."""
+    """The size of the constraint to compile."""
     value = getattr(params, params.kind)
     if isinstance(value, str):
         return len(value.encode())

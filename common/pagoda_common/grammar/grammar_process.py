@@ -12,7 +12,7 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
 from pagoda_common.errors import PagodaError
-from pagoda_common.grammar.matcher import GrammarCompiler
+from pagoda_common.grammar.matcher import GrammarCompiler, forced_fault
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
 from pagoda_common.process.job_limits import limit_cpu, limit_memory
 from pagoda_common.text.tokenizer import Tokenizer
@@ -20,7 +20,7 @@ from pagoda_common.text.tokenizer import Tokenizer
 MAX_MEMORY_BYTES = 1 << 30
 """On top of what the process has when it is ready."""
 MAX_CPU_S = 1.0
-"""Of one constraint. The worker compiles it again, and a step waits for it: others' tokens do meanwhile."""
+"""CPU seconds for one constraint. The worker compiles it again."""
 STACK_BYTES = 4 << 20
 """Half of what a thread of a worker has: what is compiled here is compiled there."""
 NUM_TRIED_TOKENS = 4
@@ -35,7 +35,7 @@ class Checker:
         self._executor = LLExecutor(1)
 
     def error_of(self, params: StructuredOutputsParams) -> str | None:
-        """What is wrong with `params`; None when an output can be made under it."""
+        """The fault of `params`; None if an output can match it."""
         found: list[str | None] = []
         thread = threading.Thread(target=lambda: found.append(self._try(params)))
         thread.start()
@@ -54,6 +54,8 @@ class Checker:
     def _walk(self, matcher: LLMatcher, params: StructuredOutputsParams) -> str | None:
         bits = np.zeros((1, -(-self._compiler.num_bits // 32)), dtype=np.uint32)
         for number in range(NUM_TRIED_TOKENS):
+            if (fault := forced_fault(matcher)) is not None:
+                return fault
             bits[:] = 0
             self._executor.unsafe_compute_mask_ptr([(matcher, 0)], bits.ctypes.data, bits.nbytes, 1)
             if matcher.is_error():

@@ -86,7 +86,7 @@ def _set_values(items: Any) -> list[Any] | None:
 def with_ends(schema: Any) -> Any:
     """`schema` without the endless forms of a value: seconds with a thousand digits, 0.500000…
 
-    A model that is unsure repeats itself, and would go on to the last token that it is given.
+    A model that is unsure repeats itself, and would continue to its last allowed token.
     """
 
     def shorten(part: dict[str, Any]) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -
 
 
 def resolved(schema: Any, root: Any) -> Any:
-    """What `schema` refers to within `root`; itself when it is no plain reference."""
+    """The schema in `root` to which `schema` refers; `schema` itself if it is not a plain reference."""
     for _ in range(MAX_HOPS):
         reference = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(reference, str) or not reference.startswith("#"):

@@ -29,6 +29,9 @@ FIELD = "structured_outputs"
 GUARD = "\x02"
 """Written before a text so that a tokenizer does not take it for the start of one."""
 MAX_TOKEN_BYTES = 64
+MAX_FORCED_BYTES = 8192
+"""Of text that can only go on in one way. A mask walks all of it, at each token and for each sequence (0.2 us a byte,
+1.5 us the first time), and a lexer keeps half a KiB for each byte: `a{1000000}` took 0.5 s and 130 MB."""
 OPTIONS_KEY = "x-guidance"
 """Where llguidance looks for options in a schema, such as separators that JSON does not have: ours to say."""
 ANNOTATION = "Unknown format: "
@@ -157,6 +160,19 @@ class _Words:
             ids.append(self._ids[data[at : at + length]])
             at += length
         return ids
+
+
+def forced_fault(matcher: LLMatcher) -> str | None:
+    """What is wrong with text that may come next: too much of it is forced, or that is found to break a limit.
+
+    To be asked before a mask, which it makes cheaper by what it takes.
+    """
+    num_bytes = len(matcher.compute_ff_bytes())
+    if matcher.is_error():
+        return f"the output cannot continue under {FIELD}: {matcher.get_error().strip()}"[:500]
+    if num_bytes <= MAX_FORCED_BYTES:
+        return None
+    return f"{FIELD} forces {num_bytes} bytes of text at once, must be at most {MAX_FORCED_BYTES}"
 
 
 def json_options(params: StructuredOutputsParams) -> dict[str, Any]:

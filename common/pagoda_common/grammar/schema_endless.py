@@ -51,7 +51,7 @@ class _Endless:
 
     @staticmethod
     def _asked_for(schema: dict[str, Any]) -> list[Any]:
-        """What a document certainly holds: required properties, first items."""
+        """The parts that every document has: required properties, first items."""
         asked: list[Any] = []
         kind = schema.get("type")
         if kind == "object":

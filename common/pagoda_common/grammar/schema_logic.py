@@ -160,7 +160,7 @@ class _Logic(Opposites):
         return [any_of(variants)]
 
     def _sized(self, name: str, schema: Schema, path: str) -> Any | None:
-        """What says how many properties there are by their names; None where llguidance counts itself."""
+        """A schema that counts properties by their names; None if llguidance counts them itself."""
         bound = schema[name]
         names: Schema = {}
         self._looks_at(schema, names, {}, 0)
@@ -264,7 +264,7 @@ class _Logic(Opposites):
         return [{"prefixItems": [True] * size, "items": rest}] if size else [{"items": rest}]
 
     def _unique_items(self, schema: Schema, path: str) -> list[Any]:
-        """Of what may have many values only a tuple of different things is sure to repeat nothing."""
+        """If an item may have many values, only a tuple of different constants certainly has unique items."""
         if schema["uniqueItems"] is not True:
             return []
         first, most = schema.get("prefixItems"), schema.get("maxItems")

@@ -51,7 +51,7 @@ def _words_of(pattern: str) -> list[str] | None:
 
 
 def literal_pattern(text: str) -> str:
-    """What matches `text` and nothing else, within a pattern."""
+    """A pattern that matches only `text`."""
     return "".join(char if char.isascii() and char.isalnum() else rf"\x{{{ord(char):x}}}" for char in text)
 
 
@@ -91,7 +91,7 @@ def opposite_of_pattern(pattern: Any) -> str | None:
 
 
 def pattern_of_names(schema: Any, *, root: Any) -> Names | None:
-    """What `schema` asks of the names of properties; None where that cannot be written."""
+    """The constraint of `schema` on names of properties; None if it cannot be expressed."""
     schema = resolved(schema, root)
     if isinstance(schema, bool):
         return schema

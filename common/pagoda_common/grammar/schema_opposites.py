@@ -20,7 +20,7 @@ Schema = dict[str, Any]
 
 
 class Inexpressible(Exception):
-    """What a schema asks for cannot be written; the text names keyword and place."""
+    """A schema that cannot be expressed; the text names keyword and place."""
 
 
 class Opposites(ABC):

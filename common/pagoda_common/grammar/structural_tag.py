@@ -115,8 +115,9 @@ class _Writer:
             if not schema:
                 raise _refuse(f"{name}.json_schema", "must not be false")
             schema = {}
+        schema = _object(schema, f"{name}.json_schema")
         try:
-            schema = guaranteed(_object(schema, f"{name}.json_schema"))
+            schema = guaranteed(schema)
         except InvalidRequest as error:
             raise _refuse(f"{name}.json_schema", error.message) from None
         schema = {**with_ends(schema), "x-guidance": self._json_options}
@@ -133,27 +134,28 @@ class _Writer:
 
     def alternatives(self, value: dict[str, Any], name: str) -> str:
         parts = self._elements(value, name)
-        return self._rule(" | ".join(self.format(part, f"{name}.elements") for part in parts))
+        options = [self.format(part, f"{name}.elements.{place}") for place, part in enumerate(parts)]
+        return self._rule(" | ".join(options))
 
     def sequence(self, value: dict[str, Any], name: str) -> str:
         """Parts one after the other; free text ends where the text after it begins."""
         parts, terms, place = self._elements(value, name), [], 0
         while place < len(parts):
-            part, behind = parts[place], parts[place + 1] if place + 1 < len(parts) else None
-            if part.get("type") == "any_text" and behind is not None:
-                terms.append(self._free_text_before(behind, f"{name}.elements.{place + 1}"))
+            part, following = parts[place], parts[place + 1] if place + 1 < len(parts) else None
+            if part.get("type") == "any_text" and following is not None:
+                terms.append(self._free_text_before(following, f"{name}.elements.{place + 1}"))
                 place += 1
             else:
                 terms.append(self.format(part, f"{name}.elements.{place}"))
             place += 1
         return self._rule(" ".join(terms))
 
-    def _free_text_before(self, behind: dict[str, Any], name: str) -> str:
-        if behind.get("type") == "const_string":
-            return self._text_until(_text(behind.get("value"), f"{name}.value"))
-        if behind.get("type") == "tag":
-            return f"{self._text_until(_text(behind.get('begin'), f'{name}.begin'))} {self._content(behind, name)}"
-        raise _refuse(name, "only const_string and tag may stand behind any_text")
+    def _free_text_before(self, after: dict[str, Any], name: str) -> str:
+        if after.get("type") == "const_string":
+            return self._text_until(_text(after.get("value"), f"{name}.value"))
+        if after.get("type") == "tag":
+            return f"{self._text_until(_text(after.get('begin'), f'{name}.begin'))} {self._content(after, name)}"
+        raise _refuse(name, "only const_string and tag may follow any_text")
 
     def _elements(self, value: dict[str, Any], name: str) -> list[dict[str, Any]]:
         elements = _list(value.get("elements"), f"{name}.elements")
@@ -177,7 +179,7 @@ class _Writer:
         return [_object(tag, f"{name}.tags.{place}") for place, tag in enumerate(tags)]
 
     def triggered_tags(self, value: dict[str, Any], name: str) -> str:
-        """Free text in which a trigger must go on as one of its tags."""
+        """Free text in which a trigger must continue as one of its tags."""
         tags = self._tags(value, name)
         triggers = [_text(text, f"{name}.triggers") for text in _list(value.get("triggers"), f"{name}.triggers")]
         rests: dict[str, list[str]] = {trigger: [] for trigger in triggers}

@@ -13,7 +13,7 @@ SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 
 class EngineCollector(Collector):
-    """The engine's load. Its counters begin anew with a new scheduler."""
+    """The engine's load. A new scheduler resets its counters."""
 
     def __init__(self, *, load: Callable[[], types_pb2.EngineLoad], model_name: str) -> None:
         """`load` is called for every scrape."""
@@ -44,7 +44,7 @@ class EngineCollector(Collector):
         yield by_reason
         for name, text, value in (
             ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", load.prefix_cache_queries),
-            ("vllm:prefix_cache_hits", "Tokens found there.", load.prefix_cache_hits),
+            ("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", load.prefix_cache_hits),
             ("vllm:num_preemptions", "Sequences sent back to the queue.", load.num_preemptions),
             ("pagoda:worker_losses", "Worker groups lost.", load.num_worker_losses),
             ("pagoda:engine_steps", "Engine steps finished.", load.num_steps),
@@ -61,13 +61,15 @@ class EngineCollector(Collector):
             sleep_state.add_metric((*self._labels, state), float(load.sleep_level == level))
         yield sleep_state
         info = GaugeMetricFamily(
-            "vllm:cache_config_info", "The KV cache.", labels=("block_size", "num_gpu_blocks", "engine")
+            "vllm:cache_config_info",
+            "Block size and number of blocks of the KV cache; the value is 1.",
+            labels=("block_size", "num_gpu_blocks", "engine"),
         )
         info.add_metric((str(load.block_size), str(load.num_total_blocks), ENGINE), 1)
         yield info
 
     def _drafts(self, drafts: types_pb2.SpeculationLoad) -> Iterator[Metric]:
-        """What became of draft tokens."""
+        """Counts of draft tokens."""
         for name, text, value in (
             ("vllm:spec_decode_num_drafts", "Drafts, each of one sequence in one step.", drafts.num_drafts),
             ("vllm:spec_decode_num_draft_tokens", "Tokens in drafts.", drafts.num_draft_tokens),

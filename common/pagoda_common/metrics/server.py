@@ -15,7 +15,7 @@ OpenMetrics, as Prometheus does, with vllm_num_requests_waiting for vllm:num_req
 
 
 class _AllOf(Collector):
-    """What another registry has."""
+    """The metrics of another registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

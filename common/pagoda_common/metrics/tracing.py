@@ -14,7 +14,7 @@ from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.errors import ConfigError
 
 CLOSE_S = 3.0
-"""What a collector gets to take the last spans."""
+"""Time for a collector to take the last spans."""
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 TRACEPARENT_HEADER = "traceparent"
 TRACESTATE_HEADER = "tracestate"
@@ -65,7 +65,7 @@ class Span:
         return child
 
     def rename(self, name: str) -> None:
-        """What it is became known later."""
+        """Change the name, which may become known late."""
         self._span.update_name(name)
 
     def set(self, attributes: Mapping[str, Value]) -> None:
@@ -136,7 +136,7 @@ class Tracer:
 
 
 current_span: ContextVar[Span | None] = ContextVar("current_span", default=None)
-"""Of the call that the current task answers."""
+"""Span of the call that the current task answers."""
 
 
 def make_tracer(service: str, config: ObservabilityConfig) -> Tracer | None:

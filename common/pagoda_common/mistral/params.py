@@ -28,7 +28,7 @@ LAYER_NAMES = {
 _EXPERT = re.compile(r"(?:feed_forward|block_sparse_moe)\.experts\.(\d+)\.(w[123])")
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias|qscale_weight|qscale_act)")
 _UNREAD = ("vision_encoder", "audio_model", "mla", "llama_4_scaling", "lora", "q_lora_rank", "multimodal")
-"""What makes another model of a params.json."""
+"""Keys that make a params.json another kind of model."""
 
 
 def mistral_directory(directory: Path) -> Path:
@@ -51,7 +51,7 @@ def mistral_directory(directory: Path) -> Path:
 
 
 def model_config(path: Path) -> dict[str, Any]:
-    """What config.json would say.
+    """The equivalent config.json.
 
     Raises:
         ModelLoadError: the file is no JSON object, lacks a size, or describes what is not supported.
@@ -131,7 +131,7 @@ def _rope(params: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def checkpoint_name(name: str) -> str:
-    """What transformers calls a tensor; one that it does not know keeps its name."""
+    """transformers' name of a tensor; an unknown tensor keeps its name."""
     stem, _, leaf = name.rpartition(".")
     if stem in MODEL_NAMES:
         return f"{MODEL_NAMES[stem]}.{leaf}"

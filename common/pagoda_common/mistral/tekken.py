@@ -17,7 +17,7 @@ _FIRST_SPECIAL = (
     *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]"),
     *("[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
 )
-"""Of files that list none: versions before 7."""
+"""First special token of files that list none: versions before 7."""
 
 
 def load_tekken(path: Path) -> Tokenizer:

@@ -1,1 +1,1 @@
-"""What a request asks for and what it gives back: plain data. Knows no gRPC."""
+"""Parameters and results of requests: plain data. Knows no gRPC."""

@@ -20,20 +20,20 @@ MAX_INT32 = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingField:
-    """What every part of Pagoda has to know of one field of SamplingParams."""
+    """All that the parts of Pagoda need to know of one field of SamplingParams."""
 
     kind: Kind
-    """What its values are. Values of kind "other" have conversions of their own wherever they are taken."""
+    """Kind of its values. Values of kind "other" are converted by hand wherever they are accepted."""
     apis: tuple[Api, ...] = ()
     """HTTP bodies that take it."""
     names: Mapping[Api, str] = dataclasses.field(default_factory=dict)
-    """What bodies call it, where that is not its own name."""
+    """Its name in bodies, if it is another one."""
     proto: str | None = None
     """Field of pagoda.v1.SamplingParams; None: the engine does not hear of it."""
     generation_config: str | None = None
     """Field of the model's generation_config.json that is its default."""
     search: Search = "fine"
-    """What a beam search does with it: "ignored" where it has no meaning, "refused" where it would shape the search."""
+    """Effect on a beam search: "ignored" if it has no meaning there, "refused" if it would change the search."""
     column: Literal["float32", "int64"] | None = None
     """Data type of the worker's column, one value a slot; None: it has none, or one that is filled by hand."""
     low: float = -math.inf
@@ -60,7 +60,7 @@ class SamplingField:
         return "" if self.max_items is None else f"at most {self.max_items} token ids"
 
     def name_in(self, api: Api) -> str | None:
-        """What `api` calls it; None where `api` does not have it."""
+        """Its name in `api`; None if `api` does not have it."""
         return self.names.get(api, self.name) if api in self.apis else None
 
     def checked(self, value: Any) -> Any:
@@ -139,7 +139,7 @@ def names_as_in_chat(table: Mapping[str, SamplingField], api: Api) -> tuple[str,
 
 
 def names_by_chat_name(table: Mapping[str, SamplingField], api: Api) -> dict[str, str]:
-    """What `api` calls the sampling fields that have another name in chat completions, or in SamplingParams."""
+    """The names in `api` of sampling fields that are named differently in chat completions or in SamplingParams."""
     return {
         ours: name
         for row in table.values()

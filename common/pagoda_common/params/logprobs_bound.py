@@ -1,4 +1,4 @@
-"""The bound on log probabilities of one token: `max_logprobs` of the engine, -1 of which is none."""
+"""The limit on log probabilities of one token: `max_logprobs` of the engine; -1 is no limit."""
 
 ALL = -1
 """As a number of log probabilities: one for each token of the vocabulary."""

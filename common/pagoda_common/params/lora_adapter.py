@@ -24,7 +24,11 @@ class LoraAdapter:
     """Its weights stay in the workers' memory."""
 
     def __post_init__(self) -> None:
-        for field, value, bound in (("name", self.name, MAX_NAME_CHARS), ("path", self.path, MAX_PATH_CHARS)):
+        for field, value, bound in (
+            ("name", self.name, MAX_NAME_CHARS),
+            ("path", self.path, MAX_PATH_CHARS),
+            ("base_model_name", self.base_model_name, MAX_NAME_CHARS),
+        ):
             if len(value) > bound:
                 raise InvalidRequest(
                     f"lora {field} has {len(value)} characters, must have at most {bound}", field=field
@@ -36,7 +40,7 @@ class LoraAdapter:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What decides its weights."""
+        """Key of its weights."""
         return self.name, self.path, self.version
 
     @property

@@ -1,6 +1,7 @@
-"""What a request gives back: token-level outputs of the engine, and the text-level outputs that users hold."""
+"""Results of requests: the engine's outputs in tokens, and users' outputs in text."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -17,10 +18,10 @@ Embedding: TypeAlias = npt.NDArray[np.float32]
 class TokenLogprobs:
     """Log probabilities at one output position, raw (before temperature and filters), natural logarithm."""
 
-    token_ids: list[int]
-    """The sampled token first, then the top ones by falling probability."""
-    logprobs: list[float]
-    """One per token id."""
+    token_ids: Sequence[int]
+    """The sampled token first, then the top ones by falling probability. From the engine, this is an array."""
+    logprobs: Sequence[float]
+    """One per token id, float32. From the engine, this is an array."""
     sampled_rank: int
     """Rank of the sampled token in the vocabulary; 1 is the likeliest."""
 
@@ -30,7 +31,7 @@ class HypothesisLogprobs:
     """How a beam search found one of its results; natural logarithm."""
 
     cumulative_logprob: float
-    """Of all tokens together; over the length to the power of length_penalty it is the score."""
+    """Sum over all tokens; divided by the length to the power of length_penalty it is the score."""
     logprobs: list[float]
     """One per output token."""
     ranks: list[int]
@@ -123,7 +124,7 @@ class RequestStateStats:
                 self.first_token_latency = self.first_token_ts - self.queued_ts
 
     def copy(self) -> "RequestStateStats":
-        """As of now; dataclasses.replace takes six times as long, for every token."""
+        """A copy; dataclasses.replace takes six times as long, for every token."""
         return RequestStateStats(
             self.arrival_time,
             self.queued_ts,
@@ -151,7 +152,7 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class SequenceDelta:
-    """What one sequence has newly, as text: the unit that HTTP and gRPC streams send."""
+    """The new text of one sequence: the unit that HTTP and gRPC streams send."""
 
     index: int
     text: str
@@ -173,7 +174,7 @@ class SequenceDelta:
     is_replayed: bool = False
     """The client has it already: it was lost with another frontend, and matters only for what follows."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    """Of the request when asked for: one per prompt token, None for the first; whole before the first output token."""
+    """Of the prompt, if requested: one per token, None for the first; complete before the first output token."""
     hypothesis: HypothesisLogprobs | None = None
     """With the end of a beam search's result."""
     embedding: Embedding | None = None

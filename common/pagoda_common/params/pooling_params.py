@@ -1,7 +1,8 @@
-"""PoolingParams: what is made of a prompt instead of an output. Knows nothing of models."""
+"""PoolingParams: what is made of a prompt instead of an output. Does not know models."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.params.sampling_params import SamplingParams
@@ -15,7 +16,7 @@ MAX_DIMENSIONS = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolingParams:
-    """What a prompt is computed for, when it is no text."""
+    """Parameters of a prompt that is pooled instead of continued."""
 
     normalize: bool | None = None
     """Divide embeddings by their Euclidean length, so that a dot product of two is their cosine. None: as the
@@ -29,14 +30,27 @@ class PoolingParams:
     embeddings it is vLLM's name for normalize."""
     second_text_start: int = 0
     """First token of the second text of a pair, for models whose tokens have a type; 0: there is one text."""
+    extra_kwargs: Mapping[str, Any] | None = None
+    """vLLM's: max_tokens_per_doc, the tokens that LLM.score keeps of each document."""
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest when a value is out of its bounds."""
         if self.task is not None and self.task not in TASKS:
             raise InvalidRequest(f"task is {self.task!r}, must be one of {', '.join(TASKS)}", field="task")
+        for name in self.extra_kwargs or ():
+            if name != "max_tokens_per_doc":
+                raise InvalidRequest(f"extra_kwargs has {name[:40]!r}, which is not known", field="extra_kwargs")
+        if self.max_document_tokens < 0:
+            told = f"max_tokens_per_doc must be a non-negative integer, got {self.max_document_tokens}"
+            raise InvalidRequest(told, field="extra_kwargs")
         size = self.dimensions
         if size is not None and not 1 <= size <= MAX_DIMENSIONS:
             raise InvalidRequest(f"dimensions is {size}, must be between 1 and {MAX_DIMENSIONS}", field="dimensions")
+
+    @property
+    def max_document_tokens(self) -> int:
+        """Tokens that are kept of the second text of a pair; 0: all."""
+        return int((self.extra_kwargs or {}).get("max_tokens_per_doc") or 0)
 
     @property
     def normalizes(self) -> bool | None:
@@ -44,5 +58,37 @@ class PoolingParams:
         return self.use_activation if self.normalize is None else self.normalize
 
 
+def task_refusal(task: str, tasks: Sequence[str]) -> InvalidRequest:
+    """Why a model that does `tasks` is not asked for another one; vLLM's words come first: programs look for them."""
+    can = f"it can {', '.join(tasks)}" if tasks else "it can only generate"
+    if task == "plugin":
+        return InvalidRequest(
+            f"No IOProcessor plugin installed. There are none for Pagoda; of this model, {can}.", field="task"
+        )
+    if _SIBLINGS.get(task) in tasks:
+        told = (
+            "Try switching the model's pooling_task via --pooler-config '{\"task\": …}', if the checkpoint is made for"
+        )
+        return InvalidRequest(f"{told} {task}: {can}.", field="task")
+    return InvalidRequest(
+        f"Unsupported task: {task[:40]!r}. {_API.get(task, 'It')} is not supported by this model: {can}.", field="task"
+    )
+
+
+_SIBLINGS = {
+    "embed": "token_embed",
+    "token_embed": "embed",
+    "classify": "token_classify",
+    "token_classify": "classify",
+}
+"""Tasks that most models do both, unless their pooler config names one."""
+_API = {
+    "embed": "Embedding API",
+    "token_embed": "Embedding API",
+    "classify": "Classification API",
+    "token_classify": "Classification API",
+    "score": "Scoring API",
+}
+
 POOLED = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
-"""Of a request with pooling, whose sampling parameters mean nothing: its embedding takes the place of one token."""
+"""Sampling parameters of a pooling request, which have no effect: its result takes the place of one token."""

@@ -110,7 +110,7 @@ class RequestOutputKind(Enum):
     CUMULATIVE = 0
     """All output so far."""
     DELTA = 1
-    """What is new."""
+    """Each output has the new part."""
     FINAL_ONLY = 2
     """One item, at the end."""
 
@@ -211,13 +211,13 @@ class SamplingParams:
     )
     """Keep this many tokens of the prompt's end; -1 is as many as the context leaves beside max_tokens."""
     structured_outputs: StructuredOutputsParams | None = other(apis=EVERYWHERE, proto="structured_output")
-    """What the output must match; None is anything."""
+    """Constraint on the output; None: none."""
     extra_args: dict[str, Any] | None = other(
         apis=EVERYWHERE, names=dict.fromkeys(EVERYWHERE, "vllm_xargs"), proto="extra_args_json", search="refused"
     )
     """Arguments of logits processors, of JSON's types."""
     output_kind: RequestOutputKind = other(RequestOutputKind.CUMULATIVE)
-    """What each item of an asynchronous generation holds."""
+    """Content of each item of an asynchronous generation."""
     logits_processors: None = other()
     """Not per request; load a class with `logits_processors` of LLM, or --logits-processors."""
 
@@ -353,4 +353,4 @@ _CHECKED = [
 _FILTERS = [
     (row.name, row.default) for row in SAMPLING_FIELDS.values() if row.search == "ignored" and row.name != "temperature"
 ]
-"""What chooses among tokens, and their defaults: off."""
+"""Fields that choose among tokens, with the defaults that turn them off."""

@@ -8,14 +8,14 @@ from typing import Any
 from pagoda_common.errors import InvalidRequest
 
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-"""Fields of which exactly one is set."""
+"""Exactly one of these fields is set."""
 MAX_CONSTRAINT_BYTES = 256 * 1024
 """Size of a schema, regex, grammar or list of choices."""
 MAX_JSON_DEPTH = 64
 MAX_CHOICES = 10_000
 MAX_START_TOKENS = 64
 HOLD_CAPABILITY = "constraints"
-"""Of a worker that compiles a constraint ahead of the steps (HoldConstraint)."""
+"""Capability of a worker that compiles a constraint before the steps (HoldConstraint)."""
 _FIELD = "structured_outputs"
 
 
@@ -25,7 +25,7 @@ def _refuse(message: str) -> InvalidRequest:
 
 @dataclass(kw_only=True, slots=True)
 class StructuredOutputsParams:
-    """What the text of an output must match, from its first token to its end token.
+    """A constraint on the text of an output, from its first token to its end token.
 
     Raises:
         InvalidRequest: not exactly one constraint is given, or it is empty, too large or of the wrong type; whether it

@@ -18,7 +18,7 @@ class Truncation:
     """Where tokens are dropped; left keeps the end."""
 
     def apply(self, token_ids: list[int]) -> list[int]:
-        """What is kept of `token_ids`."""
+        """The kept part of `token_ids`."""
         if len(token_ids) <= self.num_tokens:
             return token_ids
         return token_ids[len(token_ids) - self.num_tokens :] if self.side == "left" else token_ids[: self.num_tokens]
@@ -47,5 +47,6 @@ def truncation_of(
         raise InvalidRequest(f"{name} must be at least -1, got {truncate_prompt_tokens}", field=name)
     if truncate_prompt_tokens > room:
         message = f"{name} must be at most {room} (the context without max_tokens), got {truncate_prompt_tokens}"
+        message += ". Please request a smaller truncation size."
         raise InvalidRequest(message, field=name)
     return Truncation(num_tokens=room if truncate_prompt_tokens == -1 else truncate_prompt_tokens, side=side or "left")

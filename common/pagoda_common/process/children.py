@@ -19,7 +19,7 @@ from pathlib import Path
 PARENT_POLL_S = 0.5
 LOCAL_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOWEST_PORT = 16384
-"""That is drawn: most servers' own ports lie lower."""
+"""Lowest port that is drawn: most servers' own ports are lower."""
 PORT_DRAWS = 32
 MAX_RESERVED_PORTS = 128
 GRPC_ENVIRONMENT = {"GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener"}
@@ -36,7 +36,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
     Linux gives connections, and servers that bind 0, ports of `ip_local_port_range`. This one lies below it where it
     can. It is reserved for as long as this process lives and draws few others: no call of any process draws it again,
-    while a server that sets SO_REUSEADDR, as all of ours do, can bind it, end, and bind it anew.
+    while a server that sets SO_REUSEADDR, as all of ours do, can bind it, end, and bind it again.
     """
     probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:

@@ -51,7 +51,7 @@ class HeartbeatReader:
         self._silence_s = 0.0
 
     def environment(self) -> dict[str, str]:
-        """What the child has to know."""
+        """Environment of the child."""
         return {ENVIRONMENT: str(self.write_end)}
 
     def started(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 def limit_memory(max_bytes: int) -> None:
-    """Let this process have so much more than it has now, and leave no core behind."""
+    """Let this process have so much more than it has now, and write no core file."""
     with open("/proc/self/statm", encoding="ascii") as statm:
         size = int(statm.read().split()[0]) * resource.getpagesize()
     limit = size + max_bytes

@@ -19,6 +19,7 @@ LEVELS = ("debug", "info", "warning", "error")
 PROBE_PATHS = ("/live", "/health", "/ready", "/metrics", "/ping", "/load")
 """HTTP paths that get no line in the access log, unless the level is debug."""
 ACCESS_LOGGER = "uvicorn.access"
+GRPC_LOGGER = "grpc._cython.cygrpc"
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Id of the request that the current task answers."""
@@ -27,7 +28,7 @@ trace_id: ContextVar[str] = ContextVar("trace_id", default="")
 
 
 MAX_MESSAGE_CHARS = 8192
-"""Of a record above level debug; at debug, prompts are logged as a whole."""
+"""Length of a record above level debug; at debug, prompts are logged completely."""
 MAX_TRACEBACK_CHARS = 65536
 _UNSHOWN = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but the tab, ends of lines, marks that turn the direction of text, halves of characters."""
@@ -128,6 +129,15 @@ def is_no_probe(record: logging.LogRecord) -> bool:
     return not (isinstance(args, tuple) and len(args) >= 3 and str(args[2]).partition("?")[0] in PROBE_PATHS)
 
 
+def is_no_lost_call(record: logging.LogRecord) -> bool:
+    """Filter of gRPC's log: an answer to a call that its client has ended meanwhile is no fault of a handler.
+
+    Clients end calls whose answers are larger than they take (4 MiB by default), in the middle of them.
+    """
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or kind.__name__ != "ExecuteBatchError"
+
+
 _life_level = logging.INFO
 
 
@@ -156,5 +166,6 @@ def configure_logging(
     root.setLevel(level.upper() if level.lower() in LEVELS else "INFO")
     if root.level > logging.DEBUG:
         logging.getLogger(ACCESS_LOGGER).addFilter(is_no_probe)
+        logging.getLogger(GRPC_LOGGER).addFilter(is_no_lost_call)
     for name in ("httpx", "httpcore", "filelock", "urllib3", "asyncio", "opentelemetry"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,4 +1,4 @@
-"""What glibc's allocator does with memory that is free."""
+"""Settings of glibc's allocator for free memory."""
 
 import ctypes
 import os

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 
 VARIABLE = "PAGODA_STARTUP_MARKS"
-"""Set for a service that is to print marks."""
+"""Set for a service that should print marks."""
 _PREFIX = "startup mark "
 
 _is_on = False

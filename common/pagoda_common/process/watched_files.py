@@ -1,4 +1,4 @@
-"""What files say now: read again when they change, and kept as it was while they make no sense. Knows no gRPC."""
+"""The content of files, read again after they change; an invalid content keeps the old one. Knows no gRPC."""
 
 import logging
 import os
@@ -43,7 +43,7 @@ class WatchedFiles(Generic[Value]):
 
 
 def _identity(path: str) -> tuple[int, ...] | None:
-    """Changes whenever the content does; links are followed, as Kubernetes swaps directories behind them."""
+    """Changes whenever the content does; links are followed, since Kubernetes swaps the directories that they name."""
     try:
         found = os.stat(path)
     except OSError:

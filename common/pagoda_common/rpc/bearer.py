@@ -9,7 +9,7 @@ from typing import Any
 from pagoda_common.errors import ConfigError
 
 MAX_SHOWN_KEYS = 8
-"""Of one call; further ones are not looked at."""
+"""Maximum per call; further keys are ignored."""
 ID_CHARS = 16
 
 
@@ -51,7 +51,7 @@ class BearerKeys:
 
 
 def key_id(key: str) -> str:
-    """What `BearerKeys.accepted` calls a key: no secret, and the same wherever the key is shown."""
+    """The id of a key, as from `BearerKeys.accepted`: not secret, and the same for every call."""
     return sha256(key.encode()).hexdigest()[:ID_CHARS]
 
 

@@ -58,7 +58,7 @@ def connect_blocking(address: str, *, security: SecurityConfig) -> grpc.Channel:
     """As `connect`, for programs without asyncio. It shows no token: only health answers.
 
     Raises:
-        ConfigError: as of `connect`.
+        ConfigError: as in `connect`.
     """
     security.check_dial(address, name="address")
     credentials, options = _transport(ClientCredentials(security))
@@ -139,19 +139,19 @@ class _TokenChannel(grpc.aio.Channel):
         self._metadata = metadata
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        """As the channel's."""
+        """See grpc.aio.Channel."""
         return self._showing(self._channel.unary_unary(*args, **kwargs))
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        """As the channel's."""
+        """See grpc.aio.Channel."""
         return self._showing(self._channel.unary_stream(*args, **kwargs))
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        """As the channel's."""
+        """See grpc.aio.Channel."""
         return self._showing(self._channel.stream_unary(*args, **kwargs))
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        """As the channel's."""
+        """See grpc.aio.Channel."""
         return self._showing(self._channel.stream_stream(*args, **kwargs))
 
     def _showing(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -167,17 +167,17 @@ class _TokenChannel(grpc.aio.Channel):
         await self._channel.close()
 
     async def close(self, grace: float | None = None) -> None:
-        """As the channel's."""
+        """See grpc.aio.Channel."""
         await self._channel.close(grace)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """As the channel's."""
+        """See grpc.aio.Channel."""
         return self._channel.get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """As the channel's."""
+        """See grpc.aio.Channel."""
         await self._channel.wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:
-        """As the channel's."""
+        """See grpc.aio.Channel."""
         await self._channel.channel_ready()

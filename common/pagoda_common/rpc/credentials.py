@@ -21,7 +21,7 @@ HEALTH_PREFIX = "/grpc.health.v1.Health/"
 
 @dataclass(frozen=True, slots=True)
 class Pem:
-    """What the files of one identity hold."""
+    """The content of the files of one identity."""
 
     chain: bytes | None
     key: bytes | None = field(repr=False)
@@ -54,7 +54,7 @@ def _read_pem(cert: str | None, key: str | None, ca: str | None) -> Pem:
 
 
 def server_credentials(security: ServerSecurity) -> grpc.ServerCredentials | None:
-    """Of a port; None is plaintext. Every handshake shows the certificate that is in the files by then.
+    """Credentials of a port; None is plaintext. Every handshake uses the certificate that the files then contain.
 
     Raises:
         ConfigError: a file cannot be used.
@@ -123,10 +123,10 @@ class RequireBearer(grpc.aio.ServerInterceptor):
         """The handler of the call, or the one that refuses it."""
         is_open = handler_call_details.method.startswith(self._open_prefixes)
         if not is_open and self._keys().accepted(handler_call_details.invocation_metadata) is None:
-            return grpc.unary_unary_rpc_method_handler(self._refuse)
+            return grpc.stream_unary_rpc_method_handler(self._refuse)  # before its message, if there is one, has come
         return await continuation(handler_call_details)
 
-    async def _refuse(self, request: Any, context: Any) -> Any:
+    async def _refuse(self, requests: Any, context: Any) -> Any:
         raise PagodaError(self._message, code=Code.UNAUTHENTICATED)
 
 
@@ -145,7 +145,7 @@ def token_guard(security: ServerSecurity) -> RequireBearer | None:
 
 
 class ClientCredentials:
-    """What this process shows to the services that it calls, and what it asks of them."""
+    """Credentials for the services that this process calls, and what they must show."""
 
     def __init__(self, config: SecurityConfig) -> None:
         """Raises ConfigError when a file cannot be used."""
@@ -159,6 +159,6 @@ class ClientCredentials:
         return self._pem.current()
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What every call shows."""
+        """Metadata of every call."""
         tokens = self._tokens.current()
         return (("authorization", f"Bearer {tokens[0]}"),) if tokens else ()

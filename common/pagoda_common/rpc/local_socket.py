@@ -10,7 +10,7 @@ import secrets
 import socket
 
 SCHEME = "unix-abstract:"
-"""Of gRPC's addresses."""
+"""Scheme of gRPC addresses."""
 _ADDRESS = re.compile(re.escape(SCHEME) + r"[A-Za-z0-9._-]{1,100}")
 """sun_path has 107 bytes for the name; these characters mean themselves in the URIs that gRPC takes addresses for."""
 _RANDOM_BYTES = 12

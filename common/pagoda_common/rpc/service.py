@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 
 from pagoda_common.config.security_config import ServerSecurity
 from pagoda_common.errors import Code, ConfigError, InvalidRequest, PagodaError
+from pagoda_common.rpc.arrival import Arrivals
 from pagoda_common.rpc.channels import MAX_ANSWER_BYTES, MAX_MESSAGE_BYTES, WINDOW_OPTIONS
 from pagoda_common.rpc.channels import connect as connect
 from pagoda_common.rpc.credentials import server_credentials, token_guard
@@ -29,7 +30,10 @@ MAX_METADATA_BYTES = 32 * 1024
 MAX_CONCURRENT_STREAMS = 4096
 """Calls at a time over one connection; a client's further ones wait on its side."""
 HANDSHAKE_TIMEOUT_MS = 10_000
-"""Who has connected and says nothing is gone after so long."""
+"""A connected peer that sends nothing for this time is disconnected."""
+MAX_ERROR_BYTES = 1_300
+"""Text of one error. It travels three times, in metadata of which a client of gRPC takes 8 KiB by default: once with
+three bytes for one that is not ASCII, and twice in base64."""
 LIVENESS = "liveness"
 """Name under which grpc.health.v1 answers SERVING as long as the process answers at all, for liveness probes. The empty
 name and the service's own follow what the service can do."""
@@ -56,10 +60,11 @@ GRPC_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.S
 
 
 def error_status(error: PagodaError) -> status_pb2.Status:
-    """`error` as google.rpc.Status with BadRequest and RetryInfo details where they apply."""
-    details = []
+    """`error` as google.rpc.Status with BadRequest and RetryInfo details where they apply. A long message loses its
+    middle."""
+    message, details = _within_metadata(error.message), []
     if error.field is not None:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=message)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if error.retry_after_s > 0:
         delay = duration_pb2.Duration(nanos=int(error.retry_after_s % 1 * 1e9), seconds=int(error.retry_after_s))
@@ -68,7 +73,15 @@ def error_status(error: PagodaError) -> status_pb2.Status:
     for detail in details:
         packed.append(any_pb2.Any())
         packed[-1].Pack(detail)
-    return status_pb2.Status(code=error.code, message=error.message, details=packed)
+    return status_pb2.Status(code=error.code, message=message, details=packed)
+
+
+def _within_metadata(message: str) -> str:
+    data = message.encode(errors="replace")
+    if len(data) <= MAX_ERROR_BYTES:
+        return message
+    half = MAX_ERROR_BYTES // 2
+    return f"{data[:half].decode(errors='ignore')} … {data[-half:].decode(errors='ignore')}"
 
 
 def error_from_rpc(error: grpc.RpcError) -> PagodaError:
@@ -95,15 +108,18 @@ async def _fail(context: Any, error: Exception, method: str) -> None:
 
 
 Decode: TypeAlias = Callable[[bytes], Any] | None
+Read: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Maps PagodaErrors to their status and details, and everything else to INTERNAL with a logged traceback.
 
-    Handlers that are async generators are closed as soon as their call is over.
+    Handlers that are async generators are closed as soon as their call is over. A call of one message is taken over
+    before the message is there, so that its time is bounded (arrival.py).
     """
 
     def __init__(self) -> None:
+        self.arrivals = Arrivals()
         self._closing: set[asyncio.Task[None]] = set()
 
     async def intercept_service(
@@ -115,22 +131,31 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = handler_call_details.method
-        kind = "_".join("stream" if s else "unary" for s in (handler.request_streaming, handler.response_streaming))
+        asked, answered = ("stream" if s else "unary" for s in (handler.request_streaming, handler.response_streaming))
         decode, gets_stream = handler.request_deserializer, handler.request_streaming
-        behaviour = getattr(handler, kind)
+        behaviour = getattr(handler, f"{asked}_{answered}")
         wrap = self._wrap_stream if inspect.isasyncgenfunction(behaviour) else self._wrap_call
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        make = getattr(grpc, f"stream_{answered}_rpc_method_handler")
         return make(
             # A single request is decoded inside, where a malformed one is INVALID_ARGUMENT and not INTERNAL.
-            wrap(behaviour, method, None if gets_stream else decode),
+            wrap(behaviour, method, None if gets_stream else self._one(decode)),
             request_deserializer=decode if gets_stream else None,
             response_serializer=handler.response_serializer,
         )
 
-    def _wrap_call(self, behaviour: Callable[..., Any], method: str, decode: Decode) -> Callable[..., Any]:
-        async def call(request: Any, context: Any) -> Any:
+    def _one(self, decode: Decode) -> Read:
+        """Reads the one message of a call."""
+
+        async def read(requests: Any, context: Any) -> Any:
+            return _decoded(await self.arrivals.message(requests, context), decode)
+
+        return read
+
+    def _wrap_call(self, behaviour: Callable[..., Any], method: str, read: Read | None) -> Callable[..., Any]:
+        async def call(requests: Any, context: Any) -> Any:
             try:
-                return await behaviour(_decoded(request, decode), context)
+                request = requests if read is None else await read(requests, context)
+                return await behaviour(request, context)
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
             except Exception as error:
@@ -138,10 +163,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
         return call
 
-    def _wrap_stream(self, behaviour: Callable[..., Any], method: str, decode: Decode) -> Callable[..., Any]:
-        async def stream(request: Any, context: Any) -> AsyncGenerator[Any]:
+    def _wrap_stream(self, behaviour: Callable[..., Any], method: str, read: Read | None) -> Callable[..., Any]:
+        async def stream(requests: Any, context: Any) -> AsyncGenerator[Any]:
             try:
-                responses = behaviour(_decoded(request, decode), context)
+                request = requests if read is None else await read(requests, context)
+                responses = behaviour(request, context)
                 context.add_done_callback(lambda _: self._close(responses))
                 async with contextlib.aclosing(responses):
                     async for response in responses:
@@ -155,7 +181,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     def _close(self, responses: AsyncGenerator[Any, None]) -> None:
         """A call is over. One that was cancelled while a message was being written leaves its generator suspended:
-        without this, it would go on until it is collected."""
+        without this, it would run until it is collected."""
         task = asyncio.create_task(_end(responses))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -204,7 +230,9 @@ class RpcServer:
         self._security = security or ServerSecurity()
         self._credentials = server_credentials(self._security)
         guard = token_guard(self._security)
-        chain = [ErrorInterceptor(), *([] if guard is None else [guard]), *interceptors]
+        errors = ErrorInterceptor()
+        self.arrivals = errors.arrivals
+        chain = [errors, *([] if guard is None else [guard]), *interceptors]
         options = {**dict(SERVER_OPTIONS), "grpc.max_receive_message_length": max_message_bytes}
         if enable_channelz:
             options["grpc.enable_channelz"] = 1

@@ -131,7 +131,7 @@ def render_chat_template(
     Args:
         source: Jinja text.
         messages: role and content, as in OpenAI's chat API; a developer is the system where the template knows none.
-        continue_final_message: end where the content of the last message ends, so that the model goes on writing it.
+        continue_final_message: end where the content of the last message ends, so that the model continues it.
         variables: what else the template may look at (tools, add_generation_prompt, bos_token, …).
 
     Raises:

@@ -163,7 +163,7 @@ class WindowDetokenizer(IncrementalDetokenizer):
 def make_detokenizer(
     fast: FastTokenizer, vocabulary: Vocabulary, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool
 ) -> IncrementalDetokenizer:
-    """The detokenizer that fits the tokenizer's decoder, for a text that goes on after `prompt_token_ids`."""
+    """The detokenizer for the tokenizer's decoder, for a text that continues `prompt_token_ids`."""
     match vocabulary.spelling:
         case Spelling.BYTE_LEVEL:
             return ByteLevelDetokenizer(vocabulary, prompt_token_ids, skip_special_tokens=skip_special_tokens)

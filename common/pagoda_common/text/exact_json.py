@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 _LONG_NUMBER = b"0" * 19
-"""Of digits, which `_DIGITS` makes zeros of: found at the speed of memory, in megabytes that hold the interpreter."""
+"""A run of zeros, by which `_DIGITS` replaces digits: it is found fast, while the interpreter is held."""
 _DIGITS = bytes(ord("0") if byte in b"0123456789" else ord(" ") for byte in range(256))
 
 

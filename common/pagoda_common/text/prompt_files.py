@@ -1,4 +1,4 @@
-"""What config_sentence_transformers.json says: prompts that go before texts, and how vectors are compared."""
+"""The content of config_sentence_transformers.json: prompts before texts, and how vectors are compared."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _COHERE_NAMES = {"search_query": ("query", "s2p_query"), "search_document": ("do
 
 @dataclass(frozen=True, slots=True)
 class PromptFiles:
-    """Of one checkpoint."""
+    """The prompt files of one checkpoint."""
 
     prompts: Mapping[str, str] = field(default_factory=dict)
     """By name."""
@@ -24,7 +24,7 @@ class PromptFiles:
     """cosine, dot, euclidean or manhattan."""
 
     def prompt_of(self, name: str | None, *, is_strict: bool = True) -> str:
-        """What goes before a text.
+        """The prompt before a text.
 
         Args:
             name: None takes the default.
@@ -47,7 +47,7 @@ class PromptFiles:
 
 
 def read_prompt_files(directory: Path) -> PromptFiles:
-    """What stands in a checkpoint's directory; nothing where the file is not there or cannot be read."""
+    """The content of the file in a checkpoint's directory; empty if it is missing or unreadable."""
     try:
         config = json.loads((directory / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

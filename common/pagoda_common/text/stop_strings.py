@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StopStringResult:
-    """What to give out now."""
+    """Text to output now."""
 
     text: str
     """Text that is certain: free of stop strings, and not the beginning of one."""

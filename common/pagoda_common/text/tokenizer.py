@@ -118,6 +118,14 @@ class Tokenizer:
         kinds: list[int] = whole.type_ids
         return list(whole.ids), kinds.index(1) if 1 in kinds else 0
 
+    def cut(self, text: str, max_tokens: int) -> str:
+        """The part of a text that the first `max_tokens` tokens cover."""
+        whole = self._fast.encode(text, add_special_tokens=False)
+        if len(whole) <= max_tokens:
+            return text
+        end: int = whole.offsets[max_tokens - 1][1]
+        return text[:end]
+
     def encode_pieces(self, text: str, *, max_tokens: int, add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of a text in pieces of at most `max_tokens`, each with special tokens of its own.
 
@@ -144,7 +152,7 @@ class Tokenizer:
     def detokenizer(
         self, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
     ) -> IncrementalDetokenizer:
-        """Text of a sequence that goes on after `prompt_token_ids`, piece by piece."""
+        """Text of a sequence that continues `prompt_token_ids`, piece by piece."""
         return make_detokenizer(self._fast, self._vocabulary, prompt_token_ids, skip_special_tokens=skip_special_tokens)
 
     @cached_property
@@ -153,7 +161,7 @@ class Tokenizer:
         return max((len(self._vocabulary.token_bytes(token_id)) for token_id in range(self.vocab_size)), default=1)
 
     def token_text(self, token_id: int) -> str:
-        """What one token looks like by itself, special tokens by their name; incomplete characters are U+FFFD."""
+        """The text of one token alone; special tokens by their name, incomplete characters as U+FFFD."""
         return self._vocabulary.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def token_piece(self, token_id: int) -> str:

@@ -76,7 +76,7 @@ def _added_token(token: Any, special: set[str]) -> AddedToken:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerFiles:
-    """What a checkpoint says about its tokenizer."""
+    """A checkpoint's settings of its tokenizer."""
 
     directory: Path
     config: dict[str, Any]
@@ -111,12 +111,12 @@ class TokenizerFiles:
 
     @property
     def prompt_files(self) -> PromptFiles:
-        """What goes before texts that become vectors."""
+        """Prompts before texts that are embedded."""
         return read_prompt_files(self.directory)
 
     @classmethod
     def _of_tekken(cls, directory: Path) -> Self:
-        """Of Mistral's tekken.json, and a template of one's own beside it."""
+        """From Mistral's tekken.json, with a chat_template.jinja in the same directory, if any."""
         templates = {"default": tekken_template(directory / TEKKEN)} | _read_chat_templates(directory, {})
         return cls(directory=directory, config={}, special_tokens=dict(SPECIAL_TOKENS), chat_templates=templates)
 
@@ -200,7 +200,10 @@ class TokenizerFiles:
             for token in [*(token for _, token in self._decoder), *specials]
             if _content(token)
         ]
-        return list({token.content: token for token in reversed(tokens)}.values())[::-1]
+        found: dict[str, AddedToken] = {}
+        for token in tokens:  # one that is named again keeps its place, and with it its id
+            found.setdefault(token.content, token)
+        return list(found.values())
 
     def _load_gpt2(self) -> FastTokenizer:
         """GPT-2's older files, vocab.json and merges.txt, which OPT still has."""

@@ -41,7 +41,7 @@ def _is_sentence_piece(steps: list[dict[str, Any]]) -> bool:
 
 
 def _decoder_steps(fast: FastTokenizer) -> list[dict[str, Any]]:
-    """What the decoder does, one step after the other, sequences within sequences flattened."""
+    """The steps of the decoder in order, with nested sequences flattened."""
 
     def flat(decoder: dict[str, Any]) -> list[dict[str, Any]]:
         return [step for part in decoder["decoders"] for step in flat(part)] if "decoders" in decoder else [decoder]
@@ -103,7 +103,7 @@ class Vocabulary:
                 return self._spell_within_text(token_id, token)
 
     def _spell_within_text(self, token_id: int, token: str) -> bytes:
-        """What a token adds after another one: decoders take a space from the first token of a text."""
+        """The text that a token adds after another one: decoders remove a space from the first token of a text."""
         if token_id in self._added:
             return self._added[token_id].encode()
         kinds = {step["type"]: step for step in self._steps}

@@ -16,7 +16,7 @@ from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 
 class Layer(nn.Module):
-    """Attention behind a gate, then squares; each is added to what it reads."""
+    """Gated attention, then squares; each is added to what it reads."""
 
     def __init__(self, *, size: int, attention: AttentionLayer, index: int, prefix: str) -> None:
         super().__init__()

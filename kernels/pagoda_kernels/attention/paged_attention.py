@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -143,20 +143,21 @@ def _is_native(query: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
     return has_rows and is_dense and k_cache.dtype == v_cache.dtype and k_cache.dtype in (query.dtype, torch.int8)
 
 
-def _blocks(cache: Tensor, block_ids: Tensor, query: Tensor) -> Tensor:
-    """[n, block_size, num_kv_heads, head_dim] of the query's data type."""
+def gather_blocks(cache: Tensor, block_ids: Tensor, *, head_dim: int, dtype: torch.dtype) -> Tensor:
+    """[n, block_size, num_kv_heads, head_dim] of `dtype`, of a cache of it or of 8 bits."""
     if cache.dtype == FP8:  # which torch does not select from on every device
-        return cache.view(torch.uint8).index_select(0, block_ids).view(FP8).to(query.dtype)
+        return cache.view(torch.uint8).index_select(0, block_ids).view(FP8).to(dtype)
     blocks = cache.index_select(0, block_ids)
-    return dequantize_rows(blocks, query.shape[-1], query.dtype) if cache.dtype == torch.int8 else blocks
+    return dequantize_rows(blocks, head_dim, dtype) if cache.dtype == torch.int8 else blocks
 
 
 def _decode(query: Tensor, k_cache: Tensor, v_cache: Tensor, group: DecodeGroup, scoring: _Scoring) -> Tensor:
     """[n, num_kv_heads, group, head_dim] for n sequences with one query each."""
     n, num_kv_heads, _, head_dim = query.shape
     shape = (n, -1, num_kv_heads, head_dim)
-    key = _blocks(k_cache, group.block_ids, query).view(shape).transpose(1, 2)  # [n, Hkv, L, D]
-    value = _blocks(v_cache, group.block_ids, query).view(shape).transpose(1, 2)
+    rows: dict[str, Any] = {"head_dim": head_dim, "dtype": query.dtype}
+    key = gather_blocks(k_cache, group.block_ids, **rows).view(shape).transpose(1, 2)  # [n, Hkv, L, D]
+    value = gather_blocks(v_cache, group.block_ids, **rows).view(shape).transpose(1, 2)
     # The heads of one KV head stand where the query tokens would: grouped queries without a copy of the keys.
     bias = None
     if scoring.slopes is not None:
@@ -170,8 +171,9 @@ def _prefill(query: Tensor, k_cache: Tensor, v_cache: Tensor, row: PrefillRow, s
     """[query_len, num_kv_heads, group, head_dim] for one sequence."""
     num_heads = query.shape[2]
     keys = slice(row.first, row.first + row.num_keys)
-    key = _blocks(k_cache, row.block_ids, query).flatten(0, 1)[keys].transpose(0, 1)  # [Hkv, L, D]
-    value = _blocks(v_cache, row.block_ids, query).flatten(0, 1)[keys].transpose(0, 1)
+    rows: dict[str, Any] = {"head_dim": query.shape[-1], "dtype": query.dtype}
+    key = gather_blocks(k_cache, row.block_ids, **rows).flatten(0, 1)[keys].transpose(0, 1)  # [Hkv, L, D]
+    value = gather_blocks(v_cache, row.block_ids, **rows).flatten(0, 1)[keys].transpose(0, 1)
     bias = None
     if scoring.slopes is not None:
         # Distances to the last query: to all scores of another one they add the same, which the softmax forgets.

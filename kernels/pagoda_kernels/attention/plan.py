@@ -1,4 +1,4 @@
-"""What attention over a batch needs to know about its shape, worked out once a step on the host for all layers."""
+"""The plan of attention over a batch, computed once per step on the host for all layers."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -54,6 +54,26 @@ class WindowPlan:
     prefills: list[PrefillRow]
 
 
+@dataclass(frozen=True, slots=True)
+class PlanPart:
+    """Some sequences of a batch."""
+
+    rows: Tensor | None
+    """[n] int64, their rows of the query; None: these are all rows in order."""
+    plan: "AttentionPlan"
+    """Plan for these sequences only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A batch whose blocks were put one after the other."""
+
+    block_ids: Tensor
+    """[n] int64, where each of these blocks was."""
+    plan: "AttentionPlan"
+    """Over these blocks."""
+
+
 class AttentionBackend(Protocol):
     """Attention of another package."""
 
@@ -86,13 +106,16 @@ class AttentionPlan:
     """[num_seqs, max_blocks]; entries after a sequence's blocks are not read."""
     block_size: int
     dtype: torch.dtype
-    """Of query and cache."""
+    """Data type of query and cache."""
     device: torch.device
     device_tables: AttentionTables | None = None
     """The same on the device, for kernels that read it there; None makes them when they are asked for."""
     backend: AttentionBackend | None = None
     """Computes this batch in place of our kernels; None leaves it to them."""
     _windows: dict[int | None, WindowPlan] = field(default_factory=dict)
+    _chunked: dict[int, "AttentionPlan"] = field(default_factory=dict)
+    _parts: dict[int, tuple[PlanPart | None, PlanPart | None]] = field(default_factory=dict)
+    _gathered: Gathered | None = None
     _columns: tuple[Tensor, Tensor, Tensor] | None = None
 
     def columns(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -111,6 +134,81 @@ class AttentionPlan:
         if self.device_tables is None:
             self.device_tables = make_tables(self.query_lens, self.seq_lens, self.block_table, self.device)
         return self.device_tables
+
+    def parts(self, num_tokens: int) -> tuple[PlanPart | None, PlanPart | None]:
+        """The sequences with at most `num_tokens` query tokens, and the others; None: there are none."""
+        if num_tokens not in self._parts:
+            is_short = self.query_lens <= num_tokens
+            self._parts[num_tokens] = self._part(is_short), self._part(~is_short)
+        return self._parts[num_tokens]
+
+    def _part(self, is_there: npt.NDArray[np.bool_]) -> PlanPart | None:
+        if is_there.all() and is_there.size:
+            return PlanPart(None, self)
+        if not is_there.any():
+            return None
+        rows = torch.from_numpy(np.flatnonzero(np.repeat(is_there, self.query_lens)))
+        plan = AttentionPlan(
+            query_lens=self.query_lens[is_there],
+            seq_lens=self.seq_lens[is_there],
+            block_table=self.block_table[is_there],
+            block_size=self.block_size,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        return PlanPart(rows.to(self.device), plan)
+
+    def gathered(self) -> Gathered:
+        """The same sequences over a copy of their blocks, each with blocks of its own."""
+        if self._gathered is None:
+            num_blocks = -(-self.seq_lens // self.block_size)
+            columns = np.arange(self.block_table.shape[1])
+            is_used = columns < num_blocks[:, None]
+            block_ids = self.block_table[is_used].astype(np.int64)
+            table = (np.cumsum(num_blocks) - num_blocks)[:, None] + columns
+            plan = AttentionPlan(
+                query_lens=self.query_lens,
+                seq_lens=self.seq_lens,
+                block_table=np.where(is_used, table, 0).astype(np.int32),
+                block_size=self.block_size,
+                dtype=self.dtype,
+                device=self.device,
+            )
+            self._gathered = Gathered(torch.from_numpy(block_ids).to(self.device), plan)
+        return self._gathered
+
+    def chunked(self, chunk: int) -> "AttentionPlan":
+        """The same query tokens for layers whose queries see no more than their own chunk: a sequence becomes one
+        sequence for each chunk that its query tokens are in.
+
+        Args:
+            chunk: tokens of a chunk, a multiple of the block size; token i is in chunk i // chunk.
+        """
+        if chunk % self.block_size:
+            raise ValueError(f"chunk is {chunk}, must be a multiple of block_size, {self.block_size}")
+        if not (self.seq_lens > chunk).any():
+            return self
+        if chunk not in self._chunked:
+            self._chunked[chunk] = self._make_chunked(chunk)
+        return self._chunked[chunk]
+
+    def _make_chunked(self, chunk: int) -> "AttentionPlan":
+        num_computed = self.seq_lens - self.query_lens
+        first = num_computed // chunk
+        counts = (self.seq_lens - 1) // chunk - first + 1
+        rows = np.repeat(np.arange(counts.size), counts)
+        begins = (np.arange(rows.size) - np.repeat(np.cumsum(counts) - counts, counts) + first[rows]) * chunk
+        ends = np.minimum(begins + chunk, self.seq_lens[rows])
+        seq_lens = ends - begins
+        columns = begins[:, None] // self.block_size + np.arange(-(-int(seq_lens.max()) // self.block_size))
+        return AttentionPlan(
+            query_lens=ends - np.maximum(begins, num_computed[rows]),
+            seq_lens=seq_lens,
+            block_table=self.block_table[rows[:, None], np.minimum(columns, self.block_table.shape[1] - 1)],
+            block_size=self.block_size,
+            dtype=self.dtype,
+            device=self.device,
+        )
 
     def window(self, window: int | None) -> WindowPlan:
         """The plan for layers whose queries see `window` tokens, their own included; None sees all."""

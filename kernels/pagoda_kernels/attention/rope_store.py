@@ -1,4 +1,4 @@
-"""What stands between the projection to queries, keys and values and attention: norms, rotation, cache writes."""
+"""The operations between the projection to queries, keys and values and attention: norms, rotation, cache writes."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from pagoda_kernels.native.library import NATIVE_DTYPES, native
 from pagoda_kernels.selection import TRITON_DTYPES, triton_kernel
 
 MAX_HEAD_DIM = 1024
-"""Of the C++ kernel."""
+"""Largest head of the C++ kernel."""
 
 
 class HeadNorms(NamedTuple):

@@ -1,4 +1,4 @@
-"""What attention kernels on an accelerator read about a batch: a few small tensors there, and bounds on the host."""
+"""A batch's data for attention kernels on an accelerator: small tensors there, and bounds on the host."""
 
 from dataclasses import dataclass
 

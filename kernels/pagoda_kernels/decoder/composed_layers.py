@@ -12,7 +12,7 @@ from pagoda_kernels.native.library import native
 from pagoda_kernels.selection import is_set_aside
 
 OPERATIONS = ("act_and_mul", "paged_attention", "rms_norm", "rope_store")
-"""What has to be set aside, so that PyTorch computes it one by one."""
+"""Operations whose replacement makes PyTorch compute the layers one by one."""
 
 
 class ComposedLayers:
@@ -81,7 +81,7 @@ class ComposedLayers:
     def __call__(
         self, x: Tensor, plans: Sequence[AttentionPlan], slot_mappings: Sequence[Tensor], positions: Tensor
     ) -> Tensor:
-        """As of DecoderLayers, of any data type; x is left as it was."""
+        """See DecoderLayers, of any data type; x is left as it was."""
         result: Tensor = self._kernel.forward(x, self._plans(plans), list(slot_mappings), positions)
         return result
 
@@ -93,7 +93,7 @@ class ComposedLayers:
         positions: Tensor,
         rows: Tensor,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """As of DecoderLayers."""
+        """See DecoderLayers."""
         batch = self._plans(plans), list(slot_mappings), positions
         logits, values, indices = self._kernel.forward_to_logits(input_ids, *batch, rows)
         return logits, (values, indices)

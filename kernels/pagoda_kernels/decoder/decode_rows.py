@@ -1,4 +1,4 @@
-"""What a step reads and writes that decodes the last known token of each sequence, in the columns of all sequences."""
+"""The reads and writes of a step that decodes the last known token of each sequence, in columns."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -39,7 +39,7 @@ class DecodeRows:
     slot_mapping: IntArray
     """block_id * block_size + offset."""
     max_blocks: int
-    """Of the longest sequence."""
+    """Number of blocks of the longest sequence."""
     is_greedy: bool
     """All of them."""
 

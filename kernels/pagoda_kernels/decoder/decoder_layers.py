@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +14,12 @@ from pagoda_kernels.attention.rope_store import HeadNorms
 from pagoda_kernels.decoder.decode_rows import IntArray, SequenceColumns
 from pagoda_kernels.layers.act_and_mul import ACTIVATIONS
 from pagoda_kernels.linear.linear_weights import LinearWeights, native_weights
+from pagoda_kernels.lora.add_lora import GroupedRows
 from pagoda_kernels.moe.experts import Mixture, MixtureWeights, has_mixture
 from pagoda_kernels.native.library import native
 
 OPERATIONS = ("act_and_mul", "packed_linear", "paged_attention", "quantized_linear", "rms_norm", "rope_store")
-"""What one call takes the place of: it computes as the kernels of these would, to the bit."""
+"""Operations that one call replaces: it computes the same as their kernels, bit by bit."""
 ACTIVATION_NAMES = tuple(ACTIVATIONS)
 """Their places are the numbers that the kernels know them by."""
 
@@ -69,7 +71,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndWeights:
-    """What comes before the layers, rows of a table, and after them, linear(norm(x)): logits."""
+    """The ends of a model: rows of a table before the layers, and linear(norm(x)) after them: logits."""
 
     embedding: LinearWeights
     """[vocab_size, hidden_size], in any form."""
@@ -78,6 +80,16 @@ class EndWeights:
     eps: float
     weight_offset: float
     linear: LinearWeights
+
+
+class LayerAdapters(NamedTuple):
+    """Adapters of some rows of a batch, for all layers."""
+
+    rows: GroupedRows
+    fields: Tensor
+    """[num_groups, num_places, most parts, NUM_FIELDS] int64: a LoraTable's for each place."""
+    places: Tensor
+    """[num_layers, 4] int64, of `matrix_names`; -1: no adapter changes it."""
 
 
 class DecoderLayers:
@@ -110,6 +122,8 @@ class DecoderLayers:
             raise RuntimeError("this library of C++ kernels has no decoder_layers")
         self._kept = layers, tuple(k_caches), tuple(v_caches), ends
         """The kernel has no more than pointers."""
+        self.matrix_names = [[linear.name for linear in layer.linears] for layer in layers]
+        """Names of each layer's matrices: qkv, output, and gate_up and down except for a mixture."""
         num_kv_heads, head_dim = k_caches[0].shape[2:]
         self._kernel = kernel(num_heads, num_kv_heads, head_dim)
         groups = [0] * len(layers) if groups is None else groups
@@ -146,7 +160,12 @@ class DecoderLayers:
             self._kernel.ends(native_weights(ends.embedding), ends.embedding.is_plain, *head)
 
     def __call__(
-        self, x: Tensor, plans: Sequence[AttentionPlan], slot_mappings: Sequence[Tensor], positions: Tensor
+        self,
+        x: Tensor,
+        plans: Sequence[AttentionPlan],
+        slot_mappings: Sequence[Tensor],
+        positions: Tensor,
+        adapters: LayerAdapters | None = None,
     ) -> Tensor:
         """All layers over a batch, whose keys and values go into the cache.
 
@@ -155,11 +174,12 @@ class DecoderLayers:
             plans: one a group, of the same lengths.
             slot_mappings: one a group, [num_tokens] int64, no -1.
             positions: [num_tokens] int64.
+            adapters: None: no token has one.
 
         Returns:
             x.
         """
-        self._kernel.forward(x, *_batch(plans, slot_mappings), positions)
+        self._kernel.forward(x, *_batch(plans, slot_mappings), positions, _tensors(adapters))
         return x
 
     def logits(
@@ -169,6 +189,7 @@ class DecoderLayers:
         slot_mappings: Sequence[Tensor],
         positions: Tensor,
         rows: Tensor,
+        adapters: LayerAdapters | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The whole model, and logits for some of the tokens: of others, the last layer makes keys and values alone.
 
@@ -178,13 +199,14 @@ class DecoderLayers:
         Args:
             input_ids: [num_tokens] int64.
             rows: [n] int64, places among the tokens.
+            adapters: of the layers, not of the ends. None: no token has one.
 
         Returns:
             [n, vocab_size] float32; and what `argmax` gives of it.
         """
         logits = torch.empty(rows.shape[0], self._vocab_size)
         values, indices = torch.empty(rows.shape[0]), torch.empty(rows.shape[0], dtype=torch.int64)
-        batch = *_batch(plans, slot_mappings), positions
+        batch = *_batch(plans, slot_mappings), positions, _tensors(adapters)
         self._kernel.forward_to_logits(input_ids, *batch, rows, logits, values, indices)
         return logits, (values, indices)
 
@@ -238,6 +260,11 @@ def has_decoder_layers(layers: Sequence[LayerWeights], dtype: torch.dtype) -> bo
 
 
 _NO_TABLES = np.zeros((0, 1, 1), dtype=np.int32)
+
+
+def _tensors(adapters: LayerAdapters | None) -> tuple[Tensor, ...] | None:
+    """As the kernel takes them."""
+    return None if adapters is None else (adapters.rows.rows, adapters.rows.starts, adapters.fields, adapters.places)
 
 
 def _batch(

@@ -1,1 +1,1 @@
-"""Kernels of other packages, each behind an adapter. No package is needed, and none is imported before it is used."""
+"""Kernels of other packages, each with an adapter. No package is needed, and none is imported before it is used."""

@@ -1,4 +1,4 @@
-"""What attention kernels of another package are to the rest: whether they are there, what they serve, and one call."""
+"""The interface to attention kernels of another package: whether they exist, what they support, and one call."""
 
 import importlib.metadata
 import importlib.util
@@ -22,14 +22,14 @@ class Scoring(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionNeeds:
-    """What the layers of a model ask of attention, on one device."""
+    """Requirements of a model's layers on attention, on one device."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     block_size: int
     dtype: torch.dtype
-    """Of the queries."""
+    """Data type of the queries."""
     cache_dtype: torch.dtype
     layers: tuple[Scoring, ...]
     """One a layer."""
@@ -45,9 +45,9 @@ class Adapter(ABC):
     name: ClassVar[str]
     """As --attention-backend has it."""
     module: ClassVar[str]
-    """What is imported."""
+    """Name of the imported module."""
     distribution: ClassVar[str]
-    """What is installed."""
+    """Name of the installed package."""
 
     @classmethod
     def is_installed(cls) -> bool:
@@ -56,7 +56,7 @@ class Adapter(ABC):
 
     @classmethod
     def version(cls) -> str:
-        """Of the installed package; "unknown" where nothing says so."""
+        """Version of the installed package, or "unknown"."""
         try:
             return importlib.metadata.version(cls.distribution)
         except importlib.metadata.PackageNotFoundError:
@@ -90,7 +90,7 @@ class Adapter(ABC):
 
 
 def plain_refusal(needs: AttentionNeeds) -> str | None:
-    """What stands in the way of every package here."""
+    """The reason why no package can be used here."""
     if needs.has_biases:
         return "scores have linear biases"
     if needs.dtype not in (torch.bfloat16, torch.float16):

@@ -28,7 +28,7 @@ MIN_VERSION = (0, 3)
 HEAD_DIMS = (64, 128, 256)
 """Sizes that its kernels are made for."""
 MIN_WORKSPACE_BYTES = 128 << 20
-"""What its documentation recommends."""
+"""Size that its documentation recommends."""
 MAX_TILE = 128
 """Rows of a tile of queries, at most."""
 
@@ -59,7 +59,7 @@ class FlashInferAttention(Adapter):
         self._plan: AttentionPlan | None = None
         """The step that the wrappers are planned for."""
         self._pages: _Pages | None = None
-        """Of that step."""
+        """Pages of that step."""
 
     def __call__(
         self,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pagoda_kernels.linear.quantized_matrix import PackedMatrix
+from pagoda_kernels.linear.scaled_matrix import ScaledMatrix
 from pagoda_kernels.native.library import native
 
 
@@ -12,14 +13,16 @@ from pagoda_kernels.native.library import native
 class LinearWeights:
     """One matrix of a layer."""
 
-    matrix: Tensor | PackedMatrix
+    matrix: Tensor | PackedMatrix | ScaledMatrix
     """bfloat16 as `pack_weight` or `compress_weight` gives it, or integers; with `is_plain` [out_features, in_features]
-    of any type."""
+    of any type, or small floats with scales."""
     bias: Tensor | None
     """[out_features]."""
     out_features: int
     in_features: int
     is_plain: bool = False
+    name: str = ""
+    """Name of the layer, which adapters use."""
 
 
 def native_weights(linear: LinearWeights) -> object:

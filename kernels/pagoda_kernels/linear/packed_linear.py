@@ -66,14 +66,14 @@ def packed_linear(
     16 (14-17), 21-24 at 32 (11-13); GFLOP/s, in another hour: 740-770 at 128 rows (620-670), 780-810 at 512 (740-770),
     800-810 at 2,048 (770-790). In registers, the two cores multiply at 890.
     """
-    _check(x, packed, out_features, bias, residual)
+    check_packed(x, packed, out_features, bias, residual)
     kernel = native("packed_linear") if x.is_cpu else None
     if kernel is None or x.dtype != torch.bfloat16:
         return packed_linear_reference(x, packed, out_features, bias=bias, residual=residual, out_dtype=out_dtype)
     if x.shape[1] % 2:
         x = F.pad(x, (0, 1))  # models do not have odd sizes
     out = torch.empty(x.shape[0], out_features, dtype=out_dtype or x.dtype)
-    kernel(dense_rows(x), packed, bias, None if residual is None else dense_rows(residual), out)
+    kernel(dense_rows(x), packed, dense(bias), None if residual is None else dense_rows(residual), out)
     return out
 
 
@@ -140,7 +140,13 @@ def dense_rows(x: Tensor) -> Tensor:
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
 
-def _check(x: Tensor, packed: Tensor, out_features: int, bias: Tensor | None, residual: Tensor | None) -> None:
+def dense(bias: Tensor | None) -> Tensor | None:
+    """`bias` contiguous, as the C++ kernels read it."""
+    return None if bias is None else bias.contiguous()
+
+
+def check_packed(x: Tensor, packed: Tensor, out_features: int, bias: Tensor | None, residual: Tensor | None) -> None:
+    """Raise ValueError for what does not fit together in `packed_linear`."""
     panels, pairs = -(-out_features // PANEL), (x.shape[-1] + 1) // 2
     if x.dim() != 2 or tuple(packed.shape) != (panels, pairs, PANEL, 2):
         raise ValueError(

@@ -3,18 +3,30 @@
 import torch
 from torch import Tensor
 
-from pagoda_kernels.linear.quantized_matrix import QUAD, TILE, PackedMatrix, empty_packed, pack, quantize
+from pagoda_kernels.linear.quantized_matrix import (
+    QUAD,
+    TILE,
+    Allocate,
+    PackedMatrix,
+    new_tensor,
+    pack,
+    packed_in,
+    quantize,
+)
 from pagoda_kernels.native.library import NATIVE_DTYPES, native
 
 
-def new_packed(num_outputs: int, num_inputs: int, *, bits: int, group_size: int) -> PackedMatrix:
+def new_packed(
+    num_outputs: int, num_inputs: int, *, bits: int, group_size: int, allocate: Allocate = new_tensor
+) -> PackedMatrix:
     """Memory for a matrix without zeros on a CPU, zero after the last output, to be filled with `quantize_rows`.
 
     Args:
         group_size: at least num_inputs is one scale for each output.
+        allocate: gives host memory.
     """
     group_size = min(group_size, num_inputs)
-    packed = empty_packed(num_outputs, num_inputs, bits=bits, group_size=group_size, device="cpu")
+    packed = packed_in(allocate, num_outputs, num_inputs, bits=bits, group_size=group_size)
     if num_outputs % TILE:
         packed.codes[-1].fill_(0x80 if bits == 8 else 0x88)
         packed.scales[-1].zero_()
@@ -23,6 +35,8 @@ def new_packed(num_outputs: int, num_inputs: int, *, bits: int, group_size: int)
 
 def quantize_rows(rows: Tensor, packed: PackedMatrix, *, first_row: int, dtype: torch.dtype | None = None) -> None:
     """Make rows `first_row` and on of a matrix from floats; all others stay as they are.
+
+    Several threads may do so at once, if their rows are of different tiles.
 
     Args:
         rows: [num_rows, num_inputs] of any float type on a CPU, any strides.

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pagoda_kernels.linear.packed_linear import dense
 from pagoda_kernels.linear.quantized_matrix import PackedMatrix, unpack
 from pagoda_kernels.linear.quantized_rows import RowMatrix, fits_rows, unpack_row_matrix
 from pagoda_kernels.native.library import NATIVE_DTYPES, cpu_level, native
@@ -62,7 +63,7 @@ def quantized_linear(
     added = None if residual is None else _rows(residual, weight.num_outputs)
     out = torch.empty(*x.shape[:-1], weight.num_outputs, dtype=out_dtype)
     fields = weight.codes, weight.scales, weight.zeros, weight.group_size, weight.quantizes_inputs
-    kernel(rows, *fields, bias, added, out)
+    kernel(rows, *fields, dense(bias), added, out)
     return out
 
 
@@ -74,8 +75,7 @@ def _on_rows(
     if kernel is None or x.dtype not in TRITON_DTYPES or not fits_rows(weight.num_inputs, weight.group_size):
         return quantized_linear_reference(x, weight, bias, residual, out_dtype=out_dtype)
     added = None if residual is None else _rows(residual, weight.num_outputs)
-    joined = None if bias is None else bias.contiguous()
-    out: Tensor = kernel(_rows(x, weight.num_inputs), weight, joined, added, out_dtype=out_dtype)
+    out: Tensor = kernel(_rows(x, weight.num_inputs), weight, dense(bias), added, out_dtype=out_dtype)
     return out.view(*x.shape[:-1], weight.num_outputs)
 
 

@@ -1,7 +1,9 @@
 """Matrices of small integers with a scale for each group of inputs: from floats, packed for the kernels, and back."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,8 +13,11 @@ TILE = 32
 QUAD = 4
 """Inputs that are together in a tile."""
 SHARES = (1.0, 0.93, 0.86)
-"""Of the largest value of a group, that the end of four bits may stand for: the one that errs least, squared, is taken.
-Cutting that value short makes the steps of all others smaller."""
+"""Fractions of a group's largest value to which the end of four bits may map; the one with the least squared error is
+used. Clipping the largest value makes the steps of all others smaller."""
+
+Allocate: TypeAlias = Callable[[tuple[int, ...], torch.dtype], Tensor]
+"""Gives a tensor of a shape and a data type, of any content."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +98,7 @@ def _scales(grouped: Tensor, bits: int) -> Tensor:
     for share in SHARES:
         tried = (scale * share).unsqueeze(-1)
         nearest = (grouped / tried).round_().clamp_(-8, 7).double()
-        # Each is rounded once, so that whoever sums them, and in whatever order, takes the same share.
+        # Each is rounded once, so that every order of the sum chooses the same share.
         errors = nearest.mul_(tried).sub_(grouped).float().square_().sum(-1, dtype=torch.float64)
         is_better = errors < fewest
         best, fewest = torch.where(is_better, tried.squeeze(-1), best), torch.where(is_better, errors, fewest)
@@ -137,10 +142,21 @@ def empty_packed(
     num_outputs: int, num_inputs: int, *, bits: int, group_size: int, device: torch.device | str
 ) -> PackedMatrix:
     """Memory for a matrix without zeros."""
+    allocate = functools.partial(new_tensor, device=device)
+    return packed_in(allocate, num_outputs, num_inputs, bits=bits, group_size=group_size)
+
+
+def new_tensor(shape: tuple[int, ...], dtype: torch.dtype, *, device: torch.device | str = "cpu") -> Tensor:
+    """Memory from torch, as Allocate."""
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+def packed_in(allocate: Allocate, num_outputs: int, num_inputs: int, *, bits: int, group_size: int) -> PackedMatrix:
+    """A matrix without zeros, in memory of choice."""
     num_tiles, num_groups = -(-num_outputs // TILE), -(-num_inputs // group_size)
     return PackedMatrix(
-        codes=torch.empty(num_tiles, num_inputs // QUAD, 16 * bits, dtype=torch.uint8, device=device),
-        scales=torch.empty(num_tiles, num_groups, TILE, device=device),
+        codes=allocate((num_tiles, num_inputs // QUAD, 16 * bits), torch.uint8),
+        scales=allocate((num_tiles, num_groups, TILE), torch.float32),
         zeros=None,
         bits=bits,
         group_size=group_size,

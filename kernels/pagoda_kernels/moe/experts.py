@@ -1,4 +1,4 @@
-"""What the chosen experts compute of each token, and all of a mixture: router, experts, shared expert."""
+"""The products of the chosen experts, and a whole mixture: router, experts, shared expert."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,15 +8,16 @@ from torch import Tensor
 
 from pagoda_kernels.layers.act_and_mul import ClampedSwiglu, act_and_mul, activation_arguments
 from pagoda_kernels.linear.linear_weights import LinearWeights, native_weights
+from pagoda_kernels.linear.scaled_matrix import ScaledMatrix
 from pagoda_kernels.moe.grouped_linear import ExpertMatrices, grouped_linear, sort_by_expert
 from pagoda_kernels.moe.route_tokens import SCORINGS, Routing
 from pagoda_kernels.native.library import native
 from pagoda_kernels.selection import triton_kernel
 
 OPERATIONS = ("mixture_of_experts", "packed_linear", "quantized_linear", "act_and_mul")
-"""What the C++ kernel takes the place of: it computes products and gates as these would, to the bit."""
-FEW_ROWS, MANY_ROWS = 16, 64
-"""Rows of a block on a GPU: as few as an expert has on average, or many. Not measured."""
+"""Operations that the C++ kernel replaces: it computes products and gates the same, bit by bit."""
+BLOCK_ROWS = (16, 32, 64, 128)
+"""Rows of a block on a GPU: the first that holds what an expert has on average, or the last."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +39,7 @@ class MixtureWeights:
     """[num_experts] float32; as in `route_tokens`."""
     experts: tuple[ExpertWeights, ...]
     activation: str | ClampedSwiglu
-    """Of all experts; a name in ACTIVATIONS."""
+    """Activation of all experts; a name in ACTIVATIONS."""
     scales_input: bool = False
     """A token's weight is on what goes into its expert, not on what comes out."""
     shared: ExpertWeights | None = None
@@ -177,7 +178,8 @@ class GroupedExperts:
         """As `mixture_reference`: [num_tokens, hidden_size] float32."""
         num_tokens, top_k = chosen.shape
         num_experts = len(self._gate_up.weights)
-        block_rows = FEW_ROWS if num_tokens * top_k <= FEW_ROWS * num_experts else MANY_ROWS
+        fitting = (rows for rows in BLOCK_ROWS if num_tokens * top_k <= rows * num_experts)
+        block_rows = next(fitting, BLOCK_ROWS[-1])
         rows = sort_by_expert(chosen, num_experts, block_rows=block_rows)
         if self._scales_input:  # a row for each choice
             x = (x[:, None].float() * weights[:, :, None]).to(x.dtype).flatten(0, 1)
@@ -215,17 +217,21 @@ def _grouped(
 ) -> GroupedExperts | None:
     gate_up = _plain_matrices([expert.gate_up for expert in experts])
     down = _plain_matrices([expert.down for expert in experts])
-    if gate_up is None or down is None or triton_kernel("grouped_linear", gate_up.weights[0]) is None:
+    if gate_up is None or down is None or triton_kernel("grouped_linear", gate_up.weight_addresses) is None:
         return None
     return GroupedExperts(gate_up, down, activation=activation, scales_input=scales_input)
 
 
 def _plain_matrices(linears: Sequence[LinearWeights]) -> ExpertMatrices | None:
-    tensors = [linear.matrix for linear in linears if linear.is_plain and isinstance(linear.matrix, Tensor)]
+    matrices = [linear.matrix for linear in linears if linear.is_plain]
+    tensors = [matrix for matrix in matrices if isinstance(matrix, Tensor)]
+    scaled = [matrix for matrix in matrices if isinstance(matrix, ScaledMatrix)]
     biases = [linear.bias for linear in linears if linear.bias is not None]
-    if len(tensors) < len(linears) or len(biases) not in (0, len(linears)):
+    if len(linears) not in (len(tensors), len(scaled)) or len(biases) not in (0, len(linears)):
         return None
-    return ExpertMatrices.of(tensors, biases)
+    if len({(matrix.bits, matrix.group_size) for matrix in scaled}) > 1:
+        return None
+    return ExpertMatrices.of(tensors or scaled, biases)
 
 
 def has_mixture(weights: MixtureWeights, dtype: torch.dtype) -> bool:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pagoda_kernels.linear.scaled_matrix import ScaledMatrix
 from pagoda_kernels.selection import TRITON_DTYPES, triton_kernel
 
 
@@ -23,25 +24,44 @@ class SortedRows(NamedTuple):
 
 
 class ExpertMatrices(NamedTuple):
-    """A matrix of every expert, all of one shape and data type, wherever each of them lies."""
+    """A matrix of every expert, all of one shape and form, wherever each of them lies."""
 
-    weights: tuple[Tensor, ...]
-    """[num_outputs, num_inputs] each, contiguous."""
+    weights: tuple[Tensor | ScaledMatrix, ...]
+    """[num_outputs, num_inputs] each, contiguous; scaled ones of one number of bits and one group size."""
     biases: tuple[Tensor, ...]
     """[num_outputs] each; empty: none."""
     weight_addresses: Tensor
-    """[num_experts] int64, on the device."""
+    """[num_experts] int64, on the device; of the codes of scaled ones."""
+    scale_addresses: Tensor | None
+    """The same of their scales."""
     bias_addresses: Tensor | None
+    is_aligned: bool
+    """Whether every matrix begins at a multiple of 16 bytes."""
 
     @classmethod
-    def of(cls, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> "ExpertMatrices":
-        """Of matrices that stay where they are."""
-        device = weights[0].device
+    def of(cls, weights: Sequence[Tensor | ScaledMatrix], biases: Sequence[Tensor]) -> "ExpertMatrices":
+        """From matrices that are not moved."""
+        numbers = [weight.codes if isinstance(weight, ScaledMatrix) else weight for weight in weights]
+        scales = [weight.scales for weight in weights if isinstance(weight, ScaledMatrix)]
 
         def addresses(tensors: Sequence[Tensor]) -> Tensor:
-            return torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64, device=device)
+            places = [tensor.data_ptr() for tensor in tensors]
+            return torch.tensor(places, dtype=torch.int64, device=numbers[0].device)
 
-        return cls(tuple(weights), tuple(biases), addresses(weights), addresses(biases) if biases else None)
+        return cls(
+            tuple(weights),
+            tuple(biases),
+            addresses(numbers),
+            addresses(scales) if scales else None,
+            addresses(biases) if biases else None,
+            is_aligned=all(tensor.data_ptr() % 16 == 0 for tensor in numbers),
+        )
+
+    @property
+    def num_outputs(self) -> int:
+        """Rows of a matrix."""
+        first = self.weights[0]
+        return first.num_outputs if isinstance(first, ScaledMatrix) else first.shape[0]
 
 
 def sort_by_expert(chosen: Tensor, num_experts: int, *, block_rows: int) -> SortedRows:
@@ -49,7 +69,17 @@ def sort_by_expert(chosen: Tensor, num_experts: int, *, block_rows: int) -> Sort
 
     Args:
         chosen: [num_tokens, top_k] int64.
+        block_rows: of a block, a power of two.
     """
+    kernel = triton_kernel("sort_by_expert", chosen)
+    if kernel is None:
+        return sort_by_expert_reference(chosen, num_experts, block_rows=block_rows)
+    rows: SortedRows = kernel(chosen, num_experts, block_rows=block_rows)
+    return rows
+
+
+def sort_by_expert_reference(chosen: Tensor, num_experts: int, *, block_rows: int) -> SortedRows:
+    """The specification of `sort_by_expert`."""
     flat = chosen.flatten()
     count, device = flat.shape[0], chosen.device
     order = flat.argsort(stable=True)
@@ -87,11 +117,15 @@ def grouped_linear(x: Tensor, matrices: ExpertMatrices, rows: SortedRows, *, top
 
 def grouped_linear_reference(x: Tensor, matrices: ExpertMatrices, rows: SortedRows, *, top_k: int) -> Tensor:
     """The specification of `grouped_linear`."""
-    out = x.new_zeros(rows.choices.shape[0], matrices.weights[0].shape[0])
+    out = x.new_zeros(rows.choices.shape[0], matrices.num_outputs)
     of_rows = rows.experts.repeat_interleave(rows.block_rows)
     for index, weight in enumerate(matrices.weights):
         slots = torch.nonzero((of_rows == index) & (rows.choices >= 0)).flatten()
         source = rows.choices[slots] // top_k if top_k else slots
         bias = matrices.biases[index] if matrices.biases else None
-        out[slots] = F.linear(x[source], weight, bias)
+        if isinstance(weight, ScaledMatrix):
+            wide = F.linear(x[source].float(), weight.dequantize(), None if bias is None else bias.float())
+            out[slots] = wide.to(x.dtype)
+        else:
+            out[slots] = F.linear(x[source], weight, bias)
     return out

@@ -8,7 +8,7 @@ import sys
 import threading
 
 _ERROR_CHARACTERS = 2000
-"""Of what a compiler said, the end of it."""
+"""How much of the end of a compiler's output is shown."""
 
 
 class Compilation:

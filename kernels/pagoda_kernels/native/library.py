@@ -28,14 +28,14 @@ PREBUILT = Path(__file__).parent / "prebuilt"
 """Libraries that came with an image; looked at before the cache."""
 NAME = "pagoda_native"
 NATIVE_DTYPES = (torch.float32, torch.bfloat16)
-"""What the C++ kernels compute with, unless one says otherwise."""
+"""Data types of the C++ kernels, unless one names others."""
 _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_vbmi2", "avx512_bf16")
 _AMX = ("amx_tile", "amx_bf16", "amx_int8")
 LEVELS = {"amx": _AVX2 + _AVX512 + _AMX, "avx512": _AVX2 + _AVX512, "avx2": _AVX2}
 """Instruction sets of each level as Linux calls them, the widest level first."""
 LEVEL_VARIABLE = "PAGODA_CPU_LEVEL"
-"""Of the environment: the widest level to use, so that machines of several kinds compute the same bits."""
+"""Environment variable: the widest level to use, so that different machines compute the same bits."""
 
 _library: ModuleType | None = None
 _compilation = Compilation()
@@ -121,7 +121,9 @@ def _find_or_build(level: str, cache_directory: Path) -> Path:
         cache_directory = private_directory()
         logger.warning("%s: its kernels are not loaded; they are compiled for this process alone", reason)
     path = library_path(level, cache_directory)
-    if path.exists() and (reason := distrust(path)):
+    if path.exists():
+        if not (reason := distrust(path)):
+            return path  # without the lock: who compiles for other sources or another level is not waited for
         logger.warning("%s: it is not loaded, and compiled again", reason)
         cache_directory = private_directory()
     # One process compiles, the others wait; the lock goes with its holder.

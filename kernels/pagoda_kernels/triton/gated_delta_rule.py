@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 MAX_STATE_VALUES = 4096
-"""Of a program's part of a state, in registers."""
+"""Maximum size of a program's part of a state, in registers."""
 
 
 def gated_delta_rule(

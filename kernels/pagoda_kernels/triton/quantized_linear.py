@@ -31,7 +31,7 @@ JOIN_BLOCK = 1024
 
 
 class _Tile(NamedTuple):
-    """What one program computes, and how."""
+    """The tile of one program, and its launch options."""
 
     rows: int
     outputs: int

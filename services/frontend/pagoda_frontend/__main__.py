@@ -12,17 +12,21 @@ from pagoda_common.config.frontend_config import API_KEY_VARIABLE, OPERATOR_KEY_
 from pagoda_common.config.settings import ServiceParser, parse_service_args
 from pagoda_common.process.children import die_with_parent, raise_file_limit
 from pagoda_common.process.heartbeat import beat
+from pagoda_common.process.idle_memory import without_collections
 from pagoda_common.process.logging import configure_logging, log_life
 from pagoda_common.process.plugins import run_plugins
 from pagoda_common.process.startup_marks import enable_marks, mark
 from pagoda_common.rpc.service import stop_signals
-from pagoda_frontend.http.server import FrontendServer
 
 logger = logging.getLogger(__name__)
 
 
 async def serve(config: FrontendConfig) -> int:
     """Serve until SIGTERM or SIGINT, then drain; the exit code."""
+    with without_collections():
+        from pagoda_frontend.http.server import FrontendServer
+
+    mark("imports")
     with stop_signals() as stop:
         server = FrontendServer(config=config)
         try:
@@ -56,7 +60,7 @@ def main() -> int:
         die_with_parent(args.die_with_parent)
     raise_file_limit()
     enable_marks(os.environ)
-    mark("imports")
+    mark("start of Python")
     is_child = args.die_with_parent is not None
     configure_logging("frontend", os.environ.get("PAGODA_LOG_LEVEL", "info"), args.log_format, is_child=is_child)
     with config_errors(parser):

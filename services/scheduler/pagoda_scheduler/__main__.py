@@ -88,7 +88,7 @@ async def serve(
         if not config.security.is_guarded:
             log_life(logger, UNGUARDED)
         mark("listening")
-        logger.info("at most %s wait; more are refused", _queue_bounds(config.scheduler))
+        logger.info("the queue holds %s", _queue_bounds(config.scheduler))
         if metrics_port is not None:
             whole = process_registry(registry)  # a frontend, which shows `registry` beside its own, has the rest itself
             whole.register(EngineCollector(load=state.load, model_name=model_name))
@@ -125,7 +125,8 @@ async def serve(
 def _queue_bounds(config: SchedulerConfig) -> str:
     """For people."""
     bounds = ((config.max_num_queued_reqs, "sequences"), (config.max_num_queued_tokens, "prompt tokens"))
-    return " with ".join(f"{bound or 'any number of':{',' if bound else ''}} {what}" for bound, what in bounds)
+    text = " and ".join(f"at most {bound:,} {what}" if bound else f"any number of {what}" for bound, what in bounds)
+    return f"{text}; one client may hold {config.max_queued_share:.0%} of both"
 
 
 async def _follow_readiness(engine: Engine, server: RpcServer) -> None:
@@ -142,8 +143,10 @@ def main() -> None:
     """Command line of the scheduler."""
     parser = ServiceParser(prog="pagoda-scheduler", description="The engine of Pagoda.")
     add_listen_flags(parser, port=50052)
-    parser.add_argument("--drain-timeout", type=float, default=30.0, help="seconds for running requests on SIGTERM")
-    parser.add_argument("--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics there; 0 is any")
+    parser.add_argument(
+        "--drain-timeout", type=float, default=30.0, help="seconds for running requests to finish after SIGTERM"
+    )
+    parser.add_argument("--metrics-port", type=int, metavar="PORT", help="port of Prometheus metrics; 0 chooses one")
     add_child_flags(parser)
     add_engine_flags(parser)
     args = parse_service_args(parser)

@@ -26,7 +26,7 @@ from pagoda_common.errors import ConfigError
 from pagoda_common.metrics.server import process_registry, serve_metrics
 from pagoda_common.process.children import die_with_parent
 from pagoda_common.process.heartbeat import beat
-from pagoda_common.process.idle_memory import release_memory_when_idle
+from pagoda_common.process.idle_memory import exempt_what_exists, release_memory_when_idle, without_collections
 from pagoda_common.process.logging import configure_logging, log_life
 from pagoda_common.process.memory import keep_freed_memory
 from pagoda_common.process.plugins import run_plugins
@@ -35,6 +35,7 @@ from pagoda_common.rpc.local_socket import new_local_address
 from pagoda_common.rpc.local_token import with_found_token
 from pagoda_common.version import VERSION
 from pagoda_kernels.native.trust import protect_caches
+from pagoda_worker.parallel.local_ranks import rank_host, rank_services, run_ranks
 from pagoda_worker.threads import set_wait_policy
 
 logger = logging.getLogger("pagoda_worker")
@@ -42,24 +43,28 @@ logger = logging.getLogger("pagoda_worker")
 SERVICE = "pagoda.v1.Worker"
 STOP_GRACE_S = 1.0
 """Time that open calls get at the end. Requests are not lost with them: the scheduler requeues what runs here."""
-_BOUNDS = (("threads", 1), ("group", 0), ("rank", 0), ("world_size", 1), ("device_index", 0), ("drain_timeout", 0))
+_BOUNDS = (
+    *(("threads", 1), ("group", 0), ("rank", 0), ("world_size", 1), ("tensor_parallel_size", 1)),
+    *(("device_index", 0), ("drain_timeout", 0)),
+)
 """Least values of flags."""
 
 
 async def serve(args: argparse.Namespace, security: SecurityConfig, observability: ObservabilityConfig) -> None:
     """Serve until SIGTERM or SIGINT, then let what runs here end, and go."""
-    # Torch is imported after the flags are read, and after OpenMP's threads are told how to wait.
+    # Torch is imported after the flags are read and OpenMP's variables are set.
     mark("start of Python")
-    from pagoda.v1 import scheduler_pb2, worker_pb2_grpc
-    from pagoda_common.rpc.service import RpcServer, stop_signals
-    from pagoda_kernels.native.library import stop_compiling
-    from pagoda_worker.memory.device import claim_device
-    from pagoda_worker.memory.memory_ahead import touch_memory_at_rest
-    from pagoda_worker.metrics import WorkerCollector, WorkerMetrics
-    from pagoda_worker.parallel.tensor_parallel import TensorParallel
-    from pagoda_worker.rpc.registration import CAPABILITIES, Registration
-    from pagoda_worker.rpc.servicer import WorkerServicer
-    from pagoda_worker.worker import Worker
+    with without_collections():
+        from pagoda.v1 import scheduler_pb2, worker_pb2_grpc
+        from pagoda_common.rpc.service import RpcServer, stop_signals
+        from pagoda_kernels.native.library import stop_compiling
+        from pagoda_worker.memory.device import claim_device
+        from pagoda_worker.memory.memory_ahead import touch_memory_at_rest
+        from pagoda_worker.metrics import WorkerCollector, WorkerMetrics
+        from pagoda_worker.parallel.tensor_parallel import TensorParallel
+        from pagoda_worker.rpc.registration import CAPABILITIES, Registration
+        from pagoda_worker.rpc.servicer import WorkerServicer
+        from pagoda_worker.worker import Worker
 
     mark("imports")
     server = RpcServer(services=(SERVICE,), security=security.server, enable_channelz=observability.enable_channelz)
@@ -73,7 +78,13 @@ async def serve(args: argparse.Namespace, security: SecurityConfig, observabilit
     )
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry=registry) if args.metrics_port is not None else None
-    servicer = WorkerServicer(worker=worker, set_serving=server.set_serving, metrics=metrics)
+
+    async def set_serving(is_serving: bool) -> None:
+        if is_serving:
+            exempt_what_exists(collects=False)
+        await server.set_serving(is_serving)
+
+    servicer = WorkerServicer(worker=worker, set_serving=set_serving, metrics=metrics)
     worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server.grpc_server)
     with stop_signals() as stopped:
         local_address = _local_address(args, security)
@@ -142,14 +153,30 @@ def _local_address(args: argparse.Namespace, security: SecurityConfig) -> str | 
 
 
 def _own_host(args: argparse.Namespace) -> str:
-    """Where other ranks reach this one: where the scheduler does."""
+    """Where other ranks reach this one: where the scheduler does, unless flags say otherwise."""
+    if (host := rank_host(args)) is not None:
+        return host
     return _reachable_host(args.host) if args.advertise_address is None else host_of(args.advertise_address)
+
+
+def _count_ranks(args: argparse.Namespace) -> None:
+    """Fill in rank and world_size where only LeaderWorkerSet's variables, of pods, or nothing names them."""
+    if args.rank is None:
+        args.rank = (_from_environment("LWS_WORKER_INDEX") or 0) * args.tensor_parallel_size
+    if args.world_size is None:
+        args.world_size = (_from_environment("LWS_GROUP_SIZE") or 1) * args.tensor_parallel_size
 
 
 def _check_ranks(args: argparse.Namespace, security: SecurityConfig) -> None:
     """Raises ConfigError when the flags make no rank of a group, or one that may not send what it would send."""
     if args.rank >= args.world_size:
         raise ConfigError(f"rank is {args.rank}, must be below world_size, {args.world_size}", field="rank")
+    if args.rank + args.tensor_parallel_size > args.world_size:
+        raise ConfigError(
+            f"tensor_parallel_size is {args.tensor_parallel_size}, must be at most {args.world_size - args.rank}: the "
+            f"group has {args.world_size} ranks, and {args.rank} is the first of these",
+            field="tensor_parallel_size",
+        )
     if args.world_size == 1:
         return
     if args.group is None:
@@ -158,7 +185,8 @@ def _check_ranks(args: argparse.Namespace, security: SecurityConfig) -> None:
     if not security.insecure and not is_loopback(_own_host(args)):
         raise ConfigError(
             f"advertise_address is {_own_host(args)!r}, must be on loopback for several ranks: what they send each "
-            "other is never encrypted; give --insecure where the network itself is trusted",
+            "other is never encrypted; give --rank-host=127.0.0.1 where they share a machine, or --insecure where the "
+            "network itself is trusted",
             field="advertise_address",
         )
 
@@ -192,21 +220,33 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--rank",
         type=int,
-        default=_from_environment("LWS_WORKER_INDEX") or 0,
-        help="rank within the group (default: LWS_WORKER_INDEX, else 0)",
+        help="rank within the group, the first with --tensor-parallel-size (default: by LWS_WORKER_INDEX, else 0)",
     )
-    group.add_argument("--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics there; 0 is any")
+    group.add_argument("--metrics-port", type=int, metavar="PORT", help="port of Prometheus metrics; 0 chooses one")
     group.add_argument(
         "--world-size",
         type=int,
-        default=_from_environment("LWS_GROUP_SIZE") or 1,
-        help="ranks that hold the model together by tensor parallelism (default: LWS_GROUP_SIZE, else 1)",
+        help="number of ranks that share one copy of the model (default: --tensor-parallel-size, times "
+        "LWS_GROUP_SIZE where there is one)",
+    )
+    group.add_argument(
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        metavar="N",
+        help="ranks that this command starts, a process and a device each, on consecutive ports (default: %(default)s)",
+    )
+    group.add_argument(
+        "--rank-host",
+        metavar="HOST",
+        help="where the other ranks reach this one (default: loopback when --tensor-parallel-size has them all, else "
+        "the host of --advertise-address)",
     )
     group.add_argument(
         "--device-index",
         type=int,
         metavar="INDEX",
-        help="which CUDA device, counted round where there are fewer (default: the rank)",
+        help="CUDA device; wraps around if there are fewer (default: the rank)",
     )
     group.add_argument(
         "--threads",
@@ -220,13 +260,24 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="time that what runs here gets to finish after SIGTERM; the rest goes on elsewhere (default: %(default)g)",
+        help="time for running sequences to finish after SIGTERM; others move to another group (default: %(default)g)",
     )
     return parser
 
 
-def main() -> None:
-    """Command line of the worker."""
+async def _serve_ranks(args: argparse.Namespace, security: SecurityConfig, observability: ObservabilityConfig) -> int:
+    from pagoda_common.rpc.service import stop_signals
+
+    services = rank_services(args, security=security, observability=observability)
+    with stop_signals() as stopped:
+        beating = asyncio.create_task(beat())
+        code = await run_ranks(services, stopped, with_names=observability.log_format == "text")
+        beating.cancel()
+        return code
+
+
+def main() -> int:
+    """Command line of the worker; the exit code."""
     parser = _parser()
     args = parse_service_args(parser)
     if args.die_with_parent is not None:
@@ -240,17 +291,22 @@ def main() -> None:
             value = getattr(args, name)
             if value is not None and value < low:
                 raise ConfigError(f"{name} is {value}, must be at least {low}", field=name)
+        _count_ranks(args)
         security, observability = security_config_from_args(args), observability_config_from_args(args)
         security.server.check_listen(args.host)
         security.check_dial(args.scheduler, name="scheduler")
         _check_ranks(args, security)
+        if args.tensor_parallel_size > 1:
+            exit_code: int = uvloop.run(_serve_ranks(args, security, observability))
+            return exit_code
         security = with_found_token(security, args.scheduler)
         set_wait_policy(os.environ)
         for reason in protect_caches(os.environ):
             logger.warning("%s", reason)
         keep_freed_memory()
         uvloop.run(serve(args, security, observability))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -17,7 +17,7 @@ _SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 
 
 
 class WorkerMetrics:
-    """What one worker's steps cost. `observe` runs on the model thread."""
+    """The cost of one worker's steps. `observe` runs on the model thread."""
 
     def __init__(self, *, registry: CollectorRegistry) -> None:
         text = "Time of one stage of a step in the worker."
@@ -49,7 +49,9 @@ class WorkerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Called for every scrape, on whatever thread."""
-        state = GaugeMetricFamily("pagoda:worker_info", "The worker: 1.", labels=("state", "model"))
+        state = GaugeMetricFamily(
+            "pagoda:worker_info", "The worker's state and model; the value is 1.", labels=("state", "model")
+        )
         facts = self._worker.facts
         state.add_metric((self._worker.state, "" if facts is None else facts.model), 1)
         yield state

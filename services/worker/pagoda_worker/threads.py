@@ -8,6 +8,8 @@ from pathlib import Path
 SINGLE_THREAD_PARAMETERS = 50_000_000
 """Models below this size compute on one thread unless a number is given: their operations are too short to share, and
 waiting for a second thread stalls a step whenever another process holds that core."""
+ENCODER_PARAMETERS = 5_000_000
+"""The same for models without a cache: each of their steps is some thousand tokens long."""
 SPIN_COUNT = 3000
 """Turns that a thread of GNU's OpenMP looks for work before it sleeps: some 100 us. Between two operations of a step,
 mostly below 30 us apart, it stays awake; between two steps it sleeps."""
@@ -38,8 +40,8 @@ def set_wait_policy(environment: MutableMapping[str, str]) -> None:
     """Have OpenMP's threads spin shortly, then sleep, unless the environment says something of it already.
 
     Has to happen before torch is imported. A thread that sleeps is 50 us late at every operation, hundreds of which
-    make a step. One that spins for long takes the core from scheduler and frontend, and whoever spins on a core that
-    another process holds stalls for a time slice (8 ms): with more threads than cores no one spins.
+    make a step. One that spins for long takes the core from scheduler and frontend, and one that spins on a core of
+    another process stalls for a time slice (8 ms): with more threads than cores no thread spins.
     """
     if "OMP_WAIT_POLICY" in environment:
         return
@@ -47,15 +49,17 @@ def set_wait_policy(environment: MutableMapping[str, str]) -> None:
     environment.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))
 
 
-def thread_counts(num_parameters: int, *, leaves_core: bool) -> ThreadCounts:
+def thread_counts(num_parameters: int, *, leaves_core: bool, only_pools: bool = False) -> ThreadCounts:
     """Threads for a model of this size: the cores that this process may use, one for a small model.
 
     Args:
         leaves_core: steps of few tokens leave one core to the other services of this machine. Memory gives most of its
             speed to one core less, and a thread that shares its core with another process is late at every operation,
             where the others wait for it.
+        only_pools: the model is an encoder, whose steps have many tokens.
     """
-    most = 1 if num_parameters < SINGLE_THREAD_PARAMETERS else num_usable_cores()
+    fewest = ENCODER_PARAMETERS if only_pools else SINGLE_THREAD_PARAMETERS
+    most = 1 if num_parameters < fewest else num_usable_cores()
     return ThreadCounts(most, max(1, most - 1) if leaves_core else most)
 
 

@@ -28,7 +28,7 @@ from pagoda_worker.memory.device import (
     claim_device,
 )
 from pagoda_worker.memory.huge_pages import use_huge_pages
-from pagoda_worker.models.cache_groups import CacheLayout, make_layout
+from pagoda_worker.models.cache_groups import CacheLayout, check_chunks, make_layout
 from pagoda_worker.models.model import Model
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 from pagoda_worker.pooling.pooler import Pooler
@@ -73,7 +73,7 @@ class Worker:
         self._model: Model | None = None
         self._weights: ModelWeights | None = None
         self._asked_weights: WeightsSource | None = None
-        """Of the latest init_device; None is the model's own checkpoint."""
+        """Weights of the latest init_device; None is the model's own checkpoint."""
         self._dtype = torch.float32
         self._takes_cache_groups = False
         self._runner: ModelRunner | None = None
@@ -81,7 +81,7 @@ class Worker:
         """LoRA adapters, of a loaded model that may have them."""
         self._lora_rows: LoraRows | None = None
         self._attention: AttentionChoice | None = None
-        """Of the loaded model; None: not chosen yet."""
+        """Attention of the loaded model; None: not chosen yet."""
         self._pooler: Pooler | None = None
         self._grammars = Grammars(self._load_compiler)
         self._overlaps = overlaps
@@ -107,7 +107,7 @@ class Worker:
 
     @property
     def weights(self) -> WeightsSource | None:
-        """What the model holds instead of its own checkpoint's weights; None: those."""
+        """Weights instead of those of the model's checkpoint; None: the checkpoint's."""
         return None if self._weights is None else self._weights.source
 
     def init_device(
@@ -173,11 +173,16 @@ class Worker:
         loaded = read_model(
             config, device=device.device, parallel=self.parallel, source=self._asked_weights, progress=progress
         )
-        self._threads.choose(loaded.facts.num_parameters, loaded.dtype)
+        self._threads.choose(loaded.facts.num_parameters, loaded.dtype, only_pools=loaded.model.only_pools)
         self._model, self._weights, self._dtype, self.facts = loaded.model, loaded.weights, loaded.dtype, loaded.facts
         self._pooler = loaded.pooler
         try:
             _ = self.cache_layout  # a scheduler that does not know it hears so before it asks for memory
+            check_chunks(
+                (layer.chunk for layer in loaded.model.attention_layers),
+                block_size=config.cache.block_size,
+                max_model_len=loaded.facts.max_model_len,
+            )
         except ConfigError:
             self._model = self._weights = self.facts = None
             raise
@@ -401,11 +406,11 @@ class Worker:
         """Whether no step ran for so long. For any thread to call, as `touch_ahead`."""
         return self._guard.have_rested(seconds)
 
-    def touch_ahead(self, may_go_on: Callable[[], bool]) -> None:
-        """Have memory for blocks that come next, while it may go on."""
+    def touch_ahead(self, may_continue: Callable[[], bool]) -> None:
+        """Take memory for the next blocks, as long as no step waits."""
         runner = self._runner
         if runner is not None:
-            runner.touch_ahead(may_go_on)
+            runner.touch_ahead(may_continue)
 
     def expect(self, step: StepInput) -> None:
         """Begin to compile the constraints of a step that will run soon. Returns at once, for any thread to call."""

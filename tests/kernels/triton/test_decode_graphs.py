@@ -39,7 +39,7 @@ PARAMS = [
 
 
 class Called(NamedTuple):
-    """A graph that computes anew what it should have recorded."""
+    """A graph that computes again what it should have recorded."""
 
     run: Callable[[], None]
     replays: list[str]
@@ -61,7 +61,8 @@ class CallingRecorder:
 
 
 def make_driver(directory: Path, *, engine: Mapping[str, Any] = MappingProxyType({}), **options: object) -> Driver:
-    (directory / "config.json").write_text(json.dumps(CONFIG | options))
+    """Of a model with one layer unless `options` say otherwise: an interpreted layer takes long."""
+    (directory / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 1} | options))
     driver = Driver(directory, load_format="dummy", max_num_seqs=8, num_blocks=40, **engine)
     use_references(())
     return driver
@@ -110,13 +111,29 @@ def assert_alike(actual: list[Tracked], expected: list[Tracked]) -> None:
             assert mine == pytest.approx(theirs, abs=1e-4)
 
 
+LATENTS: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "n_routed_experts": None,
+    "kv_lora_rank": 20,
+    "q_lora_rank": 28,
+    "qk_rope_head_dim": 12,
+    "qk_nope_head_dim": 10,
+    "v_head_dim": 14,
+}
+
+
 @pytest.mark.parametrize(
-    "engine", [{}, {"quantization": "int4-g32", "kv_cache_dtype": "int8"}], ids=["floats", "small"]
+    ("engine", "options"),
+    [({}, {}), ({"quantization": "int4-g32", "kv_cache_dtype": "int8"}, {}), ({}, LATENTS)],
+    ids=["floats", "small", "latents"],
 )
-def test_tokens_are_those_of_steps_that_are_not_padded(engine: dict[str, Any], tmp_path: Path) -> None:
-    driver = make_driver(tmp_path, engine=engine)
+def test_tokens_are_those_of_steps_that_are_not_padded(
+    engine: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    driver = make_driver(tmp_path, engine=engine, **options)
     expected = driver.generate(PROMPTS, PARAMS, max_tokens=4, chunk=20)
-    driver = make_driver(tmp_path, engine=engine)
+    driver = make_driver(tmp_path, engine=engine, **options)
     _, recorder = add_graphs(driver, max_num_seqs=4)
     actual = driver.generate(PROMPTS, PARAMS, max_tokens=4, chunk=20)
     assert_alike(actual, expected)
@@ -180,7 +197,7 @@ def test_a_step_that_runs_ahead_replays_with_the_tokens_that_the_device_has(tmp_
 
 
 def test_padding_changes_no_logits_and_no_cache(tmp_path: Path) -> None:
-    driver = make_driver(tmp_path)
+    driver = make_driver(tmp_path, num_hidden_layers=2)
     graphs, _ = add_graphs(driver)
     runner = driver.worker._runner
     assert runner is not None
@@ -218,11 +235,13 @@ def test_padding_changes_no_logits_and_no_cache(tmp_path: Path) -> None:
         assert is_changed.nonzero().tolist() == [[2, 40 % 16], [9, 19 % 16]], "the slots of the two tokens"
 
 
-def test_a_model_with_experts_or_without_a_kernel_is_not_recorded(tmp_path: Path) -> None:
+def test_a_model_without_a_kernel_is_not_recorded(tmp_path: Path) -> None:
     loaded = make_driver(tmp_path).worker._loaded_model()
     use_references(["rope_store"])
     assert why_eager(loaded) == "rope_store runs as plain PyTorch"
-    use_references(())
     experts = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 2, "num_experts_per_tok": 1}
     loaded = make_driver(tmp_path, **experts).worker._loaded_model()
+    assert why_eager(loaded) is None
+    loaded = make_driver(tmp_path, **experts).worker._loaded_model()
+    use_references(["grouped_linear"])
     assert why_eager(loaded) == "the host has to hear which tokens an expert gets"

@@ -29,15 +29,17 @@ def codes_of(cache: Tensor) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy's, of NaNs
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("head_dim", [1, 20, 33, 64, 128])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"),
+    [*((head_dim, torch.float32) for head_dim in (1, 20, 33, 64, 128)), (33, torch.bfloat16), (33, torch.float16)],
+)
 @pytest.mark.parametrize("kind", [torch.int8, FP8])
 def test_rows_are_stored_as_by_the_reference(kind: torch.dtype, head_dim: int, dtype: torch.dtype) -> None:
-    heads = (torch.randn(40, 5, head_dim) * torch.logspace(-5, 5, 40)[:, None, None]).to(dtype)
+    heads = (torch.randn(17, 5, head_dim) * torch.logspace(-5, 5, 17)[:, None, None]).to(dtype)
     key, value = heads[:, :2], heads[:, 2:4]  # strided rows
     key[3], value[4] = 0, torch.finfo(dtype).max
     key[6, 0, 0], value[7, 1, -1], key[8, 1, 0] = torch.nan, torch.inf, -torch.inf
-    slots = torch.randperm(64)[:40]
+    slots = torch.randperm(64)[:17]
     slots[5] = -1
     shape = (4, 16, 2, cache_width(head_dim, kind))
     caches = [torch.full(shape, 9, dtype=torch.uint8).view(kind) for _ in range(4)]

@@ -1,4 +1,4 @@
-"""The command for a GPU, on a machine without one: it says so, and checks every kernel in the interpreter."""
+"""The command for a GPU, on a machine without one: it says so, and tries every part with tiny shapes."""
 
 import json
 import os

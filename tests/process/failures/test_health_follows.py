@@ -8,7 +8,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagoda_common.rpc.service import connect
-from tests.process.failures.test_rolling_update import Deployment
+from tests.process.deployment import Deployment
 from tests.process.stack import get_status
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING

@@ -1,6 +1,7 @@
 """Streams of several LoRA adapters survive kills token for token; adapters come, go and change while they run."""
 
 import concurrent.futures
+import http.client
 import json
 import shutil
 import signal
@@ -74,8 +75,11 @@ def tokens_of(stack: LoraStack, name: str, **more: Any) -> list[int]:
 class Streams:
     """A stream of each name, greedy or seeded in turn."""
 
-    def __init__(self, stack: LoraStack, names: tuple[str, ...] = NAMES) -> None:
+    def __init__(self, stack: LoraStack, names: tuple[str, ...] = NAMES, *, resumes: bool = False) -> None:
+        """`resumes`: a stream that breaks is asked for again, from where it was."""
         self.tokens: list[list[int]] = [[] for _ in names]
+        self.num_resumed = 0
+        self._resumes = resumes
         self._errors: list[Exception] = []
         self._threads = [
             threading.Thread(target=self._follow, args=(stack, number, name)) for number, name in enumerate(names)
@@ -87,17 +91,34 @@ class Streams:
         body = {"model": name, "prompt": PROMPT, "stream": True, "max_tokens": NUM_TOKENS, "ignore_eos": True}
         body |= {"temperature": float(number % 2), "seed": 5, "return_token_ids": True}
         headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{stack.url}/v1/completions", json.dumps(body).encode(), headers)
         try:
-            with urllib.request.urlopen(request, timeout=300) as response:
+            while not self._read(f"{stack.url}/v1/completions", json.dumps(body).encode(), headers, number):
+                self.num_resumed += 1
+                stack.wait_ready()
+        except Exception as error:
+            self._errors.append(error)
+
+    def _read(self, url: str, body: bytes, headers: dict[str, str], number: int) -> bool:
+        """Read a stream, from after the event that the headers name; False: its connection broke."""
+        event_id = ""
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=300) as response:
                 for line in response:
-                    if line.startswith(b"data: {"):
+                    if line.startswith(b"id: "):
+                        event_id = line[4:].decode().strip()
+                    elif line.startswith(b"data: {"):
                         event = json.loads(line[6:])
                         assert "error" not in event, event
                         for choice in event["choices"]:
                             self.tokens[number] += choice["token_ids"] or []
-        except Exception as error:
-            self._errors.append(error)
+                        headers["Last-Event-ID"] = event_id
+                    elif line.startswith(b"data: [DONE]"):
+                        return True
+        except (OSError, http.client.HTTPException) as error:
+            is_refused = isinstance(error, urllib.error.HTTPError) and error.code < 500
+            if not self._resumes or is_refused:
+                raise
+        return False
 
     def wait_for_some(self, num_streams: int, timeout_s: float = 240) -> None:
         """Return when so many streams have some tokens."""
@@ -139,6 +160,14 @@ def test_streams_of_six_adapters_outlive_a_killed_process(
     streams.wait_for_some(3)
     stack.kill(service)
     assert streams.finish() == expected
+
+
+def test_streams_of_six_adapters_are_resumed_at_another_frontend(stack: LoraStack, expected: list[list[int]]) -> None:
+    streams = Streams(stack, resumes=True)
+    streams.wait_for_some(3)
+    stack.kill("frontend")
+    assert streams.finish() == expected
+    assert streams.num_resumed > 0
 
 
 def test_models_lists_adapters_with_their_parent(stack: LoraStack) -> None:

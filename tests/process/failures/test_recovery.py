@@ -42,6 +42,12 @@ def stream(stack: Stack, *, temperature: float, num_tokens: int = NUM_TOKENS) ->
                 yield json.loads(data)["choices"][0]["delta"].get("content") or ""
 
 
+@pytest.fixture(scope="module")
+def undisturbed(stack: Stack) -> dict[float, str]:
+    """The answer at each temperature."""
+    return {temperature: "".join(stream(stack, temperature=temperature)) for temperature in (0.0, 1.0)}
+
+
 @pytest.mark.parametrize(
     ("name", "fault", "temperature"),
     [
@@ -51,8 +57,9 @@ def stream(stack: Stack, *, temperature: float, num_tokens: int = NUM_TOKENS) ->
         ("scheduler", signal.SIGSTOP, 1.0),
     ],
 )
-def test_a_stream_survives(stack: Stack, name: str, fault: signal.Signals, temperature: float) -> None:
-    undisturbed = "".join(stream(stack, temperature=temperature))
+def test_a_stream_survives(
+    stack: Stack, undisturbed: dict[float, str], name: str, fault: signal.Signals, temperature: float
+) -> None:
     victim = stack.service(name)
     text = ""
     was_killed = False
@@ -62,5 +69,5 @@ def test_a_stream_survives(stack: Stack, name: str, fault: signal.Signals, tempe
             victim.send_signal(fault)
             was_killed = True
     assert was_killed
-    assert text == undisturbed
+    assert text == undisturbed[temperature]
     stack.wait_ready()

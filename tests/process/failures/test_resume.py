@@ -161,8 +161,8 @@ def test_a_stream_over_grpc_goes_on_after_the_loss_of_its_frontend(stack: Stack)
 async def test_the_library_goes_on_after_the_loss_of_the_scheduler(stack: Stack) -> None:
     stack.wait_ready()
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    nobody = free_port()
-    async with AsyncLLM(address=f"127.0.0.1:{nobody},127.0.0.1:{SCHEDULER_PORT}") as llm:
+    unused = free_port()
+    async with AsyncLLM(address=f"127.0.0.1:{unused},127.0.0.1:{SCHEDULER_PORT}") as llm:
         [undisturbed] = [output async for output in llm.generate("Once", params) if output.finished]
         has_killed = False
         async for output in llm.generate("Once", params):

@@ -1,13 +1,12 @@
 """The three services find each other in whatever order they come up."""
 
-import itertools
-
 import pytest
 
 from pagoda_common.process.children import free_port
 from tests.process.stack import Process, ask, get_status, poll_until
 
-ORDERS = [order for order in itertools.permutations(("frontend", "scheduler", "worker")) if order[0] != "scheduler"]
+ORDERS = (("frontend", "scheduler", "worker"), ("worker", "frontend", "scheduler"))
+"""Frontend and worker come first once each, the scheduler before a worker and after both. Elsewhere it is first."""
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=" ".join)

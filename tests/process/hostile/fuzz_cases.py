@@ -12,6 +12,10 @@ PARTS = [{"type": "text", "text": "y"}, {"type": "text", "text": "z"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}}, "required": ["a"]}
 TOOL = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": SCHEMA}}
 
+NO_PLACE = "/nowhere"
+FLAGS = ("--enable-lora", "--enable-runtime-lora-updating", f"--allowed-weights={NO_PLACE}")
+"""Of the stack, so that it has all endpoints that are asked."""
+
 VALID: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "Once", "max_tokens": 4, "temperature": 0}),
     ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 3, "n": 2, "best_of": 3, "seed": 1, "logprobs": 2}),
@@ -73,6 +77,10 @@ VALID: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"prompt": "Hello 🙂", "add_special_tokens": True, "return_token_strs": True}),
     ("/tokenize", {"messages": MESSAGES, "add_generation_prompt": True}),
     ("/detokenize", {"tokens": [5, 6, 300]}),
+    ("/v1/load_lora_adapter", {"lora_name": "none", "lora_path": f"{NO_PLACE}/none", "load_inplace": True}),
+    ("/v1/load_lora_adapter", {"lora_name": "elsewhere", "lora_path": "/etc", "base_model_name": MODEL}),
+    ("/v1/unload_lora_adapter", {"lora_name": "none", "lora_int_id": 1}),
+    ("/v1/completions", {"model": "none", "prompt": "a", "max_tokens": 2}),
 ]
 
 # No count between 20 and 2^31: what is a valid number of choices or beams stays small, so that a run ends.
@@ -105,6 +113,7 @@ NAMES = [
         "suffix",
         "model",
     ),
+    *("lora_name", "lora_path", "load_inplace", "base_model_name"),
     *("messages", "prompt", "tokens", "input", "reasoning_effort", "documents", "continue_final_message", "model"),
 ]
 

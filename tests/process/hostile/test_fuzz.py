@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.process.fuzz import fuzz
-from tests.process.hostile.fuzz_cases import make_case
+from tests.process.hostile.fuzz_cases import FLAGS, make_case
 from tests.process.stack import Stack
 
 NUM_REQUESTS = 1500
@@ -14,7 +14,7 @@ SEED = 20
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    stack = Stack("--disable-uvicorn-access-log")
+    stack = Stack("--disable-uvicorn-access-log", *FLAGS)
     try:
         stack.wait_ready()
         yield stack

@@ -15,6 +15,7 @@ import grpc.aio
 import httpx
 import pytest
 
+from pagoda_common.grammar.matcher import MAX_FORCED_BYTES
 from tests.process.hostile.growth import Grown, grown_case
 from tests.process.stack import MODULES, Stack, poll_until
 
@@ -26,10 +27,10 @@ HANG_S = 240.0
 MAX_GAP_S = 1.0
 """Of the victim's stream, on two cores that do nothing else; told, and asserted in the long form alone."""
 MAX_GROWTH_BYTES = 100 * 1024**2
-CACHE_BYTES = 64 * 1024**2
+CACHE_BYTES = 32 * 1024**2
 """Of the KV cache: so much more of the worker may be resident, for it keeps the blocks that it has touched."""
-MIN_TAKEN_BYTES = 24 * 1024**2
-"""By two regular expressions of 50,000 characters: 17 MB each while they are kept."""
+MIN_TAKEN_BYTES = 16 * 1024**2
+"""By regular expressions that force as much text as they may."""
 VICTIM_KEY, ATTACKER_KEY = "key-of-the-victim", "key-of-the-attacker"
 NO_KEY_SHARE = 4
 """With keys: one request of so many has none."""
@@ -221,19 +222,19 @@ def test_grown_requests_harm_no_one(stack: Stack, has_keys: bool) -> None:
 
 @pytest.mark.parametrize("has_keys", [False], ids=["open"])
 def test_the_worker_gives_back_what_constraints_have_taken(stack: Stack) -> None:
-    def answer(regex: str) -> None:
+    def answer(regex: str) -> int:
         body = {"prompt": "Once", "max_tokens": 2, "structured_outputs": {"regex": regex}}
-        assert httpx.post(f"{stack.url}/v1/completions", json=body, timeout=HANG_S).status_code == 200
+        return httpx.post(f"{stack.url}/v1/completions", json=body, timeout=HANG_S).status_code
 
     for length in range(20, 24):  # from here on the process has all that it needs
-        answer("b" * length)
+        assert answer("b" * length) == 200
     worker = stack.service("worker")
     before = worker.memory_info().rss
-    for letter in "cd":
-        answer(letter * 50_000)
+    assert [answer(regex) for regex in ("c" * 50_000, "d{50000}", "[ef]g{50000}", "h{1000000}")] == [400] * 4
+    for letter in "ijklmnopqrstuvwx":
+        assert answer(letter * MAX_FORCED_BYTES) == 200
     taken = worker.memory_info().rss - before
     assert taken > MIN_TAKEN_BYTES
-    answer("b" * 20)  # a step that says that the others have left their slots
     poll_until(lambda: worker.memory_info().rss < before + taken // 2, what="half is given back", timeout_s=HANG_S)
 
 

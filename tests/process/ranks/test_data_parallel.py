@@ -1,4 +1,4 @@
-"""Two workers behind one scheduler: both serve, and a killed one costs its streams only a pause."""
+"""Two workers at one scheduler: both serve, and a killed one costs its streams only a pause."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

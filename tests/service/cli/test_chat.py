@@ -104,6 +104,6 @@ def test_commands_forget_help_and_end(
     sent = [body["messages"] for body in server.bodies if "messages" in body]
     assert [[message["content"] for message in messages] for messages in sent] == [["hello"], ["again"]]
     printed = capsys.readouterr().out
-    assert "The conversation begins anew." in printed
+    assert "The conversation starts again." in printed
     assert "There is no command /nothing." in printed
     assert printed.count("/clear forgets the conversation") == 2

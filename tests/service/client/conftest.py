@@ -21,7 +21,7 @@ class FakeSchedulerThread:
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
         self._thread.start()
-        assert self._started.wait(5)
+        assert self._started.wait(240)
 
     async def _serve(self) -> None:
         async with serve_fake_scheduler(self.fake) as address:
@@ -31,7 +31,7 @@ class FakeSchedulerThread:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(5)
+        self._thread.join(240)
         self._loop.close()
 
 

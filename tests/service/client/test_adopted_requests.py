@@ -63,7 +63,7 @@ async def test_who_reads_one_that_is_adopted_elsewhere_is_told(fake: FakeSchedul
     old = client.submit(request)
     client.submit(adopting(AdoptedSequence(token_ids=[])))
     assert old.is_done, "it has heard of it"
-    with pytest.raises(Superseded, match="request a goes on elsewhere"):
+    with pytest.raises(Superseded, match="request a continues elsewhere"):
         await old.get()
     assert client.num_open_requests == 1
 

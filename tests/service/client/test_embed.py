@@ -63,8 +63,8 @@ def test_a_prompt_may_fill_the_context(llm: LLM, fake: FakeScheduler) -> None:
     [
         ("", {}, "prompt is empty"),
         ([[5], []], {}, "prompt is empty"),
-        ([[5] * (LONGEST + 1)], {}, f"context length is {LONGEST} tokens, but the prompt has {LONGEST + 1} tokens"),
-        ([[3072]], {}, "prompt has token 3072"),
+        ([[5] * (LONGEST + 1)], {}, f"context length is {LONGEST} tokens, but an input has {LONGEST + 1} tokens"),
+        ([[3072]], {}, "token id 3072 is out of vocabulary"),
         ("a", {"pooling_params": {"normalize": False}}, "pooling_params must be PoolingParams"),
         ("a", {"lora_request": "adapter"}, "lora_request is not supported"),
     ],

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import grpc.aio
@@ -26,8 +27,19 @@ class Running:
     fake: FakeScheduler
     server: FrontendServer
     http: httpx.AsyncClient
-    openai: openai.AsyncOpenAI
     channel: grpc.aio.Channel
+
+    @cached_property
+    def openai(self) -> openai.AsyncOpenAI:
+        """Made for those who ask: it reads all certificates of the machine first."""
+        return openai.AsyncOpenAI(base_url=f"{self.http.base_url}/v1", api_key="none", max_retries=0)
+
+    async def close(self) -> None:
+        """Close the clients."""
+        if "openai" in self.__dict__:
+            await self.openai.close()
+        await self.channel.close()
+        await self.http.aclose()
 
     async def post(self, path: str, body: Any = None, **kwargs: Any) -> httpx.Response:
         """POST `body` as JSON."""
@@ -72,15 +84,13 @@ async def frontend_at(address: str, fake: FakeScheduler, **config: Any) -> Async
     defaults: dict[str, Any] = {"tokenizer": "pagoda-tiny", "served_model_name": (MODEL, "alias")}
     server = FrontendServer(config=FrontendConfig(scheduler=address, port=0, grpc_port=0, **{**defaults, **config}))
     await server.start()
-    url = f"http://127.0.0.1:{server.port}"
-    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-    channel = connect(f"127.0.0.1:{server.grpc_port}")
+    # Neither of these reads certificates.
+    http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=240, verify=False)
+    running = Running(fake, server, http, connect(f"127.0.0.1:{server.grpc_port}"))
     try:
-        async with httpx.AsyncClient(base_url=url, timeout=240) as http:
-            yield Running(fake, server, http, client, channel)
+        yield running
     finally:
-        await channel.close()
-        await client.close()
+        await running.close()
         await server.close()
 
 

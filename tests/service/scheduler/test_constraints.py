@@ -1,4 +1,4 @@
-"""Constraints over the wire: compiled ahead of steps by workers that can, for each life of a worker anew."""
+"""Constraints over the wire: compiled ahead of steps by workers that can, for each life of a worker again."""
 
 import asyncio
 from collections.abc import Callable

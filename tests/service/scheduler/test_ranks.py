@@ -1,4 +1,4 @@
-"""Worker groups of several ranks: brought up when all are there, stepped together, formed anew when one is lost."""
+"""Worker groups of several ranks: brought up when all are there, stepped together, formed again when one is lost."""
 
 import asyncio
 import logging

@@ -36,10 +36,11 @@ async def worker(scheduler: RunningScheduler) -> AsyncIterator[FakeWorker]:
 class Frontend:
     """A session in raw messages, which reads only when it is told to."""
 
-    def __init__(self, scheduler: RunningScheduler, *, acknowledges: bool = True) -> None:
+    def __init__(self, scheduler: RunningScheduler, *, acknowledges: bool = True, every: int = 0) -> None:
         self._channel = grpc.aio.insecure_channel(scheduler.address, options=SMALL_WINDOW)
         self._call = scheduler_pb2_grpc.SchedulerStub(self._channel).Session()
         self._hello = scheduler_pb2.FrontendHello(frontend_id="slow", acknowledges=acknowledges)
+        self._hello.acknowledges_every = every
         self.num_taken = 0
         self.tokens: dict[int, list[int]] = {}
         self.num_finished = 0
@@ -109,6 +110,18 @@ async def test_the_requests_of_a_frontend_that_does_not_acknowledge_wait_and_oth
     assert max(undelivered) <= 60
     await asyncio.wait_for(frontend.read_all(acknowledge_every=7), 240)
     frontend.check()
+    await frontend.close()
+
+
+async def test_steps_for_a_frontend_that_is_behind_are_joined_and_no_token_is_lost(
+    scheduler: RunningScheduler, worker: FakeWorker
+) -> None:
+    frontend = Frontend(scheduler, every=8)
+    await frontend.submit()
+    await scheduler.until(lambda: parked(scheduler) == NUM_REQUESTS)
+    await asyncio.wait_for(frontend.read_all(acknowledge_every=8), 240)
+    frontend.check()
+    assert frontend.num_taken < NUM_TOKENS, "a message each would have been more"
     await frontend.close()
 
 

@@ -1,4 +1,4 @@
-"""A real worker behind a real server in this process, and a scheduler's side to call it."""
+"""A real worker in a real server in this process, and a scheduler's side to call it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence

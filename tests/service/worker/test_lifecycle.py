@@ -212,7 +212,7 @@ async def test_a_new_scheduler_ends_the_wait_for_ranks_of_the_one_before(
     served.worker.parallel = tensor_parallel.TensorParallel(rank=1, world_size=2)
     older, newer = Caller(channel), Caller(channel, epoch=2)
     request = worker_pb2.InitDeviceRequest(
-        session_epoch=1, config=worker_config(), rendezvous_address=f"127.0.0.1:{free_port()}"
+        session_epoch=1, config=worker_config(), rendezvous_address=f"127.0.0.1:{free_port()}#{bytes(32).hex()}"
     )
     await older.stub.InitDevice(request, timeout=240)
     loading = older.stub.LoadModel(worker_pb2.LoadModelRequest(session_epoch=1), timeout=240)

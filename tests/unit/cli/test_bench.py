@@ -21,7 +21,7 @@ from pagoda.bench.datasets import (
 )
 from pagoda.bench.figures import Statistics, is_good, peak_concurrency, peak_tokens_per_s, report, table
 from pagoda.bench.load import Load, RequestResult, send_times
-from pagoda.bench.requests import SampleRequest
+from pagoda.bench.requests import SampleRequest, oversample
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.errors import ConfigError
 from pagoda_common.text.tokenizer import Tokenizer
@@ -252,3 +252,26 @@ def test_random_prompts_that_nobody_sized_fit_the_servers_context(max_model_len:
     told = fit_random_lengths(args, max_model_len)
     assert args.random_input_len == input_len
     assert bool(told) is (input_len != 1024)
+
+
+def test_files_of_subfolders_are_read_in_the_order_of_their_paths(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    for name in ("b/two.jsonl", "a/deep/one.jsonl", "c/other.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({"text": path.stem}) + "\n")
+    args = arguments("--dataset-name", "hf", "--dataset-path", str(tmp_path), "--no-oversample", "--disable-shuffle")
+    assert [one.prompt for one in read_dataset(args, tokenizer, num_prompts=9)] == ["one", "two"]
+    assert [one.prompt for one in read_dataset(args, tokenizer, num_prompts=1)] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "is_kept", "num_made"), [(1, False, 2), (2, False, 2), (5, False, 5), (5, True, 2)]
+)
+def test_too_few_requests_are_drawn_again_unless_told_not_to(num_prompts: int, is_kept: bool, num_made: int) -> None:
+    requests = [SampleRequest(name, 1, 1) for name in "ab"]
+    args = argparse.Namespace(dataset_path="p", no_oversample=is_kept)
+    made = oversample(requests, args, num_prompts, random.Random(1))
+    assert (made[:2], len(made)) == (requests, num_made)
+    assert set(made) == set(requests)
+    with pytest.raises(ConfigError, match="p has no usable prompt"):
+        oversample([], args, 1, random.Random(1))

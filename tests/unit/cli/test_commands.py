@@ -36,7 +36,17 @@ def test_the_flags_of_serve_stand_in_groups(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit):
         make_parser().parse_args(["serve", "--help"])
     printed = capsys.readouterr().out
-    groups = ("model:", "cache:", "scheduling:", "workers:", "frontend:", "processes:", "accepted for compatibility")
+    groups = (
+        "addresses:",
+        "model:",
+        "cache:",
+        "scheduling:",
+        "workers:",
+        "frontend:",
+        "processes:",
+        "accepted for compatibility",
+    )
+    assert printed.startswith("usage: pagoda serve [model] [flags]\n\n")
     places = [printed.index(f"\n{group}") for group in groups]
     assert places == sorted(places)
 
@@ -47,6 +57,8 @@ def test_the_flags_of_serve_stand_in_groups(capsys: pytest.CaptureFixture[str]) 
         ("cache", "--block-size", "--max-num-seqs"),
         ("scheduling", "--max-num-seqs", "--block-size"),
         ("max_model_len", "--max-model-len", "--block-size"),
+        ("lora", "--max-loras", "--block-size"),
+        ("vllm", "--swap-space", "--block-size"),
     ],
 )
 def test_help_may_be_of_a_group_or_a_flag(
@@ -61,18 +73,20 @@ def test_help_may_be_of_a_group_or_a_flag(
     with pytest.raises(SystemExit) as ended:
         make_parser().parse_args(["serve", "--help=xyzzy"])
     assert ended.value.code == 2
-    assert "the groups are" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "'xyzzy'; the groups are: addresses, model, cache," in message
+    assert "positional" not in message
 
 
 def test_errors_end_with_code_1_and_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(args: object) -> object:
-        raise NotReady("nobody is there")
+        raise NotReady("no server is there")
 
     monkeypatch.setattr(chat, "open_server", fail)
     assert main(["chat", "-q", "hi"]) == 1
-    assert capsys.readouterr().err == "pagoda chat: error: nobody is there\n"
+    assert capsys.readouterr().err == "pagoda chat: error: no server is there\n"
 
 
 def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from pagoda.server.known_architectures import known_architectures
 from pagoda_common.config.engine_config import EngineConfig, ModelConfig, ParallelConfig
 from pagoda_common.config.model_files import resolve_model
 from pagoda_common.errors import ConfigError
-from pagoda_worker.models.registry import FAMILIES
+from pagoda_worker.models.registry import FAMILIES, TOKEN_VECTORS
 
 
 def config(model: str | Path = "pagoda-tiny", ranks: int = 1, **options: Any) -> EngineConfig:
@@ -114,7 +114,7 @@ def test_a_model_of_an_installed_package_is_left_to_the_worker(
 
 
 def test_the_names_of_architectures_are_those_of_the_worker() -> None:
-    assert known_architectures() == set(FAMILIES)
+    assert known_architectures() == set(FAMILIES) | set(TOKEN_VECTORS)
 
 
 def test_a_context_longer_than_the_checkpoints_is_refused(checkpoint: Path) -> None:

@@ -26,3 +26,8 @@ def test_what_is_not_given_is_the_default_and_what_is_wrong_is_named() -> None:
         EngineArgs(max_num_seqs=0).create_engine_config()
     with pytest.raises(TypeError, match="max_num_sequences"):
         EngineArgs(max_num_sequences=1)
+
+
+def test_names_of_vllm_are_arguments_as_well() -> None:
+    given = EngineArgs(scheduling_policy="priority", num_gpu_blocks_override=9).create_engine_config()
+    assert (given.scheduler.policy, given.cache.num_blocks_override) == ("priority", 9)

@@ -6,11 +6,22 @@ import re
 import sys
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
 from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.errors import ConfigError
-from pagoda_common.process.logging import JsonFormatter, LineFormatter, escaped, is_no_probe, request_id, trace_id
+from pagoda_common.process.logging import (
+    GRPC_LOGGER,
+    JsonFormatter,
+    LineFormatter,
+    escaped,
+    is_no_lost_call,
+    is_no_probe,
+    request_id,
+    trace_id,
+)
 
 
 def access(path: str) -> logging.LogRecord:
@@ -157,3 +168,39 @@ def test_no_query_is_logged() -> None:
     record = access("/v1/models?api_key=secret&token=other")
     assert LineFormatter("frontend").format(record).endswith('127.0.0.1:5 - "GET /v1/models HTTP/1.1" 200')
     assert "secret" not in JsonFormatter("frontend").format(access("/v1/models?api_key=secret"))
+
+
+async def test_an_answer_that_a_client_does_not_take_leaves_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    large = bytes(5 << 20)
+
+    async def answer(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        return large
+
+    server = grpc.aio.server()
+    handler = grpc.unary_unary_rpc_method_handler(answer)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Large", {"Get": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    logger = logging.getLogger(GRPC_LOGGER)
+    logger.addFilter(is_no_lost_call)
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            get: Any = channel.unary_unary("/test.Large/Get")
+            for _ in range(20):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await get(b"", timeout=240)
+                assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    finally:
+        await server.stop(None)  # an answer that is still being sent fails now
+        logger.removeFilter(is_no_lost_call)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_other_faults_of_calls_are_logged() -> None:
+    fault = logging.LogRecord(
+        GRPC_LOGGER, logging.ERROR, "", 0, "Unexpected", None, (ValueError, ValueError("a"), None)
+    )
+    assert is_no_lost_call(fault)
+    ended = type("ExecuteBatchError", (Exception,), {})
+    assert not is_no_lost_call(logging.LogRecord(GRPC_LOGGER, logging.ERROR, "", 0, "", None, (ended, ended(), None)))
+    assert is_no_lost_call(logging.LogRecord(GRPC_LOGGER, logging.ERROR, "", 0, "a line", None, None))

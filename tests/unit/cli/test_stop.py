@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from pagoda.commands.serve import stop_on_signals
-from pagoda.server.supervisor import BackOff, Child, RestartPolicy, Service
 from pagoda_common.process.children import stop_process
+from pagoda_common.process.supervisor import BackOff, Child, RestartPolicy, Service
 from pagoda_common.rpc.service import stop_signals
 
 

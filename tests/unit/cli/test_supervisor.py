@@ -1,6 +1,7 @@
 """The supervisor over small children of its own making."""
 
 import asyncio
+import os
 import signal
 import sys
 from pathlib import Path
@@ -8,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pagoda.server.supervisor import BackOff, Child, RestartPolicy, Service, Supervisor, describe_exit
 from pagoda_common.process.heartbeat import HeartbeatReader
+from pagoda_common.process.supervisor import BackOff, Child, RestartPolicy, Service, Supervisor, describe_exit
 
 QUICK = RestartPolicy(first_delay_s=0.01, max_delay_s=0.02, max_failures=4)
 OBEDIENT = "import time; print('up', flush=True); time.sleep(60)"
@@ -136,6 +137,15 @@ async def test_a_child_with_an_endless_line_goes_on() -> None:
     assert ("a", "after") in output.lines
 
 
+async def test_a_line_that_is_no_utf_8_is_shown_as_far_as_it_can_be() -> None:
+    read_end, write_end = os.pipe()
+    os.write(write_end, b"\xff text\nafter\n")
+    os.close(write_end)
+    output = Output()
+    await Child(service("a", ""), policy=QUICK, output=output)._pump(read_end)
+    assert output.lines == [("a", "\ufffd text"), ("a", "after")]
+
+
 async def test_a_grandchild_that_holds_the_pipe_does_not_hide_the_childs_end(tmp_path: Path) -> None:
     release = tmp_path / "release"
     waiting = f"import os, time\nwhile not os.path.exists({str(release)!r}): time.sleep(0.1)"
@@ -220,6 +230,6 @@ async def test_heartbeats_are_closed_when_no_one_reads_them_any_more(monkeypatch
             order.append("close")
             super().close()
 
-    monkeypatch.setattr("pagoda.server.supervisor.HeartbeatReader", Reader)
+    monkeypatch.setattr("pagoda_common.process.supervisor.HeartbeatReader", Reader)
     assert await Supervisor(services=[service("a", "raise SystemExit(2)")], output=Output()).run() == 2
     assert order == ["watch", "close"]

@@ -6,7 +6,7 @@ import pytest
 
 from pagoda.cli import make_parser
 from pagoda.commands.serve import plan
-from pagoda.options.vllm_options import OPTIONS, add_vllm_flags, check_vllm_args
+from pagoda.options.vllm_options import OPTIONS, add_vllm_flags, check_vllm_args, define_vllm_flags
 from pagoda_common.errors import ConfigError
 
 
@@ -77,3 +77,19 @@ def test_serve_refuses_before_anything_starts(capsys: pytest.CaptureFixture[str]
         plan(args, args.parser)
     assert ended.value.code == 2
     assert "--pipeline-parallel-size=2 is not supported" in capsys.readouterr().err
+
+
+def test_an_option_whose_name_is_taken_is_left_out_with_its_short_one() -> None:
+    for option in OPTIONS:
+        if option.short is None:
+            continue
+        parser = argparse.ArgumentParser()
+        parser.add_argument(option.flags[0], dest="ours")
+        added = define_vllm_flags(parser)
+        assert option not in added
+        assert option.short not in parser._option_string_actions
+        assert len(added) == len(OPTIONS) - 1
+        parser = argparse.ArgumentParser()
+        parser.add_argument(option.short, dest="ours")
+        assert define_vllm_flags(parser) == list(OPTIONS)
+        assert parser.parse_args([option.short, "x"]).ours == "x"

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from pagoda.server.supervisor import Service
 from pagoda.server.worker_services import worker_services
 from pagoda_common.config.engine_config import EngineConfig, ParallelConfig
+from pagoda_common.process.supervisor import Service
 
 
 def services(metrics_port: int = 9000, **parallel: int) -> tuple[Service, ...]:

@@ -12,6 +12,7 @@ from pagoda.llm import async_llm
 from pagoda.llm.prompts import Prompt
 from pagoda.server import engine_process
 from pagoda.server.engine_process import PrivateEngine
+from pagoda.v1 import types_pb2
 from pagoda_common.config.engine_config import EMBEDDED_MODEL, EngineConfig
 from pagoda_common.errors import NotReady, PagodaError, QueueFull
 from pagoda_common.text.tokenizer import Tokenizer
@@ -78,6 +79,17 @@ def test_bad_words_are_those_of_the_call_and_not_of_the_one_before() -> None:
         request = llm.make_request(prompt, SamplingParams(bad_words=[word]))
         banned = request.sampling_params.bad_words_token_ids
         assert {tokenizer.decode(ids).strip() for ids in banned} == {word}
+
+
+def test_constraints_are_compiled_for_the_revision_of_the_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(async_llm, "BoundedCompiler", lambda compiler, **options: told.append(options))
+    llm = AsyncLLM(revision="v1.5")
+    llm._tokenizer = Tokenizer.load(EMBEDDED_MODEL)
+    info = types_pb2.ModelInfo(vocab_size=3072, eos_token_ids=[2])
+    llm._engine = cast("Any", SimpleNamespace(model_info=info))
+    _ = llm._grammars
+    assert [options["revision"] for options in told] == ["v1.5"]
 
 
 class Opened:

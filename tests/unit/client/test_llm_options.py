@@ -1,7 +1,12 @@
 """LLM's keyword arguments as a config: what a private engine has by default, and what arguments become."""
 
+import inspect
+from typing import Any
+
 import pytest
 
+from pagoda import LLM
+from pagoda.llm import llm as llm_module
 from pagoda.options.llm_options import engine_config_from_options
 from pagoda_common.config.engine_config import FIT_MEMORY, EngineConfig
 from pagoda_common.errors import ConfigError
@@ -37,6 +42,25 @@ def test_values_take_the_form_that_a_config_holds() -> None:
     assert config.scheduler.policy == "priority"
     assert config.cache.num_blocks_override == 9
     assert config.speculative.num_speculative_tokens == 3
+
+
+def test_every_named_argument_of_an_llm_reaches_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reached(Exception):
+        """Ends the constructor."""
+
+    def record(model: str, **options: Any) -> None:
+        raise Reached(options | {"model": model})
+
+    monkeypatch.setattr(llm_module, "AsyncLLM", record)
+    parameters = inspect.signature(LLM).parameters
+    names = [name for name, one in parameters.items() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    given: dict[str, Any] = {name: object() for name in (*names, "block_size")}
+    with pytest.raises(Reached) as reached:
+        LLM(**given)
+    assert reached.value.args == (given,)
+    with pytest.raises(Reached) as reached:
+        LLM()
+    assert reached.value.args == ({name: parameters[name].default for name in names},)
 
 
 def test_an_unknown_argument_is_answered_with_the_nearest_ones() -> None:

@@ -1,11 +1,15 @@
-"""The services of one machine: order, ports, times to end, and where secrets are; and the retries of a batch."""
+"""The services of one machine: order, ports, times to end, readiness, and where secrets are; and batches."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+import ssl
+import threading
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -16,14 +20,15 @@ from pagoda.llm.prompts import read_prompts
 from pagoda.server import local_stack
 from pagoda.server.local_stack import LocalStack
 from pagoda.server.service_token import with_token
-from pagoda.server.supervisor import Service, describe_exit
 from pagoda.server.worker_services import with_standby
 from pagoda.v1 import types_pb2
 from pagoda_common.config.engine_config import EngineConfig, ParallelConfig, SchedulerConfig
 from pagoda_common.config.frontend_config import API_KEY_VARIABLE, FrontendConfig
 from pagoda_common.config.security_config import TOKEN_VARIABLE, SecurityConfig
 from pagoda_common.errors import ConfigError, NotReady, PagodaError
+from pagoda_common.process.supervisor import Service, describe_exit
 from pagoda_common.text.tokenizer import Tokenizer
+from tests.harness.certificates import make_certificates
 
 
 def stack(frontend: FrontendConfig | None = None, **ports: Any) -> LocalStack:
@@ -145,6 +150,58 @@ async def test_readiness_is_asked_until_it_is_there_and_each_reason_told_once(mo
     assert next(answers) == "never asked"
 
 
+class Ready(BaseHTTPRequestHandler):
+    """Answers as /ready does."""
+
+    answers: ClassVar[dict[str, tuple[int, bytes]]] = {}
+
+    def do_GET(self) -> None:
+        status, body = self.answers[self.path]
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def answering(context: ssl.SSLContext | None) -> Generator[int]:
+    """Serve `Ready`; gives the port."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Ready) as server:
+        if context is not None:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("is_https", [False, True])
+def test_our_own_frontend_is_asked_whatever_its_certificate_says(tmp_path: Path, is_https: bool) -> None:
+    """The certificate is of an unknown authority, and names another host."""
+    context, config = None, FrontendConfig(port=0, grpc_port=0)
+    if is_https:
+        certificates = make_certificates(tmp_path, "elsewhere.example")
+        cert, key = (certificates.path(f"elsewhere.example.{ending}") for ending in ("crt", "key"))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(cert, key)
+        config = replace(config, ssl_certfile=cert, ssl_keyfile=key)
+    planned = stack(config)
+    with answering(context) as port:
+        planned = replace(planned, frontend=replace(planned.frontend, port=port))
+        Ready.answers["/ready"] = (503, b'{"error": {"message": "loading"}}')
+        assert planned._not_ready_reason() == "loading"
+        Ready.answers["/ready"] = (503, b"<html>")
+        assert planned._not_ready_reason() == "", "someone else's answer"
+        Ready.answers["/ready"] = (200, b"{}")
+        assert planned._not_ready_reason() is None
+    assert planned._not_ready_reason() == "", "no one answers"
+
+
 def test_standby_groups_do_not_serve_unless_somebody_says_how_many_do() -> None:
     plain = EngineConfig(parallel=ParallelConfig(data_parallel_size=2))
     assert with_standby(plain) is plain
@@ -168,7 +225,7 @@ def test_a_prompt_without_a_salt_has_an_empty_one() -> None:
 
 
 class FakeHttp:
-    """Answers with what it is told; NotReady is raised."""
+    """Returns the given answers; raises those that are NotReady."""
 
     def __init__(self, answers: list[Any]) -> None:
         self.answers = answers
@@ -220,6 +277,31 @@ async def test_a_server_that_stays_away_or_full_is_an_error_of_the_line(pauses: 
     assert (result["response"], result["error"]) == (None, {"code": "connection_error", "message": "away"})
     assert counts.num_failed == 1
     assert len(pauses) == 10
+
+
+class CountingHttp:
+    """Counts the requests under way."""
+
+    def __init__(self) -> None:
+        self.num_running = 0
+        self.most_running = 0
+
+    async def post(self, path: str, body: Any) -> tuple[int, Any]:
+        self.num_running += 1
+        self.most_running = max(self.most_running, self.num_running)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        self.num_running -= 1
+        return 200, {}
+
+
+@pytest.mark.parametrize("max_concurrency", [1, 3, 8])
+async def test_as_many_requests_are_under_way_as_may_be_and_no_more(max_concurrency: int) -> None:
+    http, counts = CountingHttp(), BatchCounts()
+    lines = [LINE.replace(b'"a"', b'"%d"' % number) for number in range(12)]
+    results = run_batch(lines, cast("Any", http), max_concurrency=max_concurrency, counts=counts)
+    assert [result["custom_id"] async for result in results] == [str(number) for number in range(12)]
+    assert (http.most_running, counts.num_completed) == (max_concurrency, 12)
 
 
 async def test_other_failures_are_not_tried_again_and_names_are_taken_once(pauses: list[float]) -> None:

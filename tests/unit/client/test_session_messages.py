@@ -1,18 +1,21 @@
 """What a session makes of each message: several slots at once, ends, gaps, rejections; and what it sends."""
 
 import asyncio
+from array import array
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from pagoda.v1 import scheduler_pb2, types_pb2
-from pagoda_common.engine.convert import error_to_proto
+from pagoda_common.engine.convert import error_to_proto, sampling_params_to_proto
 from pagoda_common.engine.generation import _cut
 from pagoda_common.engine.session import MAX_BATCH_BYTES, EngineSession
 from pagoda_common.engine.stream import EngineRequest, EngineStream, Known
 from pagoda_common.errors import Code, InvalidRequest, NotReady
-from pagoda_common.params.outputs import EngineOutput, TokenLogprobs
+from pagoda_common.params.beam_search import BeamSearchParams
+from pagoda_common.params.lora_adapter import LoraAdapter
+from pagoda_common.params.outputs import EngineOutput, HypothesisLogprobs, TokenLogprobs
 from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_common.params.sampling_params import SamplingParams
 
@@ -83,7 +86,10 @@ def test_several_tokens_of_several_slots_are_counted_off(harness: Harness) -> No
     assert second.sequences[0].token_ids == [6, 7]
     log = first.sequences[0]
     assert log.token_ids == [8, 9]
-    assert log.logprobs == [TokenLogprobs([8, 5], [-2.0, -0.5], 4), TokenLogprobs([9], [-1.0], 1)]
+    assert log.logprobs == [
+        TokenLogprobs(array("I", [8, 5]), array("f", [-2.0, -0.5]), 4),
+        TokenLogprobs(array("I", [9]), array("f", [-1.0]), 1),
+    ]
 
 
 def test_tokens_of_slots_that_nobody_has_are_dropped(harness: Harness) -> None:
@@ -304,3 +310,97 @@ def test_a_resumed_output_is_cut_where_the_client_s_part_ends() -> None:
     assert cut(0, 2, Known(2), ends=True) == [(0, [0, 1], False, True), (2, [], True, False)]
     assert cut(0, 2, Known(2, is_finished=True), ends=True) == [(0, [0, 1], True, True)]
     assert cut(2, 0, Known(2), ends=True) == [(2, [], True, False)]
+
+
+def test_a_request_is_sent_with_every_field(harness: Harness) -> None:
+    request = EngineRequest(
+        request_id="a",
+        prompt_token_ids=[1, 258],
+        sampling_params=SamplingParams(n=2, temperature=0.5, max_tokens=9),
+        eos_token_ids=(2, 3),
+        priority=-4,
+        cache_salt="salt",
+        timeout_s=50.0,
+        tenant="tenant",
+        resume_key="key",
+        note=b"note",
+        traceparent="00-trace",
+        group="group",
+        client="client",
+        lora=LoraAdapter(name="style", path="p", version=5),
+    )
+    stream = EngineStream(request=request, on_stop=lambda *_: None, on_abort=lambda *_: None)
+    harness.session.submit(stream)
+    submit = harness.sent()[0].submit
+    unset = {field.name for field in submit.DESCRIPTOR.fields} - {field.name for field, _ in submit.ListFields()}
+    assert unset == {"resume", "beam_search", "pooling"}
+    assert (submit.request_id, submit.attempt, list(submit.slots)) == ("a", 1, [0, 1])
+    assert submit.prompt_token_ids == column(1, 258)
+    assert submit.sampling_params == sampling_params_to_proto(request.sampling_params)
+    assert (list(submit.eos_token_ids), submit.priority, submit.cache_salt) == ([2, 3], -4, "salt")
+    assert 49 < submit.timeout_s <= 50
+    assert submit.arrival_time_ns == stream.arrival_time_ns
+    assert (submit.tenant, submit.resume_key, submit.frontend_note) == ("tenant", "key", b"note")
+    assert (submit.traceparent, submit.group, submit.client) == ("00-trace", "group", "client")
+    assert submit.lora == types_pb2.LoraAdapter(name="style", path="p", version=5)
+
+
+def test_a_search_and_a_pooling_have_nothing_to_go_on_from(harness: Harness) -> None:
+    search = EngineRequest(
+        request_id="a",
+        prompt_token_ids=[1],
+        sampling_params=SamplingParams(n=2),
+        beam_search=BeamSearchParams(beam_width=2, length_penalty=0.5),
+    )
+    stream = EngineStream(request=search, on_stop=lambda *_: None, on_abort=lambda *_: None)
+    for attempt in (1, 2):
+        harness.session.submit(stream)
+        submit = harness.sent()[0].submit
+        assert (submit.attempt, submit.beam_search.beam_width, submit.beam_search.length_penalty) == (attempt, 2, 0.5)
+        assert not submit.HasField("resume")
+    pooled = harness.open("b", pooling=PoolingParams(task="score", second_text_start=3))
+    harness.session.submit(pooled)
+    for message in harness.sent():
+        assert (message.submit.pooling.task, message.submit.pooling.second_text_start) == (5, 3)
+        assert not message.submit.HasField("resume")
+
+
+def test_an_end_brings_what_a_search_has_found(harness: Harness) -> None:
+    log = harness.open("a").sequences[0]
+    harness.receive(slots=column(0, 0), offsets=column(0, 1), token_ids=column(7, 8))
+    found = scheduler_pb2.BeamHypothesis(cumulative_logprob=-3.0, logprobs=[-1.0, -2.0], ranks=[4, 5])
+    harness.receive(finished=[finished(0, 2, hypothesis=found)])
+    assert log.hypothesis == HypothesisLogprobs(-3.0, [-1.0, -2.0], [4, 5])
+    (output,) = [log.take()]
+    assert (output.hypothesis, output.token_ids, output.finish_reason) == (log.hypothesis, [7, 8], "stop")
+
+
+def test_an_output_has_what_the_sequence_knows(harness: Harness) -> None:
+    log = harness.open("a", logprobs=0).sequences[0]
+    assert log.take().num_cached_tokens == 0
+    admitted = scheduler_pb2.AdmittedSequence(slot=0, num_cached_tokens=3, queue_ns=500_000_000)
+    harness.receive(admitted=[admitted])
+    harness.receive(finished=[finished(0, 0, stop_token_id=9, num_preemptions=2)])
+    output = log.take()
+    assert (output.num_cached_tokens, output.queue_s, output.num_preemptions) == (3, 0.5, 2)
+    assert (output.stop_token_id, output.logprobs, output.error) == (9, [], None)
+    assert log.is_closed
+
+
+def test_loras_are_state_as_well(harness: Harness) -> None:
+    harness.receive(loras=scheduler_pb2.LoraList(has_resolver=True))
+    assert [message.loras.has_resolver for message in harness.states] == [True]
+
+
+def test_the_stream_of_a_request_that_keeps_losing_tokens_ends(harness: Harness) -> None:
+    stream = harness.open("a", n=2)
+    for _ in range(8):
+        slot = harness.sent()[-1].submit.slots[0]
+        harness.receive(slots=column(slot), offsets=column(3), token_ids=column(5))
+    slot = harness.sent()[-1].submit.slots[0]
+    harness.receive(slots=column(slot), offsets=column(3), token_ids=column(5))
+    assert [list(message.abort.request_ids) for message in harness.sent()] == [["a"]]
+    assert harness.streams == {}
+    for log in stream.sequences:
+        assert log.error is not None
+        assert log.error.message == "the engine keeps leaving out tokens of this request"

@@ -3,8 +3,8 @@
 import pytest
 
 from pagoda.server.startup_table import StartupTable
-from pagoda.server.supervisor import Service
 from pagoda_common.process.startup_marks import VARIABLE, enable_marks, mark, parse_mark
+from pagoda_common.process.supervisor import Service
 
 
 def test_marks_are_printed_only_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

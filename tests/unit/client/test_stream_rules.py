@@ -1,5 +1,6 @@
 """What a stream keeps hidden, gives up and takes over: retries, patience, adoption, log probabilities."""
 
+import sys
 import time
 
 import pytest
@@ -31,6 +32,26 @@ def make(adopted: AdoptedRequest | None = None, timeout_s: float = 0.0, **params
 
 def entry(token_id: int) -> TokenLogprobs:
     return TokenLogprobs(token_ids=[token_id], logprobs=[-1.0], sampled_rank=1)
+
+
+def test_what_a_consumer_has_dropped_is_free_without_a_garbage_collection() -> None:
+    stream, entries = make(logprobs=0, prompt_logprobs=0), [entry(1), entry(2)]
+    before = [sys.getrefcount(entries[0]), sys.getrefcount(entries[1])]
+    assert stream.prompt_logprobs is not None
+    stream.prompt_logprobs[1] = entries[0]
+    stream.sequences[0].extend(0, [5], entries[1:])
+    assert sys.getrefcount(entries[0]) > before[0]
+    stream.abort()
+    stream.drop()
+    assert [sys.getrefcount(entries[0]), sys.getrefcount(entries[1])] == before
+
+
+async def test_news_after_a_stream_was_dropped_change_nothing() -> None:
+    stream = make(logprobs=0, prompt_logprobs=0)
+    stream.abort()
+    stream.drop()
+    assert stream.sequences[0].extend(0, [5], [entry(5)])
+    assert (stream.prompt_logprobs, stream.sequences[0].logprobs, stream.is_done) == (None, None, True)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +95,8 @@ async def test_log_probabilities_that_overlap_are_taken_once() -> None:
     assert log.logprobs is not None
     assert [one.token_ids[0] for one in log.logprobs] == [5, 6, 7, 8]
     output = log.take()
-    assert output.logprobs == log.logprobs
+    assert [one.token_ids[0] for one in output.logprobs or ()] == [5, 6, 7, 8]
+    assert log.logprobs == [], "what was given out is not kept"
     log.extend(4, [9], [entry(9)])
     assert log.take().logprobs == [entry(9)], "what is new, and nothing else"
 
@@ -99,7 +121,7 @@ def test_a_finished_sequence_takes_nothing_more_and_keeps_its_reason() -> None:
     log.extend(0, [5])
     log.finish("stop", stop_token_id=5)
     log.finish("length")
-    assert log.extend(7, [9]), "no gap: nobody waits for it"
+    assert log.extend(7, [9]), "no gap: no reader waits for it"
     assert (log.token_ids, log.finish_reason, log.stop_token_id) == ([5], "stop", 5)
 
 

@@ -88,16 +88,14 @@ WORKERS = ["base/worker.yaml", "overlays/tensor-parallel/worker.yaml", "overlays
 
 @pytest.mark.parametrize("path", WORKERS)
 def test_a_worker_has_minutes_to_load_and_is_killed_only_after_a_minute_of_silence(path: str) -> None:
-    for number, container in enumerate(containers(path)):
-        port = 50053 + number
-        assert container["ports"][0]["containerPort"] == port
-        assert container["startupProbe"] == grpc_probe(port, LIVENESS, periodSeconds=1, failureThreshold=300)
-        assert container["readinessProbe"] == grpc_probe(
-            port, None, periodSeconds=2, timeoutSeconds=2, failureThreshold=2
-        )
-        assert container["livenessProbe"] == grpc_probe(
-            port, LIVENESS, periodSeconds=10, timeoutSeconds=10, failureThreshold=6
-        )
+    (container,) = containers(path)
+    port = 50053
+    assert container["ports"][0]["containerPort"] == port
+    assert container["startupProbe"] == grpc_probe(port, LIVENESS, periodSeconds=1, failureThreshold=300)
+    assert container["readinessProbe"] == grpc_probe(port, None, periodSeconds=2, timeoutSeconds=2, failureThreshold=2)
+    assert container["livenessProbe"] == grpc_probe(
+        port, LIVENESS, periodSeconds=10, timeoutSeconds=10, failureThreshold=6
+    )
 
 
 @pytest.mark.parametrize("path", ["cpu", "gpu", "tensor-parallel-gpu"])
@@ -159,9 +157,9 @@ def test_pods_end_as_the_page_says() -> None:
     assert graces == {"frontend": 75, "scheduler": 30, "worker": 30}
     assert [pod(path)["terminationGracePeriodSeconds"] for path in WORKERS] == [30, 45, 45]
     page = " ".join((KUBERNETES.parents[1] / "docs" / "kubernetes.md").read_text().split())
-    assert "preStop sleeps 5 s until proxies have heard of it, then open streams get 60 s" in page
+    assert "preStop sleeps 5 s until proxies have noticed, then open streams get 60 s" in page
     assert "the grace period is 75 s" in page
-    assert "its drain time is 2 s" in page
+    assert "The drain time is 2 s" in page
 
 
 def test_updates_lose_no_frontend_and_need_no_second_accelerator() -> None:
@@ -173,6 +171,7 @@ def test_updates_lose_no_frontend_and_need_no_second_accelerator() -> None:
     scheduler = workload("base/scheduler.yaml")
     assert scheduler["kind"] == "StatefulSet", "the old pod has ended when the new one starts"
     assert (scheduler["spec"]["replicas"], scheduler["spec"]["serviceName"]) == (1, "pagoda-scheduler")
+    assert scheduler["spec"]["podManagementPolicy"] == "Parallel", "a broken pod is replaced by an update"
     groups = workload("overlays/multi-node/worker.yaml")["spec"]
     assert (groups["replicas"], groups["startupPolicy"]) == (1, "LeaderCreated")
     assert groups["rolloutStrategy"] == {
@@ -249,7 +248,7 @@ def test_services_lead_to_the_ports_of_their_pods() -> None:
         "pagoda-scheduler": ["grpc", "metrics"],
     }
     headless = {name for name, spec in services.items() if spec.get("clusterIP") == "None"}
-    assert headless == {"pagoda-frontends", "pagoda-scheduler"}
+    assert headless == {"pagoda-frontends"}, "the scheduler's address outlives its pod"
     early = {name for name, spec in services.items() if spec.get("publishNotReadyAddresses")}
     assert early == {"pagoda-scheduler"}, "workers register before it is ready"
     assert settings_of("base") == {
@@ -280,6 +279,7 @@ RESOURCES = {
     "base/frontend.yaml": ({"cpu": "100m", "memory": "192Mi"}, {"memory": "1Gi"}),
     "base/scheduler.yaml": ({"cpu": "100m", "memory": "128Mi"}, {"memory": "2Gi"}),
     **dict.fromkeys(WORKERS, ({"cpu": "250m", "memory": "512Mi"}, {"memory": "4Gi"})),
+    "overlays/tensor-parallel/worker.yaml": ({"cpu": "500m", "memory": "1Gi"}, {"memory": "8Gi"}),
     "components/real-load/frontend.yaml": ({"cpu": "500m", "memory": "512Mi"}, {"memory": "2Gi"}),
     "components/real-load/scheduler.yaml": ({"cpu": "1", "memory": "512Mi"}, {"memory": "2Gi"}),
     "overlays/cpu/worker.yaml": ({"cpu": "4", "memory": "12Gi"}, {"cpu": "4", "memory": "12Gi"}),
@@ -288,8 +288,8 @@ RESOURCES = {
         {"memory": "32Gi", "nvidia.com/gpu": "1"},
     ),
     "overlays/tensor-parallel-gpu/worker.yaml": (
-        {"cpu": "4", "memory": "24Gi", "nvidia.com/gpu": "1"},
-        {"memory": "48Gi", "nvidia.com/gpu": "1"},
+        {"cpu": "8", "memory": "48Gi", "nvidia.com/gpu": "2"},
+        {"memory": "96Gi", "nvidia.com/gpu": "2"},
     ),
 }
 """By file: requests and limits. A CPU limit throttles; overlays/cpu has one so that cores are the pod's own."""
@@ -416,6 +416,15 @@ def test_a_gateway_routes_the_api_without_a_time_limit() -> None:
     assert rule["matches"] == [{"path": {"type": "PathPrefix", "value": "/v1"}}]
     assert rule["timeouts"] == {"request": "0s"}, "streams end by themselves"
     assert route["spec"]["parentRefs"] == [{"name": "inference-gateway"}]
+
+
+def test_a_picker_s_profiles_name_plugins_that_are_declared() -> None:
+    (config,) = load("overlays/gateway/picker-plugins.yaml")
+    declared = [plugin.get("name", plugin["type"]) for plugin in config["plugins"]]
+    named = [plugin["pluginRef"] for profile in config["schedulingProfiles"] for plugin in profile["plugins"]]
+    assert named
+    assert set(named) <= set(declared)
+    assert len(set(declared)) == len(declared)
 
 
 def test_patches_are_all_in_their_overlays() -> None:

@@ -194,6 +194,8 @@ def test_observers_see_every_service_and_are_on_the_right_networks() -> None:
         "grafana": ["edge"],
         "otel-collector": ["edge", "engine"],
     }
+    (rules,) = yaml.safe_load((ROOT / "deploy/observability/prometheus.yaml").read_text())["rule_files"]
+    assert f"./deploy/observability/alerts.yaml:{rules}:ro" in services["prometheus"]["volumes"]
     for name, each in observers.items():
         assert each["restart"] == "unless-stopped"
         assert (each["cap_drop"], each["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
@@ -208,7 +210,8 @@ def test_observers_see_every_service_and_are_on_the_right_networks() -> None:
             else:
                 assert source in overlay["volumes"]
             options = [word for word in each.get("command", []) if word.startswith(("--config", "--storage.tsdb.path"))]
-            assert not options or source.endswith(("grafana", "prometheus")) or f"={target}" in options[0]
+            named = target == rules or source.endswith(("grafana", "prometheus"))
+            assert not options or named or f"={target}" in options[0]
     assert services["prometheus"]["command"][0] == "--config.file=/etc/prometheus/prometheus.yaml"
     assert "--storage.tsdb.path=/prometheus" in services["prometheus"]["command"]
     assert services["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD"] == "${GRAFANA_PASSWORD:-admin}"

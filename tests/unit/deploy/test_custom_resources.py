@@ -99,6 +99,8 @@ def test_the_gateway_and_its_picker_are_all_there() -> None:
     assert ports[port["targetPort"]] == 9002
     words = dict(word.split("=", 1) for word in container["args"])
     assert words["--pool-name"] == pool["metadata"]["name"]
+    variables = {each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in container["env"]}
+    assert variables[words["--pool-namespace"].removeprefix("$(").removesuffix(")")] == "metadata.namespace"
     assert (int(words["--grpc-port"]), int(words["--grpc-health-port"])) == (ports["grpc"], ports["grpc-health"])
     assert {container[probe]["grpc"]["port"] for probe in ("readinessProbe", "livenessProbe")} == {ports["grpc-health"]}
     (volume,) = spec["volumes"]

@@ -44,7 +44,54 @@ def environment(image: str) -> dict[str, str]:
 
 
 def runs(image: str) -> str:
+    """Commands of all stages."""
     return "\n".join(rest for stage in stages(image) for name, rest in stage if name == "RUN")
+
+
+def commands(image: str, stage: str) -> str:
+    """Commands of one stage."""
+    (found,) = [one for one in stages(image)[1:] if one[0][1].endswith(f" AS {stage}")]
+    return "\n".join(rest for name, rest in found if name == "RUN")
+
+
+def stage_name(stage: tuple[tuple[str, str], ...]) -> str:
+    """The name that COPY and FROM may use; empty for the last stage."""
+    return stage[0][1].partition(" AS ")[2]
+
+
+def of_all_before(image: str, stage: tuple[tuple[str, str], ...], *names: str) -> list[str]:
+    """Instructions of these names in a stage and in those that it is made from."""
+    below = stage[0][1].split()[0]
+    found = [one for one in stages(image)[1:] if stage_name(one) == below]
+    inherited = of_all_before(image, found[0], *names) if found else []
+    return inherited + [rest for name, rest in stage if name in names]
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_every_line_is_an_instruction_and_what_it_takes_from_a_stage_exists(image: str) -> None:
+    known = {"ARG", "FROM", "RUN", "COPY", "ENV", "LABEL", "WORKDIR", "USER", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT"}
+    before: set[str] = set()
+    for stage in stages(image)[1:]:
+        assert {name for name, _ in stage} <= known | {"STOPSIGNAL"}
+        taken = {match for _, rest in stage for match in re.findall(r"(?:--from|,from)=([\w-]+)", rest)}
+        assert taken <= before
+        before.add(stage_name(stage))
+
+
+@pytest.mark.parametrize("image", SERVICES)
+def test_what_a_stage_runs_with_is_declared_in_it(image: str) -> None:
+    for stage in stages(image)[1:]:
+        declared = set(re.findall(r"(\w+)=", " ".join(of_all_before(image, stage, "ENV"))))
+        declared |= {rest.partition("=")[0] for rest in of_all_before(image, stage, "ARG")}
+        for name, rest in stage:
+            if name in ("RUN", "LABEL", "COPY"):
+                assert set(re.findall(r"\$\{([A-Z_]+)\}", rest)) <= declared
+            if name == "RUN" and re.search(r"\bpip (\S+ )*(install|wheel) ", rest) and "--no-index" not in rest:
+                assert {"PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"} <= declared, "packages come from where the builder says"
+                assert "--mount=type=secret,id=pip_config,target=/etc/pip.conf" in rest
+    (wheel,) = [stage for stage in stages(image)[1:] if stage_name(stage) == "wheel"]
+    assert ("COPY", ". .") in wheel
+    assert commands(image, "wheel").endswith("pip wheel --no-deps --wheel-dir /dist .")
 
 
 @pytest.mark.parametrize("image", SERVICES)
@@ -109,9 +156,34 @@ def test_an_image_leaves_out_the_other_services_and_is_tried_with_its_own(image:
     assert ("-name '*.safetensors' -delete" in runs(image)) is (image != "worker"), "weights are the worker's"
     (tried,) = re.findall(r"-c 'import (pagoda_[^']+)'", runs(image))
     assert f"pagoda_{image}." in tried
-    assert "compileall -q pagoda*" in runs(image)
-    (copied,) = last(image, "COPY")
-    assert copied == f"--from={'kernels' if image == 'worker' else 'packages'} /opt/pagoda /opt/pagoda"
+
+
+@pytest.mark.parametrize("image", SERVICES)
+def test_layers_go_from_what_changes_least_to_the_code_and_all_of_them_are_copied(image: str) -> None:
+    packages = ["--from=slim /opt/pagoda /opt/pagoda", "--from=kernels /prebuilt /"]
+    assert last(image, "COPY") == [
+        *(packages if image == "worker" else ["--from=packages /opt/pagoda /opt/pagoda"]),
+        "--from=bill /bill /usr/share/doc/pagoda/",
+        "--from=code /code /opt/pagoda",
+    ]
+
+
+@pytest.mark.parametrize("image", SERVICES)
+def test_code_and_packages_are_compiled_to_bytecode_where_they_are_copied_from(image: str) -> None:
+    """The image cannot be written to: what is not compiled is compiled at each start."""
+    assert 'compileall -q -s /code -p /opt/pagoda "$PWD"' in commands(image, "code")
+    assert re.search(
+        r"python -m compileall -q -x \S+ \"\$PWD\"", commands(image, "slim" if image == "worker" else "packages")
+    )
+
+
+@pytest.mark.parametrize("image", SERVICES)
+def test_the_bill_of_materials_lists_the_packages_that_the_image_runs_with(image: str) -> None:
+    bill = commands(image, "bill")
+    (interpreter,) = re.findall(r"cyclonedx-py environment (\S+)", bill)
+    assert interpreter == environment(image)["PATH"].partition(":")[0] + "/python"
+    (written,) = re.findall(r"--output-file (\S+)/\S+\.json", bill)
+    assert [words for words in map(str.split, last(image, "COPY")) if words[:2] == ["--from=bill", written]]
 
 
 @pytest.mark.parametrize("image", SERVICES)
@@ -135,7 +207,10 @@ def test_an_image_says_what_it_is_and_is_built_on_what_the_others_are(image: str
     assert ("ARG", "BASE_IMAGE=python:3.11-slim-bookworm") in stages(image)[0]
     bases = {rest.split()[0] for stage in stages(image)[1:] for name, rest in stage if name == "FROM"}
     assert "${BASE_IMAGE}" in bases
-    assert bases <= {"${BASE_IMAGE}", "${VARIANT}", "packages", "scratch"}
+    assert bases <= {"${BASE_IMAGE}", "${VARIANT}", "packages", "slim", "scratch"}
+    assert [rest for name, rest in stages(image)[-1] if name == "FROM"] == [
+        "${VARIANT}" if image == "worker" else "${BASE_IMAGE}"
+    ]
 
 
 def test_the_worker_s_variants_differ_by_compiler_and_devices_alone() -> None:
@@ -145,12 +220,23 @@ def test_the_worker_s_variants_differ_by_compiler_and_devices_alone() -> None:
     assert [name for name, _ in by_name["cuda"]] == ["FROM", "RUN", "ENV"]
     assert " gcc libc6-dev " in by_name["cuda"][1][1]
     assert by_name["cuda"][2][1] == "NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-    (kernels,) = [rest for name, rest in by_name["kernels"] if name == "RUN"]
-    assert re.findall(r"--level (\w+)", kernels) == ["amx", "avx512", "avx2"]
     assert by_name["kernels"][0][1] == "packages AS kernels"
+    assert ("ARG", 'KERNEL_LEVELS="amx avx512 avx2"') in by_name["kernels"]
+    assert "$(printf ' --level %s' ${KERNEL_LEVELS})" in commands("worker", "kernels")
+    assert """[ "${VARIANT}" = cpu ]""" in commands("worker", "kernels"), "a GPU's kernels are Triton's"
     torch = re.search(r"TORCH := (\S+)", (ROOT / "Makefile").read_text())
     assert torch
     assert ("ARG", f"TORCH={torch[1]}") in by_name["packages"], "the one that the tests run with"
+
+
+def test_triton_keeps_its_compiler_and_its_headers() -> None:
+    """It compiles programs for the device (its own ptxas), and what launches them (gcc, its own cuda.h)."""
+    slim = commands("worker", "slim")
+    removed = " ".join(re.findall(r"rm -rf ([^&]*)", slim)).split()
+    assert removed
+    assert not [path for path in removed if "triton" in path]
+    assert re.findall(r"find (\S+) [^&]*-delete", slim) == ["torch/bin", "."]
+    assert "find . -name '*.py[ix]' -delete" in slim, "of all packages, stubs and sources of Cython alone"
 
 
 def test_the_worker_s_build_refuses_a_cpu_torch_where_cuda_is_asked_for() -> None:

@@ -130,20 +130,19 @@ def test_only_the_scheduler_and_other_ranks_reach_workers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["overlays/tensor-parallel", "overlays/tensor-parallel-gpu"])
-def test_the_containers_of_a_pod_are_all_ranks_of_one_group(name: str) -> None:
-    containers = pods_of(objects_of(name))["worker"]["spec"]["containers"]
-    flags = [dict(word.split("=", 1) for word in container["args"]) for container in containers]
-    assert [int(each["--rank"]) for each in flags] == list(range(len(flags)))
-    assert {each["--world-size"] for each in flags} == {str(len(flags))}
-    assert {each["--group"] for each in flags} == {"$(GROUP)"}
-    for container, each in zip(containers, flags, strict=True):
-        ports = {
-            container["ports"][0]["containerPort"],
-            *(container[f"{probe}Probe"]["grpc"]["port"] for probe in PROBES),
-        }
-        assert ports == {int(each["--port"])}
-        assert each["--advertise-address"] == f"$(POD_IP):{each['--port']}"
-        assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container["volumeMounts"]
+def test_one_container_is_all_ranks_of_a_group(name: str) -> None:
+    (container,) = pods_of(objects_of(name))["worker"]["spec"]["containers"]
+    flags = dict(word.split("=", 1) for word in container["args"])
+    ranks = int(flags["--tensor-parallel-size"])
+    assert (ranks, flags["--group"]) == (2, "$(GROUP)")
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    first = int(flags["--port"])
+    assert ports == {"grpc": first, "metrics": 9090, "grpc-1": first + 1, "metrics-1": 9091}
+    assert {container[f"{probe}Probe"]["grpc"]["port"] for probe in PROBES} == {first}
+    assert flags["--advertise-address"] == f"$(POD_IP):{first}"
+    assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container["volumeMounts"]
+    devices = container["resources"]["limits"].get("nvidia.com/gpu")
+    assert devices == (str(ranks) if name.endswith("-gpu") else None), "each rank has one"
 
 
 def _peers(rule: dict[str, Any]) -> list[str]:

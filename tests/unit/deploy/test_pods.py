@@ -69,7 +69,9 @@ def test_no_two_containers_of_a_pod_listen_on_one_port(name: str) -> None:
     for service, template in pods_of(objects_of(name)).items():
         listened = Counter[int]()
         for container in template["spec"]["containers"]:
-            ports = ports_listened_on(service, container, settings)
+            words = dict(word.partition("=")[::2] for word in container["args"])
+            ranks = range(int(words.get("--tensor-parallel-size", 1)))
+            ports = {port + rank for port in ports_listened_on(service, container, settings) for rank in ranks}
             assert ports <= {port["containerPort"] for port in container["ports"]}, "each port is named"
             listened.update(ports)
         assert once(listened.elements()), f"{service}: {listened}"

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from pagoda.server.supervisor import RestartPolicy
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.config.flags import (
     add_engine_flags,
@@ -23,6 +22,7 @@ from pagoda_common.config.speculative_config import speculative_config
 from pagoda_common.engine import client, session
 from pagoda_common.engine.stream import PATIENCE_S
 from pagoda_common.process.heartbeat import PERIOD_S
+from pagoda_common.process.supervisor import RestartPolicy
 from pagoda_common.rpc.channels import CHANNEL_OPTIONS, MAX_ANSWER_BYTES, MAX_MESSAGE_BYTES
 from pagoda_common.rpc.service import (
     HANDSHAKE_TIMEOUT_MS,
@@ -32,7 +32,6 @@ from pagoda_common.rpc.service import (
 )
 from pagoda_frontend.requests.embeddings import MAX_INPUTS
 from pagoda_frontend.requests.event_ids import MAX_SEQUENCES
-from pagoda_frontend.requests.serving import RECOVERY_WAIT_S
 from pagoda_scheduler.groups.worker_groups import REGISTRATION_GRACE_S
 from pagoda_scheduler.rpc import heartbeats, outbox
 
@@ -108,26 +107,27 @@ SENTENCES = [
     ("architecture.md", r"After (ten) in a row it ends everything", POLICY.max_failures),
     ("architecture.md", r"event loop, and (six) seconds without one", POLICY.silent_after_s),
     ("architecture.md", r"that a signal has stopped for (a second)", POLICY.stopped_after_s),
-    ("architecture.md", r"A step without an answer for (\d+) s", ENGINE.scheduler.step_watchdog_s),
-    ("architecture.md", r"so do (ten) seconds without a heartbeat", heartbeats.TIMEOUT_S),
-    ("architecture.md", r"or (three) when it has nothing to do", heartbeats.IDLE_TIMEOUT_S),
+    ("architecture.md", r"a step has no answer for (\d+) s", ENGINE.scheduler.step_watchdog_s),
+    ("architecture.md", r"without a heartbeat for (ten) seconds", heartbeats.TIMEOUT_S),
+    ("architecture.md", r"or for (three) while it has nothing to do", heartbeats.IDLE_TIMEOUT_S),
     ("architecture.md", r"It has (two) seconds to come back", REGISTRATION_GRACE_S),
     ("architecture.md", r"--orphan-lease, (\d+) s", ENGINE.scheduler.orphan_lease_s),
     ("architecture.md", r"/v1/completions with up to (\d+) sequences", MAX_SEQUENCES),
     ("architecture.md", r"once every (\d+) messages", session.ACK_EVERY),
+    ("architecture.md", r"Beyond (\d+) messages that are not\s+acknowledged", 2 * session.ACK_EVERY),
     ("architecture.md", r"messages or (\d+) MiB and at most", session.ACK_BYTES / 1024**2),
     ("architecture.md", r"and at most (\d+) s late", session.ACK_DELAY_S),
-    ("architecture.md", r"with ([\d,]+) messages or \d+ MiB not taken", outbox.MAX_UNTAKEN),
-    ("architecture.md", r"messages or (\d+) MiB not taken", outbox.MAX_UNTAKEN_BYTES / 1024**2),
+    ("architecture.md", r"With ([\d,]+) steps or \d+ MiB not\s+taken", outbox.MAX_UNTAKEN),
+    ("architecture.md", r"steps or (\d+) MiB not\s+taken", outbox.MAX_UNTAKEN_BYTES / 1024**2),
     ("architecture.md", r"makes ([\d,]+) answers without taking", outbox.MAX_BACKLOG),
     (
         "architecture.md",
-        r"stopped for more than (\d+) s does not answer",
+        r"stopped for more than (\d+) s misses",
         (SERVER["grpc.keepalive_time_ms"] + SERVER["grpc.keepalive_timeout_ms"]) / 1000,
     ),
     ("architecture.md", r"--send-timeout \((\d+) s\)", FRONTEND.send_timeout_s),
     ("architecture.md", r"--keep-alive-timeout \((\d+) s\)", FRONTEND.keep_alive_timeout_s),
-    ("grpc.md", r"waits up to (\d+) s for it, or to its deadline", RECOVERY_WAIT_S),
+    ("grpc.md", r"waits up to (\d+) s for it, or to its deadline", FRONTEND.recovery_timeout_s),
     ("grpc.md", r"--orphan-lease \((\d+) s\)", ENGINE.scheduler.orphan_lease_s),
     ("grpc.md", r"for streams of up to (\d+) sequences", MAX_SEQUENCES),
     ("grpc.md", r"frontends wait (\d+) s for the hello", session.HELLO_TIMEOUT_S),

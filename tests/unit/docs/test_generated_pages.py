@@ -2,12 +2,17 @@
 
 import importlib.util
 import re
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from pagoda import EngineArgs
+from pagoda.options.llm_options import ALIASES
+
 ROOT = Path(__file__).parents[3]
+PAGES = ["migration.md", "python.md", "settings.md", "http_reference.md", "grpc_reference.md", "metrics.md"]
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +25,7 @@ def script() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["migration.md", "settings.md", "http_reference.md", "grpc_reference.md"])
+@pytest.mark.parametrize("name", PAGES)
 def test_a_page_has_what_the_code_says(script: ModuleType, name: str) -> None:
     assert (ROOT / "docs" / name).read_text(encoding="utf-8") == script.generated(name), "run make docs"
 
@@ -39,18 +44,46 @@ def test_a_path_has_the_fields_of_its_body(script: ModuleType) -> None:
 
 def test_a_call_and_a_message_have_the_comments_of_the_contracts(script: ModuleType) -> None:
     text = script.grpc_calls()
-    assert re.search(r"^\| `Execute` \| stream of \w+ \| stream of \w+ \| \w+", text, re.MULTILINE)
-    assert re.search(r"^\| `max_tokens` \| \d+ \| optional uint32 \| \w+", text, re.MULTILINE)
+    assert re.search(r"^- `Execute` \(stream of \w+ → stream of \w+\): \w+", text, re.MULTILINE)
+    assert re.search(r"^- `max_tokens` \(\d+, optional uint32\): \w+", text, re.MULTILINE)
+
+
+def test_a_metric_has_its_type_and_its_labels(script: ModuleType) -> None:
+    requests, engine, worker = script.frontend_metrics(), script.engine_metrics(), script.worker_metrics()
+    assert "| `vllm:request_success_total` | counter | `model_name`, `engine`, `finished_reason` |" in requests
+    assert "| `pagoda:step_seconds` | histogram | `stage` | Time of one stage of a step" in engine
+    assert "| `pagoda:group_requests_running` | gauge | `group` |" in engine
+    assert "| `pagoda:worker_device_memory_bytes` | gauge | `kind` |" in worker
 
 
 def test_every_flag_of_vllm_is_in_one_list_only(script: ModuleType) -> None:
-    taken, table = script.flags().split("\n\n")
-    names = set(re.findall(r"`(--[\w.-]+)`", taken))
-    others = re.findall(r"^\| `(--[\w.-]+)` \|", table, re.MULTILINE)
-    assert "--max-model-len" in names
-    assert "--pipeline-parallel-size" in others
-    assert not names & set(others)
-    assert len(others) == len(set(others))
+    text = script.flags()
+    listed = re.findall(r"^\| `(--[\w.-]+)`", text, re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    assert "| `--max-model-len` | same |  |" in text
+    assert "| `--host` | differs | the default is 127.0.0.1" in text
+    assert "| `--tool-server` | none |" in text
+    assert not script.OWN_FLAGS & set(listed)
+    assert set(script.DIFFERENT_FLAGS) <= set(listed)
+
+
+def test_every_own_flag_is_a_flag(script: ModuleType) -> None:
+    assert len(re.findall(r"^\| `--[\w-]+` \| \w", script.own_flags(), re.MULTILINE)) == len(script.OWN_FLAGS)
+
+
+def test_every_argument_has_its_type_and_its_default(script: ModuleType) -> None:
+    text = script.engine_args()
+    named = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    assert {field.name for field in fields(EngineArgs)} - named == set(ALIASES.values())
+    assert "| `dtype` | auto, float32, bfloat16, float16 | auto |" in text
+    assert "| `max_model_len` | int | none |" in text
+
+
+def test_the_calls_of_the_library_are_listed_without_those_that_are_refused(script: ModuleType) -> None:
+    text = script.llm_calls()
+    for call in ("generate", "embed", "sleep"):
+        assert f"| `{call}()` |" in text
+    assert "collective_rpc" not in text
 
 
 def test_a_page_without_the_marks_is_refused(script: ModuleType) -> None:

@@ -9,11 +9,12 @@ import pytest
 from google.protobuf.descriptor import ServiceDescriptor
 
 from pagoda.v1 import inference_pb2, scheduler_pb2, worker_pb2
+from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.engine import session as engine_session
 from pagoda_common.errors import Code
 from pagoda_common.rpc import channels
 from pagoda_common.rpc import service as rpc
-from pagoda_frontend.requests import event_ids, serving
+from pagoda_frontend.requests import event_ids
 from pagoda_scheduler.groups import worker_groups
 from pagoda_scheduler.rpc import heartbeats, outbox, worker_client, worker_control
 from pagoda_worker.rpc import fence as steps
@@ -87,11 +88,12 @@ def test_the_codes_are_those_of_grpc_and_all_of_ours_are_explained() -> None:
         ("Limits", f"pings every {dict(rpc.SERVER_OPTIONS)['grpc.keepalive_time_ms'] // 1000} s"),
         ("Limits", f"does not answer for {dict(rpc.SERVER_OPTIONS)['grpc.keepalive_timeout_ms'] // 1000} s"),
         ("Health, reflection, channelz", f"- `{rpc.LIVENESS}`:"),
-        ("pagoda.v1.Inference", f"waits up to {serving.RECOVERY_WAIT_S:g} s"),
+        ("pagoda.v1.Inference", f"waits up to {FrontendConfig().recovery_timeout_s:g} s"),
         ("pagoda.v1.Inference", f"streams of up to {event_ids.MAX_SEQUENCES} sequences"),
         ("pagoda.v1.Scheduler", f"{outbox.MAX_BACKLOG:,} messages were not taken"),
-        ("pagoda.v1.Scheduler", f"{outbox.MAX_UNTAKEN:,} messages or {outbox.MAX_UNTAKEN_BYTES >> 20} MiB not taken"),
+        ("pagoda.v1.Scheduler", f"{outbox.MAX_UNTAKEN:,} steps or {outbox.MAX_UNTAKEN_BYTES >> 20} MiB not taken"),
         ("pagoda.v1.Scheduler", f"once every {engine_session.ACK_EVERY} or {engine_session.ACK_BYTES >> 20} MiB, and"),
+        ("pagoda.v1.Scheduler", f"(`acknowledges_every`, {outbox.DEFAULT_ACKNOWLEDGES_EVERY} if not"),
         ("pagoda.v1.Scheduler", f"at most {engine_session.ACK_DELAY_S:g} s late"),
         ("pagoda.v1.Scheduler", f"wait {engine_session.HELLO_TIMEOUT_S:g} s for the hello"),
         ("pagoda.v1.Worker", f"gives `InitDevice` {worker_client.INIT_TIMEOUT_S:g} s"),

@@ -72,7 +72,7 @@ async def test_what_concerns_all_needs_an_operators_key(path: str) -> None:
         assert await status_of(keys, path, headers) == wanted, headers
     layer = RequireKeys(app, keys=KEYS, operator_keys=OPERATORS)
     _, _, body = await call(layer, path, bearer("key"))
-    message = "this concerns all clients: show one of --operator-key, an API key is not enough"
+    message = "this call affects all clients: it needs one of --operator-key, not an API key"
     fault = {"message": message, "type": "PermissionDeniedError", "param": None, "code": 403}
     assert orjson.loads(body) == {"error": fault}
 

@@ -310,6 +310,11 @@ def test_items_are_these_messages() -> None:
     ]
 
 
+@pytest.mark.parametrize("item_id", ["msg_1", "msg_2"])
+def test_an_item_with_a_role_is_a_message_whatever_its_id(item_id: str) -> None:
+    assert conversation({"id": item_id, "role": "user", "content": "new"}) == [{"role": "user", "content": "new"}]
+
+
 @pytest.mark.parametrize(
     ("item", "message"),
     [

@@ -9,6 +9,7 @@ from pagoda_common.params.outputs import SequenceDelta, TokenLogprobs
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.conversation.message import MessageDelta, ToolCallDelta
 from pagoda_frontend.openai.chunks import DONE, ChatChunks, ChunkOptions, CompletionChunks
+from pagoda_frontend.openai.echo import Echo
 from pagoda_frontend.openai.logprobs import LEAST_LOGPROB, LogprobWriter
 
 ENVELOPE = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "tiny"}
@@ -96,6 +97,22 @@ def test_each_sequence_begins_with_the_ids_of_its_own_prompt() -> None:
     chunks = CompletionChunks(echo=None, **{**common(return_token_ids=True), "prompts": [[1, 2], [3]]})
     events = [decode(chunks.delta(delta("a", index=index))) for index in range(4)]
     assert [event["choices"][0]["prompt_token_ids"] for [event] in events] == [[1, 2], [1, 2], [3], [3]]
+
+
+def test_the_log_probabilities_of_an_echoed_prompt_are_counted_once() -> None:
+    tokenizer = Tokenizer.load("pagoda-tiny")
+    writer = LogprobWriter(tokenizer=tokenizer, num_top=1)
+    echo = [Echo(text=None, token_ids=[300, 301], tokenizer=tokenizer, logprobs=writer)]
+    known = [[None, TokenLogprobs([301, 5], [-2.0, -1.0], 2)]]
+    chunks = CompletionChunks(echo=echo, prompt_logprobs=known, **{**common(), "prompts": [[300, 301]]})
+    assert chunks.num_log_probabilities(delta("a")) == 2
+    first = decode(chunks.delta(delta("a")))[0]["choices"][0]["logprobs"]
+    assert first["token_logprobs"] == [None, -2.0]
+    assert [None if one is None else len(one) for one in first["top_logprobs"]] == [None, 2]
+    assert chunks.num_log_probabilities(delta("b")) == 0
+    assert chunks.num_log_probabilities(delta("b", index=0)) == 2, "of the same prompt's other sequence"
+    assert CompletionChunks(echo=None, **common()).num_log_probabilities(delta("a")) == 0
+    assert CompletionChunks(echo=echo, **common()).num_log_probabilities(delta("a")) == 0
 
 
 def test_the_end_of_a_stream() -> None:

@@ -1,8 +1,11 @@
 """Bodies to errors."""
 
+import json
+
 import pytest
 
-from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError, RequestFailed
+from pagoda_common.engine.convert import error_from_proto, error_to_proto
+from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError, RequestFailed, ShareFull
 from pagoda_frontend.http.body import parse_body
 from pagoda_frontend.http.errors import error_object, error_response
 from pagoda_frontend.observability.metrics import one_two_five
@@ -30,6 +33,18 @@ def test_a_bug_says_nothing_of_itself() -> None:
 def test_not_ready_says_when_to_come_again(after_s: float, header: str) -> None:
     response = error_response(NotReady("starting", retry_after_s=after_s))
     assert (response.status_code, response.headers["retry-after"]) == (503, header)
+
+
+def test_a_client_that_has_its_share_of_the_queue_is_told_so() -> None:
+    error = error_from_proto(error_to_proto(ShareFull("your share is 5", retry_after_s=1)))
+    response = error_response(error)
+    assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+    assert json.loads(response.body)["error"] == {
+        "message": "your share is 5",
+        "type": "RateLimitError",
+        "param": None,
+        "code": 429,
+    }
 
 
 @pytest.mark.parametrize("code", [code for code in Code if code is not Code.OK])

@@ -57,6 +57,7 @@ COUNTERS: dict[tuple[str, str], float] = {
     ("prompt_tokens_by_source", "local_cache_hit"): 2,
     ("admission_rejections", "max_num_queued_reqs"): 0,
     ("admission_rejections", "max_num_queued_tokens"): 0,
+    ("admission_rejections", "max_queued_share"): 0,
 }
 """By name and the label that tells series apart."""
 

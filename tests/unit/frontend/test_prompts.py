@@ -120,6 +120,13 @@ async def test_integers_in_arguments_keep_every_digit(number: str, is_text: bool
     assert arguments in await prompts().render([message("user", "hi"), answer])
 
 
+async def test_a_part_without_text_is_served() -> None:
+    empty = {"type": "text", "text": ""}
+    template = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+    messages = [message("user", [empty]), message("user", [empty, {"type": "text", "text": "a"}])]
+    assert await prompts(template).render(messages) == "[][\na]"
+
+
 def test_parts_of_a_content_are_texts_under_any_of_their_names() -> None:
     content = ["a", {"text": "b"}, {"type": "input_text", "text": "c"}, {"type": "output_text", "text": "d"}]
     content += [{"type": "refusal", "refusal": "e"}, {"type": "text", "text": "f", "cache_control": {}}]

@@ -1,4 +1,4 @@
-"""The log of calls and the history of figures behind the status page."""
+"""The log of calls and the history of figures that the status page shows."""
 
 import pytest
 
@@ -154,3 +154,13 @@ def test_the_oldest_points_are_forgotten() -> None:
 )
 def test_a_quantile_is_linear_within_its_bucket(counts: tuple[int, ...], share: float, expected: float | None) -> None:
     assert quantile((1.0, 2.0), counts, share) == expected
+
+
+def test_each_reason_is_told_once_and_in_the_order_in_which_they_came() -> None:
+    log = RequestLog()
+    with log.follow("r", tenant="", num_prompt_tokens=1, num_sequences=5) as call:
+        for index, reason in enumerate(("stop", "length", "stop", "length", "stop")):
+            call.add([delta(index, reason)], num_output_tokens=0)
+            assert call.num_finished == index + 1
+        assert call.first_token_s is None, "no token has come"
+    assert log.ended()[0].reason == "stop, length"

@@ -215,12 +215,12 @@ def test_a_stream_waits_a_second_for_its_first_event_and_up_to_ten_more_for_a_ti
 
 
 async def test_a_stream_is_announced_when_its_first_event_is_long_in_coming() -> None:
-    may_go_on = asyncio.Event()
+    may_continue = asyncio.Event()
     is_closed = asyncio.Event()
 
     async def stream() -> Any:
         try:
-            await may_go_on.wait()
+            await may_continue.wait()
             yield 1
             yield 2
         finally:
@@ -228,7 +228,7 @@ async def test_a_stream_is_announced_when_its_first_event_is_long_in_coming() ->
 
     told = announced(stream(), patience_s=0.0)
     assert await anext(told) is None
-    may_go_on.set()
+    may_continue.set()
     assert [one async for one in told] == [1, 2]
     assert is_closed.is_set()
     assert [one async for one in announced(stream(), patience_s=240.0)] == [1, 2]

@@ -1,12 +1,13 @@
 """Responses and Messages without HTTP: what goes on, what is refused, what becomes of inputs, and usage."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from pagoda_common.errors import InvalidRequest
+from pagoda_common.errors import InvalidRequest, NotFound, PagodaError
 from pagoda_frontend.messages import handlers as messages_handlers
 from pagoda_frontend.messages.input import chat_body_of as messages_chat_body
 from pagoda_frontend.messages.protocol import MessagesBody
@@ -40,6 +41,25 @@ def test_a_conversation_goes_on_from_an_answer_that_has_come_to_its_end(response
     assert caught.value.field == "previous_response_id"
 
 
+def test_what_continues_an_answer_changes_nothing_of_it(responses: Responses) -> None:
+    kept = stored()
+    kept.messages = [{"role": "user", "content": "said"}, {"role": "assistant", "reasoning": "hm"}]
+    before = [dict(message) for message in kept.messages]
+    responses._store.add(kept)
+    items = [{"type": "message", "role": "assistant", "content": "well"}]
+    body = ResponsesBody.model_validate({"input": items, "previous_response_id": "a"})
+    messages = responses._messages(body, "")
+    assert messages[1:] == [{"role": "assistant", "reasoning": "hm", "content": "well"}]
+    assert kept.messages == before
+
+
+def test_an_unknown_answer_is_an_error_of_the_field_that_names_it(responses: Responses) -> None:
+    body = ResponsesBody.model_validate({"input": "more", "previous_response_id": "nobody's"})
+    with pytest.raises(NotFound) as caught:
+        responses._messages(body, "")
+    assert caught.value.field == "previous_response_id"
+
+
 async def test_an_answer_that_is_deleted_is_made_no_further(responses: Responses) -> None:
     one = stored("in_progress")
     one.task = task = asyncio.create_task(asyncio.sleep(3600))
@@ -48,6 +68,48 @@ async def test_an_answer_that_is_deleted_is_made_no_further(responses: Responses
     await responses.delete(cast("Any", None), "a")
     assert task.cancelling() == 1
     assert responses._store.find("a", "") is None
+
+
+class Made:
+    """A draft with known events: the answer comes with the last one."""
+
+    num_events = 3
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.response: dict[str, Any] = {"id": "a", "status": "in_progress", "output": []}
+        self.error = error
+        self.num_released = 0
+
+    async def events(self) -> AsyncGenerator[list[bytes], None]:
+        yield [b"3"]
+        if self.error is not None:
+            raise self.error
+        self.response["output"] = [{"type": "message", "role": "assistant", "content": "well"}]
+        yield [b"4", b"5"]
+
+    def fail(self, error: Exception) -> list[bytes]:
+        return [f"failed: {error}".encode()]
+
+    def release(self) -> None:
+        self.num_released += 1
+
+
+@pytest.mark.parametrize("error", [None, PagodaError("lost"), RuntimeError("broken")])
+async def test_an_answer_in_the_background_goes_on_from_what_it_has_said(
+    responses: Responses, error: Exception | None
+) -> None:
+    draft, kept = Made(error), stored()
+    kept.response = draft.response
+    before = list(kept.messages)
+    assert responses._start_in_background(cast("Any", draft), kept, with_events=True) is kept
+    assert responses._store.get("a", "") is kept
+    assert (kept.num_bytes, kept.first_event) == (len('[{"role":"user","content":"said"}]') + len("[]"), 3)
+    assert kept.task is not None
+    await kept.task
+    answer = [] if error else [{"role": "assistant", "content": "well"}]
+    assert kept.messages == before + answer
+    assert kept.events == ([b"3", f"failed: {error}".encode()] if error else [b"3", b"4", b"5"])
+    assert draft.num_released == 1
 
 
 @pytest.mark.parametrize(
@@ -61,7 +123,7 @@ async def test_events_are_told_from_the_first_that_is_here(
     one.task = asyncio.create_task(asyncio.sleep(0))
     await one.task
     if told is None:
-        with pytest.raises(InvalidRequest, match="before number 3 were told") as caught:
+        with pytest.raises(InvalidRequest, match="before number 3 were sent") as caught:
             responses._follow(one, start, field="starting_after")
         assert caught.value.field == "starting_after"
         return

@@ -23,3 +23,17 @@ def test_what_is_no_json_is_refused_as_orjson_does() -> None:
             exact_json.loads(text)
     with pytest.raises((TypeError, ValueError)):
         exact_json.dumps({"a": object()})
+
+
+def test_what_python_does_not_read_keeps_orjson_s_value() -> None:
+    deep = "[" * 1000 + "1" * 25 + "]" * 1000  # deeper than json reads
+    value = exact_json.loads(deep)
+    for _ in range(1000):
+        [value] = value
+    assert value == pytest.approx(1.1111e24, rel=1e-3)
+
+
+def test_numbers_are_looked_at_from_19_digits_on() -> None:
+    for number in (10**18 - 1, 10**18, 2**64 - 1, 2**64, 10**19):
+        assert exact_json.loads(str(number)) == number
+        assert type(exact_json.loads(str(number))) is int

@@ -43,6 +43,13 @@ CASES: dict[str, dict[str, Any]] = {
             "2049": {"content": "</tool>", "special": True, **FLAGS},
         }
     },
+    "new ids of which the first has a role": {
+        "added_tokens_decoder": {
+            "3072": {"content": "<tool>", "special": True, **FLAGS},
+            "3073": {"content": "</tool>", "special": True, **FLAGS},
+        },
+        "pad_token": "<tool>",
+    },
     "in additional_special_tokens": {"without": (1, 2), "additional_special_tokens": ["<|im_start|>", "<|im_end|>"]},
     "in extra_special_tokens": {"without": (2,), "extra_special_tokens": ["<|im_end|>"]},
     "by a role": {"without": (3,), "pad_token": "<|pad|>"},

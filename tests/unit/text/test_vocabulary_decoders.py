@@ -97,7 +97,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
     return Tokenizer(name=request.param, fast=TOKENIZERS[request.param](), files=files)
 
 
-def behind(tokenizer: Tokenizer, prompt: list[int], ids: list[int]) -> str:
+def after(tokenizer: Tokenizer, prompt: list[int], ids: list[int]) -> str:
     detokenizer = tokenizer.detokenizer(prompt)
     return "".join([detokenizer.append([token_id]) for token_id in ids]) + detokenizer.flush()
 
@@ -111,7 +111,7 @@ def test_bytes_of_tokens_join_to_the_text_behind_a_prompt(tokenizer: Tokenizer) 
         spelled = b"".join(tokenizer.token_bytes(token_id) or b"" for token_id in ids)
         if spelled.decode(errors="replace").encode() != spelled:
             continue  # bytes that are no text
-        text = behind(tokenizer, words, ids)
+        text = after(tokenizer, words, ids)
         if tokenizer.name == "BPEDecoder":  # a space more after the last word, one less before the first
             text, spelled = text.strip(), spelled.decode().strip().encode()
         assert text == spelled.decode(), ids
@@ -135,4 +135,4 @@ def test_a_constraint_spells_one_of_its_choices(tokenizer: Tokenizer, seed: int)
         token_id = int(draw.choice(allowed.tolist()))
         assert matcher.consume_token(token_id)
         ids.append(token_id)
-    assert behind(tokenizer, prompt, ids) in choices
+    assert after(tokenizer, prompt, ids) in choices

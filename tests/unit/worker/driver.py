@@ -168,7 +168,9 @@ class Driver:
             lookahead.append(self.num_lookahead if count == 1 else 0)
             num_tokens = sequence.computed + count + (self.num_reserved if count == 1 else 0)
             blocks = self.take_blocks(sequence.slot, max(0, -(-num_tokens // self.block_size) - sequence.num_blocks))
-            sequence.num_blocks += len(blocks[0])
+            # None at all: the model keeps states alone.
+            first, num_others = blocks[0] if blocks else [], max(0, len(blocks) - 1)
+            sequence.num_blocks += len(first)
             if sequence.slot in started:
                 appended += [(sequence.slot, block, group) for group, part in enumerate(blocks) for block in part]
             else:
@@ -180,8 +182,8 @@ class Driver:
                         prompt_token_ids=np.array(sequence.prompt),
                         output_token_ids=np.array(sequence.output, dtype=np.int64),
                         sampling_params=sequence.params,
-                        block_ids=np.array(blocks[0], dtype=np.int64),
-                        group_block_ids=np.array(blocks[1:], dtype=np.int64).reshape(len(blocks) - 1, len(blocks[0])),
+                        block_ids=np.array(first, dtype=np.int64),
+                        group_block_ids=np.array(blocks[1:], dtype=np.int64).reshape(num_others, len(first)),
                         eos_token_ids=self.facts.eos_token_ids,
                         lora_number=sequence.lora,
                     )

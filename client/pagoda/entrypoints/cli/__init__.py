@@ -1,1 +1,1 @@
-"""The command where vLLM has it: ``python -m pagoda.entrypoints.cli.main``."""
+"""The command under vLLM's module name: ``python -m pagoda.entrypoints.cli.main``."""

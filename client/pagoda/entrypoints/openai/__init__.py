@@ -1,1 +1,1 @@
-"""The server's and the batches' modules where vLLM has them: ``python -m``, no code of its own."""
+"""The server's and the batches' modules under vLLM's module names: ``python -m``, no code of its own."""

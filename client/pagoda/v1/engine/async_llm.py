@@ -1,4 +1,4 @@
-"""The asynchronous engine, where vLLM's V1 has it."""
+"""The asynchronous engine, under the module name of vLLM's V1."""
 
 from pagoda import AsyncLLM
 

@@ -1,4 +1,4 @@
-"""The engine that is driven step by step, where vLLM's V1 has it."""
+"""The engine that is driven step by step, under the module name of vLLM's V1."""
 
 from pagoda import LLMEngine
 

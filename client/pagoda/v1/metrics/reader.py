@@ -1,4 +1,4 @@
-"""What LLM.get_metrics gives, where vLLM's V1 has it."""
+"""The results of LLM.get_metrics, under the module name of vLLM's V1."""
 
 from pagoda.llm.metrics import Counter, Gauge, Histogram, Metric, Vector
 

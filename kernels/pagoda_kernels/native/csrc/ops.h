@@ -23,6 +23,10 @@ template <typename T>
 void act_and_mul(const T* x, int64_t x_stride, T* out, int64_t num_rows, int64_t size, Activation activation,
                  int num_threads);
 
+// out = activation(x) of `size` numbers; x and out may be the same.
+template <typename T>
+void activate(const T* x, T* out, int64_t size, Activation activation, int num_threads);
+
 // The greatest value of each row, a NaN if there is one, and its first index.
 void argmax(const float* x, int64_t x_stride, float* values, int64_t* indices, int64_t num_rows, int64_t size,
             int num_threads);
@@ -42,9 +46,9 @@ void pack_weight(const bf16* weight, bf16* out, int64_t num_outputs, int64_t num
 void packed_embedding(const int64_t* ids, const bf16* weight, bf16* out, int64_t num_ids, int64_t num_inputs,
                       int num_threads);
 
-// out = residual + x weight^T + bias, summed in float32; bias and residual may be null; out contiguous. num_inputs is even.
-// weight: [ceil(num_outputs / 32), num_inputs / 2, 32, 2], zeros behind the last output. Helpers, if any, take part instead
-// of other threads; the weight has to outlive them.
+// out = residual + x weight^T + bias, summed in float32; bias and residual may be null; out contiguous. num_inputs is
+// even. weight: [ceil(num_outputs / 32), num_inputs / 2, 32, 2], zeros after the last output. Helpers, if any, take
+// part instead of other threads; the weight has to outlive them.
 template <typename Out>
 void packed_linear(const bf16* x, int64_t x_stride, const bf16* weight, const bf16* bias, const bf16* residual,
                    int64_t residual_stride, Out* out, int64_t num_rows, int64_t num_outputs, int64_t num_inputs,
@@ -92,23 +96,45 @@ struct AttentionBatch {
   const float* sinks;    // scores of a key without a value that every query sees, one a head, or null
 };
 
-// [num_blocks, block_size, num_kv_heads, width] of S = T or int8_t; T's width is head_dim, a row of int8_t ends with its
-// float32 scale.
+// [num_blocks, block_size, num_kv_heads, width] of S = T or int8_t; T's width is head_dim, a row of int8_t ends with
+// its float32 scale.
 template <typename S>
 struct AttentionCache {
   const S *keys, *values;
   int64_t width;
 };
 
-// out [num_tokens, num_heads, head_dim] = softmax(query keys^T * scale) values, each token over the keys up to itself. What
-// is behind a sequence's length makes no difference, and blocks that all of its queries' windows have left are not read.
+// out [num_tokens, num_heads, head_dim] = softmax(query keys^T * scale) values, each token over the keys up to itself.
+// What follows a sequence's length makes no difference, and blocks that all of its queries' windows have left are not
+// read.
 template <typename T, typename S>
-void paged_attention(const AttentionBatch& batch, const AttentionCache<S>& cache, const T* query, T* out, int num_threads);
+void paged_attention(const AttentionBatch& batch, const AttentionCache<S>& cache, const T* query, T* out,
+                     int num_threads);
+
+// Whole sequences, one after the other, without a cache. Strides are those of tokens and of heads; values of a head are
+// neighbours.
+struct SequenceBatch {
+  int64_t num_seqs;
+  const int64_t* starts;  // the first token of each sequence, then the number of tokens
+  int64_t num_heads, num_kv_heads, head_dim, value_dim;
+  int64_t query_stride, query_head_stride, key_stride, key_head_stride, value_stride, value_head_stride;
+  int64_t out_stride;
+  float scale;
+  bool is_causal;       // a token sees those up to itself; else all of its sequence
+  const float* slopes;  // [num_heads]: what a score loses for each token between query and key; null: nothing
+};
+
+// out [num_tokens, num_heads, value_dim] = softmax(query keys^T * scale - slope * distance) values, in float32, rounded
+// once.
+template <typename T>
+void sequence_attention(const SequenceBatch& batch, const T* query, const T* key, const T* value, T* out,
+                        int num_threads);
 
 // Whether helpers can: no prompt is divided, and no keys are shared, which they would read again and again.
 bool can_help_attend(const AttentionBatch& batch);
 
-// The same with helpers, to the bit. False: nothing is computed; they cannot, or there are too few keys or too many parts.
+// The same with helpers, to the bit. False: nothing is computed; they cannot, or there are too few keys or too many
+// parts.
 bool paged_attention(const AttentionBatch& batch, const AttentionCache<bf16>& cache, const bf16* query, bf16* out,
                      Helpers& helpers);
 
@@ -118,19 +144,19 @@ void race(const float* probs, int64_t stride, const int64_t* keys, int64_t* winn
           int num_threads);
 
 // A matrix [num_outputs, num_inputs] of int4 or int8 numbers, packed in tiles of 32 outputs (quantized_codes.h), zeros
-// behind the last. An element is scale * (number - zero).
+// after the last. An element is scale * (number - zero).
 struct QuantizedMatrix {
   const uint8_t* codes;
-  const float* scales;  // [tiles, num_groups, 32]
-  const float* zeros;   // the same; null where all are 0
+  const float* scales;              // [tiles, num_groups, 32]
+  const float* zeros;               // the same; null where all are 0
   int64_t num_outputs, num_inputs;  // num_inputs is a multiple of 4
   int64_t num_groups, group_size;   // inputs of a group, a multiple of 4; above 128 of 128, or all
   int bits;
   bool quantizes_inputs;  // rows of bfloat16 are taken to int8 with a scale for each of their parts (quantized_rows.h)
 };
 
-// out = x W^T + bias + residual, rounded once. x: [num_rows, num_inputs]; bias and residual may be null; out contiguous.
-// Helpers as for packed_linear.
+// out = x W^T + bias + residual, rounded once. x: [num_rows, num_inputs]; bias and residual may be null; out
+// contiguous. Helpers as for packed_linear.
 template <typename T, typename Out>
 void quantized_linear(const T* x, int64_t x_stride, const QuantizedMatrix& weight, const T* bias, const T* residual,
                       int64_t residual_stride, Out* out, int64_t num_rows, int num_threads, Helpers* helpers = nullptr);
@@ -148,14 +174,15 @@ struct WritableMatrix {
   int bits;
 };
 
-// Quantizes rows of x into outputs `first_row` and on of a matrix, and leaves all others as they are. The numbers are those
-// of quantize() in quantized_matrix.py.
+// Quantizes rows of x into outputs `first_row` and on of a matrix, and leaves all others as they are. The numbers are
+// those of quantize() in quantized_matrix.py.
 template <typename T>
 void quantize_rows(const T* x, int64_t x_stride, int64_t num_rows, int64_t first_row, const WritableMatrix& weight,
                    int num_threads);
 
 // out[i] = row ids[i] of the matrix.
-void quantized_embedding(const int64_t* ids, const QuantizedMatrix& weight, bf16* out, int64_t num_ids, int num_threads);
+void quantized_embedding(const int64_t* ids, const QuantizedMatrix& weight, bf16* out, int64_t num_ids,
+                         int num_threads);
 
 // out[row] = x[row] / sqrt(mean(x[row]^2) + eps) * (weight + weight_offset); rows of `size`, out contiguous.
 template <typename T>
@@ -180,7 +207,7 @@ void rope_store(T* qkv, int64_t qkv_stride, const T* q_weight, const T* k_weight
                 T* k_cache, T* v_cache, const CacheLayout& layout, int64_t num_tokens, int num_heads, int num_kv_heads,
                 int head_dim, int num_threads);
 
-// Keys and values, a token's heads one behind the other, and rows of `width` bytes in the cache for them.
+// Keys and values, a token's heads one after the other, and rows of `width` bytes in the cache for them.
 struct Int8Rows {
   int64_t num_tokens, num_kv_heads, head_dim;
   int64_t key_stride, value_stride;  // between tokens

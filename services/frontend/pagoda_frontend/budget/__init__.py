@@ -1,1 +1,1 @@
-"""What a request may cost before it is admitted: its size, its memory, the time it takes. Knows no endpoint."""
+"""Limits on a request before it is admitted: size, memory and time. Knows no endpoint."""

@@ -1,13 +1,37 @@
-"""Who the work that is done now is done for, and what of the request's memory is held until it is admitted."""
+"""The caller of the current work, and the memory that its request holds until it is admitted."""
 
 from contextvars import ContextVar
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Network, ip_address
+from urllib.parse import unquote
 
 from pagoda_frontend.budget.held_memory import Hold
 
 caller: ContextVar[str] = ContextVar("caller", default="")
-"""The key that was accepted, else the address that a call comes from: what a caller says of itself does not count."""
+"""The key that was accepted, else the network that a call comes from: what a caller says of itself does not count."""
 current_hold: ContextVar[Hold | None] = ContextVar("current_hold", default=None)
-"""Of the call that is being answered."""
+"""Memory held by the current call."""
+
+
+@lru_cache(maxsize=4096)
+def network_of(host: str) -> str:
+    """Whom an address stands for: of IPv6 the network of 64 bits, which has one owner and as many addresses as that one
+    likes; the same for an IPv4 address in either form. What is no address stands for itself."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(IPv6Network((int(address) >> 64 << 64, 64)))
+
+
+def host_of_peer(peer: str) -> str:
+    """The host of a gRPC peer, such as `ipv4:127.0.0.1:50000` or `ipv6:%5B::1%5D:50000`."""
+    _, _, rest = peer.partition(":")
+    return unquote(rest.rpartition(":")[0]).strip("[]")
 
 
 def release_hold() -> None:
@@ -15,6 +39,13 @@ def release_hold() -> None:
     hold = current_hold.get()
     if hold is not None:
         hold.release()
+
+
+def hold_more(num_bytes: int) -> None:
+    """Count memory that the answer takes, until its call is over; raises QueueFull."""
+    hold = current_hold.get()
+    if hold is not None and num_bytes:
+        hold.add(num_bytes)
 
 
 def held_bytes() -> int:

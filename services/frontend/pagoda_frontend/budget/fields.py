@@ -33,17 +33,17 @@ MAY_BE_TOKEN_IDS = ("prompt", "input")
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Of one field of a request's body, wherever it has that name."""
+    """The limit of a field in a request's body, wherever the field occurs."""
 
     field: str
     what: str
-    """Of its entries, for people."""
+    """Name of its entries in messages."""
     max_items: int = 0
     """Entries of a list or an object; 0: it is a text."""
     max_bytes: int = 0
-    """Of the text, or of each text in the list, in UTF-8; 0: what the body may have."""
+    """Maximum size of the text, or of each text in the list, in UTF-8; 0: the limit of the body."""
     max_total_bytes: int = 0
-    """Of everything in it; 0: what the body may have."""
+    """Maximum size of all its content; 0: the limit of the body."""
 
     def refuse(self, what: str, bound: int, got: int | str) -> InvalidRequest:
         """The error of a field that has more than `bound`."""
@@ -128,7 +128,7 @@ def _check_text(bound: Bound, text: str) -> None:
 
 
 def _check_parts(name: str, messages: list[Any]) -> None:
-    """What is in messages: lists of parts, of calls, and lists of messages where a batch has them."""
+    """The lists in messages: of parts, of calls, and of messages in a batch."""
     bound, num_messages, num_parts = BOUNDS[name], 0, 0
     for message in messages:
         if isinstance(message, list) and message and type(message[0]) is int:

@@ -1,33 +1,37 @@
-"""Memory of requests that were not admitted yet: one bound for the process, shared out between callers. No asyncio."""
+"""Memory of requests that were not admitted yet, and of log probabilities until their answer is sent: one bound for the
+process, shared out between callers. No asyncio."""
 
 from pagoda_common.errors import QueueFull
 
 MAX_SHARE = 0.5
-"""Of the bound for one caller: others always find room."""
+"""Share of the limit for one caller, so that others find room."""
 VALUE_BYTES = 40
-"""What a value of JSON takes when it is parsed."""
+"""Memory of a parsed JSON value."""
 
 
 class Hold:
-    """What one request holds."""
+    """Memory that one request holds."""
 
-    __slots__ = ("_memory", "num_bytes", "num_bytes_seen", "owner")
+    __slots__ = ("_is_over", "_memory", "num_bytes", "num_bytes_seen", "owner")
 
     def __init__(self, memory: "HeldMemory") -> None:
         self._memory = memory
+        self._is_over = False
         self.owner = ""
-        """Whose request it is; set before `add`."""
+        """Caller of the request; set before `add`."""
         self.num_bytes = 0
         """Held now."""
         self.num_bytes_seen = 0
         """Held so far."""
 
     def add(self, num_bytes: int) -> None:
-        """Hold so much more.
+        """Hold so much more; nothing after the end of its call.
 
         Raises:
             QueueFull: all hold too much, or this one's owner does.
         """
+        if self._is_over:
+            return
         self._memory.take(self.owner, num_bytes)
         self.num_bytes += num_bytes
         self.num_bytes_seen += num_bytes
@@ -38,9 +42,14 @@ class Hold:
             self._memory.give(self.owner, self.num_bytes)
             self.num_bytes = 0
 
+    def end(self) -> None:
+        """Its call is over: hold nothing, now and later."""
+        self.release()
+        self._is_over = True
+
 
 class HeldMemory:
-    """What all of them hold."""
+    """Memory that all requests hold."""
 
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -51,7 +60,7 @@ class HeldMemory:
         """Counter: held so far."""
 
     def begin(self) -> Hold:
-        """Of a new request, which holds nothing yet."""
+        """Begin a request that holds nothing yet."""
         return Hold(self)
 
     def take(self, owner: str, num_bytes: int) -> None:
@@ -59,7 +68,8 @@ class HeldMemory:
         own = self._by_owner.get(owner, 0) + num_bytes
         if self.num_bytes + num_bytes > self._max_bytes or own > self._max_bytes * MAX_SHARE:
             message = (
-                f"requests that wait to be admitted hold {self.num_bytes} bytes, at most {self._max_bytes} are held"
+                f"requests that wait to be admitted, and log probabilities of answers, hold {self.num_bytes} bytes, at "
+                f"most {self._max_bytes} are held"
             )
             raise QueueFull(f"{message} ({int(self._max_bytes * MAX_SHARE)} of one caller)", retry_after_s=1)
         self._by_owner[owner] = own

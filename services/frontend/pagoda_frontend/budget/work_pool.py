@@ -20,11 +20,11 @@ NUM_THREADS = 2
 MAX_WAITING = 1024
 """Pieces of work that wait, over all callers."""
 MAX_SHARE = 0.5
-"""Of these for one caller."""
+"""Share of these for one caller."""
 SMALL_BYTES = 16 * 1024
-"""Of an input: conversions of it take below 5 ms."""
+"""Size of an input whose conversions take less than 5 ms."""
 LIGHT_BYTES = 64 * 1024
-"""Of an input that may have any thread: it takes some tens of milliseconds."""
+"""Size of an input that may use any thread: it takes some tens of milliseconds."""
 
 
 class FairQueue(Generic[Result]):

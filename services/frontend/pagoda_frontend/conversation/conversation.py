@@ -22,7 +22,7 @@ from pagoda_frontend.openai.protocol import ChatBody
 from pagoda_frontend.requests.call_context import CallContext
 from pagoda_frontend.requests.choices import Choices, choices_of
 from pagoda_frontend.requests.errors import fields_named
-from pagoda_frontend.requests.run import Run, start_run
+from pagoda_frontend.requests.run import Run, hold_logprobs, start_run
 from pagoda_frontend.requests.sampling import body_truncation, sampling_params_of
 from pagoda_frontend.requests.served_model import ServedModel
 from pagoda_frontend.requests.serving import Serving
@@ -41,7 +41,7 @@ class Conversation:
         self._reader = reader
 
     async def deltas(self) -> AsyncGenerator[list[MessageDelta]]:
-        """What is new in the messages, as it comes. Closing it aborts what is unfinished.
+        """The new parts of the messages as they arrive. Closing it aborts unfinished requests.
 
         Raises:
             PagodaError: the request was refused or failed.
@@ -56,6 +56,7 @@ class Conversation:
         async with aclosing(self.deltas()) as stream:
             async for deltas in stream:
                 for delta in deltas:
+                    hold_logprobs(delta.logprobs)
                     collectors[delta.index].add(delta)
         return [collector.finish() for collector in collectors]
 
@@ -152,7 +153,7 @@ async def start_conversation(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Asked:
-    """What a body asks for, checked."""
+    """A checked body."""
 
     plan: ToolPlan
     logprobs: LogprobWriter | None

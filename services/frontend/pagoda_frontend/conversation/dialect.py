@@ -44,7 +44,7 @@ class Dialect:
         template: str | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> MessageReader:
-        """A reader of `n` messages that go on after `prompt` (rendered).
+        """A reader of `n` messages that continue `prompt` (rendered).
 
         Args:
             shows_reasoning: reasoning is a part of the messages; else it is read and dropped.
@@ -64,7 +64,7 @@ class Dialect:
         )
 
     def parser(self, plan: ToolPlan, *, prompt: str, id_seed: str = "") -> MessageParser | None:
-        """A parser for one message that goes on after `prompt` (rendered); None when all of its text is content.
+        """A parser for one message that continues `prompt` (rendered); None if all of its text is content.
 
         `id_seed`: what the ids of its calls are drawn from.
         """

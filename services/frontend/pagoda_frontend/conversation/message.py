@@ -1,4 +1,4 @@
-"""What an assistant's message is made of, whole and in pieces: reasoning, content, tool calls. No HTTP, no gRPC."""
+"""An assistant's message, whole and in pieces: reasoning, content, tool calls. No HTTP, no gRPC."""
 
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -33,7 +33,7 @@ class ToolCall:
 
 @dataclass(slots=True)
 class MessageDelta:
-    """What one message has newly: the unit that every streaming API sends in a shape of its own."""
+    """The new part of one message, which every streaming API sends in its own shape."""
 
     index: int
     """Choice within the conversation, 0 to n - 1."""
@@ -83,7 +83,7 @@ class CollectedMessage:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     hypothesis: HypothesisLogprobs | None = None
-    """Of a beam search's result."""
+    """Log probabilities of a beam search's result."""
 
 
 class MessageCollector:

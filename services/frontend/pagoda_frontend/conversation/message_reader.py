@@ -35,7 +35,7 @@ class MessageParser:
         return self._reasoning is not None and self._reasoning.is_inside
 
     def append(self, text: str, *, is_last: bool) -> Piece:
-        """What `text` adds to the message; with `is_last`, also what was held back."""
+        """The part that `text` adds to the message; with `is_last`, also the text held back."""
         reasoning, answer = self._reasoning.append(text) if self._reasoning is not None else ("", text)
         if is_last and self._reasoning is not None:
             last = self._reasoning.finish()
@@ -90,7 +90,7 @@ class MessageReader:
         """Over all messages; the marker at the end is one of them."""
 
     def read(self, delta: SequenceDelta) -> MessageDelta:
-        """What `delta` adds to its message."""
+        """The part that `delta` adds to its message."""
         if not self._parsers:
             return _plain(delta)
         parser = self._parsers[delta.index]

@@ -1,4 +1,4 @@
-"""What a body gives to the chat template, and the token ids of a body that asks for nothing else."""
+"""The inputs of the chat template from a body, and the token ids of a body that is only tokenized."""
 
 from collections.abc import Sequence
 from typing import Any

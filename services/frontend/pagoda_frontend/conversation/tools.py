@@ -51,7 +51,7 @@ class ToolPlan:
 
 
 def plan_tools(body: ChatBody, *, can_choose: bool) -> ToolPlan:
-    """What `body` asks for.
+    """The options of `body`.
 
     Args:
         can_choose: the model may decide by itself to call tools: it is known how it writes calls.
@@ -121,7 +121,7 @@ def _check_tools(tools: Sequence[Tool]) -> None:
 
 
 def _check_schema(schema: dict[str, Any] | None, name: str) -> None:
-    """What can be said of a schema without compiling it: it describes an object, and its keywords have their shape."""
+    """Check a schema without compiling it: it describes an object, and its keywords have valid values."""
     if not schema:
         return
     if is_deeper_than(schema, MAX_JSON_DEPTH):

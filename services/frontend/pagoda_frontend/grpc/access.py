@@ -1,4 +1,4 @@
-"""Who may call over gRPC."""
+"""Access over gRPC: keys and tenants."""
 
 from pagoda_common.rpc.bearer import BearerKeys
 from pagoda_common.rpc.credentials import HEALTH_PREFIX, RequireBearer

@@ -7,7 +7,7 @@ from pagoda_frontend.budget.fields import BOUNDS, MAX_PARTS
 from pagoda_frontend.budget.json_scan import MAX_VALUES, scan
 
 MAX_MESSAGE_BYTES = 4 * 1024**2
-"""Of one request, gRPC's own default; a longer one is refused when its length is known. What is less may come half."""
+"""Maximum size of a request, gRPC's default; a longer one is refused as soon as its length is known."""
 LISTS = {
     **{name: bound.max_items for name, bound in BOUNDS.items() if bound.max_items},
     "inputs": 2048,

@@ -8,11 +8,29 @@ from pagoda.v1 import inference_pb2
 from pagoda_common.engine.convert import pooling_params_from_proto
 from pagoda_common.params.pooling_params import PoolingParams, PoolingTask
 from pagoda_common.params.truncation import truncation_of
-from pagoda_frontend.pooling.texts import Given
-from pagoda_frontend.pooling.work import PER_TOKEN, Pooled, PoolingCall, pairs_of, pool_texts, ranked, score_pairs
+from pagoda_common.text.pooling_prompts import Given, pairs_of
+from pagoda_frontend.pooling.work import PER_TOKEN, Pooled, PoolingCall, pool_texts, ranked, score_pairs
 from pagoda_frontend.requests.call_context import CallContext
 from pagoda_frontend.requests.embeddings import check_task
 from pagoda_frontend.requests.serving import Serving
+
+
+async def embed(
+    request: inference_pb2.EmbedRequest, call: CallContext, *, serving: Serving
+) -> inference_pb2.EmbedResponse:
+    """Embed."""
+    await serving.look_for(request.model)
+    done = await _pool(request, call, pooling_params_from_proto(request.pooling), "embed", serving=serving)
+    embeddings = [
+        inference_pb2.Embedding(values=values.tolist(), num_pieces=_num_pieces(done, place))
+        for place, values in enumerate(done.values)
+    ]
+    return inference_pb2.EmbedResponse(request_id=call.request_id, embeddings=embeddings, usage=usage_of(done))
+
+
+def _num_pieces(done: Pooled, place: int) -> int:
+    number = done.num_pieces(place)
+    return number if number > 1 else 0
 
 
 async def pool(
@@ -27,7 +45,10 @@ async def pool(
     rows = [
         done.by_token(place) if task in PER_TOKEN else values.reshape(1, -1) for place, values in enumerate(done.values)
     ]
-    texts = [inference_pb2.PooledText(values=one.ravel().tolist(), num_rows=len(one)) for one in rows]
+    texts = [
+        inference_pb2.PooledText(values=one.ravel().tolist(), num_rows=len(one), num_pieces=_num_pieces(done, place))
+        for place, one in enumerate(rows)
+    ]
     return inference_pb2.PoolResponse(request_id=call.request_id, texts=texts, usage=usage_of(done))
 
 
@@ -74,14 +95,15 @@ def usage_of(done: Pooled) -> inference_pb2.Usage:
 
 
 async def _pool(
-    request: inference_pb2.PoolRequest | inference_pb2.ClassifyRequest,
+    request: inference_pb2.EmbedRequest | inference_pb2.PoolRequest | inference_pb2.ClassifyRequest,
     call: CallContext,
     params: PoolingParams,
     task: PoolingTask,
     *,
     serving: Serving,
 ) -> Pooled:
-    asked = _asked(request, call, "inputs", serving=serving)
+    prefix = serving.model_named(request.model).prompt_files.prompt_of(request.prompt_name or None)
+    asked = _asked(request, call, "inputs", prefix=prefix, serving=serving)
     check_task(asked.model, task, dimensions=params.dimensions)
     given: list[Given] = await serving.work.prepare(
         lambda: [one.text if one.HasField("text") else list(one.token_ids.ids) for one in request.inputs]
@@ -104,7 +126,7 @@ async def _score(
     return await score_pairs(asked, pairs, params, serving=serving)
 
 
-def _asked(request: Any, call: CallContext, field: str, *, serving: Serving) -> PoolingCall:
+def _asked(request: Any, call: CallContext, field: str, *, prefix: str = "", serving: Serving) -> PoolingCall:
     model = serving.model_named(request.model)
     most = request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
     side = "right" if model.only_pools else None
@@ -113,5 +135,6 @@ def _asked(request: Any, call: CallContext, field: str, *, serving: Serving) -> 
         model=model,
         field=field,
         truncation=truncation_of(most, side, max_tokens=0, max_model_len=model.max_model_len),  # type: ignore[arg-type]
+        prefix=prefix,
         cache_salt=request.cache_salt or None,
     )

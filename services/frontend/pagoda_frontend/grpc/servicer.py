@@ -4,19 +4,17 @@ import base64
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
 
 from pagoda.v1 import inference_pb2, inference_pb2_grpc
 from pagoda_common.engine.client import EngineClient
-from pagoda_common.engine.convert import beam_search_params_from_proto, pooling_params_from_proto
+from pagoda_common.engine.convert import beam_search_params_from_proto
 from pagoda_common.engine.stream import Known
 from pagoda_common.errors import InvalidRequest, NotFound
-from pagoda_common.params.pooling_params import POOLED
 from pagoda_common.version import VERSION
-from pagoda_frontend.budget.caller import caller, current_hold
+from pagoda_frontend.budget.caller import caller, current_hold, host_of_peer, network_of
 from pagoda_frontend.conversation.conversation import Conversation, start_conversation
 from pagoda_frontend.conversation.template import token_ids_of, token_strings
 from pagoda_frontend.grpc import pooling
@@ -30,7 +28,6 @@ from pagoda_frontend.grpc.convert_chat import (
     prompt_of,
     tokenize_body_from_proto,
 )
-from pagoda_frontend.pooling.texts import pooling_prompts
 from pagoda_frontend.requests.call_context import (
     MAX_REQUEST_ID_CHARS,
     CallContext,
@@ -39,7 +36,6 @@ from pagoda_frontend.requests.call_context import (
     unique_id,
 )
 from pagoda_frontend.requests.choices import check_searchable
-from pagoda_frontend.requests.embeddings import check_task, embedding_of, embedding_prompts
 from pagoda_frontend.requests.errors import fields_named
 from pagoda_frontend.requests.event_ids import Place
 from pagoda_frontend.requests.params import check_cache_salt, check_token_ids
@@ -50,7 +46,7 @@ from pagoda_frontend.requests.serving import Serving
 MESSAGE_FACTOR = 4
 """Bytes in memory for each byte of a message."""
 TOKEN_BYTES = 16
-"""What a token counts for the size of an answer."""
+"""Bytes per token for estimating the size of an answer."""
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 GENERATE, CHAT = f"{SERVICE}/Generate", f"{SERVICE}/Chat"
 """Streams that can be resumed."""
@@ -100,11 +96,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> inference_pb2.GenerateUnaryResponse:
         _refuse_resume_from(request)
         run = await self._run(request, self._call(request, context, "gen-"))
-        outputs = [
-            sequence_to_proto(sequence, request_id=run.call.request_id, num_prompt_tokens=run.num_prompt_tokens)
-            for sequence in await run.collect()
-        ]
-        return inference_pb2.GenerateUnaryResponse(request_id=run.call.request_id, outputs=outputs)
+        request_id, num_prompt_tokens = run.call.request_id, run.num_prompt_tokens
+        sequences = await run.collect()
+
+        def answer() -> inference_pb2.GenerateUnaryResponse:
+            outputs = [
+                sequence_to_proto(sequence, request_id=request_id, num_prompt_tokens=num_prompt_tokens)
+                for sequence in sequences
+            ]
+            return inference_pb2.GenerateUnaryResponse(request_id=request_id, outputs=outputs)
+
+        return await self._serving.work.run_sized(answer, num_bytes=run.answer_bytes)
 
     async def Chat(
         self, request: inference_pb2.ChatRequest, context: Any
@@ -135,40 +137,20 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         _refuse_resume_from(request)
         conversation = await self._conversation(request, self._call(request, context, "chat-"))
         run = conversation.run
-        messages = [
-            message_to_proto(message, request_id=run.call.request_id, usage=_usage(run, len(message.token_ids)))
-            for message in await conversation.collect()
-        ]
-        return inference_pb2.ChatUnaryResponse(request_id=run.call.request_id, messages=messages)
+        request_id = run.call.request_id
+        collected = await conversation.collect()
+
+        def answer() -> inference_pb2.ChatUnaryResponse:
+            messages = [
+                message_to_proto(message, request_id=request_id, usage=_usage(run, len(message.token_ids)))
+                for message in collected
+            ]
+            return inference_pb2.ChatUnaryResponse(request_id=request_id, messages=messages)
+
+        return await self._serving.work.run_sized(answer, num_bytes=run.answer_bytes)
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Any) -> inference_pb2.EmbedResponse:
-        call = self._call(request, context, "embd-")
-        await self._serving.look_for(request.model)
-        model = self._serving.model_named(request.model)
-        check_cache_salt(request.cache_salt or None)
-        given = await self._serving.work.prepare(
-            lambda: [one.text if one.HasField("text") else list(one.token_ids.ids) for one in request.inputs]
-        )
-        params = replace(pooling_params_from_proto(request.pooling), task="embed", second_text_start=0)
-        check_task(model, "embed", dimensions=params.dimensions)
-        if model.only_pools:
-            made = await pooling_prompts(given, serving=self._serving, model=model, field="inputs")
-            prompts = [one.token_ids for one in made]
-        else:
-            prompts = await embedding_prompts(given, model=model, field="inputs")
-        run = Run(
-            call,
-            serving=self._serving,
-            model=model,
-            prompts=prompts,
-            sampling_params=[POOLED] * len(prompts),
-            cache_salt=request.cache_salt,
-            pooling=params,
-        )
-        embeddings = [
-            inference_pb2.Embedding(values=embedding_of(sequence).tolist()) for sequence in await run.collect()
-        ]
-        return inference_pb2.EmbedResponse(request_id=run.call.request_id, embeddings=embeddings, usage=_usage(run, 0))
+        return await pooling.embed(request, self._call(request, context, "embd-"), serving=self._serving)
 
     async def Pool(self, request: inference_pb2.PoolRequest, context: Any) -> inference_pb2.PoolResponse:
         return await pooling.pool(request, self._call(request, context, "pool-"), serving=self._serving)
@@ -283,7 +265,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def _resumption(
         self, request: inference_pb2.GenerateRequest | inference_pb2.ChatRequest, context: Any, path: str
     ) -> Resumption | None:
-        """What `request` resumes; None when it is a new one."""
+        """The stream that `request` resumes; None if it is a new one."""
         if not request.HasField("resume_from"):
             return None
         asked = request.resume_from
@@ -322,16 +304,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     def _hold(self, request: Message, context: Any) -> None:
         """Count what the message holds until the request is admitted or over."""
         hold = self._serving.held_memory.begin()
-        peer = str(context.peer() or "")
-        name = self._tenant(context) if self._serving.has_api_keys else peer.rpartition(":")[0]
+        peer = host_of_peer(str(context.peer() or ""))
+        name = self._tenant(context) if self._serving.has_api_keys else network_of(peer)
         caller.set(name)
         current_hold.set(hold)
         hold.owner = name
-        context.add_done_callback(lambda _: hold.release())
+        context.add_done_callback(lambda _: hold.end())
         hold.add(MESSAGE_FACTOR * request.ByteSize())
 
     def _tenant(self, context: Any) -> str:
-        """Who calls: the key that was accepted, which is found as the guard of the port finds it."""
+        """The caller: the accepted key, found in the same way as by the port's guard."""
         metadata = context.invocation_metadata() or ()
         if not self._serving.has_api_keys:
             return claimed_tenant({key: value for key, value in metadata if isinstance(value, str)})

@@ -1,4 +1,4 @@
-"""Who may call over HTTP, and under which id: thin layers around the app."""
+"""Access to the app over HTTP: keys and request ids, in thin layers."""
 
 import re
 import uuid
@@ -25,7 +25,7 @@ OPERATOR_PREFIXES = (
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
 )
-"""What concerns all clients."""
+"""Paths that affect all clients."""
 GUARDED_PREFIXES = (
     "/v1",
     "/v2",
@@ -39,24 +39,26 @@ GUARDED_PREFIXES = (
     "/status/requests",
     *OPERATOR_PREFIXES,
 )
-"""vLLM's, the one path that leads to the API under another name, and what operators alone may do; what probes and
-scrapers need stays open."""
+"""Paths of vLLM, the path that leads to the API under another name, and operators' paths. Paths of probes and
+scrapers are open."""
 NO_OPERATOR = PagodaError(
-    "this concerns all clients: show one of --operator-key, an API key is not enough", code=Code.PERMISSION_DENIED
+    "this call affects all clients: it needs one of --operator-key, not an API key", code=Code.PERMISSION_DENIED
 )
 API_KEY_HEADER = "x-api-key"
-"""Where Anthropic's clients show the key."""
+"""Header in which Anthropic's clients send the key."""
 REQUEST_ID_HEADER = "x-request-id"
 PROBES = frozenset(("/live", "/health", "/ping", "/ready", "/metrics", "/load", "/version"))
-"""Paths that monitors ask again and again."""
+"""Paths that monitors poll."""
 
 
 class RequireKeys:
-    """Refuses calls of the HTTP API without one of the keys: 401, with vLLM's body. What concerns all clients needs an
-    operator's key: a client's own is a 403 there."""
+    """Refuses calls of the HTTP API without one of the keys: 401, with vLLM's body.
+
+    Calls that affect all clients need an operator's key; a client's key is a 403 there.
+    """
 
     def __init__(self, app: ASGIApp, *, keys: BearerKeys, operator_keys: BearerKeys) -> None:
-        """`keys`: none leave all but the operator's paths open."""
+        """`keys`: if there are none, all paths but the operator's are open."""
         self._app = app
         self._keys = keys
         self._operator_keys = operator_keys
@@ -69,7 +71,7 @@ class RequireKeys:
         await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """The answer to a call that may not be; None lets it pass."""
+        """The answer to a forbidden call; None lets it pass."""
         path, headers = route_path(scope), Headers(scope=scope).items()
         if not path.startswith(GUARDED_PREFIXES):
             return None
@@ -142,5 +144,5 @@ class RequestIds:
 
 
 def clean_request_id(given: str) -> str:
-    """What a client calls its request, cut to 128 characters of those that every log and header can hold."""
+    """The client's id of its request, cut to 128 characters that every log and header can contain."""
     return re.sub(r"[^A-Za-z0-9_.:-]", "_", given[:MAX_REQUEST_ID_CHARS])

@@ -166,17 +166,20 @@ def _add_generation(paths: Paths, serving: Serving) -> None:
         ("/v1/responses", responses.create, ResponsesBody, answers.ResponseAnswer),
     ):
         paths.add("POST", path, handler, body=body, answer=answer, errors=GENERATION_ERRORS, media=EVENT_STREAM)
-    invocations = Invocations(chat=chat, completions=completions, serving=serving)
+    embeddings, pooling = Embeddings(serving=serving), PoolingCalls(serving=serving)
+    invocations = Invocations(
+        chat=chat, completions=completions, embeddings=embeddings, pooling=pooling, serving=serving
+    )
     paths.add("POST", "/invocations", invocations.create, errors=GENERATION_ERRORS, media=EVENT_STREAM)
     paths.add(
         "POST",
         "/v1/embeddings",
-        Embeddings(serving=serving).create,
+        embeddings.create,
         body=EmbeddingBody,
         answer=answers.EmbeddingAnswer,
         errors=EMBEDDING_ERRORS,
     )
-    _add_pooling(paths, serving)
+    _add_pooling(paths, pooling)
     paths.add(
         "POST",
         "/v1/messages/count_tokens",
@@ -195,8 +198,7 @@ def _add_generation(paths: Paths, serving: Serving) -> None:
     paths.add("DELETE", kept, responses.delete, answer=answers.DeletedResponse, errors=(404,))
 
 
-def _add_pooling(paths: Paths, serving: Serving) -> None:
-    calls = PoolingCalls(serving=serving)
+def _add_pooling(paths: Paths, calls: PoolingCalls) -> None:
     for path, handler, body, answer in (
         ("/pooling", calls.pool, PoolBody, pooling_answers.PoolingAnswer),
         ("/classify", calls.classify, ClassifyBody, pooling_answers.ClassifyAnswer),

@@ -1,4 +1,4 @@
-"""From the bytes of a request to a checked body, every fault of which is a 4xx, and from a value to an answer."""
+"""From the bytes of a request to a checked body, and from a value to an answer. Every fault of a body is a 4xx."""
 
 import codecs
 import json
@@ -13,11 +13,12 @@ from pydantic import ValidationError
 from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.text import exact_json
-from pagoda_frontend.budget.caller import caller, current_hold
+from pagoda_frontend.budget.caller import caller, current_hold, network_of
 from pagoda_frontend.budget.fields import check_fields
 from pagoda_frontend.budget.held_memory import VALUE_BYTES, Hold
 from pagoda_frontend.budget.json_scan import JsonScan
 from pagoda_frontend.http.errors import BodyTooLarge, ClientDisconnected
+from pagoda_frontend.openai.mapped import json_pieces
 from pagoda_frontend.openai.protocol import RequestBody
 from pagoda_frontend.requests.errors import validation_message
 from pagoda_frontend.requests.serving import Serving
@@ -27,12 +28,10 @@ Body = TypeVar("Body", bound=RequestBody)
 DISCARD_FACTOR = 8
 """A body that is too large is read to its end up to this many times the limit, so that its sender sees the answer."""
 DISCARD_S = 10.0
-PIECE_ITEMS = 1024
-"""Of a list in an answer that are written in one go."""
 MAX_NESTING = 200
 """Levels of lists and objects in a body. Well below what JSON writers and recursion bear with an answer around it."""
 TENANT = "pagoda.tenant"
-"""Of the scope: id of the key that was accepted."""
+"""Key in the scope: id of the accepted API key."""
 
 
 async def read_body(request: Request, body_type: type[Body], *, serving: Serving) -> Body:
@@ -71,9 +70,9 @@ async def read_bytes(request: Request, *, serving: Serving) -> bytes:
 
 
 def owner_of(scope: Mapping[str, Any]) -> str:
-    """Whose share a call of HTTP has: that of its API key, else of the address that it comes from."""
+    """The owner of a call's share: its API key, or else its network."""
     client = scope.get("client")
-    return scope.get(TENANT) or ("" if client is None else str(client[0]))
+    return scope.get(TENANT) or ("" if client is None else network_of(str(client[0])))
 
 
 async def _read(request: Request, config: FrontendConfig, hold: Hold) -> bytes:
@@ -151,11 +150,9 @@ def _field_nested_too_deeply(raw: bytes, body: dict[str, Any]) -> str | None:
         return None  # the usual body: it cannot be so deep
     for field, value in body.items():
         level = [value]
-        for _ in range(MAX_NESTING + 1):
+        for _ in range(MAX_NESTING):
             level = [inner for outer in level if isinstance(outer, dict | list) for inner in _values(outer)]
-            if not level:
-                break
-        else:
+        if any(isinstance(inner, dict | list) for inner in level):
             return field
     return None
 
@@ -176,18 +173,4 @@ def _parse_leniently(raw: bytes) -> Any:
 
 def json_response(value: Any, headers: Mapping[str, str] | None = None) -> Response:
     """A 200 with a JSON body."""
-    return Response(_dumped(value), media_type="application/json", headers=dict(headers or {}))
-
-
-def _dumped(value: Any) -> bytes:
-    """`value` as JSON, its long lists in pieces: each holds the interpreter while it is written."""
-    if isinstance(value, dict) and any(isinstance(item, list | dict) for item in value.values()):
-        items = (exact_json.dumps(name) + b":" + _dumped(item) for name, item in value.items())
-        return b"{" + b",".join(items) + b"}"
-    if isinstance(value, list) and len(value) > PIECE_ITEMS:
-        starts = range(0, len(value), PIECE_ITEMS)
-        pieces = (exact_json.dumps(value[start : start + PIECE_ITEMS])[1:-1] for start in starts)
-        return b"[" + b",".join(pieces) + b"]"
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return b"[" + b",".join(map(_dumped, value)) + b"]"
-    return exact_json.dumps(value)
+    return Response(b"".join(json_pieces(value)), media_type="application/json", headers=dict(headers or {}))

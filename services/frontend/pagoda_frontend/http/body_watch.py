@@ -1,11 +1,11 @@
-"""What a body may take on its way: time, and bytes that are none of it. Knows no connection."""
+"""Limits on a body's arrival: time, and bytes of framing. Knows no connection."""
 
 GRACE_S = 5.0
 """Also the time in which some more must come (MIN_BYTES_PER_S bytes), or the end."""
 MIN_BYTES_PER_S = 50_000
 """A body must come so fast on the whole, once the grace is over: 16 MiB within six minutes."""
 FRAMING_BYTES = 64 * 1024
-"""Of a chunked body besides its content: trailers, and for each chunk CHUNK_BYTES more."""
+"""Size of a chunked body beyond its content: trailers, and CHUNK_BYTES more for each chunk."""
 CHUNK_BYTES = 32
 MAX_TINY_CHUNKS = 16 * 1024
 """Chunks of one body that may have fewer than CHUNK_CONTENT_BYTES bytes; each is a call of Python."""
@@ -50,7 +50,7 @@ class BodyWatch:
 
     @property
     def fault(self) -> str:
-        """What is too much; "" where nothing is."""
+        """The exceeded limit; "" if there is none."""
         framing = self.num_received - self._num_content
         if framing > FRAMING_BYTES + CHUNK_BYTES * self.num_chunks:
             return f"the body has more than {FRAMING_BYTES} bytes of trailers and framing"

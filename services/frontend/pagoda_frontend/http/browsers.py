@@ -1,4 +1,4 @@
-"""What a page of another site makes an operator's browser ask of a server without keys, and how it is refused."""
+"""Refuses calls that a page of another site makes through an operator's browser to a server without keys."""
 
 import ipaddress
 from collections.abc import Sequence

@@ -19,7 +19,7 @@ Body = TypeVar("Body", bound=RequestBody)
 
 
 class CallBody(Protocol):
-    """What every body says of its call."""
+    """Fields of every body that describe its call."""
 
     @property
     def priority(self) -> int | None:
@@ -42,7 +42,7 @@ def note_tenant(scope: MutableMapping[str, Any], key_id: str) -> None:
 
 
 def tenant_of(request: Request, *, serving: Serving) -> str:
-    """Who calls: the key that was accepted; without keys what the caller says of itself, who may say anything then."""
+    """The caller: the accepted key; without keys the name that the caller chooses."""
     if not serving.has_api_keys:
         return claimed_tenant(request.headers)
     tenant: str = request.scope[TENANT]  # an error where a path is not guarded
@@ -52,7 +52,7 @@ def tenant_of(request: Request, *, serving: Serving) -> str:
 async def read_call(
     request: Request, body_type: type[Body], *, serving: Serving, path: str
 ) -> tuple[Body, Resumption | None]:
-    """What `request` asks: its body, or with a Last-Event-ID the stream to resume and the body that began it.
+    """The content of `request`: its body, or with a Last-Event-ID the stream to resume and the body that started it.
 
     Args:
         path: of the call, which must be that of the stream.

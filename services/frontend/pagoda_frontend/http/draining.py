@@ -1,4 +1,4 @@
-"""The calls that a drain waits for, and what those are told that it cannot wait for."""
+"""The calls that a drain waits for, and the answer to calls that do not end in time."""
 
 import asyncio
 
@@ -44,5 +44,5 @@ class CountCalls:
             error = NotReady(self._serving.not_ready_reason, retry_after_s=RETRY_AFTER_S)
             await error_response(error, scope)(scope, receive, send)
         finally:
-            hold.release()
+            hold.end()
             self._serving.end_call()

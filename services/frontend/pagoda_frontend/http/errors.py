@@ -88,7 +88,7 @@ def error_response(error: Exception, scope: Mapping[str, Any] | None = None) -> 
     """The response to a request that failed; `scope` as in `error_body`."""
     status = error.http.status if isinstance(error, PagodaError) else 500
     headers = {}
-    if status == 503:
+    if status in (429, 503):
         retry_after_s = error.retry_after_s if isinstance(error, PagodaError) else 0.0
         headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
     body = error_body(error_object(error), scope)

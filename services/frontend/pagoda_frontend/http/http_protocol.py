@@ -62,6 +62,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._body: BodyWatch | None = None
         self._body_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
+        self._cycles: list[Any] = []
+        """Requests that are not answered, the running one first; uvicorn knows the last one alone."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
         """A client is there."""
@@ -78,6 +80,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._release_head()
         self._stop_send_timer()
         self._unset_keepalive_if_required()  # else a connection that was reset is kept as long as one that is idle
+        self._disconnect_all()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -123,9 +126,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._release_head()
         self._unset_keepalive_if_required()
         self.pipeline.clear()
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        self._disconnect_all()
+
+    def _disconnect_all(self) -> None:
+        """Every request ends as if its client had gone away, also one that others wait for on the same connection."""
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self._cycles = []
 
     def shutdown(self) -> None:
         """The server ends."""
@@ -204,6 +213,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._body = BodyWatch(now_s=self.loop.time())
         super().on_headers_complete()
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
+        self._cycles.append(self.cycle)
         self._body_timer = self.loop.call_later(GRACE_S, self._on_body_time)
 
     def on_body(self, body: bytes) -> None:

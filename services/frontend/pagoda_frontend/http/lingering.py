@@ -39,7 +39,7 @@ class LingeringTransport:
 
     @property
     def is_lingering(self) -> bool:
-        """Whether what comes now is to be dropped."""
+        """Whether to drop what arrives now."""
         return self._timer is not None
 
     def is_closing(self) -> bool:

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pagoda.v1 import types_pb2
 
 FORMAT_HEADER = "endpoint-load-metrics-format"
-"""Of a request: TEXT or JSON asks for a report; anything else gets none."""
+"""Header of a request: TEXT or JSON asks for a report; other values do not."""
 REPORT_HEADER = "endpoint-load-metrics"
 
 

@@ -10,6 +10,9 @@ from pagoda_frontend.http.sleep_mode import allowed_weights
 from pagoda_frontend.openai.protocol import LoadLoraAdapterBody, UnloadLoraAdapterBody
 from pagoda_frontend.requests.serving import Serving
 
+FIELDS = {"name": "lora_name", "path": "lora_path"}
+"""What the body calls fields of an adapter."""
+
 
 class LoraAdapters:
     """vLLM's endpoints of the same names. They answer when every frontend may use the adapter, or none."""
@@ -19,7 +22,7 @@ class LoraAdapters:
         self._engine = engine
 
     async def load(self, request: Request) -> Response:
-        """Serve an adapter under a name.
+        """Load an adapter and serve it under a name.
 
         Raises:
             PagodaError: it cannot be used, or may not come from there.
@@ -29,12 +32,16 @@ class LoraAdapters:
             message = f"lora_name is {body.lora_name!r}, which is the model's own name"
             raise InvalidRequest(message, field="lora_name")
         path = allowed_weights(body.lora_path, allowed=self._serving.config.allowed_weights, field="lora_path")
-        adapter = LoraAdapter(name=body.lora_name, path=path, base_model_name=body.base_model_name or "")
+        try:
+            adapter = LoraAdapter(name=body.lora_name, path=path, base_model_name=body.base_model_name or "")
+        except InvalidRequest as error:
+            field = FIELDS.get(error.field, error.field) if error.field else None
+            raise InvalidRequest(error.message, field=field) from None
         await self._engine.add_lora(adapter, load_inplace=bool(body.load_inplace))
         return _text(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     async def unload(self, request: Request) -> Response:
-        """Take no more requests for an adapter; those that run end with it.
+        """Unload an adapter. Its running requests finish; new ones are refused.
 
         Raises:
             PagodaError: there is none of that name.

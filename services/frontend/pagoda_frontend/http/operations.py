@@ -1,4 +1,4 @@
-"""What operators, probes, scrapers and tools ask: health, readiness, models, version, load, metrics, tokens."""
+"""Calls of operators, probes, scrapers and tools: health, readiness, models, version, load, metrics, tokens."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from pagoda_frontend.requests.served_model import ServedModel
 from pagoda_frontend.requests.serving import RETRY_AFTER_S, Serving
 
 TOKEN_BYTES = 16
-"""What a token counts for the size of an answer."""
+"""Bytes per token for estimating the size of an answer."""
 
 
 class Operations:
@@ -26,17 +26,17 @@ class Operations:
         self._serving = serving
 
     async def live(self) -> Response:
-        """Live: the process answers, whatever the engine does."""
+        """200 as long as the process answers, whatever the state of the engine."""
         return Response(status_code=200)
 
     async def health(self) -> Response:
-        """503 and why until the model is served for the first time, as tools made for vLLM wait for; then as `live`."""
+        """503 with the reason until the model is served for the first time, then 200. vLLM's tools wait for it."""
         if not self._serving.has_been_ready:
             raise NotReady(self._serving.not_ready_reason, retry_after_s=RETRY_AFTER_S)
         return Response(status_code=200)
 
     async def ready(self) -> Response:
-        """Ready: a request that comes now is served, if need be when a lost scheduler is back; else 503 and why."""
+        """200 if a new request will be served, perhaps after a lost scheduler is back; else 503 with the reason."""
         if not self._serving.is_ready:
             raise NotReady(self._serving.not_ready_reason, retry_after_s=RETRY_AFTER_S)
         return json_response({"status": "ready"})
@@ -46,27 +46,27 @@ class Operations:
         return json_response({"version": VERSION})
 
     async def load(self) -> Response:
-        """Requests that are being answered."""
+        """The number of open requests."""
         return json_response({"server_load": self._serving.num_open})
 
     async def metrics(self) -> Response:
-        """Prometheus' text format."""
+        """Metrics in Prometheus' text format."""
         return Response(await self._serving.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def models(self) -> Response:
-        """Every name the model is served under, and the adapters."""
+        """The names of the model, and the adapters."""
         model, adapters = self._serving.model, self._serving.engine.loras
         cards = [_model_card(model, name) for name in model.names]
         cards += [_adapter_card(model, adapters[name]) for name in sorted(adapters)]
         return json_response({"object": "list", "data": cards})
 
     async def model(self, model_id: str) -> Response:
-        """One of them."""
+        """One name of the model, or one adapter."""
         model = self._serving.model_named(model_id)
         return json_response(_model_card(model, model_id) if model.lora is None else _adapter_card(model, model.lora))
 
     async def tokenize(self, request: Request) -> Response:
-        """Token ids of a text or a conversation."""
+        """The token ids of a text or a conversation."""
         serving = self._serving
         body = await read_body(request, TokenizeBody, serving=serving)
         model = serving.model_named(body.model)
@@ -80,7 +80,7 @@ class Operations:
         return await serving.work.run_sized(answer, num_bytes=TOKEN_BYTES * len(tokens))
 
     async def tokenizer_info(self) -> Response:
-        """What the tokenizer is, with its special tokens and the chat template in use."""
+        """The tokenizer's class, its special tokens, and the chat template in use."""
         model = self._serving.model
         tokenizer = model.tokenizer
         info: dict[str, Any] = {
@@ -94,7 +94,7 @@ class Operations:
         return json_response(info)
 
     async def detokenize(self, request: Request) -> Response:
-        """Text of token ids, special tokens included."""
+        """The text of token ids, with special tokens."""
         serving = self._serving
         body = await read_body(request, DetokenizeBody, serving=serving)
         model = serving.model_named(body.model)

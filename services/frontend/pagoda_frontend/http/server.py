@@ -39,10 +39,10 @@ logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
 CLOSE_S = 2.0
-"""What connections get to hand over their last bytes."""
+"""Time for connections to send their last bytes."""
 POLL_S = 0.02
 EVENT_BYTES = 16 * 1024
-"""Of bodies that count as much as a request for the memory that a burst has taken."""
+"""Bytes of bodies that count as one request for returning memory after a burst."""
 
 
 class _HttpServer(uvicorn.Server):
@@ -138,7 +138,7 @@ class FrontendServer:
             asyncio.create_task(self._follow_readiness(), name="readiness"),
             asyncio.create_task(
                 release_memory_when_idle(
-                    count=lambda: self.serving.num_requests + self.serving.held_memory.num_bytes_taken // EVENT_BYTES,
+                    count=self._num_events,
                     is_idle=lambda: self.serving.num_open == 0,
                     trims_while_open=True,
                 ),
@@ -194,6 +194,11 @@ class FrontendServer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _num_events(self) -> int:
+        """Number of events that may have left free memory."""
+        num_held = self.serving.held_memory.num_bytes_taken // EVENT_BYTES
+        return self.serving.num_requests + num_held + self._rpc.arrivals.num_late_seen
+
     async def _follow_readiness(self) -> None:
         """Keep grpc.health.v1 at what /ready says."""
         was_ready = False
@@ -228,6 +233,8 @@ def _uvicorn_config(app: FastAPI, config: FrontendConfig, *, held_memory: HeldMe
         timeout_keep_alive=config.keep_alive_timeout_s,
         timeout_graceful_shutdown=int(CLOSE_S),
         server_header=False,
+        proxy_headers=bool(config.forwarded_allow_ips),
+        forwarded_allow_ips=["*"] if "*" in config.forwarded_allow_ips else list(config.forwarded_allow_ips),
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
         ssl_ca_certs=config.ssl_ca_certs,

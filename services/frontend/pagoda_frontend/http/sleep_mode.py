@@ -1,4 +1,4 @@
-"""What operators ask of the engine's memory: sleep, wake-up, other weights. Served with --enable-sleep-mode."""
+"""Operators' calls for the engine's memory: sleep, wake-up, other weights. Served with --enable-sleep-mode."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ class SleepMode:
         self._engine = engine
 
     async def sleep(self, request: Request) -> Response:
-        """Give memory away: the KV cache, and the weights by level."""
+        """Free the memory of the KV cache and, by level, of the weights."""
         refuse_forms(request.headers)
         level = _number(request, "level")
         await self._engine.control.sleep(
@@ -39,7 +39,7 @@ class SleepMode:
         return Response(status_code=200)
 
     async def wake_up(self, request: Request) -> Response:
-        """Serve again."""
+        """Bring the memory back and serve the requests that waited."""
         refuse_forms(request.headers)
         tags = request.query_params.getlist("tags")
         await self._engine.control.wake_up(tags=tags, group=_number(request, "group"))
@@ -55,11 +55,11 @@ class SleepMode:
             await asyncio.sleep(NEWS_POLL_S)
 
     async def is_sleeping(self) -> Response:
-        """Whether requests wait because the engine sleeps."""
+        """Whether the engine sleeps. Requests wait while it does."""
         return json_response({"is_sleeping": await self._engine.control.is_sleeping()})
 
     async def reload_weights(self, request: Request) -> Response:
-        """Serve other weights of the same architecture; what runs continues with them."""
+        """Load other weights of the same architecture. Running requests continue with them."""
         body = await read_body(request, ReloadWeightsBody, serving=self._serving)
         config = self._serving.config
         model = allowed_weights(body.model, allowed=(config.model, *config.allowed_weights))
@@ -68,7 +68,7 @@ class SleepMode:
 
 
 def allowed_weights(model: str, *, allowed: Sequence[str], field: str = "model") -> str:
-    """`model`, a directory or hub id, where weights may come from it. Decided by its name: what exists is not told.
+    """`model`, a directory or hub id, if weights may come from it. Only its name decides, so no files are revealed.
 
     Args:
         allowed: hub ids, directories with all below them, or `*`, which is any.

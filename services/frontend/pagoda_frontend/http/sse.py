@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
@@ -15,7 +16,7 @@ from pagoda_frontend.http.errors import ClientDisconnected, error_json, error_re
 from pagoda_frontend.http.opening import patience_of
 from pagoda_frontend.openai.chunks import DONE, ChunkEncoder, Delta, event
 from pagoda_frontend.requests.event_ids import with_id
-from pagoda_frontend.requests.run import Run
+from pagoda_frontend.requests.run import ENTRY_BYTES, Run
 
 logger = logging.getLogger(__name__)
 
@@ -110,12 +111,14 @@ class EventStream(Response):
     async def _send_events(
         self, events: AsyncGenerator[bytes, None], first: "asyncio.Future[bytes]", send: Send
     ) -> None:
+        last = b""
         try:
             await send({"type": "http.response.body", "body": await first, "more_body": True})
             async for body in events:
                 await send({"type": "http.response.body", "body": body, "more_body": True})
                 self._last_sent_s = time.monotonic()
-            last = b""
+        except StopAsyncIteration:  # there was none: who follows an answer has had all of it
+            pass
         except PagodaError as error:
             last = event(error_json(error)) + DONE
         except Exception as error:
@@ -133,10 +136,10 @@ class EventStream(Response):
 
 
 class Source(Protocol[Delta]):
-    """What a stream is made of: a run, or a conversation over one."""
+    """The source of a stream: a run, or a conversation over one."""
 
     def deltas(self) -> AsyncGenerator[list[Delta], None]:
-        """What is new, as it comes."""
+        """The new parts as they arrive."""
         ...
 
 
@@ -155,7 +158,10 @@ async def stream_events(source: Source[Delta], chunks: ChunkEncoder[Delta], run:
             async for deltas in stream:
                 parts: list[bytes] = []
                 for delta in deltas:
-                    body = chunks.delta(delta)
+                    if num_entries := chunks.num_log_probabilities(delta):
+                        body = await run.on_thread(partial(chunks.delta, delta), num_bytes=ENTRY_BYTES * num_entries)
+                    else:
+                        body = chunks.delta(delta)
                     if ids is not None:
                         event_id = ids.advance(delta)
                         if body and not delta.is_replayed:

@@ -1,4 +1,4 @@
-"""What the status page asks beside /metrics: the past, the facts of the server, and the caller's own requests."""
+"""Data of the status page besides /metrics: history, facts of the server, and the caller's own requests."""
 
 import platform
 import time
@@ -37,7 +37,7 @@ class StatusCalls:
         return json_response({"period_s": PERIOD_S, "columns": self._serving.history.columns()})
 
     async def facts(self, request: Request) -> Response:
-        """What serves: versions, model, limits, parsers."""
+        """Facts of the server: versions, model, limits, parsers."""
         serving, config = self._serving, self._serving.config
         facts: dict[str, Any] = {
             "version": VERSION,
@@ -82,7 +82,7 @@ class StatusCalls:
         return json_response({"aborted": request_id})
 
     def _tenant(self, request: Request) -> str | None:
-        """Whose calls the caller may see; None: everyone's, where there are no keys."""
+        """The tenant whose calls the caller may see; None: all, if there are no keys."""
         return tenant_of(request, serving=self._serving) if self._serving.has_api_keys else None
 
 

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens. The conversation behind them is that of chat completions."""
+"""POST /v1/messages and /v1/messages/count_tokens. Their conversation is that of chat completions."""
 
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
@@ -36,7 +36,7 @@ class Messages:
         self._serving = serving
 
     async def create(self, request: Request) -> Response:
-        """Answer one request.
+        """Create a message (Anthropic's Messages API).
 
         Raises:
             PagodaError: the request is wrong, was refused, or failed.
@@ -47,7 +47,7 @@ class Messages:
         return await unless_disconnected(request, self._answer(request, body, resumption))
 
     async def count_tokens(self, request: Request) -> Response:
-        """Tokens of the prompt that a request would have; as many as there are, even if the context holds fewer.
+        """Count the tokens of a request's prompt. The count may exceed the model's context.
 
         Raises:
             InvalidRequest: a field is wrong.
@@ -137,7 +137,7 @@ async def _events(conversation: Conversation, message: dict[str, Any]) -> AsyncG
 
 
 async def _encoded_stream(conversation: Conversation, message: dict[str, Any]) -> AsyncGenerator[bytes, None]:
-    """The events as a body. An error before the first one is raised, a later one is told as an event."""
+    """The events as a body. An error before the first event is raised; a later one becomes an event."""
     has_begun = False
     run = conversation.run
     async with aclosing(_events(conversation, message)) as stream:

@@ -1,4 +1,4 @@
-"""A message as it grows, told as the content blocks and events of the Messages API. No engine, no HTTP."""
+"""A message as it grows, as content blocks and events of the Messages API. No engine, no HTTP."""
 
 from collections.abc import Iterator
 from typing import Any

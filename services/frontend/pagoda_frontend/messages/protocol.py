@@ -1,4 +1,4 @@
-"""What clients may send to /v1/messages: Anthropic's Messages API with vLLM's additions. Shapes only, no engine."""
+"""Bodies of /v1/messages: Anthropic's Messages API with vLLM's additions. Shapes only, no engine."""
 
 from typing import Any, Literal
 
@@ -14,13 +14,13 @@ class Block(RequestBody):
     text: Text | None = None
     thinking: Text | None = None
     id: Text | None = None
-    """Of a tool's use."""
+    """Id of a tool's use."""
     name: Text | None = None
     input: dict[str, Any] | None = None
     tool_use_id: Text | None = None
     """The use that a result belongs to."""
     content: "Text | Items[Block] | None" = None
-    """Of a tool's result."""
+    """Content of a tool's result."""
     is_error: Bool | None = None
 
 
@@ -57,7 +57,7 @@ class Thinking(RequestBody):
 
 
 class OutputConfig(RequestBody):
-    """How the answer is to be."""
+    """Format of the answer."""
 
     format: dict[str, Any] | None = None
     effort: ReasoningEffort | None = None

@@ -1,4 +1,4 @@
-"""Figures of the last quarter of an hour, kept in memory, so that a page that is loaded anew has a past to show.
+"""Figures of the last 15 minutes, kept in memory, so that a reloaded page can show them.
 
 Knows counters, no requests.
 """
@@ -51,7 +51,7 @@ class History:
         self._points: deque[dict[str, float | None]] = deque(maxlen=NUM_POINTS)
 
     def add(self, now: Moment, before: Moment, *, elapsed_s: float, unix_s: float) -> None:
-        """What happened in the `elapsed_s` seconds from `before` to `now`."""
+        """Figures of the `elapsed_s` seconds from `before` to `now`."""
         totals, earlier = now.totals, before.totals
         first = now.first_token.quantiles_since(before.first_token)
         following = now.next_token.quantiles_since(before.next_token)

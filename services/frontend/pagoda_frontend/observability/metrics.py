@@ -20,7 +20,7 @@ from pagoda_common.metrics.lean_histogram import HistogramSeries, LeanHistogram
 from pagoda_common.params.outputs import SequenceDelta
 from pagoda_frontend.observability.history import Latencies
 
-QUEUE_BOUNDS = ("max_num_queued_reqs", "max_num_queued_tokens")
+QUEUE_BOUNDS = ("max_num_queued_reqs", "max_num_queued_tokens", "max_queued_share")
 """Reasons of admission_rejections."""
 PROMPT_SOURCES = ("local_compute", "local_cache_hit")
 """Sources of prompt_tokens_by_source."""
@@ -60,7 +60,7 @@ class ConnectionCollector(Collector):
 
 
 class RequestMetrics:
-    """What requests cost and how long they took."""
+    """Costs and durations of requests."""
 
     def __init__(self, *, registry: CollectorRegistry, model_name: str, max_model_len: int) -> None:
         labels = (model_name, ENGINE)
@@ -238,5 +238,5 @@ class Metrics:
         )
 
     async def render(self) -> bytes:
-        """The text format: this frontend's metrics, then those of the engine behind it."""
+        """The text format: this frontend's metrics, then those of its engine."""
         return generate_latest(self._registry) + await self._engine.metrics_text()

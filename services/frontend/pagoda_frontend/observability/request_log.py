@@ -1,4 +1,4 @@
-"""What runs now and what ran last, one line a call, for the status page. Knows no HTTP and no engine."""
+"""Running calls and the last ended ones for the status page. Knows no HTTP and no engine."""
 
 import time
 from collections import deque

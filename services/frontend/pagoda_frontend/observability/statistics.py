@@ -16,7 +16,7 @@ class Totals:
     """Counters and gauges of one moment."""
 
     num_prompt_tokens: float
-    """Of all requests that got a token."""
+    """Sum over all requests that got a token."""
     num_generation_tokens: float
     num_running_reqs: int
     num_waiting_reqs: int
@@ -37,12 +37,12 @@ class Totals:
 
 
 def line(now: Totals, before: Totals, *, elapsed_s: float) -> str:
-    """What happened in the `elapsed_s` seconds since `before`."""
+    """Figures of the `elapsed_s` seconds since `before`."""
     prompt = max(0.0, now.num_prompt_tokens - before.num_prompt_tokens) / elapsed_s
     generated = max(0.0, now.num_generation_tokens - before.num_generation_tokens) / elapsed_s
     queries = now.prefix_cache_queries - before.prefix_cache_queries
     hits = now.prefix_cache_hits - before.prefix_cache_hits
-    rate = hits / queries if queries > 0 and hits >= 0 else 0.0  # counters begin anew with another scheduler
+    rate = hits / queries if queries > 0 and hits >= 0 else 0.0  # another scheduler resets counters
     return (
         f"prompt throughput: {prompt:.1f} tokens/s, generation throughput: {generated:.1f} tokens/s, "
         f"running: {now.num_running_reqs} reqs, waiting: {now.num_waiting_reqs} reqs, "

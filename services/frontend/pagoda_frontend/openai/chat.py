@@ -9,8 +9,9 @@ from fastapi import Request, Response
 from pagoda_common.errors import InvalidRequest
 from pagoda_frontend.conversation.conversation import Conversation, start_conversation
 from pagoda_frontend.conversation.message import CollectedMessage
-from pagoda_frontend.http.body import json_response, read_body
+from pagoda_frontend.http.body import read_body
 from pagoda_frontend.http.calls import call_of, read_call, tenant_of
+from pagoda_frontend.http.pieced_json import long_json_response
 from pagoda_frontend.http.sse import EventStream, stream_events, unless_disconnected
 from pagoda_frontend.openai.chunks import ChatChunks, chunk_options
 from pagoda_frontend.openai.logprobs import prompt_logprobs_by_id
@@ -41,7 +42,7 @@ class ChatCompletions:
         self._serving = serving
 
     async def create(self, request: Request) -> Response:
-        """Answer one request.
+        """Answer a conversation.
 
         Raises:
             PagodaError: the request is wrong, was refused, or failed.
@@ -55,7 +56,7 @@ class ChatCompletions:
         return await unless_disconnected(request, self._answer(body, call))
 
     async def create_batch(self, request: Request) -> Response:
-        """Answer several conversations at once: choice i of conversation c has index c * n + i.
+        """Answer several conversations. Choice i of conversation c has index c * n + i.
 
         Raises:
             PagodaError: a request is wrong, was refused, or failed; the others are aborted.
@@ -77,17 +78,22 @@ class ChatCompletions:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        choices = []
-        for one, conversation, messages in zip(bodies, conversations, collected, strict=True):
-            choices += [_choice(message, one, conversation, _echo_of(one)) for message in messages]
-        for index, choice in enumerate(choices):
-            choice["index"] = index
-        answer = {
-            **_envelope(body, call, conversations[0].run.model),
-            "choices": choices,
-            "usage": _sum([conversation.usage() for conversation in conversations]),
-        }
-        return json_response(answer, {"X-Request-Id": call.request_id})
+
+        def answer() -> dict[str, Any]:
+            choices = []
+            for one, conversation, messages in zip(bodies, conversations, collected, strict=True):
+                choices += [_choice(message, one, conversation, _echo_of(one)) for message in messages]
+            for index, choice in enumerate(choices):
+                choice["index"] = index
+            return {
+                **_envelope(body, call, conversations[0].run.model),
+                "choices": choices,
+                "usage": _sum([conversation.usage() for conversation in conversations]),
+            }
+
+        headers = {"X-Request-Id": call.request_id}
+        num_bytes = sum(conversation.run.answer_bytes for conversation in conversations)
+        return await long_json_response(answer, headers, work=self._serving.work, num_bytes=num_bytes)
 
     async def _stream(self, body: ChatBody, call: CallContext) -> Response:
         conversation = await start_conversation(body, call, serving=self._serving)
@@ -114,7 +120,7 @@ class ChatCompletions:
         run, echo = conversation.run, _echo_of(body)
         messages = await conversation.collect()
 
-        def answer() -> Response:
+        def answer() -> dict[str, Any]:
             whole: dict[str, Any] = {
                 **_envelope(body, call, run.model),
                 "choices": [_choice(message, body, conversation, echo) for message in messages],
@@ -124,9 +130,10 @@ class ChatCompletions:
                 "prompt_logprobs": prompt_logprobs_by_id(run.prompt_logprobs[0], run.model.tokenizer),
             }
             whole["prompt_token_ids"] = conversation.prompt if body.return_token_ids else None
-            return json_response(whole, {"X-Request-Id": call.request_id})
+            return whole
 
-        return await self._serving.work.run_sized(answer, num_bytes=run.answer_bytes)
+        headers = {"X-Request-Id": call.request_id}
+        return await long_json_response(answer, headers, work=self._serving.work, num_bytes=run.answer_bytes)
 
     def _call(self, request: Request, body: ChatBody, resumption: Resumption | None = None) -> CallContext:
         request_id = unique_id("chatcmpl-", request.headers.get("x-request-id") or body.request_id)
@@ -138,7 +145,7 @@ def batch_bodies(body: ChatBatchBody) -> list[ChatBody]:
     """A body for each conversation.
 
     Raises:
-        InvalidRequest: there are none or too many, or they are to be streamed.
+        InvalidRequest: there are none or too many, or a stream is requested.
     """
     if body.stream:
         raise InvalidRequest("a batch cannot be streamed", field="stream")
@@ -162,7 +169,7 @@ def _envelope(body: ConversationBody, call: CallContext, model: ServedModel) -> 
 
 
 def _echo_of(body: ChatBody) -> str:
-    """What the answer begins with: the text of the last message, when it is the answer's own and is to be echoed."""
+    """The beginning of the answer: the text of the last message, if the answer continues and echoes it."""
     is_answered = body.add_generation_prompt is not False and body.messages[-1].role != "assistant"
     if not body.echo or is_answered:
         return ""

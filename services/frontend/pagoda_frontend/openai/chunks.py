@@ -11,6 +11,7 @@ from pagoda_common.params.outputs import SequenceDelta, TokenLogprobs
 from pagoda_frontend.conversation.message import MessageDelta, ToolCallDelta
 from pagoda_frontend.openai.echo import Echo
 from pagoda_frontend.openai.logprobs import LogprobWriter
+from pagoda_frontend.openai.mapped import json_pieces
 from pagoda_frontend.openai.protocol import GenerationBody
 
 DONE = b"data: [DONE]\n\n"
@@ -25,7 +26,7 @@ def event(payload: bytes) -> bytes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkOptions:
-    """What the chunks of one stream carry besides text."""
+    """Content of the chunks of one stream besides text."""
 
     include_usage: bool = False
     continuous_usage: bool = False
@@ -39,7 +40,7 @@ class ChunkOptions:
 
 
 def chunk_options(body: GenerationBody, logprobs: LogprobWriter | None, *, has_usage: bool) -> ChunkOptions:
-    """What the chunks of a stream of `body` carry; with `has_usage`, each has the usage so far, asked for or not."""
+    """Content of the chunks of a stream of `body`; with `has_usage`, each has the usage so far, requested or not."""
     asked = body.stream_options
     include_usage = has_usage or bool(asked and asked.include_usage)
     return ChunkOptions(
@@ -84,9 +85,13 @@ class ChunkEncoder(ABC, Generic[Delta]):
             return b""
         return self._event(self._choice(delta))
 
-    def _event(self, choice: dict[str, Any]) -> bytes:
-        """The event of one choice, with the usage so far if it is asked for."""
-        shown = orjson.dumps(choice)
+    def num_log_probabilities(self, delta: Delta) -> int:
+        """Number of a prompt's log probabilities in the event for `delta`."""
+        return 0
+
+    def _event(self, choice: dict[str, Any], *, is_long: bool = False) -> bytes:
+        """The event of one choice, with the usage so far if it is asked for; a long one is written in pieces."""
+        shown = b"".join(json_pieces(choice)) if is_long else orjson.dumps(choice, default=list)
         if self._options.continuous_usage:
             return self._head + shown + b'],"usage":' + orjson.dumps(self._usage()) + b"}\n\n"
         return self._head + shown + self._tail
@@ -106,7 +111,7 @@ class ChunkEncoder(ABC, Generic[Delta]):
         """One entry of `choices`."""
 
     def _token_ids(self, delta: Delta) -> dict[str, Any]:
-        """What return_token_ids adds to a choice."""
+        """The fields that return_token_ids adds to a choice."""
         return {"token_ids": delta.token_ids} if self._options.return_token_ids else {}
 
 
@@ -137,7 +142,13 @@ class CompletionChunks(ChunkEncoder[SequenceDelta]):
         place = delta.index // self._n
         choice = {"index": delta.index, "text": "", "logprobs": None, "finish_reason": None, "stop_reason": None}
         self._echo[place].put_before(choice, self._prompt_logprobs[place] if self._prompt_logprobs else None)
-        return self._event(choice) + super().delta(delta)
+        return self._event(choice, is_long=True) + super().delta(delta)
+
+    def num_log_probabilities(self, delta: SequenceDelta) -> int:
+        """As the encoder's: the echoed prompt has them."""
+        if self._echo is None or not self._prompt_logprobs or delta.index in self._echoed:
+            return 0
+        return sum(len(one.token_ids) for one in self._prompt_logprobs[delta.index // self._n] or () if one is not None)
 
     def _plain(self, delta: SequenceDelta) -> bytes:
         if not delta.text:
@@ -211,7 +222,7 @@ class ChatChunks(ChunkEncoder[MessageDelta]):
 
 
 def _shown(delta: MessageDelta) -> dict[str, Any]:
-    """What is new, without what is not."""
+    """The fields of a delta that are not empty."""
     fields: dict[str, Any] = {}
     if delta.reasoning:
         fields["reasoning"] = delta.reasoning

@@ -10,8 +10,8 @@ from pagoda_common.params.structured_outputs import StructuredOutputsParams
 from pagoda_common.params.truncation import Truncation
 from pagoda_frontend.conversation.thinking_budget import FIELD as BUDGET
 from pagoda_frontend.conversation.thinking_budget import with_thinking_budget
-from pagoda_frontend.http.body import json_response
 from pagoda_frontend.http.calls import call_of, read_call, tenant_of
+from pagoda_frontend.http.pieced_json import long_json_response
 from pagoda_frontend.http.sse import EventStream, stream_events, unless_disconnected
 from pagoda_frontend.openai.chunks import CompletionChunks, chunk_options
 from pagoda_frontend.openai.echo import Echo
@@ -37,7 +37,7 @@ class Completions:
         self._serving = serving
 
     async def create(self, request: Request) -> Response:
-        """Answer one request.
+        """Complete a prompt.
 
         Raises:
             PagodaError: the request is wrong, was refused, or failed.
@@ -121,7 +121,7 @@ class Completions:
             )
         collected = await run.collect()
 
-        def answer() -> Response:
+        def answer() -> dict[str, Any]:
             shown = []
             for sequence in choices.best(collected):
                 place = sequence.index // choices.n
@@ -131,10 +131,10 @@ class Completions:
                 choice["prompt_logprobs"] = prompt_logprobs_by_id(run.prompt_logprobs[place], model.tokenizer)
                 shown.append(choice)
             whole = {**envelope, "choices": shown, "usage": run.usage()}
-            whole |= {"service_tier": None, "kv_transfer_params": None}
-            return json_response(whole, {"X-Request-Id": call.request_id})
+            return whole | {"service_tier": None, "kv_transfer_params": None}
 
-        return await serving.work.run_sized(answer, num_bytes=run.answer_bytes)
+        headers = {"X-Request-Id": call.request_id}
+        return await long_json_response(answer, headers, work=serving.work, num_bytes=run.answer_bytes)
 
     def _with_budget(
         self,

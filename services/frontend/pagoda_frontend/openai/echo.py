@@ -35,7 +35,7 @@ class Echo:
 
         Args:
             choice: text and logprobs are changed.
-            positions: log probabilities of the prompt's tokens, if they are to be shown.
+            positions: log probabilities of the prompt's tokens, if they are requested.
         """
         choice["text"] = self.text + choice["text"]
         if self._logprobs is None or positions is None:
@@ -45,7 +45,7 @@ class Echo:
         if generated is not None:
             lists["text_offset"] += [len(self.text) + offset for offset in generated["text_offset"]]
             for name in ("tokens", "token_logprobs", "top_logprobs"):
-                lists[name] += generated[name]
+                lists[name] = lists[name] + generated[name]
         choice["logprobs"] = lists
 
     @cached_property

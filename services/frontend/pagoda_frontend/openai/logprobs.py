@@ -9,6 +9,7 @@ from pagoda_common.errors import InvalidRequest
 from pagoda_common.params.logprobs_bound import exceeds_max_logprobs
 from pagoda_common.params.outputs import TokenLogprobs
 from pagoda_common.text.tokenizer import Tokenizer
+from pagoda_frontend.openai.mapped import Mapped
 from pagoda_frontend.openai.protocol import ChatBody, GenerationBody
 
 LEAST_LOGPROB = -9999.0
@@ -26,20 +27,15 @@ def _top(position: TokenLogprobs, num_top: int) -> list[tuple[int, float]]:
     return ranked if num_top == -1 else ranked[:num_top]
 
 
-def prompt_logprobs_by_id(
-    positions: Sequence[TokenLogprobs | None] | None, tokenizer: Tokenizer
-) -> list[dict[str, dict[str, Any]] | None] | None:
+def prompt_logprobs_by_id(positions: Sequence[TokenLogprobs | None] | None, tokenizer: Tokenizer) -> Mapped | None:
     """vLLM's shape of prompt_logprobs: one object per prompt token, from token ids (as text) to what is known of each.
 
     null for a token without a distribution (the first), and in place of the list when none was asked for.
     """
-    if positions is None:
-        return None
-    shown: list[dict[str, dict[str, Any]] | None] = []
-    for position in positions:
+
+    def shown(position: TokenLogprobs | None) -> dict[str, dict[str, Any]] | None:
         if position is None:
-            shown.append(None)
-            continue
+            return None
         entries: dict[str, dict[str, Any]] = {}
         for rank, (token_id, logprob) in enumerate(zip(position.token_ids, position.logprobs, strict=True)):
             if str(token_id) not in entries:
@@ -48,8 +44,9 @@ def prompt_logprobs_by_id(
                     "rank": rank or position.sampled_rank,
                     "decoded_token": tokenizer.token_text(token_id),
                 }
-        shown.append(entries)
-    return shown
+        return entries
+
+    return None if positions is None else Mapped(shown, positions)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,44 +69,44 @@ class LogprobWriter:
             return f"token_id:{token_id}"
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
-    def for_completion(self, positions: Sequence[TokenLogprobs], text_offsets: Sequence[int]) -> dict[str, Any]:
-        """tokens, token_logprobs, top_logprobs (the sampled token included) and text_offset."""
-        top_logprobs = []
-        for position in positions:
-            sampled = (position.token_ids[0], position.logprobs[0])
-            entries = dict([sampled, *_top(position, self.num_top)])
-            named: dict[str, float] = {}
-            for token_id, value in entries.items():
-                name = self._text(token_id)
-                named[self._distinct(token_id) if name in named else name] = _finite(value)
-            top_logprobs.append(named)
+    def for_completion(self, positions: Sequence[TokenLogprobs | None], text_offsets: Sequence[int]) -> dict[str, Any]:
+        """tokens, token_logprobs, top_logprobs (the sampled token included) and text_offset.
+
+        Where a position is None, token_logprobs and top_logprobs have null; `tokens` are those of `for_prompt` then.
+        """
         return {
             "text_offset": list(text_offsets),
-            "token_logprobs": [_finite(position.logprobs[0]) for position in positions],
-            "tokens": [self._text(position.token_ids[0]) for position in positions],
-            "top_logprobs": top_logprobs,
+            "token_logprobs": Mapped(lambda one: None if one is None else _finite(one.logprobs[0]), positions),
+            "tokens": Mapped(lambda one: self._text(one.token_ids[0]), positions),
+            "top_logprobs": Mapped(self._named, positions),
         }
 
     def for_prompt(
         self, token_ids: Sequence[int], positions: Sequence[TokenLogprobs | None], text_offsets: Sequence[int]
     ) -> dict[str, Any]:
         """As `for_completion`, of an echoed prompt: a token without a distribution (the first) has null."""
-        lists = self.for_completion([position for position in positions if position is not None], text_offsets)
-        lists["tokens"] = [self._text(token_id) for token_id in token_ids]
-        for place, position in enumerate(positions):
-            if position is None:
-                lists["token_logprobs"].insert(place, None)
-                lists["top_logprobs"].insert(place, None)
-        return lists
+        return self.for_completion(positions, text_offsets) | {"tokens": Mapped(self._text, token_ids)}
 
     def for_chat(self, positions: Sequence[TokenLogprobs]) -> dict[str, Any]:
         """content: one object per token with its bytes and the likeliest tokens."""
-        content = []
-        for position in positions:
-            entry = self._entry(position.token_ids[0], position.logprobs[0])
-            entry["top_logprobs"] = [self._entry(*item) for item in _top(position, self.num_top)]
-            content.append(entry)
-        return {"content": content, "refusal": None}
+        return {"content": Mapped(self._with_top, positions), "refusal": None}
+
+    def _named(self, position: TokenLogprobs | None) -> dict[str, float] | None:
+        """Log probabilities by the tokens' names."""
+        if position is None:
+            return None
+        sampled = (position.token_ids[0], position.logprobs[0])
+        entries = dict([sampled, *_top(position, self.num_top)])
+        named: dict[str, float] = {}
+        for token_id, value in entries.items():
+            name = self._text(token_id)
+            named[self._distinct(token_id) if name in named else name] = _finite(value)
+        return named
+
+    def _with_top(self, position: TokenLogprobs) -> dict[str, Any]:
+        entry = self._entry(position.token_ids[0], position.logprobs[0])
+        entry["top_logprobs"] = [self._entry(*item) for item in _top(position, self.num_top)]
+        return entry
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         text = self._text(token_id)

@@ -1,4 +1,4 @@
-"""What clients may send over HTTP: the request bodies of OpenAI's API with vLLM's additions. Shapes only, no engine."""
+"""The request bodies of OpenAI's HTTP API with vLLM's additions. Shapes only, no engine."""
 
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -52,7 +52,7 @@ def with_sampling_fields(body: type[Body]) -> type[Body]:
 
 
 class StreamOptions(RequestBody):
-    """What a stream carries besides text."""
+    """Content of a stream besides text."""
 
     include_usage: Bool | None = None
     """A last chunk with the usage of the whole request."""
@@ -117,34 +117,6 @@ class CompletionBody(GenerationBody):
     """Most tokens of reasoning before its end is forced; -1 for no bound. It holds for prompts that end alike."""
 
 
-class EmbeddingBody(RequestBody):
-    """POST /v1/embeddings."""
-
-    model: Text | None = None
-    input: Text | Items[Text] | TokenIds | Items[TokenIds]
-    encoding_format: Literal["float", "base64"] | None = None
-    """How each embedding is written; base64 is of little-endian float32."""
-    dimensions: Integer | None = None
-    """Values of an embedding: nothing else than the model has."""
-    use_activation: Bool | None = None
-    """False: embeddings are not normalised."""
-    normalize: Bool | None = None
-    """Older name of use_activation."""
-    prompt_name: Text | None = None
-    """A prompt of the checkpoint's files that goes before each text."""
-    add_special_tokens: Bool | None = None
-    truncate_prompt_tokens: Integer | None = None
-    """Keep this many tokens of each input; -1 is as many as the context has."""
-    truncation_side: Literal["left", "right"] | None = None
-    """Where tokens are dropped; None is right for models that only pool, else left."""
-    priority: Integer | None = None
-    timeout: Number | None = None
-    """Seconds after which the request fails with 504 (Pagoda's own)."""
-    cache_salt: Text | None = Field(None, max_length=128)
-    request_id: Text | None = None
-    user: Text | None = None
-
-
 class ContentPart(RequestBody):
     """One part of a message's content; only text is understood."""
 
@@ -155,7 +127,7 @@ class ContentPart(RequestBody):
 
 
 class CalledFunction(RequestBody):
-    """What was called, with what."""
+    """The called function and its arguments."""
 
     name: Text
     arguments: Text | dict[str, Any] | None = None
@@ -181,7 +153,46 @@ class ChatMessage(RequestBody):
     tool_call_id: Text | None = None
     """The call that a tool message answers."""
     reasoning: Text | None = None
-    """What the assistant thought; `reasoning_content` is its older name."""
+    """The assistant's reasoning; `reasoning_content` is its older name."""
+
+
+class EmbeddingBody(RequestBody):
+    """POST /v1/embeddings."""
+
+    model: Text | None = None
+    input: Text | Items[Text] | TokenIds | Items[TokenIds] | None = None
+    messages: Items[ChatMessage] | None = None
+    """A conversation in place of `input`, as the chat template writes it (vLLM's)."""
+    add_generation_prompt: Bool | None = None
+    continue_final_message: Bool | None = None
+    chat_template: Text | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
+    """How each embedding is written; base64 and bytes are of `embed_dtype`. bytes: the body is the values alone, and
+    the header `metadata` says where each embedding is; bytes_only: without the header."""
+    embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None
+    """Data type for base64 and bytes; None is float32."""
+    endianness: Literal["native", "big", "little"] | None = None
+    """Byte order for base64 and bytes; None is little."""
+    dimensions: Integer | None = None
+    """Values of an embedding: nothing else than the model has."""
+    use_activation: Bool | None = None
+    """False: embeddings are not normalised."""
+    normalize: Bool | None = None
+    """Older name of use_activation."""
+    prompt_name: Text | None = None
+    """A prompt of the checkpoint's files that goes before each text."""
+    add_special_tokens: Bool | None = None
+    truncate_prompt_tokens: Integer | None = None
+    """Keep this many tokens of each input; -1 is as many as the context has."""
+    truncation_side: Literal["left", "right"] | None = None
+    """Where tokens are dropped; None is right for models that only pool, else left."""
+    priority: Integer | None = None
+    timeout: Number | None = None
+    """Seconds after which the request fails with 504 (Pagoda's own)."""
+    cache_salt: Text | None = Field(None, max_length=128)
+    request_id: Text | None = None
+    user: Text | None = None
 
 
 class Function(RequestBody):
@@ -290,7 +301,7 @@ class ReloadWeightsBody(RequestBody):
     """Directory or hub id, as the workers reach it."""
     revision: Text | None = None
     group: Annotated[int, Field(strict=True, ge=0, lt=2**32)] | None = None
-    """Of one worker group; None is all."""
+    """Number of a worker group; None is all."""
 
 
 class LoadLoraAdapterBody(RequestBody):

@@ -1,1 +1,1 @@
-"""What the server shows of itself: the status page, the API's description and its pages. Decides nothing."""
+"""Pages of the server: the status page, the API's description and its pages. Decides nothing."""

@@ -1,4 +1,4 @@
-"""What clients get back, as far as the OpenAPI document promises it. The handlers write these shapes by themselves."""
+"""The answers that the OpenAPI document promises. Handlers write these shapes themselves."""
 
 from typing import Any, Literal
 
@@ -158,7 +158,7 @@ class EmbeddingObject(BaseModel):
     embedding: list[float] | str
     """As text: base64 of little-endian float32."""
     num_pieces: int | None = None
-    """Of a text that is longer than the model takes: it is the mean of so many vectors."""
+    """Number of pieces of a text that exceeds the context; the result is the mean of their vectors."""
 
 
 class EmbeddingAnswer(BaseModel):
@@ -174,7 +174,7 @@ class EmbeddingAnswer(BaseModel):
 
 
 class AssistantMessage(BaseModel):
-    """What the model says, thinks and calls."""
+    """The model's message: content, reasoning and tool calls."""
 
     role: Literal["assistant"]
     content: str | None

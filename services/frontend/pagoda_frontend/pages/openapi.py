@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from pagoda_frontend.http.access import GUARDED_PREFIXES
 from pagoda_frontend.http.errors import ANTHROPIC_PREFIX
@@ -17,15 +17,16 @@ BEARER = "bearer"
 REFERENCE = "#/components/schemas/{model}"
 ERRORS = {
     400: "The request is wrong; `param` names the field.",
-    404: "There is nothing of that name.",
+    404: "Nothing has that name.",
     409: "The worker cannot: the weights are not there, damaged, or of another model.",
     413: "The body is too large.",
+    429: "So much of this client waits already as one client may have.",
     500: "The server failed.",
     501: "The workers are of an earlier version, which does not do this.",
     503: "The server is not ready, or has too much to do.",
     504: "The request's own time limit is over.",
 }
-GENERATION_ERRORS = (400, 404, 413, 500, 503, 504)
+GENERATION_ERRORS = (400, 404, 413, 429, 500, 503, 504)
 EVENT_STREAM: dict[str, Any] = {"text/event-stream": {}}
 
 
@@ -35,7 +36,8 @@ class Paths:
     def __init__(self, app: FastAPI, *, has_api_keys: bool) -> None:
         self._app = app
         self._has_api_keys = has_api_keys
-        self._bodies: list[type[BaseModel]] = []
+        self._models: dict[JsonSchemaMode, list[type[BaseModel]]] = {"validation": [], "serialization": []}
+        """What is read and what is answered. FastAPI would prepare to serialize each of them for each path."""
         app.openapi = self._document  # type: ignore[method-assign]  # FastAPI's own way
 
     def add(
@@ -62,22 +64,18 @@ class Paths:
         is_anthropic = path.startswith(ANTHROPIC_PREFIX)
         shape = AnthropicErrorAnswer if is_anthropic else ErrorAnswer
         responses: dict[int | str, dict[str, Any]] = {
-            status: {"model": shape, "description": ERRORS[status]} for status in errors
+            status: {"description": ERRORS[status], "content": self._json(shape)} for status in errors
         }
         extra: dict[str, Any] = {"parameters": list(query)} if query else {}
         if self._has_api_keys and path.startswith(GUARDED_PREFIXES):
             extra["security"] = [{BEARER: []}]
             refusal = AnthropicErrorAnswer if is_anthropic else UnauthorizedAnswer
-            responses[401] = {"model": refusal, "description": "The call shows none of the API keys."}
-        responses[200] = {"description": "Success."}
-        if answer is not None:
-            responses[200]["model"] = answer
-        if media is not None:
-            responses[200]["content"] = media
+            description = "The call shows none of the API keys."
+            responses[401] = {"description": description, "content": self._json(refusal)}
+        content = (self._json(answer) if answer is not None else {}) | (media or {})
+        responses[200] = {"description": "Success.", "content": content}
         if body is not None:
-            self._bodies.append(body)
-            schema = {"$ref": REFERENCE.format(model=body.__name__)}
-            extra["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+            extra["requestBody"] = {"required": True, "content": self._json(body, "validation")}
         self._app.add_api_route(
             path,
             handler,
@@ -88,13 +86,19 @@ class Paths:
             description=" ",
         )
 
+    def _json(self, model: type[BaseModel], mode: JsonSchemaMode = "serialization") -> dict[str, Any]:
+        """The contents of a body or an answer."""
+        self._models[mode].append(model)
+        return {"application/json": {"schema": {"$ref": REFERENCE.format(model=model.__name__)}}}
+
     def _document(self) -> dict[str, Any]:
         app = self._app
         if app.openapi_schema is None:
             document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            _, definitions = models_json_schema([(body, "validation") for body in self._bodies], ref_template=REFERENCE)
-            schemas = document["components"]["schemas"]
-            schemas |= definitions.get("$defs", {})
+            schemas = document.setdefault("components", {}).setdefault("schemas", {})
+            for mode, models in self._models.items():
+                _, definitions = models_json_schema([(model, mode) for model in models], ref_template=REFERENCE)
+                schemas |= definitions.get("$defs", {})
             for operations in document["paths"].values():
                 for operation in operations.values():
                     _clean(operation)

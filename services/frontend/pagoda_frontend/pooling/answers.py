@@ -1,23 +1,26 @@
 """The shapes of answers with vectors, labels, scores and ranks."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import orjson
+from fastapi import Response
 from pydantic import BaseModel
 
 from pagoda_common.params.outputs import Embedding
 from pagoda_frontend.pages.answers import UsageAnswer
+from pagoda_frontend.pooling.binary_values import EmbedDtype, Endianness, to_bytes
 
 
 class PoolingObject(BaseModel):
-    """What was made of one input."""
+    """The result of one input."""
 
     index: int
     object: Literal["pooling"]
     data: list[Any] | str
-    """Values, lists of values for each token, or base64 of little-endian float32."""
+    """Values, lists of values for each token, or base64."""
 
 
 class PoolingAnswer(BaseModel):
@@ -101,11 +104,36 @@ class CohereEmbedAnswer(BaseModel):
     meta: dict[str, Any]
 
 
-def written(values: Embedding, encoding_format: str | None) -> Any:
-    """Values as they stand in an answer: themselves, or base64 of little-endian float32."""
+def written(
+    values: Embedding,
+    encoding_format: str | None,
+    dtype: EmbedDtype | None = None,
+    endianness: Endianness | None = None,
+) -> Any:
+    """Values as they stand in an answer: themselves, or base64 of their bytes."""
     if encoding_format == "base64":
-        return base64.b64encode(np.ascontiguousarray(values, dtype="<f4").tobytes()).decode("ascii")
+        return base64.b64encode(to_bytes(values, dtype, endianness)).decode("ascii")
     return np.ascontiguousarray(values)
+
+
+def bytes_answer(
+    values: Sequence[Embedding],
+    head: Mapping[str, Any],
+    *,
+    dtype: EmbedDtype | None = None,
+    endianness: Endianness | None = None,
+    has_metadata: bool,
+) -> Response:
+    """An answer whose body is the values of all inputs; `head`: what stands in its header beside their places."""
+    parts = [to_bytes(one, dtype, endianness) for one in values]
+    places, start = [], 0
+    for index, (one, part) in enumerate(zip(values, parts, strict=True)):
+        place = {"index": index, "embed_dtype": dtype or "float32", "endianness": endianness or "little"}
+        places.append(place | {"start": start, "end": start + len(part), "shape": list(one.shape)})
+        start += len(part)
+    told = orjson.dumps({**head, "data": places}).decode()
+    headers = {"metadata": told} if has_metadata else {}
+    return Response(b"".join(parts), media_type="application/octet-stream", headers=headers)
 
 
 def cohere_forms(vectors: Sequence[Embedding], types: Sequence[str]) -> dict[str, list[Any]]:

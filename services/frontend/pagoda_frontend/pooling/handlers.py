@@ -1,33 +1,37 @@
 """POST /pooling, /classify, /score, /rerank and Cohere's /v2/embed."""
 
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import orjson
 from fastapi import Request, Response
 
 from pagoda_common.errors import InvalidRequest
-from pagoda_common.params.pooling_params import PoolingParams, PoolingTask
+from pagoda_common.params.outputs import Embedding
+from pagoda_common.params.pooling_params import PoolingParams, PoolingTask, task_refusal
+from pagoda_common.text.pooling_prompts import Given, pairs_of
 from pagoda_frontend.http.body import read_body
 from pagoda_frontend.http.calls import call_of, tenant_of
 from pagoda_frontend.http.sse import unless_disconnected
-from pagoda_frontend.pooling.answers import cohere_forms, written
+from pagoda_frontend.pooling.answers import bytes_answer, cohere_forms, written
+from pagoda_frontend.pooling.inputs import inputs_of
 from pagoda_frontend.pooling.protocol import (
     ClassifyBody,
     CohereEmbedBody,
-    InputBody,
     PoolBody,
     PoolingBody,
     RerankBody,
     ScoreBody,
 )
-from pagoda_frontend.pooling.texts import Given, truncation_for
-from pagoda_frontend.pooling.work import PER_TOKEN, Pooled, PoolingCall, pairs_of, pool_texts, ranked, score_pairs
+from pagoda_frontend.pooling.texts import truncation_for
+from pagoda_frontend.pooling.work import PER_TOKEN, Pooled, PoolingCall, pool_texts, ranked, score_pairs
 from pagoda_frontend.requests.call_context import unique_id
 from pagoda_frontend.requests.embeddings import check_task
 from pagoda_frontend.requests.served_model import ServedModel
 from pagoda_frontend.requests.serving import Serving
 
+COHERE_TYPES = ("search_document", "search_query", "classification", "clustering", "image")
 COHERE_META = {"api_version": {"version": "2"}}
 
 
@@ -38,53 +42,49 @@ class PoolingCalls:
         self._serving = serving
 
     async def pool(self, request: Request) -> Response:
-        """POST /pooling."""
+        """Pool texts or token ids by any task of the model."""
         body = await read_body(request, PoolBody, serving=self._serving)
         return await unless_disconnected(request, self._pool(request, body))
 
     async def classify(self, request: Request) -> Response:
-        """POST /classify."""
+        """Classify texts: the probabilities of the labels."""
         body = await read_body(request, ClassifyBody, serving=self._serving)
         return await unless_disconnected(request, self._classify(request, body))
 
     async def score(self, request: Request) -> Response:
-        """POST /score."""
+        """Score pairs of texts."""
         body = await read_body(request, ScoreBody, serving=self._serving)
         return await unless_disconnected(request, self._score(request, body))
 
     async def rerank(self, request: Request) -> Response:
-        """POST /rerank."""
+        """Sort documents by their relevance to a query (Jina's and Cohere's rerank API)."""
         body = await read_body(request, RerankBody, serving=self._serving)
         return await unless_disconnected(request, self._rerank(request, body))
 
     async def cohere_embed(self, request: Request) -> Response:
-        """POST /v2/embed."""
+        """Embed texts (Cohere's API)."""
         body = await read_body(request, CohereEmbedBody, serving=self._serving)
         return await unless_disconnected(request, self._cohere_embed(request, body))
 
     async def _pool(self, request: Request, body: PoolBody) -> Response:
         model = self._serving.model_named(body.model)
         default: PoolingTask = next(iter(model.pooling_tasks), "embed")
+        if body.task == "plugin":
+            raise task_refusal(body.task, model.pooling_tasks)
         task = default if body.task is None else body.task
         check_task(model, task, dimensions=body.dimensions)
-        given = await self._given(body, model)
+        given = await inputs_of(body, model, serving=self._serving)
         params = _params(body, task, dimensions=body.dimensions)
-        done = await pool_texts(self._asked(request, body, "input", "pool-"), given, params, serving=self._serving)
-        data = [
-            {
-                "index": place,
-                "object": "pooling",
-                "data": written(done.by_token(place) if task in PER_TOKEN else values, body.encoding_format),
-            }
-            for place, values in enumerate(done.values)
-        ]
-        return await self._listed(body, done, data)
+        asked = self._asked(request, body, "input", "pool-", prefix=model.prompt_files.prompt_of(body.prompt_name))
+        done = await pool_texts(asked, given, params, serving=self._serving)
+        made = [done.by_token(place) if task in PER_TOKEN else values for place, values in enumerate(done.values)]
+        return await values_answer(body, done, made, name="data", kind="pooling", serving=self._serving)
 
     async def _classify(self, request: Request, body: ClassifyBody) -> Response:
         model = self._serving.model_named(body.model)
         check_task(model, "classify")
-        given = await self._given(body, model)
-        asked = self._asked(request, body, "input", "classify-")
+        given = await inputs_of(body, model, serving=self._serving)
+        asked = self._asked(request, body, "input", "classify-", prefix=model.prompt_files.prompt_of(body.prompt_name))
         done = await pool_texts(asked, given, _params(body, "classify"), serving=self._serving)
         data = [
             {
@@ -112,10 +112,13 @@ class PoolingCalls:
         texts = [one if isinstance(one, str) else one.text for one in body.documents]
         if body.top_n is not None and body.top_n < 0:
             raise InvalidRequest(f"top_n must be at least 0, got {body.top_n}", field="top_n")
-        if body.truncate_prompt_tokens is None:
-            body.truncate_prompt_tokens = body.max_tokens_per_doc
+        most = body.max_tokens_per_doc or 0
+        if most < 0:
+            raise InvalidRequest(
+                f"max_tokens_per_doc must be a non-negative integer, got {most}", field="max_tokens_per_doc"
+            )
         pairs = pairs_of([body.query], texts, field="query", other="documents")
-        asked = self._asked(request, body, "documents", "rerank-")
+        asked = self._asked(request, body, "documents", "rerank-", max_document_tokens=most)
         scores, done = await score_pairs(asked, pairs, _params(body, "score"), serving=self._serving)
         shows = body.return_documents is not False
         results = [
@@ -143,71 +146,116 @@ class PoolingCalls:
         if body.truncate_prompt_tokens is None and (body.truncate != "NONE" or body.max_tokens):
             body.truncate_prompt_tokens = min(body.max_tokens or model.max_model_len, model.max_model_len)
             body.truncation_side = "left" if body.truncate == "START" else "right"
-        prefix = model.prompt_files.prompt_of(body.input_type, is_strict=False)
-        given: list[Given] = [prefix + text for text in texts]
+        given: list[Given] = list(texts)
         params = _params(body, "embed", dimensions=body.output_dimension)
-        done = await pool_texts(self._asked(request, body, "texts", "embd-"), given, params, serving=self._serving)
+        asked = self._asked(request, body, "texts", "embd-", prefix=_cohere_prompt(body.input_type, model))
+        done = await pool_texts(asked, given, params, serving=self._serving)
         answer = {
             "id": done.run.call.request_id,
             "embeddings": cohere_forms(done.values, body.embedding_types or ["float"]),
             "texts": texts,
-            "meta": COHERE_META | {"billed_units": {"input_tokens": done.run.num_prompt_tokens}},
+            "meta": COHERE_META | {"billed_units": {"input_tokens": done.run.num_prompt_tokens, "image_tokens": 0}},
         }
         return await self._answer(answer, done)
 
-    async def _given(self, body: InputBody, model: ServedModel) -> list[Given]:
-        if body.messages is not None:
-            if body.input is not None:
-                raise InvalidRequest("there may be either input or messages, got both", field="messages")
-            ids = await model.prompts.from_messages(
-                body.messages,
-                add_generation_prompt=bool(body.add_generation_prompt),
-                chat_template=body.chat_template,
-                chat_template_kwargs=body.chat_template_kwargs,
-                add_special_tokens=bool(body.add_special_tokens),
-                is_counted=True,
-            )
-            return [ids]
-        if body.input is None:
-            raise InvalidRequest("input is missing: it must be a text, token ids or a list of these", field="input")
-        prefix = model.prompt_files.prompt_of(body.prompt_name)
-        if isinstance(body.input, str):
-            return [prefix + body.input]
-        if body.input and isinstance(body.input[0], int):
-            return [body.input]
-        texts = cast("list[str | list[int]]", body.input)
-        return [prefix + one if isinstance(one, str) else one for one in texts]
-
-    def _asked(self, request: Request, body: PoolingBody, field: str, prefix: str) -> PoolingCall:
+    def _asked(
+        self,
+        request: Request,
+        body: PoolingBody,
+        field: str,
+        kind: str,
+        *,
+        prefix: str = "",
+        max_document_tokens: int = 0,
+    ) -> PoolingCall:
         serving = self._serving
         model = serving.model_named(body.model)
-        request_id = unique_id(prefix, request.headers.get("x-request-id") or body.request_id)
+        request_id = unique_id(kind, request.headers.get("x-request-id") or body.request_id)
         return PoolingCall(
             call=call_of(request.headers, body, tenant=tenant_of(request, serving=serving), request_id=request_id),
             model=model,
             field=field,
             add_special_tokens=body.add_special_tokens is not False,
             truncation=truncation_for(body, model),
+            prefix=prefix,
+            max_document_tokens=max_document_tokens,
             cache_salt=body.cache_salt,
         )
 
     async def _listed(self, body: PoolingBody, done: Pooled, data: list[dict[str, Any]]) -> Response:
-        answer = {
-            "id": done.run.call.request_id,
-            "object": "list",
-            "created": done.run.call.created,
-            "model": body.model or done.run.model.names[0],
-            "data": data,
-            "usage": done.run.usage(),
-        }
-        return await self._answer(answer, done)
+        return await self._answer(_listed(body, done, data), done)
 
     async def _answer(self, answer: dict[str, Any], done: Pooled) -> Response:
-        size = sum(values.nbytes for values in done.values)
-        text = await self._serving.work.run_sized(
-            lambda: orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), num_bytes=size
+        return await json_answer(answer, done, serving=self._serving)
+
+
+async def values_answer(
+    body: Any, done: Pooled, made: Sequence[Embedding], *, name: str, kind: str, serving: Serving
+) -> Response:
+    """The answer of /v1/embeddings and /pooling, as the body's encoding_format asks for it.
+
+    Args:
+        made: of each input.
+        name: of the field with the values.
+        kind: what each is called.
+    """
+    size = sum(values.nbytes for values in done.values)
+    if body.encoding_format in ("bytes", "bytes_only"):
+        answer = await serving.work.run_sized(
+            lambda: bytes_answer(
+                made,
+                _head(body, done),
+                dtype=body.embed_dtype,
+                endianness=body.endianness,
+                has_metadata=body.encoding_format == "bytes",
+            ),
+            num_bytes=size,
         )
-        return Response(text, media_type="application/json", headers={"X-Request-Id": done.run.call.request_id})
+        answer.headers["X-Request-Id"] = done.run.call.request_id
+        return answer
+    data = [
+        {
+            "index": index,
+            "object": kind,
+            name: written(values, body.encoding_format, body.embed_dtype, body.endianness),
+        }
+        | ({"num_pieces": done.num_pieces(index)} if done.num_pieces(index) > 1 else {})
+        for index, values in enumerate(made)
+    ]
+    return await json_answer(_listed(body, done, data), done, serving=serving)
+
+
+async def json_answer(answer: dict[str, Any], done: Pooled, *, serving: Serving) -> Response:
+    """JSON, written beside the event loop where it is long."""
+    size = sum(values.nbytes for values in done.values)
+    text = await serving.work.run_sized(lambda: orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), num_bytes=size)
+    return Response(text, media_type="application/json", headers={"X-Request-Id": done.run.call.request_id})
+
+
+def _head(body: Any, done: Pooled) -> dict[str, Any]:
+    call = done.run.call
+    return {
+        "id": call.request_id,
+        "created": call.created,
+        "model": body.model or done.run.model.names[0],
+        "usage": done.run.usage(),
+    }
+
+
+def _listed(body: Any, done: Pooled, data: list[dict[str, Any]]) -> dict[str, Any]:
+    head = _head(body, done)
+    usage = head.pop("usage")
+    return {"id": head.pop("id"), "object": "list", **head, "data": data, "usage": usage}
+
+
+def _cohere_prompt(input_type: str | None, model: ServedModel) -> str:
+    """The prompt for a text of this type; Cohere's own types, which its clients must send, may have none."""
+    prompts = model.prompt_files
+    if input_type is not None and input_type not in (*COHERE_TYPES, *prompts.prompts):
+        known = ", ".join(dict.fromkeys([*prompts.prompts, *COHERE_TYPES]))
+        told = f"Unsupported input_type {input_type[:100]!r}. Supported values: {known[:500]}"
+        raise InvalidRequest(told, field="input_type")
+    return prompts.prompt_of(input_type, is_strict=False)
 
 
 def _params(body: PoolingBody, task: PoolingTask, *, dimensions: int | None = None) -> PoolingParams:

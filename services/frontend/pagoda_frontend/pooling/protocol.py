@@ -1,4 +1,4 @@
-"""What clients may send for vectors, labels, scores and ranks. Shapes only, no engine."""
+"""The bodies for vectors, labels, scores and ranks. Shapes only, no engine."""
 
 from typing import Any, Literal
 
@@ -35,6 +35,7 @@ class InputBody(PoolingBody):
     messages: Items[ChatMessage] | None = None
     """A conversation in place of `input`, as the chat template writes it."""
     add_generation_prompt: Bool | None = None
+    continue_final_message: Bool | None = None
     chat_template: Text | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     prompt_name: Text | None = None
@@ -44,10 +45,13 @@ class InputBody(PoolingBody):
 class PoolBody(InputBody):
     """POST /pooling."""
 
-    task: Literal["embed", "token_embed", "classify", "token_classify", "score", "sparse"] | None = None
+    task: Literal["embed", "token_embed", "classify", "token_classify", "score", "sparse", "plugin"] | None = None
     """None: the model's first one."""
     dimensions: Integer | None = None
-    encoding_format: Literal["float", "base64"] | None = None
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
+    """As of /v1/embeddings."""
+    embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None
+    endianness: Literal["native", "big", "little"] | None = None
 
 
 class ClassifyBody(InputBody):
@@ -80,7 +84,7 @@ class RerankBody(PoolingBody):
     """Give this many, the best; None or 0 gives all."""
     return_documents: Bool | None = None
     max_tokens_per_doc: Integer | None = None
-    """Cohere's: as truncate_prompt_tokens, of query and document together."""
+    """Tokens that are kept of each document; 0 keeps all."""
 
 
 class CohereInput(RequestBody):

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pagoda_common.engine.similarity import SIMILARITIES, late_interaction
-from pagoda_common.errors import InvalidRequest
 from pagoda_common.params.outputs import Embedding
 from pagoda_common.params.pooling_params import POOLED, PoolingParams, PoolingTask
 from pagoda_common.params.truncation import Truncation
-from pagoda_frontend.pooling.texts import Given, PoolingPrompt, pooling_prompts
+from pagoda_common.text.pooling_prompts import Given, PoolingPrompt, mean_of
+from pagoda_frontend.pooling.texts import maker_of, pooling_prompts
 from pagoda_frontend.requests.call_context import CallContext
 from pagoda_frontend.requests.embeddings import check_task, embedding_of
 from pagoda_frontend.requests.params import check_cache_salt
@@ -22,23 +22,28 @@ PER_TOKEN = ("token_embed", "token_classify")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolingCall:
-    """What one call asks, besides its texts."""
+    """Options of one call, besides its texts."""
 
     call: CallContext
     model: ServedModel
     field: str
-    """Of the request, which the texts come from."""
+    """Field of the request with the texts."""
     add_special_tokens: bool = True
     truncation: Truncation | None = None
+    prefix: str = ""
+    """Goes before each text that is no pair."""
+    max_document_tokens: int = 0
+    """Tokens that are kept of the second text of a pair; 0: all."""
     cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """What the engine has made."""
+    """The engine's results."""
 
     run: Run
     values: list[Embedding]
+    """One a text; of a text in pieces, the mean."""
     prompts: list[PoolingPrompt]
 
     def by_token(self, place: int) -> Embedding:
@@ -49,39 +54,47 @@ class Pooled:
                 return values.reshape(num_rows, -1)
         return values.reshape(-1, 1)
 
+    def num_pieces(self, place: int) -> int:
+        """Number of pieces of an input; usually one."""
+        return len(self.prompts[place].pieces)
+
 
 async def pool_texts(asked: PoolingCall, given: Sequence[Given], params: PoolingParams, *, serving: Serving) -> Pooled:
-    """What is made of each text.
+    """The result of each text; long texts are embedded in pieces with `enable_long_inputs`.
 
     Raises:
         PagodaError: a text is wrong, or the engine refused or failed it.
     """
     check_cache_salt(asked.cache_salt)
-    prompts = await pooling_prompts(
-        given,
-        serving=serving,
-        model=asked.model,
+    maker = maker_of(
+        asked.model,
         field=asked.field,
         add_special_tokens=asked.add_special_tokens,
         truncation=asked.truncation,
+        prefix=asked.prefix,
+        max_document_tokens=asked.max_document_tokens,
+        splits_long=params.task == "embed" and serving.config.enable_long_inputs,
     )
+    prompts = await pooling_prompts(given, maker, serving=serving)
+    pieces = [piece for prompt in prompts for piece in prompt.pieces]
     run = Run(
         asked.call,
         serving=serving,
         model=asked.model,
-        prompts=[prompt.token_ids for prompt in prompts],
-        sampling_params=[POOLED] * len(prompts),
+        prompts=pieces,
+        sampling_params=[POOLED] * len(pieces),
         cache_salt=asked.cache_salt or "",
-        pooling=[_paired(params, prompt.second_text_start) for prompt in prompts],
+        pooling=[_paired(params, prompt.second_text_start) for prompt in prompts for _ in prompt.pieces],
     )
-    sequences = await run.collect()
-    return Pooled(run, [embedding_of(one) for one in sequences], prompts)
+    made = iter([embedding_of(one) for one in await run.collect()])
+    values = [mean_of([next(made) for _ in one.pieces], [len(piece) for piece in one.pieces]) for one in prompts]
+    return Pooled(run, values, prompts)
 
 
 async def score_pairs(
     asked: PoolingCall, pairs: list[tuple[str, str]], params: PoolingParams, *, serving: Serving
 ) -> tuple[list[float], Pooled]:
-    """A score for each pair: of a model that scores, or by the vectors of its two texts; errors as of `pool_texts`."""
+    """A score for each pair: of a model that scores, or by the vectors of its two texts; errors as in `pool_texts`."""
     tasks = asked.model.pooling_tasks
     if "score" in tasks:
         done = await pool_texts(asked, pairs, params, serving=serving)
@@ -98,21 +111,6 @@ async def score_pairs(
         num_bytes=sum(values.nbytes for values in found.values()),
     )
     return scores, done
-
-
-def pairs_of(first: Sequence[str], second: Sequence[str], *, field: str, other: str) -> list[tuple[str, str]]:
-    """One text against several, or as many against as many.
-
-    Raises:
-        InvalidRequest: there are none, or their numbers do not fit.
-    """
-    for name, texts in ((field, first), (other, second)):
-        if not texts:
-            raise InvalidRequest(f"{name} is empty: it must have at least one text", field=name)
-    if len(first) not in (1, len(second)):
-        text = f"{field} has {len(first)} texts, must have 1 or as many as {other}, {len(second)}"
-        raise InvalidRequest(text, field=field)
-    return list(zip(list(first) * len(second) if len(first) == 1 else first, second, strict=True))
 
 
 def ranked(scores: Sequence[float], top_n: int | None) -> list[int]:

@@ -1,4 +1,4 @@
-"""What every reasoning parser is: text in as it comes, reasoning and answer out. Knows no HTTP, no engine, no tokens.
+"""Base of reasoning parsers: text in as it arrives, reasoning and answer out. Knows no HTTP, no engine, no tokens.
 
 As with tool calls, a parser decides by the text alone, never by how it was cut into pieces.
 """
@@ -13,7 +13,7 @@ class ReasoningParser(ABC):
     """Parses the text of one message. Nothing raises."""
 
     markers: ClassVar[tuple[str, ...]] = ()
-    """What begins and ends reasoning. Where one is a special token, the text has to be made with special tokens."""
+    """Markers of the start and end of reasoning. If one is a special token, the text must include special tokens."""
     end: ClassVar[str] = ""
     """The marker after the reasoning; where it is one token, structured output begins after it."""
 
@@ -22,16 +22,16 @@ class ReasoningParser(ABC):
         self.is_over = False
         """All that comes is the answer."""
         self.call_openers: tuple[str, ...] = ()
-        """What begins a tool call. A call ends reasoning that is never closed, and is part of it else."""
+        """Marker of a tool call. A call ends reasoning that is never closed, and is otherwise part of it."""
 
     @property
     def is_inside(self) -> bool:
-        """What comes is reasoning, as far as is known."""
+        """Whether the next text is reasoning, as far as is known."""
         return not self.is_over
 
     @property
     def is_told_empty(self) -> bool:
-        """Whether reasoning without any text is told as an empty text."""
+        """Whether reasoning without text is sent as an empty text."""
         return False
 
     @abstractmethod
@@ -40,7 +40,7 @@ class ReasoningParser(ABC):
 
     @abstractmethod
     def finish(self) -> tuple[str, str]:
-        """What is left once the text is over."""
+        """The rest at the end of the text."""
 
 
 class TaggedReasoningParser(ReasoningParser):
@@ -49,7 +49,7 @@ class TaggedReasoningParser(ReasoningParser):
     start: ClassVar[str]
     """The marker before the reasoning; models whose prompt ends with it do not repeat it."""
     label: ClassVar[str] = ""
-    """What may stand at the beginning of the reasoning and is not part of it."""
+    """Text at the beginning of reasoning that is not part of it."""
     tells_empty: ClassVar[bool] = False
     """The reasoning of a model that opens its thoughts and has none is an empty text, not nothing."""
     trims: ClassVar[bool] = True

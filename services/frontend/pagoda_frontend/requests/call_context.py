@@ -18,30 +18,30 @@ TENANT_HEADER = "x-tenant-id"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallContext:
-    """What holds for a whole call, from its handler down to the engine's requests. Made by `begin_call`."""
+    """Context of a whole call, from its handler to the engine's requests. Made by `begin_call`."""
 
     request_id: str
-    """What the client knows the call by."""
+    """The client's id of the call."""
     engine_id: str
     """What its request is called in the engine: unique, and the same at a frontend that resumes it. Where a call has
     several, each has its number after it."""
     created: int
     """Unix time in seconds; of a call that is resumed, when it first came."""
     tenant: str = ""
-    """Who is served; policy fair shares between tenants."""
+    """Owner of the call; policy fair divides time between tenants."""
     priority: int = 0
     """Lower runs first."""
     timeout_s: float = 0.0
     """Seconds after which the call has failed; 0 is never."""
     span: Span | None = None
-    """Of the call; None when calls are not traced."""
+    """Span of the call; None if calls are not traced."""
     note: bytes = b""
     """For a frontend that resumes this call's stream when this one is gone; empty: none may."""
     resumption: Resumption | None = None
     """The stream that this call resumes."""
 
     def noting(self, body: BaseModel | str, *, path: str, **more: Any) -> "CallContext":
-        """This call as one whose stream another frontend may resume; arguments as of `note_of`."""
+        """This call as one whose stream another frontend may resume; arguments as in `note_of`."""
         return replace(self, note=note_of(body, path=path, created=self.created, **more))
 
     def part(self, place: int) -> "CallContext":

@@ -33,7 +33,7 @@ probabilities."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choices:
-    """What is returned for each prompt, and what is generated for it."""
+    """How many sequences are returned and generated for each prompt."""
 
     n: int
     """Sequences returned."""
@@ -47,7 +47,7 @@ class Choices:
         return self.num_generated > self.n
 
     def best(self, sequences: Sequence[CollectedSequence]) -> list[CollectedSequence]:
-        """Of each prompt's sequences the n with the highest mean log probability, best first, numbered anew."""
+        """The n sequences of each prompt with the highest mean log probability, best first, numbered again from 0."""
         if not self.is_chosen:
             return list(sequences)
         chosen: list[CollectedSequence] = []
@@ -71,7 +71,7 @@ def choices_of(
     with_logprobs: bool,
     beam_search: BeamSearchParams | None = None,
 ) -> Choices:
-    """What `body` asks for.
+    """The options of `body`.
 
     Args:
         best_of: None where the endpoint has no such field.

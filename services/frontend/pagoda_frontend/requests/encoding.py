@@ -17,7 +17,7 @@ USUAL_TOKEN_CHARS = 8
 NUM_CUT_TOKENS = 64
 """Tokens that a cut through a text may make or lose."""
 MAX_COUNTED_CHARS = 1024**2
-"""Of a text whose tokens are only counted or shown, which may be longer than the context."""
+"""Maximum for a text whose tokens are only counted or shown, which may exceed the context."""
 
 
 class TextEncoder:
@@ -92,7 +92,7 @@ class TextEncoder:
                 raise RequestTooLong(too_long(f"at least {num_tokens}", self._max_model_len), field=field)
 
     def _truncated(self, text: str, truncation: Truncation, add_special_tokens: bool) -> list[int]:
-        """Of a long text its end (or beginning) alone is tokenized, with a margin, and more if that was too short."""
+        """Tokenize only the end (or beginning) of a long text, with a margin, and more if that was too short."""
         size = max(LONG_TEXT_CHARS, 2 * USUAL_TOKEN_CHARS * truncation.num_tokens)
         while 2 * size < len(text):
             part = text[-size:] if truncation.side == "left" else text[:size]

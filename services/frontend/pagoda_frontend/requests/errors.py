@@ -1,4 +1,4 @@
-"""What is wrong with a request, in the words of its sender. Knows no HTTP and no gRPC."""
+"""Errors of a request, with the sender's names of fields. Knows no HTTP and no gRPC."""
 
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 from pagoda_common.errors import PagodaError
 
 MAX_REPORTED_ERRORS = 10
-"""Of all the fields that are wrong in one body, this many are named."""
+"""How many wrong fields of a body an error names."""
 
 
 class _Shown(reprlib.Repr):

@@ -11,7 +11,7 @@ from pagoda_common.errors import InvalidRequest
 HEADER = "Last-Event-ID"
 MAX_LENGTH = 16 * 1024
 MAX_SEQUENCES = 64
-"""Of a stream that can be resumed: every event carries the place in each of them."""
+"""Maximum for a stream that can be resumed: every event carries the place of each sequence."""
 _ID = re.compile(r"(?P<key>[\x21-\x7e]{1,512}):(?P<places>\d{1,10}f?(,\d{1,10}f?)*)(@(?P<num_events>\d{1,10}))?")
 
 
@@ -20,7 +20,7 @@ class Delivered(Protocol):
 
     @property
     def index(self) -> int:
-        """Of the sequence."""
+        """Index of the sequence."""
         ...
 
     @property
@@ -64,7 +64,7 @@ class Place:
     key: str
     """The response's id."""
     known: tuple[Known, ...]
-    """What it has of each sequence."""
+    """The client's place in each sequence."""
     num_events: int = 0
     """Events that it has, where they are numbered."""
     field: str = HEADER
@@ -78,7 +78,7 @@ def with_id(body: bytes, event_id: bytes) -> bytes:
 
 
 def place_of(headers: Mapping[str, str]) -> Place | None:
-    """What the call's Last-Event-ID says; None without one.
+    """The place in the call's Last-Event-ID; None without one.
 
     Raises:
         InvalidRequest: it is no id of ours.

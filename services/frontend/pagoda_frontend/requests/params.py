@@ -22,6 +22,8 @@ _PLAIN = [row for row in SAMPLING_FIELDS.values() if row.apis and row.kind != "o
 
 MAX_PROMPT_LOGPROBS = 1024**2
 """Entries of one answer, over all prompts: some 80 MB of JSON."""
+MAX_OUTPUT_LOGPROBS = 4 * 1024**2
+"""Entries of the outputs of a call with several sequences, which may be held until the last one ends: some 350 MB."""
 MAX_CACHE_SALT_CHARS = 128
 NOT_IN_CACHE_SALT = "@/\\\0"
 """Characters that keys of cache stores give a meaning of their own."""
@@ -40,7 +42,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True, init=False)
 class SamplingDefaults:
-    """What the model's generation_config.json says of sampling."""
+    """Sampling defaults of the model's generation_config.json."""
 
     values: Mapping[str, Any]
     """By the names of SamplingParams; absent where the file is silent."""
@@ -156,7 +158,7 @@ def _token_id(key: str) -> int:
 
 
 def check_sampling_params(params: SamplingParams, *, vocab_size: int, max_logprobs: int) -> None:
-    """What SamplingParams cannot know: the vocabulary and the server's bound on logprobs.
+    """Checks beyond SamplingParams: the vocabulary and the server's limit on logprobs.
 
     Raises:
         InvalidRequest: `field` names the field.
@@ -182,6 +184,28 @@ def check_prompt_logprobs(params: SamplingParams, *, num_prompt_tokens: int, voc
             f"prompt_logprobs of {num_prompt_tokens} tokens with {num_each} entries each are too many: there may be at "
             f"most {MAX_PROMPT_LOGPROBS} entries, got {num_prompt_tokens * num_each}",
             field="prompt_logprobs",
+        )
+
+
+def check_output_logprobs(params: Sequence[SamplingParams], *, vocab_size: int) -> None:
+    """Raises InvalidRequest when the log probabilities of all outputs may be more than an answer can hold.
+
+    One sequence may always have them: the context bounds it.
+
+    Args:
+        params: one per prompt, with max_tokens that fit the context.
+    """
+    first = params[0]
+    if first.logprobs is None or len(params) * first.n == 1:
+        return
+    num_each = (vocab_size if first.logprobs == -1 else first.logprobs) + 1
+    num_tokens = sum(one.n * (one.max_tokens or 0) for one in params)
+    if num_tokens * num_each > MAX_OUTPUT_LOGPROBS:
+        raise InvalidRequest(
+            f"logprobs of {len(params) * first.n} sequences with {num_tokens} tokens in all and {num_each} entries "
+            f"each are too many: there may be at most {MAX_OUTPUT_LOGPROBS} entries, got {num_tokens * num_each}; "
+            "lower max_tokens or n",
+            field="logprobs",
         )
 
 
@@ -213,7 +237,7 @@ def fit_to_context(params: SamplingParams, *, num_prompt_tokens: int, max_model_
 
 
 def too_long(num_tokens: str, max_model_len: int) -> str:
-    """What clients such as LiteLLM look for to tell a full context from other errors."""
+    """Words by which clients such as LiteLLM recognize a full context."""
     return (
         f"This model's maximum context length is {max_model_len} tokens, but the prompt has {num_tokens} tokens "
         f"and at least one must be left for the output."

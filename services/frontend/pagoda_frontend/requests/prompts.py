@@ -10,6 +10,7 @@ from pagoda_common.errors import InvalidRequest, RequestTooLong
 from pagoda_common.params.truncation import Truncation
 from pagoda_common.text import exact_json
 from pagoda_common.text.chat_template import has_role, render_chat_template
+from pagoda_common.text.pooling_prompts import score_template
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.budget.work_pool import WorkPool
 from pagoda_frontend.openai.protocol import ChatMessage, ContentPart, MessageToolCall, Tool
@@ -67,7 +68,7 @@ class Prompts:
         truncation: Truncation | None = None,
         is_counted: bool = False,
     ) -> list[int]:
-        """Token ids of `text`; arguments and errors as of `TextEncoder.encode`."""
+        """Token ids of `text`; arguments and errors as in `TextEncoder.encode`."""
         return await self._encoder.encode(
             text,
             add_special_tokens=add_special_tokens,
@@ -92,34 +93,6 @@ class Prompts:
         check_token_ids(token_ids, vocab_size=self._vocab_size, field=field)
         return list(token_ids)
 
-    async def for_embedding(
-        self,
-        given: str | list[int],
-        *,
-        add_special_tokens: bool,
-        field: str,
-        truncation: Truncation | None = None,
-    ) -> list[int]:
-        """Token ids of a text, or those given: as above, but they may fill the whole context.
-
-        Raises:
-            InvalidRequest: an id is not in the vocabulary, or the text has no token.
-            RequestTooLong: there are more than the context holds.
-        """
-        if isinstance(given, str):
-            token_ids = await self.from_text(
-                given, add_special_tokens=add_special_tokens, field=field, truncation=truncation
-            )
-        else:
-            check_token_ids(given, vocab_size=self._vocab_size, field=field)
-            token_ids = given if truncation is None else truncation.apply(given)
-        if not token_ids:
-            raise InvalidRequest(f"{field} is empty: it must have at least one token", field=field)
-        if len(token_ids) > self._max_model_len:
-            bound = f"This model's maximum context length is {self._max_model_len} tokens"
-            raise RequestTooLong(f"{bound}, but an input has {len(token_ids)} tokens.", field=field)
-        return token_ids
-
     async def from_messages(
         self,
         messages: Sequence[ChatMessage],
@@ -134,7 +107,7 @@ class Prompts:
         truncation: Truncation | None = None,
         is_counted: bool = False,
     ) -> list[int]:
-        """Token ids of a conversation, or what `truncation` keeps of them; `is_counted` as of `TextEncoder.encode`.
+        """Token ids of a conversation, or what `truncation` keeps of them; `is_counted` as in `TextEncoder.encode`.
 
         Raises:
             InvalidRequest: the messages or the template do not allow it.
@@ -173,7 +146,8 @@ class Prompts:
             raise InvalidRequest("messages is empty: there must be at least one message", field="messages")
         if continue_final_message and add_generation_prompt:
             raise InvalidRequest(
-                "continue_final_message needs add_generation_prompt=false", field="continue_final_message"
+                "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+                field="continue_final_message",
             )
         kwargs = chat_template_kwargs or {}
         for name in NOT_IN_KWARGS:
@@ -222,15 +196,13 @@ class Prompts:
     @property
     def score_template(self) -> str | None:
         """Jinja text that writes a query and a document as one text; None: there is none."""
-        source = self._chat_template or self._tokenizer.chat_template or ""
-        has_both = all(f"'{role}'" in source or f'"{role}"' in source for role in ("query", "document"))
-        return source if has_both else None
+        return score_template(self._chat_template or self._tokenizer.chat_template)
 
     def check_length(self, num_chars: int, *, field: str, is_cut: bool) -> None:
         """Raises RequestTooLong when a text of so many characters does not fit, whatever it says.
 
         Args:
-            is_cut: it is to be cut: then it may be as long as one whose tokens are counted.
+            is_cut: it will be truncated, so it may be as long as a text whose tokens are counted.
         """
         if is_cut:
             self._encoder.check_counted(num_chars, field)

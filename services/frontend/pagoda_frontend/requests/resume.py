@@ -1,4 +1,4 @@
-"""Streams that go on at another frontend: the note for the frontend that adopts one, and its adoption.
+"""Streams that resume at another frontend: the note for the frontend that adopts one, and its adoption.
 
 A client that has lost its connection asks the same path again, at any frontend of the same scheduler, with the header
 `Last-Event-ID` set to the last id that it has seen; the body does not matter. It gets the events after that one. Over
@@ -28,11 +28,11 @@ class Resumption:
     adopted: tuple[AdoptedRequest, ...]
     """One a prompt, in their order."""
     note: Mapping[str, Any]
-    """What `note_of` was given."""
+    """The arguments of `note_of`."""
 
     @property
     def response_id(self) -> str:
-        """As of the first attempt."""
+        """The id of the first attempt."""
         return self.place.key
 
     @property
@@ -46,7 +46,7 @@ class Resumption:
 
 
 def note_of(body: BaseModel | str, *, path: str, created: int, **more: Any) -> bytes:
-    """What an adopter has to know besides tokens; `more` can be written as JSON."""
+    """The state that an adopter needs besides tokens; `more` must be JSON."""
     text = body if isinstance(body, str) else body.model_dump_json(exclude_unset=True)
     return orjson.dumps({"path": path, "created": created, "body": text, **more})
 

@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pagoda_common.engine.generation import TextStream
 from pagoda_common.engine.stream import EngineRequest
@@ -15,19 +15,25 @@ from pagoda_common.params.outputs import Embedding, FinishReason, HypothesisLogp
 from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_common.params.sampling_params import MAX_N, SamplingParams
 from pagoda_common.process.logging import request_id as log_request_id
-from pagoda_frontend.budget.caller import release_hold
+from pagoda_frontend.budget.caller import caller, hold_more, release_hold
 from pagoda_frontend.observability.request_span import start_request_span
 from pagoda_frontend.requests.call_context import CallContext
 from pagoda_frontend.requests.event_ids import MAX_SEQUENCES, Delivered, EventIds
-from pagoda_frontend.requests.params import check_prompt_logprobs, fit_to_context
+from pagoda_frontend.requests.params import check_output_logprobs, check_prompt_logprobs, fit_to_context
 from pagoda_frontend.requests.resume import Resumption
 from pagoda_frontend.requests.served_model import ServedModel
 from pagoda_frontend.requests.serving import Serving
 
 logger = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
+
 ENTRY_BYTES = 32
-"""Of a token or a log probability in an answer."""
+"""Size of a token or a log probability in an answer."""
+POSITION_BYTES = 256
+"""Memory of the log probabilities at one position, in addition to its entries."""
+HELD_ENTRY_BYTES = 8
+"""Memory of one of its entries."""
 STARTED_IN_A_TURN = 16
 """Prompts of a call that are submitted between two turns of the loop: each takes some tenths of a millisecond."""
 MAX_ARRIVED = 64
@@ -49,7 +55,7 @@ class CollectedSequence:
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     hypothesis: HypothesisLogprobs | None = None
-    """Of a beam search's result."""
+    """Log probabilities of a beam search's result."""
     embedding: Embedding | None = None
     """With pooling."""
 
@@ -71,6 +77,12 @@ class CollectedSequence:
         self.hypothesis = delta.hypothesis
         self.embedding = delta.embedding
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
+
+
+def hold_logprobs(positions: Sequence[TokenLogprobs] | None) -> None:
+    """Count log probabilities that are kept until their call is over; raises QueueFull."""
+    if positions:
+        hold_more(sum(POSITION_BYTES + HELD_ENTRY_BYTES * len(one.token_ids) for one in positions))
 
 
 class Run:
@@ -119,6 +131,7 @@ class Run:
                 timeout_s=call.timeout_s,
                 tenant=call.tenant,
                 group=call.engine_id if len(prompts) > 1 else "",
+                client=caller.get(),
                 beam_search=beam_search,
                 pooling=one,
                 lora=model.lora,
@@ -126,7 +139,7 @@ class Run:
             for number, (prompt, params, one) in enumerate(zip(prompts, sampling_params, poolings, strict=True))
         ]
         self.event_ids: EventIds | None = None
-        """Of a stream that can be resumed; None also where it has more than MAX_SEQUENCES."""
+        """Event ids of a stream that can be resumed; None also if it has more than MAX_SEQUENCES."""
         if call.note and self.num_sequences <= MAX_SEQUENCES:
             for request in self._requests:
                 request.resume_key = call.request_id
@@ -189,6 +202,10 @@ class Run:
                 num_entries += len(positions) * (1 if longest is None else len(longest.token_ids))
         return ENTRY_BYTES * num_entries
 
+    async def on_thread(self, work: Callable[[], Result], *, num_bytes: int) -> Result:
+        """What `work` makes, on a thread unless `num_bytes` is small; raises what it raises, and QueueFull."""
+        return await self._serving.work.run_sized(work, num_bytes=num_bytes)
+
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object, as of now."""
         usage: dict[str, Any] = {
@@ -204,8 +221,13 @@ class Run:
         """What is new, as it comes. Closing it aborts what is unfinished.
 
         Raises:
+            QueueFull: the log probabilities of all open requests take too much memory.
             PagodaError: a prompt was refused or failed; the others are aborted.
         """
+        num_each = self._requests[0].sampling_params.prompt_logprobs
+        if num_each is not None:
+            num_each = 1 + (self.model.vocab_size if num_each == -1 else num_each)
+            hold_more(self.num_prompt_tokens * (POSITION_BYTES + HELD_ENTRY_BYTES * num_each))
         source = self._generate(self._requests[0]) if len(self._requests) == 1 else self._merged()
         engine_ids = [request.request_id for request in self._requests]
         call = self.call
@@ -235,6 +257,7 @@ class Run:
         async with aclosing(self.deltas()) as stream:
             async for deltas in stream:
                 for delta in deltas:
+                    hold_logprobs(delta.logprobs)
                     sequences[delta.index].add(delta)
         return sequences
 
@@ -354,7 +377,7 @@ def start_run(
         is_scoring: only the prompts' log probabilities are wanted.
 
     Raises:
-        InvalidRequest: a prompt does not fit the context, or they are too many sequences.
+        InvalidRequest: a prompt does not fit the context, or they are too many sequences or log probabilities.
     """
     if len(prompts) * params.n > MAX_N:
         raise InvalidRequest(f"n times prompts must be at most {MAX_N}, got {len(prompts) * params.n}", field="n")
@@ -365,6 +388,8 @@ def start_run(
         fit_to_context(params, num_prompt_tokens=len(prompt), max_model_len=model.max_model_len, field=field)
         for prompt in prompts
     ]
+    if beam_search is None:
+        check_output_logprobs(fitted, vocab_size=model.vocab_size)
     return Run(
         call,
         serving=serving,

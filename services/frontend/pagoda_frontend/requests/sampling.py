@@ -21,7 +21,7 @@ def sampling_params_of(
     max_tokens: int | None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """What `body` asks of sampling, checked against model and server.
+    """The sampling parameters of `body`, checked against model and server.
 
     Args:
         max_logprobs: the server's bound; -1 is none.

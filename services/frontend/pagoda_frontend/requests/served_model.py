@@ -1,4 +1,4 @@
-"""What is known of the model once the engine has loaded it: tokenizer, limits, defaults, names."""
+"""Facts of the loaded model: tokenizer, limits, defaults, names."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ from pagoda_frontend.requests.prompts import Prompts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedModel:
-    """What is known once the engine has loaded."""
+    """Facts of the loaded model."""
 
     names: tuple[str, ...]
     """Names clients use; the first one is ours."""
@@ -34,11 +34,11 @@ class ServedModel:
     embedding_size: int
     """Values of an embedding; 0: the worker makes none."""
     pooling_tasks: tuple[PoolingTask, ...] = ()
-    """What can be made of a prompt, the default first; empty: an embedding."""
+    """Pooling tasks, the default first; empty: an embedding."""
     only_pools: bool = False
     """It makes no text."""
     labels: tuple[str, ...] = ()
-    """That it tells apart."""
+    """Labels of the model."""
     has_matryoshka: bool = False
     """Embeddings may be shortened."""
     matryoshka_dimensions: tuple[int, ...] = ()
@@ -53,7 +53,7 @@ class ServedModel:
     created: int
     """Unix time in seconds at which it was ready."""
     lora: LoraAdapter | None = None
-    """The adapter that it is to be computed with, where a request names one."""
+    """The adapter of the request, if it names one."""
 
     def label(self, place: int) -> str:
         """The name of a label."""
@@ -63,7 +63,7 @@ class ServedModel:
 async def load_served_model(
     config: FrontendConfig, *, engine: Engine, work: WorkPool, chat_template: str | None
 ) -> ServedModel:
-    """The model behind `engine`, as soon as that is ready.
+    """The model of `engine`, as soon as that is ready.
 
     Args:
         work: where prompts are made.

@@ -1,4 +1,4 @@
-"""What all handlers share: the engine, the model with its tokenizer and limits, and the requests that are open.
+"""Shared by all handlers: the engine, the model with its tokenizer and limits, and the open requests.
 
 Knows neither HTTP nor gRPC.
 """
@@ -30,11 +30,6 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1.0
 LOAD_RETRY_S = 5.0
-RECOVERY_WAIT_S = 30.0
-"""A request that arrives while a lost scheduler or worker comes back waits this long before it is refused.
-
-A frontend whose scheduler is lost stays ready as long: all frontends lose it at once, and where none is ready, clients
-get errors and a disruption budget is void."""
 
 
 class Serving:
@@ -46,7 +41,7 @@ class Serving:
         self.engine = engine
         self.metrics = metrics
         self.api_keys = BearerKeys(config.api_key)
-        """What opens the API; none: everyone is served."""
+        """Keys of the API; none: everyone is served."""
         has_several_keys = len(set(config.api_key)) > 1
         self._isolates_tenants = {"tenant": True, "none": False}.get(config.prefix_cache_isolation, has_several_keys)
         self.tracer = make_tracer("pagoda-frontend", config.observability)
@@ -65,7 +60,7 @@ class Serving:
         self.work = WorkPool()
         """Where work is done that would hold the event loop."""
         self.held_memory = HeldMemory(max_bytes=max(config.max_unadmitted_bytes, 4 * config.max_request_body_bytes))
-        """Of requests before they are admitted."""
+        """Memory of requests before they are admitted."""
         self._idle = asyncio.Event()
         self.dialect = dialect_of(config)
         """Parsers of tool calls and reasoning."""
@@ -101,7 +96,7 @@ class Serving:
         return bool(self.config.api_key)
 
     def cache_salt(self, given: str, *, tenant: str) -> str:
-        """What keeps a request of `tenant` apart in the prefix cache, beside the salt that it gives itself.
+        """The salt that separates requests of `tenant` in the prefix cache, in addition to their own salt.
 
         No salt of a client has a slash, so that no tenant can name another one's.
         """
@@ -115,7 +110,7 @@ class Serving:
     @property
     def _is_recovering(self) -> bool:
         lost_for_s = self.engine.lost_for_s
-        return lost_for_s is not None and lost_for_s < RECOVERY_WAIT_S
+        return lost_for_s is not None and lost_for_s < self.config.recovery_timeout_s
 
     @property
     def has_been_ready(self) -> bool:
@@ -170,7 +165,7 @@ class Serving:
 
     @contextmanager
     def open_request(self, request_id: str, engine_ids: Sequence[str], *, tenant: str) -> Iterator[None]:
-        """Count a request of `tenant` as open, and let `abort` find the engine's requests behind it."""
+        """Count a request of `tenant` as open, and let `abort` find its requests in the engine."""
         key = (tenant, request_id)
         known = self._open.setdefault(key, [])
         known.extend(engine_ids)
@@ -228,17 +223,18 @@ class Serving:
             timeout_s: the request's own time limit; 0 is none.
 
         Raises:
-            NotReady: it is not back within RECOVERY_WAIT_S.
+            NotReady: it is not back within --recovery-timeout.
             DeadlineExceeded: it is not back within `timeout_s`, which is shorter.
         """
         if self.engine.is_ready or self.engine.is_sleeping:
             return
+        bound_s = self.config.recovery_timeout_s
         try:
-            await self.engine.wait_until_ready(min(RECOVERY_WAIT_S, timeout_s or RECOVERY_WAIT_S))
+            await self.engine.wait_until_ready(min(bound_s, timeout_s or bound_s))
         except NotReady as error:
             if self.engine.is_sleeping:
                 return  # it waits in the engine's queue, whose bounds count
-            if 0 < timeout_s < RECOVERY_WAIT_S:
+            if 0 < timeout_s < bound_s:
                 message = f"the request was not finished within {timeout_s:g} s: {self.engine.not_ready_reason}"
                 raise DeadlineExceeded(message) from error
             raise NotReady(error.message, retry_after_s=RETRY_AFTER_S) from error

@@ -26,7 +26,7 @@ class TemplateHelpers:
         """The text.
 
         Args:
-            arguments: `source`, `messages`, `continue_final_message` and `variables`, as of `render_chat_template`.
+            arguments: `source`, `messages`, `continue_final_message` and `variables`, as in `render_chat_template`.
 
         Raises:
             InvalidRequest: the template is wrong, refuses the messages, or takes too much time or memory.

@@ -24,18 +24,18 @@ class Draft:
         conversation: Conversation,
         num_events: int = 0,
     ) -> None:
-        """`num_events`: that were told before, of an answer that is resumed."""
+        """`num_events`: number of events that were already sent, for a resumed answer."""
         self._conversation = conversation
         self._builder = OutputBuilder(logprobs=conversation.logprobs, id_seed=conversation.run.call.engine_id)
         self._num_events = num_events
         self._output_token_ids: list[int] | None = [] if body.enable_response_messages else None
-        """Of all that was generated, when it is to be shown."""
+        """Log probabilities of the output, if they are requested."""
         self.response = _response_of(body, conversation)
         """The response object, as of now."""
 
     @property
     def num_events(self) -> int:
-        """Events so far, those told by a frontend that is gone included."""
+        """Number of events so far, including those of a lost frontend."""
         return self._num_events
 
     async def events(self) -> AsyncGenerator[list[bytes], None]:
@@ -143,7 +143,7 @@ class Draft:
 
 
 async def encoded_stream(draft: Draft) -> AsyncGenerator[bytes, None]:
-    """The events of `draft` as a body. An error before the first one is raised, a later one is told as an event."""
+    """The events of `draft` as a body. An error before the first event is raised; a later one becomes an event."""
     has_begun = False
     async with aclosing(draft.events()) as stream:
         try:

@@ -1,4 +1,4 @@
-"""POST /v1/responses and the calls about what it answered. The conversation behind it is that of chat completions."""
+"""POST /v1/responses and the calls about what it answered. Its conversation is that of chat completions."""
 
 import asyncio
 import logging
@@ -43,22 +43,24 @@ class Responses:
         self._store = ResponseStore(max_responses=serving.config.max_stored_responses)
 
     async def create(self, request: Request) -> Response:
-        """Answer one request.
+        """Create a response.
 
         Raises:
             PagodaError: the request is wrong, was refused, or failed.
         """
         place = place_of(request.headers)
         if place is not None:
-            return await self._go_on(request, place)
+            return await self._resume(request, place)
         body = await read_body(request, ResponsesBody, serving=self._serving)
         if body.stream or body.background:
             return await self._answer(request, body)
         return await unless_disconnected(request, self._answer(request, body))
 
     async def retrieve(self, request: Request, response_id: str) -> Response:
-        """A stored answer as of now; with ?stream=true the events of one that is streamed in the background, or with
-        Last-Event-ID those of any stream whose frontend is gone.
+        """Get a stored response.
+
+        With ?stream=true: the events of a response that is streamed in the background. With Last-Event-ID also those
+        of a stream whose frontend is gone.
 
         Raises:
             NotFound: there is none of that id.
@@ -69,7 +71,7 @@ class Responses:
         if place is not None:
             if place.key != response_id:
                 raise InvalidRequest(f"{HEADER} is not an event of {response_id[:100]!r}", field=HEADER)
-            return await self._go_on(request, place)
+            return await self._resume(request, place)
         stored = self._store.get(response_id, self._tenant(request))
         if not is_streamed:
             return json_response(stored.response)
@@ -82,7 +84,7 @@ class Responses:
         return self._follow(stored, int(after) + 1, field="starting_after")
 
     async def input_items(self, request: Request, response_id: str) -> Response:
-        """What a stored answer was made of besides its instructions, as a page of items.
+        """List the input items of a stored response, a page at a time, without its instructions.
 
         Raises:
             NotFound: there is none of that id.
@@ -92,7 +94,7 @@ class Responses:
         return json_response(item_page(stored.input_items, request.query_params))
 
     async def cancel(self, request: Request, response_id: str) -> Response:
-        """End an answer that is made in the background; one that has ended is given as it is.
+        """Cancel a background response. One that has ended is returned unchanged.
 
         Raises:
             NotFound: there is none of that id.
@@ -108,7 +110,7 @@ class Responses:
         return json_response(stored.response)
 
     async def delete(self, request: Request, response_id: str) -> Response:
-        """Forget a stored answer, and end it if it is still made.
+        """Delete a stored response, and cancel it if it is still running.
 
         Raises:
             NotFound: there is none of that id.
@@ -119,7 +121,7 @@ class Responses:
         self._store.remove(response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
-    async def _go_on(self, request: Request, place: Place) -> Response:
+    async def _resume(self, request: Request, place: Place) -> Response:
         """The events after `place`: of an answer that is made here in the background, or whose frontend is gone."""
         stored = self._store.find(place.key, self._tenant(request))
         if stored is not None and stored.events is not None:
@@ -130,7 +132,7 @@ class Responses:
 
     def _follow(self, stored: StoredResponse, start: int, *, field: str) -> EventStream:
         if 0 < start < stored.first_event:
-            message = f"events before number {stored.first_event} were told by a frontend that is gone, got {start}"
+            message = f"events before number {stored.first_event} were sent by a frontend that is lost, got {start}"
             raise InvalidRequest(f"{field}: {message}", field=field)
         return self._event_stream(stored.follow(max(start, stored.first_event)), stored.response["id"])
 
@@ -177,7 +179,7 @@ class Responses:
         return conversation, draft, StoredResponse(tenant, draft.response, messages, input_items=items)
 
     def _tenant(self, request: Request) -> str:
-        """Whose answers a call may see: those of its key, or without keys of the same X-Tenant-Id."""
+        """The owner whose answers a call may see: its key, or without keys its X-Tenant-Id."""
         return tenant_of(request, serving=self._serving)
 
     def _messages(self, body: ResponsesBody, tenant: str) -> list[Message]:
@@ -208,7 +210,7 @@ class Responses:
         async with aclosing(encoded_stream(draft)) as stream:
             async for events in stream:
                 if draft.response["status"] != "in_progress":
-                    self._keep(body, kept)  # before the client is told, who may go on at once
+                    self._keep(body, kept)  # before the client learns of it and continues
                 if events:
                     yield events
 

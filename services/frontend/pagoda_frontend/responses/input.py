@@ -120,7 +120,7 @@ def _add(messages: list[Message], item: ResponseItem, kind: str, place: str) -> 
 
 
 def _assistant(messages: list[Message], *filled: str) -> Message:
-    """The assistant's message that goes on, or a new one if there is none or it has one of the fields `filled`.
+    """The assistant's message to continue, or a new one if there is none or it has one of the fields `filled`.
 
     Reasoning, text and calls of one turn are items here, and one message there."""
     last = messages[-1] if messages else None

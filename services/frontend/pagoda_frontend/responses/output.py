@@ -1,12 +1,15 @@
-"""A message as it grows, told as the items and typed events of the Responses API. No engine, no HTTP."""
+"""A message as it grows, as items and typed events of the Responses API. No engine, no HTTP."""
 
 from collections.abc import Iterator
 from typing import Any
 
+from pagoda_frontend.budget.caller import hold_more
 from pagoda_frontend.conversation.drawn_ids import drawn_id
 from pagoda_frontend.conversation.message import MessageDelta
 from pagoda_frontend.openai.logprobs import LogprobWriter
 
+OBJECT_BYTES = 512
+"""Memory of one log probability with its token's text and bytes."""
 Event = dict[str, Any]
 """Without its sequence_number, which the stream gives."""
 
@@ -22,7 +25,7 @@ class OutputBuilder:
         self._id_seed = id_seed
         self._pending_logprobs: list[dict[str, Any]] = []
         self._kind = ""
-        """Of the item that grows; "" when none does."""
+        """Kind of the growing item; "" if there is none."""
         self._parts: list[str] = []
 
     def add(self, delta: MessageDelta) -> Iterator[Event]:
@@ -30,6 +33,8 @@ class OutputBuilder:
         if delta.reasoning:
             yield from self._text("reasoning", delta.reasoning)
         elif self._logprobs is not None and delta.logprobs and not delta.tool_calls:
+            num_entries = sum(1 + len(one.token_ids) for one in delta.logprobs)
+            hold_more(OBJECT_BYTES * num_entries)
             self._pending_logprobs += self._logprobs.for_chat(delta.logprobs)["content"]
         if delta.content:
             yield from self._text("message", delta.content)

@@ -1,4 +1,4 @@
-"""What clients may send to /v1/responses: OpenAI's Responses API with vLLM's additions. Shapes only, no engine."""
+"""Bodies of /v1/responses: OpenAI's Responses API with vLLM's additions. Shapes only, no engine."""
 
 from typing import Any, Literal
 
@@ -26,13 +26,13 @@ class ResponseItem(RequestBody):
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: Text | Items[ResponsePart] | None = None
     summary: Items[ResponsePart] | None = None
-    """Of reasoning."""
+    """Summary of reasoning."""
     call_id: Text | None = None
     name: Text | None = None
     arguments: Text | None = None
     """JSON text."""
     output: Text | Items[ResponsePart] | None = None
-    """Of a function call."""
+    """Output of a function call."""
 
 
 class ResponseTool(RequestBody):
@@ -65,7 +65,7 @@ class ResponseFormat(RequestBody):
 
 
 class ResponseText(RequestBody):
-    """How the answer's text is to be."""
+    """Format of the answer's text."""
 
     format: ResponseFormat | None = None
     verbosity: Text | None = None

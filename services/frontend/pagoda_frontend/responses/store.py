@@ -9,7 +9,7 @@ from typing import Any
 from pagoda_common.errors import NotFound
 
 MAX_STORED_BYTES = 32 * 1024**2
-"""Of all stored answers with their conversations as JSON; in memory they take some times as much."""
+"""Maximum for all stored answers with their conversations as JSON; in memory they take several times as much."""
 
 
 @dataclass(eq=False)
@@ -17,7 +17,7 @@ class StoredResponse:
     """One answer with the conversation that it belongs to."""
 
     tenant: str
-    """Whose it is: no one else finds it."""
+    """Its owner: no one else finds it."""
     response: dict[str, Any]
     """The response object, as of now."""
     messages: list[dict[str, Any]]
@@ -25,13 +25,13 @@ class StoredResponse:
     num_bytes: int = 0
     """Size of input and output, roughly."""
     task: asyncio.Task[None] | None = None
-    """What makes the answer, when it is made in the background."""
+    """The task that makes an answer in the background."""
     input_items: list[dict[str, Any]] = field(default_factory=list)
-    """What the call brought, in OpenAI's shape."""
+    """The call's input, in OpenAI's shape."""
     events: list[bytes] | None = None
     """Events so far, when it is streamed in the background."""
     first_event: int = 0
-    """Number of the first of them: those before it were told by a frontend that is gone."""
+    """Number of the first event; a lost frontend sent those before it."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property

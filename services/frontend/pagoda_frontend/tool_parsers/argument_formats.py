@@ -82,7 +82,7 @@ def quoted_arguments(name: str, schema: dict[str, Any], *, quote: str) -> Format
 
 
 def _separated(values: list[Format], num_required: int, *, separator: str) -> Format:
-    """Tags of which the first are required, with a text between them."""
+    """Tags, the first of which are required, with a text between them."""
     later = [formats.tag(f"{separator}{value['begin']}", value["content"], value["end"]) for value in values]
 
     def rest(start: int) -> list[Format]:
@@ -125,7 +125,7 @@ def tagged_arguments(
 
 
 def ended(pattern: str, end: str) -> Format:
-    """`pattern` and `end` in one: where the one may go on as the other begins, the matcher would not see its end."""
+    """`pattern` and `end` as one pattern: if one may continue as the other begins, a matcher would miss the end."""
     return formats.regex(f"({pattern}){literal_pattern(end)}")
 
 

@@ -1,4 +1,4 @@
-"""What every tool call parser is: text in as it comes, content and calls out. Knows no HTTP, no engine, no tokens.
+"""Base of tool call parsers: text in as it arrives, content and calls out. Knows no HTTP, no engine, no tokens.
 
 A parser decides by the text alone, never by how it was cut into pieces: whole or in pieces, a text gives the same
 content and the same calls. So one parser serves streams and single responses alike.
@@ -16,12 +16,12 @@ from pagoda_frontend.conversation.message import ToolCallDelta
 from pagoda_frontend.tool_parsers.formats import Format, Schemas, json_value, tag, triggered
 
 SEPARATORS = ",; \t\r\n"
-"""What models write between calls."""
+"""White space that models write between calls."""
 
 
 @dataclass(slots=True)
 class Piece:
-    """What was found in new text."""
+    """Content and calls found in new text."""
 
     reasoning: str = ""
     content: str = ""
@@ -35,21 +35,21 @@ class ToolParser(ABC):
     """
 
     markers: ClassVar[tuple[str, ...]] = ()
-    """What begins and ends calls. Where one is a special token, the text has to be made with special tokens."""
+    """Markers of the beginning and end of calls. If one is a special token, the text must include special tokens."""
     splits_reasoning: ClassVar[bool] = False
     """It finds the reasoning too, and no reasoning parser goes before it."""
     trigger: ClassVar[str] = ""
-    """What every frame begins with, wherever it is in the text; "" when calls are the whole text."""
+    """Prefix of every frame, anywhere in the text; "" if calls are the whole text."""
     separator: ClassVar[str] = ""
-    """What stands between the frames of calls."""
+    """Text between the frames of calls."""
     id_pattern: ClassVar[re.Pattern[str] | None] = None
     """All ids that the model's chat template takes; None when it takes any."""
     openers: ClassVar[tuple[str, ...]] = ()
-    """What begins a call wherever it is; the parsers of reasoning look for it."""
+    """Marker of a call anywhere in the text; reasoning parsers search for it."""
     keeps_space: ClassVar[bool] = False
     """Text beside calls keeps its white space; white space alone beside calls is no content either way."""
     drops_rest: ClassVar[bool] = False
-    """What follows a call and is none is no content."""
+    """Whether text after a call that is not a call is dropped instead of being content."""
     thinking: ClassVar[tuple[str, str]] = ("<think>", "</think>")
     """Around thoughts at the beginning of a text that no reasoning parser reads: calls that they quote are none."""
 
@@ -59,9 +59,9 @@ class ToolParser(ABC):
         self.is_constrained = False
         """The text cannot but match the schemas: nothing has to be held back to see whether it does."""
         self.is_strict = False
-        """Calls match their schemas where they begin as the model was told to; calls in prose are content."""
+        """Calls match their schemas if they start as the prompt asked; calls in prose are content."""
         self.id_seed = ""
-        """What the ids of calls are drawn from; "" draws them at random."""
+        """Seed of the ids of calls; "" draws them at random."""
         self.make_id = self.call_id
         """Makes them; replaced where the text is not in the model's own way, but its template wants its own ids."""
         self._text = ""
@@ -76,12 +76,12 @@ class ToolParser(ABC):
 
     @classmethod
     def frame(cls, name: str) -> tuple[str, str] | None:
-        """What a call of `name` has before and after its arguments; None where these are no JSON."""
+        """The text before and after the arguments of a call of `name`; None if they are not JSON."""
         return None
 
     @classmethod
     def free_format(cls, schemas: Schemas, *, is_parallel: bool) -> Format | None:
-        """Texts in which the model calls as it likes, and rightly; None where these cannot be told from others.
+        """Texts in which the model calls in its own format, correctly; None if they cannot be recognized.
 
         Raises:
             InvalidRequest: a schema asks for what cannot be said in this way of writing.
@@ -93,14 +93,14 @@ class ToolParser(ABC):
         return triggered(cls.trigger, tags=tags, is_parallel=is_parallel)
 
     def append(self, text: str) -> Piece:
-        """What `text` adds; some of it may be held back until more is known."""
+        """The result of `text`; some of it may be held back until more is known."""
         self._text += text
         while self._text and self._read_on(is_last=False):
             pass
         return self._take()
 
     def finish(self) -> Piece:
-        """What is left once the text is over."""
+        """The rest at the end of the text."""
         while self._read_on(is_last=True):
             pass
         self._say(self._text)
@@ -240,7 +240,7 @@ def find_marker(text: str, markers: tuple[str, ...], *, is_last: bool, start: in
 
 @lru_cache(maxsize=256)
 def _pattern(markers: tuple[str, ...]) -> tuple[re.Pattern[str], frozenset[str], int]:
-    """What finds `markers`, their first characters, and the length of the longest."""
+    """A pattern for `markers`, their first characters, and the length of the longest."""
     pattern = re.compile("|".join(map(re.escape, markers)))
     return pattern, frozenset(marker[0] for marker in markers), max(map(len, markers), default=0)
 

@@ -17,7 +17,7 @@ def text(value: str) -> Format:
 
 
 def regex(pattern: str) -> Format:
-    """What matches `pattern` as a whole."""
+    """A constraint that matches `pattern` as a whole."""
     return {"type": "regex", "pattern": pattern}
 
 
@@ -53,7 +53,7 @@ def optional(format_: Format) -> Format:
 
 
 def triggered(*triggers: str, tags: Iterable[Format], is_parallel: bool) -> Format:
-    """Free text, in which a trigger goes on as one of `tags`."""
+    """Free text in which a trigger must continue as one of `tags`."""
     free = {"type": "triggered_tags", "triggers": list(triggers), "tags": list(tags)}
     return {**free, "stop_after_first": not is_parallel}
 

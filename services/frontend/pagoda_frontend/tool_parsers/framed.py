@@ -19,7 +19,7 @@ class FramedParser(ToolParser):
     start: ClassVar[str]
     """Marker before a call."""
     header: ClassVar[re.Pattern[str]]
-    """All of what stands between start and arguments; group `name` is the name, `id` if there is one the id."""
+    """The text between start and arguments; group `name` is the name, group `id` the id, if any."""
     end: ClassVar[str] = ""
     """Marker after a call."""
     ignored: ClassVar[tuple[str, ...]] = ()
@@ -116,7 +116,7 @@ class SectionParser(FramedParser):
         self._is_inside = False
         """Between the markers."""
         self._noise = ""
-        """What is no call there: content, should the section have none."""
+        """Text there that is not a call: content, if the section has no call."""
 
     def finish(self) -> Piece:
         while self._read_on(is_last=True):
@@ -202,6 +202,6 @@ class KimiK2Parser(SectionParser):
 
     @classmethod
     def _call(cls, name: str, schema: dict[str, Any]) -> Format:
-        behind = formats.text("<|tool_call_argument_begin|>")
-        content = formats.sequence(formats.regex("[0-9]{1,3}"), behind, formats.json_value(schema))
+        following = formats.text("<|tool_call_argument_begin|>")
+        content = formats.sequence(formats.regex("[0-9]{1,3}"), following, formats.json_value(schema))
         return formats.tag(f"{cls.start}functions.{name}:", content, cls.end)

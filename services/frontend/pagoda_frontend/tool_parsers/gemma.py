@@ -215,7 +215,7 @@ def _bare(text: str) -> Any:
 
 
 def _arguments(name: str, schema: dict[str, Any]) -> Format:
-    """What stands after the opening brace, with the closing one."""
+    """Text after the opening brace, including the closing one."""
     if is_any_object(schema):
         return ended(f"{text_without((Gemma4Parser.end, Gemma4Parser.start))}*", "}")
     return formats.sequence(quoted_arguments(name, schema, quote=_QUOTE), formats.text("}"))

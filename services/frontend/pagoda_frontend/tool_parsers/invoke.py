@@ -23,7 +23,7 @@ class InvokeParser(TaggedArgumentsParser):
     json_mark: ClassVar[str] = ""
     """Attribute of a value that is JSON."""
     around: ClassVar[tuple[str, str]]
-    """What stands before the calls and after them, with line breaks."""
+    """Text before and after the calls, with line breaks."""
 
     def __init_subclass__(cls) -> None:
         tag = re.escape(cls.prefix)

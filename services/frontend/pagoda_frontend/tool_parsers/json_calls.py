@@ -10,7 +10,7 @@ from pagoda_frontend.tool_parsers.formats import Format, Schemas
 from pagoda_frontend.tool_parsers.json_text import JsonCall, Outcome, after_space
 
 CALL_KEYS = frozenset(("name", "type", "function", "id", "arguments", "parameters"))
-"""What an object in prose begins with, should it be a call."""
+"""Beginning of an object in prose that may be a call."""
 
 
 class JsonToolParser(ToolParser):
@@ -25,7 +25,7 @@ class JsonToolParser(ToolParser):
     calls_in_array: ClassVar[bool] = False
     """After a marker stands an array of calls with arguments."""
     array_end: ClassVar[str] = ""
-    """What must stand after the array."""
+    """Text that must follow the array."""
     is_in_prose: ClassVar[bool] = False
     """Calls of known tools may be anywhere in the text without a marker."""
     needs_arguments: ClassVar[bool] = False
@@ -36,7 +36,7 @@ class JsonToolParser(ToolParser):
     def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
         super().__init__(schemas=schemas)
         self._raw = ""
-        """What was read since the last call or content: content, should no call follow."""
+        """Text since the last call or content: content, if no call follows."""
         self._call = JsonCall()
         self._in_array = False
         self._in_prose = False
@@ -113,7 +113,7 @@ class JsonToolParser(ToolParser):
         return True
 
     def _read_wreck(self, *, is_last: bool) -> bool:
-        """Arguments that are no JSON go on to the end of the call: the client sees what the model wrote."""
+        """Arguments that are not JSON extend to the end of the call: the client sees what the model wrote."""
         place, marker = find_marker(self._text, self._stops(), is_last=is_last)
         text = self._read(place)
         if self._call.is_arguing:
@@ -132,24 +132,24 @@ class JsonToolParser(ToolParser):
         """Another object, the array's end, the marker at the end, or none of them."""
         start = after_space(self._text)
         character = self._text[start : start + 1]
-        behind = after_space(self._text, start + 1) if character and character in SEPARATORS else start
-        if behind == len(self._text):
+        place = after_space(self._text, start + 1) if character and character in SEPARATORS else start
+        if place == len(self._text):
             if is_last:
-                self._say(self._read(behind))
+                self._say(self._read(place))
             return False
-        if self._in_array and self._text[behind] == "]":
-            self._read(behind + 1)
+        if self._in_array and self._text[place] == "]":
+            self._read(place + 1)
             self._in_array = False
             return True
-        if self._text[behind] == "{" or (self._in_array and character in SEPARATORS):
-            self._raw = self._read(behind)
+        if self._text[place] == "{" or (self._in_array and character in SEPARATORS):
+            self._raw = self._read(place)
             return self._expect_object()
         if self.end:
-            is_end = after_start(self._text[behind:], self.end)
+            is_end = after_start(self._text[place:], self.end)
             if is_end is None and not is_last:
                 return False
             if is_end:
-                self._read(behind + len(self.end))
+                self._read(place + len(self.end))
         self._raw = ""
         self._in_array = False
         self._state = self._read_content

@@ -16,7 +16,7 @@ _CONTROL = {code: json.dumps(chr(code))[1:-1] for code in range(0x20)}
 
 
 def after_space(text: str, start: int = 0) -> int:
-    """Where `text` goes on after white space."""
+    """Index of the first character of `text` that is not white space."""
     match = _SPACE.match(text, start)
     assert match is not None
     return match.end()
@@ -33,7 +33,7 @@ class JsonSpan:
         self.is_done = False
         """The value has ended."""
         self.is_broken = False
-        """What comes next cannot be part of a value."""
+        """Whether the next text cannot be part of a value."""
         self._depth = 0
         self._in_string = False
         self._in_scalar = False
@@ -95,7 +95,7 @@ class Outcome(Enum):
 
     MORE = "it takes more text"
     DONE = "it has ended, and was a call"
-    FAILED = "it is no call, and nothing was told"
+    FAILED = "it is not a call, and nothing was sent"
     BROKEN = "the call began, but then came what is not JSON"
 
 

@@ -75,10 +75,10 @@ class MistralParser(ToolParser):
         """Up to the first marker all is content; what follows it says which of the two it is from there on."""
         place, marker = find_marker(self._text, (_START,), is_last=is_last)
         self._say(self._read(place))
-        behind = after_space(self._text, len(_START)) if marker else 0
-        if marker is None or behind == len(self._text):
+        place = after_space(self._text, len(_START)) if marker else 0
+        if marker is None or place == len(self._text):
             return False
-        call = self._call_after(behind, is_last=is_last)
+        call = self._call_after(place, is_last=is_last)
         if call is None:
             return False
         kind, start = call

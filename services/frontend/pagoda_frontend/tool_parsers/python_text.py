@@ -136,7 +136,7 @@ class _Reader:
 
     def expect_end(self) -> None:
         if self._after_space() < len(self._text):
-            raise ValueError("something stands behind it")
+            raise ValueError("there is text after it")
 
     def _after_space(self) -> int:
         match = _SPACE.match(self._text, self._place)

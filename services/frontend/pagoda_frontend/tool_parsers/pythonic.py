@@ -34,7 +34,7 @@ class PythonicParser(ToolParser):
     def __init__(self, *, schemas: Mapping[str, dict[str, Any]]) -> None:
         super().__init__(schemas=schemas)
         self._raw = ""
-        """What was read since the last call or content: content, should no call follow."""
+        """Text since the last call or content: content, if no call follows."""
         self._span = CallSpan()
         self._in_list = False
         self._state = self._read_start if self.begins_text else self._read_content
@@ -126,29 +126,29 @@ class PythonicParser(ToolParser):
         """Another call, the end of the list or of all, or none of them."""
         start = after_space(self._text)
         character = self._text[start : start + 1]
-        behind = after_space(self._text, start + 1) if character and character in SEPARATORS else start
-        if behind == len(self._text):
+        place = after_space(self._text, start + 1) if character and character in SEPARATORS else start
+        if place == len(self._text):
             if is_last:
-                self._say(self._read(behind))
+                self._say(self._read(place))
             return False
-        following = self._text[behind]
+        following = self._text[place]
         if self._in_list and following == "]":
-            self._read(behind + 1)
+            self._read(place + 1)
             self._in_list = False
             return True
         if (self._in_list or self.is_bare) and (following.isalpha() or following == "_"):
-            self._raw = self._read(behind)
+            self._raw = self._read(place)
             self._expect_call()
             return True
         if not self._in_list and following == "[":
-            self._raw = self._read(behind)
+            self._raw = self._read(place)
             self._expect_list(0)
             return True
-        is_end = after_start(self._text[behind:], self.end)
+        is_end = after_start(self._text[place:], self.end)
         if is_end is None and not is_last:
             return False
         if is_end:
-            self._read(behind + len(self.end))
+            self._read(place + len(self.end))
         self._in_list = False
         self._state = self._read_content
         return True

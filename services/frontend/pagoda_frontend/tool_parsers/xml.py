@@ -15,14 +15,14 @@ from pagoda_frontend.tool_parsers.values import checked, json_text, json_value, 
 MAX_NAME_CHARS = 1024
 """Without the end of a name within this, it was no call."""
 WRAPPERS = ("arguments", "input")
-"""What models call an argument that holds all arguments, as an object."""
+"""Names that models give to an argument that holds all arguments as an object."""
 LOOKAHEAD_CHARS = 64
 """No marker after a name is longer."""
 
 
 @dataclass(slots=True)
 class _Pending:
-    """A call of which nothing was told."""
+    """A call that was not sent yet."""
 
     name: str
     text: str
@@ -38,21 +38,21 @@ class TaggedArgumentsParser(ToolParser):
     name: ClassVar[re.Pattern[str]]
     """The name, from the end of the start marker on: group 1, and what ends it."""
     stops: ClassVar[tuple[str, ...]]
-    """What cannot stand before the end of a name or key."""
+    """Characters that cannot precede the end of a name or key."""
     key: ClassVar[re.Pattern[str]]
     """An argument's key up to its value: group 1."""
     key_start: ClassVar[str]
     """How the key begins."""
     value_ends: ClassVar[tuple[str, ...]]
-    """What ends a value; all but the first stay where they are."""
+    """Markers that end a value; all but the first stay in the text."""
     ends: ClassVar[tuple[str, ...]]
-    """What ends a call."""
+    """Markers that end a call."""
     ignored: ClassVar[tuple[str, ...]] = ()
     """Markers around calls."""
     section: ClassVar[tuple[str, str] | None] = None
-    """The two of `ignored` outside of which there are no calls; None where calls may be anywhere."""
+    """The two markers of `ignored` that enclose all calls; None if calls may be anywhere."""
     reads_untyped: ClassVar[bool] = False
-    """Values of which the schema says nothing are JSON where they can be; else they are strings."""
+    """Values without a type in the schema are JSON if they parse as JSON; otherwise they are strings."""
     is_whole: ClassVar[bool] = False
     """A call that is no longer than `MAX_HELD_CHARS` begins when it has ended; one that is cut off is none."""
     has_line_breaks: ClassVar[bool] = True
@@ -237,7 +237,7 @@ class TaggedArgumentsParser(ToolParser):
         return True
 
     def _value(self, match: re.Match[str], key: str, text: str) -> Any:
-        """What `text` stands for; `match` is how the key was written."""
+        """The value of `text`; `match` is how the key was written."""
         return typed_value(text, self._properties.get(key), self._schema, reads_untyped=self.reads_untyped)
 
     def _trimmed(self, text: str) -> str:

@@ -10,8 +10,10 @@ from pagoda_common.errors import InvalidRequest, NotFound
 from pagoda_common.params.lora_adapter import LoraAdapter
 
 _SAFE_NAME = re.compile(r"[\w.-][\w.+ -]*(/[\w.-][\w.+ -]*)?")
-"""Of a folder within --lora-resolver-dir; there may be an organisation before it, as in hub ids."""
+"""Name of a folder in --lora-resolver-dir; an organisation may precede it, as in hub ids."""
 FILE = "adapter_config.json"
+MAX_ADAPTERS = 4096
+"""In the list, all of which every frontend hears with each change."""
 
 
 class AdapterList:
@@ -53,7 +55,7 @@ class AdapterList:
         return adapter
 
     def candidate(self, asked: LoraAdapter, *, load_inplace: bool) -> LoraAdapter:
-        """What `asked` is to be listed as, if it can be read; nothing is changed.
+        """The entry for `asked` in the list, if it can be loaded. Changes nothing.
 
         Raises:
             NotFound: it has no path, and there is none of its name in the resolver's directory.
@@ -62,20 +64,23 @@ class AdapterList:
         if not self.is_on:
             raise InvalidRequest(f"lora_name is {asked.name!r}, adapters need --enable-lora", field="lora_name")
         known = self._adapters.get(asked.name)
-        if not asked.path:
-            if known is not None and not load_inplace:
-                return known
-            return LoraAdapter(name=asked.name, path=self._resolve(asked.name), version=time.time_ns())
         if known is not None and not load_inplace:
+            if not asked.path:
+                return known
             raise InvalidRequest(
                 f"lora_name is {asked.name!r}, which is loaded already: load_inplace puts other weights in its place",
                 field="lora_name",
             )
-        version = max(time.time_ns(), 0 if known is None else known.version + 1)
+        if known is None and len(self._adapters) >= MAX_ADAPTERS:
+            raise InvalidRequest(
+                f"lora_name is {asked.name!r}, and there are {len(self._adapters)} adapters, at most {MAX_ADAPTERS} "
+                "may be: unload one",
+                field="lora_name",
+            )
         return LoraAdapter(
             name=asked.name,
-            path=asked.path,
-            version=version,
+            path=asked.path or self._resolve(asked.name),
+            version=max(time.time_ns(), 0 if known is None else known.version + 1),
             base_model_name=asked.base_model_name,
             is_pinned=known is not None and known.is_pinned,
         )
@@ -100,7 +105,7 @@ class AdapterList:
         return adapter
 
     def learn(self, adapters: Iterable[LoraAdapter]) -> None:
-        """What an earlier scheduler has listed, as a frontend tells: of a name, the newer weights stand."""
+        """Take the list of an earlier scheduler from a frontend; of each name, the newer weights count."""
         if not self.is_on:
             return
         for adapter in adapters:

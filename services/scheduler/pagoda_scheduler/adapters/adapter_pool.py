@@ -29,7 +29,7 @@ class _Entry:
 
 
 class AdapterPool:
-    """Of one group of workers, from its bring-up to its end."""
+    """The adapters of one group of workers, from its start to its end."""
 
     def __init__(self, *, max_loras: int, max_cpu_loras: int) -> None:
         self._max_loras = max_loras
@@ -42,13 +42,13 @@ class AdapterPool:
         self._pinned: set[Key] = set()
         self._num_passed = 0
         self._active: set[Key] = set()
-        """Of sequences that run, those of the step that is being decided included."""
+        """Adapters of running sequences, including those of the step that is being decided."""
         self._asked: set[Key] = set()
-        """Of waiting sequences that were looked at in this step: whoever comes later does not push them out."""
+        """Adapters of waiting sequences that this step has considered: later ones do not displace them."""
         self._lacks_place = False
 
     def begin(self, running: Iterable[Request]) -> None:
-        """A step is to be decided; `running` run already."""
+        """Called before a step is decided; `running` already run."""
         self._active = {request.lora.key for request in running if request.lora is not None}
         self._asked.clear()
         self._lacks_place = False
@@ -110,7 +110,7 @@ class AdapterPool:
             self._entries.move_to_end(adapter.key, last=False)
 
     def is_loaded(self, adapter: LoraAdapter) -> bool:
-        """Whether the workers have it."""
+        """Whether the workers have loaded it."""
         entry = self._entries.get(adapter.key)
         return entry is not None and entry.is_loaded
 
@@ -133,7 +133,7 @@ class AdapterPool:
             entry.is_loaded = True
 
     def failed(self, adapter: LoraAdapter, waiting: Iterable[Request], error: PagodaError) -> list[Request]:
-        """The workers cannot read it: the sequences that fail of it. A later request has it tried again."""
+        """The workers cannot load it: returns the sequences that fail. A later request tries again."""
         self._entries.pop(adapter.key, None)
         self._pinned.discard(adapter.key)
         failing = [one for one in waiting if one.lora is not None and one.lora.key == adapter.key]

@@ -12,7 +12,7 @@ from pagoda_scheduler.core.step_result import StepResult
 
 
 class BeamGroup:
-    """The sequences that a client waits for, and the beams that run in their place until the search is over."""
+    """The sequences of a client, and the beams that run instead until the search ends."""
 
     def __init__(self, *, sequences: list[Request], search: BeamSearch) -> None:
         """`sequences`: as many as hypotheses are wanted, at most beam_width; `search` has not begun."""
@@ -58,7 +58,7 @@ class BeamGroup:
         return self._search.advance(candidates)
 
     def hypothesis_of(self, sequence: Request) -> Hypothesis | None:
-        """What a client's sequence holds, once the search is over."""
+        """The output of a client's sequence after the search."""
         found = self._search.hypotheses
         place = sequence.index
         is_held = sequence in self.sequences and place < len(found)

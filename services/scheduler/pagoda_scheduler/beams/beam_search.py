@@ -16,9 +16,9 @@ class Beam:
     log_probability: float
     """Sum over its tokens."""
     logprobs: tuple[float, ...] = ()
-    """Of each token."""
+    """One per token."""
     ranks: tuple[int, ...] = ()
-    """Of each token among those it could be, 1 is the likeliest."""
+    """Rank of each token among the possible ones; 1 is the likeliest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Hypothesis:
     log_probability: float = 0.0
     """Sum over its tokens."""
     logprobs: tuple[float, ...] = ()
-    """Of each token."""
+    """One per token."""
     ranks: tuple[int, ...] = ()
-    """Of each token among those it could be, 1 is the likeliest."""
+    """Rank of each token among the possible ones; 1 is the likeliest."""
 
 
 @dataclass(frozen=True, slots=True)

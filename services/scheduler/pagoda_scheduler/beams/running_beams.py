@@ -1,4 +1,4 @@
-"""Beam searches within the scheduler: candidates in; beams that go on, fork and end. Knows no budget."""
+"""Beam searches within the scheduler: candidates in; beams that continue, fork and end. Knows no budget."""
 
 from collections.abc import Callable
 
@@ -32,7 +32,7 @@ class Beams:
         self._preempt = preempt
         self._finish = finish
         self._reentering: dict[Request, bool] = {}
-        """Running beams that the worker must be told of anew, and whether it knows their slot by another log."""
+        """Running beams that must be sent to the worker again, and whether it knows their slot by another log."""
 
     def advance(self, beam: Request, token_id: int, row: int, logprobs: LogprobRows | None, result: StepResult) -> None:
         """Take one beam's candidates; with the last beam of a step, choose the beams of the next one."""

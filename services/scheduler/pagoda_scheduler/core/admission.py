@@ -1,9 +1,11 @@
-"""What a scheduler takes in: bounds on a request, and on what waits. Knows requests and queues; no blocks."""
+"""Admission to a scheduler: limits on a request and on the queue. Knows requests and queues; no blocks."""
+
+import math
 
 import numpy as np
 
 from pagoda_common.config.engine_config import SchedulerConfig
-from pagoda_common.errors import Code, InvalidRequest, PagodaError, QueueFull, RequestTooLong
+from pagoda_common.errors import Code, InvalidRequest, PagodaError, QueueFull, RequestTooLong, ShareFull
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.waiting_queue import WaitingQueue
 
@@ -13,6 +15,7 @@ def check_queue(config: SchedulerConfig, *, waiting: WaitingQueue, requests: lis
 
     Raises:
         QueueFull: a bound on the waiting queue would be passed.
+        ShareFull: the part of it would be that one client has.
     """
     max_reqs, max_tokens = config.max_num_queued_reqs, config.max_num_queued_tokens
     num_reqs = len(waiting)
@@ -21,6 +24,22 @@ def check_queue(config: SchedulerConfig, *, waiting: WaitingQueue, requests: lis
     tokens = waiting.num_prompt_tokens + sum(request.num_prompt_tokens for request in requests)
     if max_tokens and tokens > max_tokens:
         raise QueueFull(f"{tokens} prompt tokens would wait, max_num_queued_tokens is {max_tokens}", retry_after_s=1)
+    if requests and (client := requests[0].client):
+        _check_share(config, waiting=waiting, requests=requests, client=client)
+
+
+def _check_share(config: SchedulerConfig, *, waiting: WaitingQueue, requests: list[Request], client: str) -> None:
+    """Raises ShareFull."""
+    share = waiting.share_of(client)
+    max_reqs = math.ceil(config.max_num_queued_reqs * config.max_queued_share)
+    max_tokens = math.ceil(config.max_num_queued_tokens * config.max_queued_share)
+    if max_reqs and share.num_sequences + len(requests) > max_reqs:
+        text = f"{share.num_sequences} sequences of this client are waiting, max_queued_share is {max_reqs}"
+        raise ShareFull(text, retry_after_s=1)
+    tokens = share.num_prompt_tokens + sum(request.num_prompt_tokens for request in requests)
+    if max_tokens and tokens > max_tokens:
+        text = f"{tokens} prompt tokens of this client would wait, max_queued_share is {max_tokens}"
+        raise ShareFull(text, retry_after_s=1)
 
 
 class Admission:

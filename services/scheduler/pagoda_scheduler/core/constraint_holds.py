@@ -39,7 +39,7 @@ class Hold:
 
     params: StructuredOutputsParams
     tenant: str
-    """Of the first of its sequences."""
+    """Tenant of the first of its sequences."""
     users: dict[Request, None] = field(default_factory=dict)
     status: HoldStatus = HoldStatus.WAITING
 

@@ -43,14 +43,17 @@ class InFlight:
         beams: Beams,
         speculation: Speculation,
         finish: Callable[[Request], None],
+        took: Callable[[int, int], None],
         charge: Callable[[Request, int], None] | None = None,
         swap_cost: SwapCost | None = None,
     ) -> None:
-        """`finish` ends a sequence; `charge` counts service to its tenant; `swap_cost` learns from steps' times."""
+        """`finish` ends a sequence; `took` hears of each step's tokens and nanoseconds; `charge` counts service to its
+        tenant; `swap_cost` learns from steps' times."""
         self._kv = kv
         self._beams = beams
         self._speculation = speculation
         self._finish = finish
+        self._took = took
         self._charge = charge
         self._swap_cost = swap_cost
         self._flights: deque[_Flight] = deque()
@@ -86,6 +89,8 @@ class InFlight:
         assert output.step == flight.step, f"result of step {output.step}, expected {flight.step}"
         result.logprobs = output.logprobs
         self._take_prompt_logprobs(flight, output, result)
+        if output.timings is not None:
+            self._took(flight.num_tokens, output.timings.compute_ns)
         self._weigh_swapping(flight, output)
         if output.num_sampled_tokens is None and not output.bad_slots and flight.lookahead is None:
             self._take_one_each(flight, output, result)

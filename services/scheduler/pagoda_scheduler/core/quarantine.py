@@ -13,7 +13,7 @@ class Quarantine:
     """Suspects in the order of their arrival; only the first may run, and nothing beside it.
 
     A step alone costs little and tells for sure; a crash costs a restart. So after two crashes every sequence that was
-    in flight in both is tried by itself: the innocent ones go on after one token each, and the poisonous one crashes
+    in flight in both runs alone: innocent ones continue after one token each, and the poisonous one crashes
     the worker once more, alone, which is proof.
     """
 

@@ -28,7 +28,7 @@ class BeamSequences(Protocol):
     sequences: "list[Request]"
     """Those that a client waits for."""
     beams: "list[Request]"
-    """Those that run in their place."""
+    """The beams that run instead."""
 
     def start(self) -> "Request":
         """Begin, or begin again after a loss; the first beam."""
@@ -71,6 +71,7 @@ class Request(_HotFields):
         "block_hashes",
         "branch_point",
         "cache_salt",
+        "client",
         "embedding",
         "eos_token_ids",
         "error",
@@ -118,6 +119,7 @@ class Request(_HotFields):
         cache_salt: str = "",
         tenant: str = "",
         group: str = "",
+        client: str = "",
         sink: object | None = None,
         session_slot: int = 0,
         pooling: PoolingParams | None = None,
@@ -144,6 +146,8 @@ class Request(_HotFields):
         self.tenant = tenant
         self.group = group or request_id
         """The client's call that it belongs to."""
+        self.client = client
+        """Client of its place in the queue; empty: no particular one."""
         self.sink = sink
         """Where its tokens go; None when its frontend is gone."""
         self.beam_group: BeamSequences | None = None
@@ -153,7 +157,7 @@ class Request(_HotFields):
         self.session_slot = session_slot
         self.pooling = pooling
         self.lora = lora
-        """What it is computed with, from its first token to its last."""
+        """The adapter of all its tokens."""
         self.embedding = b""
         """With `pooling`, once it is there: little-endian float32."""
 
@@ -172,12 +176,13 @@ class Request(_HotFields):
         self.num_crashes = 0
         """Losses of its worker while it was in flight, since its last token."""
         self.first_cached_tokens = 0
+        """Tokens that its first admission found in the cache; for a resumed request also output tokens."""
         self.is_announced = False
         self.is_beam = False
         self.waits_for_siblings = False
-        """Of a beam: it has given its candidates and waits for its siblings."""
+        """A beam: it has given its candidates and waits for its siblings."""
         self.sampled_token_id = -1
-        """Of a beam: the token that the worker has appended to its log."""
+        """A beam: the token that the worker has appended to its log."""
         self.is_uncached = sampling_params.prompt_logprobs is not None
         """Prefix hits would hide prompt logprobs."""
 
@@ -188,7 +193,7 @@ class Request(_HotFields):
         self.group_block_ids: list[list[int]] = []
         """Those of the other groups with blocks, each as long as `block_ids`."""
         self.first_blocks: list[int] = []
-        """Of each table, where some group has a window: entries at its start that are no block any more."""
+        """For each table, if some group has a window: number of entries at its start that are no longer blocks."""
         self.block_hashes: list[bytes] = []
         self.branch_point = 0
         """Tokens that it shares with an earlier prompt, as far as blocks show, where a recurrent state is missing."""
@@ -223,6 +228,7 @@ class Request(_HotFields):
             cache_salt=self.cache_salt,
             tenant=self.tenant,
             group=self.group,
+            client=self.client,
             lora=self.lora,
         )
         beam.beam_group = self.beam_group
@@ -237,6 +243,11 @@ class Request(_HotFields):
     def is_finished(self) -> bool:
         """Whether it has ended."""
         return self.status is RequestStatus.FINISHED
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompt that were found in the cache, as clients see it."""
+        return min(self.first_cached_tokens, self.num_prompt_tokens)
 
     @property
     def num_blocks(self) -> int:
@@ -289,7 +300,7 @@ class Request(_HotFields):
         if num_accepted:
             self.num_tokens += num_accepted
             self.num_pending += num_accepted
-            if self.status is RequestStatus.RUNNING:  # else preempted meanwhile: nothing of it is computed
+            if self.status is RequestStatus.RUNNING:  # otherwise it was preempted meanwhile, and nothing is computed
                 self.num_computed_tokens += num_accepted
 
     def forget_computed(self) -> None:

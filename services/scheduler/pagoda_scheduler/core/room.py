@@ -44,10 +44,11 @@ class Room:
 
     @property
     def victim(self) -> Request:
-        """The running sequence to preempt when blocks run out: the last admitted, or the least urgent."""
+        """The running sequence to preempt when blocks run out: the least urgent, or the last one of a call that runs
+        beyond its share, which would else keep out those of others, or the last admitted."""
         if self._by_priority:
             return max(self._running, key=lambda request: (request.priority, request.arrival_ns))
-        return self._running[-1]
+        return self._calls.borrower or self._running[-1]
 
     def make(self) -> None:
         """Preempt less urgent sequences, or those that run beyond the share of their call."""

@@ -118,6 +118,7 @@ class Scheduler:
             beams=self._beams,
             speculation=self.speculation,
             finish=self.finish,
+            took=self._chunks.took,
             charge=self.waiting.charge if config.policy == "fair" else None,
             swap_cost=SwapCost(swap_block_ns=swap_ns, block_size=cache.block_size) if swap_ns else None,
         )
@@ -155,7 +156,7 @@ class Scheduler:
     def finish(self, request: Request) -> None:
         """End a sequence now, whatever it does; its blocks are free at once.
 
-        A step in flight may still write to those blocks, but it runs before any step that gets them anew.
+        A step in flight may still write to those blocks, but it runs before any step that gets them again.
         """
         if request.beam_group is not None and not request.is_beam:
             for beam in request.beam_group.beams:
@@ -211,7 +212,7 @@ class Scheduler:
     def schedule(self, now_ns: int = 0) -> SchedulerOutput | None:
         """Decide the next step; None when there is nothing to compute. `now_ns` is noted as time of admission."""
         self._now_ns = now_ns
-        plan = StepPlan(budget=self._config.max_num_batched_tokens, num_tables=self.kv.tables.count)
+        plan = StepPlan(budget=self._chunks.budget(self.running), num_tables=self.kv.tables.count)
         if self.adapters is not None:
             self.adapters.begin(self.running)
         if self.quarantine:
@@ -227,7 +228,8 @@ class Scheduler:
                 # Beams hold all blocks while they wait for a sibling that has none.
                 self._preempt(self.running[-1])
                 return self.schedule(now_ns)
-            return None
+            if not self._slots.is_telling:
+                return None
         self._beams.reenter(plan.scheduled, plan.appended, plan.admitted)
         self._step += 1
         freed_slots, transfers = self._slots.take_freed(), self.kv.take_transfers(plan.scheduled, plan.ahead)
@@ -299,9 +301,14 @@ class Scheduler:
             self.kv.compact()
 
     def forget_constraints(self) -> bool:
-        """Let the worker forget the constraints that nothing needs now; whether there were some. Only at rest."""
-        is_at_rest = not (self.has_unfinished_requests or self.parked or self._in_flight)
-        return is_at_rest and self._constraints is not None and self._constraints.forget_idle()
+        """Let the worker forget the constraints that nothing needs now, also those of ended sequences, whose slots the
+        next step tells of; whether there were some. Only at rest."""
+        if self.has_unfinished_requests or self.parked or self._in_flight:
+            return False
+        has_forgotten = self._constraints is not None and self._constraints.forget_idle()
+        if has_forgotten:
+            self._slots.tell()
+        return has_forgotten
 
     def blame(self) -> list[Request]:
         """The worker is lost: count that against the sequences in flight, and those whose constraints it was compiling;

@@ -1,4 +1,4 @@
-"""What travels between the scheduler and a worker in one step: plain frozen data, no tensors, no gRPC.
+"""The messages between scheduler and worker in one step: plain frozen data, no tensors, no gRPC.
 
 What every step makes is a named tuple: a frozen dataclass takes two to three times as long to make.
 """
@@ -16,7 +16,7 @@ from pagoda_common.params.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class NewRequestData:
-    """What a sequence needs once, when it enters a worker slot."""
+    """The data that a sequence needs once, when it enters a worker slot."""
 
     slot: int
     request_id: str

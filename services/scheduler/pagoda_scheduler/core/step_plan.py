@@ -8,12 +8,12 @@ from pagoda_scheduler.core.step import NewRequestData, SchedulerOutput
 from pagoda_scheduler.kv.transfers import Transfers
 
 MAX_NEW_BYTES = 8 * 1024**2
-"""Of sequences that enter slots in one step, as they go to the worker: prompts, outputs and large parameters. The next
-ones enter with the step after; one alone may be larger."""
+"""Maximum size of the sequences that enter slots in one step, as sent to the worker: prompts, outputs and large
+parameters. Further ones enter in the next step; a single one may be larger."""
 
 
 class Adapters(Protocol):
-    """What a step has to know of adapters (adapters/adapter_pool.py)."""
+    """The interface of adapters for a step (adapters/adapter_pool.py)."""
 
     def number_of(self, request: Request) -> int:
         """By which the workers know a sequence's adapter; 0: it has none."""
@@ -24,7 +24,7 @@ class Adapters(Protocol):
 
 @dataclass(slots=True)
 class StepPlan:
-    """Who computes how many tokens, on which new blocks."""
+    """Which sequences compute how many tokens, on which new blocks."""
 
     budget: int
     """Tokens that the step still has room for."""

@@ -8,7 +8,7 @@ from pagoda_scheduler.core.step import LogprobRows, PromptLogprobRows
 
 @dataclass(slots=True)
 class StepResult:
-    """What one step gave to requests: columns aligned over the tokens, and the sequences that ended.
+    """The results of one step: columns aligned over the tokens, and the sequences that ended.
 
     Several tokens of one sequence stand together, in their order.
     """
@@ -42,7 +42,7 @@ class StepResult:
         self.rows += rows
 
     def by_sink(self) -> dict[object, "StepResult"]:
-        """What each sink waits for; sequences without one, whose frontend is gone, are left out."""
+        """The results by sink; sequences without a sink, whose frontend is lost, are omitted."""
         parts: dict[object, StepResult] = {}
 
         def part_of(request: Request) -> StepResult | None:

@@ -4,6 +4,7 @@ import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from itertools import count
+from typing import NamedTuple
 
 from pagoda_common.config.engine_config import SchedulingPolicy
 from pagoda_scheduler.core.request import Request
@@ -17,6 +18,16 @@ Key = tuple[float, int]
 """Where a sequence stands: the smallest is next."""
 
 
+class Share(NamedTuple):
+    """The waiting sequences of one client."""
+
+    num_sequences: int
+    num_prompt_tokens: int
+
+
+NO_SHARE = Share(0, 0)
+
+
 class WaitingQueue(ABC):
     """Waiting sequences. Adding, taking and removing are cheap, however many wait."""
 
@@ -25,6 +36,24 @@ class WaitingQueue(ABC):
         """Prompt tokens of everything that waits."""
         self.num_late = 0
         """Sequences of large calls that have come since nothing waited or ran."""
+        self._shares: dict[str, Share] = {}
+
+    def share_of(self, client: str) -> "Share":
+        """The waiting sequences of a client."""
+        return self._shares.get(client, NO_SHARE)
+
+    def _count(self, request: Request) -> None:
+        self.num_prompt_tokens += request.num_prompt_tokens
+        if request.client:
+            num_sequences, num_tokens = self.share_of(request.client)
+            self._shares[request.client] = Share(num_sequences + 1, num_tokens + request.num_prompt_tokens)
+
+    def _uncount(self, request: Request) -> None:
+        self.num_prompt_tokens -= request.num_prompt_tokens
+        if request.client:
+            num_sequences, num_tokens = self._shares.pop(request.client)
+            if num_sequences > 1:
+                self._shares[request.client] = Share(num_sequences - 1, num_tokens - request.num_prompt_tokens)
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -123,12 +152,12 @@ class OrderedQueue(WaitingQueue):
 
     def append(self, request: Request) -> None:
         """Add a sequence that has not run yet."""
-        self.num_prompt_tokens += request.num_prompt_tokens
+        self._count(request)
         self._put(request, self._last(request))
 
     def append_front(self, request: Request) -> None:
         """Put a sequence back that had been admitted."""
-        self.num_prompt_tokens += request.num_prompt_tokens
+        self._count(request)
         self._put(request, self._first(request))
 
     def set_aside(self, request: Request) -> None:
@@ -157,12 +186,13 @@ class OrderedQueue(WaitingQueue):
         """Take out a sequence wherever it stands."""
         if self._aside.pop(request, None) is None:
             del self._waiting[request]
-        self.num_prompt_tokens -= request.num_prompt_tokens
+        self._uncount(request)
         self._leave(request)
 
     def compact(self) -> None:
         """Give back empty tables, and sequences that were removed and still stand in the heap."""
         self._heap, self._waiting, self._aside, self.num_late = [], {}, {}, 0
+        self._shares = {}
 
     def _put(self, request: Request, key: Key) -> None:
         serial = next(self._serials)
@@ -171,7 +201,8 @@ class OrderedQueue(WaitingQueue):
 
 
 class FcfsQueue(OrderedQueue):
-    """First come first served, but that large calls take turns; preempted sequences come first of all."""
+    """First come first served, but that large calls take turns, and clients that have many waiting; preempted sequences
+    come first of all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,7 +210,7 @@ class FcfsQueue(OrderedQueue):
 
     def append_late(self, request: Request) -> None:
         """Put a sequence back that had been admitted ahead of its turn."""
-        self.num_prompt_tokens += request.num_prompt_tokens
+        self._count(request)
         self._put(request, self._turns.late(request))
 
     def pass_turn(self, request: Request) -> bool:
@@ -192,7 +223,7 @@ class FcfsQueue(OrderedQueue):
 
     def _last(self, request: Request) -> Key:
         key = self._turns.last(request)
-        self.num_late += key[0] > self._turns.now
+        self.num_late += self._turns.is_large(request)
         return key
 
     def _first(self, request: Request) -> Key:
@@ -298,6 +329,7 @@ class FairQueue(WaitingQueue):
         """Give back empty tables, and what tenants were served that all start level again."""
         self._tenants.clear()
         self._served.clear()
+        self._shares.clear()
         self.num_late = 0
 
     def _next_queue(self) -> FcfsQueue:
@@ -312,12 +344,12 @@ class FairQueue(WaitingQueue):
             self._served[tenant] = max(self._served.get(tenant, 0), floor)
             self._tenants[tenant] = FcfsQueue()
         self._num_waiting += 1
-        self.num_prompt_tokens += request.num_prompt_tokens
+        self._count(request)
         return self._tenants[tenant]
 
     def _forget_request(self, request: Request) -> None:
         self._num_waiting -= 1
-        self.num_prompt_tokens -= request.num_prompt_tokens
+        self._uncount(request)
         if not self._tenants[request.tenant]:
             del self._tenants[request.tenant]
 
@@ -329,4 +361,4 @@ class FairQueue(WaitingQueue):
 
 
 QUEUES: dict[SchedulingPolicy, type[WaitingQueue]] = {"fcfs": FcfsQueue, "priority": PriorityQueue, "fair": FairQueue}
-"""What a policy's queue is."""
+"""Queue class by policy."""

@@ -1,4 +1,4 @@
-"""The worker's slots: which are free, and which the worker must be told of as freed."""
+"""The worker's slots: which are free, and which the worker does not yet know as freed."""
 
 
 class WorkerSlots:
@@ -7,6 +7,8 @@ class WorkerSlots:
     def __init__(self, *, size: int) -> None:
         self._free = list(range(size - 1, -1, -1))
         self._freed: list[int] = []
+        self.is_telling = False
+        """Whether freed slots are reported to the worker by an empty step, if there is no other step."""
 
     @property
     def has_free(self) -> bool:
@@ -24,10 +26,14 @@ class WorkerSlots:
             self._freed.append(slot)
 
     def renew(self, slot: int) -> None:
-        """The worker shall forget what it has in the slot, which stays in use."""
+        """Let the worker forget the slot's content; the slot stays in use."""
         self._freed.append(slot)
 
     def take_freed(self) -> list[int]:
         """Slots to tell the worker of with the step that is being sent."""
-        freed, self._freed = self._freed, []
+        freed, self._freed, self.is_telling = self._freed, [], False
         return freed
+
+    def tell(self) -> None:
+        """Let the worker know of freed slots soon: at rest no step says it."""
+        self.is_telling = bool(self._freed)

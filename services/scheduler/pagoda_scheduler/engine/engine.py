@@ -25,13 +25,13 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Open requests over the worker groups that serve now.
 
-    A request without a group waits for one; the requests of a lost group go on elsewhere with their token log.
+    A request without a group waits for one; the requests of a lost group continue in another, with their token log.
     """
 
     def __init__(self, *, config: EngineConfig) -> None:
         self.config = config
         self.traces: Traces | None = None
-        """Of requests whose trace is sampled, where someone collects them."""
+        """Traces of sampled requests, if a collector is configured."""
         self.num_submitted = 0
         """Counter: requests taken in."""
         self.kv_events: KVEventLog | None = None
@@ -95,11 +95,11 @@ class Engine:
     def release(self, request_id: str) -> None:
         """The client has everything: a request that has ended is not kept any longer; unknown ids are ignored."""
         open_request = self.requests.get(request_id)
-        if open_request is not None and not open_request.unfinished:
+        if open_request is not None and open_request.has_ended:
             self._open.forget(request_id)
 
     def adopt(self, key: str) -> list[OpenRequest]:
-        """The requests with this key, each with a lease anew if its frontend is gone."""
+        """The requests with this key; renews the lease of those whose frontend is lost."""
         return self._open.adopt(key)
 
     async def drain(self, timeout_s: float) -> None:
@@ -139,7 +139,7 @@ class Engine:
         self.announce()
 
     def retire_core(self, core: EngineCore, reason: str) -> None:
-        """A group takes nothing new any more: what waits there goes on elsewhere, what runs there ends there."""
+        """Retire a group: its waiting sequences move to other groups, its running ones end there."""
         core.scheduler.kv.tell(None)
         self._placement.retire(core)
         if not self.cores:
@@ -147,7 +147,7 @@ class Engine:
         self.announce()
 
     def remove_core(self, core: EngineCore, reason: str, *, is_fault: bool = True) -> None:
-        """A group serves no more: its sequences go on elsewhere, with their token log, ahead of what waits there.
+        """A group no longer serves: its sequences continue in other groups, with their token log, before waiting ones.
 
         Args:
             is_fault: it went of itself, and a sequence in flight may be the cause.
@@ -232,6 +232,6 @@ class Engine:
             self._end(self.requests[request_id].unfinished, "error", error)
 
     def _end_lease(self, request_id: str, lease_s: float) -> None:
-        text = "request %s: nobody went on with it within %g s: aborted"
+        text = "request %s: aborted: no frontend resumed it within %g s"
         logger.warning(text, request_id, lease_s, extra={"request_id": request_id})
         self._drop(request_id)

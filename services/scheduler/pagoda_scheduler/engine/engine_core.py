@@ -24,12 +24,12 @@ from pagoda_scheduler.observability.timeline import Timeline
 
 WATCH_PERIOD_S = 0.25
 SHORT_STEP_NS = 4_000_000
-"""Of steps that take the worker less, one more is sent ahead: who has to wait for a processor may wait for 2 to 3 ms,
-longer than such a step."""
+"""If the worker takes less time per step, one more step is sent ahead: a process may wait 2 to 3 ms for a CPU, longer
+than such a step."""
 
 
 TRANSIENT = (Code.CANCELLED, Code.UNAVAILABLE)
-"""Of a call whose worker does not answer."""
+"""Codes of a call whose worker does not answer."""
 LOAD_RETRY_S = 0.5
 
 
@@ -146,6 +146,13 @@ class EngineCore:
             self._executor.send(output)
             self._num_in_flight += 1
 
+    def forget_constraints(self) -> bool:
+        """Let the worker forget the constraints that nothing needs now; whether there were some."""
+        has_forgotten = self.scheduler.forget_constraints()
+        if has_forgotten:
+            self._wake.set()
+        return has_forgotten
+
     async def run(self) -> None:
         """Step for ever.
 
@@ -219,7 +226,7 @@ class EngineCore:
     def _end_load(self, task: asyncio.Task[None]) -> None:
         del self._loading[task]
         if not task.cancelled():
-            task.exception()  # the requests were told; who else waits hears of it there
+            task.exception()  # the requests got the error; other waiters get it from the task
 
     async def _load(self, number: int, adapter: LoraAdapter) -> None:
         """Raises PagodaError, when the requests that wait for it have ended with that."""
@@ -227,7 +234,7 @@ class EngineCore:
         try:
             await self._executor.add_lora(number, adapter)
         except PagodaError as error:
-            if error.code in TRANSIENT:  # the group is lost, or about to be: requests go on elsewhere
+            if error.code in TRANSIENT:  # the group is lost, or about to be: its requests move to others
                 await asyncio.sleep(LOAD_RETRY_S)
                 self.adapters.failed(adapter, (), error)
             elif failed := self.scheduler.fail_adapter(adapter, error):

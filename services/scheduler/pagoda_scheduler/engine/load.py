@@ -8,7 +8,7 @@ from pagoda_scheduler.engine.engine_core import EngineCore
 
 @dataclass(slots=True)
 class Counters:
-    """What lost groups leave behind, so that counters only grow."""
+    """Counters of lost groups, so that sums only grow."""
 
     num_steps: int = 0
     prefix_cache_queries: int = 0

@@ -17,7 +17,7 @@ class Origin:
     key: str
     """Name under which it can be adopted."""
     message: object
-    """What its frontend sent, for the frontend that adopts it."""
+    """The frontend's message, for the frontend that adopts it."""
 
 
 @dataclass(slots=True)
@@ -28,10 +28,14 @@ class OpenRequest:
     sequences: list[Request]
     core: EngineCore | None
     origin: Origin | None = None
+    is_over: bool = False
+    """The end of the last sequence was noted."""
+    _num_ended: int = 0
+    """Sequences at the beginning of the list that have ended: each is asked once, however often `has_ended` is."""
 
     @property
     def request_id(self) -> str:
-        """Of all its sequences."""
+        """Request id of all its sequences."""
         return self.sequences[0].request_id
 
     @property
@@ -43,6 +47,14 @@ class OpenRequest:
     def unfinished(self) -> list[Request]:
         """Sequences still open."""
         return [request for request in self.sequences if not request.is_finished]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no sequence is open."""
+        sequences = self.sequences
+        while self._num_ended < len(sequences) and sequences[self._num_ended].is_finished:
+            self._num_ended += 1
+        return self._num_ended == len(sequences)
 
 
 class OpenRequests:
@@ -66,7 +78,7 @@ class OpenRequests:
     @property
     def is_busy(self) -> bool:
         """Whether some sequence has not ended."""
-        return any(open_request.unfinished for open_request in self.by_id.values())
+        return any(not open_request.has_ended for open_request in self.by_id.values())
 
     def is_known(self, request_id: str, attempt: int) -> bool:
         """Whether this attempt of a request is open already.
@@ -94,7 +106,10 @@ class OpenRequests:
     def note_end(self, request: Request) -> None:
         """A sequence has ended; with the last one its request is forgotten, unless it is kept for an adopter."""
         open_request = self.by_id.get(request.request_id)
-        if open_request is not None and request in open_request.sequences and not open_request.unfinished:
+        if open_request is None or open_request.is_over or not open_request.has_ended:
+            return
+        if request in open_request.sequences:  # and of no older attempt
+            open_request.is_over = True
             self._deadlines.cancel(request.request_id)
             if open_request.origin is None:
                 self.forget(request.request_id)
@@ -114,7 +129,7 @@ class OpenRequests:
         return left
 
     def adopt(self, key: str) -> list[OpenRequest]:
-        """The requests with this key; the lease of those without a frontend begins anew."""
+        """The requests with this key; renews the lease of those without a frontend."""
         found = [each for each in self.by_id.values() if each.origin is not None and each.origin.key == key]
         for open_request in found:
             if open_request.sink is None:

@@ -116,7 +116,7 @@ class Placement:
 
     def forget_constraints(self) -> bool:
         """Let workers forget constraints that no sequence has; whether there were some. Only while none is open."""
-        return sum(core.scheduler.forget_constraints() for core in self.cores) > 0
+        return sum(core.forget_constraints() for core in self.cores) > 0
 
     # Groups that come and go.
 
@@ -129,7 +129,7 @@ class Placement:
         self.place(homeless)
 
     def retire(self, core: EngineCore) -> None:
-        """A group takes nothing new any more: what waits there goes on elsewhere, what runs there ends there."""
+        """Retire a group: its waiting sequences move to other groups, its running ones end there."""
         self.cores.remove(core)
         self._router.forget(core)
         self._retired.append(core)

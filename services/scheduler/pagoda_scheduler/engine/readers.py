@@ -1,4 +1,4 @@
-"""Readers: the sinks of frontends and clients, what each is told, and which do not keep up. Knows no request table."""
+"""Readers: the sinks of frontends and clients, what each receives, and which are too slow. Knows no request table."""
 
 import asyncio
 import logging

@@ -25,7 +25,7 @@ class Router(Protocol):
 
 
 class RoundRobinRouter:
-    """Each group in turn: what a balancer does that knows nothing of the engine."""
+    """Each group in turn, like a balancer that does not know the engine."""
 
     def __init__(self) -> None:
         self._turns = count()

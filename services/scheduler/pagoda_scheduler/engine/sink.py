@@ -11,7 +11,7 @@ class Sink(Protocol):
 
     @property
     def is_behind(self) -> bool:
-        """Its reader does not keep up: its sequences are to be parked until `Engine.unpark`."""
+        """Its reader is too slow: its sequences are parked until `Engine.unpark`."""
 
     def push(self, result: StepResult) -> None:
         """Take one step's news of this sink's sequences; returns at once."""

@@ -7,7 +7,7 @@ from pagoda_scheduler.kv.swap_cost import MIN_PREFILL_TOKENS
 FIRST_STEP_S = 300.0
 """Bound on the first step, before anything is known: kernels may be compiled in it."""
 PATIENCE = 20.0
-"""A step may take this many times what it is expected to take."""
+"""A step may take this many times its expected time."""
 MAX_TICK_S = 0.5
 """Time that counts between two looks. This process may itself have been stopped or starved: then a result may lie in
 its socket, and the worker is not to blame."""
@@ -25,7 +25,7 @@ class StepWatchdog:
         self._min_s = min_s
         self._in_flight: deque[int] = deque()
         self._age_s = 0.0
-        """Of the oldest step in flight, since it was sent or the step before it was answered."""
+        """Age of the oldest step in flight, since it was sent or since the answer of the step before."""
         self._step_s = 0.0
         self._token_s = 0.0
         self._has_prefill_cost = False
@@ -40,6 +40,8 @@ class StepWatchdog:
         """The oldest step was answered, `seconds` after it became the oldest."""
         num_tokens = self._in_flight.popleft()
         self._age_s = 0.0
+        if not num_tokens:  # it only carried messages to the worker
+            return
         self._step_s += (seconds - self._step_s) / 8 if self._step_s else seconds
         if num_tokens >= MIN_PREFILL_TOKENS:
             per_token_s = seconds / num_tokens

@@ -39,7 +39,7 @@ class GroupOrders:
             self._weights[number] = source
 
     def weights(self, number: int) -> WeightsSource | None:
-        """What a group holds; None is the model's own checkpoint."""
+        """Weights of a group; None is the model's own checkpoint."""
         return self._weights.get(number, self._weights_of_all)
 
     def weights_orders(self) -> WeightsOrders:
@@ -47,7 +47,7 @@ class GroupOrders:
         return self._weights_of_all, dict(self._weights)
 
     def restore_weights_orders(self, orders: WeightsOrders) -> None:
-        """What was asked in between could not be done."""
+        """Restore earlier orders, after one that could not be carried out."""
         self._weights_of_all, self._weights = orders
 
     def learn(self, number: int, *, incarnation: int, sleep_level: int, weights: WeightsSource | None) -> None:

@@ -21,13 +21,13 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 TAGS = ("weights", "kv_cache")
-"""What a group gives away when it sleeps."""
+"""Tags of the memory that a sleeping group frees."""
 RELOADING = "new weights take the place of those in use"
 
 
 @dataclass(frozen=True, slots=True)
 class Slept:
-    """What `sleep` has done."""
+    """Result of `sleep`."""
 
     num_groups: int
     freed_bytes: int
@@ -36,7 +36,7 @@ class Slept:
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """What `wake_up` has done."""
+    """Result of `wake_up`."""
 
     num_groups: int
     seconds: float
@@ -44,7 +44,7 @@ class Woken:
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """What `reload` has done."""
+    """Result of `reload`."""
 
     num_groups: int
     seconds: float
@@ -67,7 +67,7 @@ class WeightsControl:
         Args:
             level: 1 keeps the weights in host memory where the device has its own, 2 drops them.
             number: of one group; None is all, and those that register before `wake_up`.
-            is_abort: end the requests of these groups; otherwise they go on, elsewhere or later.
+            is_abort: end the requests of these groups; otherwise they continue, in another group or later.
 
         Raises:
             InvalidRequest: the level does not exist.
@@ -257,7 +257,7 @@ class WeightsControl:
         group.hold.end()
         await first_of(group.settled.wait(), group.lost.wait())
         if group.lost.is_set():
-            raise NotReady(f"the worker of group {group.number} was lost; it goes on when it is back")
+            raise NotReady(f"the worker of group {group.number} was lost; the call continues when the worker is back")
         if group.error is not None:
             raise group.error
 

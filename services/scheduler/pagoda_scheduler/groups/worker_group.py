@@ -61,7 +61,7 @@ class WorkerGroup:
     sleep_level: int = 0
     """0 awake; 1 or 2."""
     core: EngineCore | None = None
-    """Its step loop, while there is one."""
+    """Its step loop; None if it does not serve."""
     task: asyncio.Task[None] | None = None
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Event = field(default_factory=asyncio.Event)

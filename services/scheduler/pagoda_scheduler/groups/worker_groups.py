@@ -29,7 +29,7 @@ from pagoda_scheduler.rpc.worker_control import GroupControl, WorkerControl
 logger = logging.getLogger(__name__)
 
 REGISTRATION_GRACE_S = 2.0
-"""A worker whose registration was cut off may come back within that time; meanwhile it goes on computing."""
+"""Time in which a worker whose registration broke may come back; it computes meanwhile."""
 LEAVE_POLL_S = 0.02
 RETRY_S = 0.5
 """First pause before a registered worker is brought up again; doubles up to MAX_RETRY_S."""
@@ -56,7 +56,7 @@ class WorkerGroups:
         self._timeline = timeline
         self._has_vacancy = asyncio.Event()
         self._registrations: set[asyncio.Timeout] = set()
-        """Of the streams that are open."""
+        """Deadlines of the open streams."""
 
     async def register(self, messages: AsyncIterable[scheduler_pb2.WorkerRegistration]) -> None:
         """Serve one worker's registration until its stream ends, or the worker has left.
@@ -173,7 +173,7 @@ class WorkerGroups:
         return min(levels, default=0 if self.groups else self.orders.sleep_level_of_all)
 
     def _learn(self, group: WorkerGroup, identity: scheduler_pb2.WorkerIdentity) -> None:
-        """What the worker knows of orders, and what it is to do."""
+        """The orders that the worker knows, and what it should do."""
         number = group.number
         weights = weights_source_from_proto(identity.weights) if identity.HasField("weights") else None
         self.orders.learn(number, incarnation=identity.incarnation, sleep_level=identity.sleep_level, weights=weights)
@@ -245,7 +245,7 @@ class WorkerGroups:
             await first_of(group.lost.wait(), group.hold.wait_wanted(), timeout_s=pause)
 
     async def _wait_for_ranks(self, group: WorkerGroup) -> None:
-        """Return when a rank has come or gone, or the group is to be held."""
+        """Return when a rank was added or lost, or the group is held."""
         ranks = ", ".join(map(str, group.missing))
         reason = f"worker group {group.number} waits for rank {ranks} of {group.world_size}"
         logger.info("%s", reason)
@@ -400,10 +400,12 @@ async def first_of(*awaitables: Awaitable[Any], timeout_s: float | None = None) 
 
 
 async def _first(coroutine: Coroutine[Any, Any, None], run: asyncio.Task[None]) -> None:
-    """Await `coroutine`, unless `run` fails before it is done."""
+    """Await `coroutine`, unless `run` fails before it is done. It ends with its caller, `run` does not."""
     task = asyncio.ensure_future(coroutine)
-    await asyncio.wait([task, run], return_when=asyncio.FIRST_COMPLETED)
-    if not task.done():
+    try:
+        await asyncio.wait([task, run], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            await run
+    finally:
         task.cancel()
-        await run
     await task

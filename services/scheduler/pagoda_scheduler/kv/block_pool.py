@@ -21,7 +21,7 @@ class BlockPool:
     """
 
     def __init__(self, *, num_blocks: int, on_evict: Callable[[int, BlockHash], None] | None = None) -> None:
-        """`on_evict`: told block id and hash when cached content is about to be overwritten."""
+        """`on_evict`: called with block id and hash before cached content is overwritten."""
         self.num_blocks = num_blocks
         self.on_forget: Callable[[BlockHash], None] | None = None
         """Told the hash of a block that can be found no more."""
@@ -96,7 +96,7 @@ class BlockPool:
 
     @property
     def hashes(self) -> Collection[BlockHash]:
-        """What can be found."""
+        """Hashes of the cached blocks that can be found."""
         return self._cached.keys()
 
     def touch(self, block_ids: Iterable[int]) -> None:

@@ -1,4 +1,4 @@
-"""What a model's layers keep of a sequence, group by group, and how much room there is. Knows no requests."""
+"""Cache groups: the data that layers keep of a sequence, and the room for it. Knows no requests."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ class CacheGroup:
     fixed size in the sequence's slot, with snapshots in a pool of their own. none: nothing."""
     num_layers: int = 1
     window: int = 0
-    """Of kind window: tokens that a query sees, itself included."""
+    """For kind window: number of tokens that a query sees, including itself."""
 
     def __post_init__(self) -> None:
         """Raises ValueError when the window does not fit the kind."""
@@ -33,7 +33,7 @@ class CacheGroup:
 
 
 ONE_GROUP = (CacheGroup("full"),)
-"""What a model keeps that says nothing about it."""
+"""The cache groups of a model that does not describe them."""
 
 
 def has_states(groups: Iterable[CacheGroup]) -> bool:
@@ -54,7 +54,7 @@ class CacheSizes:
     num_host_blocks: int = 0
     """In host memory, for swapping."""
     num_state_snapshots: int = 0
-    """Of recurrent state, beside the states of the slots."""
+    """Number of snapshots of recurrent state, besides the states of the slots."""
     num_host_state_snapshots: int = 0
 
     def on_device(self) -> "CacheSizes":

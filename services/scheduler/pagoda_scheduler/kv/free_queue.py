@@ -7,7 +7,7 @@ class FreeQueue:
     """Numbers 0 … size - 1, each in the queue or not; taken from the front, returned at either end, removed anywhere.
 
     The links are two arrays of machine integers, so that the queue allocates nothing while it works: nodes on the heap,
-    made anew with every block that comes and goes, would keep its pages from being given back after a burst.
+    made again with every block that comes and goes, would keep its pages from being given back after a burst.
     Source: the free block queue of vLLM.
     """
 
@@ -34,21 +34,21 @@ class FreeQueue:
 
     def remove(self, number: int) -> None:
         """Take `number` out, wherever it stands."""
-        before, behind = self._previous[number], self._next[number]
-        self._next[before] = behind
-        self._previous[behind] = before
+        before, after = self._previous[number], self._next[number]
+        self._next[before] = after
+        self._previous[after] = before
         self._next[number] = -1
         self._length -= 1
 
     def append(self, number: int) -> None:
         """Put `number` last."""
-        self._insert(number, before=self._previous[self._end], behind=self._end)
+        self._insert(number, before=self._previous[self._end], after=self._end)
 
     def append_front(self, number: int) -> None:
         """Put `number` first."""
-        self._insert(number, before=self._end, behind=self._next[self._end])
+        self._insert(number, before=self._end, after=self._next[self._end])
 
-    def _insert(self, number: int, *, before: int, behind: int) -> None:
-        self._next[before] = self._previous[behind] = number
-        self._previous[number], self._next[number] = before, behind
+    def _insert(self, number: int, *, before: int, after: int) -> None:
+        self._next[before] = self._previous[after] = number
+        self._previous[number], self._next[number] = before, after
         self._length += 1

@@ -23,7 +23,7 @@ class KVCacheManager:
     A model's cache groups have a table each, and blocks of one pool; a block's key is its hash and its group. A block
     is made findable in the step that computes it: the worker stores every key and value of a batch before it attends,
     and steps run in order, so a request that finds the block reads it after it was written. For the same reason a block
-    that has left a window may be taken anew by the step that is being decided.
+    that has left a window may be used again by the step that is being decided.
 
     Cached blocks that are evicted move to host memory if there is room for them there. So a preempted request comes
     back by whatever is cheapest: blocks still on the device, blocks swapped in, and recomputation of the rest. Without
@@ -57,7 +57,7 @@ class KVCacheManager:
         self._hashes_blocks = (enable_prefix_caching or sizes.num_host_blocks > 0) and not computes_whole(groups)
         self._hasher = BlockHasher(block_size=block_size, is_shared=enable_prefix_caching)
         self.states = self._make_states(sizes, snapshot_interval) if has_states(groups) else None
-        """Of recurrent layers, if there are some."""
+        """States of recurrent layers, if there are any."""
         self._finder = PrefixFinder(
             tables=self.tables,
             pool=self.pool,
@@ -100,7 +100,7 @@ class KVCacheManager:
         return self.states is not None and block_hash in self.states.snapshots
 
     def find_prefix(self, request: Request) -> Prefix:
-        """What of the request is in the cache; takes nothing."""
+        """The part of the request that is in the cache; takes no blocks."""
         leader = request.leader
         if leader is not None and leader.has_computed_prompt and not request.output_token_ids:
             shared = self._finder.fork(request, leader)
@@ -154,7 +154,7 @@ class KVCacheManager:
         return self.states is None or self.states.can_begin_anew(request)
 
     def go_on(self, request: Request) -> None:
-        """The request goes on in its slot with the token that the worker has."""
+        """The request continues in its slot with the token that the worker has."""
         if self.states is not None:
             self.states.let_go(request)
 

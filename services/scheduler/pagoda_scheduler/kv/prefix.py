@@ -1,4 +1,4 @@
-"""What of a request lies in the cache already: the longest prefix that every cache group can offer. Takes nothing."""
+"""The longest cached prefix of a request that every cache group has. Takes no blocks."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""What sequences keep, load and share of recurrent states. Knows requests and snapshots; no blocks."""
+"""Recurrent states that sequences save, load and share. Knows requests and snapshots; no blocks."""
 
 from collections.abc import Container, Mapping, Sequence
 
@@ -17,7 +17,7 @@ class RecurrentStates:
     prompt parts from this one. Prompts are cut into chunks that end there. A snapshot is saved after a step and loaded
     before one, so it can be found from the next step on; where its tokens are not known yet, when they are.
 
-    A beam is snapshot in every step, because its fork, and itself with another token, begin anew from there.
+    A beam is snapshot in every step, because its fork, and itself with another token, start from there.
     """
 
     def __init__(

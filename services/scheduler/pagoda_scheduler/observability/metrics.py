@@ -34,7 +34,7 @@ class HistogramTimeline(Timeline):
         names = ("model_name", "engine")
         tokens = LeanHistogram("vllm:iteration_tokens_total", text, names, buckets=_TOKENS, registry=registry)
         self._tokens = tokens.labels(model_name, "0")
-        text = "Tokens sampled, for whichever frontend."
+        text = "Tokens sampled for all frontends."
         self._sampled = Counter("pagoda:sampled_tokens", text, registry=registry)
         moved = Counter("pagoda:blocks_moved", "KV-cache blocks moved.", ("direction",), registry=registry)
         self._moved = {name: moved.labels(name) for name in ("swap_out", "swap_in", "copy")}
@@ -80,7 +80,9 @@ class GroupCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Called for every scrape, on whatever thread."""
         groups = [group for _, group in sorted(self._groups.groups.copy().items())]
-        info = GaugeMetricFamily("pagoda:group_info", "A registered group: 1.", labels=("group", "state", "device"))
+        info = GaugeMetricFamily(
+            "pagoda:group_info", "A registered group; the value is 1.", labels=("group", "state", "device")
+        )
         for group in groups:
             devices = ", ".join(dict.fromkeys(rank.identity.device for rank in group.members))
             info.add_metric((str(group.number), group.state, devices), 1)

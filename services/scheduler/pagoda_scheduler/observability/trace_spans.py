@@ -27,7 +27,7 @@ class SpanMaker:
                 "gen_ai.usage.completion_tokens": len(request.output_token_ids),
                 "pagoda.sequence.index": request.index,
                 "pagoda.request.attempt": request.attempt,
-                "pagoda.usage.cached_tokens": request.first_cached_tokens,
+                "pagoda.usage.cached_tokens": request.num_cached_tokens,
                 "pagoda.num_preemptions": request.num_preemptions,
                 "pagoda.finish_reason": request.finish_reason or "dropped",
             },

@@ -29,7 +29,7 @@ class PrefillChunk:
 
 @dataclass(slots=True)
 class RequestTrace:
-    """What is known of one sequence, until it is made spans of."""
+    """The timestamps of one sequence, until its spans are made."""
 
     request: Request
     traceparent: str
@@ -38,11 +38,11 @@ class RequestTrace:
     """When the scheduler took it in."""
     chunks: list[PrefillChunk] = field(default_factory=list)
     events: list[tuple[str, int]] = field(default_factory=list)
-    """What befell it, and when."""
+    """Its events with their times."""
     first_token_ns: int = 0
     end_ns: int = 0
     num_computed: int = 0
-    """As of the last step."""
+    """Computed tokens as of the last step."""
     num_preemptions: int = 0
     target: int = 0
     """Tokens that had to be computed at its last admission: what goes beyond them is decoding."""

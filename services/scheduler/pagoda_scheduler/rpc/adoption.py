@@ -1,4 +1,4 @@
-"""Requests that outlive their frontend, as messages: what is kept of them, and what an adopter is told."""
+"""Requests that outlive their frontend, as messages: what is kept of them, and what an adopter receives."""
 
 from pagoda.v1 import scheduler_pb2
 from pagoda_common.engine.convert import FINISH_NUMBERS, token_ids_to_bytes
@@ -7,7 +7,7 @@ from pagoda_scheduler.engine.open_requests import OpenRequest, Origin
 
 
 def origin_of(message: scheduler_pb2.SubmitRequest) -> Origin | None:
-    """What has to be kept of a request that may outlive its frontend; None when it may not."""
+    """The stored form of a request that may outlive its frontend; None if it may not."""
     if not message.resume_key:
         return None
     kept = scheduler_pb2.SubmitRequest()
@@ -36,7 +36,7 @@ def adopted_to_proto(open_request: OpenRequest) -> scheduler_pb2.AdoptedRequest:
 def _sequence(request: Request, *, is_kept: bool) -> scheduler_pb2.AdoptedSequence:
     adopted = scheduler_pb2.AdoptedSequence()
     if request.output_token_ids:  # it has run
-        adopted.num_cached_tokens = request.first_cached_tokens
+        adopted.num_cached_tokens = request.num_cached_tokens
     if not is_kept:
         return adopted
     adopted.output_token_ids = token_ids_to_bytes(request.output_token_ids)

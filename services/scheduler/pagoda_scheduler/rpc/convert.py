@@ -32,7 +32,7 @@ F32 = np.dtype("<f4")
 
 
 def worker_config_to_proto(config: EngineConfig) -> worker_pb2.WorkerConfig:
-    """What a worker has to know of the engine's configuration."""
+    """The part of the engine's configuration that a worker needs."""
     model, cache, scheduler = config.model, config.cache, config.scheduler
     message = worker_pb2.WorkerConfig(
         model=model.model,
@@ -102,7 +102,7 @@ _KINDS: dict[types_pb2.CacheKind, CacheKind] = {
 
 
 def cache_groups_from_proto(info: types_pb2.ModelInfo) -> tuple[CacheGroup, ...]:
-    """What the model's layers keep.
+    """The model's cache groups.
 
     Raises:
         ConfigError: a group is not one that this scheduler knows: the worker is newer.

@@ -80,6 +80,7 @@ def requests_from_proto(
             cache_salt=message.cache_salt,
             tenant=message.tenant,
             group=message.group,
+            client=message.client,
             sink=sink,
             session_slot=slot,
             pooling=pooling,

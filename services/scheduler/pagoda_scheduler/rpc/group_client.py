@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class BroughtUp:
-    """What bringing a group up has measured."""
+    """Measurements from the start of a group."""
 
     model_info: types_pb2.ModelInfo
     cache_groups: tuple[CacheGroup, ...]
@@ -119,7 +119,7 @@ class GroupClient:
 
 
 def _sizes_of_all(available: Sequence[CacheSizes], *, num_blocks: int | None) -> CacheSizes:
-    """What fits on every rank; `num_blocks`: this many blocks instead."""
+    """Blocks that fit on every rank; `num_blocks` overrides the number."""
     return CacheSizes(
         num_blocks=num_blocks or min(sizes.num_blocks for sizes in available),
         num_host_blocks=min(sizes.num_host_blocks for sizes in available),

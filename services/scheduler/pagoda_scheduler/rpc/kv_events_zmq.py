@@ -21,7 +21,7 @@ END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
 
 def start_kv_events(engine: Engine) -> "ZmqPublisher | None":
-    """Let `engine` make the events that its config asks for; the publisher, if they are to be published.
+    """Let `engine` make the events that its config asks for; returns the publisher, if they are published.
 
     Raises:
         ConfigError: they cannot be.

@@ -1,4 +1,4 @@
-"""What the scheduler tells about itself: epoch, model and load, as messages."""
+"""The scheduler's own state as messages: epoch, model and load."""
 
 from pagoda.v1 import scheduler_pb2, types_pb2
 from pagoda_common.engine.convert import lora_adapter_to_proto

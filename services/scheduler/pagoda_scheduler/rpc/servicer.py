@@ -21,6 +21,7 @@ from pagoda_scheduler.groups.weights_control import WeightsControl
 from pagoda_scheduler.groups.worker_groups import WorkerGroups
 from pagoda_scheduler.rpc.adoption import adopted_to_proto, origin_of
 from pagoda_scheduler.rpc.convert_requests import requests_from_proto
+from pagoda_scheduler.rpc.outbox import DEFAULT_ACKNOWLEDGES_EVERY
 from pagoda_scheduler.rpc.scheduler_state import SchedulerState
 from pagoda_scheduler.rpc.sinks import GenerateSink, SessionSink
 
@@ -99,7 +100,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
             sink.outbox.acknowledge(message.acknowledgement.num_messages)
         elif kind == "hello":
             sink.outbox.is_acknowledged = message.hello.acknowledges
-            if message.hello.loras.session_epoch != self._state.session_epoch:  # else it is what we have told it
+            sink.outbox.acknowledges_every = message.hello.acknowledges_every or DEFAULT_ACKNOWLEDGES_EVERY
+            if message.hello.loras.session_epoch != self._state.session_epoch:  # otherwise it is the list that we sent
                 self._adapters.learn(map(lora_adapter_from_proto, message.hello.loras.adapters))
             log_life(logger, "frontend %s (%s) is connected", message.hello.frontend_id, message.hello.version)
         elif kind is not None:  # None is a message that a later version has, and that can be done without
@@ -189,7 +191,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
     async def GetModelInfo(
         self, request: scheduler_pb2.GetSchedulerModelInfoRequest, context: Any
     ) -> types_pb2.ModelInfo:
-        """What is loaded."""
+        """The loaded model."""
         if self._groups.model_info is None:
             raise NotReady(f"not ready: {self._engine.not_ready_reason}", retry_after_s=1)
         return self._groups.model_info
@@ -208,7 +210,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         return scheduler_pb2.DrainResponse(num_unfinished=unfinished)
 
     async def Adopt(self, request: scheduler_pb2.AdoptRequest, context: Any) -> scheduler_pb2.AdoptResponse:
-        """What is known of the requests of a frontend that is gone."""
+        """The known requests of a lost frontend."""
         found = self._engine.adopt(request.resume_key)
         if not found:
             raise NotFound(f"resume_key {request.resume_key!r} is unknown, or its lease is over", field="resume_key")

@@ -12,11 +12,12 @@ from pagoda_scheduler.beams.beam_group import BeamGroup
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.step import LogprobRows
 from pagoda_scheduler.core.step_result import StepResult
+from pagoda_scheduler.rpc.joined_steps import join_steps
 from pagoda_scheduler.rpc.outbox import Outbox
 from pagoda_scheduler.rpc.scheduler_state import SchedulerState
 
 LOAD_PERIOD_NS = 50_000_000
-"""Steps in which sequences merely go on tell the load that often: it costs as much as the rest of their message."""
+"""How often steps in which sequences only continue report the load: it costs as much as the rest of their message."""
 
 
 class SessionSink:
@@ -24,7 +25,7 @@ class SessionSink:
 
     def __init__(self, *, state: SchedulerState, on_room: Callable[["SessionSink"], None]) -> None:
         """`on_room`: called when the frontend was behind, and keeps up again."""
-        self.outbox: Outbox[scheduler_pb2.SchedulerMessage] = Outbox(on_room=self._catch_up)
+        self.outbox: Outbox[scheduler_pb2.SchedulerMessage] = Outbox(on_room=self._catch_up, join=join_steps)
         self.sequences: dict[int, Request] = {}
         """Open sequences by the frontend's slots."""
         self._state = state
@@ -81,7 +82,7 @@ class SessionSink:
         for request in result.admitted:
             message.admitted.add(
                 slot=request.session_slot,
-                num_cached_tokens=request.first_cached_tokens,
+                num_cached_tokens=request.num_cached_tokens,
                 queue_ns=max(0, request.admitted_ns - request.arrival_ns),
             )
         for request in result.finished:
@@ -147,7 +148,7 @@ class GenerateSink:
             if result.rows[position] in logprobs:
                 output.logprobs.append(logprobs[result.rows[position]])
         for request in result.admitted:
-            outputs[request].num_cached_tokens = request.first_cached_tokens
+            outputs[request].num_cached_tokens = request.num_cached_tokens
         failed: PagodaError | None = None
         for request in result.finished:
             output, finished = outputs[request], _finished_to_proto(request)

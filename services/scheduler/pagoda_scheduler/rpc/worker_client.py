@@ -57,7 +57,7 @@ class WorkerClient:
         self._outgoing: asyncio.Queue[SchedulerOutput] = asyncio.Queue()
         self._stream: grpc.aio.StreamStreamCall[worker_pb2.ExecuteModelRequest, worker_pb2.SamplerOutput] | None = None
         self._sent: deque[tuple[int, int]] = deque()
-        """Of each step in flight: nanoseconds to encode it, and when it was sent."""
+        """For each step in flight: nanoseconds to encode it, and when it was sent."""
         self._writer: asyncio.Task[None] | None = None
         self._holds: dict[
             tuple[object, ...],
@@ -79,7 +79,7 @@ class WorkerClient:
             rendezvous: host:port where this rank meets the others; empty for rank 0.
 
         Returns:
-            Where the other ranks meet rank 0; empty of any other, and where there is one rank alone.
+            Where the other ranks meet rank 0; empty for other ranks, and for a single rank.
 
         Raises:
             PagodaError: the worker refused, failed or went away; so of the other calls.
@@ -110,7 +110,7 @@ class WorkerClient:
         return info
 
     async def determine_num_available_blocks(self) -> CacheSizes:
-        """What fits on the device, and in host memory."""
+        """The blocks that fit on the device and in host memory."""
         request = worker_pb2.DetermineNumAvailableBlocksRequest(session_epoch=self._epoch)
         with _errors():
             available = await self._stub.DetermineNumAvailableBlocks(request, timeout=CACHE_TIMEOUT_S)

@@ -60,7 +60,7 @@ async def stream_events(
 
 
 def _snapshot(blocks: list[BlockStored], *, last: int, block_size: int) -> list[common_pb2.KvEventBatch]:
-    """What is there, as chunks whose numbers end at `last`; nothing when nothing ever was."""
+    """The current content as chunks whose numbers end at `last`; none if there never was any."""
     if not last:
         return []
     count = min(last, max(1, -(-len(blocks) // SNAPSHOT_BLOCKS)))  # each has a number of its own

@@ -118,7 +118,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def GetModelInfo(
         self, request: vllm_engine_pb2.GetModelInfoRequest, context: Any
     ) -> vllm_engine_pb2.GetModelInfoResponse:
-        """What is loaded."""
+        """The loaded model."""
         model, config = self._model(), self._engine.config.model
         path = str(resolve_model(config.model))
         return vllm_engine_pb2.GetModelInfoResponse(
@@ -137,7 +137,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def GetServerInfo(
         self, request: vllm_engine_pb2.GetServerInfoRequest, context: Any
     ) -> vllm_engine_pb2.GetServerInfoResponse:
-        """What a router may want to know of this process."""
+        """Facts about this process for routers."""
         config, model = self._engine.config, self._state.model_info
         return vllm_engine_pb2.GetServerInfoResponse(
             active_requests=len(self._engine.requests),
@@ -176,7 +176,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         return response
 
     async def FlushCache(self, request: common_pb2.FlushCacheRequest, context: Any) -> common_pb2.FlushCacheResponse:
-        """Forget every cached prefix; requests go on."""
+        """Forget every cached prefix; requests continue."""
         count = sum(core.scheduler.kv.reset_cache() for core in self._engine.cores)
         return common_pb2.FlushCacheResponse(success=True, message=f"{count} blocks forgotten")
 
@@ -194,7 +194,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def SubscribeKvEvents(
         self, request: common_pb2.SubscribeKvEventsRequest, context: Any
     ) -> AsyncIterator[common_pb2.KvEventBatch]:
-        """What the prefix caches store and forget, and the load."""
+        """Blocks that the prefix caches store and forget, and the load."""
         log = self._engine.kv_events
         if log is None:
             advice = """start the scheduler with --kv-events-config '{"enable_kv_cache_events": true}'"""

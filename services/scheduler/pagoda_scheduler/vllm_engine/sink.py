@@ -75,7 +75,7 @@ class VllmEngineSink:
             token_ids=[token_id],
             prompt_tokens=request.num_prompt_tokens,
             completion_tokens=offset + 1,
-            cached_tokens=request.first_cached_tokens,
+            cached_tokens=request.num_cached_tokens,
             index=request.index,
         )
         if self._num_logprobs is not None:
@@ -91,7 +91,7 @@ class VllmEngineSink:
             finish_reason=_FINISH_REASONS.get(request.finish_reason or "", "error"),
             prompt_tokens=request.num_prompt_tokens,
             completion_tokens=len(request.output_token_ids),
-            cached_tokens=request.first_cached_tokens,
+            cached_tokens=request.num_cached_tokens,
             index=request.index,
         )
         if request.stop_token_id is not None:

@@ -38,11 +38,11 @@ class AttentionChoice:
 
     @property
     def names(self) -> list[str]:
-        """Who may be chosen besides ours."""
+        """Packages that may be chosen besides our kernels."""
         return list(self._adapters)
 
     def for_step(self, query_lens: IntArray, seq_lens: IntArray) -> AttentionBackend | None:
-        """Who computes a step with these query tokens and keys of each sequence; None: our kernels."""
+        """The package for a step with these query tokens and keys of each sequence; None: our kernels."""
         if not self._adapters or not query_lens.size:
             return None
         if self._table is None:
@@ -93,7 +93,15 @@ def choose_attention(
         if asked not in ("auto", OURS):
             logger.warning("%s may read blocks that left a window: attention is computed by %s", asked, OURS)
         return AttentionChoice()
+    if any(layer.chunk is not None and layer.chunk < max_model_len for layer in layers) and device.type == "cuda":
+        if asked not in ("auto", OURS):
+            logger.warning("%s does not compute attention in chunks, %s does", asked, OURS)
+        return AttentionChoice()
     shapes = {(layer.num_heads, layer.num_kv_heads, layer.head_dim) for layer in layers}
+    if any(layer.latent_rank for layer in layers) and device.type == "cuda":
+        if asked not in ("auto", OURS):
+            logger.warning("%s does not compute attention over latents, %s does", asked, OURS)
+        return AttentionChoice()
     if device.type != "cuda" or asked == OURS or len(shapes) != 1:  # what is measured is one shape
         return AttentionChoice()
     num_heads, num_kv_heads, head_dim = next(iter(shapes))
@@ -190,7 +198,7 @@ def measured_choice(
             if directory is not None:
                 table.save(directory, key)
         except OSError as error:
-            logger.warning("the table of attention is not kept, the next start measures anew: %s", error)
+            logger.warning("the table of attention is not kept, the next start measures again: %s", error)
     wins = Counter(table.fastest(shape, adapters) for shape in table.rows)
     told = ", ".join(f"{name} for {count}" for name, count in wins.most_common())
     logger.info("attention, of %d shapes of steps: %s (%s)", len(table.rows), told, source)

@@ -29,7 +29,7 @@ POOL_BYTES = 512 << 20
 KEYS = (256, 2048, 16384)
 """Keys of a sequence, in what is timed."""
 MAX_STEP_KEYS = 1 << 20
-"""Of all sequences of a step that is timed; caches that hold more are rare."""
+"""Maximum over all sequences of a timed step; caches that hold more are rare."""
 ROUNDS = 5
 
 
@@ -42,7 +42,7 @@ class Lens(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepBounds:
-    """Of the steps that will be served."""
+    """Limits of the steps that will be served."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -77,7 +77,7 @@ class Batch:
 
     @property
     def shape(self) -> StepShape:
-        """What the table calls it."""
+        """Its name in the table."""
         return shape_of(self._query_lens, self._seq_lens)
 
     def attend(self, adapter: Adapter | None) -> list[Tensor]:

@@ -19,7 +19,7 @@ OURS = "triton"
 
 
 class StepShape(NamedTuple):
-    """What of a step decides how long its attention takes."""
+    """The properties of a step that decide how long its attention takes."""
 
     kind: str
     """decode: one query token a sequence; prompt: several each; mixed: both."""
@@ -43,7 +43,7 @@ def shape_of(query_lens: IntArray, seq_lens: IntArray) -> StepShape:
 
 @dataclass(frozen=True, slots=True)
 class AttentionTable:
-    """What was measured."""
+    """The measurements."""
 
     rows: Mapping[StepShape, Mapping[str, float]]
     """Seconds of all layers of one step, what is worked out on the host for it included, by who computed them."""
@@ -69,7 +69,7 @@ class AttentionTable:
 
 
 def load_table(directory: Path, key: Mapping[str, Any]) -> AttentionTable | None:
-    """What was saved under this key; None: nothing, or nothing that can be read."""
+    """The table saved under this key; None: there is none, or it is unreadable."""
     try:
         saved = json.loads(_path(directory, key).read_text(encoding="utf-8"))
         if saved["key"] != key:

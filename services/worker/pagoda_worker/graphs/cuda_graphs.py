@@ -26,7 +26,7 @@ class CudaGraphRecorder:
         self._stream = new_stream(device)
 
     def record(self, run: Callable[[], None]) -> Graph:
-        """As in GraphRecorder. Raises what a launch or the recording raises; the current stream is the same then."""
+        """See GraphRecorder. Raises what a launch or the recording raises; the current stream is the same then."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -43,25 +43,29 @@ class CudaGraphRecorder:
 
 
 def why_eager(loaded: LoadedModel) -> str | None:
-    """What stands in the way of graphs for a model on a CUDA device; None: nothing that is known."""
+    """The reason against graphs for a model on a CUDA device; None: no known one."""
     if loaded.config.model.enforce_eager:
         return "--enforce-eager"
     if len(loaded.layout.groups) != 1 or loaded.layout.recurrent:
         return "its layers keep different things of a sequence, and graphs know one block table"
+    if any(layer.chunk is not None and layer.chunk < loaded.max_model_len for layer in loaded.model.attention_layers):
+        return "the host works out which chunk a query sees"
     return what_waits(loaded)
 
 
 def what_waits(loaded: LoadedModel) -> str | None:
-    """What waits for the device, or for others, within a decode step of a model on a CUDA device; None: nothing."""
+    """The part of a model's decode step on a CUDA device that waits for the device or for others; None: nothing."""
     if loaded.parallel.world_size > 1:
         return "its ranks sum over NCCL"
     if loaded.model.what_waits is not None:
         return loaded.model.what_waits
-    head_dim = max((layer.head_dim for layer in loaded.model.attention_layers), default=0)
+    layers = loaded.model.attention_layers
+    head_dim = max((layer.head_dim for layer in layers if not layer.latent_rank), default=0)
     if head_dim > MAX_TRITON_HEAD_DIM:
         return f"attention with head_dim {head_dim} runs as PyTorch, with shapes of its own for each batch"
     probe = torch.empty(0, dtype=loaded.dtype, device=loaded.device)
-    for operation in ("paged_attention", "rope_store"):
+    has_latents = any(layer.latent_rank for layer in layers)
+    for operation in ("mla_attention", "store_kv_cache") if has_latents else ("paged_attention", "rope_store"):
         if triton_kernel(operation, probe) is None:
             return f"{operation} runs as plain PyTorch"
     return None

@@ -1,5 +1,5 @@
 """DecodeGraphs: decode steps recorded once at a few padded sizes, and replayed with one launch. Knows the model and its
-buffers; CUDA only behind `GraphRecorder`."""
+buffers; CUDA only through `GraphRecorder`."""
 
 import bisect
 import logging

@@ -34,7 +34,7 @@ class Checkpoint:
     tokenizer_eos_token_id: int | None = None
     """The tokenizer's eos_token; None where its files name none."""
     pooling: PoolingFiles = NO_FILES
-    """What sentence-transformers' files say."""
+    """The pooling of sentence-transformers' files."""
 
     @property
     def eos_token_ids(self) -> list[int]:

@@ -11,17 +11,19 @@ from pagoda_common.errors import ModelLoadError
 
 MAX_DEPTH = 32
 MAX_VALUES = 1_000_000
-"""Of a whole file. Long lists stand in it: layer_types, no_rope_layers, what quantized formats leave out."""
+"""Maximum for a whole file, which may have long lists: layer_types, no_rope_layers, layers that are not quantized."""
 MAX_EXPERTS = 2**18
-"""Of all layers together."""
+"""Maximum over all layers together."""
 _LAYERS = r"(num|n)_(hidden_)?layers?"
 _EXPERTS = r"(num|n)_([a-z]+_)?experts"
 BOUNDS = (
     (_LAYERS, 1024),
     (_EXPERTS, 65_536),
-    (r"num_experts_per_tok", 65_536),
-    (r"(num|n)(_[a-z]+)?_(attention_|key_value_|kv_)?heads?", 65_536),
+    (r"num_experts_per_tok|top_k_experts", 65_536),
+    (r"altup_num_inputs", 256),
+    (r"([a-z]+_)?(num|n)(_[a-z]+)?_(attention_|key_value_|kv_)?heads?", 65_536),
     (r"([a-z_]*_)?intermediate_size|(hidden|head|ffn_hidden|word_embed_proj)_(size|dim)", 2**22),
+    (r"([a-z]+_)+head_dim|(q|kv)_lora_rank|mamba_d_(state|conv)|ssm_state_size|(mamba_)?n_groups", 2**22),
     (r"ffn_dim|d_model|n_embd|n_inner|rotary_dim|expansion_ratio", 2**22),
     (r"vocab_size", 2**24),
     (r"(original_)?max_position_embeddings|n_positions|max_seq_len|seq_length", 2**27),
@@ -33,7 +35,7 @@ MAX_TEXT_CHARS = 200
 
 
 def check_config(config: dict[str, Any], *, file: str = "config.json") -> None:
-    """Whether names and numbers of a config.json are of the kind and size that a model can have.
+    """Check types and sizes of names and numbers in a config.json.
 
     Raises:
         ModelLoadError: the first value that is not, by its name.

@@ -47,11 +47,11 @@ class GgufMatrix:
     weights: GgufWeights
     tensor: GgufTensor
     index: int | None = None
-    """Of the one, in the first dimension."""
+    """Index of the expert, in the first dimension."""
     num_heads: int = 0
     """Heads whose rows are stored as neighbouring pairs and wanted as halves; 0: rows are in order."""
     offset: float = 0.0
-    """What the file has added to every number."""
+    """Number that the file adds to every value."""
 
     @property
     def stored_name(self) -> str:

@@ -1,4 +1,4 @@
-"""LoadedModel: a model on its device, and how it is to be run: what caches, graphs and measurements are made for."""
+"""LoadedModel: a model on its device, and the settings that caches, graphs and measurements depend on."""
 
 from dataclasses import dataclass, field
 
@@ -25,17 +25,17 @@ class LoadedModel:
     max_model_len: int
     """Tokens; config.model.max_model_len, or the checkpoint's (also where no more than fits is wanted)."""
     weight_bytes: int
-    """Of this rank."""
+    """Bytes of this rank."""
     dtype: torch.dtype
-    """Of weights and activations."""
+    """Data type of weights and activations."""
     cache_dtype: torch.dtype
-    """Of the KV cache; int8 and FP8 are quantized ones."""
+    """Data type of the KV cache; int8 and FP8 are quantized."""
     device: torch.device
     layout: CacheLayout
     """How what its layers keep of a sequence is kept."""
     parallel: TensorParallel = ALONE
     attention: AttentionChoice = field(default_factory=AttentionChoice)
-    """Who computes attention in steps without a CUDA graph."""
+    """Choice of kernels for attention in steps without a CUDA graph."""
 
     @property
     def is_large(self) -> bool:

@@ -28,10 +28,10 @@ class ModelFacts:
     embedding_size: int = 0
     """Values of an embedding."""
     pooling_tasks: tuple[PoolingTask, ...] = ()
-    """What can be made of a prompt, the default first."""
+    """Pooling tasks, the default first."""
     only_pools: bool = False
     """It generates nothing."""
     labels: tuple[str, ...] = ()
-    """That it tells apart."""
+    """Labels of the model."""
     matryoshka: tuple[int, ...] | None = None
-    """Lengths that embeddings may be shortened to, none of which is any; None: they may not."""
+    """Lengths to which embeddings may be shortened; empty: any length; None: not at all."""

@@ -66,7 +66,7 @@ class ModelWeights:
 
     @property
     def prepared_source(self) -> WeightsSource | None:
-        """What `prepare` has read; None is nothing."""
+        """Weights that `prepare` has read; None: none."""
         return None if self._prepared is None else self._prepared[0]
 
     @property
@@ -81,7 +81,7 @@ class ModelWeights:
 
     @property
     def whole(self) -> Model:
-        """What all ranks hold together, without weights; the model itself for one rank."""
+        """The whole model of all ranks, without weights; the model itself for one rank."""
         return self._builder.build_whole(self._model)
 
     def leave_device(self, *, level: int) -> int:
@@ -138,7 +138,7 @@ class ModelWeights:
         self._prepared = source, model
 
     def forget_prepared(self) -> None:
-        """What was prepared is not wanted."""
+        """Drop the prepared weights."""
         if self._prepared is not None:
             self._prepared = None
             release_memory(HOST)
@@ -302,6 +302,7 @@ def _parameters(model: Model) -> Iterator[tuple[str, nn.Module, str, nn.Paramete
 
 def release_memory(device: torch.device) -> None:
     """Give what is not used any more back to the machine."""
+    gc.unfreeze()  # a model that is given up may have been kept out of collections
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

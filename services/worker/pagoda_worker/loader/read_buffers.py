@@ -5,8 +5,8 @@ import threading
 import torch
 from torch import Tensor
 
-MAX_KEPT_BYTES = 128 << 20
-"""Of buffers that wait to be used again."""
+MAX_KEPT_BYTES = 64 << 20
+"""Maximum size of buffers that wait to be reused."""
 GRAIN = 1 << 16
 """Sizes of buffers are multiples of it, so that tensors of nearly the same size share one."""
 MOST_TIMES_TOO_LARGE = 4

@@ -22,7 +22,7 @@ from pagoda_worker.loader.weights import Progress
 from pagoda_worker.memory.device import choose_dtype, reference_kernels
 from pagoda_worker.models.model import BuildConfig, Model
 from pagoda_worker.parallel.tensor_parallel import TensorParallel
-from pagoda_worker.pooling.make_pooler import make_pooler
+from pagoda_worker.pooling.make_pooler import make_pooler, needs_weight_files
 from pagoda_worker.pooling.pooler import Pooler
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class ReadModel:
     weights: ModelWeights
     facts: ModelFacts
     dtype: torch.dtype
-    """Of weights and activations."""
+    """Data type of weights and activations."""
     pooler: Pooler
 
 
@@ -86,7 +86,7 @@ def read_model(
         asked=pooler_config(config.model.pooler_config),
         checkpoint=checkpoint.config,
         directory=checkpoint.directory,
-        weight_files=checkpoint.weight_files() if checkpoint.config.get("classifier_from_token") else (),
+        weight_files=checkpoint.weight_files() if needs_weight_files(checkpoint.config) else (),
         device=device,
     )
     facts = ModelFacts(

@@ -1,20 +1,21 @@
-"""What the files of a checkpoint hold under one name of the model: a tensor, or those of a quantized matrix."""
+"""The content of a checkpoint under one name of the model: a tensor, or those of a quantized matrix."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from torch import Tensor
 
 from pagoda_common.errors import ModelLoadError
 from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
+from pagoda_kernels.linear.scaled_matrix import ScaledMatrix
 from pagoda_worker.loader.formats.stored_format import StoredFormat
 from pagoda_worker.loader.gguf_file import GgufMatrix
-from pagoda_worker.loader.read_buffers import ReadBuffers
 from pagoda_worker.loader.tensor_file import TensorFile, in_halves
 from pagoda_worker.models.weights import WeightSource
 
+Read = TypeVar("Read")
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
 
 
@@ -27,12 +28,17 @@ class StoredTensor(NamedTuple):
     dtype: str
     """As safetensors calls it."""
     paired_rows: int = 0
-    """Of a head, whose rows are stored as neighbouring pairs and wanted as halves; 0: rows are in order."""
+    """Rows of a head, which are stored as neighbouring pairs and needed as halves; 0: rows are in order."""
 
     @property
     def num_bytes(self) -> int:
         """In the file."""
         return math.prod(self.shape) * _ITEM_BYTES.get(self.dtype, 1)
+
+    @property
+    def row_bytes(self) -> int:
+        """Of each of the first dimension, which there is."""
+        return math.prod(self.shape[1:]) * _ITEM_BYTES.get(self.dtype, 1)
 
     def read(self) -> Tensor:
         """The tensor, in host memory."""
@@ -50,7 +56,7 @@ class StoredMatrix:
 
     @property
     def shape(self) -> list[int]:
-        """Of the matrix, [num_outputs, num_inputs]."""
+        """Shape of the matrix, [num_outputs, num_inputs]."""
         try:
             if self.format.described_by:
                 return self.format.described_shape(self.parts[self.format.described_by].read())
@@ -67,32 +73,21 @@ class StoredMatrix:
         return sum(part.num_bytes for part in self.parts.values())
 
     def read(self) -> Tensor | QuantizedMatrix:
-        """As in StoredFormat."""
+        """See StoredFormat."""
+        return self._read(self.format.read)
+
+    def read_scaled(self) -> Tensor | QuantizedMatrix | ScaledMatrix:
+        """See StoredFormat."""
+        return self._read(self.format.read_scaled)
+
+    def _read(self, read: Callable[[Mapping[str, Tensor]], Read]) -> Read:
         try:
-            return self.format.read({leaf: part.read() for leaf, part in self.parts.items()})
+            return read({leaf: part.read() for leaf, part in self.parts.items()})
         except (ModelLoadError, RuntimeError, IndexError, ValueError) as error:
             raise ModelLoadError(f"{self.stored_name} cannot be read: {error}") from error
 
 
 Stored: TypeAlias = StoredTensor | StoredMatrix | GgufMatrix
-
-
-class InBuffers(NamedTuple):
-    """What is read into memory that is given back after its use, where it is one tensor."""
-
-    stored: Stored
-    buffers: ReadBuffers
-
-    @property
-    def num_bytes(self) -> int:
-        """In the files."""
-        return self.stored.num_bytes
-
-    def read(self) -> Tensor | QuantizedMatrix:
-        """What is there, in host memory."""
-        if isinstance(self.stored, StoredTensor) and not self.stored.paired_rows:
-            return self.stored.file.read(self.stored.stored_name, self.buffers)
-        return self.stored.read()
 
 
 def join_quantized(stored: Mapping[str, StoredTensor], format: StoredFormat) -> dict[str, Stored]:

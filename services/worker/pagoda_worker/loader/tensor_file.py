@@ -17,10 +17,14 @@ from safetensors import safe_open
 from torch import Tensor
 
 from pagoda_worker.loader.read_buffers import ReadBuffers
+from pagoda_worker.threads import num_usable_cores
 
-NUM_READERS = 2
-MAX_AHEAD_BYTES = 128 << 20
-"""Of tensors that were read and not taken; one larger tensor is read alone."""
+MIN_READERS, MAX_READERS = 2, 16
+"""Threads that read, and mostly pack what they read: as many as cores."""
+MAX_AHEAD_BYTES = 64 << 20
+"""Maximum size of tensors that were read ahead; a larger tensor is read alone."""
+MAX_AHEAD = 64
+"""Maximum number of entries that are read ahead."""
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -45,11 +49,19 @@ T = TypeVar("T")
 class TensorFile:
     """One open file. Any thread may read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, max_header_bytes: int | None = None) -> None:
         """
+        Args:
+            max_header_bytes: of the list of tensors; the library has a bound of 100 MB.
+
         Raises:
             SafetensorError, OSError: it is damaged, or cannot be read.
         """
+        if max_header_bytes is not None:
+            with path.open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+            if size > max_header_bytes:
+                raise OSError(f"{path} has a header of {size} bytes, must have at most {max_header_bytes}")
         with safe_open(str(path), framework="pt", device="cpu"):
             pass  # the library checks the header: names, shapes, places
         self.path = path
@@ -74,7 +86,24 @@ class TensorFile:
             raise OSError(f"{self.path}: {name} has data type {dtype}, must be one of {', '.join(DTYPES)}")
         if_short = f"{self.path} ends within {name}"
         buffer = read_bytes(self._descriptor, self._start + begin, end - begin, if_short, buffers)
-        return buffer.view(DTYPES[dtype]).view(shape)
+        try:
+            return buffer.view(DTYPES[dtype]).view(shape)
+        except (RuntimeError, TypeError, ValueError) as error:  # a size of nothing, and one that no tensor has
+            raise OSError(f"{self.path}: {name} has shape {str(shape)[:200]}, which no tensor has") from error
+
+    def read_into(self, name: str, target: Tensor, first_byte: int = 0) -> None:
+        """Some of a tensor into host memory that is there.
+
+        Args:
+            target: contiguous, of the size of what is read.
+            first_byte: of the tensor.
+
+        Raises:
+            OSError: the file ends before it.
+        """
+        _, _, begin, _ = self.entries[name]
+        memory = target.detach().view(-1).view(torch.uint8)
+        _read(self._descriptor, self._start + begin + first_byte, memory, f"{self.path} ends within {name}")
 
     def __enter__(self) -> Self:
         return self
@@ -92,13 +121,18 @@ def read_bytes(descriptor: int, offset: int, count: int, if_short: str, buffers:
         OSError: it ends before; the message is `if_short`.
     """
     buffer = torch.empty(count, dtype=torch.uint8) if buffers is None else buffers.take(count)
-    view, done = buffer.numpy().data, 0
+    _read(descriptor, offset, buffer, if_short)
+    return buffer
+
+
+def _read(descriptor: int, offset: int, memory: Tensor, if_short: str) -> None:
+    """`memory`: [count] uint8."""
+    view, done = memory.numpy().data, 0
     while done < len(view):
         got = os.preadv(descriptor, [view[done:]], offset + done)
         if got == 0:
             raise OSError(if_short)
         done += got
-    return buffer
 
 
 def in_halves(tensor: Tensor, head_dim: int) -> Tensor:
@@ -107,15 +141,20 @@ def in_halves(tensor: Tensor, head_dim: int) -> Tensor:
     return paired.transpose(1, 2).reshape(tensor.shape)
 
 
+def _compute_alone() -> None:
+    """Kernels that this thread calls have no other: so many threads call some."""
+    torch.set_num_threads(1)
+
+
 class Readable(Protocol[T_co]):
-    """What `read_ahead` takes."""
+    """An entry for `read_ahead`."""
 
     @property
     def num_bytes(self) -> int:
-        """In the file."""
+        """Memory of what was read, until its use."""
 
     def read(self) -> T_co:
-        """What is there, in memory."""
+        """What is read."""
 
 
 def read_ahead(entries: Iterable[Readable[T]]) -> Iterator[T]:
@@ -127,11 +166,14 @@ def read_ahead(entries: Iterable[Readable[T]]) -> Iterator[T]:
     coming = iter(entries)
     reading: deque[tuple[Future[T], int]] = deque()
     held = 0
-    with ThreadPoolExecutor(NUM_READERS, thread_name_prefix="weights") as pool:
+    num_readers = min(max(MIN_READERS, num_usable_cores()), MAX_READERS)
+    with ThreadPoolExecutor(num_readers, "weights", _compute_alone) as pool:
         try:
             entry = next(coming, None)
             while entry is not None or reading:
-                while entry is not None and (not reading or held + entry.num_bytes <= MAX_AHEAD_BYTES):
+                while entry is not None and (
+                    not reading or (held + entry.num_bytes <= MAX_AHEAD_BYTES and len(reading) < MAX_AHEAD)
+                ):
                     reading.append((pool.submit(entry.read), entry.num_bytes))
                     held += entry.num_bytes
                     entry = next(coming, None)

@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -14,14 +14,20 @@ from torch import Tensor, nn
 
 from pagoda_common.errors import ModelLoadError
 from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
+from pagoda_kernels.linear.scaled_matrix import ScaledMatrix
 from pagoda_worker.loader.formats.integers import alike, repeated
 from pagoda_worker.loader.formats.stored_format import StoredFormat
 from pagoda_worker.loader.gguf_file import GgufWeights, gguf_matrices
+from pagoda_worker.loader.held_parts import copy_part, held_parts, in_order
 from pagoda_worker.loader.mistral_tensors import is_mistral, mistral_tensors
+from pagoda_worker.loader.parts import InBuffers, InPlace, InRows, InScaled, Part, Reading, rows_of_parts
 from pagoda_worker.loader.read_buffers import ReadBuffers
-from pagoda_worker.loader.stored import InBuffers, Stored, StoredTensor, drop_empty_biases, join_quantized
-from pagoda_worker.loader.tensor_file import TensorFile, read_ahead
+from pagoda_worker.loader.scaled_parts import join_scaled
+from pagoda_worker.loader.stored import Stored, StoredMatrix, StoredTensor, drop_empty_biases, join_quantized
+from pagoda_worker.loader.tensor_file import DTYPES, TensorFile, read_ahead
+from pagoda_worker.memory.weight_memory import WeightMemory
 from pagoda_worker.models.layers import Matrix
+from pagoda_worker.models.linear_method import PLAIN, SINK_ROWS, RowSink
 from pagoda_worker.models.model import Model, WeightSharding
 from pagoda_worker.models.quantized_method import LinearMethods
 from pagoda_worker.models.weights import MadeWeights, WeightNames, WeightSource
@@ -32,7 +38,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 """Called with bytes read and bytes to read."""
 
 UNSCALED = ("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8")
-"""Data types, as safetensors calls them, of which no parameter is."""
+"""Data types, by safetensors' names, that no parameter has."""
 MAX_NAMED = 8
 """Tensors named in one error message."""
 
@@ -59,12 +65,16 @@ def load_weights(
         ModelLoadError: a file is damaged; tensors are missing, unexpected or of the wrong shape (they are named).
     """
     with ExitStack() as stack:
+        stack.enter_context(_half_of_threads())
         entries = _index(files, stack, stored)
         names = model.weights(entries)
         found: dict[str, Stored] = {_strip(name, names.prefixes): entry for name, entry in entries.items()}
         for name, other in names.aliases.items():
             if name not in found and other in found:
                 found[name] = found[other]
+        for module, name in names.module_names.items():
+            if name not in found and module in found:
+                found[name] = found.pop(module)
         if stored is not None:
             drop_empty_biases(found, names.sources)
         problems = _problems(names, found)
@@ -75,15 +85,13 @@ def load_weights(
         made = [name for source in names.made for name in source.names]
         total = sum(found[name].num_bytes for name in [*made, *(source.name for source in names.sources)])
         loaded = 0
-        filler = _Filler(model, whole, names, device=device, methods=methods)
+        filler = _Filler(model, whole, names, found, device=device, methods=methods)
         buffers = ReadBuffers()
-        stored_values = read_ahead([InBuffers(found[source.name], buffers) for source in names.sources])
-        for source in names.sources:
-            is_transposed = source.is_transposed and isinstance(found[source.name], StoredTensor)
-            value = next(stored_values)
-            filler.fill(replace(source, is_transposed=is_transposed), value)
-            buffers.give_back(value)  # all of it was copied
-            loaded += found[source.name].num_bytes
+        for part in read_ahead(filler.parts(buffers)):
+            if part.is_last:
+                filler.fill(part.source, part.value)
+            buffers.give_back(part.value)  # all of it was copied
+            loaded += part.num_bytes
             progress(loaded, total)
         for several in names.made:
             parts = [found[name] for name in several.names]
@@ -101,18 +109,29 @@ def load_weights(
 
 class _Filler:
     """Gives one parameter after the other its memory and its values, and finishes it once all its parts are there: a
-    model that is to be packed or quantized is never in memory as it is stored."""
+    model that will be packed or quantized is never completely in memory as stored."""
 
     def __init__(
         self,
         model: Model,
         whole: Model,
         names: WeightNames,
+        found: dict[str, Stored],
         *,
         device: torch.device,
         methods: LinearMethods,
     ) -> None:
         self._model = model
+        self._memory = WeightMemory()
+        self._sources: dict[str, list[tuple[WeightSource, Stored]]] = {}
+        """By parameter, in the order in which they are read."""
+        for source in names.sources:
+            stored = found[source.name]
+            is_transposed = source.is_transposed and isinstance(stored, StoredTensor)
+            fitting = source if is_transposed == source.is_transposed else replace(source, is_transposed=False)
+            self._sources.setdefault(source.parameter, []).append((fitting, stored))
+        self._sinks: dict[str, RowSink] = {}
+        """Of parameters that are being read, by name."""
         self._device = device
         self._methods = methods
         self._num_missing = Counter(source.parameter for source in names.sources)
@@ -121,6 +140,8 @@ class _Filler:
         self._num_rows = {name: _num_rows(parameter) for name, parameter in whole.named_parameters()}
         self._integers: dict[str, list[tuple[WeightSource, QuantizedMatrix]]] = {}
         """Parts that are there, of parameters that are all integers so far."""
+        self._scaled: dict[str, list[tuple[WeightSource, ScaledMatrix]]] = {}
+        """The same of small floats."""
         self.num_dequantized = 0
         """Parameters that are stored as integers and held as floats."""
         self.float_name = ""
@@ -132,44 +153,148 @@ class _Filler:
         Raises:
             ModelLoadError: what is made does not fit.
         """
-        made = source.make(tensors)
+        is_scaled = all(self._takes_scaled(name) for name in source.parameters)
+        made: Mapping[str, Tensor | ScaledMatrix] = (
+            source.make_scaled(tensors) if is_scaled and source.make_scaled is not None else source.make(tensors)
+        )
         for name in source.parameters:
             value = made.get(name)
             shape = [] if value is None else list(value.shape)
-            if value is None or _num_rows(value) != self._num_rows[name] or shape[1:] != self._shapes[name][1:]:
+            num_rows = 1 if not shape else shape[0]
+            if value is None or num_rows != self._num_rows[name] or shape[1:] != self._shapes[name][1:]:
                 raise ModelLoadError(
                     f"{', '.join(source.names)} make {name} of shape {shape}, must be {self._shapes[name]}"
                 )
             self.fill(WeightSource(name=source.names[0], parameter=name), value)
 
-    def fill(self, source: WeightSource, value: Tensor | QuantizedMatrix) -> None:
-        """One part of a parameter."""
+    def _takes_scaled(self, parameter: str) -> bool:
+        owner, _, leaf = parameter.rpartition(".")
+        layer = self._model.get_submodule(owner)
+        return leaf == "weight" and isinstance(layer, Matrix) and self._methods.takes_scaled(layer)
+
+    def parts(self, buffers: ReadBuffers) -> Iterator[Part]:
+        """All that is to be read, parameter by parameter; each gets its memory when its turn comes."""
+        for name, sources in self._sources.items():
+            owner, _, leaf = name.rpartition(".")
+            layer = self._model.get_submodule(owner)
+            sink = self._open_sink(layer, leaf, name)
+            if sink is not None:
+                self._sinks[name] = sink
+            for source, stored in sources:
+                readings = list(self._readings(layer, leaf, source, stored, sink, buffers))
+                for reading in readings:
+                    yield Part(source, reading, is_last=reading is readings[-1])
+
+    def _open_sink(self, layer: nn.Module, leaf: str, name: str) -> RowSink | None:
+        """What takes the rows of a matrix as they are read; None: it is read another way."""
+        if self._device.type != "cpu" or not isinstance(layer, Matrix) or leaf != "weight":
+            return None
+        whole, num_columns = range(self._num_rows[name]), self._shapes[name][-1]
+        sharding, sources = self._model.sharding, self._sources[name]
+        is_whole = (
+            sharding.rows(name, len(whole)) == (whole,) and len(sharding.columns(name, num_columns)) == num_columns
+        )
+        fits = len(sources) == self._num_missing[name] and all(
+            _is_in_order(source, stored) and source.row_start % SINK_ROWS == 0 and not source.is_row
+            for source, stored in sources
+        )
+        return layer.row_sink(self._memory.take) if is_whole and fits else None
+
+    def _readings(
+        self,
+        layer: nn.Module,
+        leaf: str,
+        source: WeightSource,
+        stored: Stored,
+        sink: RowSink | None,
+        buffers: ReadBuffers,
+    ) -> Iterator[Reading]:
+        """What reads one source."""
+        if isinstance(stored, StoredMatrix) and self._takes_scaled(source.parameter):
+            yield InScaled(stored)
+            return
+        if isinstance(stored, StoredTensor) and sink is not None:
+            for rows in rows_of_parts(stored):
+                yield InRows(stored, rows, source.row_start, sink, buffers)
+            return
+        place = self._place(layer, leaf, source, stored)
+        if isinstance(stored, StoredTensor) and place is not None:
+            for rows in rows_of_parts(stored):
+                yield InPlace(stored, rows.start * stored.row_bytes, place[rows.start : rows.stop])
+            return
+        yield InBuffers(stored, buffers)
+
+    def _place(self, layer: nn.Module, leaf: str, source: WeightSource, stored: Stored) -> Tensor | None:
+        """Where a source stays, if it is held as it is stored: of its shape."""
+        if self._device.type != "cpu" or not isinstance(stored, StoredTensor) or not _is_in_order(source, stored):
+            return None
+        is_taken = isinstance(layer, Matrix) and leaf == "weight" and layer.method.takes_rows
+        whole, num_rows = in_order(torch.empty(stored.shape, device="meta"), source), self._num_rows[source.parameter]
+        parts = list(held_parts(whole, source, self._model.sharding, num_rows=num_rows))
+        is_whole = len(parts) == 1 and parts[0][1].shape == whole.shape  # else other ranks hold some of it
+        if is_taken or not is_whole or DTYPES.get(stored.dtype) != layer.get_parameter(leaf).dtype:
+            return None
+        stays = not isinstance(layer, Matrix) or leaf != "weight" or layer.method is PLAIN
+        _allocate(layer, leaf, device=self._device, memory=self._memory if stays else None)
+        place = layer.get_parameter(leaf).data[parts[0][0] : parts[0][0] + whole.shape[0]]
+        return place[0] if source.is_row else place
+
+    def fill(self, source: WeightSource, value: Tensor | QuantizedMatrix | ScaledMatrix | None) -> None:
+        """One part of a parameter; None: it is there."""
         name = source.parameter
         owner, _, leaf = name.rpartition(".")
         layer = self._model.get_submodule(owner)
         self._num_missing[name] -= 1
         if isinstance(value, QuantizedMatrix):
             self._integers.setdefault(name, []).append((source, value))
-        else:
+        elif isinstance(value, ScaledMatrix):
+            self._scaled.setdefault(name, []).append((source, value))
+        elif value is not None:
             self._copy(layer, leaf, source, in_order(value, source))
         if self._num_missing[name]:
             return
+        sink = self._sinks.pop(name, None)
+        if sink is not None and isinstance(layer, Matrix) and not layer.take_sink(sink):
+            for part, stored in self._sources[name]:  # once more, as a whole
+                self._copy(layer, leaf, part, _floats(stored))
         parts = self._integers.pop(name, [])
         if parts and isinstance(layer, Matrix) and not self._hold(layer, parts):
-            self.num_dequantized += not self._methods.is_online
-            self.float_name = str(layer.dtype).removeprefix("torch.")
+            self._note_floats(layer)
             for part, matrix in parts:
                 self._copy(layer, leaf, part, in_order(matrix.dequantize(), replace(part, is_transposed=False)))
+        self._finish_scaled(layer, source)
         if isinstance(layer, Matrix) and leaf == "weight":
             layer.finish_loading()
+
+    def _finish_scaled(self, layer: nn.Module, source: WeightSource) -> None:
+        """Have a layer take small floats if a kernel reads them; else the floats that they are."""
+        parts = self._scaled.pop(source.parameter, [])
+        if not parts or not isinstance(layer, Matrix):
+            return
+        kept = [(replace(part, is_transposed=False), matrix) for part, matrix in parts]
+        joined = None
+        if layer.weight.is_meta:  # else some parts of it were stored as floats
+            num_rows = self._num_rows[source.parameter]
+            joined = join_scaled(kept, layer, self._model.sharding, num_rows=num_rows, device=self._device)
+        method = None if joined is None else self._methods.of_scaled(joined)
+        if joined is not None and method is not None:
+            layer.hold_scaled(joined, method)
+            return
+        self._note_floats(layer)
+        for part, matrix in kept:
+            self._copy(layer, "weight", part, in_order(matrix.dequantize(), part))
+
+    def _note_floats(self, layer: Matrix) -> None:
+        self.num_dequantized += not self._methods.is_online
+        self.float_name = str(layer.dtype).removeprefix("torch.")
 
     def _copy(self, layer: nn.Module, leaf: str, source: WeightSource, tensor: Tensor) -> None:
         _copy_into(layer, leaf, tensor, source, self._model.sharding, self._num_rows[source.parameter], self._device)
 
     def _hold(self, layer: Matrix, parts: list[tuple[WeightSource, QuantizedMatrix]]) -> bool:
         """Have a layer take integers, if a kernel reads them: of the kind that all its parts can have."""
-        if self._methods.is_online:
-            return False  # floats, for other integers
+        if self._methods.is_online or layer.is_float:
+            return False  # floats, perhaps for other integers
         matrices = alike([matrix for _, matrix in parts])
         kinds = {(matrix.bits, matrix.group_size, matrix.numbers.shape[1]) for matrix in matrices}
         method = self._methods.of_integers(matrices[0])
@@ -249,7 +374,7 @@ def _index(files: list[Path], stack: ExitStack, stored: StoredFormat | None) -> 
 
 
 def _problems(names: WeightNames, found: dict[str, Stored]) -> list[str]:
-    """What is missing and what is too much, with the names that transformers writes."""
+    """The missing and the unexpected tensors, with the names that transformers writes."""
     made = [name for source in names.made for name in source.names]
     wanted = dict.fromkeys([*(source.name for source in names.sources), *made])
     missing = [_stored_name(name, names) for name in wanted if name not in found]
@@ -272,6 +397,18 @@ def _strip(name: str, prefixes: tuple[str, ...]) -> str:
         if name.startswith(prefix):
             return name.removeprefix(prefix)
     return name
+
+
+@contextmanager
+def _half_of_threads() -> Iterator[None]:
+    """Leave cores to the threads that read: one that packs a matrix and shares its core waits for a time slice, and the
+    others wait for it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, before // 2))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _some(names: list[str]) -> str:
@@ -315,22 +452,26 @@ def _num_rows(tensor: Tensor) -> int:
     return tensor.shape[0] if tensor.dim() else 1
 
 
-def _allocate(layer: nn.Module, leaf: str, *, device: torch.device) -> None:
+def _is_in_order(source: WeightSource, stored: Stored) -> bool:
+    """Whether a source's rows are those of the parameter, as they are stored."""
+    return isinstance(stored, StoredTensor) and not (
+        stored.paired_rows
+        or source.is_transposed
+        or source.group_rows
+        or not stored.shape
+        or stored.dtype not in DTYPES
+    )
+
+
+def _allocate(layer: nn.Module, leaf: str, *, device: torch.device, memory: WeightMemory | None = None) -> None:
+    """`memory`: of what stays there as long as the model."""
     parameter = layer.get_parameter(leaf)
     if parameter.is_meta:
-        storage = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        if memory is None:
+            storage = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        else:
+            storage = memory.take(tuple(parameter.shape), parameter.dtype)
         setattr(layer, leaf, nn.Parameter(storage, requires_grad=False))
-
-
-def in_order(tensor: Tensor, source: WeightSource) -> Tensor:
-    """A stored tensor with its dimensions and rows as in the parameter; a view where nothing has to move."""
-    if source.is_transposed:
-        tensor = tensor.t()
-    if source.group_rows:
-        groups = tensor.view(-1, sum(source.group_rows), *tensor.shape[1:])
-        parts = torch.split(groups, list(source.group_rows), dim=1)
-        tensor = torch.cat([part.flatten(0, 1) for part in parts])
-    return tensor[None] if source.is_row else tensor
 
 
 def _copy_into(
@@ -348,43 +489,9 @@ def _copy_into(
         num_rows: of the whole parameter.
     """
     if isinstance(layer, Matrix) and leaf == "weight":
-        parts = _held_parts(tensor, source, sharding, num_rows=num_rows)
+        parts = held_parts(tensor, source, sharding, num_rows=num_rows)
         taken = [layer.fill_rows(part, first_row) for first_row, part in parts]
         if taken and all(taken):
             return
     _allocate(layer, leaf, device=device)
     copy_part(tensor, source, layer.get_parameter(leaf), sharding, num_rows=num_rows)
-
-
-def copy_part(
-    tensor: Tensor, source: WeightSource, parameter: Tensor, sharding: WeightSharding, *, num_rows: int
-) -> None:
-    """Copy what this rank holds of a tensor into its parameter.
-
-    Args:
-        tensor: rows `source.row_start` and on of the whole parameter.
-        num_rows: of the whole parameter.
-    """
-    if not tensor.dim():
-        parameter.data.copy_(tensor)
-        return
-    if not sharding.rows(source.parameter, num_rows):
-        parameter.data.zero_()
-    for first_row, part in _held_parts(tensor, source, sharding, num_rows=num_rows):
-        parameter[first_row : first_row + part.shape[0]].data.copy_(part)
-
-
-def _held_parts(
-    tensor: Tensor, source: WeightSource, sharding: WeightSharding, *, num_rows: int
-) -> Iterator[tuple[int, Tensor]]:
-    """What this rank holds of a tensor with rows, each part with its first row in the rank's parameter."""
-    if tensor.dim() > 1:
-        columns = sharding.columns(source.parameter, tensor.shape[1])
-        tensor = tensor[:, columns.start : columns.stop]
-    offset = 0
-    for rows in sharding.rows(source.parameter, num_rows):
-        begin = max(rows.start, source.row_start)
-        end = min(rows.stop, source.row_start + tensor.shape[0])
-        if begin < end:
-            yield offset + begin - rows.start, tensor[begin - source.row_start : end - source.row_start]
-        offset += len(rows)

@@ -1,21 +1,23 @@
 """Adapter: the matrices of one LoRA adapter by layer, as one rank needs them. Knows tensors; no files."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_kernels.lora.add_lora import LoraPart
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, slots=True)
+@dataclass(frozen=True, eq=False, kw_only=True, slots=True, weakref_slot=True)
 class Adapter:
     """Two are equal only if they are the same object: sequences hold theirs, whatever comes under its name."""
 
     name: LoraAdapter
     layers: Mapping[str, tuple[LoraPart, ...]]
-    """By the dotted name of the layer in the model."""
+    """By the dotted name of the layer in the model. Those of a layer change different outputs."""
     rank: int
     """Its highest."""
     owners: frozenset[str] = field(default=frozenset())
@@ -33,20 +35,41 @@ class Adapter:
 
     @property
     def num_bytes(self) -> int:
-        """Of its matrices on this rank."""
+        """Size of its matrices on this rank."""
         return sum(part.num_bytes for parts in self.layers.values() for part in parts)
 
     def to(self, device: torch.device) -> "Adapter":
-        """The same on a device; itself if it is there. Copies run while the host goes on."""
+        """The same on a device. Copies from pinned memory run while the host continues."""
+        return self._moved(lambda matrix: matrix.to(device, non_blocking=True))
+
+    def pinned(self) -> "Adapter":
+        """The same in host memory that devices read by themselves."""
+        return self._moved(Tensor.pin_memory)
+
+    def _moved(self, move: Callable[[Tensor], Tensor]) -> "Adapter":
         layers = {
-            layer: tuple(
-                LoraPart(
-                    a=part.a.to(device, non_blocking=True),
-                    b=part.b.to(device, non_blocking=True),
-                    row_start=part.row_start,
-                )
-                for part in parts
-            )
+            layer: tuple(replace(part, a=move(part.a), b=move(part.b)) for part in parts)
             for layer, parts in self.layers.items()
         }
         return Adapter(name=self.name, layers=layers, rank=self.rank, owners=self.owners)
+
+
+def apart(parts: Iterable[LoraPart]) -> tuple[LoraPart, ...]:
+    """Parts of a layer that add the same, those that change some output in common made one."""
+    found: list[LoraPart] = []
+    for part in sorted(parts, key=lambda one: one.row_start):
+        if found and part.row_start < found[-1].row_start + found[-1].num_rows:
+            found[-1] = _as_one(found[-1], part)
+        else:
+            found.append(part)
+    return tuple(found)
+
+
+def _as_one(first: LoraPart, second: LoraPart) -> LoraPart:
+    """The sum of two parts; the first one begins no later."""
+    end = max(first.row_start + first.num_rows, second.row_start + second.num_rows)
+    wide = []
+    for part in (first, second):
+        before = part.row_start - first.row_start
+        wide.append(F.pad(part.matrix, (0, 0, before, end - first.row_start - before - part.num_rows)))
+    return LoraPart.of(torch.cat([first.a, second.a]), torch.cat(wide, dim=1), first.row_start)

@@ -1,28 +1,20 @@
 """LoraRows: which rows of the step that runs have which adapter. Every layer asks it; knows no slots."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from pagoda_kernels.lora.add_lora import LoraGroup, add_lora, embed_lora_reference
+from pagoda_kernels.lora.add_lora import NUM_FIELDS, GroupedRows, LoraTable, add_lora, embed_lora_reference
 from pagoda_worker.lora.adapter import Adapter
+from pagoda_worker.memory.transfers import to_device
 
 IntArray = npt.NDArray[np.int64]
 NO_ADAPTER = -1
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterRows:
-    """The rows of one adapter."""
-
-    adapter: Adapter
-    rows: Tensor
-    """[n] int64 on the device, ascending."""
 
 
 class LoraRows:
@@ -30,11 +22,24 @@ class LoraRows:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._adapters: Sequence[Adapter] = ()
+        self._places: dict[str, int] = {}
+        """Place of each layer in a table."""
+        self._tables: WeakKeyDictionary[Adapter, IntArray] = WeakKeyDictionary()
+        """[num_layers, num_parts, NUM_FIELDS] of adapters."""
+        self._matrices = Matrices((), {}, self._tables, device)
         self._numbers: IntArray = np.zeros(0, dtype=np.int64)
-        """[num_tokens] place of each row's adapter in `_adapters`, or NO_ADAPTER."""
-        self.groups: tuple[AdapterRows, ...] = ()
-        """Of the rows that layers see now; empty: none has an adapter."""
+        """[num_tokens] place of each row's adapter among those of the step, or NO_ADAPTER."""
+        self.grouped: GroupedRows | None = None
+        """The rows that layers see now, by adapter; None: no row has one."""
+
+    def know(self, layers: Sequence[str]) -> None:
+        """Have a place for each layer that asks."""
+        self._places = {layer: place for place, layer in enumerate(layers)}
+
+    @property
+    def matrices(self) -> "Matrices":
+        """Matrices of the adapters of the step, which are the groups."""
+        return self._matrices
 
     def begin(self, adapters: Sequence[Adapter | None], num_tokens: IntArray) -> None:
         """A step of sequences, in order.
@@ -43,38 +48,37 @@ class LoraRows:
             adapters: [num_seqs], of each sequence; empty: none has one.
             num_tokens: [num_seqs] rows of each.
         """
-        self._adapters = list(dict.fromkeys(adapter for adapter in adapters if adapter is not None))
-        if not self._adapters:
-            self.groups = ()
+        found = list(dict.fromkeys(adapter for adapter in adapters if adapter is not None))
+        if not found:
+            self.grouped = None
             return
-        places = {adapter: place for place, adapter in enumerate(self._adapters)}
+        if set(found) != set(self._matrices.adapters):
+            self._matrices = Matrices(found, self._places, self._tables, self._device)
+        places = {adapter: place for place, adapter in enumerate(self._matrices.adapters)}
         numbers = [NO_ADAPTER if adapter is None else places[adapter] for adapter in adapters]
         self._see(np.repeat(np.array(numbers, dtype=np.int64), num_tokens))
 
     def _see(self, numbers: IntArray) -> None:
         self._numbers = numbers
-        groups = []
-        for place, adapter in enumerate(self._adapters):
-            rows = np.flatnonzero(numbers == place)
-            if rows.size:
-                groups.append(AdapterRows(adapter, torch.from_numpy(rows).to(self._device)))
-        self.groups = tuple(groups)
+        groups = [np.flatnonzero(numbers == place) for place in range(len(self._matrices.adapters))]
+        self.grouped = GroupedRows.of(groups, self._device) if any(rows.size for rows in groups) else None
 
     @contextmanager
     def selected(self, rows: IntArray) -> Iterator[None]:
         """Within: layers see no more than some rows of those that they see now, in this order."""
-        groups, numbers = self.groups, self._numbers
-        if groups:
+        grouped, numbers = self.grouped, self._numbers
+        if grouped is not None:
             self._see(numbers[rows])
         try:
             yield
         finally:
-            self.groups, self._numbers = groups, numbers
+            self.grouped, self._numbers = grouped, numbers
 
     def rows_within(self, module: str) -> IntArray:
         """[n] the rows whose adapter changes some layer in `module`."""
-        places = [place for place, adapter in enumerate(self._adapters) if module in adapter.owners]
-        return np.flatnonzero(np.isin(self._numbers, places)) if self.groups and places else _NO_ROWS
+        adapters = self._matrices.adapters if self.grouped is not None else ()
+        places = [place for place, adapter in enumerate(adapters) if module in adapter.owners]
+        return np.flatnonzero(np.isin(self._numbers, places)) if places else _NO_ROWS
 
     def add(self, layer: str, x: Tensor, out: Tensor) -> Tensor:
         """`out` with what the adapters add to the product of a layer, in place.
@@ -83,29 +87,93 @@ class LoraRows:
             x: [num_rows, in_features].
             out: [num_rows, out_features].
         """
-        if groups := self._groups_of(layer):
-            add_lora(x, out, groups)
+        if self.grouped is not None and (table := self._matrices.table(layer)) is not None:
+            add_lora(x, out, self.grouped, table)
         return out
 
     def embed(self, layer: str, ids: Tensor, out: Tensor) -> Tensor:
         """The same for rows of a table: [num_rows] int64, and `out` [num_rows, dim]."""
-        if groups := self._groups_of(layer):
-            embed_lora_reference(ids, out, groups)
+        if self.grouped is not None and (table := self._matrices.table(layer)) is not None:
+            embed_lora_reference(ids, out, self.grouped, table)
         return out
 
-    def _groups_of(self, layer: str) -> list[LoraGroup]:
-        return [
-            LoraGroup(rows=group.rows, parts=parts)
-            for group in self.groups
-            if (parts := group.adapter.layers.get(layer)) is not None
-        ]
+
+class Matrices:
+    """Those of some adapters by layer, as kernels take them."""
+
+    def __init__(
+        self,
+        adapters: Sequence[Adapter],
+        places: Mapping[str, int],
+        tables: WeakKeyDictionary[Adapter, IntArray],
+        device: torch.device,
+    ) -> None:
+        """
+        Args:
+            places: of each layer in a table.
+            tables: of adapters that were seen before.
+        """
+        self.adapters = tuple(adapters)
+        self.places = places
+        each = []
+        for adapter in adapters:
+            if adapter not in tables:
+                tables[adapter] = _table_of(adapter, places)
+            each.append(tables[adapter])
+        num_parts = max((table.shape[1] for table in each), default=0)
+        fields = np.zeros((len(each), len(places), num_parts, NUM_FIELDS), dtype=np.int64)
+        for number, table in enumerate(each):
+            fields[number, :, : table.shape[1]] = table
+        self.fields = to_device(fields, device)
+        """[num_groups, num_layers, most parts, NUM_FIELDS]."""
+        self._max_rows = fields[..., 4].max(axis=(0, 2), initial=0).tolist()
+        self._max_rank = max((adapter.rank for adapter in adapters), default=0)
+        self._by_layer: dict[str, LoraTable | None] = {}
+        self.layers = frozenset().union(*(adapter.layers for adapter in adapters))
+        """Those that some adapter changes."""
+
+    def places_of(self, layers: Sequence[str]) -> list[int]:
+        """[4] of the matrices of a layer; -1: no adapter changes it, or there are fewer."""
+        places = [self.places[layer] if layer in self.layers else -1 for layer in layers]
+        return places + [-1] * (4 - len(places))
+
+    def table(self, layer: str) -> LoraTable | None:
+        """The table of a layer; None: no adapter changes it."""
+        if layer not in self._by_layer:
+            parts = [adapter.layers.get(layer, ()) for adapter in self.adapters]
+            place = self.places[layer]
+            self._by_layer[layer] = (
+                LoraTable(
+                    parts=parts,
+                    fields=self.fields[:, place],
+                    max_rank=self._max_rank,
+                    max_rows=self._max_rows[place],
+                )
+                if any(parts)
+                else None
+            )
+        return self._by_layer[layer]
 
 
 def attach(model: nn.Module, rows: LoraRows) -> None:
     """Have every layer of a model that knows adapters ask for them."""
+    names = []
     for name, module in model.named_modules():
         if hasattr(module, "lora"):
             module.lora, module.lora_name = rows, name
+            names.append(name)
+    rows.know(list(dict.fromkeys([*names, HEAD])))
 
 
+def _table_of(adapter: Adapter, places: Mapping[str, int]) -> IntArray:
+    """[num_layers, most parts, NUM_FIELDS], of layers that ask; zeros where there are fewer parts."""
+    table = np.zeros((len(places), max(map(len, adapter.layers.values()), default=0), NUM_FIELDS), dtype=np.int64)
+    for layer, parts in adapter.layers.items():
+        for number, part in enumerate(parts):
+            table[places[layer], number] = part.fields
+    return table
+
+
+HEAD = "lm_head"
+"""The name of a head that may be the table of embeddings."""
 _NO_ROWS: IntArray = np.zeros(0, dtype=np.int64)

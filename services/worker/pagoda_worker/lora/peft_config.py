@@ -2,16 +2,19 @@
 
 import json
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pagoda_common.errors import ModelLoadError
+from pagoda_worker.lora.module_patterns import places_of
 
 CONFIG_FILE = "adapter_config.json"
 MAX_CONFIG_BYTES = 16 << 20
+MAX_NUMBER = 1e9
+"""Of ranks and what they are scaled by."""
+MAX_SHOWN_CHARS = 200
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "use_dora": (False, None),
     "use_qalora": (False, None),
@@ -28,7 +31,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeftConfig:
-    """What decides how matrices are scaled."""
+    """Settings of the scale of matrices."""
 
     rank: int
     alpha: float
@@ -40,22 +43,24 @@ class PeftConfig:
     extras: tuple[str, ...] = ()
     """Fields that ask for more than low-rank matrices, as in `use_dora is True`."""
 
-    def rank_of(self, module: str) -> int:
-        """Columns of a module's matrices."""
-        return int(_matching(self.rank_pattern, module, self.rank))
+    def scales_of(self, modules: Collection[str]) -> dict[str, float]:
+        """Factor of the product of each module's matrices.
 
-    def scale_of(self, module: str) -> float:
-        """What the product of a module's matrices is multiplied with."""
-        rank, alpha = self.rank_of(module), float(_matching(self.alpha_pattern, module, self.alpha))
-        return alpha / math.sqrt(rank) if self.is_rank_stabilized else alpha / rank
+        Raises:
+            ModelLoadError: a pattern is no regular expression, or they take too much to be searched.
+        """
+        ranks, alphas = _matching(self.rank_pattern, modules), _matching(self.alpha_pattern, modules)
+        scales = {}
+        for module in modules:
+            rank, alpha = ranks.get(module, self.rank), alphas.get(module, self.alpha)
+            scales[module] = alpha / math.sqrt(rank) if self.is_rank_stabilized else alpha / rank
+        return scales
 
 
-def _matching(pattern: Mapping[str, Any], module: str, default: Any) -> Any:
-    """The first value whose key is the end of the name, at a dot, as a regular expression."""
-    for key, value in pattern.items():
-        if re.match(rf"(.*\.)?({key})$", module):
-            return value
-    return default
+def _matching(pattern: Mapping[str, float], modules: Collection[str]) -> dict[str, float]:
+    """The first value whose key is the end of a module's name, of the modules that have one."""
+    values = list(pattern.values())
+    return {module: values[place] for module, place in places_of(list(pattern), modules).items()} if values else {}
 
 
 def read_peft_config(directory: Path) -> PeftConfig:
@@ -66,6 +71,8 @@ def read_peft_config(directory: Path) -> PeftConfig:
     """
     path = directory / CONFIG_FILE
     try:
+        if path.exists() and not path.is_file():  # a pipe or a device would be read without end
+            raise ModelLoadError(f"{path} must be a file")
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise ModelLoadError(f"{path} has {path.stat().st_size} bytes, must have at most {MAX_CONFIG_BYTES}")
         given = json.loads(path.read_text(encoding="utf-8"))
@@ -74,8 +81,10 @@ def read_peft_config(directory: Path) -> PeftConfig:
     if not isinstance(given, dict):
         raise ModelLoadError(f"{path} must hold a JSON object, got {type(given).__name__}")
     if given.get("peft_type") != "LORA":
-        raise ModelLoadError(f"{path}: peft_type is {given.get('peft_type')!r}, must be 'LORA'")
-    extras = tuple(f"{name} is {given[name]!r}" for name, neutral in _NEUTRAL.items() if given.get(name) not in neutral)
+        raise ModelLoadError(f"{path}: peft_type is {_shown(given.get('peft_type'))}, must be 'LORA'")
+    extras = tuple(
+        f"{name} is {_shown(given[name])}" for name, neutral in _NEUTRAL.items() if given.get(name) not in neutral
+    )
     ranks = _pattern(path, given, "rank_pattern")
     if any(rank < 1 or rank != int(rank) for rank in ranks.values()):
         raise ModelLoadError(f"{path}: rank_pattern must have whole numbers of at least 1")
@@ -89,22 +98,24 @@ def read_peft_config(directory: Path) -> PeftConfig:
     )
 
 
-def _number(path: Path, given: dict[str, Any], name: str, default: float, *, low: float = -math.inf) -> float:
+def _number(path: Path, given: dict[str, Any], name: str, default: float, *, low: float = -MAX_NUMBER) -> float:
     value = given.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < math.inf:
-        bound = "a number" if low == -math.inf else f"a number of at least {low:g}"
-        raise ModelLoadError(f"{path}: {name} is {value!r}, must be {bound}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= MAX_NUMBER:
+        bound = f"a number from {low:g} to {MAX_NUMBER:g}"
+        raise ModelLoadError(f"{path}: {name[:100]} is {_shown(value)}, must be {bound}")
     return value
 
 
 def _pattern(path: Path, given: dict[str, Any], name: str) -> dict[str, float]:
     pattern = given.get(name) or {}
     if not isinstance(pattern, dict):
-        raise ModelLoadError(f"{path}: {name} is {pattern!r}, must be an object")
+        raise ModelLoadError(f"{path}: {name} is {_shown(pattern)}, must be an object")
     for key in pattern:
-        try:
-            re.compile(key)
-        except re.error as error:
-            raise ModelLoadError(f"{path}: {name} has {key!r}, which is no regular expression: {error}") from error
         _number(path, pattern, key, 0)
     return pattern
+
+
+def _shown(value: Any) -> str:
+    """A value that may be of any size, for a message."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"

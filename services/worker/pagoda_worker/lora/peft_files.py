@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +14,15 @@ from torch import Tensor
 from pagoda_common.errors import ModelLoadError, OutOfMemory
 from pagoda_kernels.lora.add_lora import LoraPart
 from pagoda_worker.loader.tensor_file import TensorFile
-from pagoda_worker.lora.peft_config import PeftConfig, read_peft_config
+from pagoda_worker.lora.adapter import apart
+from pagoda_worker.lora.peft_config import CONFIG_FILE, read_peft_config
 from pagoda_worker.lora.targets import LoraTargets, Target
 from pagoda_worker.memory.device import available_memory_bytes
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLED_FILE = "adapter_model.bin"
+MAX_HEADER_BYTES = 32 << 20
+"""Of the list of tensors. Reading it holds up the worker's other threads: a third of a second for so much."""
 _KEY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+?)\.lora_(?P<table>embedding_)?(?P<half>[AB])(?:\.[^.]+)?")
 _REASONS = (
     ("lora_magnitude_vector", "DoRA is not supported"),
@@ -30,7 +33,7 @@ _REASONS = (
 )
 """By a part of the name of a tensor."""
 _WRAPPED = ".base_layer"
-"""What peft puts after the name of a module of which it has changed another parameter already."""
+"""Suffix that peft adds to the name of a module if another parameter of it is already changed."""
 
 
 @dataclass(slots=True)
@@ -68,13 +71,17 @@ def read_adapter(
     layers: dict[str, list[LoraPart]] = defaultdict(list)
     with ExitStack() as stack:
         try:
-            file = stack.enter_context(TensorFile(path))
+            file = stack.enter_context(TensorFile(path, max_header_bytes=MAX_HEADER_BYTES))
         except (SafetensorError, OSError) as error:
             raise ModelLoadError(f"cannot read {path}: {error}") from error
         modules = _modules(file)
         if config.extras:
             raise ModelLoadError(f"{directory}: {config.extras[0]}, which is not supported")
-        reader = _Reader(file, config, targets, dtype, max_rank)
+        try:
+            scales = config.scales_of({module.removesuffix(_WRAPPED) for module in modules})
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{directory / CONFIG_FILE}: {error.message}") from error
+        reader = _Reader(file, scales, targets, dtype, max_rank)
         for module, halves in modules.items():
             if only and module.removesuffix(_WRAPPED).rpartition(".")[2] not in only:
                 continue
@@ -82,7 +89,7 @@ def read_adapter(
                 continue
             for target, part in reader.parts(module, halves):
                 layers[target.layer].append(part)
-    return {layer: tuple(parts) for layer, parts in layers.items()}
+    return {layer: apart(parts) for layer, parts in layers.items()}
 
 
 def _modules(file: TensorFile) -> dict[str, _Halves]:
@@ -113,42 +120,41 @@ class _Reader:
     """Reads the matrices of one module after the other."""
 
     def __init__(
-        self, file: TensorFile, config: PeftConfig, targets: LoraTargets, dtype: torch.dtype, max_rank: int
+        self, file: TensorFile, scales: Mapping[str, float], targets: LoraTargets, dtype: torch.dtype, max_rank: int
     ) -> None:
+        """`scales`: by module."""
         self._file = file
-        self._config = config
+        self._scales = scales
         self._targets = targets
         self._dtype = dtype
         self._max_rank = max_rank
 
     def parts(self, module: str, halves: _Halves) -> Iterator[tuple[Target, LoraPart]]:
-        """Of a module, which may be that of all experts.
+        """The parts of a module, which may be the module of all experts.
 
         Raises:
             ModelLoadError: it is not in the model, or does not fit.
         """
         a, b = (self._read(halves.names[half]) for half in "AB")
         name, owner = halves.names["B"], module.removesuffix(_WRAPPED)
-        scale = self._config.scale_of(owner)
+        scale = self._scales[owner]
         if experts := self._targets.experts(owner):
             yield from self._of_experts(name, experts, a, b, scale)
             return
         target = self._targets.find(module)
         if target is None or target.is_table != halves.is_table:
-            raise ModelLoadError(f"{self._file.path}: {name} cannot be used: the model has no such matrix")
+            raise ModelLoadError(
+                f"{self._file.path}: {name} cannot be used: the model has no such matrix that adapters can change"
+            )
         self._check(name, a, b, target)
-        yield from self._scaled(target, a, b, scale)
+        yield from self._scaled(name, target, a, b, scale)
 
     def _of_experts(
         self, name: str, experts: list[tuple[Target, Target]], a: Tensor, b: Tensor, scale: float
     ) -> Iterator[tuple[Target, LoraPart]]:
         """One module has the matrices of all experts: a [experts * rank, in], b [out, rank * experts]."""
         count = len(experts)
-        fitting = [
-            place
-            for place, target in enumerate(experts[0])
-            if (a.shape[-1], b.shape[0]) == (target.in_features, target.out_features)
-        ]
+        fitting = [place for place, target in enumerate(experts[0]) if (a.shape[-1], b.shape[0]) == self._sizes(target)]
         if len(fitting) != 1 or a.shape[0] % count or b.shape[1] != a.shape[0]:
             shapes = f"{list(a.shape)} and {list(b.shape)}"
             raise ModelLoadError(
@@ -158,14 +164,26 @@ class _Reader:
         each_b = b.reshape(b.shape[0], -1, count).permute(2, 0, 1)
         for index, pair in enumerate(experts):
             target = pair[fitting[0]]
-            self._check(name, each_a[index], each_b[index], target)
-            yield from self._scaled(target, each_a[index], each_b[index], scale)
+            one_a, one_b = each_a[index], each_b[index]
+            if target.is_swapped:
+                one_a, one_b = one_b.t(), one_a.t()
+            self._check(name, one_a, one_b, target)
+            yield from self._scaled(name, target, one_a, one_b, scale)
 
-    def _scaled(self, target: Target, a: Tensor, b: Tensor, scale: float) -> Iterator[tuple[Target, LoraPart]]:
-        scaled = b.float() * scale
+    @staticmethod
+    def _sizes(target: Target) -> tuple[int, int]:
+        """Columns of A and rows of B."""
+        sizes = target.in_features, target.out_features
+        return sizes[::-1] if target.is_swapped else sizes
+
+    def _scaled(
+        self, name: str, target: Target, a: Tensor, b: Tensor, scale: float
+    ) -> Iterator[tuple[Target, LoraPart]]:
+        a, scaled = a.to(self._dtype), (b.float() * scale).to(self._dtype)
+        if not bool(a.isfinite().all()) or not bool(scaled.isfinite().all()):
+            raise ModelLoadError(f"{self._file.path}: {name} or its other half has numbers that are not finite, scaled")
         for part in self._targets.parts(target, a, scaled):
-            kept: Callable[[Tensor], Tensor] = lambda matrix: matrix.to(self._dtype, copy=True).contiguous()  # noqa: E731
-            yield target, LoraPart(a=kept(part.a), b=kept(part.b), row_start=part.row_start)
+            yield target, part
 
     def _read(self, name: str) -> Tensor:
         try:

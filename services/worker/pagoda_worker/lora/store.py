@@ -45,9 +45,9 @@ class AdapterStore:
         self._lock = threading.Lock()
         self._by_number: dict[int, Adapter] = {}
         self._by_key: OrderedDict[tuple[str, str, int], Adapter] = OrderedDict()
-        """What was read, the least recently loaded first; those of `forget_numbers` stay while there is room."""
+        """Loaded adapters, the least recently loaded first; those of `forget_numbers` stay while there is room."""
         self._on_device: OrderedDict[Adapter, Adapter] = OrderedDict()
-        """Copies by what they are of, the least recently used first; none where the device has host memory."""
+        """Copies by their source, the least recently used first; none if the device uses host memory."""
         self._pinned: set[Adapter] = set()
 
     def load(self, number: int, name: LoraAdapter) -> Adapter:
@@ -70,6 +70,8 @@ class AdapterStore:
                 only=self._config.lora_target_modules,
             )
             adapter = Adapter.of(name, layers)
+            if self._device.type == "cuda":
+                adapter = adapter.pinned()  # here, beside the steps: what a step copies it does not wait for
             seconds, size = time.monotonic() - started, adapter.num_bytes / 2**20
             logger.info("adapter %s: rank %d, %.1f MiB, read in %.2f s", name.name, adapter.rank, size, seconds)
         with self._lock:
@@ -107,7 +109,7 @@ class AdapterStore:
             self._pinned.discard(adapter)
 
     def forget_numbers(self) -> None:
-        """A scheduler begins anew, with numbers of its own; what was read stays while there is room."""
+        """A new scheduler starts with its own numbers; loaded adapters stay while there is room."""
         with self._lock:
             self._by_number.clear()
             self._pinned.clear()

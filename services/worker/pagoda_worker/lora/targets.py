@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from pagoda_kernels.lora.add_lora import LoraPart
-from pagoda_worker.loader.weights import in_order
+from pagoda_worker.loader.held_parts import in_order
 from pagoda_worker.models.decoder import Decoder
 from pagoda_worker.models.layers import Embedding, Matrix
 from pagoda_worker.models.model import Model
@@ -41,15 +42,18 @@ class Target:
     layer: str
     """Dotted name of the layer."""
     num_rows: int
-    """Of the whole parameter."""
+    """Rows of the whole parameter."""
     out_features: int
     in_features: int
     is_table: bool = False
     """Rows are looked up, nothing is multiplied."""
+    pairs_rows: bool = False
+    """See MadeWeights; so is is_swapped."""
+    is_swapped: bool = False
 
 
 class LoraTargets:
-    """Of one model, or of a rank's part of it."""
+    """What adapters may change in a model, or in a rank's part of it."""
 
     def __init__(self, *, model: Model, whole: Model, names: WeightNames) -> None:
         """
@@ -61,6 +65,9 @@ class LoraTargets:
         self._whole = whole
         self._names = names
         self._sources = {source.name: source for source in names.sources}
+        self._sources |= {module: self._sources[name] for module, name in names.module_names.items()}
+        made = names.made + (model.ways_to_make if isinstance(model, Decoder) else ())
+        self._made = {parameter: one for one in made for parameter in one.parameters}
 
     def find(self, module: str) -> Target | None:
         """The target of a module by its name in transformers; None: adapters cannot change it."""
@@ -89,8 +96,13 @@ class LoraTargets:
             up, down = pair
             if up is None or down is None:
                 return []
-            found.append((up, down))
+            found.append((self._as_made(up), self._as_made(down)))
         return found
+
+    def _as_made(self, target: Target) -> Target:
+        """With how a checkpoint has it stacked."""
+        made = self._made.get(target.source.parameter)
+        return target if made is None else replace(target, pairs_rows=made.pairs_rows, is_swapped=made.is_swapped)
 
     def parts(self, target: Target, a: Tensor, b: Tensor) -> Iterator[LoraPart]:
         """What this rank needs of a module's matrices.
@@ -104,8 +116,10 @@ class LoraTargets:
             columns = sharding.columns(source.parameter, a.shape[1])
             a = a[:, columns.start : columns.stop]
         b = in_order(b, replace(source, is_transposed=False))
+        if target.pairs_rows:
+            b = torch.cat((b[0::2], b[1::2]))
         if target.is_table:
-            yield LoraPart(a=a, b=b, row_start=0)
+            yield LoraPart.of(a, b, 0)
             return
         offset = 0
         for rows in sharding.rows(source.parameter, target.num_rows):
@@ -113,12 +127,12 @@ class LoraTargets:
             end = min(rows.stop, source.row_start + b.shape[0])
             if begin < end:
                 held = b[begin - source.row_start : end - source.row_start]
-                yield LoraPart(a=a, b=held, row_start=offset + begin - rows.start)
+                yield LoraPart.of(a, held, offset + begin - rows.start)
             offset += len(rows)
 
     @property
     def _parameters(self) -> set[str]:
-        return {source.parameter for source in self._names.sources}
+        return {*(source.parameter for source in self._names.sources), *self._made}
 
     def _stripped(self, module: str) -> str:
         for prefix in self._names.prefixes:
@@ -133,7 +147,7 @@ class LoraTargets:
             columns = spec.embedding_dim or spec.hidden_size
             return Target(source, layer, spec.vocab_size, spec.vocab_size, columns)
         module = self._whole.get_submodule(layer)
-        if not isinstance(module, Matrix):
+        if not isinstance(module, Matrix) or not module.takes_adapters:
             return None
         rows = module.rows if source.num_rows is None else source.num_rows
         if isinstance(module, Embedding):
@@ -165,7 +179,8 @@ class LoraTargets:
         if leaf in _SPLIT:
             wanted, place = _SPLIT[leaf]
             for source in siblings:
-                if source.parameter.endswith(f".{wanted}.weight") and source.num_rows is None:
+                is_joined = source.num_rows is None and source.name.split(".")[-2] not in _SPLIT
+                if is_joined and source.parameter.endswith(f".{wanted}.weight"):
                     return self._part(source, wanted, place)
         return None
 

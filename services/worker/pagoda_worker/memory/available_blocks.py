@@ -30,10 +30,10 @@ class AvailableBlocks:
     num_cpu_blocks: int
     block_bytes: int
     num_state_snapshots: int = 0
-    """Of recurrent states, beside those of the slots."""
+    """Number of snapshots of recurrent state, besides the states of the slots."""
     num_cpu_state_snapshots: int = 0
     state_bytes: int = 0
-    """Of one snapshot."""
+    """Size of one snapshot."""
 
 
 def available_blocks(loaded: LoadedModel) -> AvailableBlocks:

@@ -1,6 +1,7 @@
-"""Moves weights into huge pages. Knows where they lie; nothing of what they are."""
+"""Moves weights into huge pages. Knows their addresses, and nothing else of them."""
 
 import ctypes
+import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,11 +10,24 @@ from torch import Tensor
 from pagoda_worker.threads import num_usable_cores
 
 PAGE_BYTES = 2 << 20
-"""Of x86-64's huge pages, and of those of most other machines that have any."""
+"""Huge pages of x86-64 and most other machines."""
 MIN_BYTES = 1 << 20
-"""Of a tensor that is worth it."""
+"""Smallest tensor that is moved."""
 _COLLAPSE = 25
-"""Of madvise, since Linux 6.1; whatever the machine's setting for huge pages is, but for memory that refuses them."""
+"""Advice for madvise, since Linux 6.1; works with any setting of huge pages, unless the memory refuses them."""
+_HUGE_PAGE = 14
+"""Advice for madvise: memory that is touched from now on; not where the machine's setting of huge pages is `never`."""
+
+
+def ask_for_huge_pages(memory: Tensor) -> None:
+    """Have memory that is touched later lie in huge pages. Where that cannot be, nothing changes.
+
+    Args:
+        memory: contiguous, in host memory; its begin is that of a page.
+    """
+    madvise = getattr(ctypes.CDLL(None), "madvise", None)
+    if madvise is not None and sys.platform == "linux":
+        madvise(ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(memory.nbytes), _HUGE_PAGE)
 
 
 def use_huge_pages(tensors: Iterable[Tensor]) -> int:
@@ -41,7 +55,7 @@ def use_huge_pages(tensors: Iterable[Tensor]) -> int:
 
 def _ranges(tensors: Iterable[Tensor]) -> Iterator[tuple[int, int]]:
     """First address and end of whole pages with these in them, ascending, each page once."""
-    sizes = {tensor.data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    sizes = {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
     end = 0
     for address in sorted(sizes):
         if sizes[address] >= MIN_BYTES:

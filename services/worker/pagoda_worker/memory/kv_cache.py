@@ -1,5 +1,6 @@
 """KVCache: the paged cache of all layers on the device, and the host blocks for swapping."""
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -26,14 +27,20 @@ def block_bytes(
     """
     if layout is not None:
         layers = [layers[layer] for layer in layout.buffers]
-    widths = sum(layer.num_kv_heads * cache_width(layer.head_dim, dtype) for layer in layers)
-    return 2 * block_size * widths * dtype.itemsize
+    return sum(block_size * sum(map(math.prod, _row_shapes(layer, dtype))) * dtype.itemsize for layer in layers)
+
+
+def _row_shapes(layer: AttentionLayer, dtype: torch.dtype) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Shapes of a token's keys and values: [num_kv_heads, width]; values of latents have width 0."""
+    width = cache_width(layer.head_dim, dtype)
+    return (layer.num_kv_heads, width), (layer.num_kv_heads, 0 if layer.latent_rank else width)
 
 
 class KVCache:
     """Buffers of key and value blocks, [num_blocks, block_size, num_kv_heads, head_dim] each; in int8 and FP8, rows of
     `pagoda_kernels.attention.quantized_cache`, of int8 with a scale at their end. With one group of layers there is a
-    buffer for each layer; else the layout says where a layer lies."""
+    buffer for each layer; else the layout says where a layer lies. Latents are keys without values: the last dimension
+    of these is 0."""
 
     def __init__(
         self,
@@ -57,33 +64,30 @@ class KVCache:
         self.num_blocks = num_blocks
         self.num_cpu_blocks = num_cpu_blocks
         self.block_size = block_size
-        shapes = [(block_size, layer.num_kv_heads, cache_width(layer.head_dim, dtype)) for layer in layers]
-        self.k_caches = [_zeros((num_blocks, *shape), dtype, device) for shape in shapes]
-        self.v_caches = [_zeros((num_blocks, *shape), dtype, device) for shape in shapes]
-        self.memory_ahead = MemoryAhead([*self.k_caches, *self.v_caches], is_early=takes_memory_early)
+        shapes = [_row_shapes(layer, dtype) for layer in layers]
+        self.k_caches = [_zeros((num_blocks, block_size, *keys), dtype, device) for keys, _ in shapes]
+        self.v_caches = [_zeros((num_blocks, block_size, *values), dtype, device) for _, values in shapes]
+        self._caches = [cache for cache in (*self.k_caches, *self.v_caches) if cache.shape[-1]]
+        self.memory_ahead = MemoryAhead(self._caches, is_early=takes_memory_early)
         host = torch.device("cpu")
-        self._host_k = [_zeros((num_cpu_blocks, *shape), dtype, host) for shape in shapes]
-        self._host_v = [_zeros((num_cpu_blocks, *shape), dtype, host) for shape in shapes]
+        self._host = [_zeros((num_cpu_blocks, *cache.shape[1:]), dtype, host) for cache in self._caches]
 
     @property
     def num_bytes(self) -> int:
         """Bytes on the device."""
-        return sum(cache.numel() * cache.element_size() for cache in (*self.k_caches, *self.v_caches))
+        return sum(cache.numel() * cache.element_size() for cache in self._caches)
 
     def copy(self, pairs: IntArray) -> None:
         """Copy blocks on the device; pairs [n, 2] (from, to)."""
-        self._move(self.k_caches, self.k_caches, pairs, (self.num_blocks, self.num_blocks))
-        self._move(self.v_caches, self.v_caches, pairs, (self.num_blocks, self.num_blocks))
+        self._move(self._caches, self._caches, pairs, (self.num_blocks, self.num_blocks))
 
     def swap_out(self, pairs: IntArray) -> None:
         """Copy blocks to the host; pairs [n, 2] (device block, host block)."""
-        self._move(self.k_caches, self._host_k, pairs, (self.num_blocks, self.num_cpu_blocks))
-        self._move(self.v_caches, self._host_v, pairs, (self.num_blocks, self.num_cpu_blocks))
+        self._move(self._caches, self._host, pairs, (self.num_blocks, self.num_cpu_blocks))
 
     def swap_in(self, pairs: IntArray) -> None:
         """Copy blocks from the host; pairs [n, 2] (host block, device block)."""
-        self._move(self._host_k, self.k_caches, pairs, (self.num_cpu_blocks, self.num_blocks))
-        self._move(self._host_v, self.v_caches, pairs, (self.num_cpu_blocks, self.num_blocks))
+        self._move(self._host, self._caches, pairs, (self.num_cpu_blocks, self.num_blocks))
 
     def time_swap(self) -> int:
         """Nanoseconds for one block to the host and back, halved; measured on up to eight blocks."""
@@ -100,10 +104,10 @@ class KVCache:
     def sanitize(self, block_ids: IntArray) -> None:
         """Replace NaN and infinity in some blocks: their next sequence reads past its own tokens (masked, but zero
         times NaN is NaN)."""
-        if not self.k_caches:
+        if not self._caches:
             return
-        ids = to_device(block_ids, self.k_caches[0].device)
-        for cache in (*self.k_caches, *self.v_caches):
+        ids = to_device(block_ids, self._caches[0].device)
+        for cache in self._caches:
             if cache.dtype == FP8:
                 cache = cache.view(torch.uint8)
                 codes = cache.index_select(0, ids)
@@ -118,8 +122,8 @@ class KVCache:
 
     def clear(self, block_ids: IntArray) -> None:
         """Fill some blocks with zeros. Waits for nothing."""
-        ids = to_device(block_ids, self.k_caches[0].device)
-        for cache in (*self.k_caches, *self.v_caches):
+        ids = to_device(block_ids, self._caches[0].device)
+        for cache in self._caches:
             words = cache.view(torch.uint8) if cache.dtype == FP8 else cache
             words.index_fill_(0, ids, 0)
 

@@ -1,6 +1,6 @@
 """Takes memory for a CPU's KV cache before a step needs it, some way ahead of the blocks in use.
 
-Knows where the blocks lie; nothing of what they hold.
+Knows where the blocks are, and not what they hold.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from torch import Tensor
 from pagoda_worker.threads import num_usable_cores
 
 MAX_SHARE_AHEAD = 1 / 16
-"""Of the cache: most that is there after the last block used."""
+"""Share of the cache that may be taken beyond the last used block."""
 EARLY_SHARE_AHEAD = 1 / 2
 """The same of an early one, which has so much from the start on."""
 PERIOD_S = 0.25
@@ -26,7 +26,7 @@ PERIOD_S = 0.25
 PIECE_BYTES = 256 << 10
 """Taken at once: for so long the process's memory map cannot change."""
 _POPULATE_WRITE = 23
-"""Of madvise, since Linux 5.14."""
+"""Advice for madvise, since Linux 5.14."""
 
 
 class MemoryAhead:
@@ -55,10 +55,10 @@ class MemoryAhead:
                 )
             self._num_touched = end if all(is_there) else 0
 
-    def touch(self, num_used: int, may_go_on: Callable[[], bool]) -> None:
+    def touch(self, num_used: int, may_continue: Callable[[], bool]) -> None:
         """Have the memory of blocks from `num_used` on, a share of all. What the blocks hold stays.
 
-        Ends early, to be called again, when it may not go on. Does nothing where the kernel cannot do it.
+        Returns early, to be called again, when a step needs the machine. Does nothing without the kernel's support.
         """
         if not self._caches:
             return
@@ -68,15 +68,17 @@ class MemoryAhead:
         else:
             ahead = min(num_used, int(num_blocks * MAX_SHARE_AHEAD))
         begin, end = max(num_used, self._num_touched), min(num_blocks, num_used + ahead)
-        if begin < end and self._populate_blocks(self._caches, begin, end, may_go_on):
+        if begin < end and self._populate_blocks(self._caches, begin, end, may_continue):
             self._num_touched = end
 
-    def _populate_blocks(self, caches: Sequence[Tensor], begin: int, end: int, may_go_on: Callable[[], bool]) -> bool:
+    def _populate_blocks(
+        self, caches: Sequence[Tensor], begin: int, end: int, may_continue: Callable[[], bool]
+    ) -> bool:
         """Whether all of these are there now."""
         for cache in caches:
             block = cache.numel() * cache.element_size() // cache.shape[0]
             for offset in range(begin * block, end * block, PIECE_BYTES):
-                if not may_go_on():
+                if not may_continue():
                     return False
                 if not _populate(cache.data_ptr() + offset, min(PIECE_BYTES, end * block - offset)):
                     self._caches = []
@@ -85,12 +87,12 @@ class MemoryAhead:
 
 
 class Resting(Protocol):
-    """What a worker shows of itself."""
+    """A worker, as far as its rest matters."""
 
     def has_rested(self, seconds: float) -> bool:
         """Whether no step ran for so long."""
 
-    def touch_ahead(self, may_go_on: Callable[[], bool]) -> None:
+    def touch_ahead(self, may_continue: Callable[[], bool]) -> None:
         """`MemoryAhead.touch` after the blocks that steps have used."""
 
 

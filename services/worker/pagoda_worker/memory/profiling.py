@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryBudget:
-    """Who gets what of an accelerator's memory, bytes."""
+    """Division of an accelerator's memory, in bytes."""
 
     total_bytes: int
     utilization: float
@@ -29,12 +29,12 @@ class MemoryBudget:
     free_bytes: int
     """Now, with the weights and everything else there that is neither of the following."""
     activation_bytes: int
-    """Of the largest step."""
+    """Bytes of the largest step."""
     graph_bytes: int = 0
 
     @property
     def kv_cache_bytes(self) -> int:
-        """What is left for the KV cache, so that all of it together is total * utilization."""
+        """The rest for the KV cache, so that the sum is total * utilization."""
         reserve = int(self.total_bytes * (1 - self.utilization))
         return max(self.free_bytes - reserve - self.activation_bytes - self.graph_bytes, 0)
 
@@ -60,8 +60,9 @@ def measured_budget(loaded: LoadedModel) -> MemoryBudget:
 
 
 def bytes_of_graphs(sizes: Sequence[int], record: Callable[[int], None], free_bytes: Callable[[], int]) -> int:
-    """Bytes that graphs of all sizes take, told by the two largest: the first one brings the memory that all share, the
-    second one what each has to itself.
+    """Bytes that graphs of all sizes take, estimated from the two largest.
+
+    The first graph shows the memory that all share, the second one the memory of each.
 
     Args:
         sizes: rising.

@@ -56,7 +56,7 @@ class StatePool:
             ]
 
         self.tensors = zeros(num_rows, device)
-        """Of each layer, [num_rows, …] each."""
+        """Tensors of each layer, [num_rows, …] each."""
         self._host = zeros(num_cpu_snapshots, torch.device("cpu"))
 
     @property
@@ -96,7 +96,7 @@ class StatePool:
             self._copy(self._host, self.tensors, host, self._snapshots(pairs[:, 1]))
 
     def batch(self, slots: IntArray, query_lens: IntArray, num_draft_tokens: IntArray) -> RecurrentBatch:
-        """What recurrent layers are to know of a step's sequences; [n] each, drafts are at the end of the tokens."""
+        """A step's sequences for recurrent layers; [n] each, drafts are at the end of the tokens."""
         kept = None
         if num_draft_tokens.any():
             kept = np.full(int(query_lens.sum()), -1, dtype=np.int64)

@@ -22,7 +22,7 @@ def attend(
     """Write a step's keys and values, and attend.
 
     Args:
-        query: [num_tokens, num_heads, head_dim], rotated if it is to be.
+        query: [num_tokens, num_heads, head_dim], rotated if the model rotates.
         key, value: [num_tokens, num_kv_heads, head_dim]; values, or keys and queries, may be narrower than the layer.
         layer: the model's `attention_layers[index]`.
         sinks: [num_heads]; a score of each head for a key that every query sees, whose value is zero.

@@ -2,6 +2,7 @@
 
 import math
 
+from pagoda_worker.models.alibi import alibi_slopes, power_slopes
 from pagoda_worker.models.config_keys import expect
 from pagoda_worker.models.hf_config import HfConfig, get, refuse, required
 from pagoda_worker.models.spec import DecoderSpec
@@ -32,20 +33,12 @@ MPT_NAMES = TensorNames(
 )
 
 
-def _slopes(num_heads: int, bias_max: float) -> list[float]:
-    """2^(-bias_max i / num_heads), i from 1; for a power of two heads."""
-    return [2.0 ** (-bias_max * (head + 1) / num_heads) for head in range(num_heads)]
-
-
 def bloom_spec(config: HfConfig) -> DecoderSpec:
     """BloomForCausalLM. It has no longest sequence; seq_length is what it was trained on."""
     refuse(config, "apply_residual_connection_post_layernorm")
     old_names = {"hidden_size": "n_embed", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers"}
     config = {name: config.get(old) for name, old in old_names.items()} | config
     hidden_size, num_heads = int(required(config, "hidden_size")), int(required(config, "n_head"))
-    power = 2 ** int(math.log2(num_heads))
-    # Heads beyond a power of two take every other slope of twice as many.
-    slopes = _slopes(power, 8.0) + _slopes(2 * power, 8.0)[::2][: num_heads - power]
     return DecoderSpec(
         architecture="BloomForCausalLM",
         vocab_size=int(required(config, "vocab_size")),
@@ -64,7 +57,7 @@ def bloom_spec(config: HfConfig) -> DecoderSpec:
         qkv_bias=True,
         o_bias=True,
         mlp_bias=True,
-        alibi_slopes=tuple(slopes),
+        alibi_slopes=tuple(alibi_slopes(num_heads)),
         tie_word_embeddings=bool(get(config, "tie_word_embeddings", True)),
     )
 
@@ -78,7 +71,7 @@ def mpt_spec(config: HfConfig) -> DecoderSpec:
     expect(config, fc_type="torch", ffn_config={"fc_type": "torch", "ffn_type": "mptmlp"})
     hidden_size, num_heads = int(required(config, "d_model")), int(required(config, "n_heads"))
     power = 2 ** math.ceil(math.log2(num_heads))
-    slopes = _slopes(power, float(get(attention, "alibi_bias_max", 8)))
+    slopes = power_slopes(power, float(get(attention, "alibi_bias_max", 8)))
     if power != num_heads:
         slopes = (slopes[1::2] + slopes[::2])[:num_heads]
     scale = attention.get("softmax_scale")

@@ -1,15 +1,15 @@
-"""What the layers of a model keep of a sequence, and how that shares buffers. Layers and numbers; no tensors."""
+"""Data that a model's layers keep of a sequence, and how layers share buffers. Knows no tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
 
 from pagoda_common.errors import ConfigError
 
-CacheKind: TypeAlias = Literal["full", "window", "recurrent", "none"]
+CacheKind: TypeAlias = Literal["full", "latent", "window", "recurrent", "none"]
 FULL_COST = 32
-"""What a layer that keeps every token costs, against one with a window: prompts are longer than windows."""
+"""Cost of a layer that keeps every token, relative to one with a window: prompts are longer than windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,8 @@ class CacheGroup:
     """Layers that keep the same of a sequence."""
 
     kind: CacheKind
-    """full: every token; window: the last `window` tokens; recurrent: a state of fixed size; none: nothing."""
+    """full: every token; latent: every token, as one vector that keys and values are made of; window: the last `window`
+    tokens; recurrent: a state of fixed size; none: nothing."""
     layers: tuple[int, ...]
     """Counted among the layers of attention, or among the recurrent ones."""
     window: int | None = None
@@ -26,7 +27,7 @@ class CacheGroup:
     @property
     def has_blocks(self) -> bool:
         """Whether it keeps tokens, in blocks."""
-        return self.kind in ("full", "window")
+        return self.kind in ("full", "latent", "window")
 
     def num_blocks(self, num_tokens: int, *, block_size: int, chunk: int) -> int:
         """Most blocks that a sequence of `num_tokens` holds at a time, where a step computes at most `chunk`."""
@@ -67,7 +68,8 @@ class CacheLayout:
     @property
     def is_plain(self) -> bool:
         """Every layer keeps every token."""
-        return not self.recurrent and not self.uncached and len(self.groups) == 1 and self.groups[0].kind == "full"
+        is_whole = len(self.groups) == 1 and self.groups[0].window is None
+        return is_whole and not self.recurrent and not self.uncached
 
     @property
     def has_windows(self) -> bool:
@@ -97,6 +99,20 @@ def groups_by_window(windows: Sequence[int | None]) -> tuple[CacheGroup, ...]:
     )
 
 
+def check_chunks(chunks: Iterable[int | None], *, block_size: int, max_model_len: int) -> None:
+    """Chunks of attention begin where blocks do.
+
+    Raises:
+        ConfigError: one would not.
+    """
+    for chunk in chunks:
+        if chunk is not None and chunk < max_model_len and chunk % block_size:
+            raise ConfigError(
+                f"block_size is {block_size}, must divide the model's attention_chunk_size, {chunk}",
+                field="block_size",
+            )
+
+
 def make_layout(declared: Sequence[CacheGroup], *, max_model_len: int, knows_groups: bool) -> CacheLayout:
     """How what a model declares is kept.
 
@@ -109,6 +125,7 @@ def make_layout(declared: Sequence[CacheGroup], *, max_model_len: int, knows_gro
     """
     recurrent = tuple(sorted(layer for group in declared if group.kind == "recurrent" for layer in group.layers))
     uncached = tuple(sorted(layer for group in declared if group.kind == "none" for layer in group.layers))
+    whole: CacheKind = "latent" if any(group.kind == "latent" for group in declared) else "full"
     paged: dict[int | None, list[int]] = {None: []}
     for group in declared:
         if group.has_blocks:
@@ -129,7 +146,7 @@ def make_layout(declared: Sequence[CacheGroup], *, max_model_len: int, knows_gro
         num_full=len(kinds.get(None, ())), num_others=[len(kinds[window]) for window in kinds if window is not None]
     )
     groups = [
-        CacheGroup("full" if window is None else "window", tuple(layers[start : start + size]), window)
+        CacheGroup(whole if window is None else "window", tuple(layers[start : start + size]), window)
         for window, layers in kinds.items()
         for start in range(0, len(layers), size)
     ]

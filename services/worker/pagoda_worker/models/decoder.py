@@ -14,40 +14,50 @@ from pagoda_kernels.decoder.decoder_layers import (
     has_decoder_layers,
 )
 from pagoda_kernels.native.library import native
-from pagoda_worker.lora.lora_rows import LoraRows
+from pagoda_worker.lora.lora_rows import HEAD, LoraRows
+from pagoda_worker.models.alt_up import Streams
 from pagoda_worker.models.attention import Attention
 from pagoda_worker.models.decoder_layer import DecoderLayer
 from pagoda_worker.models.feed_forward import MixtureOfExperts
 from pagoda_worker.models.forward_context import ForwardContext
+from pagoda_worker.models.gemma_layers import Gemma3nLayer, Gemma4Layer
+from pagoda_worker.models.layer_inputs import LayerInputs
 from pagoda_worker.models.layers import Embedding, Linear, Norm
 from pagoda_worker.models.model import AttentionLayer, Model
 from pagoda_worker.models.recurrent import recurrent_layers
 from pagoda_worker.models.rope import RotaryTable
 from pagoda_worker.models.sharding import Sharding
-from pagoda_worker.models.spec import DecoderSpec, RopeSpec
-from pagoda_worker.models.weights import WeightNames
+from pagoda_worker.models.spec import DecoderSpec, RopeSpec, TemperatureSpec
+from pagoda_worker.models.weights import MadeWeights, WeightNames
+from pagoda_worker.models.zamba_layer import ZambaLayer, share_blocks
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
-
-HEAD = "lm_head"
-"""Its name for adapters."""
 
 
 def attention_layers(spec: DecoderSpec) -> tuple[AttentionLayer, ...]:
-    """How each layer of a model, or of a rank's part, attends."""
-    return tuple(
-        AttentionLayer(
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            scale=spec.scale(layer),
-            window=spec.window(layer),
-            softcap=spec.attention_softcap,
-            has_biases=bool(spec.alibi_slopes),
-            has_sinks=spec.has_sinks,
-        )
-        for layer in range(spec.num_layers)
-        if spec.attends(layer)
+    """How each layer of a model, or of a rank's part, attends that has keys and values of its own."""
+    return tuple(_attention_layer(spec.of_layer(i), i) for i in range(spec.num_layers) if spec.keeps_tokens(i))
+
+
+def _attention_layer(spec: DecoderSpec, layer: int) -> AttentionLayer:
+    latent = spec.latent
+    return AttentionLayer(
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim if latent is None else latent.kv_rank + spec.head_dim,
+        scale=spec.scale(layer),
+        window=spec.window(layer),
+        chunk=spec.chunk(layer),
+        softcap=spec.attention_softcap,
+        has_biases=bool(spec.alibi_slopes),
+        has_sinks=spec.has_sinks,
+        latent_rank=0 if latent is None else latent.kv_rank,
     )
+
+
+def _query_scales(temperature: TemperatureSpec, positions: Tensor) -> Tensor:
+    """[num_tokens, 1, 1] float32."""
+    steps = torch.floor((positions.float() + 1.0) / temperature.step)
+    return (torch.log1p(steps) * temperature.scale + 1.0)[:, None, None]
 
 
 class Decoder(Model):
@@ -55,7 +65,7 @@ class Decoder(Model):
 
     sharding: Sharding
     lora: LoraRows | None = None
-    """As of a layer: for the head, which may be the table of embeddings."""
+    """Adapter rows for the head, which may be the table of embeddings."""
 
     def __init__(
         self,
@@ -107,10 +117,24 @@ class Decoder(Model):
             hidden = spec.hidden_size
             self.project_in = Linear(in_features=dim, out_features=hidden, bias=False, prefix=f"{prefix}project_in")
             self.project_out = Linear(in_features=hidden, out_features=dim, bias=False, prefix=f"{prefix}project_out")
+        self.layer_inputs: LayerInputs | None = None
+        if spec.layer_inputs is not None:
+            self.layer_inputs = LayerInputs(spec=spec, inputs=spec.layer_inputs, prefix=f"{prefix}layer_inputs")
+        self.streams: Streams | None = None
+        layer_class: type[DecoderLayer | Gemma3nLayer | Gemma4Layer | ZambaLayer] = DecoderLayer
+        if spec.alt_up is not None:
+            self.streams = Streams(spec=spec, alt_up=spec.alt_up, prefix=f"{prefix}streams")
+            layer_class = Gemma3nLayer
+        elif spec.has_layer_scale:
+            layer_class = Gemma4Layer
+        elif spec.shared_blocks is not None:
+            layer_class = ZambaLayer
         self.layers = nn.ModuleList(
-            DecoderLayer(spec=spec, layer=layer, prefix=f"{prefix}layers.{layer}", parallel=parallel)
+            layer_class(spec=spec, layer=layer, prefix=f"{prefix}layers.{layer}", parallel=parallel)
             for layer in range(spec.num_layers)
         )
+        if spec.shared_blocks is not None:
+            share_blocks(self.layers, spec.shared_blocks.num_blocks)
         self.norm: Norm | None = None
         if spec.has_final_norm:
             self.norm = Norm(spec=spec, shape=(spec.hidden_size,), prefix=f"{prefix}norm")
@@ -131,7 +155,7 @@ class Decoder(Model):
         return {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
 
     def weights(self, stored: Collection[str]) -> WeightNames:
-        """As in Model; the family knows all names. Of two ways to make a parameter, it is the one whose tensors are
+        """See Model; the family knows all names. Of two ways to make a parameter, it is the one whose tensors are
         there."""
         names = self._names
         assert names is not None, "a model that is read from a checkpoint has names"
@@ -140,23 +164,30 @@ class Decoder(Model):
         known = {name.removeprefix(prefix) for name in stored for prefix in (*names.prefixes, "")}
         there = [made for made in names.made if made.names[0] in known]
         filled = {parameter for made in there for parameter in made.parameters}
+        one_by_one = {source.parameter for source in names.sources if not known or source.name in known}
         for made in names.made:  # the first way of what no tensor is there for: its names are missing
-            if filled.isdisjoint(made.parameters):
+            if filled.isdisjoint(made.parameters) and one_by_one.isdisjoint(made.parameters):
                 there.append(made)
                 filled.update(made.parameters)
-        return dataclasses.replace(names, made=tuple(there))
+        sources = [source for source in names.sources if source.parameter not in filled]
+        return dataclasses.replace(names, sources=sources, made=tuple(there))
+
+    @property
+    def ways_to_make(self) -> tuple[MadeWeights, ...]:
+        """All ways to make parameters of several tensors that the family's checkpoints know."""
+        return () if self._names is None else self._names.made
 
     def dummy_value(self, parameter: str) -> float | None:
         """Norms of ones, biases of zeros."""
         if parameter.endswith(("bias", "decay_log", "sinks")):
             return 0.0
-        if parameter.endswith(("output_scale", "skip")):
+        if parameter.endswith(("output_scale", "skip", "layer_scale", "router_scale", "expert_scale")):
             return 1.0
         return 1.0 - self.spec.norm_weight_offset if "norm" in parameter else None
 
     @property
     def what_waits(self) -> str | None:
-        """As in Model."""
+        """See Model."""
         mixtures = (module for module in self.modules() if isinstance(module, MixtureOfExperts))
         is_plain = any(not mixture.is_grouped for mixture in mixtures)
         return "the host has to hear which tokens an expert gets" if is_plain else None
@@ -167,11 +198,11 @@ class Decoder(Model):
             rope: RotaryTable(spec=rope, head_dim=self.spec.head_dim, max_positions=max_model_len, device=device)
             for rope in self.spec.ropes
         }
-        if self.spec.alibi_slopes:
-            slopes = torch.tensor(self.spec.alibi_slopes, dtype=torch.float32, device=device)
-            for module in self.modules():
-                if isinstance(module, Attention):
-                    module.alibi_slopes = slopes
+        slopes = torch.tensor(self.spec.alibi_slopes, dtype=torch.float32, device=device)
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.prepare(max_model_len=max_model_len, dtype=self._dtype, device=device)
+                module.alibi_slopes = slopes if self.spec.alibi_slopes else None
         self._embedding_multiplier = float(torch.tensor(self.spec.embedding_multiplier, dtype=self._dtype))
 
     @property
@@ -188,6 +219,8 @@ class Decoder(Model):
         Args:
             input_ids, positions: [num_tokens] int64.
         """
+        if self.spec.temperature is not None:
+            context = dataclasses.replace(context, query_scales=_query_scales(self.spec.temperature, positions))
         x: Tensor = self.embed_tokens(input_ids)
         if self._embedding_multiplier != 1.0:
             x = x * self._embedding_multiplier
@@ -198,10 +231,22 @@ class Decoder(Model):
         if self.embed_positions is not None:
             x = x + self.embed_positions(positions + self.spec.position_offset)
         if context.fused is not None:
-            x = context.fused(x, context.plans, context.slot_mappings, positions)
+            batch = x, context.plans, context.slot_mappings, positions
+            if isinstance(context.fused, DecoderLayers):
+                x = context.fused(*batch, context.adapters)
+            else:
+                x = context.fused(*batch)
         else:
+            if self.layer_inputs is not None:
+                context = dataclasses.replace(context, layer_inputs=self.layer_inputs(input_ids, x))
+            if self.spec.shared_blocks is not None:
+                context = dataclasses.replace(context, embedded=x)
+            if self.streams is not None:
+                x = self.streams.opened(x)
             for layer in self.layers:
                 x = layer(x, context)
+            if self.streams is not None:
+                x = self.streams.joined(x)
         if self.norm is not None:
             x = self.norm(x)
         return x if self.project_out is None else self.project_out(x)
@@ -220,7 +265,7 @@ class Decoder(Model):
             return None
         asked = [layer.fused_weights() for layer in self.layers if isinstance(layer, DecoderLayer)]
         layers = [layer for layer in asked if layer is not None]
-        if len(layers) < len(self.layers):
+        if len(layers) < len(self.layers) or len({cache.shape[2:] for cache in k_caches}) > 1:
             return None
         rotations = [table.tables for table in self._rotary.values()]
         groups, buffers = zip(*(places[layer] for layer in range(len(layers))), strict=True)

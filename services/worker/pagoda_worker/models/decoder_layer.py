@@ -7,7 +7,9 @@ from pagoda_kernels.decoder.decoder_layers import LayerWeights
 from pagoda_worker.models.attention import Attention
 from pagoda_worker.models.feed_forward import FeedForward, MixtureOfExperts
 from pagoda_worker.models.forward_context import ForwardContext
+from pagoda_worker.models.latent_attention import LatentAttention
 from pagoda_worker.models.layers import Norm
+from pagoda_worker.models.linear_part import LinearPart
 from pagoda_worker.models.recurrent import RecurrentMixer, recurrent_mixer
 from pagoda_worker.models.side_by_side import SideBySide
 from pagoda_worker.models.spec import DecoderSpec
@@ -52,7 +54,7 @@ class DecoderLayer(nn.Module):
         if self._adds_residual:
             x = self.attention_sum_norm(self.attention(self.attention_norm(x), context, residual=x))
             # torch: Module calls are Any
-            return self.mlp_sum_norm(self.mlp(self.mlp_norm(x), residual=x))  # type: ignore[no-any-return]
+            return self.mlp_sum_norm(self.mlp(self.mlp_norm(x), residual=x))  # type: ignore[no-any-return]  # torch: Module calls are Any
         normed = self.attention_norm(x)
         attended = self.attention_output_norm(self.attention(normed, context))
         if self._is_parallel:
@@ -64,7 +66,7 @@ class DecoderLayer(nn.Module):
             x = normed = self.attention_sum_norm(torch.add(x, attended, alpha=self._multiplier))
         transformed = self.mlp_output_norm(self.mlp(normed))
         # torch: Module calls are Any
-        return self.mlp_sum_norm(torch.add(x, transformed, alpha=self._multiplier))  # type: ignore[no-any-return]
+        return self.mlp_sum_norm(torch.add(x, transformed, alpha=self._multiplier))  # type: ignore[no-any-return]  # torch: Module calls are Any
 
     def _one_part(self, x: Tensor, context: ForwardContext) -> Tensor:
         """`forward` of a layer that has no more than one part."""
@@ -102,25 +104,32 @@ class DecoderLayer(nn.Module):
 
 def _mixer(
     *, spec: DecoderSpec, layer: int, prefix: str, parallel: TensorParallel
-) -> Attention | RecurrentMixer | SideBySide | None:
-    """What a layer has before its feed-forward; None: nothing."""
+) -> Attention | LatentAttention | LinearPart | RecurrentMixer | SideBySide | None:
+    """The mixer of a layer before its feed-forward; None: nothing."""
     kind = spec.mixer(layer)
     if kind == "none":
         return None
+    if kind == "linear":
+        return LinearPart(spec=spec, prefix=prefix)
     if kind == "recurrent":
         return recurrent_mixer(spec=spec, layer=layer, prefix=prefix, parallel=parallel)
     if kind == "both":
         return SideBySide(spec=spec, layer=layer, prefix=prefix, parallel=parallel)
+    if spec.latent is not None:
+        return LatentAttention(spec=spec, latent=spec.latent, layer=layer, prefix=prefix, parallel=parallel)
     return Attention(spec=spec, layer=layer, prefix=prefix, parallel=parallel)
 
 
 def _feed_forward(
     *, spec: DecoderSpec, layer: int, prefix: str, parallel: TensorParallel
-) -> FeedForward | MixtureOfExperts | None:
+) -> FeedForward | LinearPart | MixtureOfExperts | None:
     """The feed-forward of a layer; None: it has none."""
     moe = spec.layer_moe(layer)
     if not spec.has_feed_forward(layer):
         return None
+    if spec.has_linear_feed_forward(layer):
+        return LinearPart(spec=spec, prefix=prefix)
     if moe is not None:
         return MixtureOfExperts(spec=spec, moe=moe, prefix=prefix, parallel=parallel)
-    return FeedForward(spec=spec, intermediate_size=spec.intermediate_size, prefix=prefix, parallel=parallel)
+    size = spec.of_layer(layer).intermediate_size
+    return FeedForward(spec=spec, intermediate_size=size, prefix=prefix, parallel=parallel)

@@ -16,7 +16,7 @@ from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 
 def delta_net_state(net: DeltaNetSpec) -> RecurrentLayer:
-    """What a layer keeps: inputs of its convolution, and a matrix for each value head."""
+    """State of a layer: inputs of its convolution, and a matrix for each value head."""
     return RecurrentLayer(
         (
             StateTensor((net.conv_width - 1, net.num_channels)),
@@ -84,5 +84,5 @@ class GatedDeltaNet(nn.Module):
         return self._parallel.all_reduce(self.o_proj(gated.flatten(1).to(x.dtype), residual))
 
     def fused_weights(self) -> AttentionWeights | None:
-        """As of Attention."""
+        """See Attention."""
         return None

@@ -1,6 +1,7 @@
 """Feed-forward layers: one for all tokens, or a mixture of experts. Knows tensors; no requests."""
 
 from collections.abc import Callable
+from statistics import NormalDist
 
 import numpy as np
 import torch
@@ -35,12 +36,14 @@ class FeedForward(nn.Module):
         hidden_size: int | None = None,
         bias: bool | None = None,
         activation: ClampedSwiglu | None = None,
+        sparsity: float = 0.0,
         prefix: str = "",
         parallel: TensorParallel = ALONE,
     ) -> None:
         """
         Args:
             hidden_size, bias, activation: where they are not the spec's.
+            sparsity: share of the gate's values that become zero, were they normally distributed.
             parallel: over whom the result is summed; a caller that sums it itself gives none.
         """
         super().__init__()
@@ -48,6 +51,7 @@ class FeedForward(nn.Module):
         self.is_gated = spec.is_gated
         self.activation = activation or activation_name(spec.activation)
         self._gate_multiplier, self._multiplier = spec.mlp_multipliers
+        self._cutoff = NormalDist().inv_cdf(sparsity) if sparsity else None
         has_bias, hidden = spec.mlp_bias if bias is None else bias, hidden_size or spec.hidden_size
         self.up_proj = Linear(
             in_features=hidden,
@@ -59,11 +63,14 @@ class FeedForward(nn.Module):
             in_features=intermediate_size, out_features=hidden, bias=has_bias, prefix=f"{prefix}.down_proj"
         )
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """[num_tokens, hidden_size] to the same, added to `residual`."""
-        x = self.up_proj(x)
+    def forward(self, x: Tensor, residual: Tensor | None = None, *, added: Tensor | None = None) -> Tensor:
+        """[num_tokens, hidden_size] to the same, added to `residual`. `added`: to the gate and what it lets through, as
+        projected."""
+        x = self.up_proj(x, added)
         if self._gate_multiplier != 1.0:
             x[:, : x.shape[1] // 2] *= self._gate_multiplier
+        if self._cutoff is not None:
+            x = torch.cat((self._sparse(x[:, : x.shape[1] // 2], self._cutoff), x[:, x.shape[1] // 2 :]), dim=1)
         if self.is_gated or isinstance(self.activation, ClampedSwiglu):
             x = act_and_mul(x, self.activation)
         else:
@@ -73,12 +80,21 @@ class FeedForward(nn.Module):
         output = self._parallel.all_reduce(self.down_proj(x)) * self._multiplier
         return output if residual is None else residual + output
 
+    def _sparse(self, gate: Tensor, cutoff: float) -> Tensor:
+        """What is left of the gate's values over `cutoff` standard deviations above their mean, over all ranks."""
+        wide, count = gate.float(), gate.shape[1] * self._parallel.world_size
+        mean = self._parallel.all_reduce(wide.sum(1, keepdim=True)) / count
+        squares = self._parallel.all_reduce((wide - mean).square().sum(1, keepdim=True))
+        return torch.relu(wide - (mean + (squares / count).sqrt() * cutoff)).to(gate.dtype)
+
     def fused_weights(self) -> FeedForwardWeights | None:
         """For layers in one call; None: it does something that they do not."""
         gate_up, down = self.up_proj.fused_weights(), self.down_proj.fused_weights()
         if gate_up is None or down is None or not self.is_gated or self._parallel.world_size > 1:
             return None
         if isinstance(self.activation, ClampedSwiglu) or (self._gate_multiplier, self._multiplier) != (1.0, 1.0):
+            return None
+        if self._cutoff is not None:
             return None
         return FeedForwardWeights(gate_up=gate_up, down=down, activation=self.activation)
 
@@ -93,7 +109,7 @@ class MixtureOfExperts(nn.Module):
     float32_parameters = frozenset({"correction"})
     """They keep float32, whatever the model's data type."""
     lora: LoraRows | None = None
-    """As of a layer."""
+    """Adapter rows, as of every layer."""
     lora_name = ""
 
     def __init__(self, *, spec: DecoderSpec, moe: MoeSpec, prefix: str = "", parallel: TensorParallel = ALONE) -> None:
@@ -132,6 +148,9 @@ class MixtureOfExperts(nn.Module):
             )
             for index in range(moe.num_experts)
         )
+        for expert in self.experts:
+            if isinstance(expert, FeedForward) and expert.is_gated:
+                expert.up_proj.is_of_experts = expert.down_proj.is_of_experts = True
         self.shared_expert: FeedForward | None = None
         self.shared_gate: Linear | None = None
         if moe.shared_intermediate_size:
@@ -158,6 +177,22 @@ class MixtureOfExperts(nn.Module):
             output = self._reference(x)
         output = self._parallel.all_reduce(output)
         return output if residual is None else residual + output
+
+    def of_routed(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """What the experts give of tokens that something else has routed, of `x`'s shape and data type.
+
+        Args:
+            weights, chosen: as `route_tokens` gives them.
+        """
+        if not self._is_bound:
+            self._bind()
+        if self._kernel is not None:
+            output = self._kernel.experts(x, weights, chosen)
+        elif self._grouped is not None:
+            output = self._grouped(x, weights, chosen).to(x.dtype)
+        else:
+            output = mixture_reference(x, weights, chosen, list(self.experts)).to(x.dtype)
+        return self._parallel.all_reduce(output)
 
     def _with_adapters(self, x: Tensor, changed: IntArray) -> Tensor:
         """This rank's part, where adapters change some rows: these one expert after the other, the rest as ever."""
@@ -254,9 +289,8 @@ class MixtureOfExperts(nn.Module):
         weights = self.fused_weights()
         if weights is None:
             return
-        if not self.router.weight.is_cpu:
-            self._grouped = grouped_experts(weights)
-        elif has_mixture(weights, self.router.dtype):
+        self._grouped = grouped_experts(weights)
+        if self._grouped is None and self.router.weight.is_cpu and has_mixture(weights, self.router.dtype):
             self._kernel = Mixture(weights)
 
 

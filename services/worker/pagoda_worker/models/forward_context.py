@@ -8,13 +8,13 @@ from torch import Tensor
 
 from pagoda_kernels.attention.plan import AttentionPlan
 from pagoda_kernels.decoder.composed_layers import ComposedLayers
-from pagoda_kernels.decoder.decoder_layers import DecoderLayers
+from pagoda_kernels.decoder.decoder_layers import DecoderLayers, LayerAdapters
 from pagoda_kernels.recurrent.batch import RecurrentBatch
 from pagoda_worker.models.spec import RopeSpec
 
 
 class PagedRows(NamedTuple):
-    """What one layer of attention reads and writes."""
+    """The inputs and outputs of one attention layer."""
 
     k_cache: Tensor
     """[num_blocks, block_size, num_kv_heads, head_dim]; or int8 rows, as `quantized_cache` makes them."""
@@ -26,12 +26,12 @@ class PagedRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """What every layer of one forward pass shares."""
+    """The data that all layers of one forward pass share."""
 
     plans: Sequence[AttentionPlan]
     """One a cache group with blocks; they differ in their block tables alone."""
     slot_mappings: Sequence[Tensor]
-    """As of PagedRows, one a cache group with blocks."""
+    """See PagedRows, one a cache group with blocks."""
     k_caches: Sequence[Tensor]
     """The buffers of KVCache."""
     v_caches: Sequence[Tensor]
@@ -41,19 +41,28 @@ class ForwardContext:
     """Cosines and sines of the tokens' positions, for each rotation of the model; empty where `fused` is not None."""
     fused: DecoderLayers | ComposedLayers | None = None
     """All layers of the model in one call, over the same caches."""
+    query_scales: Tensor | None = None
+    """[num_tokens, 1, 1] float32 factors on queries of layers without a rotation; None: there are none."""
+    adapters: LayerAdapters | None = None
+    """Adapters of that call, if some token has one."""
     has_skips: bool = False
     """Some tokens are padding, whose keys and values go nowhere."""
 
     states: Sequence[tuple[Tensor, ...]] = ()
-    """Of each recurrent layer, [num_rows, …] each (StatePool)."""
+    """States of each recurrent layer, [num_rows, …] each (StatePool)."""
     starts: Sequence[int] = ()
     """First token of each sequence, then the number of tokens: of models that see whole sequences."""
     token_types: Tensor | None = None
     """[num_tokens] int64: 1 for tokens of the second text of a pair; None: there are no pairs."""
     recurrent: RecurrentBatch | None = None
     """The batch, as recurrent layers need it; None: the model has none."""
+    layer_inputs: Tensor | None = None
+    """[num_tokens, num_layers, width], a vector of each token for each layer; None: the model has none."""
+
+    embedded: Tensor | None = None
+    """[num_tokens, hidden_size], the embeddings of tokens, where layers read them again."""
 
     def paged(self, layer: int) -> PagedRows:
-        """What a layer of attention reads and writes."""
+        """The inputs and outputs of an attention layer."""
         group, buffer = self.places[layer]
         return PagedRows(self.k_caches[buffer], self.v_caches[buffer], self.plans[group], self.slot_mappings[group])

@@ -42,7 +42,7 @@ def _common(config: HfConfig, *, num_kv_heads: int) -> dict[str, Any]:
 
 
 def _sandwiched(config: HfConfig) -> dict[str, Any]:
-    """What Gemma 2 and 3 share."""
+    """Shared parts of Gemma 2 and 3."""
     options = _common(config, num_kv_heads=4)
     return {
         **options,

@@ -2,12 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from pagoda_common.errors import ModelLoadError
 from pagoda_kernels.layers.act_and_mul import ClampedSwiglu
+from pagoda_kernels.linear.scaled_matrix import FP4_VALUES, SCALE_BIAS, ScaledMatrix, pack_mxfp4
 from pagoda_worker.models.config_keys import expect, unused
 from pagoda_worker.models.hf_config import HfConfig, get, layer_kinds, windows
 from pagoda_worker.models.llama import common
@@ -23,11 +25,8 @@ YARN = {
     "original_max_position_embeddings": 4096,
 }
 """The rotation where config.json has none."""
-FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""Of the 16 codes of E2M1."""
-SCALE_BIAS = 127
-"""A scale of code c is 2 ** (c - SCALE_BIAS)."""
 NAMES = TensorNames(router="mlp.router")
+Made = TypeVar("Made", Tensor, ScaledMatrix)
 
 
 def gpt_oss_spec(config: HfConfig) -> DecoderSpec:
@@ -106,15 +105,37 @@ def _unstacked(
 ) -> MadeWeights:
     """Parameters that are `in_order` of what `unpack` gives for each expert."""
 
-    def make(tensors: list[Tensor]) -> dict[str, Tensor]:
+    def of_experts(tensors: list[Tensor], unpack_one: Callable[[list[Tensor]], Made]) -> dict[str, Made]:
         if any(tensor.shape[:1] != (len(parameters),) for tensor in tensors):
             raise ModelLoadError(f"{names[0]} has {list(tensors[0].shape)[:1]} experts, must have {len(parameters)}")
         return {
-            parameter: in_order(unpack([tensor[index] for tensor in tensors]))
-            for index, parameter in enumerate(parameters)
+            parameter: unpack_one([tensor[index] for tensor in tensors]) for index, parameter in enumerate(parameters)
         }
 
-    return MadeWeights(names=names, parameters=parameters, make=make)
+    def make(tensors: list[Tensor]) -> dict[str, Tensor]:
+        return of_experts(tensors, lambda expert: in_order(unpack(expert)))
+
+    def make_scaled(tensors: list[Tensor]) -> dict[str, ScaledMatrix]:
+        return of_experts(tensors, lambda expert: _packed(*map(in_order, expert)))
+
+    is_scaled = unpack is mxfp4_to_floats
+    return MadeWeights(
+        names=names,
+        parameters=parameters,
+        make=make,
+        pairs_rows=in_order is _gates_first,
+        make_scaled=make_scaled if is_scaled else None,
+    )
+
+
+def _packed(blocks: Tensor, scales: Tensor) -> ScaledMatrix:
+    _check_blocks(blocks, scales)
+    return pack_mxfp4(blocks, scales)
+
+
+def _check_blocks(blocks: Tensor, scales: Tensor) -> None:
+    if blocks.shape[:-1] != scales.shape:
+        raise ModelLoadError(f"MXFP4 blocks of {list(blocks.shape)} do not fit scales of {list(scales.shape)}")
 
 
 def _only(tensors: list[Tensor]) -> Tensor:
@@ -143,8 +164,7 @@ def mxfp4_to_floats(tensors: list[Tensor]) -> Tensor:
     Source: OCP Microscaling Formats 1.0, E2M1 with a scale of E8M0 for 32 numbers.
     """
     blocks, scales = tensors
-    if blocks.shape[:-1] != scales.shape:
-        raise ModelLoadError(f"MXFP4 blocks of {list(blocks.shape)} do not fit scales of {list(scales.shape)}")
+    _check_blocks(blocks, scales)
     codes = torch.stack((blocks & 15, blocks >> 4), dim=-1).long()  # [rows, groups, 16, 2]
     values = torch.tensor(FP4_VALUES)[codes].flatten(-2)
     return torch.ldexp(values, scales.int()[..., None] - SCALE_BIAS).flatten(-2)

@@ -2,14 +2,12 @@
 
 import dataclasses
 
-from torch import Tensor
-
-from pagoda_common.errors import ModelLoadError
+from pagoda_worker.models.expert_tensors import stacked_experts
 from pagoda_worker.models.hf_config import HfConfig, get
 from pagoda_worker.models.hybrid_config import mamba2_of, mixers_of
 from pagoda_worker.models.llama import common
 from pagoda_worker.models.spec import DecoderSpec, MoeSpec
-from pagoda_worker.models.weights import MadeWeights, TensorNames, WeightNames, weight_names
+from pagoda_worker.models.weights import TensorNames, WeightNames, weight_names
 
 NAMES = TensorNames(
     recurrent="mamba",
@@ -61,23 +59,12 @@ def granite_hybrid_weights(spec: DecoderSpec) -> WeightNames:
     names = weight_names(spec, NAMES)
     if spec.moe is None:
         return names
-    made = [
-        _unstacked(f"layers.{layer}.block_sparse_moe.{stored}.weight", f"layers.{layer}.mlp.experts", ours, spec.moe)
+    made = tuple(
+        stacked_experts(
+            f"layers.{layer}.block_sparse_moe.{stored}.weight",
+            tuple(f"layers.{layer}.mlp.experts.{index}.{ours}.weight" for index in range(spec.moe.num_experts)),
+        )
         for layer in range(spec.num_layers)
         for stored, ours in (("input_linear", "up_proj"), ("output_linear", "down_proj"))
-    ]
-    sources = [source for source in names.sources if ".experts." not in source.parameter]
-    return dataclasses.replace(names, sources=sources, made=tuple(made))
-
-
-def _unstacked(name: str, place: str, ours: str, moe: MoeSpec) -> MadeWeights:
-    """A matrix of each expert, from one tensor."""
-    parameters = tuple(f"{place}.{index}.{ours}.weight" for index in range(moe.num_experts))
-
-    def make(tensors: list[Tensor]) -> dict[str, Tensor]:
-        (stacked,) = tensors
-        if stacked.shape[:1] != (len(parameters),):
-            raise ModelLoadError(f"{name} has {list(stacked.shape)[:1]} experts, must have {len(parameters)}")
-        return dict(zip(parameters, stacked.unbind(), strict=True))
-
-    return MadeWeights(names=(name,), parameters=parameters, make=make)
+    )
+    return dataclasses.replace(names, made=made)

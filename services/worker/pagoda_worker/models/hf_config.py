@@ -8,7 +8,7 @@ from pagoda_common.errors import ModelLoadError
 HfConfig: TypeAlias = dict[str, Any]
 """A parsed config.json."""
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
-"""What layer_types may hold."""
+"""Values of layer_types."""
 
 
 def required(config: HfConfig, name: str) -> Any:

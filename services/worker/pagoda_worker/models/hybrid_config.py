@@ -16,11 +16,11 @@ MIXERS: dict[str, Mixer] = {
     "full_attention": "attention",
     "attention": "attention",
 }
-"""What the names of layers mean; mamba and attention are their first ones."""
+"""Kinds of layers by name; mamba and attention are the first names."""
 
 
 def mixers_of(kinds: Sequence[str], num_layers: int) -> tuple[Mixer, ...]:
-    """What each layer has before its feed-forward.
+    """The mixer of each layer before its feed-forward.
 
     Raises:
         ModelLoadError: a kind is unknown, or there is not one a layer.

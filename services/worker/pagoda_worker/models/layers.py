@@ -1,5 +1,7 @@
 """Layers of the decoder core. Every layer is built on the meta device and filled by the loader."""
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -8,10 +10,12 @@ from pagoda_common.errors import ModelLoadError
 from pagoda_kernels.layers.add_rms_norm import add_rms_norm
 from pagoda_kernels.layers.rms_norm import rms_norm
 from pagoda_kernels.linear.linear_weights import LinearWeights
-from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
+from pagoda_kernels.linear.quantized_matrix import Allocate, QuantizedMatrix
+from pagoda_kernels.linear.scaled_matrix import ScaledMatrix
 from pagoda_worker.lora.lora_rows import LoraRows
-from pagoda_worker.models.linear_method import PLAIN, LinearMethod
+from pagoda_worker.models.linear_method import PLAIN, LinearMethod, RowSink
 from pagoda_worker.models.quantized_method import QuantizedLinearMethod
+from pagoda_worker.models.scaled_method import ScaledLinearMethod
 from pagoda_worker.models.spec import DecoderSpec
 
 ACTIVATION_NAMES = {
@@ -44,14 +48,22 @@ class Matrix(nn.Module):
 
     weight: nn.Parameter
     weight_scale: nn.Parameter | None
-    """Of a matrix of small integers; also weight_zero_point."""
+    """Scales of a matrix of small integers; weight_zero_point likewise."""
     weight_zero_point: nn.Parameter | None
     dtype: torch.dtype
-    """Of its rows, and of what it is multiplied with."""
+    """Data type of its rows and of its input."""
+    takes_many_rows = False
+    """Most products are of many rows at a time, as those of encoders are."""
     lora: LoraRows | None = None
     """Adapters of the rows that are computed; None: there never are any."""
     lora_name = ""
     """By which adapters know it."""
+    is_float = False
+    """It is held as it was loaded, whatever the quantization; what reads it is not its method alone."""
+    is_of_experts = False
+    """Its products are those of a mixture's experts, which may be computed together."""
+    takes_adapters = True
+    """False: not all that is done with the matrix adds what adapters give."""
 
     def __init__(self, *, rows: int, columns: int, is_multiplied: bool, prefix: str) -> None:
         """`is_multiplied`: vectors are multiplied with the matrix; else only its rows are looked up."""
@@ -75,6 +87,16 @@ class Matrix(nn.Module):
         """Take rows [n, columns] of a checkpoint as they are used; False: they belong into `weight`."""
         return self._is_loading and self.method.fill_rows(self, rows, first_row)
 
+    def row_sink(self, allocate: Allocate) -> RowSink | None:
+        """What takes all rows of a checkpoint without a copy of the matrix in between; None: there is no such way."""
+        return self.method.row_sink(self, allocate) if self._is_loading else None
+
+    def take_sink(self, sink: RowSink) -> bool:
+        """Hold what a sink was filled with. False: it does not fit, and `weight` has to be filled."""
+        if sink.finish(self):
+            self._is_loading = False
+        return not self._is_loading
+
     def finish_loading(self) -> None:
         """Have parameters as they are used, filled or still on the meta device; nothing if that is so already."""
         if self._is_loading:
@@ -83,6 +105,12 @@ class Matrix(nn.Module):
 
     def hold(self, matrix: QuantizedMatrix, method: QuantizedLinearMethod) -> None:
         """Take integers, in place of what a checkpoint was to fill."""
+        self.method = method
+        method.hold(self, matrix)
+        self._is_loading = False
+
+    def hold_scaled(self, matrix: ScaledMatrix, method: ScaledLinearMethod) -> None:
+        """Take small floats, in place of what a checkpoint was to fill."""
         self.method = method
         method.hold(self, matrix)
         self._is_loading = False
@@ -117,7 +145,8 @@ class Linear(Matrix):
 
     def fused_weights(self) -> LinearWeights | None:
         """For layers in one call; None: there is no kernel for how the matrix is held."""
-        return self.method.fused_weights(self, self.bias)
+        weights = self.method.fused_weights(self, self.bias)
+        return None if weights is None else replace(weights, name=self.lora_name)
 
 
 class Embedding(Matrix):

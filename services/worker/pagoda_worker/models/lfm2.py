@@ -60,7 +60,7 @@ def lfm2_moe_spec(config: HfConfig) -> DecoderSpec:
 
 
 def _spec(config: HfConfig, kinds: list[str]) -> DecoderSpec:
-    """What both share."""
+    """Shared parts of both."""
     config = {"rms_norm_eps": get(config, "norm_eps", 1e-5)} | config
     if (is_tied := config.get("tie_embedding")) is not None:
         config = config | {"tie_word_embeddings": is_tied}

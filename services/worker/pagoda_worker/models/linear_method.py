@@ -7,24 +7,53 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pagoda_kernels.linear.compressed_weight import compress_weight, compressed_embedding, compressed_linear
+from pagoda_kernels.linear.compressed_weight import (
+    CompressedRows,
+    can_compress,
+    compress_weight,
+    compressed_bytes,
+    compressed_embedding,
+    compressed_linear,
+)
 from pagoda_kernels.linear.linear_weights import LinearWeights
 from pagoda_kernels.linear.packed_linear import pack_weight, packed_embedding, packed_linear
+from pagoda_kernels.linear.quantized_matrix import Allocate
 from pagoda_kernels.native.library import native
 
 
 class MatrixLayer(Protocol):
-    """What a method knows of its layer, which is an nn.Module."""
+    """The interface of a layer for a method; the layer is an nn.Module."""
 
     prefix: str
     rows: int
     columns: int
     is_multiplied: bool
+    takes_many_rows: bool
+    is_of_experts: bool
     dtype: torch.dtype
     method: "LinearMethod"
     weight: nn.Parameter
     weight_scale: nn.Parameter | None
     weight_zero_point: nn.Parameter | None
+
+
+class RowSink(Protocol):
+    """Takes a matrix from a checkpoint, some rows at a time, straight into the form that `apply` wants."""
+
+    def fill(self, rows: Tensor, first_row: int) -> None:
+        """Take some rows, each once. Several threads may do so at once.
+
+        Args:
+            rows: [n, columns] in host memory, of any float type; n is a multiple of SINK_ROWS unless they are the last.
+            first_row: a multiple of SINK_ROWS.
+        """
+
+    def finish(self, layer: "MatrixLayer") -> bool:
+        """Have the layer hold what was filled, all rows. False: this form does not fit, and nothing is done."""
+
+
+SINK_ROWS = 32
+"""Rows of a panel or tile, which one thread fills."""
 
 
 class LinearMethod(Protocol):
@@ -33,6 +62,9 @@ class LinearMethod(Protocol):
     A layer's parameters are as `process_weights_after_loading` leaves them at all times, but while they are filled:
     weights move by name (to host memory, from other weights that were prepared) in that form.
     """
+
+    takes_rows: bool
+    """Whether `fill_rows` takes what a checkpoint has."""
 
     def create_weights(self, layer: MatrixLayer, dtype: torch.dtype) -> None:
         """Give the layer the parameters that a checkpoint fills, on the meta device."""
@@ -45,6 +77,13 @@ class LinearMethod(Protocol):
 
         Returns:
             Whether that is possible; else nothing is done, and the rows belong into what `create_weights` has made.
+        """
+
+    def row_sink(self, layer: MatrixLayer, allocate: Allocate) -> RowSink | None:
+        """What takes all rows without a copy of the matrix in between; None: there is no such way.
+
+        Args:
+            allocate: gives the memory that the layer then holds.
         """
 
     def process_weights_after_loading(self, layer: MatrixLayer) -> None:
@@ -82,17 +121,23 @@ class LinearMethod(Protocol):
 class PlainLinearMethod:
     """A matrix as it was loaded: `weight` [rows, columns]."""
 
+    takes_rows = False
+
     def create_weights(self, layer: MatrixLayer, dtype: torch.dtype) -> None:
-        """As in LinearMethod."""
+        """See LinearMethod."""
         weight = torch.empty(layer.rows, layer.columns, dtype=dtype, device="meta")
         layer.weight = nn.Parameter(weight, requires_grad=False)
 
     def fill_rows(self, layer: MatrixLayer, rows: Tensor, first_row: int) -> bool:
-        """As in LinearMethod."""
+        """See LinearMethod."""
         return False
 
+    def row_sink(self, layer: MatrixLayer, allocate: Allocate) -> RowSink | None:
+        """See LinearMethod."""
+        return None
+
     def process_weights_after_loading(self, layer: MatrixLayer) -> None:
-        """As in LinearMethod."""
+        """See LinearMethod."""
 
     def apply(
         self,
@@ -103,16 +148,16 @@ class PlainLinearMethod:
         residual: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """As in LinearMethod."""
+        """See LinearMethod."""
         out = F.linear(x, layer.weight, bias).to(out_dtype or x.dtype)
         return out if residual is None else residual + out
 
     def embedding(self, layer: MatrixLayer, ids: Tensor) -> Tensor:
-        """As in LinearMethod."""
+        """See LinearMethod."""
         return F.embedding(ids, layer.weight)
 
     def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
-        """As in LinearMethod."""
+        """See LinearMethod."""
         return LinearWeights(
             matrix=layer.weight, bias=bias, out_features=layer.rows, in_features=layer.columns, is_plain=True
         )
@@ -122,7 +167,7 @@ class PackedLinearMethod(PlainLinearMethod):
     """A bfloat16 matrix as `packed_linear` reads it: `weight` [rows / 32, columns / 2, 32, 2], rounded up."""
 
     def process_weights_after_loading(self, layer: MatrixLayer) -> None:
-        """As in LinearMethod; the layer holds its matrix twice meanwhile."""
+        """See LinearMethod; the layer holds its matrix twice meanwhile."""
         layer.weight = nn.Parameter(pack_weight(layer.weight), requires_grad=False)
 
     def apply(
@@ -134,18 +179,37 @@ class PackedLinearMethod(PlainLinearMethod):
         residual: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """As in LinearMethod."""
+        """See LinearMethod."""
         return packed_linear(x, layer.weight, layer.rows, bias=bias, residual=residual, out_dtype=out_dtype)
 
     def embedding(self, layer: MatrixLayer, ids: Tensor) -> Tensor:
-        """As in LinearMethod."""
+        """See LinearMethod."""
         return packed_embedding(ids, layer.weight, layer.columns)
 
     def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
-        """As in LinearMethod."""
+        """See LinearMethod."""
         if layer.columns % 2:
             return None
         return LinearWeights(matrix=layer.weight, bias=bias, out_features=layer.rows, in_features=layer.columns)
+
+
+class CompressedSink:
+    """Rows of one layer that become `compressed_linear`'s. See RowSink."""
+
+    def __init__(self, layer: MatrixLayer, allocate: Allocate) -> None:
+        self._out = allocate((compressed_bytes(layer.rows, layer.columns),), torch.uint8)
+        self._rows = CompressedRows(self._out, layer.rows, layer.columns)
+
+    def fill(self, rows: Tensor, first_row: int) -> None:
+        """See RowSink."""
+        self._rows.add(rows.to(torch.bfloat16), first_row)
+
+    def finish(self, layer: MatrixLayer) -> bool:
+        """See RowSink; False: too many numbers have no code."""
+        is_compressed = self._rows.finish()
+        if is_compressed:
+            layer.weight = nn.Parameter(self._out, requires_grad=False)
+        return is_compressed
 
 
 class CompressedLinearMethod(PlainLinearMethod):
@@ -154,8 +218,12 @@ class CompressedLinearMethod(PlainLinearMethod):
     A matrix that cannot be compressed, since its numbers are of too many sizes, is packed.
     """
 
+    def row_sink(self, layer: MatrixLayer, allocate: Allocate) -> RowSink | None:
+        """See LinearMethod."""
+        return CompressedSink(layer, allocate) if can_compress(layer.columns) else None
+
     def process_weights_after_loading(self, layer: MatrixLayer) -> None:
-        """As in LinearMethod; the layer holds its matrix twice meanwhile, and may have another method then."""
+        """See LinearMethod; the layer holds its matrix twice meanwhile, and may have another method then."""
         compressed = compress_weight(layer.weight)
         if compressed is None:
             layer.method = PACKED
@@ -172,19 +240,55 @@ class CompressedLinearMethod(PlainLinearMethod):
         residual: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """As in LinearMethod."""
+        """See LinearMethod."""
         return compressed_linear(x, layer.weight, layer.rows, bias=bias, residual=residual, out_dtype=out_dtype)
 
     def embedding(self, layer: MatrixLayer, ids: Tensor) -> Tensor:
-        """As in LinearMethod."""
+        """See LinearMethod."""
         return compressed_embedding(ids, layer.weight, layer.rows, layer.columns)
 
     def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
-        """As in LinearMethod."""
+        """See LinearMethod."""
         return LinearWeights(matrix=layer.weight, bias=bias, out_features=layer.rows, in_features=layer.columns)
 
 
+class WidenedLinearMethod(PlainLinearMethod):
+    """A bfloat16 matrix held in float32, for CPUs without instructions for bfloat16: `weight` [rows, columns].
+
+    There, F.linear of bfloat16 takes ten times as long: with AVX2 alone, [1024, 384] by [384, 1536] takes 146 ms of a
+    core in bfloat16 and 16 ms this way.
+    """
+
+    def process_weights_after_loading(self, layer: MatrixLayer) -> None:
+        """See LinearMethod; the layer holds its matrix twice meanwhile."""
+        layer.weight = nn.Parameter(layer.weight.float(), requires_grad=False)
+
+    def apply(
+        self,
+        layer: MatrixLayer,
+        x: Tensor,
+        *,
+        bias: Tensor | None = None,
+        residual: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """See LinearMethod."""
+        out = F.linear(x.float(), layer.weight, None if bias is None else bias.float())
+        if residual is not None:
+            out += residual
+        return out.to(out_dtype or x.dtype)
+
+    def embedding(self, layer: MatrixLayer, ids: Tensor) -> Tensor:
+        """See LinearMethod."""
+        return F.embedding(ids, layer.weight).to(layer.dtype)
+
+    def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
+        """See LinearMethod."""
+        return None
+
+
 PLAIN = PlainLinearMethod()
+WIDENED = WidenedLinearMethod()
 PACKED = PackedLinearMethod()
 COMPRESSED = CompressedLinearMethod()
 

@@ -1,4 +1,5 @@
-"""Llama and those that differ from it by an option: Mistral, Qwen2, Qwen3, SmolLM3, Granite, Arcee, ERNIE, Seed."""
+"""Llama and those that differ from it by an option: Mistral, Qwen2, Qwen3, SmolLM3, Granite, Arcee, ERNIE, Seed,
+InternLM3."""
 
 from typing import Any
 
@@ -173,4 +174,17 @@ def seed_oss_spec(config: HfConfig) -> DecoderSpec:
         o_bias=bool(get(config, "attention_out_bias", False)),
         mlp_bias=bool(get(config, "mlp_bias", False)),
         **common(config, num_kv_heads=8, head_dim=128, default_max_positions=524288),
+    )
+
+
+def internlm3_spec(config: HfConfig) -> DecoderSpec:
+    """InternLM3ForCausalLM: `qkv_bias` is of q, k and v, `bias` of all others; transformers calls them attention_bias
+    and mlp_bias, and wants both to be the same."""
+    bias = bool(get(config, "bias", get(config, "mlp_bias", False)))
+    return DecoderSpec(
+        architecture="InternLM3ForCausalLM",
+        qkv_bias=bool(get(config, "qkv_bias", get(config, "attention_bias", False))),
+        o_bias=bias,
+        mlp_bias=bias,
+        **common(config, num_kv_heads=2, head_dim=128, default_eps=1e-5, default_max_positions=32768),
     )

@@ -17,7 +17,7 @@ from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 
 def mamba2_state(net: Mamba2Spec) -> RecurrentLayer:
-    """What a layer keeps: inputs of its convolution, and a matrix for each head."""
+    """State of a layer: inputs of its convolution, and a matrix for each head."""
     return RecurrentLayer(
         (
             StateTensor((net.conv_width - 1, net.num_channels)),
@@ -29,7 +29,7 @@ def mamba2_state(net: Mamba2Spec) -> RecurrentLayer:
 class Mamba2(nn.Module):
     """Short convolution, scan of a state space, and a gate with a norm.
 
-    Source: Dao and Gu 2024 (arXiv 2405.21060), as in Bamba, Granite 4, Falcon-H1 and Nemotron-H.
+    Source: Dao and Gu 2024 (arXiv 2405.21060), as in Bamba, Granite 4, Falcon-H1, Nemotron-H and Zamba2.
     """
 
     float32_parameters = frozenset({"decay_log", "step_bias", "skip"})
@@ -43,9 +43,9 @@ class Mamba2(nn.Module):
         self._parallel = parallel
         self._net = net
         self._state = state
-        self._eps = spec.norm_eps
+        self._eps = spec.norm_eps if net.norm_eps is None else net.norm_eps
         self._multipliers: Tensor | None = None
-        """Of each row of the first projection."""
+        """Multiplier of each row of the first projection."""
         hidden, values = spec.hidden_size, net.num_values
         self.in_proj = Linear(
             in_features=hidden, out_features=sum(net.sizes), bias=net.in_bias, prefix=f"{prefix}.in_proj"
@@ -107,5 +107,5 @@ class Mamba2(nn.Module):
         return self._multipliers
 
     def fused_weights(self) -> AttentionWeights | None:
-        """As of Attention."""
+        """See Attention."""
         return None

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
@@ -23,33 +23,39 @@ from pagoda_worker.pooling.pooling_files import NO_FILES, PoolingFiles
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildConfig:
-    """What a model is built from: one object for every architecture."""
+    """The configuration of a model: one object for every architecture."""
 
     checkpoint: HfConfig = field(default_factory=dict)
     """config.json, as it was read."""
     engine: ModelConfig = field(default_factory=ModelConfig)
-    """What the engine was asked for."""
+    """The engine's options."""
     pooling: PoolingFiles = NO_FILES
-    """What stands beside config.json."""
+    """Other files of the checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionLayer:
-    """How one layer of a rank's part attends, and the shape of what it caches: keys and values of a token."""
+    """How one layer of a rank's part attends, and the shape of what it caches: keys and values of a token, or a latent
+    that both are made of."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     scale: float
-    """Of scores, before the softmax."""
+    """Scale of scores, before the softmax."""
     window: int | None = None
     """Keys that a query sees, its own included; None sees all."""
+    chunk: int | None = None
+    """Query i sees the keys from i // chunk * chunk to its own; None sees what `window` says."""
     softcap: float | None = None
     """Scores pass softcap * tanh(score / softcap)."""
     has_biases: bool = False
     """Scores have linear biases (ALiBi)."""
     has_sinks: bool = False
     """The softmax has one more score for each head, without a value."""
+    latent_rank: int = 0
+    """The only KV head's keys are latents: their first so many values are what values are made of, and there is no
+    cache of values. 0: there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ class StateTensor:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentLayer:
-    """What one recurrent layer of a rank's part keeps of a sequence: a state of fixed size, zeros at first."""
+    """The state that one recurrent layer of a rank keeps of a sequence: of fixed size, zeros at first."""
 
     tensors: tuple[StateTensor, ...]
 
@@ -86,11 +92,11 @@ class Unsharded:
     """Sharding of one rank alone."""
 
     def rows(self, parameter: str, num_rows: int) -> tuple[range, ...]:
-        """As in WeightSharding."""
+        """See WeightSharding."""
         return (range(num_rows),)
 
     def columns(self, parameter: str, num_columns: int) -> range:
-        """As in WeightSharding."""
+        """See WeightSharding."""
         return range(num_columns)
 
 
@@ -121,11 +127,11 @@ class Model(nn.Module, ABC):
     @property
     @abstractmethod
     def identity(self) -> Mapping[str, object]:
-        """What another checkpoint must have as well to take this one's place: options by name."""
+        """Options that another checkpoint must share to replace this one, by name."""
 
     @property
     def constants(self) -> Mapping[str, Tensor]:
-        """What some parameters hold unless a checkpoint has something else: whole tensors by name; none by default."""
+        """Default values of parameters that a checkpoint may omit: whole tensors by name; none by default."""
         return {}
 
     @abstractmethod
@@ -138,7 +144,7 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def dummy_value(self, parameter: str) -> float | None:
-        """What random weights hold in place of a checkpoint's: a number; None: small random ones."""
+        """The value of a parameter with random weights: a number; None: small random values."""
 
     @abstractmethod
     def prepare(self, *, max_model_len: int, device: torch.device) -> None:
@@ -171,10 +177,14 @@ class Model(nn.Module, ABC):
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
-        """What its layers keep of a sequence. Layers whose keys differ in shape have no blocks in common: all of them
+        """Data that its layers keep of a sequence. Layers with keys of different shapes share no blocks: all of them
         keep every token."""
         shapes = {(layer.num_kv_heads, layer.head_dim) for layer in self.attention_layers}
-        paged = groups_by_window([layer.window if len(shapes) == 1 else None for layer in self.attention_layers])
+        spans = [layer.chunk or layer.window for layer in self.attention_layers]  # what is in a chunk is in a window
+        paged = groups_by_window(spans if len(shapes) == 1 else [None] * len(spans))
+        if any(layer.latent_rank for layer in self.attention_layers):
+            assert all(layer.latent_rank for layer in self.attention_layers), "latents are kept by all layers or none"
+            paged = tuple(replace(group, kind="latent") for group in paged)
         if not self.recurrent_layers:
             return paged
         return (*paged, CacheGroup("recurrent", tuple(range(len(self.recurrent_layers)))))
@@ -197,23 +207,23 @@ class Model(nn.Module, ABC):
 
     @property
     def what_waits(self) -> str | None:
-        """What waits for the host within a decode step on an accelerator, so that no graph can be recorded; None:
+        """The part of a decode step on an accelerator that waits for the host, which prevents CUDA graphs; None:
         nothing."""
         return None
 
 
 Head: TypeAlias = Literal["none", "sequence", "token", "vocabulary"]
-"""What stands after hidden states: nothing, labels of a text, labels of a token, logits of the vocabulary."""
+"""Head after the hidden states: none, labels of a text, labels of a token, logits of the vocabulary."""
 
 
 class PoolingHeads(ABC):
-    """What a model has besides that sees whole sequences, for labels and scores."""
+    """Heads of a model that sees whole sequences, for labels and scores."""
 
     head: Head
     num_labels: int
     """0: it tells none apart."""
     label_pooling: PoolingType
-    """What stands for a text where no file says so, and what its head takes."""
+    """Default pooling of a text, and the input of its head."""
 
     @abstractmethod
     def classify(self, pooled: Tensor) -> Tensor:

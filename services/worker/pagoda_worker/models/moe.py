@@ -33,7 +33,7 @@ def mixtral_spec(config: HfConfig) -> DecoderSpec:
 
 
 def qwen2_moe_spec(config: HfConfig) -> DecoderSpec:
-    """Qwen2MoeForCausalLM: one more expert sees every token, behind a gate."""
+    """Qwen2MoeForCausalLM: one more expert, with a gate, sees every token."""
     options = common(config, num_kv_heads=16, default_max_positions=32768)
     unused(config, "sliding_window")
     window = config.get("sliding_window", 4096) if get(config, "use_sliding_window", False) else None

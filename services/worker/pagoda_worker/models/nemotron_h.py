@@ -12,7 +12,7 @@ from pagoda_worker.models.spec import DecoderSpec, MoeSpec
 from pagoda_worker.models.weights import TensorNames
 
 LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
-"""Of hybrid_override_pattern."""
+"""Letters of hybrid_override_pattern."""
 NEMOTRON_H_NAMES = TensorNames(
     prefixes=("backbone.", "model."),
     embed_tokens="embeddings",

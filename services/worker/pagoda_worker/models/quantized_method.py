@@ -8,6 +8,7 @@ from pagoda_kernels.linear.linear_weights import LinearWeights
 from pagoda_kernels.linear.quantize_rows import new_packed, quantize_rows
 from pagoda_kernels.linear.quantized_linear import has_kernel_for, multiplies_integers, quantized_linear
 from pagoda_kernels.linear.quantized_matrix import (
+    Allocate,
     PackedMatrix,
     QuantizedMatrix,
     can_pack,
@@ -17,19 +18,60 @@ from pagoda_kernels.linear.quantized_matrix import (
     unpack_rows,
 )
 from pagoda_kernels.linear.quantized_rows import RowMatrix, empty_rows, fits_rows, look_up_rows, pack_rows
+from pagoda_kernels.linear.scaled_matrix import ScaledMatrix
 from pagoda_kernels.native.library import native
 from pagoda_kernels.selection import triton_kernel
-from pagoda_worker.models.linear_method import PLAIN, LinearMethod, MatrixLayer, PlainLinearMethod, choose_linear_method
+from pagoda_worker.models.linear_method import (
+    COMPRESSED,
+    PACKED,
+    PLAIN,
+    WIDENED,
+    LinearMethod,
+    MatrixLayer,
+    PlainLinearMethod,
+    RowSink,
+    choose_linear_method,
+)
+from pagoda_worker.models.scaled_method import ScaledLinearMethod
 
 HEAD_BITS = 8
-"""Of the language model's head, whatever the others have: its errors are those of the logits."""
+"""Bits of the language model's head in every scheme: its errors are those of the logits."""
 _HEADS = ("lm_head", "embed_tokens")
-_FLOAT_PREFIXES = (".router", ".shared_gate")
-"""Layers that decide which experts a token goes to: small, and wrong choices cost more than wrong sums."""
+_FLOAT_PREFIXES = (".router", ".shared_gate", ".alt_up.prediction", ".alt_up.correction")
+"""Layers that decide which experts a token goes to, or how hidden states mix: small, and wrong choices cost more than
+wrong sums."""
+
+
+def set_packed(layer: MatrixLayer, packed: PackedMatrix | RowMatrix) -> None:
+    """Have a layer hold these integers."""
+    layer.weight = nn.Parameter(packed.codes, requires_grad=False)
+    layer.weight_scale = nn.Parameter(packed.scales, requires_grad=False)
+    zeros = packed.zeros
+    layer.weight_zero_point = None if zeros is None else nn.Parameter(zeros, requires_grad=False)
+
+
+class QuantizedSink:
+    """Rows of one layer that become integers. See RowSink."""
+
+    def __init__(self, packed: PackedMatrix, dtype: torch.dtype) -> None:
+        """`dtype`: a float type that rows are rounded to before."""
+        self._packed = packed
+        self._dtype = dtype
+
+    def fill(self, rows: Tensor, first_row: int) -> None:
+        """See RowSink."""
+        quantize_rows(rows, self._packed, first_row=first_row, dtype=self._dtype)
+
+    def finish(self, layer: MatrixLayer) -> bool:
+        """See RowSink."""
+        set_packed(layer, self._packed)
+        return True
 
 
 class QuantizedLinearMethod(PlainLinearMethod):
     """Integers as `quantized_linear` reads them: `weight` (codes), `weight_scale`, perhaps `weight_zero_point`."""
+
+    takes_rows = True
 
     def __init__(self, *, bits: int, group_size: int, quantizes_inputs: bool) -> None:
         """`group_size`: inputs that share a scale; 0 is all. `quantizes_inputs`: of a PackedMatrix."""
@@ -38,30 +80,38 @@ class QuantizedLinearMethod(PlainLinearMethod):
         self._quantizes_inputs = quantizes_inputs
 
     def process_weights_after_loading(self, layer: MatrixLayer) -> None:
-        """As in LinearMethod; floats become integers."""
+        """See LinearMethod; floats become integers."""
         group_size = self._group_size or layer.columns
         if layer.weight.is_meta:
-            self._set(layer, self._empty(layer, group_size))
+            set_packed(layer, self._empty(layer, group_size))
         elif layer.weight_scale is None:
             self._quantize(layer, group_size)
 
     def fill_rows(self, layer: MatrixLayer, rows: Tensor, first_row: int) -> bool:
-        """As in LinearMethod; the layer never holds the floats."""
+        """See LinearMethod; the layer never holds the floats."""
         if layer.weight_scale is None:
             group_size = self._group_size or layer.columns
-            self._set(layer, new_packed(layer.rows, layer.columns, bits=self._bits, group_size=group_size))
+            set_packed(layer, new_packed(layer.rows, layer.columns, bits=self._bits, group_size=group_size))
         quantize_rows(rows, self._tiles(layer), first_row=first_row, dtype=layer.dtype)
         return True
 
+    def row_sink(self, layer: MatrixLayer, allocate: Allocate) -> RowSink | None:
+        """See LinearMethod."""
+        if not self.takes_rows:
+            return None
+        group_size = self._group_size or layer.columns
+        packed = new_packed(layer.rows, layer.columns, bits=self._bits, group_size=group_size, allocate=allocate)
+        return QuantizedSink(packed, layer.dtype)
+
     def _quantize(self, layer: MatrixLayer, group_size: int) -> None:
-        """What the layer holds as floats."""
+        """The layer's matrix as floats."""
         packed = new_packed(layer.rows, layer.columns, bits=self._bits, group_size=group_size)
         quantize_rows(layer.weight, packed, first_row=0)
-        self._set(layer, packed)
+        set_packed(layer, packed)
 
     def hold(self, layer: MatrixLayer, matrix: QuantizedMatrix) -> None:
         """Take integers that are there already. They have this method's bits and groups."""
-        self._set(layer, self._pack(matrix))
+        set_packed(layer, self._pack(matrix))
 
     def _pack(self, matrix: QuantizedMatrix) -> PackedMatrix | RowMatrix:
         return pack(matrix)
@@ -70,15 +120,8 @@ class QuantizedLinearMethod(PlainLinearMethod):
         """On the meta device."""
         return empty_packed(layer.rows, layer.columns, bits=self._bits, group_size=group_size, device="meta")
 
-    @staticmethod
-    def _set(layer: MatrixLayer, packed: PackedMatrix | RowMatrix) -> None:
-        layer.weight = nn.Parameter(packed.codes, requires_grad=False)
-        layer.weight_scale = nn.Parameter(packed.scales, requires_grad=False)
-        zeros = packed.zeros
-        layer.weight_zero_point = None if zeros is None else nn.Parameter(zeros, requires_grad=False)
-
     def _fields(self, layer: MatrixLayer) -> tuple[Tensor, Tensor, Tensor | None, int, int, int, int]:
-        """Of a PackedMatrix or RowMatrix."""
+        """Fields of a PackedMatrix or RowMatrix."""
         assert layer.weight_scale is not None, "they are set together"
         group_size = self._group_size or layer.columns
         parameters = layer.weight, layer.weight_scale, layer.weight_zero_point
@@ -99,15 +142,15 @@ class QuantizedLinearMethod(PlainLinearMethod):
         residual: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """As in LinearMethod."""
+        """See LinearMethod."""
         return quantized_linear(x, self._packed(layer), bias, residual, out_dtype=out_dtype)
 
     def embedding(self, layer: MatrixLayer, ids: Tensor) -> Tensor:
-        """As in LinearMethod."""
+        """See LinearMethod."""
         return unpack_rows(self._tiles(layer), ids).to(layer.dtype)
 
     def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
-        """As in LinearMethod."""
+        """See LinearMethod."""
         packed = self._tiles(layer)
         if not has_kernel_for(packed):
             return None
@@ -117,8 +160,10 @@ class QuantizedLinearMethod(PlainLinearMethod):
 class QuantizedRowsMethod(QuantizedLinearMethod):
     """The same in the order of the Triton kernel."""
 
+    takes_rows = False
+
     def fill_rows(self, layer: MatrixLayer, rows: Tensor, first_row: int) -> bool:
-        """As in LinearMethod: a device quantizes whole matrices."""
+        """See LinearMethod: a device quantizes whole matrices."""
         return False
 
     def _quantize(self, layer: MatrixLayer, group_size: int) -> None:
@@ -134,11 +179,11 @@ class QuantizedRowsMethod(QuantizedLinearMethod):
         return RowMatrix(*self._fields(layer))
 
     def embedding(self, layer: MatrixLayer, ids: Tensor) -> Tensor:
-        """As in LinearMethod."""
+        """See LinearMethod."""
         return look_up_rows(RowMatrix(*self._fields(layer)), ids).to(layer.dtype)
 
     def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
-        """As in LinearMethod."""
+        """See LinearMethod."""
         return None
 
 
@@ -151,7 +196,7 @@ class DequantizedLinearMethod(PlainLinearMethod):
         self._method = method
 
     def process_weights_after_loading(self, layer: MatrixLayer) -> None:
-        """As in LinearMethod."""
+        """See LinearMethod."""
         if not layer.weight.is_meta:
             group_size = self._group_size or layer.columns
             layer.weight.data.copy_(quantize(layer.weight, bits=self._bits, group_size=group_size).dequantize())
@@ -166,15 +211,15 @@ class DequantizedLinearMethod(PlainLinearMethod):
         residual: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """As in LinearMethod."""
+        """See LinearMethod."""
         return self._method.apply(layer, x, bias=bias, residual=residual, out_dtype=out_dtype)
 
     def embedding(self, layer: MatrixLayer, ids: Tensor) -> Tensor:
-        """As in LinearMethod."""
+        """See LinearMethod."""
         return self._method.embedding(layer, ids)
 
     def fused_weights(self, layer: MatrixLayer, bias: Tensor | None) -> LinearWeights | None:
-        """As in LinearMethod."""
+        """See LinearMethod."""
         return self._method.fused_weights(layer, bias)
 
 
@@ -187,10 +232,16 @@ class LinearMethods:
         """`online`: what floats become. `quantizes_inputs`: whether layers of integers take their inputs to 8 bits."""
         self._quantizes_inputs = quantizes_inputs and multiplies_integers()
         self._has_rows = triton_kernel("quantized_linear", torch.empty(0, device=device)) is not None
+        self._has_experts = triton_kernel("grouped_linear", torch.empty(0, device=device)) is not None
         self._has_tiles = device.type == "cpu" and native("quantized_linear") is not None
         self._floats = choose_linear_method(dtype=dtype, device=device)
+        self._is_slow = device.type == "cpu" and dtype == torch.bfloat16 and self._floats is PLAIN
+        # Many rows share the reading of a matrix, so that it does not pay to compress it.
+        packed = PACKED if self._floats is COMPRESSED else self._floats
+        self._of_many_rows = WIDENED if self._is_slow else packed
         self._online = online
         self._quantized: dict[tuple[int, int], QuantizedLinearMethod] = {}
+        self._scaled: dict[int, ScaledLinearMethod] = {}
 
     @property
     def is_online(self) -> bool:
@@ -203,7 +254,7 @@ class LinearMethods:
             return PLAIN
         online = self._online
         if online is None or layer.prefix.endswith(_FLOAT_PREFIXES):
-            return self._floats
+            return self._of_many_rows if layer.takes_many_rows else self._floats
         bits, group_size = online.bits, online.group_size
         if layer.prefix.endswith(_HEADS) and bits < HEAD_BITS:
             bits, group_size = HEAD_BITS, 0
@@ -217,6 +268,16 @@ class LinearMethods:
         if not self._has_kernel(num_inputs, group_size):
             return None
         return self._method(matrix.bits, group_size if group_size < num_inputs else 0)
+
+    def takes_scaled(self, layer: MatrixLayer) -> bool:
+        """Whether a layer may hold what a checkpoint has as small floats; else it is read as floats."""
+        return self._has_experts and layer.is_of_experts and not self.is_online
+
+    def of_scaled(self, matrix: ScaledMatrix) -> ScaledLinearMethod | None:
+        """How a layer holds it; None: as floats."""
+        if not matrix.is_readable:
+            return None
+        return self._scaled.setdefault(matrix.group_size, ScaledLinearMethod(group_size=matrix.group_size))
 
     def _has_kernel(self, num_inputs: int, group_size: int) -> bool:
         """Whether a kernel reads such groups."""

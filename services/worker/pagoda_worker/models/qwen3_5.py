@@ -4,17 +4,14 @@ import dataclasses
 import re
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from pagoda_common.errors import ModelLoadError
 from pagoda_worker.models.config_keys import unused
+from pagoda_worker.models.expert_tensors import stacked_experts
 from pagoda_worker.models.hf_config import HfConfig, get, required
 from pagoda_worker.models.llama import common
 from pagoda_worker.models.moe import qwen_moe
 from pagoda_worker.models.qwen3_next import delta_net_mixers, delta_net_of
-from pagoda_worker.models.spec import DecoderSpec, MoeSpec
-from pagoda_worker.models.weights import MadeWeights, TensorNames, WeightNames, weight_names
+from pagoda_worker.models.spec import DecoderSpec
+from pagoda_worker.models.weights import TensorNames, WeightNames, weight_names
 
 QWEN3_5_NAMES = TensorNames(
     delta_net_in=("in_proj_qkv", "in_proj_z"),
@@ -88,34 +85,12 @@ def qwen3_5_weights(spec: DecoderSpec) -> WeightNames:
     names = weight_names(spec, MULTIMODAL_NAMES if is_multimodal else QWEN3_5_NAMES)
     if spec.moe is None:
         return names
-    made: list[MadeWeights] = []
-    for layer in range(spec.num_layers):
-        place = f"layers.{layer}.mlp.experts"
-        made += _stacked(place, spec.moe)
-        for index in range(spec.moe.num_experts):
-            made += _alone(f"{place}.{index}")
-    sources = [source for source in names.sources if ".experts." not in source.parameter]
-    return dataclasses.replace(names, sources=sources, made=tuple(made))
-
-
-def _stacked(place: str, moe: MoeSpec) -> list[MadeWeights]:
-    made = []
-    for stored, ours in (("gate_up_proj", "up_proj"), ("down_proj", "down_proj")):
-        parameters = tuple(f"{place}.{index}.{ours}.weight" for index in range(moe.num_experts))
-
-        def make(tensors: list[Tensor], parameters: tuple[str, ...] = parameters) -> dict[str, Tensor]:
-            (stacked,) = tensors
-            if stacked.shape[:1] != (len(parameters),):
-                raise ModelLoadError(f"{place} has {list(stacked.shape)[:1]} experts, must have {len(parameters)}")
-            return dict(zip(parameters, stacked.unbind(), strict=True))
-
-        made.append(MadeWeights(names=(f"{place}.{stored}",), parameters=parameters, make=make))
-    return made
-
-
-def _alone(place: str) -> list[MadeWeights]:
-    up, down = f"{place}.up_proj.weight", f"{place}.down_proj.weight"
-    return [
-        MadeWeights(names=(f"{place}.gate_proj.weight", up), parameters=(up,), make=lambda both: {up: torch.cat(both)}),
-        MadeWeights(names=(down,), parameters=(down,), make=lambda one: {down: one[0]}),
-    ]
+    made = tuple(
+        stacked_experts(
+            f"layers.{layer}.mlp.experts.{leaf}",
+            tuple(f"layers.{layer}.mlp.experts.{index}.{ours}.weight" for index in range(spec.moe.num_experts)),
+        )
+        for layer in range(spec.num_layers)
+        for leaf, ours in (("gate_up_proj", "up_proj"), ("down_proj", "down_proj"))
+    )
+    return dataclasses.replace(names, made=made)

@@ -4,14 +4,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from pagoda_worker.models.delta_net import GatedDeltaNet, delta_net_state
+from pagoda_worker.models.mamba import Mamba, mamba_state
 from pagoda_worker.models.mamba2 import Mamba2, mamba2_state
 from pagoda_worker.models.model import RecurrentLayer
-from pagoda_worker.models.recurrent_spec import DeltaNetSpec, Mamba2Spec, RecurrentSpec, ShortConvSpec
+from pagoda_worker.models.recurrent_spec import DeltaNetSpec, Mamba2Spec, MambaSpec, RecurrentSpec, ShortConvSpec
 from pagoda_worker.models.short_conv import ShortConv, short_conv_state
 from pagoda_worker.models.spec import DecoderSpec
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
-RecurrentMixer: TypeAlias = GatedDeltaNet | Mamba2 | ShortConv
+RecurrentMixer: TypeAlias = GatedDeltaNet | Mamba | Mamba2 | ShortConv
 
 
 class _Kind(NamedTuple):
@@ -23,13 +24,14 @@ class _Kind(NamedTuple):
 
 KINDS: Mapping[type, _Kind] = {
     DeltaNetSpec: _Kind(GatedDeltaNet, delta_net_state),
+    MambaSpec: _Kind(Mamba, mamba_state),
     Mamba2Spec: _Kind(Mamba2, mamba2_state),
     ShortConvSpec: _Kind(ShortConv, short_conv_state),
 }
 
 
 def recurrent_layers(spec: DecoderSpec) -> tuple[RecurrentLayer, ...]:
-    """What each recurrent layer of a model, or of a rank's part, keeps."""
+    """The states of each recurrent layer of a model, or of a rank's part."""
     if spec.recurrence is None:
         return ()
     one = KINDS[type(spec.recurrence)].state(spec.recurrence)

@@ -5,9 +5,12 @@ from typing import Literal, TypeAlias
 
 from pagoda_common.errors import ConfigError, ModelLoadError
 
-Mixer: TypeAlias = Literal["attention", "recurrent", "both", "none"]
-"""What a layer has before its feed-forward; both: side by side, over the same input."""
+Mixer: TypeAlias = Literal["attention", "recurrent", "both", "linear", "none"]
+"""Mixer of a layer before its feed-forward; both: in parallel, over the same input; linear: one matrix, which mixes no
+tokens."""
 GatedNorm: TypeAlias = Literal["gate_first", "norm_first", "none"]
+MambaNorm: TypeAlias = Literal["none", "plain", "weights"]
+"""On steps and on what a token writes and reads: none, without a weight, or with one each."""
 Part: TypeAlias = tuple[int, bool]
 """Rows of a part of a parameter, and whether ranks share them out; else each has all."""
 
@@ -17,10 +20,10 @@ class DeltaNetSpec:
     """A gated delta net."""
 
     num_key_heads: int
-    """Of queries and of keys."""
+    """Heads of queries and of keys."""
     num_value_heads: int
     key_dim: int
-    """Of a head."""
+    """Size of a head of queries and keys."""
     value_dim: int
     conv_width: int
     """Tokens that the short convolution sees."""
@@ -35,7 +38,7 @@ class DeltaNetSpec:
 
     @property
     def num_channels(self) -> int:
-        """Of the convolution: queries, keys and values."""
+        """Channels of the convolution: queries, keys and values."""
         return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
     def of_rank(self, world_size: int) -> "DeltaNetSpec":
@@ -52,7 +55,7 @@ class DeltaNetSpec:
         )
 
     def parts(self, parameter: str, world_size: int) -> tuple[Part, ...]:
-        """Of the rows of a whole parameter; none: every rank has all of it."""
+        """Parts of the rows of a whole parameter; none: every rank has all of it."""
         keys, values = (self.num_key_heads * self.key_dim, True), (self.num_value_heads * self.value_dim, True)
         heads = (self.num_value_heads, True)
         return {
@@ -62,6 +65,45 @@ class DeltaNetSpec:
             "decay_log": (heads,),
             "step_bias": (heads,),
         }.get(parameter, ())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MambaSpec:
+    """A Mamba layer, of the first kind."""
+
+    num_channels: int
+    state_size: int
+    """Numbers of a channel."""
+    conv_width: int
+    """Tokens that the short convolution sees."""
+    step_rank: int
+    """Width of what steps are made of."""
+    conv_bias: bool = True
+    bias: bool = False
+    """Of the first and the last projection."""
+    norm: MambaNorm = "none"
+    norm_eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if min(self.num_channels, self.state_size, self.step_rank) < 1 or self.conv_width < 2:
+            raise ModelLoadError(f"sizes of a Mamba layer must be at least 1, and its convolution's 2: {self}")
+
+    def of_rank(self, world_size: int) -> "MambaSpec":
+        """One rank's part.
+
+        Raises:
+            ConfigError: ranks cannot share it.
+        """
+        _check_divides(world_size, "the number of Mamba channels", self.num_channels)
+        return replace(self, num_channels=self.num_channels // world_size)
+
+    def parts(self, parameter: str, world_size: int) -> tuple[Part, ...]:
+        """Of the rows of a whole parameter; none: every rank has all of it."""
+        channels = (self.num_channels, True)
+        if parameter == "in_proj":
+            return channels, channels
+        shared = ("conv_weight", "conv_bias", "step_proj", "step_bias", "decay_log", "skip")
+        return (channels,) if parameter in shared else ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +121,9 @@ class Mamba2Spec:
     in_bias: bool = False
     out_bias: bool = False
     norm: GatedNorm = "gate_first"
-    """Of the result: after its gate, before it, or none."""
+    """Norm of the result: after its gate, before it, or none."""
+    norm_eps: float | None = None
+    """Epsilon of this norm; None: the model's."""
     norm_groups: int = 1
     """Parts of the columns, each with a mean square of its own."""
     shares_norm: bool = False
@@ -103,7 +147,7 @@ class Mamba2Spec:
 
     @property
     def num_values(self) -> int:
-        """Of a token, over all heads."""
+        """Numbers of a token's state, over all heads."""
         return self.num_heads * self.head_dim
 
     @property
@@ -114,7 +158,7 @@ class Mamba2Spec:
 
     @property
     def num_channels(self) -> int:
-        """Of the convolution: x, B and C."""
+        """Channels of the convolution: x, B and C."""
         return sum(self.sizes[1:4])
 
     def of_rank(self, world_size: int) -> "Mamba2Spec":
@@ -136,7 +180,7 @@ class Mamba2Spec:
         )
 
     def parts(self, parameter: str, world_size: int) -> tuple[Part, ...]:
-        """Of the rows of a whole parameter; none: every rank has all of it."""
+        """Parts of the rows of a whole parameter; none: every rank has all of it."""
         gate, x, b, c, step = self.sizes
         is_split = self.num_groups % world_size == 0
         channels = ((x, True), (b, is_split), (c, is_split))
@@ -160,7 +204,7 @@ class ShortConvSpec:
     conv_width: int
     """Tokens that it sees."""
     bias: bool = False
-    """Of the convolution and of both projections."""
+    """Whether the convolution and both projections have biases."""
 
     def __post_init__(self) -> None:
         if self.num_channels < 1 or self.conv_width < 2:
@@ -176,14 +220,14 @@ class ShortConvSpec:
         return replace(self, num_channels=self.num_channels // world_size)
 
     def parts(self, parameter: str, world_size: int) -> tuple[Part, ...]:
-        """Of the rows of a whole parameter; none: every rank has all of it."""
+        """Parts of the rows of a whole parameter; none: every rank has all of it."""
         channels = (self.num_channels, True)
         if parameter == "in_proj":
             return channels, channels, channels
         return (channels,) if parameter in ("conv_weight", "conv_bias") else ()
 
 
-RecurrentSpec: TypeAlias = DeltaNetSpec | Mamba2Spec | ShortConvSpec
+RecurrentSpec: TypeAlias = DeltaNetSpec | MambaSpec | Mamba2Spec | ShortConvSpec
 
 
 def _check_divides(world_size: int, name: str, count: int) -> None:

@@ -10,7 +10,10 @@ from pagoda_worker.models.bamba import BAMBA_NAMES, bamba_spec
 from pagoda_worker.models.bloom import BLOOM_NAMES, MPT_NAMES, bloom_spec, mpt_spec
 from pagoda_worker.models.cohere import COHERE_NAMES, cohere2_spec, cohere_spec
 from pagoda_worker.models.config_keys import ReadConfig, check_unread
+from pagoda_worker.models.deci_lm import deci_lm_spec
 from pagoda_worker.models.decoder import Decoder
+from pagoda_worker.models.deepseek import deepseek_v2_spec, deepseek_v3_spec, deepseek_weights
+from pagoda_worker.models.exaone import exaone_spec, exaone_weights
 from pagoda_worker.models.exaone4 import exaone4_spec
 from pagoda_worker.models.falcon import falcon_spec, falcon_weights
 from pagoda_worker.models.falcon_h1 import FALCON_H1_NAMES, falcon_h1_spec
@@ -23,7 +26,15 @@ from pagoda_worker.models.gemma import (
     gemma3_spec,
     gemma_spec,
 )
+from pagoda_worker.models.gemma3n import (
+    gemma3n_multimodal_spec,
+    gemma3n_multimodal_weights,
+    gemma3n_spec,
+    gemma3n_weights,
+)
+from pagoda_worker.models.gemma4 import gemma4_multimodal_spec, gemma4_multimodal_weights, gemma4_spec, gemma4_weights
 from pagoda_worker.models.glm import GLM4_NAMES, GLM_NAMES, glm4_spec, glm_spec
+from pagoda_worker.models.glm4_moe import glm4_moe_lite_spec, glm4_moe_spec
 from pagoda_worker.models.gpt2 import GPT2_NAMES, gpt2_spec, gpt_bigcode_spec, gpt_bigcode_weights
 from pagoda_worker.models.gpt_neox import GPT_NEOX_NAMES, gpt_neox_spec
 from pagoda_worker.models.gpt_oss import gpt_oss_spec, gpt_oss_weights
@@ -31,6 +42,7 @@ from pagoda_worker.models.gptj import GPTJ_NAMES, gptj_spec
 from pagoda_worker.models.granite_hybrid import granite_hybrid_spec, granite_hybrid_weights
 from pagoda_worker.models.hf_config import HfConfig
 from pagoda_worker.models.installed import installed_factory
+from pagoda_worker.models.jamba import JAMBA_NAMES, jamba_spec
 from pagoda_worker.models.lfm2 import LFM2_NAMES, lfm2_moe_spec, lfm2_spec
 from pagoda_worker.models.llama import (
     ARCEE_NAMES,
@@ -38,6 +50,7 @@ from pagoda_worker.models.llama import (
     arcee_spec,
     ernie4_5_spec,
     granite_spec,
+    internlm3_spec,
     llama_spec,
     ministral_spec,
     mistral_spec,
@@ -46,6 +59,10 @@ from pagoda_worker.models.llama import (
     seed_oss_spec,
     smollm3_spec,
 )
+from pagoda_worker.models.llama4 import llama4_multimodal_spec, llama4_spec, llama4_weights
+from pagoda_worker.models.mamba_models import MAMBA_NAMES, falcon_mamba_spec, mamba2_spec, mamba_spec
+from pagoda_worker.models.minicpm3 import minicpm3_spec, youtu_spec
+from pagoda_worker.models.minimax_m2 import MINIMAX_M2_NAMES, minimax_m2_spec
 from pagoda_worker.models.model import BuildConfig, Head, ModelFactory
 from pagoda_worker.models.moe import (
     MIXTRAL_NAMES,
@@ -72,6 +89,7 @@ from pagoda_worker.models.spec import DecoderSpec
 from pagoda_worker.models.stablelm import STABLELM_NAMES, stablelm_spec
 from pagoda_worker.models.starcoder2 import STARCODER2_NAMES, starcoder2_spec
 from pagoda_worker.models.weights import TensorNames, WeightNames, weight_names
+from pagoda_worker.models.zamba2 import zamba2_spec, zamba2_weights
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 
@@ -81,7 +99,7 @@ class Family:
 
     read: Callable[[HfConfig], DecoderSpec]
     names: TensorNames | Callable[[DecoderSpec], WeightNames]
-    """What it calls its tensors; a function where that depends on its options."""
+    """Names of its tensors; a function if they depend on its options."""
 
     def spec(self, config: HfConfig) -> DecoderSpec:
         """The options of a checkpoint.
@@ -99,7 +117,7 @@ class Family:
         return spec
 
     def __call__(self, *, config: BuildConfig, prefix: str = "", parallel: TensorParallel = ALONE) -> Decoder:
-        """As in ModelFactory."""
+        """See ModelFactory."""
         spec = self.spec(config.checkpoint)
         return Decoder(spec=spec, prefix=prefix, parallel=parallel, names=self.weights(spec))
 
@@ -111,6 +129,7 @@ class Family:
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(llama_spec, LLAMA_NAMES),
     "LLaMAForCausalLM": Family(llama_spec, LLAMA_NAMES),
+    "DeciLMForCausalLM": Family(deci_lm_spec, LLAMA_NAMES),
     "MistralForCausalLM": Family(mistral_spec, LLAMA_NAMES),
     "MinistralForCausalLM": Family(ministral_spec, LLAMA_NAMES),
     "Qwen2ForCausalLM": Family(qwen2_spec, LLAMA_NAMES),
@@ -119,6 +138,10 @@ FAMILIES: dict[str, Family] = {
     "Gemma2ForCausalLM": Family(gemma2_spec, GEMMA2_NAMES),
     "Gemma3ForCausalLM": Family(gemma3_spec, GEMMA2_NAMES),
     "Gemma3ForConditionalGeneration": Family(gemma3_multimodal_spec, GEMMA3_MULTIMODAL_NAMES),
+    "Gemma3nForCausalLM": Family(gemma3n_spec, gemma3n_weights),
+    "Gemma3nForConditionalGeneration": Family(gemma3n_multimodal_spec, gemma3n_multimodal_weights),
+    "Gemma4ForCausalLM": Family(gemma4_spec, gemma4_weights),
+    "Gemma4ForConditionalGeneration": Family(gemma4_multimodal_spec, gemma4_multimodal_weights),
     "Phi3ForCausalLM": Family(phi3_spec, PHI3_NAMES),
     "OlmoForCausalLM": Family(olmo_spec, LLAMA_NAMES),
     "Olmo2ForCausalLM": Family(olmo2_spec, OLMO2_NAMES),
@@ -128,9 +151,11 @@ FAMILIES: dict[str, Family] = {
     "ArceeForCausalLM": Family(arcee_spec, ARCEE_NAMES),
     "GlmForCausalLM": Family(glm_spec, GLM_NAMES),
     "Glm4ForCausalLM": Family(glm4_spec, GLM4_NAMES),
+    "ExaoneForCausalLM": Family(exaone_spec, exaone_weights),
     "Exaone4ForCausalLM": Family(exaone4_spec, OLMO2_NAMES),
     "Ernie4_5ForCausalLM": Family(ernie4_5_spec, LLAMA_NAMES),
     "SeedOssForCausalLM": Family(seed_oss_spec, LLAMA_NAMES),
+    "InternLM3ForCausalLM": Family(internlm3_spec, LLAMA_NAMES),
     "NemotronForCausalLM": Family(nemotron_spec, NEMOTRON_NAMES),
     "Starcoder2ForCausalLM": Family(starcoder2_spec, STARCODER2_NAMES),
     "StableLmForCausalLM": Family(stablelm_spec, STABLELM_NAMES),
@@ -142,6 +167,15 @@ FAMILIES: dict[str, Family] = {
     "MixtralForCausalLM": Family(mixtral_spec, MIXTRAL_NAMES),
     "Qwen2MoeForCausalLM": Family(qwen2_moe_spec, QWEN_MOE_NAMES),
     "Qwen3MoeForCausalLM": Family(qwen3_moe_spec, QWEN_MOE_NAMES),
+    "DeepseekV2ForCausalLM": Family(deepseek_v2_spec, deepseek_weights),
+    "DeepseekV3ForCausalLM": Family(deepseek_v3_spec, deepseek_weights),
+    "Glm4MoeForCausalLM": Family(glm4_moe_spec, deepseek_weights),
+    "Glm4MoeLiteForCausalLM": Family(glm4_moe_lite_spec, deepseek_weights),
+    "MiniCPM3ForCausalLM": Family(minicpm3_spec, LLAMA_NAMES),
+    "YoutuForCausalLM": Family(youtu_spec, LLAMA_NAMES),
+    "Llama4ForCausalLM": Family(llama4_spec, llama4_weights),
+    "Llama4ForConditionalGeneration": Family(llama4_multimodal_spec, llama4_weights),
+    "MiniMaxM2ForCausalLM": Family(minimax_m2_spec, MINIMAX_M2_NAMES),
     "GptOssForCausalLM": Family(gpt_oss_spec, gpt_oss_weights),
     "Qwen3NextForCausalLM": Family(qwen3_next_spec, QWEN3_NEXT_NAMES),
     "Qwen3_5ForCausalLM": Family(qwen3_5_spec, qwen3_5_weights),
@@ -152,6 +186,11 @@ FAMILIES: dict[str, Family] = {
     "FalconH1ForCausalLM": Family(falcon_h1_spec, FALCON_H1_NAMES),
     "NemotronHForCausalLM": Family(nemotron_h_spec, NEMOTRON_H_NAMES),
     "BambaForCausalLM": Family(bamba_spec, BAMBA_NAMES),
+    "JambaForCausalLM": Family(jamba_spec, JAMBA_NAMES),
+    "MambaForCausalLM": Family(mamba_spec, MAMBA_NAMES),
+    "FalconMambaForCausalLM": Family(falcon_mamba_spec, MAMBA_NAMES),
+    "Mamba2ForCausalLM": Family(mamba2_spec, MAMBA_NAMES),
+    "Zamba2ForCausalLM": Family(zamba2_spec, zamba2_weights),
     "Lfm2ForCausalLM": Family(lfm2_spec, LFM2_NAMES),
     "Lfm2MoeForCausalLM": Family(lfm2_moe_spec, LFM2_NAMES),
     "OlmoeForCausalLM": Family(olmoe_spec, QWEN_MOE_NAMES),
@@ -174,8 +213,12 @@ _HEADS: tuple[tuple[str, Head], ...] = (
 _POOLING = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForPreTraining")
 """Ends of architectures that generate nothing."""
 
+TOKEN_VECTORS: dict[str, str] = {"HF_ColBERT": "linear.weight"}
+"""Encoders that give a vector for each token alone, and the tensor that shortens them."""
+
 MODEL_TYPES: dict[str, str] = {
     "llama": "LlamaForCausalLM",
+    "nemotron-nas": "DeciLMForCausalLM",
     "mistral": "MistralForCausalLM",
     "ministral": "MinistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -184,6 +227,10 @@ MODEL_TYPES: dict[str, str] = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gemma3": "Gemma3ForConditionalGeneration",
+    "gemma3n_text": "Gemma3nForCausalLM",
+    "gemma3n": "Gemma3nForConditionalGeneration",
+    "gemma4_text": "Gemma4ForCausalLM",
+    "gemma4": "Gemma4ForConditionalGeneration",
     "phi3": "Phi3ForCausalLM",
     "olmo": "OlmoForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
@@ -193,9 +240,11 @@ MODEL_TYPES: dict[str, str] = {
     "arcee": "ArceeForCausalLM",
     "glm": "GlmForCausalLM",
     "glm4": "Glm4ForCausalLM",
+    "exaone": "ExaoneForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
+    "internlm3": "InternLM3ForCausalLM",
     "nemotron": "NemotronForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
     "stablelm": "StableLmForCausalLM",
@@ -207,6 +256,15 @@ MODEL_TYPES: dict[str, str] = {
     "mixtral": "MixtralForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+    "minicpm3": "MiniCPM3ForCausalLM",
+    "youtu": "YoutuForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
+    "llama4": "Llama4ForConditionalGeneration",
+    "minimax_m2": "MiniMaxM2ForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
@@ -217,6 +275,11 @@ MODEL_TYPES: dict[str, str] = {
     "falcon_h1": "FalconH1ForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
     "bamba": "BambaForCausalLM",
+    "jamba": "JambaForCausalLM",
+    "mamba": "MambaForCausalLM",
+    "falcon_mamba": "FalconMambaForCausalLM",
+    "mamba2": "Mamba2ForCausalLM",
+    "zamba2": "Zamba2ForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
     "olmoe": "OlmoeForCausalLM",
@@ -229,13 +292,19 @@ MODEL_TYPES: dict[str, str] = {
 }
 """The architecture that each model_type means where config.json names none."""
 
+_LLAMA_MODULES = frozenset({"exaone", "internlm3"})
+"""Model types of families that transformers computes with its Llama: it writes LlamaForCausalLM for their own name."""
+
 
 def architectures_of(config: HfConfig) -> list[str]:
-    """Names of a checkpoint's architecture: those that config.json has, else by its model_type; none that is known."""
+    """Names of a checkpoint's architecture: those that config.json has, else by its model_type; none that is known. A
+    family that transformers computes with its Llama has its own name."""
     names = config.get("architectures") or []
     model_type = config.get("model_type")
     if not names and isinstance(model_type, str) and model_type in MODEL_TYPES:
         names = [MODEL_TYPES[model_type]]
+    if isinstance(model_type, str) and model_type in _LLAMA_MODULES:
+        names = [MODEL_TYPES[model_type] if name == "LlamaForCausalLM" else name for name in names]
     return [str(name) for name in names]
 
 
@@ -288,6 +357,8 @@ def pooling_head(config: BuildConfig, names: Sequence[str]) -> Head | None:
     if generates and engine.runner == "auto" and not needs_all and engine.convert in ("auto", "none"):
         return None
     name = names[0] if names else ""
+    if name in TOKEN_VECTORS:
+        return "none"
     if not generates and not name.endswith(_POOLING) and engine.runner == "auto" and not files.has_modules:
         return None
     if files.is_sparse or name.endswith("SpladeSparseEmbeddingModel"):

@@ -19,6 +19,7 @@ _NEEDED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
     "longrope": ("factor", *_FACTORS, "original_max_position_embeddings"),
+    "proportional": (),
 }
 """Supported types, and the parameters without which they mean nothing."""
 _KNOWN = frozenset(
@@ -111,6 +112,9 @@ def _parse(
         parameters["factor"] = max_length / parameters["original_max_position_embeddings"]
     known: dict[str, Any] = {name: value for name, value in parameters.items() if isinstance(value, bool | int | float)}
     known |= {name: tuple(parameters[name]) for name in _FACTORS if isinstance(parameters.get(name), list)}
+    if rope_type == "proportional":  # all values are rotated, most of them by nothing
+        known = {name: value for name, value in known.items() if name == "factor"} | {"proportion": float(partial)}
+        partial = 1.0
     for name in _NEEDED[rope_type]:
         if name not in known:
             raise ModelLoadError(f"rope type {rope_type} needs {name} in rope_parameters")
@@ -137,7 +141,7 @@ def inverse_frequencies(spec: RopeSpec, rotary_dim: int, max_positions: int) -> 
 
     The dynamic type changes nothing within max_position_embeddings, which bounds every sequence here. longrope has
     factors for short and for long sequences: `max_positions` chooses once for all, since a sequence that crossed over
-    would have to be computed anew, and blocks could not be shared between short and long ones.
+    would have to be computed again, and blocks could not be shared between short and long ones.
     Source: transformers' modeling_rope_utils, whose float32 operations are followed step by step.
     """
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim
@@ -151,6 +155,9 @@ def inverse_frequencies(spec: RopeSpec, rotary_dim: int, max_positions: int) -> 
         return _yarn(spec.theta**exponents, spec.theta, rotary_dim, parameters)
     if spec.rope_type == "longrope":
         return _longrope(spec.theta**exponents, parameters, max_positions)
+    if spec.rope_type == "proportional":
+        frequencies[int(parameters["proportion"] * rotary_dim // 2) :] = 0.0
+        return frequencies / parameters.get("factor", 1.0), 1.0
     return frequencies, 1.0
 
 

@@ -2,8 +2,11 @@
 
 Queries, keys and values go by heads (a KV head is on several ranks where there are fewer of them), the feed-forward and
 every expert by intermediate columns, the head of the model by rows of the vocabulary. The output projections o_proj and
-down_proj take the matching input columns, so their results are summed over ranks; their bias is added by rank 0.
-Embeddings, norms and routers are on every rank. Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3.
+down_proj, and Mamba's x_proj, take the matching input columns, so their results are summed over ranks; their bias is
+added by rank 0. Norms of queries and keys over all heads go by heads as well, and their mean squares are summed over
+ranks. Embeddings, other norms, routers and what makes latents are on every rank.
+
+Source: Shoeybi et al. 2019 (arXiv 1909.08053), section 3.
 """
 
 import itertools
@@ -14,9 +17,10 @@ from pagoda_common.errors import ConfigError
 from pagoda_worker.models.spec import DecoderSpec
 from pagoda_worker.parallel.tensor_parallel import TensorParallel
 
-_ROW_SUMMED = re.compile(r"\.(o_proj|down_proj)\.")
+_ROW_SUMMED = re.compile(r"\.(o_proj|down_proj|x_proj)\.")
 _RECURRENT = re.compile(r"layers\.(\d+)\.attention\.(?:recurrent\.)?(\w+)")
 """A parameter of a mixer: its layer, and what it is called there."""
+_LAYER = re.compile(r"layers\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,7 @@ class Sharding:
     """One rank's part of a model."""
 
     spec: DecoderSpec
-    """Of the whole model."""
+    """Specification of the whole model."""
     parallel: TensorParallel
 
     def __post_init__(self) -> None:
@@ -36,17 +40,22 @@ class Sharding:
         if size == 1:
             return
         spec, moe = self.spec, self.spec.moe
-        if spec.qk_norm == "width":
+        if spec.qk_norm == "width" and not (spec.norm == "rms_norm" and spec.norm_has_weights):
             raise ConfigError(
-                f"world_size is {size}, must be 1 for {spec.architecture}: its norms of queries and keys are over all "
-                "heads together",
+                f"world_size is {size}, must be 1 for {spec.architecture}: its norms of queries and keys over "
+                "all heads are no root-mean-square norms with weights",
+                field="world_size",
+            )
+        if spec.shared_blocks is not None:
+            raise ConfigError(
+                f"world_size is {size}, must be 1 for {spec.architecture}: its layers share attention",
                 field="world_size",
             )
         layers = [layer for layer in range(spec.num_layers) if spec.has_feed_forward(layer)]
-        is_dense = any(spec.layer_moe(layer) is None for layer in layers)
+        is_dense = any(spec.layer_moe(layer) is None for layer in layers) or (moe is not None and moe.is_beside)
+        attends = any(map(spec.attends, range(spec.num_layers)))
         for name, value, is_used in (
-            ("num_heads", spec.num_heads, True),
-            ("intermediate_size", spec.intermediate_size, is_dense),
+            ("num_heads", spec.num_heads, attends),
             ("moe intermediate_size", moe.intermediate_size if moe else 0, moe is not None),
             ("shared intermediate_size", moe.shared_intermediate_size if moe else 0, moe is not None),
         ):
@@ -54,9 +63,23 @@ class Sharding:
                 raise ConfigError(f"world_size is {size}, must divide {name}, {value}", field="world_size")
         if spec.recurrence is not None:
             spec.recurrence.of_rank(size)
-        if spec.num_kv_heads % size and size % spec.num_kv_heads:
+        for sizes in spec.layer_sizes or (spec,):
+            self._check_sizes(sizes.intermediate_size if is_dense else size, sizes.num_kv_heads if attends else size)
+
+    def _check_sizes(self, intermediate_size: int, num_kv_heads: int) -> None:
+        """Of the model, or of one layer.
+
+        Raises:
+            ConfigError: ranks cannot share it.
+        """
+        size = self.parallel.world_size
+        if intermediate_size % size:
             raise ConfigError(
-                f"world_size is {size}, must divide num_kv_heads, {spec.num_kv_heads}, or be a multiple of it",
+                f"world_size is {size}, must divide intermediate_size, {intermediate_size}", field="world_size"
+            )
+        if num_kv_heads % size and size % num_kv_heads:
+            raise ConfigError(
+                f"world_size is {size}, must divide num_kv_heads, {num_kv_heads}, or be a multiple of it",
                 field="world_size",
             )
 
@@ -75,10 +98,18 @@ class Sharding:
             )
         return replace(
             spec,
-            num_heads=len(heads),
-            num_kv_heads=len(self._kv_heads),
+            num_heads=max(1, len(heads)),  # without attention it is not used, and need not be divisible either
+            num_kv_heads=len(self._kv_heads(spec.num_kv_heads)),
             # Without a dense layer it is not used, and need not be divisible.
             intermediate_size=max(1, spec.intermediate_size // size),
+            layer_sizes=tuple(
+                replace(
+                    sizes,
+                    num_kv_heads=len(self._kv_heads(sizes.num_kv_heads)),
+                    intermediate_size=max(1, sizes.intermediate_size // size),
+                )
+                for sizes in spec.layer_sizes
+            ),
             alibi_slopes=spec.alibi_slopes[heads.start : heads.stop],
             moe=moe,
             recurrence=None if recurrence is None else recurrence.of_rank(size),
@@ -88,9 +119,13 @@ class Sharding:
     def _heads(self) -> range:
         return self.parallel.part(self.spec.num_heads)
 
-    @property
-    def _kv_heads(self) -> range:
-        size, count = self.parallel.world_size, self.spec.num_kv_heads
+    def _rows_of_heads(self, size: int) -> range:
+        """Rows of this rank's heads, each with `size` rows."""
+        return range(self._heads.start * size, self._heads.stop * size)
+
+    def _kv_heads(self, count: int) -> range:
+        """Of `count` KV heads, this rank's."""
+        size = self.parallel.world_size
         first = self.parallel.rank * count // size
         return range(first, first + max(1, count // size))
 
@@ -104,16 +139,16 @@ class Sharding:
         everything = (range(num_rows),)
         if parallel.world_size == 1:
             return everything
-        if ".qkv_proj." in parameter:
-            value = spec.num_qkv_heads - spec.num_kv_heads
-            key = value - spec.num_kv_heads
-            groups = [(0, self._heads), (key, self._kv_heads), (value, self._kv_heads)]
-            if spec.has_attention_gate:
-                groups.insert(1, (spec.num_heads, self._heads))
-            dim = spec.head_dim
-            return tuple(range((at + heads.start) * dim, (at + heads.stop) * dim) for at, heads in groups)
+        if ".qkv_proj." in parameter and (match := _LAYER.match(parameter)) is not None:
+            return self._qkv_rows(int(match[1]))
         if (rows := self._recurrent_rows(parameter)) is not None:
             return rows
+        if spec.latent is not None and ".attention.q_proj." in parameter:
+            return (self._rows_of_heads(spec.latent.key_dim + spec.head_dim),)
+        if spec.latent is not None and ".attention.kv_up." in parameter:
+            keys, values = self._rows_of_heads(spec.latent.key_dim), self._rows_of_heads(spec.latent.value_dim)
+            before = spec.num_heads * spec.latent.key_dim
+            return keys, range(before + values.start, before + values.stop)
         if parameter.endswith(".sinks"):
             return (self._heads,)
         if ".up_proj." in parameter and spec.is_gated:
@@ -125,10 +160,24 @@ class Sharding:
         if spec.qk_norm == "each_head" and ".q_norm." in parameter:
             return (self._heads,)
         if spec.qk_norm == "each_head" and ".k_norm." in parameter:
-            return (self._kv_heads,)
+            return (self._kv_heads(spec.num_kv_heads),)
+        if spec.qk_norm == "width" and ".q_norm." in parameter:
+            return (self._rows_of_heads(spec.head_dim),)
+        if spec.qk_norm == "width" and ".k_norm." in parameter:
+            heads = self._kv_heads(spec.num_kv_heads)
+            return (range(heads.start * spec.head_dim, heads.stop * spec.head_dim),)
         if parameter.endswith(".bias") and _ROW_SUMMED.search(parameter) and not parallel.is_leader:
             return ()
         return everything
+
+    def _qkv_rows(self, layer: int) -> tuple[range, ...]:
+        """`rows` of what makes a layer's queries, their gates, keys and values."""
+        spec = self.spec.of_layer(layer)
+        count, at = spec.num_kv_heads, spec.num_heads * (2 if spec.has_attention_gate else 1)
+        groups = [(start, self._heads) for start in range(0, at, spec.num_heads)]
+        groups += [(at + part * count, self._kv_heads(count)) for part in range(spec.num_kv_projections(layer))]
+        dim = spec.head_dim
+        return tuple(range((start + heads.start) * dim, (start + heads.stop) * dim) for start, heads in groups)
 
     def _recurrent_rows(self, parameter: str) -> tuple[range, ...] | None:
         """`rows` of a recurrent layer's parameter that ranks share; None: it is none."""

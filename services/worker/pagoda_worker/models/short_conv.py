@@ -14,7 +14,7 @@ from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
 
 
 def short_conv_state(net: ShortConvSpec) -> RecurrentLayer:
-    """What a layer keeps: inputs of its convolution."""
+    """State of a layer: inputs of its convolution."""
     return RecurrentLayer((StateTensor((net.conv_width - 1, net.num_channels)),))
 
 
@@ -45,5 +45,5 @@ class ShortConv(nn.Module):
         return self._parallel.all_reduce(self.o_proj(c * mixed, residual))
 
     def fused_weights(self) -> AttentionWeights | None:
-        """As of Attention."""
+        """See Attention."""
         return None

@@ -26,5 +26,5 @@ class SideBySide(nn.Module):
         return output if residual is None else residual + output
 
     def fused_weights(self) -> AttentionWeights | None:
-        """As of Attention."""
+        """See Attention."""
         return None

@@ -7,11 +7,12 @@ from typing import Any, Literal, TypeAlias
 from pagoda_common.errors import ModelLoadError
 from pagoda_kernels.layers.act_and_mul import ClampedSwiglu
 from pagoda_kernels.moe.route_tokens import GroupScore, Routing, Scoring
+from pagoda_worker.models.layer_options import AltUpSpec, LayerInputsSpec, LayerSizes, SharedBlocksSpec
 from pagoda_worker.models.recurrent_spec import Mixer, RecurrentSpec
 
 NormKind: TypeAlias = Literal["rms_norm", "layer_norm"]
 NormPlaces: TypeAlias = Literal["input", "output", "both", "sum"]
-QkNorm: TypeAlias = Literal["head", "each_head", "width"]
+QkNorm: TypeAlias = Literal["head", "each_head", "width", "plain"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,17 +22,19 @@ class RopeSpec:
     theta: float = 10000.0
     """Base wavelength."""
     rope_type: str = "default"
-    """default, linear, dynamic, llama3, yarn or longrope."""
+    """default, linear, dynamic, llama3, yarn, longrope or proportional."""
     parameters: tuple[tuple[str, Any], ...] = ()
-    """What the type needs, as in the checkpoint."""
+    """Parameters of the type, as in the checkpoint."""
     partial_rotary_factor: float = 1.0
     """Share of each head's values that is rotated; the rest pass as they are."""
     is_interleaved: bool = False
     """Neighbours form a pair; else value i and value i + half."""
+    head_dim: int | None = None
+    """Of the layers that it rotates, where it is not the model's (Gemma 4)."""
 
     def rotary_dim(self, head_dim: int) -> int:
-        """Values of each head that are rotated."""
-        return int(head_dim * self.partial_rotary_factor + 1e-6)
+        """Values of each head that are rotated. `head_dim`: the model's."""
+        return int((self.head_dim or head_dim) * self.partial_rotary_factor + 1e-6)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,11 +44,11 @@ class MoeSpec:
     num_experts: int
     num_experts_per_token: int
     intermediate_size: int
-    """Of one expert."""
+    """Size of one expert."""
     is_normalized: bool = True
     """The weights of a token's experts sum to 1."""
     scoring: Scoring = "softmax"
-    """As in Routing; so are norm_min, norm_added, scale, num_groups, top_groups and group_score."""
+    """See Routing; so are norm_min, norm_added, scale, num_groups, top_groups and group_score."""
     norm_min: float = 0.0
     norm_added: float = 0.0
     scale: float = 1.0
@@ -61,15 +64,17 @@ class MoeSpec:
     expert_bias: bool = False
     """The matrices of experts have biases."""
     activation: ClampedSwiglu | None = None
-    """Of the experts; None: the model's."""
+    """Activation of the experts; None: the model's."""
     latent_size: int = 0
     """Width of what the experts read and give, projected from and to hidden_size; 0: that (Nemotron-H)."""
     shared_intermediate_size: int = 0
-    """Of an expert that sees every token; 0: there is none."""
+    """Size of an expert that sees every token; 0: there is none."""
     shared_is_gated: bool = True
-    """What the shared expert gives passes a gate of its own (Qwen2-MoE)."""
+    """Whether the shared expert's output passes its own gate (Qwen2-MoE)."""
     sparse_layers: tuple[bool, ...] = ()
     """Which layers have experts; empty: all."""
+    is_beside: bool = False
+    """Experts stand beside the feed-forward, with norms and factors of their own (Gemma 4)."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_experts_per_token <= self.num_experts:
@@ -105,6 +110,43 @@ class MoeSpec:
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts."""
         return self.sparse_layers[layer] if self.sparse_layers else True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentSpec:
+    """Attention whose keys and values are made of one latent vector a token, which is all that is cached (MLA).
+
+    The spec's head_dim is the rotated part of keys and queries; all heads share the rotated key.
+    """
+
+    kv_rank: int
+    """Values of a latent."""
+    key_dim: int
+    """Values of each head's key and query that are not rotated."""
+    value_dim: int
+    """Size of a head's values."""
+    q_rank: int | None = None
+    """Queries are made of a latent of so many values too; None: of the hidden state."""
+    bias: bool = False
+    """The projections to latents have biases."""
+    norm_eps: float = 1e-6
+    """Epsilon of the norms of latents."""
+
+    def __post_init__(self) -> None:
+        if min(self.kv_rank, self.key_dim, self.value_dim, 1 if self.q_rank is None else self.q_rank) < 1:
+            raise ModelLoadError(f"sizes of latent attention must be at least 1: {self}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TemperatureSpec:
+    """Queries of layers without a rotation grow with their position: 1 + scale * log(1 + floor((position + 1) / step)).
+
+    Source: Nakanishi 2025 (arXiv 2501.19399), as in Llama 4.
+    """
+
+    step: float
+    """Tokens."""
+    scale: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,10 +190,11 @@ class DecoderSpec:
     o_bias: bool = False
     mlp_bias: bool = False
     head_bias: bool = False
-    """Of the language model head."""
+    """Whether the language model head has a bias."""
     qk_norm: QkNorm | None = None
     """Norm of queries and keys before the rotation: of each head with one weight for all (head: Qwen3), of each head
-    with its own weight (each_head: Cohere), or over all heads together (width: OLMo 2)."""
+    with its own weight (each_head: Cohere), over all heads together (width: OLMo 2), or of each head that is rotated,
+    without weights (plain: Llama 4)."""
     clip_qkv: float | None = None
     """Bound on the absolute values of queries, keys and values (OLMo)."""
     rope: RopeSpec | None = None
@@ -168,6 +211,11 @@ class DecoderSpec:
     """Width of the token embedding where it is not hidden_size; projected in and out (OPT-350m)."""
     windows: tuple[int | None, ...] = ()
     """Sliding window of each layer; None sees all. Empty: none has a window."""
+    chunks: tuple[int | None, ...] = ()
+    """Tokens of a chunk of each layer, whose queries see the keys of their own chunk alone; None has no chunks. Empty:
+    none has."""
+    temperature: TemperatureSpec | None = None
+    """None: queries are as large at every position."""
     scales: tuple[float, ...] = ()
     """Softmax scale of each layer; empty is head_dim ** -0.5."""
     attention_softcap: float | None = None
@@ -180,13 +228,15 @@ class DecoderSpec:
     """On what attention and feed-forward add (Granite)."""
     logit_multiplier: float = 1.0
     has_attention_gate: bool = False
-    """What attention gives passes the sigmoid of a projection as wide (Qwen3-Next)."""
+    """Whether attention's output passes the sigmoid of an equally wide projection (Qwen3-Next)."""
     has_sinks: bool = False
     """Each head has a score that takes its share of the softmax, without a value (gpt-oss)."""
+    latent: LatentSpec | None = None
+    """Latents of the attention layers; None: they keep keys and values."""
     recurrence: RecurrentSpec | None = None
-    """Of the recurrent layers; None: there are none."""
+    """Recurrent layers; None: there are none."""
     mixers: tuple[Mixer, ...] = ()
-    """What each layer has before its feed-forward; empty: attention."""
+    """Mixer of each layer before its feed-forward; empty: attention."""
     feed_forwards: tuple[bool, ...] = ()
     """Which layers have a feed-forward; empty: all."""
     mixer_multipliers: tuple[float, float, float] = (1.0, 1.0, 1.0)
@@ -195,26 +245,62 @@ class DecoderSpec:
     """On the gate before its activation, and on what the feed-forward gives (Falcon-H1)."""
     moe: MoeSpec | None = None
     """None: every layer has one feed-forward."""
+    layer_sizes: tuple[LayerSizes, ...] = ()
+    """Where layers differ: the sizes of each. Empty: all have the model's."""
+    norms_values: bool = False
+    """Each head's values pass a norm without a weight (Gemma 3n)."""
+    has_layer_scale: bool = False
+    """What a layer gives is multiplied with a number of its own (Gemma 4)."""
+    layer_inputs: LayerInputsSpec | None = None
+    """Of the vectors that tokens have for each layer; None: there are none."""
+    alt_up: AltUpSpec | None = None
+    """Of the hidden states of a token; None: there is one."""
+    shared_blocks: SharedBlocksSpec | None = None
+    """Of the attention and the feed-forward of layers whose mixer is both; None: each has its own."""
     tie_word_embeddings: bool = False
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             if field.type is int and field.name != "position_offset" and getattr(self, field.name) < 1:
                 raise ModelLoadError(f"{field.name} is {getattr(self, field.name)}, must be at least 1")
-        for name in ("mixers", "feed_forwards"):
+        for name in ("mixers", "feed_forwards", "layer_sizes"):
             if len(getattr(self, name)) not in (0, self.num_layers):
                 raise ModelLoadError(f"{len(getattr(self, name))} {name} are given for {self.num_layers} layers")
         if self.num_heads % self.num_kv_heads:
             raise ModelLoadError(f"{self.num_heads} heads cannot share {self.num_kv_heads} KV heads evenly")
         for rope in self.ropes:
-            rotary_dim = rope.rotary_dim(self.head_dim)
-            if rotary_dim % 2 or not 0 < rotary_dim <= self.head_dim:
-                raise ModelLoadError(f"{rotary_dim} of head_dim {self.head_dim} are to be rotated: must be even")
+            head_dim, rotary_dim = rope.head_dim or self.head_dim, rope.rotary_dim(self.head_dim)
+            if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+                raise ModelLoadError(f"{rotary_dim} of head_dim {head_dim} are rotated, must be even")
+        for layer, sizes in enumerate(self.layer_sizes):
+            if self.num_heads % sizes.num_kv_heads:
+                raise ModelLoadError(f"{self.num_heads} heads cannot share {sizes.num_kv_heads} KV heads evenly")
+            if sizes.cache_of is not None and not 0 <= sizes.cache_of < layer:
+                raise ModelLoadError(f"layer {layer} reads the cache of layer {sizes.cache_of}, must be an earlier one")
 
-    @property
-    def num_qkv_heads(self) -> int:
+    def of_layer(self, layer: int) -> "DecoderSpec":
+        """The same with this layer's sizes."""
+        if not self.layer_sizes:
+            return self
+        sizes = self.layer_sizes[layer]
+        return dataclasses.replace(
+            self,
+            num_kv_heads=sizes.num_kv_heads,
+            head_dim=sizes.head_dim,
+            intermediate_size=sizes.intermediate_size,
+        )
+
+    def num_kv_projections(self, layer: int) -> int:
+        """What a layer projects for its cache: keys and values, keys that are values too, or nothing."""
+        if not self.layer_sizes:
+            return 2
+        sizes = self.layer_sizes[layer]
+        return 0 if sizes.cache_of is not None else 1 if sizes.values_are_keys else 2
+
+    def num_qkv_heads(self, layer: int) -> int:
         """Heads that attention's first projection makes: of queries, their gates, keys and values."""
-        return self.num_heads * (2 if self.has_attention_gate else 1) + 2 * self.num_kv_heads
+        num_kv_heads = self.of_layer(layer).num_kv_heads * self.num_kv_projections(layer)
+        return self.num_heads * (2 if self.has_attention_gate else 1) + num_kv_heads
 
     @property
     def has_learned_positions(self) -> bool:
@@ -248,20 +334,29 @@ class DecoderSpec:
         return self.layer_ropes[layer] if self.layer_ropes else self.rope
 
     def mixer(self, layer: int) -> Mixer:
-        """What a layer has before its feed-forward."""
+        """The mixer of a layer before its feed-forward."""
         return self.mixers[layer] if self.mixers else "attention"
 
     def attends(self, layer: int) -> bool:
-        """Whether a layer keeps keys and values."""
+        """Whether a layer has attention."""
         return self.mixer(layer) in ("attention", "both")
+
+    def cache_owner(self, layer: int) -> int:
+        """The layer whose keys and values a layer of attention reads."""
+        cache_of = self.layer_sizes[layer].cache_of if self.layer_sizes else None
+        return layer if cache_of is None else cache_of
+
+    def keeps_tokens(self, layer: int) -> bool:
+        """Whether a layer keeps keys and values."""
+        return self.attends(layer) and self.cache_owner(layer) == layer
 
     def is_recurrent(self, layer: int) -> bool:
         """Whether a layer keeps a recurrent state."""
         return self.mixer(layer) in ("recurrent", "both")
 
     def cache_index(self, layer: int) -> int:
-        """Number of a layer among those that keep keys and values."""
-        return sum(self.attends(other) for other in range(layer))
+        """Number of the layer whose keys and values a layer reads, among those that keep such."""
+        return sum(self.keeps_tokens(other) for other in range(self.cache_owner(layer)))
 
     def state_index(self, layer: int) -> int:
         """Number of a layer among those that keep a recurrent state."""
@@ -271,9 +366,25 @@ class DecoderSpec:
         """Whether a layer has a feed-forward."""
         return self.feed_forwards[layer] if self.feed_forwards else True
 
+    def has_linear_feed_forward(self, layer: int) -> bool:
+        """Whether the feed-forward of a layer is one matrix."""
+        return bool(self.layer_sizes) and self.layer_sizes[layer].is_linear
+
     def window(self, layer: int) -> int | None:
         """Sliding window of a layer, tokens."""
         return self.windows[layer] if self.windows else None
+
+    def chunk(self, layer: int) -> int | None:
+        """Chunk of a layer, tokens."""
+        return self.chunks[layer] if self.chunks else None
+
+    def layer_qk_norm(self, layer: int) -> QkNorm | None:
+        """Norm of a layer's queries and keys."""
+        return None if self.qk_norm == "plain" and self.layer_rope(layer) is None else self.qk_norm
+
+    def sparsity(self, layer: int) -> float:
+        """Share of the gate's values that become zero."""
+        return self.layer_sizes[layer].sparsity if self.layer_sizes else 0.0
 
     def scale(self, layer: int) -> float:
         """Softmax scale of a layer."""

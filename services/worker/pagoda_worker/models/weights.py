@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from pagoda_worker.models.recurrent_spec import DeltaNetSpec, Mamba2Spec, ShortConvSpec
-from pagoda_worker.models.spec import DecoderSpec, MoeSpec
+from pagoda_kernels.linear.scaled_matrix import ScaledMatrix
+from pagoda_worker.models.recurrent_spec import DeltaNetSpec, Mamba2Spec, MambaSpec, ShortConvSpec
+from pagoda_worker.models.spec import DecoderSpec, LatentSpec, MoeSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +42,12 @@ class MadeWeights:
     """Dotted names in the model."""
     make: Callable[[list[Tensor]], dict[str, Tensor]]
     """From the tensors, in order, to whole parameters by name."""
+    pairs_rows: bool = False
+    """Rows of gate and up take turns in the checkpoint, and so in what adapters add; in the model gates are first."""
+    is_swapped: bool = False
+    """Experts are stored [in, out], and PEFT takes the first for outputs: what it calls A has what B should."""
+    make_scaled: Callable[[list[Tensor]], dict[str, ScaledMatrix]] | None = None
+    """The same as small floats with scales, where that is how they are stored."""
 
     def within(self, prefix: str) -> "MadeWeights":
         """The same for a model that has these parameters under a prefix."""
@@ -48,7 +55,18 @@ class MadeWeights:
         def make(tensors: list[Tensor]) -> dict[str, Tensor]:
             return {prefix + name: value for name, value in self.make(tensors).items()}
 
-        return MadeWeights(names=self.names, parameters=tuple(prefix + name for name in self.parameters), make=make)
+        def make_scaled(tensors: list[Tensor]) -> dict[str, ScaledMatrix]:
+            assert self.make_scaled is not None, "it is not passed on"
+            return {prefix + name: value for name, value in self.make_scaled(tensors).items()}
+
+        return MadeWeights(
+            names=self.names,
+            parameters=tuple(prefix + name for name in self.parameters),
+            make=make,
+            pairs_rows=self.pairs_rows,
+            is_swapped=self.is_swapped,
+            make_scaled=None if self.make_scaled is None else make_scaled,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,8 +82,11 @@ class WeightNames:
     """Tensors that may be there and mean nothing."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Names under which tensors may be stored instead: tied weights have two."""
+    module_names: Mapping[str, str] = field(default_factory=dict)
+    """Where transformers' modules have other names than tensors: theirs, which adapters have and tensors
+    may have instead, to those of `sources`."""
     made: tuple[MadeWeights, ...] = ()
-    """Several of the same parameters are ways to store them, of which a checkpoint has one."""
+    """Several entries for the same parameters are alternatives; a checkpoint has one of them."""
 
     def within(self, prefix: str) -> "WeightNames":
         """The same for a model that has these parameters under a prefix."""
@@ -78,7 +99,7 @@ class WeightNames:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorNames:
-    """What a family calls the tensors of the decoder core. The defaults are Llama's."""
+    """A family's names of the decoder's tensors. The defaults are Llama's."""
 
     prefixes: tuple[str, ...] = ("model.",)
     embed_tokens: str = "embed_tokens"
@@ -94,10 +115,22 @@ class TensorNames:
     is_qkv_grouped: bool = False
     """If they are one: stored KV head by KV head."""
     o_proj: str = "self_attn.o_proj"
+    latent_q: str = "self_attn.q_proj"
+    """Projection of the hidden state; latent_q_b projects a latent, which latent_q_a makes."""
+    latent_q_a: str = "self_attn.q_a_proj"
+    latent_q_norm: str = "self_attn.q_a_layernorm"
+    latent_q_b: str = "self_attn.q_b_proj"
+    latent_kv_a: str = "self_attn.kv_a_proj_with_mqa"
+    latent_kv_norm: str = "self_attn.kv_a_layernorm"
+    latent_kv_b: str = "self_attn.kv_b_proj"
+    """Head by head, the rows of its key and of its value."""
     sinks: str = "self_attn.sinks"
+    linear_attention: str = "self_attn.linear_attn"
+    """A matrix in place of attention; linear_mlp: in place of a feed-forward."""
+    linear_mlp: str = "mlp.linear_mlp"
     recurrent: str = "linear_attn"
     conv: str = "conv1d"
-    """Of the recurrent part."""
+    """Prefix of the recurrent part."""
     delta_net_in: tuple[str, ...] = ("in_proj_qkvz",)
     """One name: key head by key head."""
     delta_net_beta: tuple[str, ...] = ("in_proj_ba",)
@@ -134,6 +167,13 @@ def weight_names(spec: DecoderSpec, names: TensorNames) -> WeightNames:
     if spec.embedding_dim is not None:
         writer.linear(["project_in"], "project_in", bias=False)
         writer.linear(["project_out"], "project_out", bias=False)
+    if spec.layer_inputs is not None:
+        writer.tensor("embed_tokens_per_layer.weight", "layer_inputs.table.weight")
+        writer.linear(["per_layer_model_projection"], "layer_inputs.projection", bias=False)
+        writer.norm("per_layer_projection_norm", "layer_inputs.norm")
+    for stream in range(spec.alt_up.num_streams - 1 if spec.alt_up is not None else 0):
+        writer.linear([f"altup_projections.{stream}"], f"streams.opening.{stream}", bias=False)
+        writer.linear([f"altup_unembed_projections.{stream}"], f"streams.joining.{stream}", bias=False)
     for layer in range(spec.num_layers):
         writer.layer(layer)
     if spec.has_final_norm:
@@ -204,20 +244,74 @@ class _Writer:
             place = f"{parameter}.attention.recurrent" if both else f"{parameter}.attention"
             self._recurrent(f"{name}.{names.recurrent}", place)
         if spec.attends(layer):
-            self._attention(name, f"{parameter}.attention.attention" if both else f"{parameter}.attention")
+            self._attention(name, f"{parameter}.attention.attention" if both else f"{parameter}.attention", layer)
+        if spec.mixer(layer) == "linear":
+            self.linear([f"{name}.{names.linear_attention}"], f"{parameter}.attention.linear", bias=False)
         if not spec.has_feed_forward(layer):
             return
-        moe = spec.layer_moe(layer)
-        if moe is None:
-            self._feed_forward(name, f"{parameter}.mlp", names.up, names.down_proj, spec.intermediate_size)
-        else:
-            self._experts(name, f"{parameter}.mlp", moe)
+        if spec.has_linear_feed_forward(layer):
+            self.linear([f"{name}.{names.linear_mlp}"], f"{parameter}.mlp.linear", bias=False)
+            return
+        moe, size = spec.layer_moe(layer), spec.of_layer(layer).intermediate_size
+        if moe is None or moe.is_beside:
+            self._feed_forward(name, f"{parameter}.mlp", names.up, names.down_proj, size)
+        if moe is not None:
+            self._experts(name, f"{parameter}.experts" if moe.is_beside else f"{parameter}.mlp", moe)
+            self._beside(name, parameter, moe)
+        if spec.layer_inputs is not None:
+            for stored, ours in (("per_layer_input_gate", "gate"), ("per_layer_projection", "projection")):
+                self.linear([f"{name}.{stored}"], f"{parameter}.input_gate.{ours}", bias=False)
+            self.norm(f"{name}.post_per_layer_input_norm", f"{parameter}.input_gate.norm")
+        if spec.has_layer_scale:
+            self.tensor(f"{name}.layer_scalar", f"{parameter}.layer_scale")
+        if spec.alt_up is not None:
+            self._alt_up(name, parameter)
 
-    def _attention(self, name: str, parameter: str) -> None:
+    def _beside(self, name: str, parameter: str, moe: MoeSpec) -> None:
+        """What experts beside a feed-forward have besides."""
+        if moe.is_beside:
+            self.tensor(f"{name}.router.scale", f"{parameter}.router_scale")
+            self.tensor(f"{name}.router.per_expert_scale", f"{parameter}.expert_scale")
+            self.norm(f"{name}.post_feedforward_layernorm_1", f"{parameter}.dense_output_norm")
+            self.norm(f"{name}.pre_feedforward_layernorm_2", f"{parameter}.expert_norm")
+            self.norm(f"{name}.post_feedforward_layernorm_2", f"{parameter}.expert_output_norm")
+
+    def _alt_up(self, name: str, parameter: str) -> None:
+        for stored, ours in (
+            ("altup.modality_router", "alt_up.router"),
+            ("altup.prediction_coefs", "alt_up.prediction"),
+            ("altup.correction_coefs", "alt_up.correction"),
+            ("laurel.linear_left", "laurel.left"),
+            ("laurel.linear_right", "laurel.right"),
+        ):
+            self.linear([f"{name}.{stored}"], f"{parameter}.{ours}", bias=False)
+        self.norm(f"{name}.altup.router_norm", f"{parameter}.alt_up.router_norm")
+        self.tensor(f"{name}.altup.correct_output_scale", f"{parameter}.alt_up.output_scale")
+        self.norm(f"{name}.laurel.post_laurel_norm", f"{parameter}.laurel.norm")
+
+    def _latent_attention(self, latent: LatentSpec, name: str, parameter: str) -> None:
         spec, names = self._spec, self._names
+        q_proj, bias = names.latent_q, latent.bias
+        if latent.q_rank is not None:
+            self.linear([f"{name}.{names.latent_q_a}"], f"{parameter}.q_a_proj", bias=bias)
+            self.norm(f"{name}.{names.latent_q_norm}", f"{parameter}.q_a_norm")
+            q_proj = names.latent_q_b
+        self.linear([f"{name}.{q_proj}"], f"{parameter}.q_proj", bias=False)
+        self.linear([f"{name}.{names.latent_kv_a}"], f"{parameter}.kv_a_proj", bias=bias)
+        self.norm(f"{name}.{names.latent_kv_norm}", f"{parameter}.kv_a_norm")
+        group = (latent.key_dim, latent.value_dim)
+        self.linear([f"{name}.{names.latent_kv_b}"], f"{parameter}.kv_up", bias=False, group_rows=group)
+        self.linear([f"{name}.{names.o_proj}"], f"{parameter}.o_proj", bias=spec.o_bias)
+
+    def _attention(self, name: str, parameter: str, layer: int) -> None:
+        spec, names = self._spec.of_layer(layer), self._names
+        if spec.latent is not None:
+            self._latent_attention(spec.latent, name, parameter)
+            return
         query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         group = (query // spec.num_kv_heads, spec.head_dim, spec.head_dim) if names.is_qkv_grouped else ()
-        qkv = [f"{name}.{part}" for part in names.qkv]
+        num_projections = spec.num_kv_projections(layer)
+        qkv = [f"{name}.{part}" for part in (names.qkv[: 1 + num_projections] if len(names.qkv) > 1 else names.qkv)]
         rows = (query * 2 if spec.has_attention_gate else query, key, key)
         self.linear(qkv, f"{parameter}.qkv_proj", bias=spec.qkv_bias, rows=rows, group_rows=group)
         if spec.has_attention_gate:  # each head's query, then its gate
@@ -232,6 +326,8 @@ class _Writer:
             (names.q_norm, "q_norm", spec.num_heads),
             (names.k_norm, "k_norm", spec.num_kv_heads),
         ):
+            if ours == "k_norm" and not num_projections:
+                continue
             if spec.qk_norm is not None and "{}" in stored:  # one tensor a head
                 for head in range(num_heads):
                     source = f"{name}.{stored.format(head)}.weight"
@@ -246,7 +342,7 @@ class _Writer:
                     )
             elif spec.qk_norm == "each_head":
                 self.tensor(f"{name}.{stored}.weight", f"{parameter}.{ours}.weight")
-            elif spec.qk_norm is not None:
+            elif spec.qk_norm not in (None, "plain"):
                 self.norm(f"{name}.{stored}", f"{parameter}.{ours}")
 
     def _recurrent(self, name: str, parameter: str) -> None:
@@ -254,12 +350,14 @@ class _Writer:
         self.tensor(f"{name}.{conv}.weight", f"{parameter}.conv_weight")
         if isinstance(net, DeltaNetSpec):
             self._delta_net(net, name, parameter)
+        elif isinstance(net, MambaSpec):
+            self._mamba(net, name, parameter)
         elif isinstance(net, Mamba2Spec):
             self._mamba2(net, name, parameter)
         elif isinstance(net, ShortConvSpec):
             self.linear([f"{name}.in_proj"], f"{parameter}.in_proj", bias=net.bias)
             self.linear([f"{name}.out_proj"], f"{parameter}.o_proj", bias=net.bias)
-        if (isinstance(net, Mamba2Spec) and net.conv_bias) or (isinstance(net, ShortConvSpec) and net.bias):
+        if (isinstance(net, MambaSpec | Mamba2Spec) and net.conv_bias) or (isinstance(net, ShortConvSpec) and net.bias):
             self.tensor(f"{name}.{conv}.bias", f"{parameter}.conv_bias")
 
     def _delta_net(self, net: DeltaNetSpec, name: str, parameter: str) -> None:
@@ -276,6 +374,18 @@ class _Writer:
         self.tensor(f"{name}.dt_bias", f"{parameter}.step_bias")
         self.tensor(f"{name}.norm.weight", f"{parameter}.output_scale")
         self.linear([f"{name}.out_proj"], f"{parameter}.o_proj", bias=False)
+
+    def _mamba(self, net: MambaSpec, name: str, parameter: str) -> None:
+        self.linear([f"{name}.in_proj"], f"{parameter}.in_proj", bias=net.bias)
+        self.linear([f"{name}.x_proj"], f"{parameter}.x_proj", bias=False)
+        self.linear([f"{name}.dt_proj"], f"{parameter}.step_proj", bias=False)
+        self.tensor(f"{name}.dt_proj.bias", f"{parameter}.step_bias")
+        self.tensor(f"{name}.A_log", f"{parameter}.decay_log")
+        self.tensor(f"{name}.D", f"{parameter}.skip")
+        if net.norm == "weights":
+            for stored, ours in (("dt_layernorm", "step"), ("b_layernorm", "b"), ("c_layernorm", "c")):
+                self.tensor(f"{name}.{stored}.weight", f"{parameter}.{ours}_norm_weight")
+        self.linear([f"{name}.out_proj"], f"{parameter}.o_proj", bias=net.bias)
 
     def _mamba2(self, net: Mamba2Spec, name: str, parameter: str) -> None:
         self.linear([f"{name}.in_proj"], f"{parameter}.in_proj", bias=net.in_bias)

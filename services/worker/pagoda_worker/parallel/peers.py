@@ -1,110 +1,175 @@
 """Peers: one TCP connection between any two ranks, for tensors on the host. Knows tensors and sockets; no model.
 
 A sum of [1, 192] floats of two ranks takes 33 us this way and 1.8 ms with gloo (two processes on two cores, beside a
-matrix product): gloo hands every message through three threads. For what is large its ring moves fewer bytes.
+matrix product): gloo hands every message through three threads.
 """
 
-import contextlib
-import hmac
-import secrets
 import socket
+import struct
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import Store
+
+from pagoda_worker.parallel.handshake import Listener, close_quietly, dial, receive_exactly, receive_into
 
 CHUNK_BYTES = 64 * 1024
-"""Sent before as much is received: two of them fit into a connection's buffers, so two ranks that both send go on."""
+"""Sent before as much is received: it fits into the sender's buffer, so ranks that both send do not block."""
 BUFFER_BYTES = 4 * CHUNK_BYTES
-TOKEN_BYTES = 16
-RANK_BYTES = 4
+MAX_DIRECT_BYTES = 1024 * 1024
+"""A rank sends so much at most to add a tensor up whole; above, each rank adds up a part, and fewer bytes move."""
+MAX_TOLD_BYTES = 64 * 1024
+SIZE = struct.Struct("<I")
+DIAL_TIMEOUT_S = 5.0
+RETRY_S = 0.01
+ACCEPT_S = 0.01
 
 
 class Peers:
     """The other ranks. One caller at a time, but for `close`."""
 
-    def __init__(self, *, rank: int, world_size: int, host: str, store: Store, timeout_s: float) -> None:
-        """Listen, and tell the others where.
-
+    def __init__(
+        self, *, rank: int, world_size: int, secret: bytes, listener: Listener, check: Callable[[str], None]
+    ) -> None:
+        """
         Args:
-            host: name or address of an interface of this machine.
-            store: where the ranks tell each other their addresses.
-            timeout_s: for every operation.
+            secret: of the group.
+            listener: where ranks above this one come.
+            check: called with what is waited for, again and again; raises an OSError to give up.
         """
         self._rank = rank
         self._world_size = world_size
-        self._store = store
-        self._timeout_s = timeout_s
+        self._secret = secret
+        self._listener = listener
+        self._check = check
         self._sockets: dict[int, socket.socket] = {}
-        family, _, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        self._listener = socket.socket(family, socket.SOCK_STREAM)
-        self._listener.bind(place)
-        self._listener.listen(world_size)
-        if rank == 0:
-            store.set("token", secrets.token_hex(TOKEN_BYTES))
-        store.set(f"peer-{rank}", f"{host}:{self._listener.getsockname()[1]}")
+        self._senders: ThreadPoolExecutor | None = None
 
-    def absent(self) -> list[int]:
-        """Ranks that have not come."""
-        return [rank for rank in range(self._world_size) if not self._store.check([f"peer-{rank}"])]
+    def connect(self, leader: tuple[str, int], *, meet_timeout_s: float, timeout_s: float) -> None:
+        """Connect to all ranks: they come to rank 0, which tells them where the others listen.
 
-    def connect(self, *, timeout_s: float) -> None:
-        """Connect to all ranks, which have all come.
+        Args:
+            leader: host and port of rank 0's listener.
+            meet_timeout_s: for the others, once they are there, to say where they are.
+            timeout_s: for every later operation.
 
         Raises:
-            OSError: one of them has gone.
+            OSError: one of them did not come, or has gone.
         """
-        token = bytes.fromhex(self._store.get("token").decode())
-        for rank in range(self._rank):
-            host, _, port = self._store.get(f"peer-{rank}").decode().rpartition(":")
-            peer = socket.create_connection((host, int(port)), timeout=timeout_s)
-            peer.sendall(token + self._rank.to_bytes(RANK_BYTES, "little"))
-            self._sockets[rank] = peer
-        deadline = time.monotonic() + timeout_s
-        while len(self._sockets) < self._world_size - 1:
-            self._listener.settimeout(max(0.001, deadline - time.monotonic()))
-            peer, _ = self._listener.accept()
-            peer.settimeout(timeout_s)
-            greeting = bytearray(TOKEN_BYTES + RANK_BYTES)
-            _receive(peer, memoryview(greeting))
-            if not hmac.compare_digest(bytes(greeting[:TOKEN_BYTES]), token):
-                peer.close()  # whatever rank that was
-                continue
-            self._sockets[int.from_bytes(greeting[TOKEN_BYTES:], "little")] = peer
+        if self._rank == 0:
+            self._await(range(1, self._world_size), meet_timeout_s)
+            places = [self._hear_from(rank).decode() for rank in range(1, self._world_size)]
+            self.tell("\n".join(places).encode())
+        else:
+            self._dial(0, *leader, timeout_s=meet_timeout_s)
+            self._tell_to(0, f"{self._listener.host}:{self._listener.port}".encode())
+            places = self.hear().decode().split("\n")
+            for rank in range(1, self._rank):
+                host, _, port = places[rank - 1].rpartition(":")
+                self._dial(rank, host, int(port), timeout_s=meet_timeout_s)
+            self._await(range(self._rank + 1, self._world_size), meet_timeout_s)
         self._listener.close()
         for peer in self._sockets.values():
-            peer.settimeout(self._timeout_s)
+            peer.settimeout(timeout_s)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
-            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+
+    def _dial(self, rank: int, host: str, port: int, *, timeout_s: float) -> None:
+        while rank not in self._sockets:
+            try:
+                peer = dial(host, port, secret=self._secret, rank=self._rank, to_rank=rank, timeout_s=DIAL_TIMEOUT_S)
+            except OSError as error:
+                self._check(f"rank {rank} ({error})")
+                time.sleep(RETRY_S)
+                continue
+            peer.settimeout(timeout_s)
+            self._sockets[rank] = peer
+            self._check(f"rank {rank}")  # `close` may have come before
+
+    def _await(self, ranks: range, timeout_s: float) -> None:
+        while absent := [rank for rank in ranks if rank not in self._sockets]:
+            for rank, peer in self._listener.accept(ACCEPT_S).items():
+                if rank in self._sockets:
+                    self._sockets[rank].close()  # it did not hear that it was let in, and came again
+                peer.settimeout(timeout_s)
+                self._sockets[rank] = peer
+            self._check(", ".join(f"rank {rank}" for rank in absent))
 
     def close(self) -> None:
         """From any thread: end the connections; an operation that waits fails, here and there."""
-        self._listener.close()
         for peer in list(self._sockets.values()):
-            with contextlib.suppress(OSError):  # the other side was first
-                peer.shutdown(socket.SHUT_RDWR)
+            close_quietly(peer)
+
+    def tell(self, content: bytes) -> None:
+        """Rank 0's words to every other rank, which must `hear`."""
+        for rank in self._sockets:
+            self._tell_to(rank, content)
+
+    def hear(self) -> bytes:
+        """What rank 0 tells."""
+        return self._hear_from(0)
+
+    def _tell_to(self, rank: int, content: bytes) -> None:
+        self._sockets[rank].sendall(SIZE.pack(len(content)) + content)
+
+    def _hear_from(self, rank: int) -> bytes:
+        (size,) = SIZE.unpack(receive_exactly(self._sockets[rank], SIZE.size))
+        if size > MAX_TOLD_BYTES:
+            raise ConnectionError(f"rank {rank} tells {size} bytes, must be at most {MAX_TOLD_BYTES}")
+        return receive_exactly(self._sockets[rank], size)
 
     def all_reduce(self, x: Tensor) -> None:
-        """The sum over all ranks, in place. All add in the order of ranks, so all get the same bits.
+        """The sum over all ranks of a contiguous tensor, in place. All get the same bits.
 
         Raises:
             OSError: a rank has gone, or did not come in time; so of the other operations.
         """
+        if x.nbytes * (self._world_size - 1) <= MAX_DIRECT_BYTES:
+            self._add_whole(x)
+        else:
+            self._add_parts(x)
+
+    def _add_whole(self, x: Tensor) -> None:
+        """Every rank gets all of the others', and adds up in the order of ranks."""
         parts = {rank: x if rank == self._rank else torch.empty_like(x) for rank in range(self._world_size)}
         mine = _bytes(x)
-        others = {rank: _bytes(part) for rank, part in parts.items() if rank != self._rank}
-        for begin, end in pairwise([*range(0, len(mine), CHUNK_BYTES), len(mine)]):
-            for peer in self._sockets.values():
-                peer.sendall(mine[begin:end])
-            for rank, part in others.items():
-                _receive(self._sockets[rank], part[begin:end])
-        total = parts[0].float() if len(parts) > 2 else parts[0]
-        for rank in range(1, self._world_size):
-            total = total + parts[rank]
-        x.copy_(total)
+        self._exchange(
+            dict.fromkeys(self._sockets, mine), {rank: _bytes(parts[rank]) for rank in self._sockets}, len(mine)
+        )
+        x.copy_(_sum(parts))
+
+    def _add_parts(self, x: Tensor) -> None:
+        """Every rank adds up its own part of the elements, and sends it to the others."""
+        flat = x.view(-1)
+        size = -(-len(flat) // self._world_size)
+        own = {rank: flat[rank * size : (rank + 1) * size] for rank in range(self._world_size)}
+        parts = {rank: own[rank] if rank == self._rank else torch.empty_like(own[self._rank]) for rank in own}
+        outgoing = {rank: _bytes(own[rank]) for rank in self._sockets}
+        self._exchange_much(outgoing, {rank: _bytes(parts[rank]) for rank in self._sockets})
+        own[self._rank].copy_(_sum(parts))
+        self._exchange_much(dict.fromkeys(self._sockets, _bytes(own[self._rank])), outgoing)
+
+    def _exchange_much(self, outgoing: dict[int, memoryview], incoming: dict[int, memoryview]) -> None:
+        """Send on threads what is received here: fewer waits than chunk by chunk, where there is much."""
+        if self._senders is None:
+            self._senders = ThreadPoolExecutor(self._world_size - 1, thread_name_prefix="send")
+        sending = [self._senders.submit(peer.sendall, outgoing[rank]) for rank, peer in self._sockets.items()]
+        for rank, peer in self._sockets.items():
+            receive_into(peer, incoming[rank])
+        for each in sending:
+            each.result()
+
+    def _exchange(self, outgoing: dict[int, memoryview], incoming: dict[int, memoryview], num_bytes: int) -> None:
+        """Send and receive at most `num_bytes` to and from each, chunk by chunk on all ranks alike."""
+        for begin, end in pairwise([*range(0, num_bytes, CHUNK_BYTES), num_bytes]):
+            for rank, peer in self._sockets.items():
+                if chunk := outgoing[rank][begin:end]:
+                    peer.sendall(chunk)
+            for rank, peer in self._sockets.items():
+                receive_into(peer, incoming[rank][begin:end])
 
     def broadcast(self, x: Tensor) -> None:
         """Rank 0's tensor on every rank, in place."""
@@ -112,7 +177,7 @@ class Peers:
             for peer in self._sockets.values():
                 peer.sendall(_bytes(x))
         else:
-            _receive(self._sockets[0], _bytes(x))
+            receive_into(self._sockets[0], _bytes(x))
 
     def gather(self, x: Tensor) -> list[Tensor]:
         """On rank 0 every rank's tensor, of the same shape, in order; nothing on the others."""
@@ -121,7 +186,7 @@ class Peers:
             return []
         parts = [x, *(torch.empty_like(x) for _ in range(self._world_size - 1))]
         for rank in range(1, self._world_size):
-            _receive(self._sockets[rank], _bytes(parts[rank]))
+            receive_into(self._sockets[rank], _bytes(parts[rank]))
         return parts
 
 
@@ -130,9 +195,9 @@ def _bytes(x: Tensor) -> memoryview:
     return x.view(-1).view(torch.uint8).numpy().data
 
 
-def _receive(peer: socket.socket, target: memoryview) -> None:
-    while len(target):
-        count = peer.recv_into(target)
-        if not count:
-            raise ConnectionResetError("another rank has ended the connection")
-        target = target[count:]
+def _sum(parts: dict[int, Tensor]) -> Tensor:
+    """Of all ranks' tensors in their order; 16-bit ones are rounded once."""
+    total = parts[0].float() if len(parts) > 2 else parts[0]
+    for rank in range(1, len(parts)):
+        total = total + parts[rank]
+    return total

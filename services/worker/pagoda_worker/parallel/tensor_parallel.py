@@ -1,11 +1,10 @@
 """TensorParallel: the ranks that hold one model together, and the sums and copies that go between them.
 
 Knows tensors and torch's process groups; no model, no messages. NCCL moves what is on a CUDA device, `peers` what is on
-the host, and gloo what is large there.
+the host.
 """
 
 import logging
-import socket
 import threading
 import time
 from datetime import timedelta
@@ -15,28 +14,24 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from pagoda_common.errors import ConfigError, NotReady, StaleEpoch
+from pagoda_worker.parallel.handshake import Listener, new_secret
+from pagoda_worker.parallel.leader_store import LeaderStore
 from pagoda_worker.parallel.peers import Peers
 
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 60.0
-"""For all ranks to come to the meeting place."""
+"""For all ranks to come to rank 0."""
 OPERATION_TIMEOUT_S = 300.0
 """For a rank to come to a sum: another one's kernels may be compiled in its first step."""
-STORE_TIMEOUT_S = 5.0
-"""For one question to the meeting place, which listens."""
-POLL_S = 0.01
-MAX_DIRECT_BYTES = 1024 * 1024
-"""A rank sends so much at most to add a host tensor up directly; above, gloo's ring moves fewer bytes."""
 
 Connection = TypeVar("Connection")
 
 
 class TensorParallel:
-    """One rank and its connections to the others, which are made anew for every bring-up of the group.
+    """One rank and its connections to the others, which are made for every start of the group.
 
     Every rank must call the same operations in the same order. One caller at a time, but for `abandon`.
     """
@@ -52,19 +47,26 @@ class TensorParallel:
         self.rank = rank
         self.world_size = world_size
         self._host = host
-        self._store: TCPStore | None = None
         self._address: tuple[str, int] | None = None
-        """Meeting place of the ranks."""
+        """Where rank 0 listens."""
+        self._secret = b""
+        """Of this start of the group."""
+        self._listener: Listener | None = None
         self._peers: Peers | None = None
-        self._gloo: Any = None
+        self._is_connected = False
         self._nccl: Any = None
         """Process group; None where there is no CUDA."""
+        self._store: LeaderStore | None = None
+        """Kept as long as the process group: torch calls its methods."""
         self._is_abandoned = threading.Event()
 
     @property
     def address(self) -> str:
-        """Where the other ranks meet rank 0; empty of other ranks, and without any."""
-        return "{}:{}".format(*self._address) if self.is_leader and self._address is not None else ""
+        """Where the other ranks meet rank 0, and the secret by which they are known, host:port#secret. Empty of other
+        ranks, and without any. For calls between services alone, which need a service token or a certificate."""
+        if not self.is_leader or self._address is None:
+            return ""
+        return "{}:{}#{}".format(*self._address, self._secret.hex())
 
     @property
     def is_leader(self) -> bool:
@@ -77,92 +79,84 @@ class TensorParallel:
         return range(min(self.rank * size, total), min((self.rank + 1) * size, total))
 
     def open(self) -> None:
-        """The leader's side: let go of earlier connections and make a new meeting place, `address`.
+        """The leader's side: let go of earlier connections and listen at a new `address`, with a new secret.
 
         Raises:
             ConfigError: `host` is no address of this machine.
         """
         self.close()
         self._is_abandoned.clear()
+        self._secret = new_secret()
+        self._listener = self._listen()
+        self._address = self._host, self._listener.port
+
+    def invite(self, address: str) -> None:
+        """The other ranks' side: let go of earlier connections; `connect` goes to this host:port#secret."""
+        self.close()
+        self._is_abandoned.clear()
+        place, _, secret = address.partition("#")
+        host, _, port = place.rpartition(":")
+        self._address, self._secret = (host, int(port)), bytes.fromhex(secret)
+
+    def _listen(self) -> Listener:
         try:
-            family, _, _, _, place = socket.getaddrinfo(self._host, 0, type=socket.SOCK_STREAM)[0]
-            listener = socket.socket(family, socket.SOCK_STREAM)
-            listener.bind(place)
-            listener.listen(self.world_size)
+            return Listener(host=self._host, secret=self._secret, rank=self.rank, world_size=self.world_size)
         except OSError as error:
             raise ConfigError(
                 f"ranks of a group must reach each other: {self._host!r} is no address of this machine ({error}); set "
                 "--advertise-address",
                 field="advertise_address",
             ) from error
-        port = listener.getsockname()[1]
-        # The store would listen on every interface: it gets a socket that listens on this one only.
-        self._store = TCPStore(
-            self._host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
-        self._address = self._host, port
-
-    def invite(self, address: str) -> None:
-        """The other ranks' side: let go of earlier connections; `connect` goes to this host:port."""
-        self.close()
-        self._is_abandoned.clear()
-        host, _, port = address.rpartition(":")
-        self._address = host, int(port)
 
     def connect(self, device: torch.device) -> None:
         """Meet the other ranks; returns when all are there. Nothing for one rank, or when they are there already.
 
         Raises:
             NotReady: one of them did not come, or `abandon` was called.
-            StaleEpoch: there is no meeting place.
+            StaleEpoch: rank 0 has not said where it is.
         """
-        if self.world_size == 1 or self._gloo is not None:
+        if self.world_size == 1 or self._is_connected:
             return
         if self._address is None:
             raise StaleEpoch("the ranks have no meeting place: call InitDevice first")
+        if not self._secret:
+            raise NotReady(f"rank 0 gave rank {self.rank} no secret: all ranks of a group must have the same version")
         try:
-            self._meet(*self._address, device)
+            self._meet(self._address, device)
         except (RuntimeError, OSError) as error:  # dist.DistError is a RuntimeError
             self.close()
             reason = str(error).partition("\n")[0]
             raise NotReady(f"rank {self.rank} could not meet the other ranks of its group: {reason}") from error
+        logger.info("rank %d of %d is connected at %s:%d", self.rank, self.world_size, *self._address)
 
-    def _meet(self, host: str, port: int, device: torch.device) -> None:
-        # Waited for in small steps, which `abandon` can end: the constructors of stores and process groups may block
-        # for minutes, and cannot be interrupted.
+    def _meet(self, address: tuple[str, int], device: torch.device) -> None:
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
-        while self._store is None:
-            if _listens(host, port):
-                timeout = timedelta(seconds=STORE_TIMEOUT_S)
-                self._store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
-            else:
-                self._pause("rank 0", deadline)
-        self._peers = Peers(
+        if self._listener is None:
+            self._listener = self._listen()
+        self._peers = peers = Peers(
             rank=self.rank,
             world_size=self.world_size,
-            host=self._host,
-            store=self._store,
-            timeout_s=OPERATION_TIMEOUT_S,
+            secret=self._secret,
+            listener=self._listener,
+            check=lambda absent: self._check(absent, deadline),
         )
-        while absent := self._peers.absent():
-            self._pause(", ".join(f"rank {rank}" for rank in absent), deadline)
-        self._peers.connect(timeout_s=CONNECT_TIMEOUT_S)
-        gloo: Any = dist.ProcessGroupGloo  # its stubs know no options
-        options = gloo._Options()
-        options._timeout = timedelta(seconds=OPERATION_TIMEOUT_S)
-        options._devices = [gloo.create_device(hostname=self._host)]
-        self._gloo = gloo(PrefixStore("host", self._store), self.rank, self.world_size, options)
+        peers.connect(address, meet_timeout_s=CONNECT_TIMEOUT_S, timeout_s=OPERATION_TIMEOUT_S)
         if device.type == "cuda":
-            nccl: Any = dist.ProcessGroupNCCL
-            options = nccl.Options()
-            options._timeout = timedelta(seconds=OPERATION_TIMEOUT_S)
-            self._nccl = nccl(PrefixStore("device", self._store), self.rank, self.world_size, options)
-        logger.info("rank %d of %d is connected at %s:%d", self.rank, self.world_size, host, port)
+            self._join_devices(peers, device)
+        self._is_connected = True
 
-    def _pause(self, absent: str, deadline: float) -> None:
+    def _join_devices(self, peers: Peers, device: torch.device) -> None:
+        nccl: Any = dist.ProcessGroupNCCL  # its stubs know no options
+        options = nccl.Options()
+        options._timeout = timedelta(seconds=OPERATION_TIMEOUT_S)
+        self._store = LeaderStore(peers, is_leader=self.is_leader)
+        self._nccl = nccl(self._store, self.rank, self.world_size, options)
+        self._nccl.allreduce([torch.zeros(1, device=device)]).wait()  # connects, while the peers carry nothing else
+        self._store.finish()
+
+    def _check(self, absent: str, deadline: float) -> None:
         if self._is_abandoned.is_set() or time.monotonic() > deadline:
-            raise RuntimeError(f"{absent} did not come")
-        time.sleep(POLL_S)
+            raise TimeoutError(f"{absent} did not come")
 
     def abandon(self) -> None:
         """From any thread: let a `connect` or a sum that waits fail soon."""
@@ -176,7 +170,10 @@ class TensorParallel:
             self._nccl.abort()
         if self._peers is not None:
             self._peers.close()
-        self._nccl = self._gloo = self._peers = self._store = self._address = None
+        if self._listener is not None:
+            self._listener.close()
+        self._nccl = self._store = self._peers = self._listener = self._address = None
+        self._is_connected, self._secret = False, b""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over all ranks, in place; the same bits on each. `x` itself for one rank."""
@@ -184,10 +181,12 @@ class TensorParallel:
             return x
         if x.is_cuda:
             self._connected(self._nccl).allreduce([x]).wait()
-        elif x.nbytes * (self.world_size - 1) <= MAX_DIRECT_BYTES and x.is_contiguous():
+        elif x.is_contiguous():
             self._connected(self._peers).all_reduce(x)
         else:
-            self._connected(self._gloo).allreduce([x]).wait()
+            whole = x.contiguous()
+            self._connected(self._peers).all_reduce(whole)
+            x.copy_(whole)
         return x
 
     def gather_columns(self, x: Tensor, total: int) -> Tensor:
@@ -215,14 +214,6 @@ class TensorParallel:
         if connection is None:
             raise StaleEpoch("the ranks are not connected: call InitDevice and LoadModel first")
         return connection
-
-
-def _listens(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), timeout=1.0).close()
-    except OSError:
-        return False
-    return True
 
 
 ALONE = TensorParallel()

@@ -1,1 +1,1 @@
-"""What is made of hidden states instead of tokens: vectors, labels, scores."""
+"""Pooling of hidden states: vectors, labels, scores."""

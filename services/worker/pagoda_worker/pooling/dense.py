@@ -59,7 +59,7 @@ def load_dense(file: DenseFile) -> Dense:
 
 
 def read_tensors(path: Path, pickled: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, or of one that torch has pickled, of which nothing but tensors is read.
+    """The tensors of a safetensors file, or of a file pickled by torch, from which only tensors are read.
 
     Raises:
         ModelLoadError: neither is there, or it cannot be read.

@@ -13,6 +13,7 @@ from pagoda_common.errors import ModelLoadError
 from pagoda_common.params.pooling_params import PoolingTask
 from pagoda_worker.models.hf_config import HfConfig
 from pagoda_worker.models.model import Model, PoolingHeads
+from pagoda_worker.models.registry import TOKEN_VECTORS, architectures_of
 from pagoda_worker.pooling.dense import Dense, load_dense, read_tensors
 from pagoda_worker.pooling.pooler import Pooler, PoolerSpec
 from pagoda_worker.pooling.pooling_files import PoolingFiles
@@ -34,6 +35,9 @@ def make_pooler(
     """
     heads = model if isinstance(model, PoolingHeads) else None
     denses = [load_dense(file).to(device) for file in files.denses]
+    token_matrix = _token_matrix(checkpoint, weight_files)
+    if token_matrix is not None:
+        denses = [token_matrix.to(device)]
     classifier = _classifier(checkpoint, directory, weight_files)
     lexical, token_dense = _bge_m3(directory) if heads is not None and heads.head == "none" else (None, None)
     poolings = _poolings(heads, files, asked, checkpoint)
@@ -44,10 +48,13 @@ def make_pooler(
         size = dense.out_features
     is_sparse = heads is not None and heads.head == "vocabulary"
     num_labels = classifier.out_features if classifier is not None else 0 if heads is None else heads.num_labels
+    tasks = _tasks(heads, num_labels, has_pooling=files.has_pooling or not files.has_modules, is_lexical=bool(lexical))
+    if token_matrix is not None:
+        tasks = ("token_embed",)
+    if asked.task is not None and asked.task not in tasks:
+        raise ModelLoadError(f"pooler_config has task {asked.task!r}, the checkpoint is made for {', '.join(tasks)}")
     spec = PoolerSpec(
-        tasks=_tasks(
-            heads, num_labels, has_pooling=files.has_pooling or not files.has_modules, is_lexical=bool(lexical)
-        ),
+        tasks=tasks if asked.task is None else (asked.task,),
         poolings=poolings,
         normalizes=files.normalizes if asked.normalize is None else asked.normalize,
         activation=_activation(checkpoint, num_labels),
@@ -68,6 +75,13 @@ def make_pooler(
         classifier=None if classifier is None else classifier.to(device),
         token_dense=None if token_dense is None else token_dense.to(device),
         lexical=None if lexical is None else lexical.to(device),
+    )
+
+
+def needs_weight_files(checkpoint: HfConfig) -> bool:
+    """Whether tensors of the checkpoint beside the model's own are pooled with."""
+    return bool(checkpoint.get("classifier_from_token")) or any(
+        name in TOKEN_VECTORS for name in architectures_of(checkpoint)
     )
 
 
@@ -173,6 +187,18 @@ def _rows(ids: list[int], files: Sequence[Path], *, tied: bool) -> torch.Tensor:
                         stored = file.get_slice(name)
                         return torch.cat([stored[one : one + 1] for one in ids]).float()
     raise ModelLoadError("classifier_from_token needs the matrix lm_head, which the checkpoint does not have")
+
+
+def _token_matrix(checkpoint: HfConfig, weight_files: Sequence[Path]) -> Dense | None:
+    """The matrix that shortens the vectors of tokens (ColBERT)."""
+    names = [TOKEN_VECTORS[name] for name in architectures_of(checkpoint) if name in TOKEN_VECTORS]
+    for name in names:
+        for path in weight_files:
+            with safe_open(path, framework="pt") as file:
+                if name in file.keys():  # noqa: SIM118 (no dict)
+                    return Dense(weight=file.get_tensor(name), bias=None)
+        raise ModelLoadError(f"the checkpoint has no {name}, which its architecture needs")
+    return None
 
 
 def _bge_m3(directory: Path) -> tuple[Dense | None, Dense | None]:

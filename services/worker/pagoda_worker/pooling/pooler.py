@@ -15,7 +15,7 @@ from pagoda_worker.pooling.sequence_pooling import pool_sequences
 
 
 class Heads(Protocol):
-    """What stands after the hidden states of a model."""
+    """The pooling of a model's hidden states."""
 
     def classify(self, pooled: Tensor) -> Tensor:
         """[n, size], one vector a text, to [n, num_labels] float32 logits."""
@@ -29,12 +29,12 @@ class PoolerSpec:
     """How a model's hidden states are pooled."""
 
     tasks: tuple[PoolingTask, ...]
-    """What can be made of a prompt, the default first."""
+    """Pooling tasks, the default first."""
     poolings: tuple[PoolingType, ...] = ("last",)
     normalizes: bool = True
     """Unless a request says otherwise."""
     activation: str = ""
-    """Of labels: softmax, sigmoid or empty for none."""
+    """Activation for labels: softmax, sigmoid, or empty for none."""
     uses_activation: bool = True
     """Unless a request says otherwise."""
     is_sparse: bool = False
@@ -43,14 +43,14 @@ class PoolerSpec:
     dimensions: int | None = None
     """Values that embeddings are shortened to unless a request says otherwise."""
     step_tag_id: int | None = None
-    """Of token_classify: the token whose values are given."""
+    """For token_classify: the token whose values are returned."""
     returned_token_ids: tuple[int, ...] = ()
-    """Of token_classify: the columns that are given."""
+    """For token_classify: the columns that are returned."""
     num_values: int = 0
-    """Of an embedding."""
+    """Number of values of an embedding."""
     labels: tuple[str, ...] = ()
     matryoshka: tuple[int, ...] | None = None
-    """Lengths that embeddings may be shortened to, none of which is any; None: they may not."""
+    """Lengths to which embeddings may be shortened; empty: any length; None: not at all."""
 
 
 class Pooler:
@@ -82,7 +82,7 @@ class Pooler:
         self._lexical = lexical
 
     def pool(self, hidden: Tensor, ids: Tensor, starts: Sequence[int], params: Sequence[PoolingParams]) -> list[Tensor]:
-        """What each sequence asks for, float32 on the device.
+        """The result of each sequence, float32 on the device.
 
         Args:
             hidden: [num_tokens, size], the sequences one after the other; those of all tokens where a task needs them.
@@ -99,7 +99,7 @@ class Pooler:
         return [results[place] for place in range(len(params))]
 
     def task_of(self, params: PoolingParams) -> PoolingTask:
-        """What a request asks for; the model's first task where it is not one of the model's."""
+        """The task of a request; the model's first task if the model lacks it."""
         return params.task if params.task in self.spec.tasks else self.spec.tasks[0]
 
     def _of_task(
@@ -173,4 +173,4 @@ class Pooler:
 
 
 LAST_TOKEN = PoolerSpec(tasks=("embed",))
-"""Of a model that generates, about which no file says anything else."""
+"""Pooling of a generative model without other settings in its files."""

@@ -1,4 +1,4 @@
-"""What sentence-transformers' files beside a checkpoint say of its vectors. Knows files; no tensors and no models."""
+"""The pooling in a checkpoint's sentence-transformers files. Knows files; no tensors and no models."""
 
 import json
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ class DenseFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolingFiles:
-    """What the files of a checkpoint ask for; the defaults are what they say by not being there."""
+    """The pooling of a checkpoint's files; defaults are for missing files."""
 
     has_modules: bool = False
     """There is a modules.json."""
@@ -52,7 +52,7 @@ class PoolingFiles:
     is_sparse: bool = False
     """A weight for each entry of the vocabulary is asked for (SPLADE)."""
     sparse_sums: bool = False
-    """Of the tokens' weights, the sum instead of the largest."""
+    """Sum of the tokens' weights instead of the largest."""
     max_seq_length: int | None = None
     """Tokens to which sentence-transformers cuts a text."""
 
@@ -61,7 +61,7 @@ NO_FILES = PoolingFiles()
 
 
 def read_pooling_files(directory: Path) -> PoolingFiles:
-    """What stands beside a checkpoint.
+    """The files beside a checkpoint.
 
     Raises:
         ModelLoadError: a file cannot be read, or asks for a module or a pooling that is not supported.

@@ -114,6 +114,7 @@ def _lora_config(message: worker_pb2.WorkerConfig) -> LoraConfig:
 
 _CACHE_KINDS: dict[CacheKind, types_pb2.CacheKind] = {
     "full": types_pb2.CACHE_KIND_FULL,
+    "latent": types_pb2.CACHE_KIND_FULL,  # blocks come and go as those of keys and values
     "window": types_pb2.CACHE_KIND_WINDOW,
     "recurrent": types_pb2.CACHE_KIND_RECURRENT,
     "none": types_pb2.CACHE_KIND_NONE,

@@ -13,7 +13,7 @@ from pagoda_worker.rpc.fence import MAX_STEPS_AHEAD
 
 
 class StepAnswer:
-    """What a step gives: nothing yet, then a message or a failure, once. Any number of streams may wait for it."""
+    """The answer of a step: a message or a failure, set once. Any number of streams may wait for it."""
 
     __slots__ = ("_error", "_listeners", "_message")
 

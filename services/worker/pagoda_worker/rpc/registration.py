@@ -19,13 +19,13 @@ from pagoda_common.rpc.channels import Connection
 logger = logging.getLogger(__name__)
 
 CAPABILITIES = ("swap", CAPABILITY, HOLD_CAPABILITY, LORA_CAPABILITY)
-"""What this worker can do besides."""
+"""Optional features of this worker."""
 HEARTBEAT_PERIOD_S = 1.0
 RETRY_S = 0.1
 """First pause before the next attempt; doubles up to MAX_RETRY_S."""
 MAX_RETRY_S = 0.3
 LEAVE_MARGIN_S = 2.0
-"""What the scheduler gets on top of the drain timeout to let the worker go."""
+"""Time for the scheduler beyond the drain timeout to release the worker."""
 
 
 class Registration:

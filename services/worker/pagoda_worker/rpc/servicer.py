@@ -136,7 +136,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         )
 
     async def _wait_for_step(self) -> None:
-        """A scheduler begins anew: let the step that runs end. One that never does has the model thread for good."""
+        """A new scheduler starts: wait for the running step. A step that never ends keeps the model thread."""
         if not self._pipeline.is_running:
             return
         try:
@@ -208,7 +208,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.InitializeCacheResponse:
         """Allocate the KV cache; the next step is 1."""
         self.fence.check(request.session_epoch)
-        self._replace_stream(None, "the cache was initialized anew")
+        self._replace_stream(None, "the cache was initialized again")
         self._history.forget()
         swap_block_ns = await self._on_model_thread(self._initialize_cache, request)
         self.fence.check(request.session_epoch)
@@ -226,7 +226,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def Execute(
         self, request_iterator: AsyncIterator[worker_pb2.ExecuteModelRequest], context: Any
     ) -> AsyncIterator[worker_pb2.SamplerOutput]:
-        """The hot path: reading goes on while steps run, answers leave in order."""
+        """The hot path: steps are read while others run, and answers leave in order."""
         stream = ExecuteStream()
         self._replace_stream(stream, "a newer Execute stream took over")
         reader = asyncio.create_task(self._read(request_iterator, stream))
@@ -286,7 +286,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         answer: StepAnswer,
         loop: asyncio.AbstractEventLoop,
     ) -> QueuedStep:
-        """Whose outcome is told on the event loop: the model thread runs the next step."""
+        """A step whose result is handled on the event loop, while the model thread runs the next step."""
 
         def give(output: StepOutput) -> None:
             loop.call_soon_threadsafe(self._tell, answer, step, request, output)

@@ -25,13 +25,13 @@ MAX_KEPT = 32
 MAX_KEPT_BYTES = 128 * 1024
 """Their size before they were compiled; compiled they take up to 600 times as much."""
 MAX_WAIT_S = 10.0
-"""A step does not wait longer for a constraint: its request fails, the others go on."""
+"""Longest time for which a constraint is compiled; then its request fails, and others continue."""
 MAX_HOLD_S = 60.0
 """Nor does a request outside of steps: a second of processor time may take as long on a machine with much to do."""
 NUM_THREADS = 2
 """As many constraints as a scheduler has compiled at a time."""
 NICENESS = 5
-"""Of the threads: a step in need of a processor comes first."""
+"""Niceness of the threads: a step that needs a CPU comes first."""
 
 Template = Future[LLMatcher]
 """A matcher at the start of an output, to be copied, or the error that it cannot be compiled."""
@@ -61,7 +61,7 @@ class Grammars:
         return self._load_compiler()
 
     def template(self, params: StructuredOutputsParams) -> Template:
-        """What to copy for an output under `params`; compiled soon if it is not known yet."""
+        """The matcher to copy for an output under `params`; compiled soon if it is not known yet."""
         key = params.grammar_key
         with self._lock:
             template = self._templates.get(key)
@@ -87,6 +87,13 @@ class Grammars:
                 if not self._num_holders[key]:
                     del self._num_holders[key]
                 self._forget_oldest()
+
+    def drop(self, params: StructuredOutputsParams) -> None:
+        """Forget a constraint that takes more memory than its size says, if it is compiled."""
+        with self._lock:
+            template = self._templates.get(params.grammar_key)
+            if template is not None and template.done():
+                del self._templates[params.grammar_key], self._sizes[params.grammar_key]
 
     def forget(self) -> bool:
         """Drop what is compiled and not held; whether there was anything."""
@@ -117,7 +124,7 @@ class Grammars:
             try:
                 return template.result(MAX_WAIT_S).deep_copy()
             except CancelledError:
-                continue  # it stood behind one that took too long
+                continue  # it waited for one that took too long
             except TimeoutError:
                 raise self.give_up() from None
 
@@ -152,7 +159,7 @@ class Grammars:
 
 
 def _is_void(template: Template) -> bool:
-    """Whether it says nothing of the constraint: it was never compiled, or not for a fault of its own."""
+    """Whether the error is not the constraint's fault: it was never compiled, or failed for another reason."""
     if not template.done():
         return False
     return template.cancelled() or isinstance(template.exception(), StaleEpoch)  # asked before there was a model
@@ -163,11 +170,13 @@ def _new_thread() -> ThreadPoolExecutor:
 
 
 def _come_last() -> None:
-    os.setpriority(os.PRIO_PROCESS, get_native_id(), NICENESS)
+    """A worker that was started with a lower priority keeps it: to raise it is forbidden."""
+    thread = get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 def no_compiler() -> BoundedCompiler:
-    """Of a runner that serves no one."""
+    """The compiler of a runner that serves no one."""
     raise ModelLoadError("this model runner takes no structured outputs")
 
 

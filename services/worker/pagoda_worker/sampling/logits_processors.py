@@ -2,7 +2,7 @@
 
 A processor is found under the entry-point group `pagoda.logits_processors`, or named with --logits-processors
 module:Class. What it does must follow from a sequence's parameters and its token log alone: after a preemption, or the
-loss of a worker, a sequence goes on in another slot with its log replayed, and nothing else.
+loss of a worker, a sequence continues in another slot with its log replayed, and nothing else.
 """
 
 import importlib
@@ -35,7 +35,7 @@ class LogitsProcessor(ABC):
         self.device = device
 
     def is_needed(self, params: SamplingParams) -> bool:
-        """Whether a sequence with these parameters is to be processed: as it stands, when it has extra_args.
+        """Whether to process a sequence with these parameters; by default, if it has extra_args.
 
         Sequences that do not need a processor never meet it.
         """

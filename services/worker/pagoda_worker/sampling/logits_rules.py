@@ -51,8 +51,8 @@ class LogitsRules:
         """Mask the last token of each word whose other tokens are the end of the output."""
         columns, slots = self._columns, batch.slots
         words = columns.bad_words[slots, : int(columns.num_bad_words[slots].max())]  # [n, W, L]
-        behind = np.arange(words.shape[2] - 1) - (words.shape[2] - 1)  # -(L - 1) … -1
-        places = batch.num_tokens[:, None] + behind
+        offsets = np.arange(words.shape[2] - 1) - (words.shape[2] - 1)  # -(L - 1) … -1
+        places = batch.num_tokens[:, None] + offsets
         is_output = places >= batch.num_prompt_tokens[:, None]
         ends = np.where(is_output, batch.tokens[slots[:, None], np.maximum(places, 0)], ANY_TOKEN - 1)  # [n, L - 1]
         is_matched = ((words[:, :, :-1] == ends[:, None]) | (words[:, :, :-1] == ANY_TOKEN)).all(axis=-1)

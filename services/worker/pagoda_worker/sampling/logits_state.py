@@ -1,4 +1,4 @@
-"""What masks and penalties need of each sequence, kept on the device: a step moves only what the last token changed."""
+"""Data of each sequence for masks and penalties, on the device: a step copies only what the last token changed."""
 
 from dataclasses import dataclass
 
@@ -44,7 +44,7 @@ class LogitsBatch:
 
 
 class TokenCounts:
-    """Which tokens sequences with penalties have used; counted anew from the log unless just one token is missing."""
+    """Which tokens sequences with penalties have used; counted again from the log unless just one token is missing."""
 
     def __init__(self, *, generations: IntArray, vocab_size: int, device: torch.device) -> None:
         self._rows = SlotRows(generations)
@@ -68,11 +68,11 @@ class TokenCounts:
             else:
                 last = batch.last_tokens[self._on(slots)]
             self._counts[self._on(rows[is_next]), last] += 1
-        behind = np.flatnonzero(~is_next & (num_missing != 0))
-        if behind.size:
-            some = batch.rows(behind)
+        stale = np.flatnonzero(~is_next & (num_missing != 0))
+        if stale.size:
+            some = batch.rows(stale)
             log = batch.tokens[some.slots, : int(some.num_tokens.max())].astype(np.int64)
-            place = self._on(rows[behind])
+            place = self._on(rows[stale])
             self._in_prompt[place], self._counts[place] = count_tokens(
                 self._on(log),
                 self._on(some.num_prompt_tokens),

@@ -17,7 +17,7 @@ from pagoda_worker.steps.step import IntArray, LogprobColumns
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchedLogprobs:
-    """What rows ask for, on its way to the host."""
+    """Log probabilities of rows, being copied to the host."""
 
     rows: IntArray
     """[m] those that ask."""
@@ -56,7 +56,7 @@ def logprob_columns(
     is_normalised: bool = True,
     token_mask: TokenMask | None = None,
 ) -> LogprobColumns | None:
-    """What `launch_logprobs` gives, waited for. `token_ids`: [n] on the host."""
+    """Wait for the result of `launch_logprobs`. `token_ids`: [n] on the host."""
     if (num_top == NO_LOGPROBS).all():
         return None
     launched = launch_logprobs(
@@ -88,7 +88,7 @@ def launch_logprobs(
         chosen: [n, k] token ids and [n] how many of them a row has: where there are some, they are its entries instead
             of the top ones.
         is_normalised: False gives the logits as they are.
-        token_mask: rows whose log probabilities are -inf outside of it; they are not normalised anew. All of them ask.
+        token_mask: rows whose log probabilities are -inf outside of it; they are not normalised again. All of them ask.
     """
     rows = np.flatnonzero(num_top != NO_LOGPROBS)
     if not rows.size:

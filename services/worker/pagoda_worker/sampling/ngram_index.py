@@ -124,8 +124,8 @@ class NgramIndex:
             missing[row] = 0
         for ahead in range(int(missing.max(initial=0)) - 1, -1, -1):
             rows = np.flatnonzero(missing > ahead)
-            behind = slots[rows], positions[rows] - ahead
-            self._enter(*behind, self._buckets(self._last_tokens(behind[0], tokens, behind[1])))
+            entered = slots[rows], positions[rows] - ahead
+            self._enter(*entered, self._buckets(self._last_tokens(entered[0], tokens, entered[1])))
 
     def _enter_span(self, slot: int, tokens: TokenArray, end: int) -> None:
         """Make all of a slot's missing entries up to `end`."""
@@ -146,7 +146,7 @@ class NgramIndex:
         self._num_entered[slot] = end
 
     def _reserve(self, shape: tuple[int, ...]) -> None:
-        """Grow with the logs; with more buckets every entry is made anew."""
+        """Grow with the logs; with more buckets every entry is made again."""
         num_slots, num_columns = shape
         self._num_entered = grown(self._num_entered, (num_slots,))
         num_bits = max(4, (num_columns - 1).bit_length() + 1)

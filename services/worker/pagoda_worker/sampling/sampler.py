@@ -28,9 +28,9 @@ from pagoda_worker.steps.step import IntArray
 FILTERS = ("top_k", "top_p", "min_p")
 """Parameters that `sample_tokens` takes under their own names; off where they have their default."""
 BAD_TOKEN = -1
-"""What is sent for a row that has sampled nothing: by a device to its host, and by rank 0 to the other ranks."""
+"""Token id for a row without a sample: from a device to its host, and from rank 0 to the other ranks."""
 NO_TOKEN = -2
-"""Of a row whose logits are good, but whose parameters leave nothing to sample: by a device to its host."""
+"""Marks a row with good logits whose parameters leave no token to sample; sent from a device to its host."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +120,7 @@ class Sampler:
         sampled = sampled.masked_fill(~is_good, BAD_TOKEN)
         if ruled is logits:
             return sampled
-        # The logits may be gone when the host hears of a bad row: whose fault it was is told now.
+        # The logits may be gone when the host learns of a bad row, so the cause is determined now.
         return sampled.masked_fill(~is_good & torch.isfinite(argmax(logits)[0]), NO_TOKEN)
 
     def _ruled(self, logits: Tensor, batch: LogitsBatch) -> Tensor:

@@ -12,6 +12,8 @@ import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher
 
 from pagoda_common.errors import PagodaError
+from pagoda_common.grammar.matcher import forced_fault
+from pagoda_common.params.structured_outputs import StructuredOutputsParams
 from pagoda_worker.sampling.grammars import Grammars
 from pagoda_worker.steps.step import IntArray, NewRequest, StepInput
 
@@ -43,6 +45,7 @@ class TokenMask:
 class ConstrainedSequence:
     """One output and how far its constraint has come; a function of the output's tokens."""
 
+    params: StructuredOutputsParams
     compile: Callable[[], LLMatcher]
     """Waits for the matcher at the start of an output; raises PagodaError."""
     end_token_ids: frozenset[int]
@@ -86,7 +89,7 @@ class ConstrainedSequence:
     def fail(self) -> None:
         """The matcher is in an error state."""
         assert self.matcher is not None
-        self.problem = f"the output cannot go on under structured_outputs: {self.matcher.get_error().strip()}"[:500]
+        self.problem = f"the output cannot continue under structured_outputs: {self.matcher.get_error().strip()}"[:500]
 
 
 class Constraints:
@@ -125,6 +128,7 @@ class Constraints:
         self._grammars.template(params.structured_outputs)
         ends = {*(request.eos_token_ids or self._eos_token_ids), *(params.stop_token_ids or ())}
         self._sequences[request.slot] = ConstrainedSequence(
+            params=params.structured_outputs,
             compile=partial(self._grammars.matcher, params.structured_outputs),
             end_token_ids=frozenset(token_id for token_id in ends if token_id < self._vocab_size),
             start_run=tuple(params.structured_outputs.start_after_token_ids),
@@ -169,14 +173,19 @@ class Constraints:
 
     def _fill(self, bits: Words, sequences: list[ConstrainedSequence]) -> None:
         """The masks of those whose grammar has begun and not ended."""
-        matched = [
-            (sequence.matcher, place)
-            for place, sequence in enumerate(sequences)
-            if sequence.matcher is not None
-            and sequence.is_started
-            and not sequence.is_ended
-            and sequence.problem is None
-        ]
+        matched = []
+        too_long: dict[tuple[object, ...], str] = {}
+        for place, sequence in enumerate(sequences):
+            if sequence.matcher is None or not sequence.is_started or sequence.is_ended or sequence.problem is not None:
+                continue
+            fault = too_long.get(sequence.params.grammar_key) if too_long else None
+            fault = fault or forced_fault(sequence.matcher)
+            if fault is None:
+                matched.append((sequence.matcher, place))
+                continue
+            sequence.problem = fault
+            too_long[sequence.params.grammar_key] = fault  # others of this constraint fail before they cost as much
+            self._grammars.drop(sequence.params)
         if not matched:
             return
         self._executor.unsafe_compute_mask_ptr(matched, bits.ctypes.data, bits.shape[1] * 4, bits.shape[0])

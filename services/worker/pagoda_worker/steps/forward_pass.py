@@ -1,6 +1,6 @@
 """ForwardPass: the model over the rows of one step, by whichever way is the fastest. Knows no slots and no sampling."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -8,10 +8,10 @@ from torch import Tensor
 
 from pagoda_kernels.attention.plan import AttentionPlan
 from pagoda_kernels.decoder.composed_layers import ComposedLayers
-from pagoda_kernels.decoder.decoder_layers import DecoderLayers
+from pagoda_kernels.decoder.decoder_layers import DecoderLayers, LayerAdapters
 from pagoda_worker.attention.choice import AttentionChoice
 from pagoda_worker.graphs.decode_graphs import DecodeGraphs
-from pagoda_worker.lora.lora_rows import LoraRows
+from pagoda_worker.lora.lora_rows import LoraRows, Matrices
 from pagoda_worker.memory.kv_cache import KVCache
 from pagoda_worker.memory.state_pool import StatePool
 from pagoda_worker.memory.transfers import to_device
@@ -21,15 +21,18 @@ from pagoda_worker.steps.input_batch import ForwardInputs
 from pagoda_worker.steps.step import IntArray
 from pagoda_worker.steps.step_clock import StepClock
 
+LAYERS = "layers."
+"""Prefix of the names of modules within layers."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Computed:
-    """What a forward pass gives, on the device."""
+    """The result of a forward pass, on the device."""
 
     logits: Tensor
     """[num_rows, vocab_size] float32. The next forward pass may overwrite them."""
     likeliest: tuple[Tensor, Tensor] | None = None
-    """What `argmax` gives of the logits, where it is known."""
+    """The result of `argmax` on the logits, if it is known."""
     hidden: Tensor | None = None
     """[num_tokens, hidden_size], where it is kept."""
 
@@ -69,6 +72,12 @@ class ForwardPass:
         self._device = device
         self._attention = attention or AttentionChoice()
         self._lora = lora
+        self._matrices: Matrices | None = None
+        """Adapters that the next three attributes belong to."""
+        self._places: Tensor | None = None
+        """See LayerAdapters; None: `fused` does not know all layers that they change."""
+        self._changes_ends = False
+        """They change what comes before or after the layers."""
 
     def run(
         self,
@@ -89,7 +98,10 @@ class ForwardPass:
         if self._lora is not None:
             self._lora.begin(inputs.adapters, inputs.num_scheduled_tokens)
         graphs = None if inputs.adapters else self.decode_graphs
-        fused = None if inputs.adapters else self.fused
+        fused, adapters = self.fused, None
+        if inputs.adapters:
+            adapters = self._layer_adapters()
+            fused = None if adapters is None else fused
         size = 0 if graphs is None else graphs.size_for(inputs, logit_rows.size)
         if graphs is not None and size:
             graphs.load(inputs, size, token_ids)
@@ -100,17 +112,35 @@ class ForwardPass:
         if token_ids is None:
             token_ids = to_device(inputs.input_ids, self._device)
         positions = to_device(inputs.positions, self._device)
-        context = self._whole(inputs) if self._model.only_pools else self._context(inputs, positions, fused)
+        if self._model.only_pools:
+            context = self._whole(inputs)
+        else:
+            context = replace(self._context(inputs, positions, fused), adapters=adapters)
         clock.prepared()
-        if fused is not None and fused.has_ends and not needs_hidden:
-            rows = to_device(logit_rows, self._device)
-            logits, likeliest = fused.logits(token_ids, context.plans, context.slot_mappings, positions, rows)
+        if fused is not None and fused.has_ends and not needs_hidden and not (adapters and self._changes_ends):
+            batch = token_ids, context.plans, context.slot_mappings, positions, to_device(logit_rows, self._device)
+            more = (adapters,) if adapters else ()
+            logits, likeliest = fused.logits(*batch, *more)
             clock.computed()
             return Computed(logits=logits, likeliest=likeliest)
         hidden = self._model(token_ids, positions, context)
         logits = self.logits_of(hidden, logit_rows)
         clock.computed()
         return Computed(logits=logits, hidden=hidden)
+
+    def _layer_adapters(self) -> LayerAdapters | None:
+        """Those of the step for layers in one call; None: there is no such call, or they change more than it knows."""
+        if self._lora is None or self._lora.grouped is None or not isinstance(self.fused, DecoderLayers):
+            return None
+        matrices = self._lora.matrices
+        if matrices is not self._matrices:
+            names = self.fused.matrix_names
+            rest = matrices.layers.difference(*names)
+            self._changes_ends, self._matrices = bool(rest), matrices
+            self._places = None
+            if not any(layer.startswith(LAYERS) for layer in rest):
+                self._places = torch.tensor([matrices.places_of(of_layer) for of_layer in names])
+        return None if self._places is None else LayerAdapters(self._lora.grouped, matrices.fields, self._places)
 
     def logits_of(self, hidden: Tensor, rows: IntArray) -> Tensor:
         """[num_rows, vocab_size] float32 logits of some rows of [num_tokens, hidden_size]."""
@@ -122,7 +152,7 @@ class ForwardPass:
             return self._model.compute_logits(hidden)
 
     def _whole(self, inputs: ForwardInputs) -> ForwardContext:
-        """Of a model that sees whole sequences and keeps nothing of them."""
+        """Run a model that sees whole sequences and keeps no state."""
         lengths = inputs.num_scheduled_tokens
         token_types: Tensor | None = None
         if inputs.second_texts.size:

@@ -81,7 +81,7 @@ class ForwardInputs:
 
 
 def _readable(tables: npt.NDArray[np.int32], groups: Sequence[CacheGroup], position: int, block_size: int) -> IntArray:
-    """Of block tables [num_groups, num_blocks] of one sequence, the blocks that queries from `position` on see."""
+    """From block tables [num_groups, num_blocks] of one sequence, the blocks that queries from `position` on see."""
     if not groups:
         return NO_INTS
     firsts = (0 if group.window is None else max(0, position - group.window + 1) // block_size for group in groups)
@@ -140,7 +140,7 @@ class InputBatch:
         self._failed: dict[int, BadSlot] = {}
         self._last_slots: IntArray = np.zeros(0, dtype=np.int64)
         self._plain_size = -1
-        """Of the constants for plain steps, which change with the batch."""
+        """Sizes of the constants for plain steps, which change with the batch."""
 
     def apply(self, step: StepInput) -> None:
         """Free slots, add sequences, append blocks."""
@@ -420,7 +420,7 @@ class InputBatch:
         else:
             computed, known = int(self.num_computed_tokens[slot]), int(self.num_tokens[slot])
             message = (
-                f"slot {slot}: {num_scheduled} tokens behind {computed} computed ones do not fit "
+                f"slot {slot}: {num_scheduled} tokens after {computed} computed ones do not fit "
                 f"{known} known tokens and {int(self.num_blocks_of[slot])} blocks of {self._block_size}"
             )
         return BadSlot(slot=slot, code=Code.INTERNAL, message=message)

@@ -137,9 +137,9 @@ class ModelRunner:
         """Bytes of the KV cache and of states on the device."""
         return self._kv_cache.num_bytes + (0 if self._states is None else self._states.num_bytes)
 
-    def touch_ahead(self, may_go_on: Callable[[], bool]) -> None:
+    def touch_ahead(self, may_continue: Callable[[], bool]) -> None:
         """Have memory for blocks that come next. For any thread to call."""
-        self._kv_cache.memory_ahead.touch(self.input_batch.num_blocks_used, may_go_on)
+        self._kv_cache.memory_ahead.touch(self.input_batch.num_blocks_used, may_continue)
 
     def execute(self, step: StepInput) -> StepOutput:
         """Apply a step's changes, run the model over its batch and sample; while no step is in flight.
@@ -158,7 +158,7 @@ class ModelRunner:
         """One step. It runs to its end here, unless it can be left to the device.
 
         Raises:
-            ValueError: the step contradicts itself or names slots or blocks that do not exist; nothing can be told
+            ValueError: the step contradicts itself or names slots or blocks that do not exist; nothing can be said
                 about the batch then. Steps before it can be finished.
         """
         assert self.can_begin(step), "a step in flight has to be finished first"
@@ -221,7 +221,7 @@ class ModelRunner:
             self._states.save(step.states_to_save)
 
     def _clear_given(self, step: StepInput) -> None:
-        """Clear the blocks that are to be filled anew: one that left a window may hold NaN of a sequence that lives,
+        """Clear the blocks that will be filled again: one that left a window may hold NaN of a sequence that lives,
         which its next owner would read past its own tokens."""
         size = self._kv_cache.block_size
         parts = [step.appended_block_ids]

@@ -42,7 +42,7 @@ class DoneStep:
         self._outcome = outcome
 
     def result(self) -> StepOutput:
-        """What it gave.
+        """Its result.
 
         Raises:
             PagodaError: it failed.
@@ -55,7 +55,7 @@ class DoneStep:
 class StepGuard:
     """Begins steps, and refuses those after one that failed: no one knows what the slots hold then.
 
-    What fails while a step begins is told by its `result`: the steps before it have answers. One caller at a time.
+    Its `result` raises a failure at the beginning of a step, after the answers of earlier steps. One caller at a time.
     """
 
     def __init__(self, *, on_failure: Callable[[], None]) -> None:
@@ -69,7 +69,7 @@ class StepGuard:
         self._on_failure = on_failure
 
     def forget_failure(self) -> None:
-        """What the slots hold is known again."""
+        """Accept steps again: the content of the slots is known."""
         self._failure = None
 
     def begin(self, step: StepInput, begin: Callable[[StepInput], PendingStep]) -> PendingStep:

@@ -20,7 +20,7 @@ class StepWorker(Protocol):
         """Whether the step may begin before those in flight are finished."""
 
     def begin(self, step: StepInput) -> PendingStep:
-        """Begin a step. What fails is told by its result."""
+        """Begin a step. Its result raises what fails."""
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class QueuedStep:
 
 class StepPipeline:
     """Any thread puts, the model thread runs. A step in flight is not waited for while the next one is there: what that
-    needs of the host goes on beside the device."""
+    needs of the host runs while the device works."""
 
     def __init__(self, *, worker: StepWorker, submit: Callable[[Callable[[], None]], object]) -> None:
         """`submit` runs a call on the model thread, after those before it."""

@@ -42,7 +42,7 @@ class NewRequest:
     sampling_params: SamplingParams
     """The seed is set unless the request is greedy."""
     block_ids: IntArray
-    """Of the first cache group with blocks; NULL_BLOCK where one left the group's window."""
+    """Blocks in the first cache group with blocks; NULL_BLOCK for a block that left the group's window."""
     group_block_ids: IntArray = field(default_factory=lambda: NO_BLOCKS)
     """[groups - 1, blocks] of the other ones."""
     output_token_ids: IntArray = field(default_factory=lambda: NO_INTS)
@@ -52,11 +52,11 @@ class NewRequest:
     eos_token_ids: tuple[int, ...] = ()
     """Masked with the stop tokens until min_tokens are there."""
     is_beam: bool = False
-    """Of a beam search: what its constraint forbids has no log probability."""
+    """A beam search: tokens that its constraint forbids have no log probability."""
     pooling: PoolingParams | None = None
     """Its embedding is wanted, and no token."""
     lora_number: int = 0
-    """Of its LoRA adapter (AdapterStore); 0: none."""
+    """Number of its LoRA adapter (AdapterStore); 0: none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +125,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PooledColumns:
-    """What was made of sequences whose prompt is computed."""
+    """Results of pooled sequences whose prompt is computed."""
 
     slots: IntArray
     """[n]."""
@@ -158,6 +158,6 @@ class StepOutput:
     """Rows index token_ids."""
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     pooled: PooledColumns | None = None
-    """Of the sequences that are pooled; they have 0 in num_sampled_tokens."""
+    """Results of pooled sequences, which have 0 in num_sampled_tokens."""
     bad_slots: list[BadSlot] = field(default_factory=list)
     timings: StepTimings = field(default_factory=StepTimings)

@@ -18,7 +18,7 @@ class StepClock:
         self._prepare_ns = self._forward_ns = 0
 
     def prepared(self) -> None:
-        """What the model reads is there, or on its way."""
+        """The inputs of the model are on the device, or being copied."""
         self._prepare_ns += self._lap()
 
     def computed(self) -> None:

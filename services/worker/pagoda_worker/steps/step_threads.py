@@ -25,13 +25,13 @@ class StepThreads:
         self._counts = ThreadCounts(1, 1)
         self._num_helpers = 0
 
-    def choose(self, num_parameters: int, dtype: torch.dtype) -> None:
-        """For a model of this size."""
+    def choose(self, num_parameters: int, dtype: torch.dtype, *, only_pools: bool = False) -> None:
+        """For a model of this size, which may be an encoder."""
         if self._asked is not None:
             self._counts = ThreadCounts(self._asked, self._asked)
         else:  # in float32, PyTorch's operations round otherwise on another number of threads
             leaves_core = self._shares_machine and dtype == torch.bfloat16
-            self._counts = thread_counts(num_parameters, leaves_core=leaves_core)
+            self._counts = thread_counts(num_parameters, leaves_core=leaves_core, only_pools=only_pools)
         torch.set_num_threads(self._counts.most)
         logger.debug("%d of %d cores compute", self._counts.most, num_usable_cores())
 

@@ -30,7 +30,7 @@ from pagoda_worker.steps.step_clock import StepClock
 
 MAX_IN_FLIGHT = 2
 """The step that computes, and the one that is to begin the moment it ends."""
-NOBODY = -1
+NO_GENERATION = -1
 """In place of a generation."""
 
 
@@ -107,8 +107,9 @@ class StepsInFlight:
         """The step launched last, which may be finished since."""
         self._last_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         """[max_num_seqs] of each slot of the latest step in flight, 0 where it has sampled none."""
-        self._sampled_last = np.full(max_num_seqs, NOBODY, dtype=np.int64)
-        """[max_num_seqs] generation of the sequence of each slot that the latest step in flight samples, or NOBODY."""
+        self._sampled_last = np.full(max_num_seqs, NO_GENERATION, dtype=np.int64)
+        """[max_num_seqs] generation of the sequence of each slot that the latest step in flight samples, or
+        NO_GENERATION."""
         self._downloads = deque(Download(num_words=max_num_seqs, device=device) for _ in range(MAX_IN_FLIGHT))
         self._slots: tuple[IntArray, Tensor] | None = None
         """Those of the latest step, on the host and on the device."""
@@ -169,7 +170,7 @@ class StepsInFlight:
         self._downloads.rotate()
         download.send(sampled)
         generations = batch.sampling.generations[rows.slots]
-        self._sampled_last.fill(NOBODY)
+        self._sampled_last.fill(NO_GENERATION)
         self._sampled_last[rows.slots] = generations
         batch.append_placeholders(inputs, rows.slots)
         before = self._latest if self else None
@@ -216,12 +217,12 @@ class StepsInFlight:
         return launch_logprobs(logits, token_ids, num_top, chosen=chosen, is_normalised=self._gives_logprobs)
 
     def _clear_handed_on(self, step: StepInput) -> None:
-        """Clear what a sequence in flight leaves to others, blocks that are to be filled anew.
+        """Clear blocks of a sequence in flight that others will fill.
 
         Steps run in order, so nothing of the one before is written after the new owner's back. But whether its
-        sequences are sound no one knows yet: NaN of one that has left would not be cleaned up before others read it,
-        past their own tokens. Blocks that come with their contents (prefixes, forks) stay as they are: whoever shares a
-        prefix that gives NaN fails by it as well.
+        sequences are sound is not known yet: NaN of one that has left would not be cleaned up before others read it,
+        past their own tokens. Blocks that come with their contents (prefixes, forks) stay as they are: a sequence that
+        shares a prefix that gives NaN fails by it as well.
         """
         if self._latest is None or not self._latest.is_in_flight or not step.freed_slots.size:
             return
@@ -266,7 +267,7 @@ class StepsInFlight:
         )
 
     def _bad_slots(self, step: LaunchedStep, token_ids: IntArray) -> list[BadSlot]:
-        """What was wrong before, in the order of the batch, then what this step has found out."""
+        """Faults of earlier steps in the order of the batch, then those of this step."""
         inputs, slots = step.inputs, step.rows.slots
         absent = np.setdiff1d(np.arange(step.num_seqs), inputs.batch_rows).tolist()
         before = dict(zip(absent, inputs.bad_slots, strict=True))

@@ -154,12 +154,10 @@ async def test_a_connection_stays_open_for_as_long_as_configured() -> None:
     async with running_frontend(keep_alive_timeout_s=1) as running:
         assert (await _raw(running, GET_HEALTH)).startswith(b"HTTP/1.1 200 ")  # which ends with the connection
     async with running_frontend() as running:
-        reader, writer = await asyncio.open_connection("127.0.0.1", running.server.port)
-        writer.write(GET_HEALTH)
-        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
-        with pytest.raises(TimeoutError):  # clients such as openai's take one that is idle for 5 s
-            await asyncio.wait_for(reader.read(), timeout=6)
-        writer.close()
+        assert running.server._http is not None
+        assert running.server._http.config.timeout_keep_alive > 5, (
+            "clients such as openai's take one that is idle for 5 s"
+        )
 
 
 async def test_nothing_waits_for_a_connection_that_was_reset() -> None:

@@ -20,7 +20,7 @@ from tests.fakes.fake_scheduler import FakeScheduler
 from tests.service.frontend.harness import running_frontend
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-NUM_EXAMPLES = 6
+NUM_EXAMPLES = 4
 WITHOUT_BODY = ("/cancel", "/ping", "/invocations")
 """Paths that are posted to without a body, or with one of several kinds."""
 

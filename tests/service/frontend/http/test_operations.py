@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from pagoda_common.process.children import free_port
@@ -105,6 +106,10 @@ async def test_a_frontend_stays_ready_while_its_scheduler_comes_back() -> None:
         async with serve_fake_scheduler(fake, port=port):
             await until(lambda: running.server.serving.is_ready)
             await running.complete()
+            watch = health_pb2_grpc.HealthStub(running.channel).Watch(health_pb2.HealthCheckRequest())
+            while (await watch.read()).status != health_pb2.HealthCheckResponse.SERVING:
+                pass
+        changed = asyncio.create_task(watch.read())
         await until(lambda: not running.server.engine.is_connected)
         assert (await running.http.get("/ready")).status_code == 200
         waiting = asyncio.create_task(running.complete(max_tokens=2))
@@ -114,22 +119,37 @@ async def test_a_frontend_stays_ready_while_its_scheduler_comes_back() -> None:
         assert (await running.http.get("/ready")).status_code == 200, "workers register with the new one"
         fake.set_ready(True)
         assert (await waiting)["usage"]["completion_tokens"] == 2
+        assert not changed.done(), "gRPC says the same as /ready"
         fake.set_ready(False, "no worker")
         await until(lambda: not running.server.serving.is_ready)
+        assert (await changed).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        watch.cancel()
 
 
-async def test_a_scheduler_that_stays_away_ends_readiness_and_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pagoda_frontend.requests.serving.RECOVERY_WAIT_S", 0.2)
+async def test_a_scheduler_that_stays_away_ends_readiness_and_requests() -> None:
     port = free_port()
     fake = FakeScheduler()
-    async with frontend_at(f"127.0.0.1:{port}", fake) as running:
+    async with frontend_at(f"127.0.0.1:{port}", fake, recovery_timeout_s=0.2) as running:
         async with serve_fake_scheduler(fake, port=port):
             await until(lambda: running.server.serving.is_ready)
         await until(lambda: not running.server.serving.is_ready)
         answer = await running.http.get("/ready")
         assert answer.status_code == 503
         assert "no connection to the scheduler" in answer.json()["error"]["message"]
-        assert (await running.post("/v1/completions", {"prompt": [5]})).status_code == 503
+        refused = await running.post("/v1/completions", {"prompt": [5]})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+
+
+async def test_a_frontend_that_never_served_is_not_ready_when_its_scheduler_is_lost() -> None:
+    port = free_port()
+    fake = FakeScheduler()
+    fake.load.is_ready = False
+    async with frontend_at(f"127.0.0.1:{port}", fake) as running:
+        async with serve_fake_scheduler(fake, port=port):
+            await until(lambda: running.server.engine.is_connected)
+        await until(lambda: not running.server.engine.is_connected)
+        assert running.server.engine.lost_for_s is None
+        assert (await running.http.get("/ready")).status_code == 503
 
 
 async def test_draining_finishes_open_streams_and_refuses_new_ones(frontend: Running) -> None:
@@ -211,7 +231,9 @@ async def test_invocations_lead_to_conversations_and_completions(frontend: Runni
     assert completion.json()["object"] == "text_completion"
     streamed = await frontend.post("/invocations", {"prompt": [5], "max_tokens": 1, "stream": True})
     assert streamed.text.endswith("data: [DONE]\n\n")
-    refused = await frontend.post("/invocations", {"input": "x"})
+    embedding = await frontend.post("/invocations", {"input": "x"})
+    assert embedding.json()["data"][0]["object"] == "embedding"
+    refused = await frontend.post("/invocations", {"output": "x"})
     assert refused.status_code == 400
 
 

@@ -93,7 +93,7 @@ async def test_normalisation_may_be_left_out(frontend: Running, fields: dict[str
 @pytest.mark.parametrize(
     ("body", "param", "message"),
     [
-        ({}, "input", "required"),
+        ({}, "input", "input is missing"),
         ({"input": []}, "input", "input is empty: there must be at least one"),
         ({"input": ""}, "input", "input is empty: it must have at least one token"),
         ({"input": ["a", ""]}, "input", "input.1 is empty"),
@@ -107,11 +107,11 @@ async def test_normalisation_may_be_left_out(frontend: Running, fields: dict[str
         ({"input": [5] * (LONGEST + 1)}, "input", f"maximum context length is {LONGEST} tokens, but an input has 513"),
         ({"input": "word " * 600}, "input", f"maximum context length is {LONGEST} tokens"),
         ({"input": [[1]] * 2049}, "input", "there may be at most 2048 inputs, got 2049"),
-        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "'float' or 'base64'"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "'float', 'base64', 'bytes' or 'bytes_only'"),
         ({"input": "a", "dimensions": 2}, "dimensions", "dimensions must be 4"),
         ({"input": "a", "dimensions": 0}, "dimensions", "dimensions must be 4"),
         ({"input": "a", "dimensions": "four"}, "dimensions", "integer"),
-        ({"input": "a", "embed_dtype": "float16"}, "embed_dtype", "embed_dtype is not supported yet"),
+        ({"input": "a", "embed_dtype": "int8"}, "embed_dtype", "'float32', 'float16', 'bfloat16'"),
         ({"input": "a", "truncate_prompt_tokens": 513}, "truncate_prompt_tokens", "must be at most 512"),
         ({"input": "a", "cache_salt": ""}, "cache_salt", "cache_salt must not be empty"),
         ({"input": "a", "timeout": 0}, "timeout", "timeout must be greater than 0"),

@@ -335,7 +335,7 @@ async def test_the_input_of_an_answer_is_read_in_pages(frontend: Running) -> Non
     assert newest == items[::-1]
     [text] = (await responses.input_items.list(first.id)).data
     assert text.content[0].text == "hello"  # type: ignore[union-attr]  # a message
-    for query in ("limit=0", "limit=101", "order=up", "after=nobody"):
+    for query in ("limit=0", "limit=101", "order=up", "after=unknown"):
         answer = await frontend.http.get(f"/v1/responses/{second.id}/input_items?{query}")
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == query.partition("=")[0]

@@ -205,7 +205,7 @@ RAW: list[tuple[str, bytes, str | None, int]] = [
     ("not UTF-8", b'{"prompt": "\xff\xfe"}', "application/json", 400),
     ("half a surrogate pair", rb'{"prompt": "\ud800"}', "application/json", 400),
     ("deep nesting", b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "application/json", 400),
-    ("NaN in a field nobody reads", b'{"prompt": "hello", "extra": NaN}', "application/json", 400),
+    ("NaN in an unread field", b'{"prompt": "hello", "extra": NaN}', "application/json", 400),
     ("a huge number", b'{"prompt": "hello", "temperature": 1' + b"0" * 400 + b"}", "application/json", 400),
     ("plain text", b'{"prompt": "hello"}', "text/plain", 400),
     ("a form", b"prompt=hello", "application/x-www-form-urlencoded", 400),

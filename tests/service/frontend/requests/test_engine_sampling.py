@@ -1,4 +1,4 @@
-"""What a client asks of sampling, against the real engine: one embedded model behind a frontend, in this process."""
+"""What a client asks of sampling, against the real engine: a frontend and the embedded model in this process."""
 
 import math
 from collections.abc import AsyncIterator

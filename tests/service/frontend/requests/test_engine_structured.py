@@ -1,4 +1,4 @@
-"""Structured outputs from the embedded model behind a frontend: 240 schemas, every output is a valid document."""
+"""Structured outputs from the embedded model through a frontend: 240 schemas, every output is a valid document."""
 
 import asyncio
 import json

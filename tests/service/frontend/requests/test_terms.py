@@ -68,6 +68,24 @@ async def test_tenants_are_digests_of_keys_or_what_callers_say(frontend: Running
         assert keyed.fake.submits[-1].tenant == hashlib.sha256(b"secret").hexdigest()[:16]
 
 
+async def test_a_client_is_the_key_or_the_address_whatever_callers_say(frontend: Running) -> None:
+    async def clients_of(running: Running, shown: dict[str, str]) -> list[str]:
+        answer = await running.post(COMPLETIONS, {"prompt": [5]}, headers={"X-Forwarded-For": "8.8.8.8", **shown})
+        assert answer.status_code == 200
+        stub = inference_pb2_grpc.InferenceStub(running.channel)
+        metadata = [(name.lower(), value) for name, value in shown.items()]
+        await stub.GenerateUnary(inference_pb2.GenerateRequest(text="x"), metadata=metadata)
+        return [submit.client for submit in running.fake.submits[-2:]]
+
+    assert await clients_of(frontend, {"X-Tenant-Id": "blue"}) == ["127.0.0.1"] * 2
+    for proxies, client in (("127.0.0.1", "8.8.8.8"), ("10.0.0.0/8", "127.0.0.1"), ("*", "8.8.8.8")):
+        async with running_frontend(FakeScheduler(), forwarded_allow_ips=(proxies,)) as proxied:
+            assert await clients_of(proxied, {}) == [client, "127.0.0.1"]
+    async with running_frontend(FakeScheduler(), api_key=("secret",)) as keyed:
+        expected = hashlib.sha256(b"secret").hexdigest()[:16]
+        assert await clients_of(keyed, {"Authorization": "Bearer secret"}) == [expected] * 2
+
+
 async def test_two_keys_of_the_messages_api_are_two_tenants() -> None:
     body = {"model": "tiny", "max_tokens": 3, "messages": [{"role": "user", "content": "Hi"}]}
     async with running_frontend(FakeScheduler(), api_key=("first", "second")) as keyed:
@@ -80,9 +98,10 @@ async def test_two_keys_of_the_messages_api_are_two_tenants() -> None:
         assert (await keyed.post(COMPLETIONS, {"prompt": [5]}, headers={"x-api-key": "first"})).status_code == 401
 
 
-async def test_a_full_queue_is_a_503_and_resource_exhausted() -> None:
+@pytest.mark.parametrize(("num_places", "status"), [(1, 503), (2, 429)])
+async def test_a_full_queue_and_one_clients_part_of_it_are_told_apart(num_places: int, status: int) -> None:
     config = EngineConfig(
-        cache=CacheConfig(block_size=4), scheduler=SchedulerConfig(max_num_seqs=1, max_num_queued_reqs=1)
+        cache=CacheConfig(block_size=4), scheduler=SchedulerConfig(max_num_seqs=1, max_num_queued_reqs=num_places)
     )
     worker = FakeWorker(vocab_size=3072)
     worker.delay_s = 0.02
@@ -96,19 +115,20 @@ async def test_a_full_queue_is_a_503_and_resource_exhausted() -> None:
                 open_requests.append(asyncio.create_task(running.post(COMPLETIONS, ENDLESS)))
                 await asyncio.sleep(0.3)
             response = await running.post(COMPLETIONS, ENDLESS)
-            assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
+            assert (response.status_code, response.headers["Retry-After"]) == (status, "1"), response.text
             stub = inference_pb2_grpc.InferenceStub(running.channel)
             params = types_pb2.SamplingParams(max_tokens=10)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.GenerateUnary(inference_pb2.GenerateRequest(text="x", sampling_params=params))
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             trailers = dict(caught.value.trailing_metadata() or ())
-            status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
+            told = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
             retry = error_details_pb2.RetryInfo()
-            assert status.details[0].Unpack(retry)
+            assert [detail.Unpack(retry) for detail in told.details] == [True]
             assert retry.retry_delay == duration_pb2.Duration(seconds=1)
             metrics = (await running.http.get("/metrics")).text
-            assert 'vllm:admission_rejections_total{model_name="tiny",reason="max_num_queued_reqs"} 2.0' in metrics
+            reason = "max_num_queued_reqs" if status == 503 else "max_queued_share"
+            assert f'vllm:admission_rejections_total{{model_name="tiny",reason="{reason}"}} 2.0' in metrics
             for task in open_requests:
                 task.cancel()
         await worker.stop()

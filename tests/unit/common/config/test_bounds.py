@@ -32,6 +32,7 @@ BOUNDS: list[tuple[type, str, tuple[Any, ...], tuple[Any, ...]]] = [
     (SchedulerConfig, "max_serving_groups", (None, 1), (0,)),
     (SchedulerConfig, "max_num_queued_reqs", (0, 1), (-1,)),
     (SchedulerConfig, "max_num_queued_tokens", (0, 1), (-1,)),
+    (SchedulerConfig, "max_queued_share", (0.001, 1), (0, 1.001, -1, math.nan)),
     (ParallelConfig, "tensor_parallel_size", (1, 8), (0,)),
     (ParallelConfig, "data_parallel_size", (1, 8), (0,)),
     (ParallelConfig, "standby_workers", (0, 1), (-1,)),
@@ -40,6 +41,7 @@ BOUNDS: list[tuple[type, str, tuple[Any, ...], tuple[Any, ...]]] = [
     (FrontendConfig, "grpc_port", (0, 65535), (-1, 65536)),
     (FrontendConfig, "max_logprobs", (-1, 0), (-2,)),
     (FrontendConfig, "drain_timeout_s", (0, 0.5), (-0.1,)),
+    (FrontendConfig, "recovery_timeout_s", (0, 0.5), (-0.1,)),
     (FrontendConfig, "max_request_body_bytes", (1,), (0,)),
     (FrontendConfig, "max_request_values", (1,), (0,)),
     (FrontendConfig, "max_unadmitted_bytes", (1,), (0,)),
@@ -54,6 +56,7 @@ BOUNDS: list[tuple[type, str, tuple[Any, ...], tuple[Any, ...]]] = [
 ]
 SHORT = {
     "drain_timeout_s": "drain_timeout",
+    "recovery_timeout_s": "recovery_timeout",
     "send_timeout_s": "send_timeout",
     "keep_alive_timeout_s": "keep_alive_timeout",
     "sse_keep_alive_interval_s": "sse_keep_alive_interval",

@@ -31,7 +31,7 @@ from pagoda_common.params.logprobs_bound import exceeds_max_logprobs
         ({"normalize": True, "activation": False}, PoolerConfig(normalize=True, use_activation=False)),
         ({"dimensions": 1}, PoolerConfig(dimensions=1)),
         ({"step_tag_id": 0, "returned_token_ids": [0, 7]}, PoolerConfig(step_tag_id=0, returned_token_ids=(0, 7))),
-        ({"task": "embed", "logit_bias": 0, "head_dtype": None}, PoolerConfig()),
+        ({"task": "embed", "logit_bias": 0, "head_dtype": None}, PoolerConfig(task="embed")),
     ],
 )
 def test_a_pooler_config(given: dict[str, Any], config: PoolerConfig) -> None:
@@ -52,12 +52,10 @@ def test_a_pooler_config(given: dict[str, Any], config: PoolerConfig) -> None:
         ({"returned_token_ids": [-1]}, "returned_token_ids '-1', must be a whole number of at least 0"),
         ({"returned_token_ids": [None]}, "returned_token_ids .*, must be a list of token ids"),
         ({"other": None}, "'other', which is not known"),
+        ({"enable_chunked_processing": 1}, "enable_chunked_processing '1', must be true or false"),
         *(
             ({name: 1}, f"{name}, which is not supported")
-            for name in (
-                *("enable_chunked_processing", "max_embed_len", "logit_bias", "logit_mean", "logit_sigma"),
-                "head_dtype",
-            )
+            for name in (*("logit_bias", "logit_mean", "logit_sigma", "head_dtype"),)
         ),
     ],
 )

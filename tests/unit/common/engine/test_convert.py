@@ -1,5 +1,7 @@
 """Round trips: every field of what common converts, there and back, with a value that is not its default."""
 
+import hashlib
+import struct
 from dataclasses import fields
 from typing import Any
 
@@ -12,11 +14,15 @@ from pagoda_common.engine.convert import (
     EARLY_STOPPING,
     FINISH_NUMBERS,
     FINISH_REASONS,
+    POOLING_TASKS,
     adopted_request_from_proto,
     beam_search_params_from_proto,
     beam_search_params_to_proto,
+    column,
     error_from_proto,
     error_to_proto,
+    lora_adapter_from_proto,
+    lora_adapter_to_proto,
     model_summary_from_proto,
     pooling_params_from_proto,
     pooling_params_to_proto,
@@ -24,14 +30,17 @@ from pagoda_common.engine.convert import (
     sampling_params_to_proto,
     structured_outputs_from_proto,
     structured_outputs_to_proto,
+    token_array_from_bytes,
     token_ids_from_bytes,
     token_ids_to_bytes,
     weights_source_from_proto,
     weights_source_to_proto,
 )
-from pagoda_common.errors import Code, InvalidRequest, PagodaError
+from pagoda_common.engine.interface import ModelSummary
+from pagoda_common.errors import Code, InvalidRequest, PagodaError, QueueFull, ShareFull
 from pagoda_common.params.beam_search import BeamSearchParams, EarlyStopping
 from pagoda_common.params.fields import SamplingField
+from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.params.pooling_params import TASKS, PoolingParams
 from pagoda_common.params.sampling_params import SAMPLING_FIELDS, SamplingParams
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
@@ -189,16 +198,106 @@ def test_a_summary_of_a_model_has_fields_of_the_message_and_the_digest_is_of_all
         embedding_size=5,
         eos_token_ids=[6, 7],
         generation_config_json="{}",
+        pooling_tasks=[types_pb2.POOLING_TASK_SCORE, types_pb2.POOLING_TASK_UNSPECIFIED, types_pb2.POOLING_TASK_EMBED],
+        only_pools=True,
+        labels=["yes", "no"],
+        has_matryoshka=True,
+        matryoshka_dimensions=[8, 16],
     )
     summary = model_summary_from_proto(message)
-    assert (summary.model, summary.vocab_size, summary.max_model_len, summary.embedding_size) == ("m", 3, 4, 5)
-    assert (summary.eos_token_ids, summary.generation_config_json) == ((6, 7), "{}")
+    assert summary == ModelSummary(
+        model="m",
+        vocab_size=3,
+        max_model_len=4,
+        embedding_size=5,
+        eos_token_ids=(6, 7),
+        generation_config_json="{}",
+        pooling_tasks=("score", "embed"),
+        only_pools=True,
+        labels=("yes", "no"),
+        has_matryoshka=True,
+        matryoshka_dimensions=(8, 16),
+        digest=hashlib.sha256(message.SerializeToString(deterministic=True)).hexdigest(),
+    )
+    plain = model_summary_from_proto(types_pb2.ModelInfo())
+    assert (plain.only_pools, plain.has_matryoshka, plain.labels, plain.pooling_tasks) == (False, False, (), ())
     message.num_layers = 1
     assert model_summary_from_proto(message).digest != summary.digest
 
 
+def test_an_adapter_comes_back() -> None:
+    adapter = LoraAdapter(name="n", path="p", version=2**63 + 1, base_model_name="b", is_pinned=True)
+    message = lora_adapter_to_proto(adapter)
+    assert_filled(message)
+    assert lora_adapter_from_proto(message) == adapter
+    assert lora_adapter_from_proto(types_pb2.LoraAdapter(name="n")) == LoraAdapter(name="n")
+    with pytest.raises(InvalidRequest, match="lora name is ''"):
+        lora_adapter_from_proto(types_pb2.LoraAdapter(path="p"))
+
+
+def test_a_full_share_is_another_error_than_a_full_queue() -> None:
+    share = error_from_proto(error_to_proto(ShareFull("yours is full", retry_after_s=2.5)))
+    assert (type(share), share.message, share.retry_after_s, share.http.status) == (
+        ShareFull,
+        "yours is full",
+        2.5,
+        429,
+    )
+    queue = error_from_proto(error_to_proto(QueueFull("full")))
+    assert (type(queue), queue.code, queue.field, queue.http.status) == (
+        PagodaError,
+        Code.RESOURCE_EXHAUSTED,
+        None,
+        503,
+    )
+    other = error_from_proto(types_pb2.RequestError(code=int(Code.UNAVAILABLE), field=ShareFull.FIELD))
+    assert type(other) is PagodaError
+
+
+def test_names_of_the_wire_are_those_of_the_contract() -> None:
+    for names, prefix, enum in (
+        (FINISH_NUMBERS, "FINISH_REASON_", types_pb2.FinishReason),
+        (EARLY_STOPPING, "EARLY_STOPPING_", types_pb2.EarlyStopping),
+        (POOLING_TASKS, "POOLING_TASK_", types_pb2.PoolingTask),
+    ):
+        known = {name.removeprefix(prefix).lower(): number for name, number in enum.items() if number}
+        known.pop("tool_calls", None)  # which the frontend alone says
+        assert {**names} == known
+
+
 def test_reasons_of_an_end_come_back() -> None:
     assert {FINISH_REASONS[number]: number for number in FINISH_REASONS} == FINISH_NUMBERS
+
+
+def test_columns_are_little_endian() -> None:
+    assert column([1, 258], "<u2") == b"\x01\x00\x02\x01"
+    assert column([1, 2**32 - 2], "<u4") == b"\x01\x00\x00\x00\xfe\xff\xff\xff"
+    assert column([], "<u4") == b""
+    with pytest.raises(struct.error):
+        column([65_536], "<u2")
+    assert token_ids_to_bytes([258]) == b"\x02\x01\x00\x00"
+    tokens = token_array_from_bytes(b"\x02\x01\x00\x00")
+    assert (tokens.typecode, tokens.tolist(), tokens.itemsize) == ("I", [258], 4)
+
+
+def test_extra_arguments_that_are_no_json_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="extra_args_json is not JSON: ") as caught:
+        sampling_params_from_proto(types_pb2.SamplingParams(extra_args_json="{"))
+    assert caught.value.field == "extra_args"
+
+
+def test_a_constraint_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        structured_outputs_from_proto(types_pb2.StructuredOutput(disable_any_whitespace=True))
+    assert caught.value.field == "structured_outputs"
+
+
+def test_normalising_goes_under_either_name() -> None:
+    message = pooling_params_to_proto(PoolingParams(use_activation=False))
+    assert (message.normalize, message.use_activation) == (False, False)
+    assert message.HasField("normalize")
+    both = pooling_params_to_proto(PoolingParams(normalize=True, use_activation=False))
+    assert (both.normalize, both.use_activation) == (True, False)
 
 
 def test_token_ids_come_back_and_a_torn_column_is_refused_by_name() -> None:
@@ -218,6 +317,7 @@ def test_an_adopted_request_has_what_the_message_says() -> None:
         timeout_s=2.5,
         tenant="t",
         frontend_note=b"note",
+        lora=types_pb2.LoraAdapter(name="style", path="p", version=3),
     )
     sequence = scheduler_pb2.AdoptedSequence(
         output_token_ids=token_ids_to_bytes([7]),
@@ -229,6 +329,9 @@ def test_an_adopted_request_has_what_the_message_says() -> None:
     request = adopted_request_from_proto(message)
     assert (request.request_id, request.attempt, request.prompt_token_ids, request.seed) == ("a", 2, [5, 6], 9)
     assert (request.arrival_time_ns, request.timeout_s, request.tenant, request.note) == (11, 2.5, "t", b"note")
+    assert request.lora == LoraAdapter(name="style", path="p", version=3)
+    plain = scheduler_pb2.AdoptedRequest(submitted=scheduler_pb2.SubmitRequest(request_id="b"))
+    assert adopted_request_from_proto(plain).lora is None
     first, second = request.sequences
     assert (first.token_ids, first.finish_reason) == ([7], "stop")
     assert (first.stop_token_id, first.num_cached_tokens) == (0, 0)

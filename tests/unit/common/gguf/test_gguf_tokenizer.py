@@ -161,6 +161,9 @@ def bytes_of(text: str) -> list[str]:
     ("changes", "message"),
     [
         ({"pre": "unheard-of"}, r"tokenizer\.ggml\.pre is 'unheard-of', must be one of llama-bpe"),
+        ({"pre": ["a", "b"]}, r"tokenizer\.ggml\.pre is \['a', 'b'\], must be one of llama-bpe"),
+        ({"model": ["a", "b"]}, r"tokenizer\.ggml\.model is \['a', 'b'\], must be gpt2 or llama"),
+        ({"tokens": ["a", "b", "x" * 1025]}, "has a token of 1025 characters, must have at most 1024"),
         ({"model": "t5"}, r"tokenizer\.ggml\.model is 't5', must be gpt2 or llama"),
         ({"merges": ["a nothing"]}, r"tokenizer\.ggml\.merges is 'a nothing', must be two tokens"),
         ({"token_type": [1, 1]}, r"must have a tokenizer\.ggml\.token_type for each token"),

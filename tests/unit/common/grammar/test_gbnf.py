@@ -1,7 +1,5 @@
 """GBNF means what llama.cpp says it means."""
 
-import re
-
 import pytest
 from llguidance import LLMatcher
 
@@ -57,6 +55,12 @@ def takes(grammar: str, text: str) -> bool:
         ('root ::= root "a" | "b"', "baa", "ab"),
         ('# start: not Lark\nroot ::= "a"', "a", "b"),
         ('root ::= "start: x"', "start: x", "x"),
+        (r'root ::= "\uD7FF\uE000"', "\ud7ff\ue000", "a"),
+        (r'root ::= "\U0010FFFF"', "\U0010ffff", "a"),
+        (r"root ::= [\x2d\]-a]+", "-]^_`a", "b"),
+        ("root ::= [b-b]+", "bb", "a"),
+        ("root ::= [a-c-e]+", "abc-e", "d"),
+        ("root ::= [\x7f]", "\x7f", "a"),
     ],
 )
 def test_gbnf_takes_what_it_describes(grammar: str, right: str, wrong: str) -> None:
@@ -64,10 +68,28 @@ def test_gbnf_takes_what_it_describes(grammar: str, right: str, wrong: str) -> N
     assert not takes(grammar, wrong)
 
 
-@pytest.mark.parametrize("grammar", [r'root ::= "\q"', r'root ::= "\u12"', "root ::= [z-a]", r'root ::= "\UFFFFFFFF"'])
-def test_what_is_no_gbnf_is_refused(grammar: str) -> None:
-    with pytest.raises(InvalidRequest, match=re.escape("structured_outputs.grammar")):
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        (r'root ::= "\q"', r"'\\q' is no escape of GBNF"),
+        (r'root ::= "a\u12"', r"'\\u12' is no escape of GBNF"),
+        (r'root ::= "\UFFFFFFFF"', r"'\\UFFFFFFFF' is no escape of GBNF"),
+        (r'root ::= "\U00110000"', r"'\\U00110000' is no escape of GBNF"),
+        (r'root ::= "\uD800"', r"'\\uD800' is no escape of GBNF"),
+        (r'root ::= "\uDFFF"', r"'\\uDFFF' is no escape of GBNF"),
+        (r'root ::= "\q and more"', r"'\\q and mor' is no escape of GBNF"),
+        ("root ::= [z-a]", "the range z-a is upside down"),
+        ("root ::= other", "there is no rule 'other'"),
+        ("root ::= a-b\na-c ::= root", "there is no rule 'a-b'"),
+        ("root ::= " + "x" * 600, "there is no rule '" + "x" * 439),
+    ],
+)
+def test_what_is_no_gbnf_is_refused(grammar: str, message: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
         lark_of(grammar)
+    assert caught.value.message == f"structured_outputs.grammar cannot be read: {message}"
+    assert caught.value.field == "structured_outputs"
+    assert len(caught.value.message) <= 500
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Schemas with not, if, contains and their kind: what is made is valid, and what can be said is said whole."""
 
+import itertools
 import json
 from random import Random
 from typing import Any
@@ -328,3 +329,26 @@ def test_a_name_that_is_there_twice_is_no_second_property(
 ) -> None:
     matcher, tokens = compiler.compile(StructuredOutputsParams(json={"type": "object", **schema})), list(text.encode())
     assert (matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()) == is_accepted
+
+
+@pytest.mark.parametrize(
+    ("keywords", "is_possible"),
+    [
+        ({"minLength": 2, "type": "string", "format": "email"}, True),
+        ({"type": "string", "format": "email"}, False),
+        ({"multipleOf": 3, "minimum": 2, "type": "number"}, True),
+        ({"patternProperties": {"x": {}}, "required": ["a"], "type": "object"}, True),
+        ({"patternProperties": {"x": {}}, "type": "object"}, False),
+    ],
+)
+def test_an_opposite_does_not_hang_on_the_order_of_keywords(
+    compiler: GrammarCompiler, keywords: dict[str, Any], is_possible: bool
+) -> None:
+    """What of a schema can be written as its opposite is enough, unless it is another type alone."""
+    for names in itertools.permutations(keywords):
+        params = StructuredOutputsParams(json={"not": {name: keywords[name] for name in names}})
+        if is_possible:
+            compiler.compile(params)
+            continue
+        with pytest.raises(InvalidRequest, match="'not' at #"):
+            compiler.compile(params)

@@ -11,7 +11,13 @@ import pytest
 
 from pagoda_common.process import children, heartbeat, idle_memory
 from pagoda_common.process.heartbeat import ENVIRONMENT, HeartbeatReader, beat
-from pagoda_common.process.logging import ACCESS_LOGGER, configure_logging, is_no_probe
+from pagoda_common.process.logging import (
+    ACCESS_LOGGER,
+    GRPC_LOGGER,
+    configure_logging,
+    is_no_lost_call,
+    is_no_probe,
+)
 
 
 class Clock:
@@ -135,13 +141,22 @@ class Process:
         except StopIteration:
             raise asyncio.CancelledError from None
 
-    async def run(self, monkeypatch: pytest.MonkeyPatch, forget: Callable[[], bool] | None = None) -> list[int]:
+    async def run(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        forget: Callable[[], bool] | None = None,
+        *,
+        trims_while_open: bool = False,
+    ) -> list[int]:
         monkeypatch.setattr(idle_memory.asyncio, "sleep", self.sleep)
         monkeypatch.setattr(idle_memory, "trim_memory", lambda: self.released_at.append(self.num_periods))
         monkeypatch.setattr(idle_memory.gc, "collect", lambda: 0)
         with pytest.raises(asyncio.CancelledError):
             await idle_memory.release_memory_when_idle(
-                count=lambda: self.now[0], is_idle=lambda: self.now[1], forget=forget
+                count=lambda: self.now[0],
+                is_idle=lambda: self.now[1],
+                forget=forget,
+                trims_while_open=trims_while_open,
             )
         return self.released_at
 
@@ -166,13 +181,23 @@ async def test_memory_of_what_is_forgotten_at_rest_is_given_back(monkeypatch: py
     assert asked_at == [20, 21, 22], "not before a long rest, nor while something is open"
 
 
+@pytest.mark.parametrize("num_open", [5, 31, 32, 50])
+@pytest.mark.parametrize("trims_while_open", [False, True])
+async def test_rest_begins_when_the_last_request_ends(
+    monkeypatch: pytest.MonkeyPatch, num_open: int, trims_while_open: bool
+) -> None:
+    process = Process([(1, False)] * num_open + [(1, True)] * 80)
+    # The first period after the end sees that it has ended.
+    assert await process.run(monkeypatch, trims_while_open=trims_while_open) == [num_open + 32]
+
+
 async def test_new_events_interrupt_the_rest_and_few_of_them_are_not_worth_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     script = [(1000, True), (1000, True), *[(1000 + i, True) for i in range(1, 20)], *[(1019, True)] * 3]
-    assert await Process(script).run(monkeypatch) == [2, 22, 24], "the rest begins anew"
+    assert await Process(script).run(monkeypatch) == [2, 22, 24], "the rest starts again"
     again = [(1000, True)] * 40 + [(10, True)] * 5 + [(1010, True)] * 3
-    assert await Process(again).run(monkeypatch) == [2, 4, 8, 16, 32, 47], "a count that begins anew counts anew"
+    assert await Process(again).run(monkeypatch) == [2, 4, 8, 16, 32, 47], "a count that is reset counts from zero"
 
 
 def test_what_exists_is_left_out_of_collections(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,18 +207,36 @@ def test_what_exists_is_left_out_of_collections(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(idle_memory.gc, "set_threshold", done.append)
     idle_memory.exempt_what_exists()
     assert done == ["collect", "freeze", 20_000]
+    done.clear()
+    idle_memory.exempt_what_exists(collects=False)
+    assert done == ["freeze", 20_000]
+    assert gc.isenabled()
+
+
+def test_imports_are_left_out_of_collections_meanwhile_and_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(idle_memory.gc, "freeze", lambda: seen.append(gc.isenabled()))
+    with idle_memory.without_collections():
+        seen.append(gc.isenabled())
+    assert seen == [False, False], "frozen before a collection can come"
+    assert gc.isenabled()
+    with pytest.raises(ImportError), idle_memory.without_collections():
+        raise ImportError
     assert gc.isenabled()
 
 
 @pytest.fixture
 def plain_logging() -> Iterator[None]:
     """Puts back what `configure_logging` changes."""
-    root, access = logging.getLogger(), logging.getLogger(ACCESS_LOGGER)
-    before = root.handlers[:], root.level, access.filters[:]
-    access.filters[:] = []
+    root, filtered = logging.getLogger(), [logging.getLogger(name) for name in (ACCESS_LOGGER, GRPC_LOGGER)]
+    before = root.handlers[:], root.level, [logger.filters[:] for logger in filtered]
+    for logger in filtered:
+        logger.filters[:] = []
     yield
-    root.handlers[:], access.filters[:] = before[0], before[2]
+    root.handlers[:] = before[0]
     root.setLevel(before[1])
+    for logger, filters in zip(filtered, before[2], strict=True):
+        logger.filters[:] = filters
 
 
 @pytest.mark.usefixtures("plain_logging")
@@ -205,6 +248,7 @@ def test_probes_are_logged_at_level_debug_alone(level: str, wanted: int, is_filt
     configure_logging("test", level)
     assert logging.getLogger().level == wanted
     assert (is_no_probe in logging.getLogger(ACCESS_LOGGER).filters) is is_filtered
+    assert (is_no_lost_call in logging.getLogger(GRPC_LOGGER).filters) is is_filtered
     assert logging.getLogger("httpx").level == logging.WARNING
 
 

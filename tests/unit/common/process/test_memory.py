@@ -58,4 +58,4 @@ def test_freed_memory_is_kept_until_it_is_trimmed() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
 def test_the_environment_goes_before() -> None:
     warm, _ = page_faults("keep", MALLOC_MMAP_THRESHOLD_="65536", MALLOC_ARENA_MAX="1", MALLOC_TRIM_THRESHOLD_="65536")
-    assert warm > 20 * 400, "each array is mapped anew"
+    assert warm > 20 * 400, "each array is mapped again"

@@ -81,7 +81,7 @@ async def test_a_service_with_tls_is_asked_by_its_name(
     await server.set_serving(True)
     for name, file in (("CA", "ca.crt"), ("CERT", "pagoda-worker.crt"), ("KEY", "pagoda-worker.key")):
         monkeypatch.setenv(f"PAGODA_TLS_{name}", certificates.path(file))
-    monkeypatch.setenv("PAGODA_TLS_SERVER_NAME", "of-somebody-else")
+    monkeypatch.setenv("PAGODA_TLS_SERVER_NAME", "of-another-server")
     assert await probe(monkeypatch, address, "--tls-server-name=pagoda-worker") == 0
     assert capsys.readouterr().out.split() == ["SERVING"]
     assert await probe(monkeypatch, address, "--tls-server-name=pagoda-scheduler") == 1

@@ -16,7 +16,7 @@ def test_one_caller_gets_half_and_all_get_the_whole() -> None:
     memory = HeldMemory(max_bytes=100)
     first, second = hold_of(memory, "a"), hold_of(memory, "b")
     first.add(50)
-    with pytest.raises(QueueFull, match="hold 50 bytes, at most 100 are held") as caught:
+    with pytest.raises(QueueFull, match="log probabilities of answers, hold 50 bytes, at most 100 are held") as caught:
         hold_of(memory, "a").add(1)
     assert caught.value.retry_after_s > 0
     second.add(50)
@@ -36,6 +36,27 @@ def test_what_is_released_is_free_and_released_once() -> None:
     hold.release()
     assert (memory.num_bytes, hold.num_bytes, hold.num_bytes_seen) == (0, 0, 50)
     hold_of(memory, "a").add(50)
+
+
+def test_a_caller_that_holds_nothing_any_more_is_forgotten() -> None:
+    memory = HeldMemory(max_bytes=100)
+    first, second = hold_of(memory, "a"), hold_of(memory, "a")
+    first.add(20)
+    second.add(10)
+    first.release()
+    assert memory._by_owner == {"a": 10}
+    second.release()
+    assert memory._by_owner == {}, "who calls once and never again leaves nothing"
+
+
+def test_a_call_that_is_over_holds_nothing_any_more() -> None:
+    memory = HeldMemory(max_bytes=100)
+    hold = hold_of(memory, "a")
+    hold.add(20)
+    hold.end()
+    hold.add(30)
+    hold.end()
+    assert (memory.num_bytes, hold.num_bytes, hold.num_bytes_seen) == (0, 0, 20)
 
 
 def test_what_is_refused_is_not_counted() -> None:

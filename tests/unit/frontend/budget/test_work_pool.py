@@ -2,17 +2,20 @@
 
 import asyncio
 import contextvars
+import queue
+import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from pagoda_common.errors import QueueFull
-from pagoda_frontend.budget.caller import caller
-from pagoda_frontend.budget.work_pool import SMALL_BYTES, FairQueue, WorkPool
+from pagoda_frontend.budget.caller import caller, current_hold, held_bytes, release_hold
+from pagoda_frontend.budget.held_memory import HeldMemory
+from pagoda_frontend.budget.work_pool import LIGHT_BYTES, SMALL_BYTES, FairQueue, WorkPool
 
 
 class Work:
-    """Pieces that end when they are told to, and the order in which they began."""
+    """Pieces of work that the test ends, and the order in which they began."""
 
     def __init__(self, queue: FairQueue[str]) -> None:
         self._queue = queue
@@ -150,3 +153,57 @@ async def test_an_error_of_the_work_is_its_callers_and_frees_the_place() -> None
     assert await pool.run_sized(lambda: 6, num_bytes=SMALL_BYTES + 1) == 6
     assert await pool.run_sized(lambda: 7, num_bytes=0) == 7
     pool.close()
+
+
+async def test_as_many_pieces_run_at_once_as_there_are_threads() -> None:
+    pool, meet = WorkPool(num_threads=3), threading.Barrier(3, timeout=240)
+    await asyncio.gather(*(pool.run(meet.wait, num_bytes=0) for _ in range(3)))
+    pool.close()
+
+
+async def test_what_is_light_has_any_thread_and_what_is_heavy_one_of_a_caller() -> None:
+    pool, begun, end = WorkPool(num_threads=2), queue.SimpleQueue[str](), threading.Event()
+
+    def piece(name: str) -> Callable[[], None]:
+        def work() -> None:
+            begun.put(name)
+            end.wait(240)
+
+        return work
+
+    tasks = [asyncio.create_task(pool.run(piece(name), num_bytes=LIGHT_BYTES + 1)) for name in ("heavy", "second")]
+    await settle()
+    tasks.append(asyncio.create_task(pool.run(piece("light"), num_bytes=LIGHT_BYTES)))
+    assert [await asyncio.to_thread(begun.get, timeout=240) for _ in range(2)] == ["heavy", "light"]
+    assert begun.empty()
+    end.set()
+    await asyncio.gather(*tasks)
+    assert begun.get() == "second"
+    pool.close()
+
+
+@pytest.mark.parametrize(("num_bytes", "is_here"), [(SMALL_BYTES, True), (SMALL_BYTES + 1, False)])
+async def test_what_is_small_is_done_at_once(num_bytes: int, is_here: bool) -> None:
+    pool, here = WorkPool(num_threads=1), threading.get_ident()
+    assert (await pool.run_sized(threading.get_ident, num_bytes=num_bytes) == here) is is_here
+    hold = HeldMemory(max_bytes=10 * SMALL_BYTES).begin()
+    hold.add(num_bytes)
+    token = current_hold.set(hold)
+    assert (await pool.prepare(threading.get_ident) == here) is is_here
+    release_hold()
+    assert (hold.num_bytes, held_bytes()) == (0, num_bytes), "what was seen stays known"
+    current_hold.reset(token)
+    assert held_bytes() == 0
+    release_hold()
+    pool.close()
+
+
+async def test_one_caller_may_have_half_of_what_waits_exactly() -> None:
+    work = Work(FairQueue(num_places=1, max_waiting=6))
+    tasks = [work.start(f"a{number}", who="a") for number in range(5)]
+    await settle()
+    with pytest.raises(QueueFull, match="3 pieces of work wait already") as caught:
+        await tasks[4]
+    assert caught.value.retry_after_s == 1
+    for task in tasks:
+        task.cancel()

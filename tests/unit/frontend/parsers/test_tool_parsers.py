@@ -95,6 +95,11 @@ FOUND: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [("now", {}), ("weather", {"days": 1})],
     ),
+    *(
+        (name, f'{{"{field}": {{"days": 1}}, "name": "weather"}}', "", [("weather", {"days": 1})])
+        for name in ("llama3_json", "llama4_json")
+        for field in ("parameters", "arguments")
+    ),
     (
         "mistral",
         '[TOOL_CALLS][{"name": "now", "arguments": {}}, {"name": "weather", "arguments": {"days": 1}}]',
@@ -323,6 +328,24 @@ def test_short_arguments_that_are_no_json_make_no_call_and_long_ones_are_shown_a
     long = '<tool_call>{"name": "weather", "arguments": {"a": "' + "a" * 300 + "\", 'b': 1}}</tool_call> Done."
     expected = '{"a": "' + "a" * 300 + "\", 'b': 1}}"
     assert parse("hermes", long) == parse("hermes", *long) == ("", " Done.", [("weather", expected)])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mistral", "[TOOL_CALLS]weather[ARGS]{'days': 1}[TOOL_CALLS]now[ARGS]{}"),
+        (
+            "kimi_k2",
+            "<|tool_calls_section_begin|>"
+            "<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{'days': 1}<|tool_call_end|>"
+            "<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+            "<|tool_calls_section_end|>",
+        ),
+    ],
+)
+def test_framed_arguments_that_are_no_json_end_at_their_marker(name: str, text: str) -> None:
+    expected = ("", "", [("weather", "{'days': 1}"), ("now", "{}")])
+    assert parse(name, text) == parse(name, *text) == expected
 
 
 def test_a_long_call_that_is_cut_off_keeps_the_beginning_of_its_arguments() -> None:

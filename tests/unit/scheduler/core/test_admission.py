@@ -1,15 +1,17 @@
 """What a scheduler takes in: each bound is met at the number that it names, and not before."""
 
+from dataclasses import replace
+
 import pytest
 
 from pagoda.options.llm_options import engine_config_from_options
 from pagoda_common.config.engine_config import SchedulerConfig
-from pagoda_common.errors import InvalidRequest, QueueFull, RequestTooLong
+from pagoda_common.errors import Code, InvalidRequest, QueueFull, RequestTooLong, ShareFull
 from pagoda_common.params.pooling_params import POOLED, PoolingParams
 from pagoda_scheduler.core import step_plan
 from pagoda_scheduler.core.admission import Admission, check_queue
 from pagoda_scheduler.core.request import Request
-from pagoda_scheduler.core.waiting_queue import FcfsQueue
+from pagoda_scheduler.core.waiting_queue import FairQueue, FcfsQueue, PriorityQueue, WaitingQueue
 from tests.unit.scheduler.stories import make_request, make_scheduler
 
 
@@ -99,6 +101,51 @@ def test_a_queue_is_bounded_unless_it_is_told_otherwise_and_an_honest_request_fi
     private = engine_config_from_options().scheduler
     assert (private.max_num_queued_reqs, private.max_num_queued_tokens) == (0, 0), "an LLM has one client"
     assert engine_config_from_options(max_num_queued_reqs=7).scheduler.max_num_queued_reqs == 7
+
+
+def waiting_for(*clients: str) -> FcfsQueue:
+    queue = FcfsQueue()
+    for number, client in enumerate(clients):
+        queue.append(make_request(f"waiting-{number}", 2, client=client))
+    return queue
+
+
+@pytest.mark.parametrize(("bound", "text"), [("reqs", "2 sequences of"), ("tokens", "6 prompt tokens of")])
+def test_one_client_has_its_share_of_the_queue(bound: str, text: str) -> None:
+    config = SchedulerConfig(**{f"max_num_queued_{bound}": {"reqs": 4, "tokens": 8}[bound]})  # type: ignore[arg-type]  # a field by name
+    queue = waiting_for("a", "a")
+    with pytest.raises(ShareFull, match=text) as caught:
+        check_queue(config, waiting=queue, requests=[make_request("c", 2, client="a")])
+    assert (caught.value.http.status, caught.value.code) == (429, Code.RESOURCE_EXHAUSTED)
+    assert caught.value.retry_after_s > 0
+    check_queue(config, waiting=queue, requests=[make_request("c", 2, client="b")])
+    check_queue(config, waiting=queue, requests=[make_request("c", 2)])  # of no one in particular
+    wider = replace(config, max_queued_share=1.0)
+    check_queue(wider, waiting=queue, requests=[make_request("c", 2, client="a")])
+
+
+@pytest.mark.parametrize("make_queue", [FcfsQueue, FairQueue, PriorityQueue])
+def test_a_share_is_free_again_however_a_sequence_leaves(make_queue: type[WaitingQueue]) -> None:
+    queue = make_queue()
+    requests = [make_request(f"r{number}", 3, client="a", tenant="t") for number in range(4)]
+    for request in requests:
+        queue.append(request)
+    queue.set_aside(requests[3])
+    assert queue.share_of("a") == (4, 12)
+    admitted = queue.pop()
+    assert queue.share_of("a") == (3, 9)
+    queue.append_front(admitted)
+    queue.remove(requests[2])
+    queue.remove(requests[3])
+    assert queue.share_of("a") == (2, 6)
+    while queue.has_next:
+        queue.pop()
+    assert queue.share_of("a") == (0, 0)
+
+
+def test_without_bounds_there_are_no_shares() -> None:
+    config = SchedulerConfig(max_num_queued_reqs=0, max_num_queued_tokens=0)
+    check_queue(config, waiting=waiting_for(*"aaaa"), requests=[make_request("c", 2, client="a")])
 
 
 def test_what_was_taken_in_before_is_not_bounded_by_the_queue() -> None:

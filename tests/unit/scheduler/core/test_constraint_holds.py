@@ -235,6 +235,10 @@ def test_what_is_held_for_the_next_request_is_released_at_rest(compiler: Compile
     assert compiler.released == []
     assert scheduler.forget_constraints()
     assert compiler.released == ["a", "b"]
+    assert len(worker.logs) == 2, "what has ended is in its slots until a step says so"
+    one_step(scheduler, worker)
+    assert not worker.logs
+    assert scheduler.schedule() is None
     assert not scheduler.forget_constraints()
     again = under("a", "again", max_tokens=2)
     scheduler.add(again)

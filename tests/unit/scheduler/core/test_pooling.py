@@ -31,7 +31,7 @@ def test_it_ends_with_its_last_chunk(window: int, length: int) -> None:
     scheduler.add(request)
     results = run(scheduler, PretendWorker(), window=window)
     check(request)
-    assert len(results) == -(-length // 64), "no step behind the last token"
+    assert len(results) == -(-length // 64), "no step after the last token"
     assert (results[-1].finished, results[-1].admitted, results[-1].token_ids) == ([request], [request], [])
     assert is_empty(scheduler)
 

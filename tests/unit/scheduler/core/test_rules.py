@@ -1,9 +1,13 @@
 """Small rules of a step that are seen only with several sequences, a second admission, or at a bound."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from pagoda_common.errors import PagodaError
+from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_scheduler.core.quarantine import Quarantine
-from pagoda_scheduler.core.request import Request
+from pagoda_scheduler.core.request import Request, RequestStatus
 from pagoda_scheduler.core.scheduler import Scheduler
 from tests.unit.scheduler.stories import EOS, PretendWorker, make_request, make_scheduler, run
 
@@ -67,6 +71,20 @@ def test_what_the_cache_had_and_when_it_was_admitted_are_the_first_admissions() 
     assert (request.first_cached_tokens, request.admitted_ns, request.num_preemptions) == (8, 111, 1)
 
 
+def test_of_a_resumed_request_the_cache_may_have_more_than_its_prompt() -> None:
+    scheduler, worker = make_scheduler(num_blocks=40), PretendWorker()
+    before = make_request("a", 9, max_tokens=20, ignore_eos=True)
+    scheduler.add(before)
+    run(scheduler, worker)
+    request = make_request("b", 9, max_tokens=30, ignore_eos=True)
+    request.output_token_ids += before.output_token_ids
+    request.num_tokens += 20
+    scheduler.add(request)
+    assert scheduler.schedule() is not None
+    assert request.first_cached_tokens == 24
+    assert request.num_cached_tokens == 9, "clients get the length of the cached prompt"
+
+
 @pytest.mark.parametrize(("min_tokens", "is_finished"), [(0, True), (2, True), (3, False)])
 def test_an_end_token_ends_from_the_minimum_on(min_tokens: int, is_finished: bool) -> None:
     request = make_request("a", 3, max_tokens=9, min_tokens=min_tokens)
@@ -107,3 +125,68 @@ def test_suspects_are_tried_in_the_order_in_which_they_came() -> None:
     assert quarantine.first is requests[0]
     quarantine.discard(requests[0])
     assert (quarantine.first, quarantine.take_all(), len(quarantine)) == (requests[1], requests[1:], 0)
+
+
+@pytest.mark.parametrize(("shares", "num_found"), [(False, 0), (True, 2)])
+def test_what_no_one_else_may_find_is_forgotten_with_its_request(shares: bool, num_found: int) -> None:
+    scheduler = make_scheduler(enable_prefix_caching=shares, num_host_blocks=4, block_size=4)
+    request = make_request("a", 9)
+    scheduler.add(request)
+    assert scheduler.schedule() is not None
+    assert len(scheduler.kv.pool.hashes) == 2
+    scheduler.finish(request)
+    assert len(scheduler.kv.pool.hashes) == num_found
+
+
+def test_sequences_of_an_adapter_that_cannot_be_read_end_with_its_error() -> None:
+    scheduler = make_scheduler()
+    first, second, other = (make_request(name, 9) for name in ("a", "b", "c"))
+    for request in (first, second, other):
+        scheduler.add(request)
+    scheduler.park(second)
+    asked: list[list[Request]] = []
+
+    def failed(adapter: LoraAdapter, candidates: tuple[Request, ...], error: PagodaError) -> list[Request]:
+        asked.append(list(candidates))
+        return [first, second]
+
+    scheduler.adapters = SimpleNamespace(failed=failed)  # type: ignore[assignment]  # all that is asked of it
+    error = PagodaError("it cannot be read")
+    assert scheduler.fail_adapter(LoraAdapter(name="a", path="/a"), error) == [first, second]
+    assert asked == [[first, other, second]]
+    for request in (first, second):
+        assert (request.finish_reason, request.error, request.status) == ("error", error, RequestStatus.FINISHED)
+    assert (list(scheduler.waiting), list(scheduler.parked)) == ([other], [])
+    assert other.error is None
+
+
+def test_all_sequences_of_a_search_end_with_the_error_of_their_adapter() -> None:
+    scheduler, owners = make_scheduler(), [make_request(name, 9) for name in ("a", "b")]
+    beam = make_request("beam", 9)
+    beam.beam_group = SimpleNamespace(sequences=owners)  # type: ignore[assignment]  # all that is asked of it
+    beam.is_beam = True
+    scheduler.waiting.append(beam)
+    scheduler.adapters = SimpleNamespace(failed=lambda *args: [beam])  # type: ignore[assignment]  # all that is asked of it
+    error = PagodaError("it cannot be read")
+    assert scheduler.fail_adapter(LoraAdapter(name="a", path="/a"), error) == owners
+    assert [owner.status for owner in owners] == [RequestStatus.FINISHED] * 2
+    assert [owner.error for owner in owners] == [error] * 2
+    assert beam.is_finished
+
+
+def test_a_step_says_how_many_prompts_end_in_it() -> None:
+    scheduler, worker = make_scheduler(), PretendWorker()
+    for start in (100, 200):
+        scheduler.add(make_request(f"from {start}", list(range(start, start + 9))))
+    output = scheduler.schedule()
+    assert output is not None
+    assert output.num_prefills_ended == 2
+    scheduler.update(worker.execute(output))
+    scheduler.add(make_request("c", 9, max_tokens=1))
+    output = scheduler.schedule()
+    assert output is not None
+    assert (output.num_prefills_ended, len(output.slots)) == (1, 3)
+    scheduler.update(worker.execute(output))
+    output = scheduler.schedule()
+    assert output is not None
+    assert output.num_prefills_ended == 0

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from pagoda_scheduler.core import turns
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.turns import ADMISSIONS_A_TURN, TURN
 from pagoda_scheduler.core.waiting_queue import FairQueue, FcfsQueue, WaitingQueue
@@ -53,6 +54,76 @@ def test_a_large_call_has_its_share_while_others_come_without_end() -> None:
         queue.append(make_request(f"other-{number}", 4))
         num_large += queue.pop().group == "large"
     assert 9 * TURN <= num_large <= 12 * TURN
+
+
+def singles(client: str, count: int) -> list[Request]:
+    """Calls of one sequence each."""
+    return [
+        make_request(f"{client}-{number}", 6, client=client, cache_salt=f"{client}-{number}") for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("make_queue", [FcfsQueue, FairQueue])
+def test_what_another_client_sends_goes_before_the_many_requests_of_one(
+    make_queue: Callable[[], WaitingQueue],
+) -> None:
+    queue, many = make_queue(), singles("many", 1000)
+    for request in many:
+        queue.append(request)
+    assert [queue.pop() for _ in range(200)] == many[:200]
+    for request in singles("other", 2):
+        queue.append(request)
+    order = names(queue)
+    assert max(order.index("other-0"), order.index("other-1")) < 4
+    assert [name for name in order if name.startswith("many")] == [request.request_id for request in many[200:]]
+    assert queue.num_late == 0, "no one is preempted for that"
+
+
+def test_clients_with_much_to_do_have_equal_shares() -> None:
+    queue = FcfsQueue()
+    for request in (*singles("a", 1000), *singles("b", 1000)):
+        queue.append(request)
+    first = [queue.pop().client for _ in range(600)]
+    assert 250 <= first.count("b") <= 350
+
+
+def test_requests_of_one_client_keep_their_order_over_bursts_and_pauses() -> None:
+    queue, serial, admitted = FcfsQueue(), 0, list[int]()
+    for num_arrivals, num_admissions in [(10, 5), (100, 30), (3, 60), (1, 10), (200, 210), (1, 1), (70, 79)]:
+        for _ in range(num_arrivals):
+            queue.append(make_request(str(serial), 4, client="a"))
+            serial += 1
+        admitted += [int(queue.pop().request_id) for _ in range(min(num_admissions, len(queue)))]
+    assert admitted == list(range(len(admitted)))
+
+
+def test_a_client_that_has_caught_up_starts_anew() -> None:
+    queue = FcfsQueue()
+    for request in singles("a", 1000):
+        queue.append(request)
+    for _ in range(1000):
+        queue.pop()
+    for request in (*singles("a", 60), make_request("b", 4, client="b")):
+        queue.append(request)
+    assert names(queue)[-1] == "b"
+
+
+def test_a_large_call_does_not_make_its_client_wait() -> None:
+    queue = FcfsQueue()
+    for request in call("large", 1000, client="a"):
+        queue.append(request)
+    for request in (make_request("its", 4, client="a"), make_request("other's", 4, client="b")):
+        queue.append(request)
+    assert names(queue)[TURN : TURN + 2] == ["its", "other's"]
+
+
+def test_of_many_clients_those_are_remembered_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "MAX_CLIENTS", 8)
+    kept = turns.Turns()
+    for number in range(100):
+        place = kept.last(make_request(f"r{number}", 1, client=f"c{number}"))
+        kept.admit(place)
+    assert len(kept._clients) <= 16
 
 
 def test_a_place_is_kept_by_what_is_set_aside() -> None:

@@ -1,6 +1,7 @@
 """Open requests of several frontends: attempts, deadlines, leases and who may adopt what."""
 
 import asyncio
+from typing import cast
 
 import pytest
 
@@ -10,7 +11,7 @@ from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.step_result import StepResult
 from pagoda_scheduler.engine.deadlines import Deadlines
 from pagoda_scheduler.engine.engine import Engine
-from pagoda_scheduler.engine.open_requests import OpenRequests, Origin
+from pagoda_scheduler.engine.open_requests import OpenRequest, OpenRequests, Origin
 from tests.unit.scheduler.stories import make_request
 
 
@@ -226,3 +227,37 @@ def test_an_open_request_is_known_by_attempt() -> None:
     requests = OpenRequests(lease_s=1, expire=lambda *_: None, end_lease=lambda *_: None)
     assert not requests.is_known("r", 1)
     assert (requests.is_busy, requests.has_orphans) == (False, False)
+
+
+class Asked:
+    """A sequence that counts how often it is asked for its state."""
+
+    def __init__(self) -> None:
+        self.request_id, self.is_over, self.num_asked = "r", False, 0
+
+    @property
+    def is_finished(self) -> bool:
+        self.num_asked += 1
+        return self.is_over
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("is_reversed", [False, True])
+async def test_the_ends_of_many_sequences_cost_no_more_than_their_number(is_kept: bool, is_reversed: bool) -> None:
+    sequences = [Asked() for _ in range(1000)]
+    made = cast("list[Request]", sequences)
+    requests = OpenRequests(lease_s=1.0, expire=lambda *_: None, end_lease=lambda *_: None)
+    open_request = OpenRequest(1, made, None, Origin("k", "m") if is_kept else None)
+    requests.add(open_request)
+    ends = list(reversed(sequences)) if is_reversed else sequences
+    for sequence in ends[:-1]:
+        sequence.is_over = True
+        requests.note_end(cast("Request", sequence))
+        assert "r" in requests.by_id
+        assert not open_request.is_over
+    ends[-1].is_over = True
+    requests.note_end(cast("Request", Asked()))
+    assert not open_request.is_over, "a sequence of another attempt"
+    requests.note_end(cast("Request", ends[-1]))
+    assert (open_request.is_over, "r" in requests.by_id) == (True, is_kept)
+    assert sum(sequence.num_asked for sequence in sequences) <= 3 * len(sequences)

@@ -13,7 +13,7 @@ from tests.unit.scheduler.stories import PretendWorker
 
 
 class Worker:
-    """A group that answers when it is told to."""
+    """A group whose answers the test releases."""
 
     def __init__(self) -> None:
         self.pretend = PretendWorker()

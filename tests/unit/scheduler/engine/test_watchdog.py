@@ -84,3 +84,16 @@ def test_of_several_steps_the_oldest_one_sets_the_bound() -> None:
     assert prompt_s == pytest.approx(20 * 4000 * 0.005)
     watchdog.answered(20.0)
     assert watchdog.bound_s < prompt_s / 2
+
+
+def test_a_step_without_tokens_tells_nothing_of_others() -> None:
+    watchdog = StepWatchdog(min_s=2.0)
+    watchdog.sent(0)
+    watchdog.answered(0.0001)
+    watchdog.sent(1)
+    assert watchdog.bound_s == FIRST_STEP_S
+    watchdog.answered(0.5)
+    watchdog.sent(0)
+    watchdog.answered(0.0001)
+    watchdog.sent(1)
+    assert watchdog.bound_s == pytest.approx(10.0)

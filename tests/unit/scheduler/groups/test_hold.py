@@ -1,4 +1,4 @@
-"""Hold: a group rests while it is wanted to, each time anew."""
+"""Hold: a group rests while it is wanted to, each time again."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ async def test_a_group_rests_from_the_wish_to_its_end() -> None:
     assert (hold.is_wanted, hold.reason) == (True, "weights change")
     await hold.wait_at_rest()
     await turns()
-    assert not group.done(), "it rests until it is told otherwise"
+    assert not group.done(), "it rests until it is woken"
     hold.end()
     assert not hold.is_wanted
     await group

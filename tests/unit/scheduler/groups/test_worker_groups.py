@@ -161,3 +161,77 @@ async def test_a_group_that_was_not_loading_yet_has_no_grace(groups: WorkerGroup
     assert group.state == "waiting"
     groups._lose_sight(group, rank, is_cut_off=True)
     assert group.lost.is_set()
+
+
+class Waits:
+    """A coroutine that waits until the test ends it, and records whether it was cancelled."""
+
+    def __init__(self) -> None:
+        self.end = asyncio.Event()
+        self.state = "new"
+
+    async def run(self) -> None:
+        self.state = "waits"
+        try:
+            await self.end.wait()
+        except asyncio.CancelledError:
+            self.state = "cancelled"
+            raise
+        self.state = "done"
+
+
+async def test_what_is_waited_for_ends_with_the_task_that_fails() -> None:
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise PagodaError("the worker is lost")
+
+    waits = Waits()
+    with pytest.raises(PagodaError, match="the worker is lost"):
+        await worker_groups._first(waits.run(), asyncio.create_task(fails()))
+    await settle()
+    assert waits.state == "cancelled"
+
+
+async def test_what_is_done_first_is_done_and_the_task_stays() -> None:
+    waits, runs = Waits(), Waits()
+    run = asyncio.create_task(runs.run())
+    waits.end.set()
+    await worker_groups._first(waits.run(), run)
+    await settle()
+    assert (waits.state, runs.state) == ("done", "waits")
+    run.cancel()
+
+
+async def test_what_is_waited_for_ends_with_who_waits() -> None:
+    waits, runs = Waits(), Waits()
+    run = asyncio.create_task(runs.run())
+    caller = asyncio.create_task(worker_groups._first(waits.run(), run))
+    await settle()
+    caller.cancel()
+    await settle()
+    assert (waits.state, runs.state, caller.cancelled()) == ("cancelled", "waits", True)
+    run.cancel()
+
+
+async def test_of_several_the_first_ends_the_coroutines_alone() -> None:
+    one, other, owned = Waits(), Waits(), Waits()
+    task = asyncio.create_task(owned.run())
+    one.end.set()
+    await worker_groups.first_of(one.run(), other.run(), task)
+    await settle()
+    assert (one.state, other.state, owned.state) == ("done", "cancelled", "waits")
+    await worker_groups.first_of(other.run(), task, timeout_s=0)
+    await settle()
+    assert (other.state, owned.state) == ("cancelled", "waits"), "and so does the time"
+    task.cancel()
+
+
+async def test_of_several_the_one_that_fails_is_the_error() -> None:
+    async def fails() -> None:
+        raise PagodaError("that went wrong")
+
+    other = Waits()
+    with pytest.raises(PagodaError, match="that went wrong"):
+        await worker_groups.first_of(other.run(), fails())
+    await settle()
+    assert other.state == "cancelled"

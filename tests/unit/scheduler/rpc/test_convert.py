@@ -245,6 +245,20 @@ def test_every_field_of_an_answer_is_read() -> None:
     assert (timings.compute_ns, timings.decode_ns > 0) == (43_200, True)
 
 
+def test_results_of_different_lengths_are_cut_by_their_counts() -> None:
+    message = answer()
+    message.pooled.slots = np.array([3, 300, 5], "<u2").tobytes()
+    message.pooled.counts = np.array([3, 1, 2], "<u4").tobytes()
+    message.pooled.values = np.array([1, 2, 3, 4, 5, 6], "<f4").tobytes()
+    pooled = model_runner_output_from_proto(message, round_trip_ns=0).pooled
+    assert pooled is not None
+    assert {slot: np.frombuffer(values, "<f4").tolist() for slot, values in pooled.items()} == {
+        3: [1, 2, 3],
+        300: [4],
+        5: [5, 6],
+    }
+
+
 def test_an_answer_without_anything_special_is_plain() -> None:
     message = worker_pb2.SamplerOutput(step=1, token_ids=np.array([8], "<u4").tobytes())
     message.timings.forward_ns = 50

@@ -8,6 +8,7 @@ from pagoda.v1 import scheduler_pb2, types_pb2
 from pagoda_common.config.engine_config import EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.engine.convert import FINISH_NUMBERS, token_ids_to_bytes
 from pagoda_common.errors import InvalidRequest, PagodaError
+from pagoda_scheduler.beams.beam_group import BeamGroup
 from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.engine.open_requests import OpenRequest
 from pagoda_scheduler.rpc.adoption import adopted_to_proto, origin_of
@@ -198,3 +199,71 @@ def test_an_adopter_gets_what_was_submitted_and_what_came_of_it() -> None:
     assert (second.finish_reason, second.stop_token_id) == (FINISH_NUMBERS["stop"], 8)
     assert not first.HasField("stop_token_id")
     assert origin_of(message()) is None
+
+
+def test_whose_call_it_is_and_its_adapter_reach_every_sequence() -> None:
+    submitted = message(group="call", client="client")
+    submitted.lora.name, submitted.lora.path, submitted.lora.version = "sql", "/sql", 4
+    for request in sequences(submitted):
+        assert (request.group, request.client) == ("call", "client")
+        assert request.lora is not None
+        assert (request.lora.name, request.lora.path, request.lora.version) == ("sql", "/sql", 4)
+    for request in sequences(message()):
+        assert (request.group, request.client, request.lora) == ("r", "", None)
+
+
+def test_an_arrival_that_is_not_told_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagoda_scheduler.rpc.convert_requests.time.time_ns", lambda: 987)
+    assert [request.arrival_ns for request in sequences(message(arrival_time_ns=0))] == [987] * 3
+
+
+def test_a_search_has_every_parameter_and_begins_anew() -> None:
+    submitted = message(
+        beam_search=types_pb2.BeamSearchParams(
+            beam_width=5, length_penalty=0.5, early_stopping=types_pb2.EARLY_STOPPING_NEVER
+        )
+    )
+    for _ in range(3):
+        submitted.resume.sequences.add(output_token_ids=token_ids_to_bytes([9]))
+    found = sequences(submitted)
+    assert [request.output_token_ids for request in found] == [[]] * 3
+    assert [request.leader for request in found] == [None] * 3
+    group = found[0].beam_group
+    assert isinstance(group, BeamGroup)
+    search = group._new_search
+    assert (search.beam_width, search.max_tokens, search.end_token_ids) == (5, 7, frozenset({5, 6, 8}))
+    assert (search.length_penalty, search.early_stopping) == (0.5, "never")
+
+
+def test_the_widest_search_is_as_wide_as_the_slots_where_these_are_more() -> None:
+    wide = message(beam_search=types_pb2.BeamSearchParams(beam_width=300))
+    assert sequences(wide, max_num_seqs=300)[0].beam_group is not None
+    with pytest.raises(InvalidRequest, match=r"beam_width must be between n \(3\) and 299, got 300"):
+        sequences(wide, max_num_seqs=299)
+    with pytest.raises(InvalidRequest, match=r"beam_width must be between n \(3\) and 256, got 300"):
+        sequences(wide, max_num_seqs=4)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_kept"),
+    [
+        ({}, True),
+        ({"sampling_params": types_pb2.SamplingParams(n=3, logprobs=0)}, False),
+        ({"sampling_params": types_pb2.SamplingParams(n=3, prompt_logprobs=0)}, False),
+        ({"beam_search": types_pb2.BeamSearchParams(beam_width=3)}, False),
+        ({"pooling": types_pb2.PoolingParams()}, False),
+    ],
+)
+def test_what_cannot_be_told_again_is_computed_again(change: dict[str, Any], is_kept: bool) -> None:
+    submitted = message(resume_key="key", sampling_params=types_pb2.SamplingParams(n=3))
+    submitted.MergeFrom(scheduler_pb2.SubmitRequest(**change))
+    found = sequences(message())
+    for request in found:
+        request.output_token_ids, request.first_cached_tokens, request.finish_reason = [3], 2, "length"
+    found[1].finish_reason, found[1].error = "error", InvalidRequest("why")
+    adopted = adopted_to_proto(OpenRequest(3, found, None, origin_of(submitted)))
+    first, failed, _ = adopted.sequences
+    assert (first.num_cached_tokens, failed.num_cached_tokens) == (2, 2)
+    assert first.output_token_ids == (token_ids_to_bytes([3]) if is_kept else b"")
+    assert first.finish_reason == (FINISH_NUMBERS["length"] if is_kept else 0)
+    assert failed.finish_reason == 0, "it is computed again"

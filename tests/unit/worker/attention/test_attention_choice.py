@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -30,6 +30,7 @@ from pagoda_worker.attention.choice import (
     found_right,
     measured_choice,
     scorings,
+    table_key,
 )
 from pagoda_worker.attention.measurement import CHECKED, Lens, StepBounds, steps_to_measure
 from pagoda_worker.attention.table import AttentionTable, StepShape, load_table, shape_of
@@ -121,7 +122,7 @@ def test_the_nearest_measured_shape_of_the_same_kind_decides() -> None:
     assert table.fastest(StepShape("decode", 9, 1000), names) == "b", "64 is 7 times 9, which is 9 times 1"
     assert table.fastest(StepShape("decode", 9, 1000), ["a"]) == "a", "b is not there any more"
     assert table.fastest(StepShape("prompt", 1, 1), names) == "a"
-    assert table.fastest(StepShape("mixed", 64, 1000), names) == "triton", "nobody has measured one"
+    assert table.fastest(StepShape("mixed", 64, 1000), names) == "triton", "no one has measured it"
 
 
 def test_the_faster_one_computes_each_shape(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -192,7 +193,7 @@ def test_a_table_with_other_rows_than_it_should_have_is_none(tmp_path: Path) -> 
 def test_a_folder_that_cannot_be_written_costs_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "attention").write_text("a file")
     assert chosen(choose(tmp_path, Clock(one_is_fast)), [40], [60]) == "flashinfer"
-    assert "the table of attention is not kept, the next start measures anew" in caplog.text
+    assert "the table of attention is not kept, the next start measures again" in caplog.text
 
 
 def test_without_a_folder_every_start_measures() -> None:
@@ -416,3 +417,20 @@ def test_what_is_not_installed_is_refused_with_what_is(monkeypatch: pytest.Monke
     with pytest.raises(ConfigError, match=message) as caught:
         check_attention_backend("flash_attn", device)
     assert caught.value.field == "attention_backend"
+
+
+def test_a_table_is_of_all_that_decides_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.0")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    adapters = {"flashinfer": cast("Adapter", SimpleNamespace(version=lambda: "0.6.1"))}
+    assert table_key(adapters, NEEDS, BOUNDS, "a device") == {
+        "device": "a device",
+        "torch": "2.0",
+        "cuda": "13.0",
+        "packages": {"flashinfer": "0.6.1"},
+        "heads": [4, 2, 64],
+        "block_size": 16,
+        "dtype": ["torch.bfloat16", "torch.bfloat16"],
+        "layers": [[0.125, None, None], [0.125, 4096, None], [0.125, None, None]],
+        "bounds": [4, 64, 100],
+    }

@@ -60,7 +60,7 @@ class BrokenRecorder:
         return self
 
     def replay(self) -> None:
-        raise AssertionError("nobody asked for it")
+        raise AssertionError("it was not asked for")
 
 
 def loaded_tiny(**changes: Any) -> LoadedModel:

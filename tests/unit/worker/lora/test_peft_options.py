@@ -1,6 +1,7 @@
 """What adapters may say: ranks, scales, modules, tables and heads, experts; and what is refused, by name."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from pagoda_common.config.lora_config import LoraConfig
 from pagoda_common.errors import ModelLoadError
 from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_kernels.lora.add_lora import LoraPart
+from pagoda_worker.lora.adapter import apart
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.peft_adapters import base_model, logprobs, make_adapter, merged
 from tests.unit.worker.driver import Driver
@@ -110,6 +113,23 @@ def test_an_adapter_lies_over_quantized_weights(checkpoint: Path, tmp_path: Path
     assert distance < 0.3 * from_base
 
 
+def test_parts_that_change_the_same_outputs_are_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrices = [
+        (torch.randn(rank, 20, generator=generator), torch.randn(rows, rank, generator=generator), start)
+        for rank, rows, start in ((3, 50, 40), (8, 70, 0), (2, 10, 30), (4, 5, 200))
+    ]
+    parts = apart(LoraPart.of(*given) for given in matrices)
+    assert [(part.row_start, part.num_rows, part.a.shape[0]) for part in parts] == [(0, 90, 13), (200, 5, 4)]
+    expected = torch.zeros(205, 20)
+    for a, b, start in matrices:
+        expected[start : start + b.shape[0]] += b @ a
+    found = torch.zeros(205, 20)
+    for part in parts:
+        found[part.row_start : part.row_start + part.num_rows] += part.matrix @ part.a
+    torch.testing.assert_close(found, expected)
+
+
 def spoil(adapter: Path, tmp_path: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
     """A copy with other fields and more tensors."""
     spoilt = tmp_path / "spoilt"
@@ -129,14 +149,36 @@ PLACE = "base_model.model.model.layers.0.self_attn.q_proj"
         ({"use_dora": True}, {}, "use_dora is True, which is not supported"),
         ({}, {f"{PLACE}.lora_magnitude_vector": torch.ones(64)}, "lora_magnitude_vector cannot be used: DoRA"),
         ({}, {f"{PLACE}.base_layer.bias": torch.ones(64)}, "base_layer.bias cannot be used: biases of adapters"),
+        ({"bias": "all"}, {}, "bias is 'all', which is not supported"),
+        ({"lora_bias": True}, {f"{PLACE}.lora_B.bias": torch.ones(64)}, "lora_B.bias cannot be used: biases of ad"),
+        ({}, {"base_model.model.model.embed_tokens.trainable_tokens_delta": torch.ones(2, 64)}, "trained tokens are"),
         ({}, {"base_model.model.lm_head.modules_to_save.weight": torch.ones(300, 64)}, "modules_to_save is not"),
         ({}, {f"{PLACE}.lora_A.weight": torch.ones(8, 60)}, "and its other half have shape"),
         ({}, {f"{PLACE}.lora_B.weight": torch.ones(60, 8)}, r"lora_B.weight has shape \[60, 8\], must be \[64, 8\]"),
         ({}, {f"{PLACE}x.lora_A.weight": torch.ones(8, 64)}, "q_projx.lora_A.weight has no other half"),
         ({"peft_type": "IA3"}, {}, "peft_type is 'IA3', must be 'LORA'"),
-        ({"r": 0}, {}, "r is 0, must be a number of at least 1"),
+        ({"r": 0}, {}, r"r is 0, must be a number from 1 to 1e\+09"),
+        ({"r": 10**10}, {}, "r is 10000000000, must be a number from 1"),
+        ({"r": 10**400}, {}, "r is 10{199}…, must be a number from 1"),
+        ({"lora_alpha": 10**400}, {}, "lora_alpha is 10{199}…, must be a number"),
+        ({"lora_alpha": math.nan}, {}, "lora_alpha is nan, must be a number"),
+        ({"lora_alpha": -math.inf}, {}, "lora_alpha is -inf, must be a number"),
+        ({"rank_pattern": {"q_proj": 2**70}}, {}, "q_proj is 1180591620717411303424, must be a number"),
+        ({"rank_pattern": {"q_proj": 0.5}}, {}, "rank_pattern must have whole numbers"),
+        ({"rank_pattern": [1] * 1000}, {}, "rank_pattern is .*…, must be an object"),
+        ({"rank_pattern": {f"a{number}+": 3 for number in range(5000)}}, {}, "5000 regular expressions, must be at mo"),
+        ({"alpha_pattern": {"a" * 1000 + "+" * 25: 3}}, {}, "has 1025 characters, must have at most 1024"),
+        ({"rank_pattern": {"a{99999999999}": 3}}, {}, "is no regular expression: the repetition number is too large"),
+        ({"rank_pattern": {"(" * 500 + ")" * 500: 3}}, {}, "is no regular expression"),
+        ({"rank_pattern": {r"(.+.+)+\d": 3}}, {}, r"such as .*, take more than 2 s or 256 MiB to be searched"),
+        ({}, {f"{PLACE}.lora_A.weight": torch.full((8, 64), math.nan)}, "numbers that are not finite"),
+        ({"lora_alpha": 1e9}, {f"{PLACE}.lora_B.weight": torch.full((64, 8), 1e38)}, "numbers that are not finite"),
+        ({}, {f"{PLACE}.lora_A.weight": torch.ones(8, 64, dtype=torch.int32)}, "must be a matrix of floats"),
+        ({}, {f"{PLACE}.lora_A.weight": torch.ones(0, 64)}, "has rank 0, must be between 1 and max_lora_rank, 64"),
+        ({}, {f"{PLACE}.lora_A.weight": torch.ones(100_000, 64)}, "has rank 100000, must be between 1 and max_lora_r"),
+        ({"modules_to_save": ["a"] * 1000}, {}, "modules_to_save is .*…, which is not supported"),
         ({"lora_alpha": "much"}, {}, "lora_alpha is 'much', must be a number"),
-        ({"rank_pattern": {"(": 3}}, {}, "which is no regular expression"),
+        ({"rank_pattern": {"(": 3}}, {}, r"'\(' is no regular expression"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(
@@ -158,14 +200,23 @@ def test_a_rank_above_the_bound_is_refused(checkpoint: Path, driver: Driver, tmp
         driver.load_adapter(99, adapter)
 
 
-@pytest.mark.parametrize("family", ["Qwen3MoeForCausalLM", "MixtralForCausalLM"])
-def test_experts_that_are_stacked_in_one_tensor_are_changed_one_by_one(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "place"),
+    [
+        ("Qwen3MoeForCausalLM", "mlp"),
+        ("MixtralForCausalLM", "mlp"),
+        ("Llama4ForCausalLM", "feed_forward"),
+        ("GptOssForCausalLM", "mlp"),
+        ("GraniteMoeHybridForCausalLM", "block_sparse_moe"),
+    ],
+)
+def test_experts_that_are_stacked_in_one_tensor_are_changed_one_by_one(family: str, place: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(family, tmp_path / "model")
     adapter = make_adapter(
         checkpoint,
         tmp_path / "adapter",
         target_modules=["q_proj"],
-        target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+        target_parameters=[f"{place}.experts.gate_up_proj", f"{place}.experts.down_proj"],
     )
     driver = Driver(checkpoint, lora=CONFIG, max_logprobs=-1)
     driver.load_adapter(1, adapter)

@@ -47,16 +47,10 @@ class Place:
     """Where a tensor lies, as far as it is asked."""
 
     begin: int
-    num_bytes: int
+    nbytes: int
 
     def data_ptr(self) -> int:
         return self.begin
-
-    def untyped_storage(self) -> "Place":
-        return self
-
-    def nbytes(self) -> int:
-        return self.num_bytes
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ import asyncio
 import ctypes
 import mmap
 import os
+import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -145,9 +147,9 @@ class FakeWorker:
         self.num_looks += 1
         return self.num_looks >= 3
 
-    def touch_ahead(self, may_go_on: Callable[[], bool]) -> None:
+    def touch_ahead(self, may_continue: Callable[[], bool]) -> None:
         assert self.num_looks >= 3
-        assert may_go_on()
+        assert may_continue()
         self.policy = os.sched_getscheduler(0)
         self._loop.call_soon_threadsafe(self.touched.set)
 
@@ -162,3 +164,33 @@ async def test_only_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert worker.policy == os.SCHED_IDLE
+
+
+class BusyWorker:
+    """Rests always; takes memory for as long as it may."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended = asyncio.Event(), threading.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def has_rested(self, seconds: float) -> bool:
+        return True
+
+    def touch_ahead(self, may_continue: Callable[[], bool]) -> None:
+        self._loop.call_soon_threadsafe(self.begun.set)
+        end_s = time.monotonic() + 240
+        while may_continue():
+            assert time.monotonic() < end_s
+        self.ended.set()
+
+
+async def test_it_ends_in_the_middle_when_the_worker_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_ahead, "PERIOD_S", 0)
+    worker = BusyWorker()
+    task = asyncio.create_task(touch_memory_at_rest(worker))
+    async with asyncio.timeout(240):
+        await worker.begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert worker.ended.is_set()

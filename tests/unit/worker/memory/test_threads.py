@@ -13,6 +13,7 @@ from pagoda_worker.models.decoder import Decoder
 from pagoda_worker.steps import step_threads
 from pagoda_worker.steps.step import StepInput
 from pagoda_worker.threads import (
+    ENCODER_PARAMETERS,
     FEW_ROWS,
     HELPED_ROWS,
     SINGLE_THREAD_PARAMETERS,
@@ -75,6 +76,20 @@ def test_a_small_model_computes_on_one_thread() -> None:
     assert thread_counts(SINGLE_THREAD_PARAMETERS - 1, leaves_core=False) == ThreadCounts(1, 1)
     cores = num_usable_cores()
     assert thread_counts(SINGLE_THREAD_PARAMETERS, leaves_core=False) == ThreadCounts(cores, cores)
+
+
+def test_encoders_share_their_long_steps_among_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pagoda_worker.threads.num_usable_cores", lambda: 4)
+    counts = thread_counts(ENCODER_PARAMETERS, leaves_core=True, only_pools=True)
+    assert (counts.of(FEW_ROWS), counts.of(FEW_ROWS + 1)) == (3, 4)
+    assert thread_counts(ENCODER_PARAMETERS - 1, leaves_core=True, only_pools=True) == ThreadCounts(1, 1)
+    assert thread_counts(ENCODER_PARAMETERS, leaves_core=True) == ThreadCounts(1, 1)
+    used: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    threads = step_threads.StepThreads()
+    for only_pools in (True, False):
+        threads.choose(ENCODER_PARAMETERS, torch.bfloat16, only_pools=only_pools)
+    assert used == [4, 1]
 
 
 @pytest.mark.parametrize(("cores", "few_rows"), [(1, 1), (2, 1), (4, 3)])

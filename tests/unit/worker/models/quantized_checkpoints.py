@@ -88,7 +88,7 @@ def quantize_checkpoint(
         if not stem.endswith(("_proj", "c_attn", "c_proj", "c_fc")) or any(part in name for part in ignored):
             stored[name] = floats[name] = tensor
             continue
-        if name.endswith(".bias"):
+        if name.endswith(".bias") or tensor.dim() != 2:
             stored[name] = floats[name] = tensor
             continue
         is_transposed = stem.endswith(("c_attn", "c_proj", "c_fc"))  # GPT-2 stores [inputs, outputs]

@@ -43,40 +43,74 @@ def _token_by_token() -> Iterator[None]:
             module.torch_chunk_gated_delta_rule = rule
 
 
+def logprobs_of(model: Any, tokens: list[int]) -> torch.Tensor:
+    """[len(tokens), vocab] of the token after each, by a module of transformers."""
+    with torch.inference_mode(), _token_by_token():
+        logits = model(torch.tensor([tokens])).logits[0]
+    return logits.float().log_softmax(-1)  # type: ignore[no-any-return]  # transformers: Any
+
+
+def greedy(model: Any, prompt: list[int], guess: list[int]) -> list[int]:
+    """What a module of transformers says after the prompt, as many tokens as the guess has."""
+    return greedy_with_logprobs(model, prompt, guess)[0]
+
+
+def greedy_with_logprobs(model: Any, prompt: list[int], guess: list[int]) -> tuple[list[int], torch.Tensor]:
+    """The same, and [len(guess), vocab]: the log probabilities of which each token is the likeliest.
+
+    A pass over prompt and guess says which token is the first that is wrong, if one is, and what is right in its place:
+    with a guess that is right throughout, it is one pass instead of one a token.
+    """
+    output = list(guess)
+    for _ in range(len(guess) + 1):
+        rows = logprobs_of(model, prompt + output)[len(prompt) - 1 : -1]
+        likeliest = rows.argmax(-1).tolist()
+        wrong = next((place for place, token in enumerate(likeliest) if token != output[place]), None)
+        if wrong is None:
+            return output, rows
+        output[wrong] = likeliest[wrong]
+    raise AssertionError("every pass makes one more token right")
+
+
 @dataclass
 class Reference:
     """A checkpoint, and what transformers says about it."""
 
+    architecture: str
     directory: Path
     driver: Driver
     model: Any
+    together: list[list[int]]
+    """What the driver says to all prompts in a batch."""
     outputs: list[list[int]]
+    """What transformers says to each."""
 
     def logprobs(self, tokens: list[int]) -> torch.Tensor:
         """[len(tokens), vocab] of the token after each."""
-        with torch.inference_mode(), _token_by_token():
-            return self.model(torch.tensor([tokens])).logits[0].float().log_softmax(-1)  # type: ignore[no-any-return]
+        return logprobs_of(self.model, tokens)
 
 
 def open_reference(
-    directory: Path, architecture: str, *, max_model_len: int | None = None, world_size: int = 1, **overrides: Any
+    directory: Path,
+    architecture: str,
+    *,
+    max_model_len: int | None = None,
+    world_size: int = 1,
+    device: str = "cpu",
+    **overrides: Any,
 ) -> Reference:
-    """Write a checkpoint and generate from it with transformers, one prompt at a time."""
+    """Write a checkpoint, and say what transformers makes of it in float32 on the CPU, one prompt at a time.
+
+    Args:
+        device: of the driver.
+        overrides: options of the transformers config.
+    """
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(1)
     make_checkpoint(architecture, directory, **overrides)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    outputs = []
-    for prompt in make_prompts():
-        ids = torch.tensor([prompt])
-        generated = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=NUM_TOKENS,
-            min_new_tokens=NUM_TOKENS,
-            do_sample=False,
-            eos_token_id=None,
-        )
-        outputs.append(generated[0, len(prompt) :].tolist())
-    return Reference(directory, Driver(directory, max_model_len=max_model_len, world_size=world_size), model, outputs)
+    driver = Driver(directory, max_model_len=max_model_len, world_size=world_size, device=device)
+    together = [each.output for each in driver.generate(make_prompts(), max_tokens=NUM_TOKENS)]
+    outputs = [greedy(model, *pair) for pair in zip(make_prompts(), together, strict=True)]
+    return Reference(architecture, directory, driver, model, together, outputs)

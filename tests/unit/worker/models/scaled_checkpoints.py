@@ -13,9 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.checkpoints import make_checkpoint
+
 FP8 = torch.float8_e4m3fn
 MOST = 448.0
 """Of FP8 (e4m3)."""
+E2M1 = [sign * magnitude for sign in (1.0, -1.0) for magnitude in (0, 0.5, 1, 1.5, 2, 3, 4, 6)]
+"""Numbers of MXFP4's codes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,3 +109,33 @@ def compressed(kind: str, strategy: str, *, activations: bool | None = True, **w
         "weights": {"num_bits": 8, "type": kind, "strategy": strategy, "symmetric": True} | weights,
         "input_activations": None if activations is None else inputs,
     }
+
+
+def write_mxfp4(directory: Path) -> tuple[Path, Path]:
+    """Two small checkpoints of gpt-oss: experts as floats, and in MXFP4 with the same values."""
+    options = {"hidden_size": 64, "intermediate_size": 128, "num_local_experts": 4, "num_experts_per_tok": 2}
+    floats, packed = (
+        make_checkpoint("GptOssForCausalLM", directory / name, **options) for name in ("floats", "packed")
+    )
+    tensors, of_floats = load_file(packed / "model.safetensors"), {}
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        blocks, scales, values = _mxfp4(tensors.pop(name).transpose(1, 2))
+        tensors |= {f"{name}_blocks": blocks.contiguous(), f"{name}_scales": scales}
+        of_floats[name] = values.transpose(1, 2).contiguous()
+    save_file(tensors, packed / "model.safetensors", {"format": "pt"})
+    save_file(load_file(floats / "model.safetensors") | of_floats, floats / "model.safetensors", {"format": "pt"})
+    config = json.loads((packed / "config.json").read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}
+    (packed / "config.json").write_text(json.dumps(config))
+    return floats, packed
+
+
+def _mxfp4(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Blocks and scales near [experts, rows, columns], and the floats that they stand for."""
+    groups = weights.unflatten(-1, (-1, 32))
+    exponents = (groups.abs().amax(-1) / 6).log2().ceil()
+    levels = torch.tensor(E2M1)
+    scaled = groups / exponents.exp2()[..., None]
+    codes = (scaled[..., None] - levels).abs().argmin(-1).to(torch.uint8)
+    floats = (levels[codes.long()] * exponents.exp2()[..., None]).flatten(-2)
+    pairs = codes.unflatten(-1, (-1, 2))
+    return pairs[..., 0] | pairs[..., 1] << 4, (exponents + 127).to(torch.uint8), floats

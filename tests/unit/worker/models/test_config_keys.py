@@ -9,9 +9,12 @@ import pytest
 from pagoda_common.errors import ModelLoadError
 from pagoda_worker.models.config_keys import ON_BY_DEFAULT
 from pagoda_worker.models.registry import FAMILIES, MODEL_TYPES, family_of
-from tests.checkpoints import ARCHITECTURES, CONFIGS
+from tests.checkpoints import ARCHITECTURES, CONFIGS, TEXT_PARTS
+from tests.deci_lm import DeciLMForCausalLM
 
 TRANSFORMERS_NAMES = {"LLaMAForCausalLM": "LlamaForCausalLM", "MPTForCausalLM": "MptForCausalLM"}
+LLAMA_MODULES = {"ExaoneForCausalLM": "ExaoneConfig", "InternLM3ForCausalLM": "InternLM3Config"}
+"""Architectures that transformers computes with its Llama, and the configs that it has for them."""
 LLAMA = {"architectures": ["LlamaForCausalLM"], "vocab_size": 300} | CONFIGS["LlamaForCausalLM"][1]
 BLOOM_560M = {
     "apply_residual_connection_post_layernorm": False,
@@ -40,23 +43,36 @@ BLOOM_560M = {
 }
 
 
+def config_class_of(architecture: str) -> Any:
+    """Of the module in transformers, or the one of its parts that tests have."""
+    import transformers
+
+    if architecture == "DeciLMForCausalLM":
+        return DeciLMForCausalLM.config_class
+    if architecture in LLAMA_MODULES:
+        return getattr(transformers, LLAMA_MODULES[architecture])
+    return getattr(transformers, TRANSFORMERS_NAMES.get(architecture, architecture)).config_class
+
+
 def load(**config: Any) -> None:
     family_of(config).spec(config)
 
 
 def with_layers(config: dict[str, Any]) -> dict[str, Any]:
-    """`config` with kinds of layers, where transformers has no default for them."""
+    """`config` with what transformers has no default for, or none that works."""
     if config["architectures"] == ["Lfm2MoeForCausalLM"] and not config.get("layer_types"):
         config["layer_types"] = ["conv"] * int(config["num_hidden_layers"])
+    if config["architectures"] == ["DeepseekV2ForCausalLM"]:
+        config["num_experts_per_tok"] = 6
+    if config["architectures"] == ["Glm4MoeForCausalLM"]:
+        config["head_dim"] = 128  # of half a head's dimensions, an even number
     return config
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_the_default_config_of_every_architecture_loads(architecture: str) -> None:
-    import transformers
-
-    model_class = getattr(transformers, TRANSFORMERS_NAMES.get(architecture, architecture))
-    config = json.loads(model_class.config_class().to_json_string(use_diff=False))
+    config_class = config_class_of(architecture)
+    config = json.loads(config_class().to_json_string(use_diff=False))
     load(**with_layers(config | {"architectures": [architecture]}))
 
 
@@ -76,10 +92,8 @@ def test_a_published_checkpoint_with_old_names_loads() -> None:
 @pytest.mark.parametrize("architecture", FAMILIES)
 @pytest.mark.parametrize(("key", "value"), [("is_causal", False), ("use_bidirectional_attention", True)])
 def test_bidirectional_attention_is_refused_by_every_architecture(architecture: str, key: str, value: bool) -> None:
-    import transformers
-
-    model_class = getattr(transformers, TRANSFORMERS_NAMES.get(architecture, architecture))
-    written = json.loads(model_class.config_class().to_json_string(use_diff=False))
+    config_class = config_class_of(architecture)
+    written = json.loads(config_class().to_json_string(use_diff=False))
     config = with_layers(written | {"architectures": [architecture]})
     place = config.get("text_config", config)
     place[key] = value
@@ -164,8 +178,9 @@ def test_model_type_stands_for_architectures(model_type: str, architecture: str,
 
 
 def test_every_architecture_has_a_model_type() -> None:
-    assert set(MODEL_TYPES.values()) == set(ARCHITECTURES)
-    assert {CONFIGS[architecture][0] for architecture in ARCHITECTURES} == set(MODEL_TYPES)
+    by_hand = {MODEL_TYPES[model_type] for model_type in TEXT_PARTS}
+    assert set(MODEL_TYPES.values()) == {*ARCHITECTURES, *by_hand}
+    assert {CONFIGS[architecture][0] for architecture in ARCHITECTURES} == set(MODEL_TYPES) - set(TEXT_PARTS)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """gpt-oss: experts in MXFP4 become the floats that they stand for."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,10 +7,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pagoda_common.errors import ModelLoadError
-from pagoda_worker.models.gpt_oss import FP4_VALUES, mxfp4_to_floats
+from pagoda_worker.models.gpt_oss import mxfp4_to_floats
 from tests.checkpoints import make_checkpoint
 from tests.unit.worker.driver import Driver
 from tests.unit.worker.models.reference import make_prompts
+from tests.unit.worker.models.scaled_checkpoints import write_mxfp4
 
 
 def test_codes_and_scales_become_floats() -> None:
@@ -28,30 +28,8 @@ def test_scales_that_do_not_fit_are_refused() -> None:
         mxfp4_to_floats([torch.zeros(2, 3, 16, dtype=torch.uint8), torch.zeros(2, 2, dtype=torch.uint8)])
 
 
-def _codes(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Blocks and scales near [experts, rows, columns], and the floats that they stand for."""
-    groups = weights.unflatten(-1, (-1, 32))
-    exponents = (groups.abs().amax(-1) / 6).log2().ceil()
-    levels = torch.tensor(FP4_VALUES)
-    scaled = groups / exponents.exp2()[..., None]
-    codes = (scaled[..., None] - levels).abs().argmin(-1).to(torch.uint8)
-    floats = (levels[codes.long()] * exponents.exp2()[..., None]).flatten(-2)
-    pairs = codes.unflatten(-1, (-1, 2))
-    return pairs[..., 0] | pairs[..., 1] << 4, (exponents + 127).to(torch.uint8), floats
-
-
 def test_a_checkpoint_in_mxfp4_gives_the_tokens_of_its_floats(tmp_path: Path) -> None:
-    options = {"hidden_size": 64, "intermediate_size": 96}
-    floats, packed = (make_checkpoint("GptOssForCausalLM", tmp_path / name, **options) for name in ("floats", "packed"))
-    tensors, of_floats = load_file(packed / "model.safetensors"), {}
-    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
-        blocks, scales, values = _codes(tensors.pop(name).transpose(1, 2))
-        tensors |= {f"{name}_blocks": blocks.contiguous(), f"{name}_scales": scales}
-        of_floats[name] = values.transpose(1, 2).contiguous()
-    save_file(tensors, packed / "model.safetensors", {"format": "pt"})
-    save_file(load_file(floats / "model.safetensors") | of_floats, floats / "model.safetensors", {"format": "pt"})
-    config = json.loads((packed / "config.json").read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}
-    (packed / "config.json").write_text(json.dumps(config))
+    floats, packed = write_mxfp4(tmp_path)
     outputs = [
         [sequence.output for sequence in Driver(directory).generate(make_prompts((5, 40)), max_tokens=12)]
         for directory in (floats, packed)

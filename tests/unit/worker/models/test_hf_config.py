@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from pagoda_common.errors import ModelLoadError
-from pagoda_worker.models.registry import FAMILIES, family_of
+from pagoda_worker.models.recurrent_spec import Mamba2Spec
+from pagoda_worker.models.registry import FAMILIES, MODEL_TYPES, family_of
 from pagoda_worker.models.spec import DecoderSpec
-from tests.checkpoints import ARCHITECTURES, CONFIGS
+from tests import deci_lm
+from tests.checkpoints import ARCHITECTURES, CONFIGS, TEXT_PARTS
 
 SIZES = {
     "hidden_size": 768,
@@ -22,6 +24,7 @@ GPT2_SIZES = {"n_embd": 48, "n_layer": 12, "n_head": 4, "vocab_size": 300}
 OPT_SIZES = {"hidden_size": 48, "ffn_dim": 80, "num_hidden_layers": 12, "num_attention_heads": 4, "vocab_size": 300}
 FALCON_SIZES = {"hidden_size": 48, "num_hidden_layers": 12, "num_attention_heads": 4, "vocab_size": 300}
 MOE_SIZES = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+MAMBA_SIZES = {"hidden_size": 768, "num_hidden_layers": 12, "vocab_size": 300}
 OTHER_SIZES: dict[str, dict[str, Any]] = {
     "GPT2LMHeadModel": GPT2_SIZES,
     "GPTJForCausalLM": GPT2_SIZES | {"n_embd": 512},
@@ -35,9 +38,17 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {
     "Gemma3ForConditionalGeneration": {
         "text_config": {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 12},
     },
+    "Gemma3nForCausalLM": SIZES | {"num_kv_shared_layers": 3},
+    "Gemma4ForConditionalGeneration": {"text_config": SIZES},
+    "MambaForCausalLM": MAMBA_SIZES,
+    "FalconMambaForCausalLM": MAMBA_SIZES,
+    "Mamba2ForCausalLM": MAMBA_SIZES | {"num_heads": 24},
+    "Zamba2ForCausalLM": SIZES | {"layers_block_type": ["linear_attention", "hybrid"] * 6},
     "MinistralForCausalLM": SIZES | {"head_dim": 16},
     "Lfm2MoeForCausalLM": SIZES | {"layer_types": ["conv", "full_attention"] * 6},  # transformers has no default
+    "DeepseekV2ForCausalLM": SIZES | {"num_experts_per_tok": 6},  # transformers has no default
     "Qwen3_5ForConditionalGeneration": {"text_config": SIZES},
+    "Llama4ForConditionalGeneration": {"text_config": SIZES},
     "Qwen3_5MoeForConditionalGeneration": {"text_config": SIZES | MOE_SIZES},
 }
 
@@ -57,7 +68,8 @@ def small(architecture: str, **changes: Any) -> DecoderSpec:
 
 def test_every_supported_architecture_has_a_checkpoint_in_the_tests() -> None:
     other_names = {"LLaMAForCausalLM": "LlamaForCausalLM", "MPTForCausalLM": "MptForCausalLM"}
-    assert set(ARCHITECTURES) == set(FAMILIES) - set(other_names)
+    by_hand = {MODEL_TYPES[model_type] for model_type in TEXT_PARTS}
+    assert set(ARCHITECTURES) == set(FAMILIES) - set(other_names) - by_hand
     for other, name in other_names.items():
         assert FAMILIES[other] == FAMILIES[name]
 
@@ -66,6 +78,7 @@ def test_every_supported_architecture_has_a_checkpoint_in_the_tests() -> None:
 def test_defaults_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
     from transformers import AutoConfig
 
+    assert CONFIGS["DeciLMForCausalLM"][0] == deci_lm.MODEL_TYPE, "transformers knows it by that module"
     sizes = OTHER_SIZES.get(architecture, SIZES)
     AutoConfig.for_model(CONFIGS[architecture][0], **sizes, pad_token_id=None).save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
@@ -165,7 +178,7 @@ def test_old_and_new_forms_say_the_same(architecture: str, old: dict[str, Any], 
     [
         ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "axial"}}, "'axial' is not supported; supported are"),
         ("LlamaForCausalLM", {"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "differ between layer"),
-        ("LlamaForCausalLM", {"head_dim": 7}, "7 of head_dim 7 are to be rotated: must be even"),
+        ("LlamaForCausalLM", {"head_dim": 7}, "7 of head_dim 7 are rotated, must be even"),
         ("PhiForCausalLM", {"partial_rotary_factor": 0.25}, "3 of head_dim 12"),
         ("PhiForCausalLM", {"partial_rotary_factor": 2.0}, "24 of head_dim 12"),
         ("Phi3ForCausalLM", {"rope_scaling": {"type": "longrope", "long_factor": [1.0]}}, "needs short_factor"),
@@ -210,3 +223,37 @@ def test_a_window_is_only_where_the_layer_types_say() -> None:
     assert small("Qwen2ForCausalLM", use_sliding_window=False).windows == ()
     assert small("MistralForCausalLM", sliding_window=None).windows == ()
     assert small("Gemma3ForCausalLM", layer_types=..., num_hidden_layers=12).windows == ((27,) * 5 + (None,)) * 2
+
+
+HYBRIDS = ("FalconH1ForCausalLM", "BambaForCausalLM", "GraniteMoeHybridForCausalLM")
+
+
+@pytest.mark.parametrize("architecture", HYBRIDS)
+def test_a_bias_of_attention_is_one_of_all_four_matrices(architecture: str) -> None:
+    with_bias, without = (small(architecture, attention_bias=has_bias) for has_bias in (True, False))
+    assert (with_bias.qkv_bias, with_bias.o_bias) == (True, True)
+    assert (without.qkv_bias, without.o_bias) == (False, False)
+    assert with_bias.mlp_bias == without.mlp_bias
+    assert with_bias.recurrence == without.recurrence
+
+
+def test_biases_of_falcon_h1_are_each_their_own() -> None:
+    plain = small("FalconH1ForCausalLM")
+    assert isinstance(plain.recurrence, Mamba2Spec)
+    for name, changed in (
+        ("mlp_bias", {"mlp_bias"}),
+        ("attention_bias", {"qkv_bias", "o_bias"}),
+        ("projectors_bias", {"recurrence.out_bias"}),
+        ("mamba_proj_bias", {"recurrence.in_bias"}),
+        ("mamba_conv_bias", {"recurrence.conv_bias"}),
+    ):
+        key, default = name, name == "mamba_conv_bias"
+        other = small("FalconH1ForCausalLM", **{key: not default})
+        assert isinstance(other.recurrence, Mamba2Spec)
+        found = {one for one in ("qkv_bias", "o_bias", "mlp_bias") if getattr(other, one) != getattr(plain, one)}
+        found |= {
+            f"recurrence.{one}"
+            for one in ("in_bias", "out_bias", "conv_bias")
+            if getattr(other.recurrence, one) != getattr(plain.recurrence, one)
+        }
+        assert found == changed, name

@@ -55,6 +55,7 @@ def test_the_embedded_model_is_within_bounds(tmp_path: Path) -> None:
         ("num_experts", 10**9),
         ("n_layer", 10**9),
         ("n_embd", 10**9),
+        ("altup_num_inputs", 10**9),
     ],
 )
 def test_an_absurd_number_is_named(tmp_path: Path, name: str, value: Any) -> None:

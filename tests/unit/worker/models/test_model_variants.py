@@ -11,7 +11,7 @@ from tests.unit.worker.models.reference import NUM_TOKENS, make_prompts, open_re
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "OLMoE with weights that sum to one": ("OlmoeForCausalLM", {"norm_topk_prob": True}),
-    "OPT with norms behind and a narrow embedding": (
+    "OPT with norms after and a narrow embedding": (
         "OPTForCausalLM",
         {"do_layer_norm_before": False, "word_embed_proj_dim": 32},
     ),
@@ -105,6 +105,47 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 8.0,
         },
     ),
+    "Gemma 3n with caches of its own, dense, of one width": (
+        "Gemma3nForCausalLM",
+        {
+            "num_kv_shared_layers": 0,
+            "intermediate_size": 64,
+            "activation_sparsity_pattern": [0.0] * 5,
+            "altup_active_idx": 0,
+            "altup_correct_scale": False,
+            "vocab_size_per_layer_input": 400,
+        },
+    ),
+    "Gemma 4 with values, without experts and inputs of layers, with biases": (
+        "Gemma4ForCausalLM",
+        {
+            "attention_k_eq_v": False,
+            "enable_moe_block": False,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,  # transformers cannot have these without inputs of layers
+            "use_double_wide_mlp": False,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "Mamba without biases of convolutions, with others, untied and wide": (
+        "MambaForCausalLM",
+        {"use_conv_bias": False, "use_bias": True, "tie_word_embeddings": False, "expand": 3},
+    ),
+    "Jamba without experts, with other biases": (
+        "JambaForCausalLM",
+        {"num_experts": 1, "mamba_proj_bias": True, "mamba_conv_bias": False},
+    ),
+    "Zamba2 with one block, without rotations and adapters of attention, with biases": (
+        "Zamba2ForCausalLM",
+        {
+            "num_mem_blocks": 1,
+            "use_mem_rope": False,
+            "use_shared_attention_adapter": False,
+            "add_bias_linear": True,
+            "mamba_ngroups": 1,
+        },
+    ),
     "Olmo 3 with yarn in the layers without a window": (
         "Olmo3ForCausalLM",
         {
@@ -128,7 +169,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 25, "attention_bias": True, "mlp_bias": True},
     ),
     "Starcoder2 without biases and window": ("Starcoder2ForCausalLM", {"use_bias": False, "sliding_window": None}),
-    "GPT-NeoX one behind the other, whole heads rotated": (
+    "GPT-NeoX one after the other, whole heads rotated": (
         "GPTNeoXForCausalLM",
         {
             "use_parallel_residual": False,
@@ -143,7 +184,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Cohere with norms of heads and biases": ("CohereForCausalLM", {"use_qk_norm": True, "attention_bias": True}),
     "Falcon of the first generation": ("FalconForCausalLM", {"new_decoder_architecture": False, "bias": True}),
-    "Falcon one behind the other, all heads": (
+    "Falcon one after the other, all heads": (
         "FalconForCausalLM",
         {"new_decoder_architecture": False, "multi_query": False, "parallel_attn": False, "num_kv_heads": 4},
     ),

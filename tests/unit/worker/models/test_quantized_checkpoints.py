@@ -230,3 +230,13 @@ def test_a_checkpoint_that_only_says_so_is_refused(llama: Path, tmp_path: Path) 
         (tmp_path / path.name).write_bytes(path.read_bytes())
     with pytest.raises(ModelLoadError, match="has a quantization_config, but no tensor is quantized"):
         Driver(changed(tmp_path, quant_method="awq", bits=4, group_size=32))
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_what_makes_keys_of_latents_is_held_as_floats(method: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "q_lora_rank": 32, "kv_lora_rank": 32, "v_head_dim": 16}
+    source = make_checkpoint("DeepseekV3ForCausalLM", tmp_path / "source", moe_intermediate_size=32, **sizes)
+    quantize_checkpoint(source, tmp_path / "q", tmp_path / "twin", method=method, is_symmetric=method == "gptq")
+    driver = assert_served_as(tmp_path / "q", tmp_path / "twin")
+    ups = [matrix for prefix, matrix in matrices(driver).items() if prefix.endswith(".kv_up")]
+    assert [matrix.weight.dtype for matrix in ups] == [torch.float32] * 2

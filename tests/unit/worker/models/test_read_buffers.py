@@ -1,8 +1,14 @@
 """Memory of what was read is used again, and no more than some of it is kept."""
 
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 
 from pagoda_worker.loader.read_buffers import MAX_KEPT_BYTES, ReadBuffers
+from tests.checkpoints import make_checkpoint
+from tests.unit.worker.driver import Driver
 
 
 def test_memory_that_came_back_is_used_again() -> None:
@@ -39,3 +45,28 @@ def test_what_is_kept_is_bounded() -> None:
     again = {buffers.take(MAX_KEPT_BYTES // 2).data_ptr() for _ in range(2)}
     assert again == set(places[:2])
     assert not buffers._free
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "is_in_place"),
+    [
+        ("LlamaForCausalLM", {}, True),
+        ("LlamaForCausalLM", {"dtype": "bfloat16"}, False),  # stored as float32
+        ("LlamaForCausalLM", {"world_size": 2}, False),
+        ("GPT2LMHeadModel", {}, False),  # stored the other way round
+    ],
+)
+def test_what_is_held_as_it_is_stored_is_read_to_where_it_stays(
+    architecture: str, options: dict[str, Any], is_in_place: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    take = ReadBuffers.take
+
+    def noted(self: ReadBuffers, num_bytes: int) -> torch.Tensor:
+        taken.append(num_bytes)
+        return take(self, num_bytes)
+
+    monkeypatch.setattr(ReadBuffers, "take", noted)
+    make_checkpoint(architecture, tmp_path)
+    Driver(tmp_path, **options)
+    assert (not taken) is is_in_place

@@ -177,6 +177,30 @@ def test_fused_projections_and_experts(architecture: str, options: dict[str, Any
     assert_served_as(*write(source, tmp_path, BLOCKS), **options)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [
+        ("DeepseekV3ForCausalLM", "blocks"),
+        ("DeepseekV3ForCausalLM", "w8a8"),
+        ("DeepseekV3ForCausalLM", "channel"),
+        ("DeepseekV2ForCausalLM", "blocks"),
+        ("MiniCPM3ForCausalLM", "w8a8"),
+        ("Qwen3MoeForCausalLM", "blocks"),
+        ("Qwen3MoeForCausalLM", "w8a8"),
+        ("Qwen3MoeForCausalLM", "channel"),
+        ("Glm4MoeForCausalLM", "blocks"),
+        ("MiniMaxM2ForCausalLM", "blocks"),
+        ("Llama4ForCausalLM", "channel"),
+        ("Qwen3NextForCausalLM", "blocks"),
+    ],
+)
+def test_two_ranks_share_latents_and_experts(architecture: str, name: str, tmp_path: Path) -> None:
+    """The border between ranks is inside of blocks of 24 x 40."""
+    target, twin = write(make_checkpoint(architecture, tmp_path / "source"), tmp_path, SCHEMES[name])
+    driver = assert_served_as(target, twin, world_size=2)
+    assert greedy(driver) == greedy(Driver(target))
+
+
 def test_layers_have_schemes_of_their_own(llama: Path, tmp_path: Path) -> None:
     """By name, by pattern, by class, in this order; what is ignored stays floats."""
     named = compressed("int", "channel") | {"format": "int-quantized", "targets": ["model.layers.1.mlp.down_proj"]}

@@ -1,9 +1,11 @@
 """Tensors of safetensors files: the library's values, in memory of their own, and read ahead in their order."""
 
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,6 +53,38 @@ def test_a_damaged_file_is_refused(damage: str, tmp_path: Path) -> None:
     path.write_bytes({"short": content[:-7], "header": b"\xff" * 8 + content[8:], "empty": b""}[damage])
     with pytest.raises(SafetensorError):
         TensorFile(path)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [30, 40], "data_offsets": [0, 4800 << 20]},
+        {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 4800]},
+        {"dtype": "F32", "shape": [2**63, 2], "data_offsets": [0, 0]},
+        {"dtype": "F32", "shape": [-30, -40], "data_offsets": [0, 4800]},
+        {"dtype": "F32", "shape": [30, 40], "data_offsets": [-4800, 0]},
+        {"dtype": "F32", "shape": [30, 40], "data_offsets": [4800, 0]},
+        {"dtype": "F32", "shape": [30, 40.0], "data_offsets": [0, 4800]},
+        {"dtype": "F33", "shape": [30, 40], "data_offsets": [0, 4800]},
+        {"dtype": "F32", "shape": [0, 2**62], "data_offsets": [0, 0]},
+        {"dtype": "F4", "shape": [30, 320], "data_offsets": [0, 4800]},
+    ],
+    ids=str,
+)
+def test_a_header_that_lies_is_one_error(entry: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    header = json.dumps({"matrix": entry}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4800))
+    with pytest.raises((SafetensorError, OSError)), TensorFile(path) as file:
+        file.read("matrix")
+
+
+def test_a_header_may_have_a_bound(tmp_path: Path) -> None:
+    path = write(tmp_path, {f"matrix.{number}": torch.ones(1) for number in range(100)})
+    with TensorFile(path, max_header_bytes=10_000) as file:
+        assert len(file.entries) == 100
+    with pytest.raises(OSError, match=r"has a header of \d+ bytes, must have at most 1000"):
+        TensorFile(path, max_header_bytes=1000)
 
 
 def test_a_file_that_is_cut_while_it_is_open_says_so(tmp_path: Path) -> None:

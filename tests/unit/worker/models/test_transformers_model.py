@@ -6,16 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from pagoda_common.config.engine_config import ModelConfig
 from pagoda_common.errors import ConfigError, ModelLoadError
 from pagoda_kernels.moe.experts import RoutedExperts, mixture_reference
+from pagoda_kernels.native.library import native
 from pagoda_worker.loader.build import ModelBuilder
 from pagoda_worker.models.linear_method import PLAIN
 from pagoda_worker.models.model import BuildConfig
 from pagoda_worker.models.transformers_model.hosted_experts import HostedExperts, find_activation
 from pagoda_worker.models.transformers_model.hosted_layers import HostedLinear, hosted_linears
 from pagoda_worker.parallel.tensor_parallel import ALONE, TensorParallel
+from pagoda_worker.worker import Worker
 from tests.checkpoints import make_checkpoint
 from tests.models.sweep import make_model, make_prompts
 from tests.unit.worker.driver import Driver
@@ -66,6 +69,8 @@ def test_both_implementations_say_the_same_with_integers(llama: Path, quantizati
 
 def test_matrices_in_bfloat16_are_held_as_kernels_want_them(llama: Path) -> None:
     theirs = Driver(llama, dtype="bfloat16", model_impl="transformers")
+    if native("packed_linear") is None:
+        pytest.skip("this CPU has no AVX512-BF16, or this machine no compiler")
     assert all(layer.method is not PLAIN for layer in linears(theirs))
     exact, rounded = tokens(Driver(llama)), tokens(theirs)
     assert [output[0] for output in rounded] == [output[0] for output in exact]
@@ -98,6 +103,8 @@ def test_the_experts_of_a_module_are_one_kernel(model_type: str, quantization: s
     make_model(model_type, tmp_path)
     options = {} if quantization is None else {"quantization": quantization}
     driver = Driver(tmp_path, dtype="bfloat16", model_impl="transformers", **options)
+    if native("mixture_of_experts") is None:
+        pytest.skip("this CPU has no AVX512-BF16, or this machine no compiler")
     tokens(driver)
     model = driver.worker._model
     assert model is not None
@@ -179,6 +186,23 @@ def test_a_checkpoint_of_other_options_does_not_fit(helium: Path, llama: Path) -
 
     with pytest.raises(ModelLoadError, match="is of another model: architecture is 'LlamaForCausalLM'"):
         driver.worker.prepare_weights(WeightsSource(model=str(llama)), lambda loaded, total: None)
+
+
+def test_a_buffer_that_a_checkpoint_leaves_out_has_the_module_s_own_values(tmp_path: Path) -> None:
+    """Corrections of the router's scores are a persistent buffer: zeros in a new module."""
+    make_model("deepseek_v3", tmp_path)
+    file, name = tmp_path / "model.safetensors", "e_score_correction_bias"
+    tensors = load_file(file)
+    left = {key: tensor for key, tensor in tensors.items() if not key.endswith(name)}
+    assert len(left) < len(tensors)
+    save_file(left, file, metadata={"format": "pt"})
+    worker = Driver(tmp_path, model_impl="transformers", num_blocks=8).worker
+    assert isinstance(worker, Worker)
+    model = worker._model
+    assert model is not None
+    loaded = {key: value for key, value in model.named_parameters() if key.endswith(name)}
+    assert len(loaded) == len(tensors) - len(left)
+    assert all(not value.any() for value in loaded.values())
 
 
 def builder(config: dict[str, Any], parallel: TensorParallel = ALONE) -> ModelBuilder:

@@ -1,7 +1,7 @@
 """All ranks of a group in one process, a thread each: what a Worker does, done by every one of them."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from pagoda_common.config.engine_config import EngineConfig
@@ -48,8 +48,11 @@ class Ranks:
         return outputs[0]
 
     def _all(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """What each rank returns, once all are done: one that still runs when another has failed would close the
+        connections of the next start."""
         futures = [
             thread.submit(getattr(worker, method), *args, **kwargs)
             for thread, worker in zip(self._threads, self.workers, strict=True)
         ]
-        return [future.result(timeout=240) for future in futures]
+        wait(futures, timeout=240)
+        return [future.result(timeout=0) for future in futures]

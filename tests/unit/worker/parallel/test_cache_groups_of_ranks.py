@@ -23,6 +23,19 @@ ARCHITECTURES = (
     "NemotronHForCausalLM",
     "Lfm2ForCausalLM",
     "Lfm2MoeForCausalLM",
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "MiniCPM3ForCausalLM",
+    "YoutuForCausalLM",
+    "Llama4ForCausalLM",
+    "MiniMaxM2ForCausalLM",
+    "Gemma3nForCausalLM",
+    "Gemma4ForCausalLM",
+    "MambaForCausalLM",
+    "Mamba2ForCausalLM",
+    "JambaForCausalLM",
+    "DeciLMForCausalLM",
 )
 
 
@@ -45,6 +58,11 @@ def test_ranks_that_do_not_divide_the_key_heads_are_refused(tmp_path: Path) -> N
         Driver(directory, world_size=2)
 
 
+def test_layers_that_share_attention_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="must be 1 for Zamba2ForCausalLM: its layers share attention"):
+        Driver(make_checkpoint("Zamba2ForCausalLM", tmp_path), world_size=2)
+
+
 def test_falcon_h1_without_a_norm_and_with_one_behind_the_gate(tmp_path: Path) -> None:
     """One group of B and C is on both ranks, and its norm is over the values of both."""
     for number, options in enumerate(({"mamba_rms_norm": False}, {"mamba_norm_before_gate": False})):
@@ -59,6 +77,7 @@ def test_falcon_h1_without_a_norm_and_with_one_behind_the_gate(tmp_path: Path) -
     [
         ("BambaForCausalLM", {"mamba_n_heads": 3, "mamba_d_head": 32, "mamba_n_groups": 1}, "Mamba heads, 3"),
         ("BambaForCausalLM", {"mamba_n_groups": 3}, "Mamba groups, 3"),
+        ("MambaForCausalLM", {"hidden_size": 45, "expand": 1}, "Mamba channels, 45"),
     ],
 )
 def test_ranks_that_do_not_divide_a_mamba_layer_are_refused(

@@ -2,30 +2,26 @@
 
 import socket
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Timer
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch._C._distributed_c10d import HashStore
 
 from pagoda_common.config.engine_config import EMBEDDED_MODEL, EngineConfig, ModelConfig
 from pagoda_common.errors import ConfigError, NotReady, PagodaError
 from pagoda_common.params.sampling_params import SamplingParams
-from pagoda_worker.loader.weights import copy_part
+from pagoda_worker.loader.held_parts import copy_part
 from pagoda_worker.models.decoder import Decoder
 from pagoda_worker.models.registry import FAMILIES
 from pagoda_worker.models.sharding import Sharding
 from pagoda_worker.models.spec import DecoderSpec, MoeSpec
 from pagoda_worker.models.weights import WeightSource
-from pagoda_worker.parallel import tensor_parallel
-from pagoda_worker.parallel.peers import RANK_BYTES, TOKEN_BYTES, Peers
+from pagoda_worker.parallel import peers, tensor_parallel
+from pagoda_worker.parallel.handshake import receive_into
 from pagoda_worker.parallel.tensor_parallel import TensorParallel
 from pagoda_worker.steps.step import StepInput
 from tests.checkpoints import make_checkpoint
@@ -88,6 +84,14 @@ def test_a_kv_head_is_on_every_rank_that_asks_it() -> None:
         assert torch.equal(part, torch.cat([query[3 * rank : 3 * rank + 3], key[head], value[head]]))
 
 
+def test_norms_over_all_heads_go_by_heads() -> None:
+    whole = numbered(12)
+    assert torch.equal(torch.cat(shards("layers.0.attention.q_norm.weight", whole, 2, qk_norm="width")), whole)
+    whole = numbered(6)
+    parts = shards("layers.0.attention.k_norm.weight", whole, 4, qk_norm="width")
+    assert torch.equal(torch.stack(parts), whole.view(2, 3).repeat_interleave(2, dim=0))
+
+
 def test_the_outputs_columns_are_those_of_the_heads() -> None:
     whole = numbered(12, 12)
     assert torch.equal(torch.cat(shards("layers.0.attention.o_proj.weight", whole, 4), dim=1), whole)
@@ -116,6 +120,13 @@ def test_a_vocabulary_need_not_be_divisible() -> None:
     assert torch.equal(torch.cat(parts), whole)
 
 
+def test_a_head_s_bias_goes_with_its_rows() -> None:
+    whole = numbered(11)
+    parts = shards("lm_head_bias", whole, 4, head_bias=True)
+    assert [len(part) for part in parts] == [3, 3, 3, 2]
+    assert torch.equal(torch.cat(parts), whole)
+
+
 @pytest.mark.parametrize("parameter", ["embed_tokens.weight", "norm.weight", "layers.0.attention_norm.weight"])
 def test_what_everybody_needs_is_everywhere(parameter: str) -> None:
     whole = numbered(11, 12) if parameter.startswith("embed") else numbered(12)
@@ -139,7 +150,7 @@ def test_slopes_of_linear_biases_follow_their_heads() -> None:
             {"moe": MoeSpec(num_experts=2, num_experts_per_token=1, intermediate_size=5)},
             "world_size is 2, must divide moe intermediate_size, 5",
         ),
-        (2, {"qk_norm": "width"}, "world_size is 2, must be 1 for LlamaForCausalLM"),
+        (2, {"qk_norm": "width", "norm": "layer_norm"}, "world_size is 2, must be 1 for LlamaForCausalLM"),
     ],
 )
 def test_a_model_that_cannot_be_divided_is_refused(world_size: int, options: dict[str, Any], message: str) -> None:
@@ -171,6 +182,9 @@ def outputs_of(driver: Driver, **options: Any) -> list[list[int]]:
         ("FalconForCausalLM", {}),
         ("BloomForCausalLM", {}),
         ("MixtralForCausalLM", {}),
+        ("Olmo2ForCausalLM", {}),
+        ("Olmo3ForCausalLM", {}),
+        ("OlmoeForCausalLM", {"num_key_value_heads": 1}),
         ("Qwen2MoeForCausalLM", {}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
@@ -282,30 +296,54 @@ def test_columns_meet_at_rank_0_and_its_tokens_at_all() -> None:
     assert [told for _, told in results] == [[5, 6], [5, 6]]
 
 
-def test_who_does_not_know_the_token_is_no_rank() -> None:
-    store = HashStore()
-    peers = [Peers(rank=rank, world_size=2, host="127.0.0.1", store=store, timeout_s=240.0) for rank in range(2)]
-    host, _, port = store.get("peer-0").decode().rpartition(":")
-    with socket.create_connection((host, int(port))) as stranger, ThreadPoolExecutor(2) as threads:
-        stranger.sendall(bytes(TOKEN_BYTES + RANK_BYTES))
-        list(threads.map(lambda each: each.connect(timeout_s=240.0), peers))
-        assert stranger.recv(1) == b""
-    x = [torch.ones(3), torch.ones(3)]
+def test_another_secret_is_that_of_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_parallel, "CONNECT_TIMEOUT_S", 0.5)
+    leader, stranger = (TensorParallel(rank=rank, world_size=2) for rank in range(2))
+    leader.open()
+    place, _, secret = leader.address.partition("#")
+    assert len(bytes.fromhex(secret)) == 32
+    stranger.invite(f"{place}#{bytes(32).hex()}")
     with ThreadPoolExecutor(2) as threads:
-        list(threads.map(lambda each, part: each.all_reduce(part), peers, x))
-    assert [part.tolist() for part in x] == [[2, 2, 2]] * 2
-    for each in peers:
-        each.close()
+        meeting = [threads.submit(each.connect, torch.device("cpu")) for each in (leader, stranger)]
+        errors = [str(each.exception(timeout=240)) for each in meeting]
+    assert errors[0].endswith("rank 1 did not come")
+    assert errors[1].startswith("rank 1 could not meet the other ranks of its group: rank 0 (")
+
+
+def test_every_start_has_a_place_and_a_secret_of_its_own_and_a_rank_without_one_is_refused() -> None:
+    leader, other = (TensorParallel(rank=rank, world_size=2) for rank in range(2))
+    addresses = set()
+    for _ in range(3):
+        leader.open()
+        addresses.add(leader.address.partition("#")[2])
+    assert len(addresses) == 3
+    other.invite(leader.address.partition("#")[0])
+    with pytest.raises(NotReady, match="no secret: all ranks of a group must have the same version"):
+        other.connect(torch.device("cpu"))
+    leader.close()
+    assert leader.address == ""
 
 
 # Ranks come and go.
 
 
-def test_a_sum_that_waits_for_a_hanging_rank_can_be_given_up() -> None:
+def test_a_sum_that_waits_for_a_hanging_rank_can_be_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_waiting = threading.Event()
+
+    def receive(connection: socket.socket, target: memoryview) -> None:
+        is_waiting.set()
+        receive_into(connection, target)
+
+    monkeypatch.setattr(peers, "receive_into", receive)
+
+    def give_up(rank: TensorParallel) -> None:
+        assert is_waiting.wait(timeout=240)
+        rank.abandon()
+
     def operation(rank: TensorParallel) -> str:
         if rank.rank:
             return ""  # it hangs elsewhere
-        Timer(0.1, rank.abandon).start()
+        threading.Thread(target=give_up, args=(rank,), daemon=True).start()
         with pytest.raises(OSError, match="connection"):
             rank.all_reduce(torch.ones(4))
         return "given up"
@@ -336,26 +374,18 @@ def test_a_rank_that_is_lost_fails_the_others_step_and_the_group_meets_anew() ->
     assert driver.generate([[5, 6, 7]], max_tokens=4)[0].output == before
 
 
-def test_a_rank_that_was_given_up_waits_again_once_it_is_invited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_was_given_up_waits_again_once_it_is_invited() -> None:
     leader, other = (TensorParallel(rank=rank, world_size=2) for rank in range(2))
     leader.open()
     for ranks in (leader, other):
         ranks.abandon()
     leader.open()
     other.invite(leader.address)
-    has_waited, pause = threading.Event(), time.sleep
-
-    def wait(seconds: float) -> None:
-        has_waited.set()
-        pause(seconds)
-
-    monkeypatch.setattr(tensor_parallel, "time", SimpleNamespace(sleep=wait, monotonic=time.monotonic))
     for first, second in ((other, leader), (leader, other)):
-        has_waited.clear()
         with ThreadPoolExecutor(2) as threads:
             waiting = threads.submit(first.connect, torch.device("cpu"))
-            while not (has_waited.is_set() or waiting.done()):
-                pause(0.01)
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.2)
             threads.submit(second.connect, torch.device("cpu")).result(timeout=240)
             waiting.result(timeout=240)
         for ranks in (other, leader):

@@ -1,11 +1,13 @@
 """Labels and scores: what transformers' heads give, and what is made of other heads."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from pagoda_common.params.pooling_params import PoolingParams
 from tests.encoders import SEP, hidden_of, make_encoder, prompts_of
@@ -142,3 +144,17 @@ def test_a_sequence_without_finite_states_fails_alone(tmp_path: Path) -> None:
     assert [bad.slot for bad in output.bad_slots] == [1]
     assert output.pooled is not None
     assert output.pooled.slots.tolist() == [0, 2]
+
+
+def test_a_colbert_gives_shorter_vectors_of_tokens_alone(tmp_path: Path) -> None:
+    model = make_encoder("BertModel", tmp_path)
+    matrix = torch.randn(24, 64, generator=torch.Generator().manual_seed(4)) * 0.1
+    stored = {f"bert.{name}": tensor for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    save_file({**stored, "linear.weight": matrix}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["HF_ColBERT"]}))
+    driver, prompts = PoolingDriver(tmp_path), prompts_of(LENGTHS)
+    assert driver.facts.pooling_tasks == ("token_embed",)
+    for prompt, made in zip(prompts, driver.pool(prompts), strict=True):
+        wanted = torch.nn.functional.normalize(hidden_of(model, prompt) @ matrix.T, dim=-1)
+        np.testing.assert_allclose(made.reshape(len(prompt), -1), wanted.numpy(), atol=1e-4)

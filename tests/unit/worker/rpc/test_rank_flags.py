@@ -19,6 +19,16 @@ def refusal(*flags: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         (("--rank=2", "--world-size=2", "--group=0"), "rank is 2, must be below world_size, 2"),
         (("--rank=1", "--world-size=2"), "group is not set, must be the same number for all 2 ranks"),
         (("--world-size=0",), "--world-size is 0, must be at least 1"),
+        (("--tensor-parallel-size=0",), "--tensor-parallel-size is 0, must be at least 1"),
+        (
+            ("--tensor-parallel-size=2", "--rank=1", "--world-size=2", "--group=0"),
+            "--tensor-parallel-size is 2, must be at most 1: the group has 2 ranks, and 1 is the first of these",
+        ),
+        (("--tensor-parallel-size=2",), "group is not set, must be the same number for all 2 ranks"),
+        (
+            ("--tensor-parallel-size=2", "--world-size=4", "--group=0", "--advertise-address=10.0.0.7:50053"),
+            "--advertise-address is '10.0.0.7', must be on loopback for several ranks",
+        ),
         (
             ("--world-size=2", "--group=0", "--advertise-address=10.0.0.7:50053"),
             "--advertise-address is '10.0.0.7', must be on loopback for several ranks",

@@ -12,12 +12,12 @@ from llguidance import LLMatcher
 
 from pagoda_common.errors import Code, InvalidRequest
 from pagoda_common.grammar import bounded_grammar
-from pagoda_common.grammar.matcher import GrammarCompiler
+from pagoda_common.grammar.matcher import GrammarCompiler, forced_fault
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_kernels.sampling.apply_token_bitmask import apply_token_bitmask, apply_token_bitmask_reference
-from pagoda_worker.sampling import grammars
+from pagoda_worker.sampling import grammars, structured
 from tests.unit.worker.driver import Driver, Tracked
 
 PROMPT = "Once upon a time"
@@ -226,6 +226,52 @@ def test_a_constraint_that_would_break_the_worker_fails_alone(
     assert texts(driver, tokenizer, [good]) == ["yes"]
 
 
+@pytest.mark.parametrize(
+    ("constraint", "message"),
+    [
+        ({"regex": "a{1000000}"}, r"forces \d{6} bytes of text at once, must be at most 8192"),
+        ({"regex": "(?:[cd]a|b)c{9000}"}, r"forces 9000 bytes|lexer error: too many expressions"),
+        ({"json": {"const": "a" * 9000}}, r"forces 900\d bytes of text at once, must be at most 8192"),
+        (
+            {"json": {"type": "string", "pattern": "^a*$", "minLength": 9000}},
+            r"forces 90\d\d bytes|too many expressions",
+        ),
+        ({"regex": "((a{99}){99}){99}"}, r"forces \d{6} bytes of text at once, must be at most 8192"),
+    ],
+    ids=["at once", "later", "const", "two bounds", "nested"],
+)
+def test_a_constraint_that_forces_much_text_fails_before_it_costs_much(
+    driver: Driver,
+    tokenizer: Tokenizer,
+    constraint: dict[str, Any],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused: list[str] = []
+
+    def ask(matcher: LLMatcher) -> str | None:
+        fault = forced_fault(matcher)
+        refused.extend([fault] if fault and "forces" in fault else [])  # a lexer that has failed costs nothing
+        return fault
+
+    monkeypatch.setattr(structured, "forced_fault", ask)
+    each = [params(40, **constraint), params(40, **constraint), params(40, choice=["yes"])]
+    *bad, good = generate(driver, tokenizer, each)
+    for one in bad:
+        assert one.bad is not None
+        assert one.bad.code is Code.INVALID_ARGUMENT
+        assert re.search(message, one.bad.message)
+        assert len(one.output) < 5
+    assert texts(driver, tokenizer, [good]) == ["yes"]
+    assert len(refused) <= 1, "the second sequence of the constraint was walked as well"
+
+
+def test_text_up_to_the_bound_may_be_forced(driver: Driver, tokenizer: Tokenizer) -> None:
+    [tracked] = generate(driver, tokenizer, [params(8, regex="x{8000}")])
+    assert tracked.bad is None
+    assert set(tokenizer.decode(tracked.output)) == {"x"}
+
+
 class Compiler:
     """Compiles at once."""
 
@@ -276,13 +322,13 @@ def test_a_constraint_that_takes_for_ever_fails_alone(monkeypatch: pytest.Monkey
             return self.compiler.compile(constraint)
 
     kept = grammars.Grammars(Slow)  # type: ignore[arg-type]
-    behind = StructuredOutputsParams(regex="[0-9]")
+    next_one = StructuredOutputsParams(regex="[0-9]")
     kept.template(StructuredOutputsParams(regex="slow"))
-    kept.template(behind)
+    kept.template(next_one)
     try:
         with pytest.raises(InvalidRequest, match="too complex"):
             kept.matcher(StructuredOutputsParams(regex="slow"))
-        assert not kept.matcher(behind).is_error()
+        assert not kept.matcher(next_one).is_error()
     finally:
         is_over.set()
 

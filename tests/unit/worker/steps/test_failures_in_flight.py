@@ -125,7 +125,7 @@ def test_a_sequence_may_leave_before_it_is_known_to_have_failed(ahead: Worker, s
     spoiled(ahead, lambda number: [1] if number == 3 else [])
     steps = [first, decode, decode, gone, StepInput(num_seqs=1)]
     outputs, num_ahead = run_ahead(ahead, steps)
-    assert num_ahead == 4, "nobody waited for it"
+    assert num_ahead == 4, "nothing waited for it"
     assert [len(output.bad_slots) for output in outputs] == [0, 0, 1, 0, 0]
     again = ahead.execute_model(start(request(1, [9, 10], [4, 5])))
     assert (again.bad_slots, again.token_ids.size) == ([], 1)

@@ -90,12 +90,12 @@ def test_a_step_that_ended_as_it_began_has_its_outcome_at_once(side: Side) -> No
 
 def test_a_failure_ends_the_steps_behind_it_and_none_before(side: Side) -> None:
     output = StepOutput()
-    sound, bad, behind = side.launch(output), side.launch(RuntimeError("device")), side.launch()
+    sound, bad, after = side.launch(output), side.launch(RuntimeError("device")), side.launch()
     assert sound.result() is output
     with pytest.raises(PagodaError, match="the step failed: RuntimeError: device"):
         bad.result()
     with pytest.raises(StaleEpoch, match=r"earlier step failed \(RuntimeError: device\): call InitializeCache"):
-        behind.result()
+        after.result()
     with pytest.raises(StaleEpoch, match="device"):
         side.launch().result()
     assert side.num_failures == 1
@@ -103,14 +103,14 @@ def test_a_failure_ends_the_steps_behind_it_and_none_before(side: Side) -> None:
 
 def test_what_fails_as_it_begins_leaves_the_steps_before_it_their_answers(side: Side) -> None:
     output = StepOutput()
-    sound, bad, behind = side.launch(output), side.raise_on_begin(ValueError("slot 9")), side.launch()
+    sound, bad, after = side.launch(output), side.raise_on_begin(ValueError("slot 9")), side.launch()
     assert side.num_failures == 1
     assert sound.result() is output
     with pytest.raises(PagodaError, match="ValueError: slot 9") as failed:
         bad.result()
     assert isinstance(failed.value.__cause__, ValueError)
     with pytest.raises(StaleEpoch, match="slot 9"):
-        behind.result()
+        after.result()
 
 
 def test_a_new_cache_takes_steps_again(side: Side) -> None:

@@ -61,8 +61,8 @@ class Attention {
   }
 
  private:
-  // Returns the task that the thread goes on with: it claims that when its last keys are added, to fetch the next one's first
-  // ones meanwhile.
+  // Returns the task that the thread continues with: it claims that one when its last keys are added, to fetch the next
+  // one's first ones meanwhile.
   template <typename Claim>
   const Task* compute(const Task& task, const Claim& claim, const Sums& partials, Registers& registers,
                       Scratch<P>& scratch) const {
@@ -98,8 +98,8 @@ class Attention {
     return following;
   }
 
-  // The same for a task that takes partitions: of each, some rows after the others with what becomes of their sums. It is
-  // never resumed: that are few rows.
+  // The same for a task that takes partitions: of each, some rows after the others with what becomes of their sums. It
+  // is never resumed: that are few rows.
   template <typename Claim>
   const Task* compute_many_rows(const Task& task, const Claim& claim, const Sums& partials, Registers& registers,
                                 Scratch<P>& scratch) const {
@@ -123,7 +123,8 @@ class Attention {
         if (partition > first) add_sums(total_of(row), sums, count, width_);
         if (partition == last) rows_.finish(task, row, count, total_of(row), out_);
       };
-      steps_.add_partition(task, begin, end, partition == last ? following : &task, query, registers, scratch, sums_of, take);
+      steps_.add_partition(task, begin, end, partition == last ? following : &task, query, registers, scratch, sums_of,
+                           take);
     }
     return following;
   }
@@ -177,7 +178,8 @@ class Attention {
 }  // namespace
 
 template <typename T, typename S>
-void paged_attention(const AttentionBatch& batch, const AttentionCache<S>& cache, const T* query, T* out, int num_threads) {
+void paged_attention(const AttentionBatch& batch, const AttentionCache<S>& cache, const T* query, T* out,
+                     int num_threads) {
   Attention<T, S>(batch, cache, query, out, num_threads).run();
 }
 

@@ -1,5 +1,5 @@
-// Attention of a few tokens by one thread and its helpers: each part is some KV heads of a sequence over a partition of its
-// keys. To the bit what paged_attention makes.
+// Attention of a few tokens by one thread and its helpers: each part is some KV heads of a sequence over a partition of
+// its keys. To the bit what paged_attention makes.
 #include <memory>
 #include <numeric>
 #include <vector>
@@ -17,7 +17,7 @@ namespace {
 using namespace attention;
 
 constexpr int64_t kHelpedBytes = 128 << 10;  // keys and values of a layer, some 5 us, that are worth a call for help
-constexpr int64_t kPartsEach = 2;            // for each thread: the fewer heads, the more scattered is what a part reads
+constexpr int64_t kPartsEach = 2;  // for each thread: the fewer heads, the more scattered is what a part reads
 
 // plan: for one thread.
 bool can_help(const AttentionBatch& batch, const Plan& plan) {
@@ -32,7 +32,8 @@ class HelpedAttention {
  public:
   using P = Packed<bf16>;
 
-  HelpedAttention(const AttentionBatch& batch, const AttentionCache<bf16>& cache, const bf16* query, bf16* out, int num_threads)
+  HelpedAttention(const AttentionBatch& batch, const AttentionCache<bf16>& cache, const bf16* query, bf16* out,
+                  int num_threads)
       : query_lens_(batch.query_lens, batch.query_lens + batch.num_seqs),
         seq_lens_(batch.seq_lens, batch.seq_lens + batch.num_seqs),
         table_stride_(divide_up(*std::max_element(seq_lens_.begin(), seq_lens_.end()), batch.block_size)),
@@ -122,7 +123,7 @@ class HelpedAttention {
     return batch;
   }
 
-  // Heads first, so that each has its partitions one behind the other.
+  // Heads first, so that each has its partitions one after the other.
   void divide(const Task& task, int num_threads) {
     const int64_t first = task.begin / kPartitionKeys, last = (task.end - 1) / kPartitionKeys;
     const int64_t others = static_cast<int64_t>(plan_.tasks.size()) * (last - first + 1);

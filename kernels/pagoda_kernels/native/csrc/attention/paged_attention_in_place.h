@@ -1,21 +1,22 @@
-// The products of few query rows with keys and values of all heads, as they lie in the cache: packing would take longer. Here
-// are those of AMX; each sum is made of the same products in the same order as multiply_in_tiles's on a packed tile, and so of
-// the same bits. Those of vectors are multiply_keys and multiply_values of paged_attention_unpacked.h.
+// The products of few query rows with keys and values of all heads, as they lie in the cache: packing would take
+// longer. Here are those of AMX; each sum is made of the same products in the same order as multiply_in_tiles's on a
+// packed tile, and so of the same bits. Those of vectors are multiply_keys and multiply_values of
+// paged_attention_unpacked.h.
 #pragma once
 
 #include "attention/paged_attention_unpacked.h"
 
 namespace pagoda::attention {
 
-constexpr int kKeysInPlace = 16;  // the rows of one register: keys of a block, one behind the other
-// Query rows of a KV head: for AMX, which takes them as columns, and for vectors, which load and store the sums of more of
-// them too often.
+constexpr int kKeysInPlace = 16;  // the rows of one register: keys of a block, one after the other
+// Query rows of a KV head: for AMX, which takes them as columns, and for vectors, which load and store the sums of more
+// of them too often.
 template <typename P>
 constexpr int kRowsInPlace = kUsesAmx<P> ? 16 : 2;
 constexpr int kValueRowsInPlace = 2;  // with more of them, values are packed
-constexpr int kValuesAStep = 4;  // of the cache lines ahead
+constexpr int kValuesAStep = 4;       // of the cache lines ahead
 
-// So many keys, or values, of all heads come before those behind them. Vectors go through the cache nearly as it lies: a
+// So many keys, or values, of all heads come before the next ones. Vectors go through the cache nearly as it lies: a
 // core then has keys and values of 12 heads of 64 out of memory at 28 GB/s instead of 25.
 template <typename P>
 constexpr int kPartInPlace = kUsesAmx<P> ? kTileKeys : 16;
@@ -33,9 +34,9 @@ inline bool can_stay_in_place(int64_t rows, int64_t head_dim, int64_t block_size
 
 #if defined(__AMX_BF16__)
 
-// products[row][kTileKeys] of kGroups * kKeysInPlace keys. columns: [pair of the inner dimension][row] pairs, `blocks` times
-// amx::kWords of them; the registers are set for as many columns. Calls ahead.step() with every block of every group. What
-// lies behind the last key makes products that nobody takes.
+// products[row][kTileKeys] of kGroups * kKeysInPlace keys. columns: [pair of the inner dimension][row] pairs, `blocks`
+// times amx::kWords of them; the registers are set for as many columns. Calls ahead.step() with every block of every
+// group. What follows the last key makes products that are not read.
 template <int kGroups>
 void multiply_keys(const Cached<bf16>& keys, const uint32_t* columns, int num_rows, int64_t blocks, float* products,
                    Prefetch& ahead) {
@@ -85,8 +86,8 @@ void multiply_keys(const Cached<bf16>& keys, const uint32_t* columns, int num_ro
   }
 }
 
-inline void multiply_keys(const Cached<bf16>& keys, const bf16* columns, int num_rows, int64_t head_dim, float* products,
-                          Prefetch& ahead) {
+inline void multiply_keys(const Cached<bf16>& keys, const bf16* columns, int num_rows, int64_t head_dim,
+                          float* products, Prefetch& ahead) {
   static constexpr std::array kByGroups{&multiply_keys<1>, &multiply_keys<2>, &multiply_keys<3>, &multiply_keys<4>};
   kByGroups[(keys.num_keys - 1) / kKeysInPlace](keys, reinterpret_cast<const uint32_t*>(columns), num_rows,
                                                 head_dim / (2 * amx::kWords), products, ahead);
@@ -110,8 +111,9 @@ inline void join(Vec* v) {
   v[0] = first;
 }
 
-// out[row] = factors[row] * out[row] + weights[row] * values of keys [0, end), for kM rows and kChunks times 32 columns, as
-// AMX sums: of 32 keys even ones and odd ones by themselves, then both. Calls ahead.step() every kValuesAStep keys.
+// out[row] = factors[row] * out[row] + weights[row] * values of keys [0, end), for kM rows and kChunks times 32
+// columns, as AMX sums: of 32 keys even ones and odd ones by themselves, then both. Calls ahead.step() every
+// kValuesAStep keys.
 template <int kM, int kChunks>
 void multiply_values(const bf16* weights, const Cached<bf16>& values, int end, float* out, int64_t out_stride,
                      const float* factors, Prefetch& ahead) {
@@ -152,7 +154,8 @@ void multiply_values(const bf16* weights, const Cached<bf16>& values, int end, f
   }
 }
 
-// The same for up to kValueRowsInPlace rows, and any number of chunks. Weights and out: rows of kTileKeys and of head_dim.
+// The same for up to kValueRowsInPlace rows, and any number of chunks. Weights and out: rows of kTileKeys and of
+// head_dim.
 inline void multiply_values(int num_rows, const bf16* weights, const Cached<bf16>& values, int end, int64_t head_dim,
                             float* out, const float* factors, Prefetch& ahead) {
   constexpr int64_t kChunk = 2 * kLanes;

@@ -8,11 +8,11 @@
 namespace pagoda::attention {
 namespace {
 
-constexpr int64_t kStreamRows = 16;     // up to so many rows of a KV head, reading the cache is what takes the time
-// Rows of one task otherwise: packing a key costs like some 5. Those that do not take partitions go through the sums of all
-// of them for each tile.
+constexpr int64_t kStreamRows = 16;  // up to so many rows of a KV head, reading the cache is what takes the time
+// Rows of one task otherwise: packing a key costs like some 5. Those that do not take partitions go through the sums of
+// all of them for each tile.
 constexpr int64_t kPrefillRows = kUsesAmx<bf16> ? 1024 : 512;
-constexpr int64_t kPackingRows = 8;     // what packing a key costs, in rows
+constexpr int64_t kPackingRows = 8;  // what packing a key costs, in rows
 constexpr int64_t kTasksPerThread = 4;
 
 }  // namespace
@@ -75,7 +75,8 @@ std::vector<SharedPrefix> Plan::share() {
   return prefixes;
 }
 
-// Few rows: all heads of a key at once read the cache as it lies, so heads are parted only if partitions do not suffice.
+// Few rows: all heads of a key at once read the cache as it lies, so heads are parted only if partitions do not
+// suffice.
 void Plan::add_stream(int64_t seq, int64_t target) {
   const int64_t tokens = batch_.query_lens[seq], token = tokens_[seq], end = batch_.seq_lens[seq];
   const int64_t first = first_key(end - tokens), num_shared_keys = num_shared_keys_[seq];
@@ -101,7 +102,8 @@ void Plan::add_stream(int64_t seq, int64_t target) {
     const int64_t part_end = is_split ? std::min(end, (from + part + 1) * kPartitionKeys) : end;
     for (int64_t range = 0; range < ranges; ++range) {
       const int64_t head = batch_.num_kv_heads * range / ranges, next = batch_.num_kv_heads * (range + 1) / ranges;
-      tasks.push_back({seq, token, tokens, head, next - head, part_begin, part_end, is_apart, order, whole / (parts * ranges)});
+      tasks.push_back(
+          {seq, token, tokens, head, next - head, part_begin, part_end, is_apart, order, whole / (parts * ranges)});
     }
   }
 }

@@ -1,4 +1,5 @@
-// Divides the attention of a batch into tasks of like cost. Knows lengths and block tables; no queries, no keys, no sums.
+// Divides the attention of a batch into tasks of like cost. Knows lengths and block tables; no queries, no keys, no
+// sums.
 #pragma once
 
 #include <cstdint>
@@ -68,8 +69,8 @@ class Plan {
   void add_shared(const SharedPrefix& prefix, int64_t target);
 
   const AttentionBatch& batch_;
-  int64_t group_;                     // heads of a KV head
-  std::vector<int64_t> tokens_;       // first token of each sequence
+  int64_t group_;                         // heads of a KV head
+  std::vector<int64_t> tokens_;           // first token of each sequence
   std::vector<int64_t> num_shared_keys_;  // of each sequence
 };
 

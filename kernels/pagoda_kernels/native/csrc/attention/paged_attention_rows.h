@@ -1,4 +1,5 @@
-// The query rows of a task of paged attention: how they come in and go out. Rows are [KV head][query][head of the group].
+// The query rows of a task of paged attention: how they come in and go out. Rows are [KV head][query][head of the
+// group].
 #pragma once
 
 #include "attention/paged_attention_plan.h"
@@ -30,8 +31,8 @@ class TaskRows {
     return (task.head + row / (task.num_queries * group_)) * group_ + row % group_;
   }
 
-  // All of them, packed into scratch.query, as columns or as rows, and their positions. Makes room for so many packed keys
-  // and values.
+  // All of them, packed into scratch.query, as columns or as rows, and their positions. Makes room for so many packed
+  // keys and values.
   const P* pack(const Task& task, bool as_columns, int64_t num_keys, Scratch<P>& scratch) const {
     const int64_t rows = count(task);
     P* query = scratch.query.get(rows * query_width_);
@@ -46,7 +47,8 @@ class TaskRows {
   // The outputs of rows [first, first + count), of which `sums` are.
   void finish(const Task& task, int64_t first, int64_t count, const Sums& sums, T* out) const {
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t row = first + i, head = head_of(task, row), place = query_of(task, row).token * batch_.num_heads + head;
+      const int64_t row = first + i, head = head_of(task, row),
+                    place = query_of(task, row).token * batch_.num_heads + head;
       const float sum = denominator(sums.states[i], batch_.sinks, head);
       store_row(sums.values + i * width_, sum, batch_.head_dim, out + place * batch_.head_dim);
     }

@@ -26,10 +26,12 @@ inline __m512 reduce_rows(const __m512* rows, const Combine& combine) {
       const __m512 a = rows[4 * i + 2 * j], b = rows[4 * i + 2 * j + 1];
       halves[j] = combine(_mm512_shuffle_f32x4(a, b, 0xee), _mm512_shuffle_f32x4(a, b, 0x44));
     }
-    quads[i] = combine(_mm512_shuffle_f32x4(halves[0], halves[1], 0xdd), _mm512_shuffle_f32x4(halves[0], halves[1], 0x88));
+    quads[i] =
+        combine(_mm512_shuffle_f32x4(halves[0], halves[1], 0xdd), _mm512_shuffle_f32x4(halves[0], halves[1], 0x88));
   }
   const __m512d low = _mm512_castps_pd(quads[0]), high = _mm512_castps_pd(quads[1]);
-  const __m512 even = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high)), odd = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+  const __m512 even = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high)),
+               odd = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
   const __m512 pairs = combine(even, odd);
   const __m512 all = combine(pairs, _mm512_permute_ps(pairs, 0xb1));
   return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0), all);
@@ -51,7 +53,8 @@ inline void store_weights(bf16* to, const Vec* weights) {
 
 // As softmax_row for kCount rows, a tile of products and of weights each. `seen`: a bit for each key of each row.
 template <int kCount, bool kSeesAll, typename P>
-void softmax_rows(const float* products, P* weights, const uint64_t* seen, float scale, RowState* states, float* factors) {
+void softmax_rows(const float* products, P* weights, const uint64_t* seen, float scale, RowState* states,
+                  float* factors) {
   const Vec factor(scale * kLog2E);
   __m512 rows[kRowsAtOnce];
 #pragma GCC unroll 8
@@ -66,7 +69,8 @@ void softmax_rows(const float* products, P* weights, const uint64_t* seen, float
     rows[r] = top.v;
   }
   // States are pairs of maximum and sum.
-  constexpr auto kUsed = static_cast<__mmask16>((1 << kCount) - 1), kUsedPairs = static_cast<__mmask16>((1 << 2 * kCount) - 1);
+  constexpr auto kUsed = static_cast<__mmask16>((1 << kCount) - 1),
+                 kUsedPairs = static_cast<__mmask16>((1 << 2 * kCount) - 1);
   const __m512 pairs = _mm512_maskz_loadu_ps(kUsedPairs, reinterpret_cast<const float*>(states));
   const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 0, 0, 0, 0, 0, 0, 0, 0);
   const __m512 before = _mm512_permutexvar_ps(even, pairs);

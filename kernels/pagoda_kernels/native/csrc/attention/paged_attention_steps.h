@@ -13,8 +13,8 @@
 
 namespace pagoda::attention {
 
-constexpr int64_t kManyRows = 64;      // of a task
-constexpr int kTilesAtOnce = 2;        // of a partition, whose values are multiplied in one go
+constexpr int64_t kManyRows = 64;  // of a task
+constexpr int kTilesAtOnce = 2;    // of a partition, whose values are multiplied in one go
 inline constexpr std::array<float, kRows> kOnes = [] {
   std::array<float, kRows> ones{};
   ones.fill(1.0f);
@@ -77,10 +77,10 @@ class Steps {
     return kUsesAmx<P> && task.num_heads == 1 && task.num_queries * group_ >= kManyRows;
   }
 
-  // The tile of the task's keys that begins at `start`; `next` is the task whose keys come then, if any. query: of all rows,
-  // packed, as columns where the task takes them.
-  void add_tile(const Task& task, int64_t start, const Task* next, const P* query, const Sums& sums, Registers& registers,
-                Scratch<P>& scratch) const {
+  // The tile of the task's keys that begins at `start`; `next` is the task whose keys come then, if any. query: of all
+  // rows, packed, as columns where the task takes them.
+  void add_tile(const Task& task, int64_t start, const Task* next, const P* query, const Sums& sums,
+                Registers& registers, Scratch<P>& scratch) const {
     if (is_in_place(task)) {
       add_tile_in_place(task, start, next, query, sums, registers, scratch);
     } else {
@@ -88,12 +88,13 @@ class Steps {
     }
   }
 
-  // Many rows of one KV head over the keys [begin, end) of a partition. These are packed as a whole, in L2; each 32 rows
-  // stay in L1 with their sums while keys and values pass by, two tiles between a load of the sums and a store. sums_of(row)
-  // is where those of the rows from `row` on go; when `count` rows are done, take(row, count, sums) has them.
+  // Many rows of one KV head over the keys [begin, end) of a partition. These are packed as a whole, in L2; each 32
+  // rows stay in L1 with their sums while keys and values pass by, two tiles between a load of the sums and a store.
+  // sums_of(row) is where those of the rows from `row` on go; when `count` rows are done, take(row, count, sums) has
+  // them.
   template <typename SumsOf, typename Take>
-  void add_partition(const Task& task, int64_t begin, int64_t end, const Task* next, const P* query, Registers& registers,
-                     Scratch<P>& scratch, const SumsOf& sums_of, const Take& take) const {
+  void add_partition(const Task& task, int64_t begin, int64_t end, const Task* next, const P* query,
+                     Registers& registers, Scratch<P>& scratch, const SumsOf& sums_of, const Take& take) const {
 #if defined(__AMX_BF16__)
     if constexpr (kUsesAmx<P>) {
       find_keys(task, begin, end - begin, scratch.tile);
@@ -184,11 +185,13 @@ class Steps {
     // The values of some tiles, the last one up to `end`.
     const auto add_values = [&](int i, int tiles, int end) {
       const bool adds = !all_are(i, 0.0f);  // else nothing has been added up yet
-      for (int r = 0; adds && r < count; ++r) scale_row(out + r * width_, static_cast<int>(width_ / kLanes), factors[i][r]);
+      for (int r = 0; adds && r < count; ++r)
+        scale_row(out + r * width_, static_cast<int>(width_ / kLanes), factors[i][r]);
       const WeightTiles weights{reinterpret_cast<const char*>(scratch.weights + i * kRowsOf<P> * kTileKeys)};
       const int64_t blocks = divide_up((tiles - 1) * kTileKeys + end, kStep<P> * kAmxSteps);
-      multiply_in_tiles<true>(count, static_cast<int>(width_ / kLanes), weights, values + (first + i) * kTileKeys * width_,
-                              width_ * kStep<P>, blocks, out, width_, adds, [](int) {});
+      multiply_in_tiles<true>(count, static_cast<int>(width_ / kLanes), weights,
+                              values + (first + i) * kTileKeys * width_, width_ * kStep<P>, blocks, out, width_, adds,
+                              [](int) {});
     };
     if (ends[0] == kTileKeys && ends[1] > 0 && all_are(1, 1.0f)) return add_values(0, 2, ends[1]);
     for (int i = 0; i < kTilesAtOnce; ++i) {
@@ -197,8 +200,8 @@ class Steps {
   }
 #endif
 
-  // The same for few rows, mostly from where keys and values lie: first the products of all heads, then their weights, then
-  // the sums of values.
+  // The same for few rows, mostly from where keys and values lie: first the products of all heads, then their weights,
+  // then the sums of values.
   void add_tile_in_place(const Task& task, int64_t start, const Task* next, const P* query, const Sums& sums,
                          Registers& registers, Scratch<P>& scratch) const {
     if constexpr (kHasInPlace<P, S>) {
@@ -245,7 +248,8 @@ class Steps {
             multiply_all(num_rows, static_cast<int>(width_ / kLanes), of_rows, kTileKeys, packed, width_ * kStep<P>,
                          divide_up(end, kStep<P>), out, width_, of_sums);
           } else {
-            multiply_values(num_rows, of_rows, values, std::min(kPart, end - first), batch_.head_dim, out, of_sums, ahead);
+            multiply_values(num_rows, of_rows, values, std::min(kPart, end - first), batch_.head_dim, out, of_sums,
+                            ahead);
           }
         }
       }
@@ -253,8 +257,8 @@ class Steps {
     }
   }
 
-  // Slots of the task's keys [start, start + count). Blocks that left the window of all of its queries are not theirs any
-  // more: the first that did not stands in their place, whose keys get no weight as theirs would not.
+  // Slots of the task's keys [start, start + count). Blocks that left the window of all of its queries are not theirs
+  // any more: the first that did not stands in their place, whose keys get no weight as theirs would not.
   void find_keys(const Task& task, int64_t start, int64_t count, Tile& tile) const {
     const int32_t* table = batch_.block_table + task.seq * batch_.table_stride;
     const int64_t size = batch_.block_size, end = std::min(task.end, start + count);
@@ -298,7 +302,8 @@ class Steps {
     const int64_t stride = batch_.num_kv_heads * cache_.width, column = head * cache_.width;
     const int64_t* slots = scratch.tile.slots + t * kTileKeys;
     const int num_keys = std::min(kTileKeys, scratch.tile.num_keys - t * kTileKeys);
-    P *keys = scratch.keys.get(0) + t * kTileKeys * query_width_, *values = scratch.values.get(0) + t * kTileKeys * width_;
+    P *keys = scratch.keys.get(0) + t * kTileKeys * query_width_,
+      *values = scratch.values.get(0) + t * kTileKeys * width_;
     pack_keys(cache_.keys + column, stride, slots, num_keys, batch_.head_dim, keys, ahead);
     pack_values(cache_.values + column, stride, slots, num_keys, batch_.head_dim, width_, values, ahead);
   }
@@ -319,7 +324,7 @@ class Steps {
     }
   }
 
-  // One head's of the tile, or of what lies behind its first keys or values.
+  // One head's of the tile, or of what follows its first keys or values.
   Cached<S> cached(const S* all, int64_t head, int first, const Scratch<P>& scratch) const {
     return {all + head * cache_.width, batch_.num_kv_heads * cache_.width, scratch.tile.slots + first,
             scratch.tile.num_keys - first};
@@ -340,7 +345,8 @@ class Steps {
       registers.set(count);
       const P* rows_query = query + row * query_width_;
       if (can_stay_unpacked<P>(rows, batch_.head_dim)) {
-        multiply_keys(cached(cache_.keys, head, 0, scratch), rows_query, count, batch_.head_dim, scratch.products, ahead);
+        multiply_keys(cached(cache_.keys, head, 0, scratch), rows_query, count, batch_.head_dim, scratch.products,
+                      ahead);
       } else {
         multiply_all(count, (end + kLanes - 1) / kLanes, rows_query, query_width_, scratch.keys.get(0),
                      int64_t{kTileKeys} * kStep<P>, query_steps, scratch.products, kTileKeys, nullptr);
@@ -352,17 +358,18 @@ class Steps {
               scratch.weights + first * kTileKeys, sums.states + at, factors + first, scratch);
       }
       if (can_stay_unpacked<P>(rows, batch_.head_dim)) {
-        multiply_values(count, scratch.weights, cached(cache_.values, head, 0, scratch), end, batch_.head_dim, values_of_head,
-                        factors, ahead);
+        multiply_values(count, scratch.weights, cached(cache_.values, head, 0, scratch), end, batch_.head_dim,
+                        values_of_head, factors, ahead);
       } else {
         multiply_all(count, static_cast<int>(width_ / kLanes), scratch.weights, kTileKeys, scratch.values.get(0),
-                     width_ * kStep<P>, (end + kStep<P> - 1) / kStep<P>, values_of_head + row * width_, width_, factors);
+                     width_ * kStep<P>, (end + kStep<P> - 1) / kStep<P>, values_of_head + row * width_, width_,
+                     factors);
       }
     }
   }
 
-  // Products to weights for some rows of the task from `row` on, which see no less the later they come: of tile t of those
-  // in scratch.tile, the keys from `start` on.
+  // Products to weights for some rows of the task from `row` on, which see no less the later they come: of tile t of
+  // those in scratch.tile, the keys from `start` on.
   void weigh(const Task& task, int t, int64_t start, int64_t row, int count, const float* products, P* weights,
              RowState* states, float* factors, Scratch<P>& scratch) const {
     const int num_keys = std::min(kTileKeys, scratch.tile.num_keys - t * kTileKeys);

@@ -1,5 +1,5 @@
-// What paged attention does with one tile of keys: pack it, multiply it with a few query rows, softmax, multiply with the
-// values. Every row is computed by itself in one fixed order: its bits do not depend on the rows beside it.
+// What paged attention does with one tile of keys: pack it, multiply it with a few query rows, softmax, multiply with
+// the values. Every row is computed by itself in one fixed order: its bits do not depend on the rows beside it.
 #pragma once
 
 #include <algorithm>
@@ -70,7 +70,8 @@ inline Vec load_packed(const float* p, int n, float) { return n < 0 ? load(p) : 
 inline Vec load_packed(const bf16* p, int n, float) { return n < 0 ? load(p) : load(p, n); }
 inline Vec load_packed(const int8_t* p, int n, float) {
 #if defined(__AVX512F__)
-  const __m128i bytes = n < 0 ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)) : _mm_maskz_loadu_epi8(first_lanes(n), p);
+  const __m128i bytes =
+      n < 0 ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)) : _mm_maskz_loadu_epi8(first_lanes(n), p);
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
 #else
   int64_t bytes = 0;
@@ -149,8 +150,8 @@ struct Cached {
 
 // ---- packing
 
-// Cache lines of later keys and values, fetched a few at a time between the work on earlier ones: all at once, they would
-// only stand in each other's way.
+// Cache lines of later keys and values, fetched a few at a time between the work on earlier ones: all at once, they
+// would only stand in each other's way.
 struct Prefetch {
   const char *keys, *values;
   int64_t stride, bytes;  // between slots; of one slot
@@ -175,8 +176,8 @@ struct Prefetch {
   void step_to_l2() { step<_MM_HINT_T1>(lines_a_step); }  // of more than L1 has room for
 };
 
-// A transposed square of up to kLanes keys, the first columns of each: a vector holds one step of every key. Zeros behind
-// the last key and column; nothing but these keys is read.
+// A transposed square of up to kLanes keys, the first columns of each: a vector holds one step of every key. Zeros
+// after the last key and column; nothing but these keys is read.
 template <typename P, typename S>
 inline void load_square(const S* base, int64_t stride, const int64_t* slots, int64_t num_keys, int64_t num_columns,
                         Vec* square) {
@@ -184,13 +185,14 @@ inline void load_square(const S* base, int64_t stride, const int64_t* slots, int
     for (int i = 0; i < kLanes; ++i) square[i] = load_packed(base + slots[i] * stride, -1, P{});
   } else {
     const int rest = num_columns >= kLanes * kStep<P> ? -1 : static_cast<int>(num_columns);
-    for (int i = 0; i < kLanes; ++i) square[i] = i < num_keys ? load_packed(base + slots[i] * stride, rest, P{}) : Vec();
+    for (int i = 0; i < kLanes; ++i)
+      square[i] = i < num_keys ? load_packed(base + slots[i] * stride, rest, P{}) : Vec();
   }
   transpose(square);
 }
 
-// Keys at base + slots[key] * stride to packed[step][key][kStep]; zeros behind the last key up to a whole vector, behind the
-// last step as far as they are taken at once.
+// Keys at base + slots[key] * stride to packed[step][key][kStep]; zeros after the last key up to a whole vector, after
+// the last step as far as they are taken at once.
 template <typename P, typename S>
 void pack_keys(const S* base, int64_t stride, const int64_t* slots, int num_keys, int64_t head_dim, P* packed,
                Prefetch& ahead) {
@@ -230,11 +232,11 @@ inline void pair_values(Vec* keys, bf16) {
 }
 #endif
 
-// Values to packed[key / kStep][column][kStep], rows of `padded_dim` columns; zeros behind the last column, and behind the
-// last key as far as keys are taken at once.
+// Values to packed[key / kStep][column][kStep], rows of `padded_dim` columns; zeros after the last column, and after
+// the last key as far as keys are taken at once.
 template <typename P, typename S>
-void pack_values(const S* base, int64_t stride, const int64_t* slots, int num_keys, int64_t head_dim, int64_t padded_dim,
-                 P* packed, Prefetch& ahead) {
+void pack_values(const S* base, int64_t stride, const int64_t* slots, int num_keys, int64_t head_dim,
+                 int64_t padded_dim, P* packed, Prefetch& ahead) {
   constexpr int kWidth = kLanes * kStep<P>;
   const int64_t end = round_up(num_keys, kStep<P> * kStepsAtOnce<P>);
   for (int key = 0; key < end; key += kStep<P>) {
@@ -281,7 +283,8 @@ void multiply(const P* a, int64_t a_stride, const P* b, int64_t b_stride, int nu
   for (int step = 0; step < num_steps; ++step) {
     Vec columns[kN];
 #pragma GCC unroll 8
-    for (int n = 0; n < kN; ++n) columns[n] = load(reinterpret_cast<const float*>(b + step * b_stride + n * kLanes * kStep<P>));
+    for (int n = 0; n < kN; ++n)
+      columns[n] = load(reinterpret_cast<const float*>(b + step * b_stride + n * kLanes * kStep<P>));
 #pragma GCC unroll 8
     for (int m = 0; m < kM; ++m) {
       const P* element = a + m * a_stride + step * kStep<P>;
@@ -314,11 +317,11 @@ inline void scale_row(float* row, int num_vectors, float factor) {
   for (int i = 0; i < num_vectors; ++i) store(row + i * kLanes, load(row + i * kLanes) * Vec(factor));
 }
 
-// The same in AMX's order, for up to kAmxRows rows: an amx::Operand, or what is like one, with `blocks` of kAmxSteps steps.
-// Behind the last step a has zeros, b nothing that is not finite. kPassesBy: b is in L2, and leaves L1 first.
+// The same in AMX's order, for up to kAmxRows rows: an amx::Operand, or what is like one, with `blocks` of kAmxSteps
+// steps. After the last step a has zeros, b nothing that is not finite. kPassesBy: b is in L2, and leaves L1 first.
 template <bool kPassesBy, typename Left, typename Between>
-inline void multiply_in_tiles(int num_rows, int num_vectors, const Left& a, const bf16* b, int64_t b_stride, int64_t blocks,
-                              float* out, int64_t out_stride, bool adds, const Between& between) {
+inline void multiply_in_tiles(int num_rows, int num_vectors, const Left& a, const bf16* b, int64_t b_stride,
+                              int64_t blocks, float* out, int64_t out_stride, bool adds, const Between& between) {
   const auto run = [&](auto is_high, auto is_wide, int vector) {
     const amx::Operand right{b + vector * kLanes * 2, b_stride * 2, kAmxSteps * b_stride * 2};
     constexpr amx::Passing kPassing = kPassesBy ? amx::Passing::kRight : amx::Passing::kNothing;
@@ -350,8 +353,8 @@ inline void multiply_all(int num_rows, int num_vectors, const P* a, int64_t a_st
   const int parts = (num_vectors + kVectors - 1) / kVectors;
   for (int part = 0; part < parts; ++part) {
     const int first = num_vectors * part / parts, count = num_vectors * (part + 1) / parts - first;
-    kMultiply<P>[num_rows - 1][count - 1](a, a_stride, b + first * kLanes * kStep<P>, b_stride, num_steps,
-                                          out + first * kLanes, out_stride, factors);
+    kMultiply<P>[num_rows - 1][count - 1](a, a_stride, b + first* kLanes* kStep<P>, b_stride, num_steps,
+                                          out + first* kLanes, out_stride, factors);
   }
 }
 
@@ -391,7 +394,8 @@ inline float power_of_two(float x) {
   return lanes[0];
 }
 
-// The weight of a key: 2^x for x up to kSlack, NaN for NaN. One that is rounded to bfloat16 is made to within 3e-6 of itself.
+// The weight of a key: 2^x for x up to kSlack, NaN for NaN. One that is rounded to bfloat16 is made to within 3e-6 of
+// itself.
 inline Vec weight_of(Vec x, float) { return power_of_two(x); }
 #if defined(__AVX512BF16__)
 inline Vec weight_of(Vec x, bf16) {
@@ -432,8 +436,9 @@ struct Scoring {
   float softcap;  // 0: none
 };
 
-// Weights are powers of two, relative to one of the row's scores: the first tile's maximum, and another one's only where
-// that is higher by more than kSlack. So sums are hardly ever scaled, and no weight is above 2^kSlack (FlashAttention-4).
+// Weights are powers of two, relative to one of the row's scores: the first tile's maximum, and another one's only
+// where that is higher by more than kSlack. So sums are hardly ever scaled, and no weight is above 2^kSlack
+// (FlashAttention-4).
 constexpr float kSlack = 8.0f;
 
 // One query row's sums over the keys so far.
@@ -442,19 +447,22 @@ struct RowState {
   float sum = 0.0f;
 };
 
-// Products of one row with a tile of keys to weights of its values, for keys [begin, end) of the tile; the others get 0.
-// `slope` is taken for each token between query and key, `distance` that of the tile's first key (at most 0). Scales, one
-// a key, are null where keys and values are not quantized. Returns the factor for what the row has summed up before.
+// Products of one row with a tile of keys to weights of its values, for keys [begin, end) of the tile; the others get
+// 0. `slope` is taken for each token between query and key, `distance` that of the tile's first key (at most 0).
+// Scales, one a key, are null where keys and values are not quantized. Returns the factor for what the row has summed
+// up before.
 template <typename P>
-[[gnu::noinline]] float softmax_row(const float* products, P* weights, int begin, int end, const Scoring& scoring, float slope,
-                                    float distance, const float* k_scales, const float* v_scales, RowState* state) {
+[[gnu::noinline]] float softmax_row(const float* products, P* weights, int begin, int end, const Scoring& scoring,
+                                    float slope, float distance, const float* k_scales, const float* v_scales,
+                                    RowState* state) {
   if (begin >= end) {
     std::memset(static_cast<void*>(weights), 0, kTileKeys * sizeof(P));
     return state->reference == -kInfinity ? 0.0f : 1.0f;
   }
   const bool is_edge = begin > 0 || end < kTileKeys;
   alignas(64) static const float kCount[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  // Where there is nothing but a scale, which is positive, it is applied in one rounding with the maximum's subtraction.
+  // Where there is nothing but a scale, which is positive, it is applied in one rounding with the maximum's
+  // subtraction.
   const bool is_plain = k_scales == nullptr && scoring.softcap == 0.0f && slope == 0.0f;
   const float unit = is_plain ? scoring.scale * kLog2E : 1.0f;  // of the scores below
   Vec scores[kKeyVectors], top(-kInfinity);
@@ -473,7 +481,8 @@ template <typename P>
     top = max(top, x);
     scores[i] = x;
   }
-  const float before = state->reference, highest = maximum(top) * unit, after = highest > before + kSlack ? highest : before;
+  const float before = state->reference, highest = maximum(top) * unit,
+              after = highest > before + kSlack ? highest : before;
   const float factor = before == -kInfinity ? 0.0f : before == after ? 1.0f : power_of_two(before - after);
   Vec total;
   for (int i = 0; i < kKeyVectors; ++i) {

@@ -1,6 +1,6 @@
-// The products of few query rows with keys and values as they lie in the cache: packing the tile first would take longer, so
-// keys are transposed and values paired in registers. The same instructions in the same order for each sum as multiply_all's
-// on a packed tile, and so the same bits.
+// The products of few query rows with keys and values as they lie in the cache: packing the tile first would take
+// longer, so keys are transposed and values paired in registers. The same instructions in the same order for each sum
+// as multiply_all's on a packed tile, and so the same bits.
 #pragma once
 
 #include "attention/paged_attention_tile.h"
@@ -16,7 +16,8 @@ void multiply_squares(const Cached<S>& keys, const P* query, int64_t head_dim, f
     Vec sums[kM];
     for (int64_t column = 0; column < head_dim; column += kLanes * kStep<P>) {
       Vec square[kLanes];
-      load_square<P>(keys.base + column, keys.stride, keys.slots + first, keys.num_keys - first, head_dim - column, square);
+      load_square<P>(keys.base + column, keys.stride, keys.slots + first, keys.num_keys - first, head_dim - column,
+                     square);
       ahead.step();
 #pragma GCC unroll 16
       for (int i = 0; i < kLanes; ++i) {
@@ -36,16 +37,17 @@ constexpr auto squares_by_rows(std::integer_sequence<int, kMs...>) {
 
 // The same for up to kRows rows.
 template <typename P, typename S>
-void multiply_keys(const Cached<S>& keys, const P* query, int num_rows, int64_t head_dim, float* products, Prefetch& ahead) {
+void multiply_keys(const Cached<S>& keys, const P* query, int num_rows, int64_t head_dim, float* products,
+                   Prefetch& ahead) {
   static constexpr auto kByRows = squares_by_rows<P, S>(std::make_integer_sequence<int, kRows>());
   kByRows[num_rows - 1](keys, query, head_dim, products, ahead);
 }
 
-// out[row] = factors[row] * out[row] + weights[row] * values of keys [0, end), for kM rows and kChunks chunks of kLanes *
-// kStep columns.
+// out[row] = factors[row] * out[row] + weights[row] * values of keys [0, end), for kM rows and kChunks chunks of kLanes
+// * kStep columns.
 template <typename P, int kM, int kChunks, typename S>
-void multiply_chunks(const P* weights, const Cached<S>& values, int end, float* out, int64_t out_stride, const float* factors,
-                     Prefetch& ahead) {
+void multiply_chunks(const P* weights, const Cached<S>& values, int end, float* out, int64_t out_stride,
+                     const float* factors, Prefetch& ahead) {
   constexpr int kN = kChunks * kStep<P>;
   Vec sums[kM][kN];
   for (int m = 0; m < kM; ++m) {
@@ -105,7 +107,7 @@ void multiply_values(int num_rows, const P* weights, const Cached<S>& values, in
   for (int part = 0; part < parts; ++part) {
     const int first = chunks * part / parts, count = chunks * (part + 1) / parts - first;
     const Cached<S> from{values.base + first * kWidth, values.stride, values.slots, values.num_keys};
-    kMultiplyChunks<P, S>[num_rows - 1][count - 1](weights, from, end, out + first * kWidth, head_dim, factors, ahead);
+    kMultiplyChunks<P, S>[num_rows - 1][count - 1](weights, from, end, out + first* kWidth, head_dim, factors, ahead);
   }
 }
 

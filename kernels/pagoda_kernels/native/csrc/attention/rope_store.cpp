@@ -62,7 +62,8 @@ inline void rotate_head(const T* from, T* to, const T* weight, float eps, float 
     Vec squares;
 #pragma GCC unroll 16
     for (int i = 0; i < kVectors; ++i) squares = fma(x[i], x[i], squares);
-    const Vec scale(1.0f / std::sqrt(sum(squares) / static_cast<float>(kVectors * kLanes) + eps)), offset(weight_offset);
+    const Vec scale(1.0f / std::sqrt(sum(squares) / static_cast<float>(kVectors * kLanes) + eps)),
+        offset(weight_offset);
 #pragma GCC unroll 16
     for (int i = 0; i < kVectors; ++i) x[i] = x[i] * scale * (load(weight + i * kLanes) + offset);
   }

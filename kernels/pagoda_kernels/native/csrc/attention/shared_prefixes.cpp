@@ -11,7 +11,8 @@ namespace {
 
 class Search {
  public:
-  Search(const AttentionBatch& batch, std::vector<Candidate> candidates) : batch_(batch), candidates_(std::move(candidates)) {
+  Search(const AttentionBatch& batch, std::vector<Candidate> candidates)
+      : batch_(batch), candidates_(std::move(candidates)) {
     // Any order that puts tables with the same beginning side by side will do.
     std::sort(candidates_.begin(), candidates_.end(), [&](const Candidate& a, const Candidate& b) {
       const int64_t num_entries = divide_up(std::min(a.num_keys, b.num_keys), batch_.block_size);
@@ -28,7 +29,9 @@ class Search {
   }
 
  private:
-  const int32_t* table(const Candidate& candidate) const { return batch_.block_table + candidate.seq * batch_.table_stride; }
+  const int32_t* table(const Candidate& candidate) const {
+    return batch_.block_table + candidate.seq * batch_.table_stride;
+  }
 
   int64_t common_keys(const Candidate& a, const Candidate& b) const {
     const int64_t most = std::min(a.num_keys, b.num_keys);

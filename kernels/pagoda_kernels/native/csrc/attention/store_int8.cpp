@@ -5,7 +5,8 @@
 namespace pagoda {
 namespace {
 
-// One head to codes and the scale at the row's end; the rows of pagoda_kernels/attention/quantized_cache.py, bit for bit.
+// One head to codes and the scale at the row's end; the rows of pagoda_kernels/attention/quantized_cache.py, bit for
+// bit.
 template <typename T>
 void store_row(const T* from, int64_t size, int8_t* row, int64_t width) {
   const int64_t whole = size / kLanes * kLanes;

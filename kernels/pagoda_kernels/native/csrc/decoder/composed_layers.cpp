@@ -53,7 +53,8 @@ Tensor rotated(const Tensor& x, const Tensor& cos, const Tensor& sin, bool is_in
   return at::cat({first * cos - second * sin, second * cos + first * sin}, -1).to(x.scalar_type());
 }
 
-Tensor attend(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask, double scale) {
+Tensor attend(const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask,
+              double scale) {
   return at::scaled_dot_product_attention(query, key, value, mask, 0.0, !mask, scale);
 }
 

@@ -24,8 +24,8 @@ int64_t decode_rows(const SequenceColumns& columns, const int64_t* slots, int64_
   return (longest + block_size - 1) / block_size;
 }
 
-void append_rows(const int64_t* slots, int64_t count, const int64_t* token_ids, int64_t* num_tokens, int64_t* num_computed,
-                 int32_t* tokens, int64_t tokens_stride) {
+void append_rows(const int64_t* slots, int64_t count, const int64_t* token_ids, int64_t* num_tokens,
+                 int64_t* num_computed, int32_t* tokens, int64_t tokens_stride) {
   for (int64_t row = 0; row < count; ++row) {
     const int64_t slot = slots[row], length = num_tokens[slot];
     num_computed[slot] = length;

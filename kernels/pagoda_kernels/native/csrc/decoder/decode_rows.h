@@ -21,8 +21,8 @@ struct SequenceColumns {
 int64_t decode_rows(const SequenceColumns& columns, const int64_t* slots, int64_t count, int64_t block_size,
                     int64_t max_tokens, int64_t* rows, bool& all_greedy);
 
-// Each sequence's tokens are computed, and one more comes behind them.
-void append_rows(const int64_t* slots, int64_t count, const int64_t* token_ids, int64_t* num_tokens, int64_t* num_computed,
-                 int32_t* tokens, int64_t tokens_stride);
+// Each sequence's tokens are computed, and one more comes after them.
+void append_rows(const int64_t* slots, int64_t count, const int64_t* token_ids, int64_t* num_tokens,
+                 int64_t* num_computed, int32_t* tokens, int64_t tokens_stride);
 
 }  // namespace pagoda

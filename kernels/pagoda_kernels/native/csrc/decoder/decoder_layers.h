@@ -1,4 +1,4 @@
-// The layers of a decoder one behind the other, from the kernels of ops.h: what they compute, they compute alike.
+// The layers of a decoder one after the other, from the kernels of ops.h: what they compute, they compute alike.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 
 #include "experts/experts.h"
 #include "linear/linear_weights.h"
+#include "linear/lora.h"
 
 namespace pagoda {
 
@@ -46,6 +47,14 @@ struct CacheGroup {
   int64_t table_stride;
 };
 
+// Adapters of some tokens.
+struct DecoderAdapters {
+  static constexpr int kMatrices = 4;  // of a layer: qkv, output, gate_up, down
+  LoraRows rows;
+  LoraTable table;        // of the first place
+  const int64_t* places;  // [num_layers, kMatrices] which `num_parts` lines of a group are of each matrix; -1: none
+};
+
 struct DecoderBatch {
   int64_t num_tokens;
   std::vector<CacheGroup> groups;
@@ -53,14 +62,16 @@ struct DecoderBatch {
   const int64_t* wanted = nullptr;  // last tokens of each sequence whose hidden states are wanted; null: all
   CacheLayout cache;
   std::vector<Rotation> rotations;
+  const DecoderAdapters* adapters = nullptr;  // null: no token has one
 };
 
 // Numbers of bfloat16 that `decoder_layers` needs for a batch beside x.
 int64_t decoder_scratch_size(const std::vector<DecoderLayer>& layers, const DecoderBatch& batch);
 
-// x: [num_tokens, hidden_size], in place. Of tokens that are not wanted, the last layer computes keys and values alone, and
-// their rows of x hold anything.
-void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch, bf16* x, bf16* scratch, const Team& team);
+// x: [num_tokens, hidden_size], in place. Of tokens that are not wanted, the last layer computes keys and values alone,
+// and their rows of x hold anything.
+void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch, bf16* x, bf16* scratch,
+                    const Team& team);
 
 // Numbers of bfloat16 that `decoder_logits` needs.
 int64_t head_scratch_size(const DecoderHead& head, int64_t num_rows);

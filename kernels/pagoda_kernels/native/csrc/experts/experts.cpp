@@ -18,10 +18,11 @@ namespace {
 
 using packed::scratch;
 
-constexpr int64_t kJobsEach = 6;        // for each thread: so many experts with tokens are divided among threads as they are
-constexpr int64_t kItemsAtOnce = 4;     // neighbours that a thread takes of a product that several compute
-constexpr int64_t kMostTokens = 2048;   // at a time: what experts give of more takes too much memory
-constexpr int kGathered = 10, kWide = 11, kGatedRows = 12, kSums = 13, kPacked = 14, kResults = 15;  // uses of scratch memory
+constexpr int64_t kJobsEach = 6;  // for each thread: so many experts with tokens are divided among threads as they are
+constexpr int64_t kItemsAtOnce = 4;    // neighbours that a thread takes of a product that several compute
+constexpr int64_t kMostTokens = 2048;  // at a time: what experts give of more takes too much memory
+constexpr int kGathered = 10, kWide = 11, kGatedRows = 12, kSums = 13, kPacked = 14,
+              kResults = 15;  // uses of scratch memory
 
 // Some tokens of one expert: places in the table of all choices, sorted by expert.
 struct Job {
@@ -31,10 +32,11 @@ struct Job {
 
 // Every choice of every token, sorted by expert.
 struct Table {
-  std::vector<int64_t> rows;    // of a token's choices, token * top_k + rank, by place
+  std::vector<int64_t> rows;  // of a token's choices, token * top_k + rank, by place
   std::vector<Job> jobs;
 
-  Table(const Experts& experts, const Choices& choices) : rows(static_cast<size_t>(choices.num_tokens * choices.top_k)) {
+  Table(const Experts& experts, const Choices& choices)
+      : rows(static_cast<size_t>(choices.num_tokens * choices.top_k)) {
     const auto count = static_cast<int64_t>(rows.size());
     std::vector<int64_t> ends(experts.experts.size() + 1);
     for (int64_t i = 0; i < count; ++i) ++ends[choices.chosen[i] + 1];
@@ -54,8 +56,8 @@ struct Table {
 bf16* bf16_scratch(uint32_t* words) { return reinterpret_cast<bf16*>(words); }
 
 // The rows that a job's tokens have in x, one after the other, times their weights if those are on the input.
-void gather(const Experts& experts, const Table& table, const Job& job, const Choices& choices, const bf16* x, int64_t hidden,
-            bf16* to) {
+void gather(const Experts& experts, const Table& table, const Job& job, const Choices& choices, const bf16* x,
+            int64_t hidden, bf16* to) {
   for (int64_t i = 0; i < job.size; ++i, to += hidden) {
     const int64_t choice = table.rows[job.begin + i];
     const bf16* from = x + choice / choices.top_k * hidden;
@@ -87,7 +89,8 @@ void multiply(const LinearWeights& weights, const bf16* x, bf16* out, int64_t nu
 }
 
 // One expert after the other, each by one thread: their rows stay in its cache from matrix to matrix.
-void run_jobs(const Experts& all, const Table& table, const Choices& choices, const bf16* x, bf16* results, int num_threads) {
+void run_jobs(const Experts& all, const Table& table, const Choices& choices, const bf16* x, bf16* results,
+              int num_threads) {
   std::atomic<size_t> next{0};
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
   {
@@ -204,7 +207,8 @@ void run_products(const std::shared_ptr<Products>& products, const Team& team) {
 }
 
 // Few tokens: all threads divide each expert's items.
-void run_items(const Experts& all, const Table& table, const Choices& choices, const bf16* x, bf16* results, const Team& team) {
+void run_items(const Experts& all, const Table& table, const Choices& choices, const bf16* x, bf16* results,
+               const Team& team) {
   const LinearWeights &first = table.jobs.front().expert->gate_up, &last = table.jobs.front().expert->down;
   const auto count = static_cast<int64_t>(table.rows.size());
   const int64_t hidden = first.num_inputs, width = first.num_outputs, size = last.num_inputs;
@@ -215,7 +219,8 @@ void run_items(const Experts& all, const Table& table, const Choices& choices, c
   for (const Job& job : table.jobs) {
     gather(all, table, job, choices, x, hidden, rows + job.begin * hidden);
     up->add(any_product(job.expert->gate_up, rows + job.begin * hidden, wide + job.begin * width, job.size));
-    down->add(any_product(job.expert->down, gated + job.begin * size, results + job.begin * last.num_outputs, job.size));
+    down->add(
+        any_product(job.expert->down, gated + job.begin * size, results + job.begin * last.num_outputs, job.size));
   }
   run_products(up, team);
   act_and_mul<bf16>(wide, width, gated, count, size, all.activation, team.threads());
@@ -248,7 +253,8 @@ void combine(const Experts& all, const Table& table, const Choices& choices, con
 
 }  // namespace
 
-void experts(const Experts& all, const bf16* x, const Choices& choices, const Extra& extra, bf16* out, const Team& team) {
+void experts(const Experts& all, const bf16* x, const Choices& choices, const Extra& extra, bf16* out,
+             const Team& team) {
   const int64_t hidden = all.experts.front().down.num_outputs, top_k = choices.top_k;
   for (int64_t begin = 0; begin < choices.num_tokens; begin += kMostTokens) {
     const int64_t count = std::min(kMostTokens, choices.num_tokens - begin);
@@ -268,16 +274,18 @@ void experts(const Experts& all, const bf16* x, const Choices& choices, const Ex
   }
 }
 
-void mixture(const Mixture& mixture, const bf16* x, const bf16* residual, bf16* out, int64_t num_tokens, const Team& team) {
+void mixture(const Mixture& mixture, const bf16* x, const bf16* residual, bf16* out, int64_t num_tokens,
+             const Team& team) {
   if (num_tokens == 0) return;
-  const int64_t num_experts = mixture.router.num_outputs, top_k = mixture.routing.top_k, hidden = mixture.router.num_inputs;
+  const int64_t num_experts = mixture.router.num_outputs, top_k = mixture.routing.top_k,
+                hidden = mixture.router.num_inputs;
   std::vector<float> logits(static_cast<size_t>(num_tokens * num_experts));
   linear<float>(mixture.router, x, nullptr, logits.data(), num_tokens, team);
   std::vector<float> weights(static_cast<size_t>(num_tokens * top_k));
   std::vector<int64_t> chosen(weights.size());
   parallel_for(num_tokens, 16, team.threads(), [&](int64_t begin, int64_t end) {
-    route(logits.data() + begin * num_experts, end - begin, num_experts, mixture.routing, weights.data() + begin * top_k,
-          chosen.data() + begin * top_k);
+    route(logits.data() + begin * num_experts, end - begin, num_experts, mixture.routing,
+          weights.data() + begin * top_k, chosen.data() + begin * top_k);
   });
   std::vector<bf16> shared;
   std::vector<float> scale;

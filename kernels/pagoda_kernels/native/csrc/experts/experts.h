@@ -25,8 +25,8 @@ struct Routing {
   bool is_normalized;
   float norm_min, norm_added, scale;
   int64_t num_groups, top_groups;
-  bool groups_by_two;      // by the sum of a group's two highest scores
-  const float* correction; // [num_experts] or null
+  bool groups_by_two;       // by the sum of a group's two highest scores
+  const float* correction;  // [num_experts] or null
 };
 
 struct Experts {
@@ -61,12 +61,14 @@ struct Extra {
   const float* shared_scale;      // [num_tokens], on `shared`
 };
 
-// What an expert gives is rounded to bfloat16; the weighted sum is taken in float32, in the order of a token's choices, with
-// `extra`, and rounded once. A token's result depends on that token alone. `out` may be the residual.
-void experts(const Experts& experts, const bf16* x, const Choices& choices, const Extra& extra, bf16* out, const Team& team);
+// What an expert gives is rounded to bfloat16; the weighted sum is taken in float32, in the order of a token's choices,
+// with `extra`, and rounded once. A token's result depends on that token alone. `out` may be the residual.
+void experts(const Experts& experts, const bf16* x, const Choices& choices, const Extra& extra, bf16* out,
+             const Team& team);
 
 // All of a mixture: out = residual + mixture(x), [num_tokens, hidden_size]; residual may be null, or out itself.
-void mixture(const Mixture& mixture, const bf16* x, const bf16* residual, bf16* out, int64_t num_tokens, const Team& team);
+void mixture(const Mixture& mixture, const bf16* x, const bf16* residual, bf16* out, int64_t num_tokens,
+             const Team& team);
 
 #endif
 

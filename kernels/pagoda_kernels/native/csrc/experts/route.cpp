@@ -74,7 +74,8 @@ void route(const float* logits, int64_t num_tokens, int64_t num_experts, const R
   const int64_t top_k = routing.top_k;
   for (int64_t token = 0; token < num_tokens; ++token, weights += top_k, chosen += top_k) {
     score(logits + token * num_experts, num_experts, routing.scoring, scores.data());
-    for (int64_t i = 0; i < num_experts; ++i) choice[i] = scores[i] + (routing.correction ? routing.correction[i] : 0.0f);
+    for (int64_t i = 0; i < num_experts; ++i)
+      choice[i] = scores[i] + (routing.correction ? routing.correction[i] : 0.0f);
     if (routing.num_groups > 1) leave_groups(routing, num_experts, choice.data(), order);
     top(choice.data(), num_experts, top_k, chosen, order);
     float total = 0.0f;
@@ -83,7 +84,9 @@ void route(const float* logits, int64_t num_tokens, int64_t num_experts, const R
       if (routing.scoring == Scoring::kTopSigmoid) weights[i] = sigmoid_of(weights[i]);
       total += weights[i];
     }
-    const float factor = routing.scale / (routing.is_normalized ? std::max({total + routing.norm_added, routing.norm_min, 1e-20f}) : 1.0f);
+    const float factor =
+        routing.scale /
+        (routing.is_normalized ? std::max({total + routing.norm_added, routing.norm_min, 1e-20f}) : 1.0f);
     for (int64_t i = 0; i < top_k; ++i) weights[i] *= factor;
   }
 }

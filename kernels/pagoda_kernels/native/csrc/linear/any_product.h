@@ -10,8 +10,8 @@ namespace pagoda {
 
 #if defined(__AVX512BF16__)
 
-// out = x W^T + bias, item by item. Rows are packed first, by `pack` into `packed_words()` words, and `place` says where they
-// are; without `needs_packing` both may be left out. They are few enough for one block: at most `kMostRows`.
+// out = x W^T + bias, item by item. Rows are packed first, by `pack` into `packed_words()` words, and `place` says
+// where they are; without `needs_packing` both may be left out. They are few enough for one block: at most `kMostRows`.
 class AnyProduct {
  public:
   static constexpr int64_t kMostRows = packed::kMaxTiles * packed::kVectorRows;
@@ -71,7 +71,8 @@ std::unique_ptr<AnyProduct> any_product(const LinearWeights& weights, const bf16
 
 // Of each way to hold a matrix.
 std::unique_ptr<AnyProduct> packed_product(const LinearWeights& weights, const bf16* x, bf16* out, int64_t num_rows);
-std::unique_ptr<AnyProduct> compressed_product(const LinearWeights& weights, const bf16* x, bf16* out, int64_t num_rows);
+std::unique_ptr<AnyProduct> compressed_product(const LinearWeights& weights, const bf16* x, bf16* out,
+                                               int64_t num_rows);
 std::unique_ptr<AnyProduct> quantized_product(const LinearWeights& weights, const bf16* x, bf16* out, int64_t num_rows);
 
 #endif

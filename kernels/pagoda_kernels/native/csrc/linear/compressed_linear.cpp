@@ -60,7 +60,7 @@ struct CompressedPairs : PairRows {
                                  : add_decompressing<false>(x, height, sums, meanwhile);
     }
 
-    // Units that follow each other; behind the last place comes the first one again.
+    // Units that follow each other; after the last place comes the first one again.
     struct Ring {
       const bf16* at;
       int64_t stride, mask;
@@ -94,8 +94,8 @@ struct CompressedPairs : PairRows {
       amx::multiply<kIsHigh, true, amx::Passing::kLeft>(rows, ring, units, sums, kStride, begin > 0, between);
     }
 #else
-    // Codes come nearer while tiles multiply: for one tile those some units ahead, for several the next stretch's, a share
-    // with each tile.
+    // Codes come nearer while tiles multiply: for one tile those some units ahead, for several the next stretch's, a
+    // share with each tile.
     int64_t units_ahead() const { return num_tiles == 1 ? kAheadUnits : units_of(size); }
     int64_t step() const { return kUnitBytes / kUnitPairs / num_tiles; }  // for a pair, of each stream
 
@@ -237,7 +237,8 @@ void compressed_embedding(const int64_t* ids, const CompressedMatrix& weight, bf
       for (int64_t u = 0; u < units; ++u) {
         const uint32_t end_of_unit = weight.units[first + u + 1] & kOutlierMask;
         for (uint32_t o = weight.units[first + u] & kOutlierMask; o < end_of_unit; ++o) {
-          const int64_t place = weight.outliers[o] >> 16, line = place / kLineNumbers, number = place % kLineNumbers - lane;
+          const int64_t place = weight.outliers[o] >> 16, line = place / kLineNumbers,
+                        number = place % kLineNumbers - lane;
           if (line % 2 != half || (number != 0 && number != 1)) continue;
           to[(u * kUnitPairs + line / 2) * 2 + number].bits = static_cast<uint16_t>(weight.outliers[o]);
         }
@@ -252,8 +253,8 @@ void compressed_linear(const bf16* x, int64_t x_stride, const CompressedMatrix& 
                        int64_t num_inputs, int num_threads, Helpers* helpers) {
   if (num_rows == 0) return;
   if (const bf16* packed = decompressed(weight, num_rows, num_outputs, num_inputs, num_threads)) {
-    return packed_linear<Out>(x, x_stride, packed, bias, residual, residual_stride, out, num_rows, num_outputs, num_inputs,
-                              num_threads, nullptr);  // these are too many for helpers
+    return packed_linear<Out>(x, x_stride, packed, bias, residual, residual_stride, out, num_rows, num_outputs,
+                              num_inputs, num_threads, nullptr);  // these are too many for helpers
   }
   const Linear<Out> linear{bias, residual, residual_stride, out, num_outputs};
   const CompressedPairs pairs{{{x, x_stride, num_inputs / 2}, num_rows}, weight};
@@ -274,14 +275,15 @@ void compressed_gated_linear(const bf16* x, int64_t x_stride, const CompressedMa
   });
 }
 
-std::unique_ptr<AnyProduct> compressed_product(const LinearWeights& weights, const bf16* x, bf16* out, int64_t num_rows) {
+std::unique_ptr<AnyProduct> compressed_product(const LinearWeights& weights, const bf16* x, bf16* out,
+                                               int64_t num_rows) {
   const Linear<bf16> linear{weights.bias, nullptr, 0, out, weights.num_outputs};
   const CompressedPairs pairs{{{x, weights.num_inputs, weights.num_inputs / 2}, num_rows}, weights.compressed};
   return any_product(pairs, linear, Tiles(num_rows));
 }
 
-template void compressed_linear(const bf16*, int64_t, const CompressedMatrix&, const bf16*, const bf16*, int64_t, float*,
-                                int64_t, int64_t, int64_t, int, Helpers*);
+template void compressed_linear(const bf16*, int64_t, const CompressedMatrix&, const bf16*, const bf16*, int64_t,
+                                float*, int64_t, int64_t, int64_t, int, Helpers*);
 template void compressed_linear(const bf16*, int64_t, const CompressedMatrix&, const bf16*, const bf16*, int64_t, bf16*,
                                 int64_t, int64_t, int64_t, int, Helpers*);
 

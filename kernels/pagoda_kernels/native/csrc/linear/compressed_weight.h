@@ -1,13 +1,13 @@
-// Weights of bfloat16 in 12 bits each, without loss: numbers of a matrix are of nearly one size, so that 4 bits say which of
-// 15 neighbouring exponents one has. The few with smaller exponents are kept beside. After DFloat11 (Zhang et al., 2025),
-// with codes of one length: they become numbers again in a few instructions a vector.
+// Weights of bfloat16 in 12 bits each, without loss: numbers of a matrix are of nearly one size, so that 4 bits say
+// which of 15 neighbouring exponents one has. The few with smaller exponents are kept beside. After DFloat11 (Zhang et
+// al., 2025), with codes of one length: they become numbers again in a few instructions a vector.
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
 #include "ops.h"
-#include "linear/packed_tiles.h"
+#include "simd/packed_tiles.h"
 
 namespace pagoda {
 
@@ -15,19 +15,19 @@ namespace pagoda {
 
 namespace packed {
 
-// A unit is 16 pairs of inputs of a panel: 32 lines of 32 numbers, as the packed weight has them; a group is 4 of its lines.
-// The codes of a panel's groups are in three streams, one behind the other, of 64 bytes a group each: a processor sees where
-// streams lead, and brings more of three than of one. A word of stream i is the number of the group's line i with 4 bits of
-// exponent instead of 8, all bits where bfloat16 has them: sign, 4 that are free, exponent, fraction. The free ones hold the
-// number of line 3: its exponent in stream 0, the upper 4 bits of its fraction in stream 1, the lower 3 and its sign in
-// stream 2. So a vector of numbers takes an `and` and an addition, every fourth one three shifts.
-// A unit's word has in its upper 8 bits the least exponent, which is added to all. In its lower 24 bits is the first of its
-// outliers, the last one is before the next unit's: place in the unit << 16, and the number. What is behind the last row or
-// pair of the matrix becomes any small number.
+// A unit is 16 pairs of inputs of a panel: 32 lines of 32 numbers, as the packed weight has them; a group is 4 of its
+// lines. The codes of a panel's groups are in three streams, one after the other, of 64 bytes a group each: a processor
+// sees where streams lead, and brings more of three than of one. A word of stream i is the number of the group's line i
+// with 4 bits of exponent instead of 8, all bits where bfloat16 has them: sign, 4 that are free, exponent, fraction.
+// The free ones hold the number of line 3: its exponent in stream 0, the upper 4 bits of its fraction in stream 1, the
+// lower 3 and its sign in stream 2. So a vector of numbers takes an `and` and an addition, every fourth one three
+// shifts. A unit's word has in its upper 8 bits the least exponent, which is added to all. In its lower 24 bits is the
+// first of its outliers, the last one is before the next unit's: place in the unit << 16, and the number. What follows
+// the last row or pair of the matrix becomes any small number.
 constexpr int kUnitPairs = 16, kLineNumbers = kPanel, kGroupLines = 4, kGroups = 8;
 constexpr int64_t kUnitNumbers = int64_t{kUnitPairs} * 2 * kPanel;
 constexpr int64_t kStreams = 3, kGroupBytes = 64, kUnitBytes = kGroups * kGroupBytes;  // in each stream
-constexpr int kExponentShift = 24, kMaxCode = 15, kFraction = 7;                        // bits of the fraction
+constexpr int kExponentShift = 24, kMaxCode = 15, kFraction = 7;                       // bits of the fraction
 constexpr uint32_t kOutlierMask = (uint32_t{1} << kExponentShift) - 1;
 constexpr uint16_t kOwnBits = 0x87ff;  // of a stream's word, that are its own line's
 
@@ -44,7 +44,8 @@ struct Streams {
   Byte* words(int stream, int group) const { return at + stream * stride + group * kGroupBytes; }
   // Brings a line of each stream nearer.
   [[gnu::always_inline]] void fetch(int64_t offset) const {
-    for (int i = 0; i < kStreams; ++i) _mm_prefetch(reinterpret_cast<const char*>(at + i * stride + offset), _MM_HINT_T1);
+    for (int i = 0; i < kStreams; ++i)
+      _mm_prefetch(reinterpret_cast<const char*>(at + i * stride + offset), _MM_HINT_T1);
   }
 };
 
@@ -63,7 +64,8 @@ struct Unit {
         ahead(weight.codes, panel, unit + distance, units_of_panel) {
     if (unit + distance >= units_of_panel) ahead.at += (kStreams - 1) * ahead.stride;
     _mm_prefetch(reinterpret_cast<const char*>(weight.units + index + 32), _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(weight.outliers + (weight.units[index] & kOutlierMask) + 16), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(weight.outliers + (weight.units[index] & kOutlierMask) + 16),
+                 _MM_HINT_T0);
     least = _mm512_set1_epi16(static_cast<short>(weight.units[index] >> kExponentShift << kFraction));
   }
 
@@ -105,12 +107,14 @@ inline void decompress(const Unit& unit, bf16* to) {
   unit.set_outliers(to);
 }
 
-// The opposite, of the lines of one unit, of which so many pairs and outputs are there; returns its word but for the place of
-// its outliers.
+// The opposite, of the lines of one unit, of which so many pairs and outputs are there; returns its word but for the
+// place of its outliers.
 inline uint32_t compress(const bf16* lines, int64_t pairs, int64_t outputs, const Streams<uint8_t>& to,
                          std::vector<uint32_t>& outliers) {
   const auto same = [](int x) { return _mm512_set1_epi16(static_cast<short>(x)); };
-  const auto exponent = [&](__m512i numbers) { return _mm512_and_si512(_mm512_srli_epi16(numbers, kFraction), same(0xff)); };
+  const auto exponent = [&](__m512i numbers) {
+    return _mm512_and_si512(_mm512_srli_epi16(numbers, kFraction), same(0xff));
+  };
   __m512i most = _mm512_setzero_si512();
   for (int64_t i = 0; i < kUnitNumbers; i += kLineNumbers) {
     most = _mm512_max_epi16(most, exponent(_mm512_loadu_si512(lines + i)));

@@ -5,7 +5,7 @@
 #include <array>
 
 #include "simd/activations.h"
-#include "linear/packed_tiles.h"
+#include "simd/packed_tiles.h"
 
 namespace pagoda {
 
@@ -13,8 +13,8 @@ namespace pagoda {
 
 namespace packed {
 
-// out = sums + bias + residual. Lines of `out` and `residual` lie far apart: they come while sums are made (`fetch`), and
-// are written once.
+// out = sums + bias + residual. Lines of `out` and `residual` lie far apart: they come while sums are made (`fetch`),
+// and are written once.
 template <typename Out>
 struct Linear {
   static constexpr int kPanels = 1;  // that an item takes

@@ -6,7 +6,8 @@
 
 namespace pagoda {
 
-// y = x W^T + bias, of a packed bfloat16 matrix, of a compressed one where `packed` is null, or of integers where both are.
+// y = x W^T + bias, of a packed bfloat16 matrix, of a compressed one where `packed` is null, or of integers where both
+// are.
 struct LinearWeights {
   const bf16* packed;
   QuantizedMatrix quantized;
@@ -26,7 +27,8 @@ struct Team {
 #if defined(__AVX512BF16__)
 // out [num_rows, num_outputs] = residual + x W^T + bias; residual may be null. Out is float or bf16.
 template <typename Out>
-void linear(const LinearWeights& weights, const bf16* x, const bf16* residual, Out* out, int64_t num_rows, const Team& team);
+void linear(const LinearWeights& weights, const bf16* x, const bf16* residual, Out* out, int64_t num_rows,
+            const Team& team);
 #endif
 
 }  // namespace pagoda

@@ -10,7 +10,7 @@ namespace {
 
 using namespace packed;
 
-constexpr int64_t kGatedRows = 128;  // fewer wait for weights, which come fastest one panel behind the other
+constexpr int64_t kGatedRows = 128;  // fewer wait for weights, which come fastest one panel after the other
 
 }  // namespace
 
@@ -71,10 +71,10 @@ std::unique_ptr<AnyProduct> any_product(const LinearWeights& weights, const bf16
   return quantized_product(weights, x, out, num_rows);
 }
 
-template void packed_linear(const bf16*, int64_t, const bf16*, const bf16*, const bf16*, int64_t, float*, int64_t, int64_t,
-                            int64_t, int, Helpers*);
-template void packed_linear(const bf16*, int64_t, const bf16*, const bf16*, const bf16*, int64_t, bf16*, int64_t, int64_t,
-                            int64_t, int, Helpers*);
+template void packed_linear(const bf16*, int64_t, const bf16*, const bf16*, const bf16*, int64_t, float*, int64_t,
+                            int64_t, int64_t, int, Helpers*);
+template void packed_linear(const bf16*, int64_t, const bf16*, const bf16*, const bf16*, int64_t, bf16*, int64_t,
+                            int64_t, int64_t, int, Helpers*);
 
 #endif
 

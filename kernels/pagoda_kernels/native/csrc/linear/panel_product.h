@@ -21,11 +21,12 @@ struct Parts;
 //   int block_words() const                                          that registers take of a packed row at a time
 //   int64_t row_words() const                                        of a packed row; those of a tile are together
 //   const uint32_t* in_place(int64_t num_rows) const                 the rows, if they need no packing; or null
-//   void pack_tile(int64_t first_row, int rows, int height, uint32_t* to) const   zeros behind `rows`
+//   void pack_tile(int64_t first_row, int rows, int height, uint32_t* to) const   zeros after `rows`
 //   int64_t num_stretches(int64_t num_tiles) const                   into which the inputs are divided
 //   Stretch stretch(int64_t panel, int64_t i, int64_t num_tiles) const
 // and a Stretch, made for all tiles of some rows one after the other, has
-//   void add(const uint32_t* tile, int height, float* sums, const auto& meanwhile)   of the packed tile; sums [height, 32].
+//   void add(const uint32_t* tile, int height, float* sums, const auto& meanwhile)   of the packed tile; sums [height,
+//   32].
 //       meanwhile(n) is called n times, if it leaves vectors time
 template <typename Kernel, typename Epilogue>
 struct PanelProduct {

@@ -63,7 +63,7 @@ double squared_errors(const T* x, int64_t size, float scale) {
 // Of a group, which has values besides 0.
 template <int kBits, typename T>
 float scale_of(const T* x, int64_t size) {
-  Vec most, least;  // 0 is between them, or is behind the last value
+  Vec most, least;  // 0 is between them, or follows the last value
   for (int64_t i = 0; i < size; i += kLanes) {
     const Vec value = lanes(x, i, size);
     most = max(value, most);

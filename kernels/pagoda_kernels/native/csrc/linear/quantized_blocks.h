@@ -9,8 +9,8 @@ namespace pagoda {
 
 namespace packed {
 
-// Where things are in the words of a packed tile of rows: [parts, blocks, height, words], then up to three numbers for each
-// part and row. A block is what one instruction takes; zeros stand behind a part's last input.
+// Where things are in the words of a packed tile of rows: [parts, blocks, height, words], then up to three numbers for
+// each part and row. A block is what one instruction takes; zeros follow a part's last input.
 struct BlockLayout {
   int64_t num_inputs, part;
   int inputs_of_word, blocks, words;
@@ -72,8 +72,8 @@ inline void pack_tile(const bf16* x, int64_t stride, int rows, int height, const
   }
 }
 
-// Lines of the codes that come next. They come nearer a few at a time, between instructions on tiles: many would have to
-// wait for each other.
+// Lines of the codes that come next. They come nearer a few at a time, between instructions on tiles: many would have
+// to wait for each other.
 struct Ahead {
   static constexpr int kTurns = 4;  // in a block
   const uint8_t *at, *end;
@@ -82,12 +82,13 @@ struct Ahead {
   Ahead(const uint8_t* codes, int64_t bytes, int64_t turns)
       : at(codes), end(codes + bytes), lines((bytes + 64 * turns - 1) / (64 * turns)) {}
   void fetch() {
-    for (int64_t i = 0; i < lines && at < end; ++i, at += 64) _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
+    for (int64_t i = 0; i < lines && at < end; ++i, at += 64)
+      _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
   }
 };
 
-// The inputs of one part, a block after the other, against a panel of numbers, or of codes as they are: sums are in tiles 0
-// to 3.
+// The inputs of one part, a block after the other, against a panel of numbers, or of codes as they are: sums are in
+// tiles 0 to 3.
 template <bool kIsHigh, typename Kind, bool kIsCodes>
 void multiply_blocks(const BlockLayout& layout, const uint32_t* x, int height, const uint8_t* w, Ahead& ahead) {
   const int words = layout.words;
@@ -186,8 +187,8 @@ struct Blocks {
   int64_t parts_of_group;
 };
 
-// sums [height, 32] of a tile of rows: parts [first, last) are added, each scaled by itself. While one is scaled the next is
-// multiplied.
+// sums [height, 32] of a tile of rows: parts [first, last) are added, each scaled by itself. While one is scaled the
+// next is multiplied.
 template <bool kIsHigh, typename Kind, bool kIsCodes, bool kHasZeros>
 void add_blocks(const BlockLayout& layout, const uint32_t* tile, int height, const Blocks& blocks, Ahead& ahead,
                 float* sums) {
@@ -203,7 +204,8 @@ void add_blocks(const BlockLayout& layout, const uint32_t* tile, int height, con
     if (i + 1 < blocks.last) multiply(i + 1);
     const int64_t at = i / blocks.parts_of_group * kPanel;
     const RowPart rows = layout.at(tile, height, i);
-    const auto add = i == 0 ? add_scaled<Kind, kIsCodes, kHasZeros, true> : add_scaled<Kind, kIsCodes, kHasZeros, false>;
+    const auto add =
+        i == 0 ? add_scaled<Kind, kIsCodes, kHasZeros, true> : add_scaled<Kind, kIsCodes, kHasZeros, false>;
     add(products, height, rows, blocks.scales + at, blocks.zeros + (kHasZeros ? at : 0), sums);
   }
 }

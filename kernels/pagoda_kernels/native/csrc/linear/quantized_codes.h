@@ -18,11 +18,11 @@ inline int64_t scales_at(const QuantizedMatrix& w, int64_t tile, int64_t k) {
   return (tile * w.num_groups + k / w.group_size) * kTile;
 }
 
-// int8: of the 128 bytes of a quad, four inputs of a tile, byte 4 i + h belongs to output i, input h. A code is the number
-// plus 128.
+// int8: of the 128 bytes of a quad, four inputs of a tile, byte 4 i + h belongs to output i, input h. A code is the
+// number plus 128.
 //
-// int4: bits 0 to 3 of byte 4 i + h, of 64, are of output i, input h; bits 4 to 7 of output 16 + i. A code is the number
-// plus 8.
+// int4: bits 0 to 3 of byte 4 i + h, of 64, are of output i, input h; bits 4 to 7 of output 16 + i. A code is the
+// number plus 8.
 template <int kBits>
 struct Codes {
   static constexpr int64_t kQuadBytes = 16 * kBits;
@@ -70,8 +70,8 @@ inline void to_floats(const uint8_t* from, int64_t quads, float* to) {
 template <int kBits>
 void to_pairs(const uint8_t* from, int64_t quads, uint8_t* to);
 
-// Codes of inputs 0 and 1 in the lower bytes of a pair of words, those of 2 and 3 in the upper ones. Tables of the numbers
-// that follow ignore all but the lowest four bits of a word.
+// Codes of inputs 0 and 1 in the lower bytes of a pair of words, those of 2 and 3 in the upper ones. Tables of the
+// numbers that follow ignore all but the lowest four bits of a word.
 template <>
 inline void to_pairs<4>(const uint8_t* from, int64_t quads, uint8_t* to) {
   alignas(32) static constexpr uint16_t kNumbers[16] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80,

@@ -5,8 +5,8 @@
 #include "linear/quantized_blocks.h"
 #include "linear/quantized_rows.h"
 
-// Products of a part (a group's inputs, or some of them) are summed for all numbers of rows in the same order, or exactly,
-// then scaled and added up: what a row gets never depends on its neighbours.
+// Products of a part (a group's inputs, or some of them) are summed for all numbers of rows in the same order, or
+// exactly, then scaled and added up: what a row gets never depends on its neighbours.
 namespace pagoda {
 
 namespace {
@@ -89,8 +89,8 @@ struct Product {
     for (int64_t k = 0; k < w.num_inputs; k += part_size(w)) {
       const int64_t size = std::min(part_size(w), w.num_inputs - k), at = scales_at(w, tile, k);
       to_floats<kBits>(Codes<kBits>::at(w, tile, k), size / 4, numbers);
-      add_floats(x + first * x_stride + k, x_stride, rows, numbers, size, w.scales + at, w.zeros ? w.zeros + at : nullptr,
-                 sums);
+      add_floats(x + first * x_stride + k, x_stride, rows, numbers, size, w.scales + at,
+                 w.zeros ? w.zeros + at : nullptr, sums);
     }
   }
 };
@@ -153,8 +153,13 @@ struct Quantized {
     } else if (!s.is_direct) {
       to_bytes(from, size / 4, s.numbers);
     }
-    s.panel = {s.is_direct ? from : s.numbers, steps, w.scales + at, w.zeros ? w.zeros + at : nullptr, i == 0,
-               reinterpret_cast<const char*>(from + (num_tiles == 1 ? kAheadBytes : bytes)), bytes / (steps * num_tiles)};
+    s.panel = {s.is_direct ? from : s.numbers,
+               steps,
+               w.scales + at,
+               w.zeros ? w.zeros + at : nullptr,
+               i == 0,
+               reinterpret_cast<const char*>(from + (num_tiles == 1 ? kAheadBytes : bytes)),
+               bytes / (steps * num_tiles)};
     return s;
   }
 };
@@ -165,8 +170,8 @@ constexpr int64_t kStretchBytes = 16 << 10;  // of numbers, which stay in L1 for
 constexpr int64_t kExactRows = 4;            // so few meet codes of 8 bits in vectors
 constexpr int64_t kPieces = 8;               // of a part that becomes pairs
 
-// The same on tiles of AMX. Its sums of bfloat16 are in an order of its own, so all rows are summed here; sums of integers
-// are exact wherever they are made.
+// The same on tiles of AMX. Its sums of bfloat16 are in an order of its own, so all rows are summed here; sums of
+// integers are exact wherever they are made.
 template <int kBits, typename Kind>
 struct QuantizedBlocks {
   // Integers meet codes of eight bits as they lie: what that adds to a sum is known beforehand.
@@ -180,7 +185,8 @@ struct QuantizedBlocks {
     alignas(64) uint8_t numbers[kStretchBytes];
 
     Stretch(const QuantizedBlocks& kernel, int64_t panel, int64_t first, int64_t last, int64_t num_tiles)
-        : Stretch(kernel, panel, first, last, num_tiles, Codes<kBits>::at(kernel.w, panel, first * kernel.layout.part)) {}
+        : Stretch(kernel, panel, first, last, num_tiles,
+                  Codes<kBits>::at(kernel.w, panel, first * kernel.layout.part)) {}
     Stretch(const Stretch&) = delete;
     Stretch& operator=(const Stretch&) = delete;
 
@@ -209,8 +215,12 @@ struct QuantizedBlocks {
       const int64_t full = layout.part_words() * layout.inputs_of_word;
       const auto fills = [&](int64_t i) { return kIsCodes && layout.size(i) == full; };
       const bool all_but_last = fills(first), also_last = fills(last - 1);
-      blocks = {all_but_last ? codes : numbers, (also_last ? codes : numbers) + (last - 1 - first) * of_part,
-                w.scales + at, w.zeros ? w.zeros + at : nullptr, first, last,
+      blocks = {all_but_last ? codes : numbers,
+                (also_last ? codes : numbers) + (last - 1 - first) * of_part,
+                w.scales + at,
+                w.zeros ? w.zeros + at : nullptr,
+                first,
+                last,
                 (w.group_size + layout.part - 1) / layout.part};
       if (also_last) return;
       for (int64_t i = all_but_last ? last - 1 : first; i < last; ++i) {
@@ -223,7 +233,8 @@ struct QuantizedBlocks {
       return (std::min(last * layout.part, layout.num_inputs) - first * layout.part) / 4 * Codes<kBits>::kQuadBytes;
     }
 
-    // A part, with zeros behind it. Pairs of bfloat16 take as long to make as to multiply, so lines come nearer here, too.
+    // A part, with zeros after it. Pairs of bfloat16 take as long to make as to multiply, so lines come nearer here,
+    // too.
     void convert(const uint8_t* from, int64_t quads, uint8_t* to) {
       const int64_t used = quads * 4 / layout.inputs_of_word * 128;
       if constexpr (kIsCodes) {
@@ -288,11 +299,14 @@ void run_panels(const Input& x, const QuantizedMatrix& w, const Epilogue& epilog
 
 #if defined(__AVX512BF16__)
 
-std::unique_ptr<AnyProduct> quantized_product(const LinearWeights& weights, const bf16* x, bf16* out, int64_t num_rows) {
+std::unique_ptr<AnyProduct> quantized_product(const LinearWeights& weights, const bf16* x, bf16* out,
+                                              int64_t num_rows) {
   const QuantizedMatrix& w = weights.quantized;
   const Linear<bf16> linear{weights.bias, nullptr, 0, out, w.num_outputs};
   std::unique_ptr<AnyProduct> product;
-  const auto make = [&](const auto& kernel, int height) { product = any_product(kernel, linear, Tiles(num_rows, height)); };
+  const auto make = [&](const auto& kernel, int height) {
+    product = any_product(kernel, linear, Tiles(num_rows, height));
+  };
   const Input input{x, w.num_inputs, w.num_inputs / 2};
   w.bits == 4 ? with_kernel<4>(input, w, num_rows, make) : with_kernel<8>(input, w, num_rows, make);
   return product;
@@ -344,8 +358,8 @@ void quantized_linear(const T* x, int64_t x_stride, const QuantizedMatrix& w, co
   }
 }
 
-template void quantized_linear(const float*, int64_t, const QuantizedMatrix&, const float*, const float*, int64_t, float*,
-                               int64_t, int, Helpers*);
+template void quantized_linear(const float*, int64_t, const QuantizedMatrix&, const float*, const float*, int64_t,
+                               float*, int64_t, int, Helpers*);
 template void quantized_linear(const bf16*, int64_t, const QuantizedMatrix&, const bf16*, const bf16*, int64_t, bf16*,
                                int64_t, int, Helpers*);
 template void quantized_linear(const bf16*, int64_t, const QuantizedMatrix&, const bf16*, const bf16*, int64_t, float*,

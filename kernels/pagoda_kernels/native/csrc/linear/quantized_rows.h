@@ -1,7 +1,7 @@
 // Rows of bfloat16 as they meet quantized weights: packed, and taken to eight bits themselves if that is asked for.
 #pragma once
 
-#include "linear/packed_tiles.h"
+#include "simd/packed_tiles.h"
 #include "linear/quantized_codes.h"
 #include "linear/quantized_tiles.h"
 
@@ -14,8 +14,8 @@ namespace packed {
 // A mask of the first of 64 bytes.
 inline __mmask64 first_bytes(int64_t count) { return count >= 64 ? ~__mmask64{0} : (__mmask64{1} << count) - 1; }
 
-// The inputs of one part of a row in eight bits: x ~ scale * to, by the largest magnitude. `size` is a multiple of 4, at
-// most kMaxPart. What is next to nothing becomes 0; of a part with a NaN or an infinity the scale is one.
+// The inputs of one part of a row in eight bits: x ~ scale * to, by the largest magnitude. `size` is a multiple of 4,
+// at most kMaxPart. What is next to nothing becomes 0; of a part with a NaN or an infinity the scale is one.
 inline float quantize(const bf16* x, int64_t size, int8_t* to, int32_t* sum) {
   const __m512i magnitude = _mm512_set1_epi16(0x7fff);
   __m512i most = _mm512_setzero_si512();
@@ -41,7 +41,8 @@ inline float quantize(const bf16* x, int64_t size, int8_t* to, int32_t* sum) {
       const Vec numbers = load(x + i + vector * kLanes, count);
       return _mm512_cvtps_epi32(_mm512_mul_ps(numbers.v, factor));  // what is not finite becomes the least one, so -128
     };
-    const __m512i low = _mm512_packs_epi32(integers(0), integers(1)), high = _mm512_packs_epi32(integers(2), integers(3));
+    const __m512i low = _mm512_packs_epi32(integers(0), integers(1)),
+                  high = _mm512_packs_epi32(integers(2), integers(3));
     const __m512i bytes = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high));
     _mm512_mask_storeu_epi8(to + i, first_bytes(left), bytes);
     total = _mm512_dpbusd_epi32(total, _mm512_set1_epi8(1), bytes);
@@ -85,16 +86,17 @@ inline float sum_of(const bf16* x, int64_t size) {
   return sum(total);
 }
 
-// A tile of rows [height, num_inputs], of which the first `rows` are there, packed. `offset` is of the codes that they will
-// meet.
+// A tile of rows [height, num_inputs], of which the first `rows` are there, packed. `offset` is of the codes that they
+// will meet.
 inline void pack_tile(const bf16* x, int64_t stride, int rows, int height, const RowLayout& layout, int offset,
                       uint32_t* to) {
   alignas(64) int8_t numbers[kTileRows][kMaxPart];
   for (int64_t i = 0; i < layout.parts(); ++i) {
     const bf16* from = x + i * layout.part;
-    const int64_t size = std::min(layout.part, layout.num_inputs - i * layout.part), words = size / layout.inputs_of_word;
+    const int64_t size = std::min(layout.part, layout.num_inputs - i * layout.part),
+                  words = size / layout.inputs_of_word;
     const RowPart part = layout.at(to, height, i);
-    auto *inputs = const_cast<uint32_t*>(part.x);
+    auto* inputs = const_cast<uint32_t*>(part.x);
     auto *scales = const_cast<float*>(part.scales), *sums = const_cast<float*>(part.sums);
     auto* starts = const_cast<int32_t*>(part.starts);
     for (int r = 0; r < rows; ++r) {

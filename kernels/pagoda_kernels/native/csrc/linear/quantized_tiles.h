@@ -4,7 +4,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "linear/packed_tiles.h"
+#include "simd/packed_tiles.h"
 #include "linear/quantized_codes.h"
 
 namespace pagoda {

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "linear/packed_tiles.h"
+#include "simd/packed_tiles.h"
 
 namespace pagoda {
 
@@ -26,7 +26,7 @@ constexpr int64_t kMaxTiles = 32;
 #endif
 constexpr int64_t kOwnTiles = 8;  // threads that find so many each do not share blocks
 
-// Memory of one thread that callers of the kernel share, one behind the other; another one for each use.
+// Memory of one thread that callers of the kernel share, one after the other; another one for each use.
 template <int kUse = 0>
 uint32_t* scratch(int64_t size) {
   struct Free {
@@ -50,7 +50,8 @@ struct Input {
 // Some tiles of rows.
 struct Rows {
   int64_t first_tile = 0, last_tile = 0;
-  const uint32_t* packed = nullptr;  // tiles one behind the other, as `pack_tile` has written them; null: where they were
+  const uint32_t* packed =
+      nullptr;  // tiles one after the other, as `pack_tile` has written them; null: where they were
 };
 
 // Rows with the items that are still to come.
@@ -67,8 +68,8 @@ struct Block : Rows {
 //   int64_t row_words() const                                      of a packed row; those of a tile are together
 //   bool reads_packed() const                                      or rows where they were, which then are few
 //   void pack_tile(int64_t tile, uint32_t* to) const
-//   Unfinished                                                     what an item may leave, until `finish()` or the next item
-//   void multiply(const Rows&, int64_t item, float* sums, Unfinished&) const
+//   Unfinished                                                     what an item may leave, until `finish()` or the next
+//   item void multiply(const Rows&, int64_t item, float* sums, Unfinished&) const
 template <typename Work>
 class RowBlocks {
  public:
@@ -113,8 +114,8 @@ class RowBlocks {
     }
   }
 
-  // Many rows: each thread packs blocks of its own, which stay in its L2 while all items pass by. One that finds no block
-  // left takes items of the others'.
+  // Many rows: each thread packs blocks of its own, which stay in its L2 while all items pass by. One that finds no
+  // block left takes items of the others'.
   void take_turns() {
     std::atomic<size_t> next{0};
     const int64_t words = work_.row_words();
@@ -138,7 +139,7 @@ class RowBlocks {
     }
   }
 
-  // The items that nobody has claimed.
+  // The items that are not claimed.
   void multiply(Block& block, int64_t grain) {
     alignas(64) float sums[Work::kItemsWithSums][Work::kPanels * kMaxTiles * kTileRows * kPanel];
     int turn = 0;

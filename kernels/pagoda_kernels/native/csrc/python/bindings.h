@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "decoder/decode_rows.h"
+#include "linear/lora.h"
 #include "ops.h"
 #include "simd/vec.h"
 
@@ -22,7 +23,8 @@ void by_dtype(const at::Tensor& tensor, const Body& body) {
   if (tensor.scalar_type() == at::kFloat) {
     body(float{});
   } else {
-    TORCH_CHECK(tensor.scalar_type() == at::kBFloat16, "dtype is ", tensor.scalar_type(), ", must be float32 or bfloat16");
+    TORCH_CHECK(tensor.scalar_type() == at::kBFloat16, "dtype is ", tensor.scalar_type(),
+                ", must be float32 or bfloat16");
     body(pagoda::bf16{});
   }
 }
@@ -36,6 +38,11 @@ inline pagoda::CompressedMatrix compressed_matrix(const at::Tensor& weight, int6
   return {codes, reinterpret_cast<const uint32_t*>(units), reinterpret_cast<const uint32_t*>(outliers)};
 }
 #endif
+
+// The arguments are described in pagoda_kernels/lora/add_lora.py.
+inline pagoda::LoraRows lora_rows(const at::Tensor& rows, const at::Tensor& starts) {
+  return {data<const int64_t>(rows), data<const int64_t>(starts), starts.size(0) - 1};
+}
 
 // The arguments are described in pagoda_kernels/decoder/decode_rows.py.
 inline pagoda::SequenceColumns sequence_columns(const Array<bool>& is_in_use, const Array<bool>& is_greedy,

@@ -61,7 +61,8 @@ class ComposedLayers {
   }
 
   // slot_mappings: one a group.
-  Tensor forward(const Tensor& x, const Plans& plans, const std::vector<Tensor>& slot_mappings, const Tensor& positions) {
+  Tensor forward(const Tensor& x, const Plans& plans, const std::vector<Tensor>& slot_mappings,
+                 const Tensor& positions) {
     pagoda::ComposedBatch batch{
         .plans = {}, .rotations = {}, .slot_mappings = slot_mappings, .num_kv_heads = num_kv_heads_};
     for (const auto& [decodes, prefills] : plans) {

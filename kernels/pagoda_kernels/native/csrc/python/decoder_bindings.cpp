@@ -11,6 +11,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "python/mixture.h"
@@ -30,10 +31,11 @@ class DecoderLayers {
   void add(const Tensor& attention_norm, const Tensor& mlp_norm, double eps, double weight_offset,
            const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm, double head_eps,
            double head_weight_offset, const std::vector<LinearTensors>& linears, int64_t activation, int rotation,
-           bool is_interleaved, double scale, double softcap, int64_t window, const Tensor& k_cache, const Tensor& v_cache,
-           int group) {
+           bool is_interleaved, double scale, double softcap, int64_t window, const Tensor& k_cache,
+           const Tensor& v_cache, int group) {
     using pagoda::bf16;
-    TORCH_CHECK(linears.size() == 4 || linears.size() == 2, "a layer has 4 matrices, or 2 and a mixture, got ", linears.size());
+    TORCH_CHECK(linears.size() == 4 || linears.size() == 2, "a layer has 4 matrices, or 2 and a mixture, got ",
+                linears.size());
     layers_.push_back({
         .attention_norm = data<const bf16>(attention_norm),
         .mlp_norm = data<const bf16>(mlp_norm),
@@ -78,26 +80,32 @@ class DecoderLayers {
     head_ = {data<const pagoda::bf16>(norm), static_cast<float>(eps), static_cast<float>(weight_offset), keep(linear)};
   }
 
+  // Rows and starts as of `add_lora`; fields [num_groups, num_places, num_parts, 5]; places [num_layers, 4] of these.
+  using AdapterTensors = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
   // block_tables, slot_mappings: one a group.
-  void forward(const Tensor& x, const Tensor& query_lens, const Tensor& seq_lens, const std::vector<Tensor>& block_tables,
-               const std::vector<Tensor>& slot_mappings, const Tensor& positions) {
-    compute(data<pagoda::bf16>(x), rows_of(query_lens, seq_lens, block_tables, slot_mappings, positions));
+  void forward(const Tensor& x, const Tensor& query_lens, const Tensor& seq_lens,
+               const std::vector<Tensor>& block_tables, const std::vector<Tensor>& slot_mappings,
+               const Tensor& positions, const std::optional<AdapterTensors>& adapters) {
+    compute(data<pagoda::bf16>(x), rows_of(query_lens, seq_lens, block_tables, slot_mappings, positions), adapters);
   }
 
   // `forward` of embedded tokens as far as the logits of some rows need it, these, and the argmax of each.
   void forward_to_logits(const Tensor& input_ids, const Tensor& query_lens, const Tensor& seq_lens,
                          const std::vector<Tensor>& block_tables, const std::vector<Tensor>& slot_mappings,
-                         const Tensor& positions, const Tensor& rows, const Tensor& logits, const Tensor& values,
-                         const Tensor& indices) {
+                         const Tensor& positions, const std::optional<AdapterTensors>& adapters, const Tensor& rows,
+                         const Tensor& logits, const Tensor& values, const Tensor& indices) {
     const Tensor x = embedded(data<int64_t>(input_ids), input_ids.size(0));
     Rows batch = rows_of(query_lens, seq_lens, block_tables, slot_mappings, positions);
     want(data<int64_t>(rows), rows.size(0), batch);
-    compute(data<pagoda::bf16>(x), batch);
-    compute_logits(x, data<int64_t>(rows), rows.size(0), data<float>(logits), data<float>(values), data<int64_t>(indices));
+    compute(data<pagoda::bf16>(x), batch, adapters);
+    compute_logits(x, data<int64_t>(rows), rows.size(0), data<float>(logits), data<float>(values),
+                   data<int64_t>(indices));
   }
 
-  // A step that decodes the likeliest token of each sequence: `decode_rows`, `forward_to_logits` and `append_rows` in one.
-  // False: it is no such step, its tokens have no room, or some logits are not finite. Only the cache has changed then.
+  // A step that decodes the likeliest token of each sequence: `decode_rows`, `forward_to_logits` and `append_rows` in
+  // one. False: it is no such step, its tokens have no room, or some logits are not finite. Only the cache has changed
+  // then.
   bool decode(const Array<int64_t>& slots, const Array<bool>& is_in_use, const Array<bool>& is_greedy,
               Array<int64_t>& num_tokens, Array<int64_t>& num_computed, const Array<int64_t>& num_blocks,
               Array<int32_t>& tokens, const Array<int32_t>& block_table, const Array<int32_t>& more_tables,
@@ -105,7 +113,8 @@ class DecoderLayers {
     const pagoda::SequenceColumns columns =
         sequence_columns(is_in_use, is_greedy, num_tokens, num_computed, num_blocks, tokens, block_table);
     const int64_t count = slots.size(), *slot = slots.data();
-    int64_t *next = token_ids.mutable_data(), *lengths = num_tokens.mutable_data(), *computed = num_computed.mutable_data();
+    int64_t *next = token_ids.mutable_data(), *lengths = num_tokens.mutable_data(),
+            *computed = num_computed.mutable_data();
     int32_t* log = tokens.mutable_data();
     const pybind11::gil_scoped_release unlocked;
     rows_.resize(4 * count);
@@ -207,11 +216,20 @@ class DecoderLayers {
     return x;
   }
 
-  void compute(pagoda::bf16* x, const Rows& rows) {
+  void compute(pagoda::bf16* x, const Rows& rows, const std::optional<AdapterTensors>& adapters = std::nullopt) {
     pagoda::DecoderBatch batch{};
     batch.num_tokens = rows.num_tokens;
     batch.groups = rows.groups;
     batch.wanted = rows.wanted;
+    pagoda::DecoderAdapters of_rows;
+    if (adapters) {
+      const auto& [tokens, starts, fields, places] = *adapters;
+      const int64_t num_parts = fields.size(2), group_stride = fields.size(1) * num_parts;
+      of_rows = {lora_rows(tokens, starts),
+                 {data<const pagoda::LoraPart>(fields), group_stride, num_parts},
+                 data<const int64_t>(places)};
+      batch.adapters = &of_rows;
+    }
     batch.attention.num_seqs = rows.num_seqs;
     batch.attention.query_lens = rows.query_lens;
     batch.attention.seq_lens = rows.seq_lens;
@@ -237,7 +255,8 @@ class DecoderLayers {
   }
 
   // Of some rows of x.
-  void compute_logits(const Tensor& x, const int64_t* rows, int64_t num_rows, float* logits, float* values, int64_t* indices) {
+  void compute_logits(const Tensor& x, const int64_t* rows, int64_t num_rows, float* logits, float* values,
+                      int64_t* indices) {
     pagoda::bf16* scratch = scratch_of(pagoda::head_scratch_size(*head_, num_rows));
     pagoda::decoder_logits(*head_, data<pagoda::bf16>(x), rows, num_rows, scratch, logits, values, indices, team());
   }
@@ -270,7 +289,7 @@ class DecoderLayers {
   std::vector<int32_t> table_;
   std::vector<int64_t> mappings_;
   std::vector<float> values_;
-  std::vector<Tensor> kept_;                  // all that helpers read
+  std::vector<Tensor> kept_;  // all that helpers read
   std::vector<std::shared_ptr<MixtureTensors>> mixtures_;
   std::unique_ptr<pagoda::Helpers> helpers_;  // ends before that
 };
@@ -289,8 +308,8 @@ void bind_decoder_layers(pybind11::module_& module) {
       .def("ends", &DecoderLayers::ends)
       .def("forward", &DecoderLayers::forward, AllUnlocked())
       .def("forward_to_logits", &DecoderLayers::forward_to_logits, AllUnlocked())
-      .def("decode", &DecoderLayers::decode, as_is, as_is, as_is, as_is, as_is, as_is, as_is, as_is, as_is, pybind11::arg(),
-           as_is);
+      .def("decode", &DecoderLayers::decode, as_is, as_is, as_is, as_is, as_is, as_is, as_is, as_is, as_is,
+           pybind11::arg(), as_is);
 }
 
 #else

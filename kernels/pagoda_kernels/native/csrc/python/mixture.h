@@ -20,9 +20,9 @@ struct LinearTensors {
   std::vector<at::Tensor> tensors;  // the matrix itself
 };
 
-inline LinearTensors linear_weights(const at::Tensor& weight, const std::optional<at::Tensor>& scales, const std::optional<at::Tensor>& zeros,
-                             int64_t group_size, bool quantizes_inputs, const std::optional<at::Tensor>& bias,
-                             int64_t num_outputs, int64_t num_inputs) {
+inline LinearTensors linear_weights(const at::Tensor& weight, const std::optional<at::Tensor>& scales,
+                                    const std::optional<at::Tensor>& zeros, int64_t group_size, bool quantizes_inputs,
+                                    const std::optional<at::Tensor>& bias, int64_t num_outputs, int64_t num_inputs) {
   LinearTensors result{{nullptr, {}, pointer(bias), num_outputs, num_inputs}, {weight}};
   if (!scales && weight.scalar_type() == at::kByte) {
     result.weights.compressed = compressed_matrix(weight, num_outputs, num_inputs);
@@ -32,10 +32,9 @@ inline LinearTensors linear_weights(const at::Tensor& weight, const std::optiona
     result.weights.packed = data<const pagoda::bf16>(weight);
     return result;
   }
-  result.weights.quantized = {data<uint8_t>(weight), data<float>(*scales), zeros ? data<float>(*zeros) : nullptr,
-                              num_outputs,           num_inputs,           scales->size(1),
-                              group_size,            static_cast<int>(weight.size(2) / 16),
-                              quantizes_inputs};
+  result.weights.quantized = {
+      data<uint8_t>(weight), data<float>(*scales), zeros ? data<float>(*zeros) : nullptr, num_outputs,     num_inputs,
+      scales->size(1),       group_size,           static_cast<int>(weight.size(2) / 16), quantizes_inputs};
   result.tensors.push_back(*scales);
   if (zeros) result.tensors.push_back(*zeros);
   return result;

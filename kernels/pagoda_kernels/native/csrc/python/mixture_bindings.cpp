@@ -25,8 +25,9 @@ pagoda::Expert keep(MixtureTensors& mixture, const LinearTensors& gate_up, const
   return {gate_up.weights, down.weights};
 }
 
-std::shared_ptr<MixtureTensors> make(const std::vector<std::pair<LinearTensors, LinearTensors>>& experts, int64_t activation,
-                                     double limit, double alpha, double up_offset, bool scales_input) {
+std::shared_ptr<MixtureTensors> make(const std::vector<std::pair<LinearTensors, LinearTensors>>& experts,
+                                     int64_t activation, double limit, double alpha, double up_offset,
+                                     bool scales_input) {
   TORCH_CHECK(!experts.empty(), "a mixture has experts");
   auto mixture = std::make_shared<MixtureTensors>();
   for (const auto& [gate_up, down] : experts) mixture->experts.experts.push_back(keep(*mixture, gate_up, down));
@@ -37,9 +38,9 @@ std::shared_ptr<MixtureTensors> make(const std::vector<std::pair<LinearTensors, 
   return mixture;
 }
 
-void set_router(MixtureTensors& mixture, const LinearTensors& router, int64_t top_k, int64_t scoring, bool is_normalized,
-                double norm_min, double norm_added, double scale, int64_t num_groups, int64_t top_groups, bool groups_by_two,
-                const std::optional<Tensor>& correction) {
+void set_router(MixtureTensors& mixture, const LinearTensors& router, int64_t top_k, int64_t scoring,
+                bool is_normalized, double norm_min, double norm_added, double scale, int64_t num_groups,
+                int64_t top_groups, bool groups_by_two, const std::optional<Tensor>& correction) {
   mixture.kept.insert(mixture.kept.end(), router.tensors.begin(), router.tensors.end());
   if (correction) mixture.kept.push_back(*correction);
   mixture.mixture.router = router.weights;
@@ -68,7 +69,8 @@ void set_shared(MixtureTensors& mixture, const LinearTensors& gate_up, const Lin
 void forward(MixtureTensors& mixture, const Tensor& x, const Tensor& chosen, const Tensor& weights,
              const std::optional<Tensor>& residual, const Tensor& out) {
   using pagoda::bf16;
-  const pagoda::Choices choices{chosen.size(0), chosen.size(1), data<const int64_t>(chosen), data<const float>(weights)};
+  const pagoda::Choices choices{chosen.size(0), chosen.size(1), data<const int64_t>(chosen),
+                                data<const float>(weights)};
   const pagoda::Extra extra{pointer(residual), nullptr, nullptr};
   pagoda::experts(mixture.experts, data<const bf16>(x), choices, extra, data<bf16>(out), team_of(mixture.helpers));
 }

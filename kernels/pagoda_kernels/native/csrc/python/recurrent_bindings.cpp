@@ -14,9 +14,9 @@ namespace {
 
 using at::Tensor;
 
-void gated_delta_rule(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& decay, const Tensor& beta,
-                      const Tensor& states, const Tensor& starts, const Tensor& rows, const std::optional<Tensor>& kept,
-                      const Tensor& out) {
+void gated_delta_rule(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& decay,
+                      const Tensor& beta, const Tensor& states, const Tensor& starts, const Tensor& rows,
+                      const std::optional<Tensor>& kept, const Tensor& out) {
   const pagoda::DeltaRule rule{
       .num_seqs = rows.size(0),
       .num_key_heads = key.size(1),
@@ -38,8 +38,9 @@ void gated_delta_rule(const Tensor& query, const Tensor& key, const Tensor& valu
 }
 
 void state_space_scan(const Tensor& x, const Tensor& b, const Tensor& c, const Tensor& step, const Tensor& step_bias,
-                      const Tensor& decay_log, const Tensor& skip, double min_step, double max_step, const Tensor& states,
-                      const Tensor& starts, const Tensor& rows, const std::optional<Tensor>& kept, const Tensor& out) {
+                      const Tensor& decay_log, const Tensor& skip, double min_step, double max_step,
+                      const Tensor& states, const Tensor& starts, const Tensor& rows, const std::optional<Tensor>& kept,
+                      const Tensor& out) {
   const pagoda::StateSpaceScan scan{
       .num_seqs = rows.size(0),
       .num_heads = x.size(1),
@@ -65,8 +66,8 @@ void state_space_scan(const Tensor& x, const Tensor& b, const Tensor& c, const T
 }
 
 void short_convolution(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, bool has_silu,
-                       const Tensor& states, const Tensor& starts, const Tensor& rows, const std::optional<Tensor>& kept,
-                       const Tensor& out) {
+                       const Tensor& states, const Tensor& starts, const Tensor& rows,
+                       const std::optional<Tensor>& kept, const Tensor& out) {
   by_dtype(x, [&](auto zero) {
     using T = decltype(zero);
     const pagoda::ShortConvolution<T> convolution{
@@ -88,8 +89,8 @@ void short_convolution(const Tensor& x, const Tensor& weight, const std::optiona
   });
 }
 
-void gate_and_norm(const Tensor& x, const Tensor& gate, const std::optional<Tensor>& weight, double eps, int64_t num_groups,
-                   bool is_gate_first, const Tensor& out) {
+void gate_and_norm(const Tensor& x, const Tensor& gate, const std::optional<Tensor>& weight, double eps,
+                   int64_t num_groups, bool is_gate_first, const Tensor& out) {
   by_dtype(gate, [&](auto zero) {
     using T = decltype(zero);
     const pagoda::GateAndNorm<T> one{

@@ -11,7 +11,7 @@ namespace pagoda {
 namespace {
 
 constexpr float kNormEps = 1e-6f;
-constexpr int kVectors = 4;  // of a row of the state, that stay in registers while all rows pass by
+constexpr int kVectors = 4;                // of a row of the state, that stay in registers while all rows pass by
 constexpr int64_t kGrainValues = 1 << 14;  // of a state, that are worth a thread
 
 // to = from / sqrt(sum(from^2) + eps) * factor.
@@ -27,7 +27,8 @@ void to_length(const float* from, float factor, int64_t size, float* to) {
   for (i = 0; i < size; ++i) to[i] = from[i] * scale;
 }
 
-// Columns [column, column + count vectors) of one head's state [key_dim, value_dim], whose last vector has `rest` lanes.
+// Columns [column, column + count vectors) of one head's state [key_dim, value_dim], whose last vector has `rest`
+// lanes.
 template <int kCount>
 void step(float* state, int64_t key_dim, int64_t stride, int rest, float decay, float beta, const float* query,
           const float* key, const float* value, float* out) {
@@ -76,10 +77,17 @@ void run(const DeltaRule& rule, int64_t seq, int64_t head, float* query, float* 
         function(state + column, key_dim, value_dim, rest, decay, beta, query, key, value + column, out + column);
       };
       switch (count) {
-        case 1: call(step<1>); break;
-        case 2: call(step<2>); break;
-        case 3: call(step<3>); break;
-        default: call(step<kVectors>);
+        case 1:
+          call(step<1>);
+          break;
+        case 2:
+          call(step<2>);
+          break;
+        case 3:
+          call(step<3>);
+          break;
+        default:
+          call(step<kVectors>);
       }
     }
     if (rule.kept != nullptr && rule.kept[token] >= 0) std::copy_n(state, size, state_of(rule.kept[token]));

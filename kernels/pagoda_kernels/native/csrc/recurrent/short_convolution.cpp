@@ -56,9 +56,14 @@ void short_convolution(const ShortConvolution<T>& one, int num_threads) {
       const int64_t seq = i / blocks, channel = i % blocks * kLanes;
       const int lanes = static_cast<int>(std::min<int64_t>(kLanes, one.num_channels - channel));
       switch (one.width) {
-        case 3: run<3>(one, seq, channel, lanes); break;
-        case 4: run<4>(one, seq, channel, lanes); break;
-        default: run<0>(one, seq, channel, lanes);
+        case 3:
+          run<3>(one, seq, channel, lanes);
+          break;
+        case 4:
+          run<4>(one, seq, channel, lanes);
+          break;
+        default:
+          run<0>(one, seq, channel, lanes);
       }
     }
   });

@@ -9,13 +9,14 @@
 namespace pagoda {
 namespace {
 
-constexpr int kVectors = 4;  // of a row of the state, whose sums stay in registers while all rows pass by
+constexpr int kVectors = 4;                // of a row of the state, whose sums stay in registers while all rows pass by
 constexpr int64_t kGrainValues = 1 << 14;  // of a state, that are worth a thread
-constexpr float kLinear = 20.0f;  // from here on softplus(x) is x
+constexpr float kLinear = 20.0f;           // from here on softplus(x) is x
 
 float softplus(float x) { return x > kLinear ? x : std::log1p(std::exp(x)); }
 
-// Columns [column, column + count vectors) of one head's state [state_size, head_dim], whose last vector has `rest` lanes.
+// Columns [column, column + count vectors) of one head's state [state_size, head_dim], whose last vector has `rest`
+// lanes.
 template <int kCount>
 void advance(float* state, int64_t state_size, int64_t stride, int rest, float decay, float step, float skip,
              const float* x, const float* b, const float* c, float* out) {
@@ -65,10 +66,17 @@ void run(const StateSpaceScan& scan, int64_t seq, int64_t head) {
         function(state + column, state_size, head_dim, rest, decay, step, skip, x + column, b, c, out + column);
       };
       switch (count) {
-        case 1: call(advance<1>); break;
-        case 2: call(advance<2>); break;
-        case 3: call(advance<3>); break;
-        default: call(advance<kVectors>);
+        case 1:
+          call(advance<1>);
+          break;
+        case 2:
+          call(advance<2>);
+          break;
+        case 3:
+          call(advance<3>);
+          break;
+        default:
+          call(advance<kVectors>);
       }
     }
     if (scan.kept != nullptr && scan.kept[token] >= 0) std::copy_n(state, size, state_of(scan.kept[token]));

@@ -45,7 +45,7 @@ struct Gelu : PlainUp {
     p = fma(p, t, Vec(1.707153385e-01f));
     p = fma(p, t, Vec(1.691879984e-01f));
     const Vec half_tail = p * t * exp(Vec() - z * z) * Vec(0.5f);
-    // Behind zero all but the tail remains of x, before it the tail; max(0, x) - |x| * tail is both.
+    // Above zero all but the tail remains of x, below it the tail; max(0, x) - |x| * tail is both.
     return max(Vec(), x) - size * half_tail;
   }
 };
@@ -62,8 +62,8 @@ struct ReluSquared : PlainUp {
   }
 };
 
-// g * sigmoid(alpha * g) with g = min(gate, limit), times clamp(up, -limit, limit) + up_offset. The second operand of min
-// and max is the one that a NaN comes through.
+// g * sigmoid(alpha * g) with g = min(gate, limit), times clamp(up, -limit, limit) + up_offset. The second operand of
+// min and max is the one that a NaN comes through.
 struct ClampedSwiglu {
   float limit, alpha, up_offset;
   Vec operator()(Vec x) const {

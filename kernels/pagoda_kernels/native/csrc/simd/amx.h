@@ -9,12 +9,12 @@ namespace pagoda::amx {
 
 #if defined(__AMX_BF16__)
 
-constexpr int kRows = 16;   // of a tile, at most
+constexpr int kRows = 16;          // of a tile, at most
 constexpr int kBlock = 2 * kRows;  // rows whose sums are in registers at a time
 constexpr int kWords = 16;  // of four bytes in a row of a tile: what one instruction takes of the inner dimension
 
-// Registers: 0 to 3 are sums, of two tiles of rows with two of columns each; 4 and 5 rows of the left matrix, 6 and 7 the
-// right one.
+// Registers: 0 to 3 are sums, of two tiles of rows with two of columns each; 4 and 5 rows of the left matrix, 6 and 7
+// the right one.
 struct alignas(64) Shapes {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {};
@@ -44,10 +44,11 @@ struct alignas(64) Shapes {
 };
 static_assert(sizeof(Shapes) == 64);
 
-// What has been written so far is in memory: to a compiler, the loads of tiles do not read what their addresses point to.
+// What has been written so far is in memory: to a compiler, the loads of tiles do not read what their addresses point
+// to.
 inline void settle(const void* p) { asm volatile("" : : "r"(p) : "memory"); }
 
-// While it lives, this thread's registers have shapes; behind, none: a thread that waits has nothing to save.
+// While it lives, this thread's registers have shapes; afterwards, none: a thread that waits has nothing to save.
 class Registers {
  public:
   Registers() = default;
@@ -117,8 +118,8 @@ constexpr int kTurns = 4;  // of what is done meanwhile, in each block of a prod
 // Whose lines leave L1 first: those that come only once, or from L2 each time.
 enum class Passing { kNothing, kLeft, kRight };  // kLeft: what is added to, too
 
-// out = left right, or added to what is there: `height` rows of 16 or 32 columns, `stride` bytes from one to the next. The
-// registers have that height. A sum takes what it adds up in one order, whatever the height: pairs of a block by
+// out = left right, or added to what is there: `height` rows of 16 or 32 columns, `stride` bytes from one to the next.
+// The registers have that height. A sum takes what it adds up in one order, whatever the height: pairs of a block by
 // themselves, even ones and odd ones, then the block's sum. `between(turn)` is called in each block between products,
 // with 0 to kTurns - 1. Left and Right are Operands, or what has their `at`, `stride` and `block`.
 template <bool kIsHigh, bool kIsWide, Passing kPassing, typename Left, typename Right, typename Between>

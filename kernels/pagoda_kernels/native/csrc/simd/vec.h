@@ -52,7 +52,7 @@ inline Vec load(const bf16* p) {
   __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
-// The first n lanes; zeros behind them.
+// The first n lanes; zeros after them.
 inline Vec load(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
 inline Vec load(const bf16* p, int n) {
   __m256i half = _mm256_maskz_loadu_epi16(first_lanes(n), p);
@@ -112,9 +112,14 @@ inline Vec load(const T* p, int n) {
 }
 inline void store(float* p, Vec x) { _mm256_storeu_ps(p, x.v); }
 inline void store(bf16* p, Vec x) {
-  float wide[kLanes];
-  _mm256_storeu_ps(wide, x.v);
-  for (int i = 0; i < kLanes; ++i) from_float(wide[i], p + i);
+  const __m256i bits = _mm256_castps_si256(x.v);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i even = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));  // a NaN stays one
+  const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q));
+  const __m256i upper = _mm256_srli_epi32(_mm256_blendv_epi8(even, quiet, is_nan), 16);
+  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(upper, upper), 0x08);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
 }
 template <typename T>
 inline void store(T* p, Vec x, int n) {

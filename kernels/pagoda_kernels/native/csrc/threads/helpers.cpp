@@ -30,7 +30,9 @@ void sleep_on(std::atomic<uint32_t>& word, uint32_t value) {
   syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
 }
 
-void wake_all(std::atomic<uint32_t>& word) { syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
+void wake_all(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
 
 // The processors of one core, of which this is one: "0,4" or "0-1" in the kernel's file.
 cpu_set_t core_of(int cpu) {
@@ -87,8 +89,7 @@ Helpers::~Helpers() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-// The kernel takes a core with nobody but a helper for an idle one: it may well put the caller there, and leaves the helper
-// where it is, without a turn.
+// To the kernel, a core that runs only a helper is idle: it may put the caller there, and leave the helper waiting.
 void Helpers::leave_core() {
   const int cpu = sched_getcpu();
   if (cpu < 0 || cpu == caller_cpu_) return;
@@ -99,7 +100,8 @@ void Helpers::leave_core() {
     CPU_XOR(&place->second, &allowed_, &core);
     CPU_AND(&place->second, &place->second, &allowed_);
   }
-  for (std::thread& thread : threads_) pthread_setaffinity_np(thread.native_handle(), sizeof(cpu_set_t), &place->second);
+  for (std::thread& thread : threads_)
+    pthread_setaffinity_np(thread.native_handle(), sizeof(cpu_set_t), &place->second);
 }
 
 uint64_t Helpers::run(const Job& job) {
@@ -133,7 +135,8 @@ uint64_t Helpers::run(const Job& job) {
   return epoch;
 }
 
-// A helper says what it is at before it claims a part, and all parts have been claimed: who is not there now will not come.
+// A helper says what it is at before it claims a part, and all parts have been claimed: who is not there now will not
+// come.
 void Helpers::keep(std::shared_ptr<const void> what, uint64_t epoch) {
   kept_.emplace_back(epoch, std::move(what));
   std::erase_if(kept_, [&](const auto& kept) {
@@ -141,7 +144,7 @@ void Helpers::keep(std::shared_ptr<const void> what, uint64_t epoch) {
   });
 }
 
-// A part that nobody else gets, of one share of a job of `count` parts; -1: there is none.
+// A part that no other thread gets, of one share of a job of `count` parts; -1: there is none.
 int64_t Helpers::claim(int64_t share, uint64_t epoch, int64_t count) {
   const auto num_shares = static_cast<int64_t>(shares_.size());
   const int64_t begin = count * share / num_shares, size = count * (share + 1) / num_shares - begin;
@@ -210,8 +213,9 @@ bool Helpers::take_part(int64_t part, uint64_t epoch, const Job& job, float* sum
   return true;
 }
 
-// The number of a job that is not the last one seen; 0: there will be none. Yields meanwhile: the kernel may have taken a
-// helper, which has had next to nothing so far, before a process that is ready, and would leave it the core for a time slice.
+// The number of a job that is not the last one seen; 0: there will be none. Yields meanwhile: the kernel may have taken
+// a helper, which has had next to nothing so far, before a process that is ready, and would leave it the core for a
+// time slice.
 uint64_t Helpers::wait_for_job(uint64_t last_epoch) {
   const auto is_news = [&](uint64_t ticket) { return epoch_of(ticket) != last_epoch && claimed_of(ticket) != kClosed; };
   auto begin = static_cast<int64_t>(__rdtsc());

@@ -1,8 +1,8 @@
-// Threads that help another one with what it never has to wait for.
+// Helper threads: optional work that the main thread never waits for.
 //
-// A thread of OpenMP whose core another process takes makes all others wait at the end of every loop. Helpers do not: they
-// run at idle priority, on time that nobody else wants, and the caller computes once more whatever they have begun and not
-// brought to an end. A process that wakes meanwhile has a helper's core at once, instead of the caller's.
+// A thread of OpenMP whose core another process takes makes all others wait at the end of every loop. Helpers do not:
+// they run at idle priority, on otherwise idle time, and the caller repeats the parts that they have begun and not
+// finished. A process that wakes meanwhile has a helper's core at once, instead of the caller's.
 #pragma once
 
 #include <sched.h>
@@ -28,7 +28,7 @@ class Helpers {
   static constexpr int64_t kInputBytes = 1 << 20;  // of `input`
 
   explicit Helpers(int count);
-  // Waits for a helper that is still at a part which somebody else has done. Only then may what parts read go away.
+  // Waits for a helper that is still at a part that another thread has done. Only then may what parts read go away.
   ~Helpers();
   Helpers(const Helpers&) = delete;
   Helpers& operator=(const Helpers&) = delete;
@@ -87,7 +87,7 @@ class Helpers {
   uint64_t wait_for_job(uint64_t last_epoch);
 
   // Parts are divided evenly among the caller and the helpers, neighbours to each: what follows in memory comes nearer
-  // while a thread computes. Who is done with its share goes on with the others'.
+  // while a thread computes. A thread that is done with its share continues with the others'.
   struct alignas(64) Share {
     std::atomic<uint64_t> ticket;  // the number of a job, and in the lowest 16 bits how many parts have been claimed
   };
@@ -101,10 +101,10 @@ class Helpers {
   std::atomic<int> sleepers_{0};
   std::atomic<bool> has_ended_{false};
   std::unique_ptr<void, void (*)(void*)> input_;
-  Sums sums_;                         // the caller's
-  std::vector<Share> shares_;         // the first is the caller's, and is offered last
-  cpu_set_t allowed_;                 // the process's processors
-  std::map<int, cpu_set_t> others_;   // those of them on other cores than one
+  Sums sums_;                        // the caller's
+  std::vector<Share> shares_;        // the first is the caller's, and is offered last
+  cpu_set_t allowed_;                // the process's processors
+  std::map<int, cpu_set_t> others_;  // those of them on other cores than one
   int caller_cpu_ = -1;
   std::vector<std::thread> threads_;
 };

@@ -24,7 +24,7 @@ export function total(sample, name, labels = {}) {
   return found.length ? found.reduce((sum, one) => sum + one.value, 0) : null;
 }
 
-/** Growth of a counter between two samples; what it has, when it began anew between them. */
+/** Growth of a counter between two samples; what it has, when it began again between them. */
 export function growth(before, now, name, labels = {}) {
   const end = total(now, name, labels);
   const start = total(before, name, labels) ?? 0;

@@ -42,11 +42,11 @@ class EightBits(StoredFormat):
     optional = ("weight_format",)
 
     def shape(self, shapes: Mapping[str, list[int]]) -> list[int]:
-        """As in StoredFormat."""
+        """See StoredFormat."""
         return shapes["weight"]
 
     def read(self, tensors: Mapping[str, Tensor]) -> QuantizedMatrix | Tensor:
-        """As in StoredFormat."""
+        """See StoredFormat."""
         numbers, largest = tensors["weight"], tensors["SCB"].float()
         if numbers.dtype != torch.int8:
             raise ModelLoadError(f"data type is {str(numbers.dtype).removeprefix('torch.')}, must be int8")
@@ -62,7 +62,7 @@ class FourBits(StoredFormat):
     described_by = "state"
 
     def parts(self, names: Collection[str]) -> dict[str, dict[str, str]]:
-        """As in StoredFormat."""
+        """See StoredFormat."""
         found: dict[str, dict[str, str]] = {}
         for name in names:
             matrix, mark, kind = name.partition(_STATE)
@@ -81,14 +81,14 @@ class FourBits(StoredFormat):
         raise NotImplementedError
 
     def described_shape(self, description: Tensor) -> list[int]:
-        """As in StoredFormat."""
+        """See StoredFormat."""
         shape = _state(description).get("shape")
         if not isinstance(shape, list) or not shape or not all(isinstance(size, int) and size > 0 for size in shape):
             raise ModelLoadError(f"quant_state has shape {shape!r}, must be positive numbers")
         return shape
 
     def read(self, tensors: Mapping[str, Tensor]) -> QuantizedMatrix | Tensor:
-        """As in StoredFormat: float32."""
+        """See StoredFormat: float32."""
         state, packed = _state(tensors["state"]), tensors["weight"].flatten()
         shape, block = self.described_shape(tensors["state"]), _size(state, "blocksize")
         count = math.prod(shape)
@@ -105,7 +105,7 @@ class FourBits(StoredFormat):
 
 
 def _largest(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Tensor:
-    """What 1 stands for in each block, float32."""
+    """The value of 1 in each block, float32."""
     stored = tensors["absmax"]
     if "nested_absmax" not in tensors:
         return stored.float()

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from pagoda_common.errors import ModelLoadError
 from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
+from pagoda_kernels.linear.scaled_matrix import ScaledMatrix
 from pagoda_worker.loader.formats.integers import integer_matrix, regroup, signed, unpack_bits
-from pagoda_worker.loader.formats.scaled import FLOAT8, SCALES_OF_OTHERS, scale_blocks
+from pagoda_worker.loader.formats.scaled import FLOAT8, SCALES_OF_OTHERS, scale_blocks, scaled_matrix
 from pagoda_worker.loader.formats.stored_format import (
     StoredFormat,
     bad_option,
@@ -23,7 +24,7 @@ from pagoda_worker.loader.formats.stored_format import (
 )
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
-"""What is read; mixed-precision is several of them."""
+"""Formats that are read; mixed-precision consists of several."""
 
 
 class CompressedTensors(StoredFormat):
@@ -46,7 +47,7 @@ class CompressedTensors(StoredFormat):
         self.makes_floats = all(isinstance(group, _Float8Group) for _, group in self._groups)
 
     def parts(self, names: Collection[str]) -> dict[str, dict[str, str]]:
-        """As in StoredFormat: of all groups."""
+        """See StoredFormat: of all groups."""
         found: dict[str, dict[str, str]] = {}
         for name in self._matrices(names):
             group = self._find(name)
@@ -71,7 +72,7 @@ class CompressedTensors(StoredFormat):
         return None
 
     def of(self, name: str) -> StoredFormat:
-        """As in StoredFormat."""
+        """See StoredFormat."""
         group = self._find(name)
         assert group is not None, "parts() has found one"
         return group
@@ -137,12 +138,12 @@ class _PackedGroup(_Group):
         check_option("weights.strategy", self._strategy, ("group", "channel"))
 
     def shape(self, shapes: Mapping[str, list[int]]) -> list[int]:
-        """As in StoredFormat."""
+        """See StoredFormat."""
         num_outputs, words = shapes["weight_packed"]
         return [num_outputs, words * 32 // self._bits]
 
     def read(self, tensors: Mapping[str, Tensor]) -> QuantizedMatrix | Tensor:
-        """As in StoredFormat."""
+        """See StoredFormat."""
         numbers = signed(unpack_bits(tensors["weight_packed"], self._bits), self._bits)
         scales = tensors["weight_scale"]
         if "weight_shape" in tensors:
@@ -173,11 +174,11 @@ class _IntegerGroup(_Group):
         check_option("weights.strategy", self._strategy, ("group", "channel", "tensor"))
 
     def shape(self, shapes: Mapping[str, list[int]]) -> list[int]:
-        """As in StoredFormat."""
+        """See StoredFormat."""
         return shapes["weight"]
 
     def read(self, tensors: Mapping[str, Tensor]) -> QuantizedMatrix | Tensor:
-        """As in StoredFormat."""
+        """See StoredFormat."""
         numbers = tensors["weight"]
         if numbers.dtype != torch.int8:
             raise ModelLoadError(f"data type is {str(numbers.dtype).removeprefix('torch.')}, must be int8")
@@ -201,14 +202,22 @@ class _Float8Group(_Group):
     makes_floats = True
 
     def shape(self, shapes: Mapping[str, list[int]]) -> list[int]:
-        """As in StoredFormat."""
+        """See StoredFormat."""
         return shapes["weight"]
 
     def read(self, tensors: Mapping[str, Tensor]) -> QuantizedMatrix | Tensor:
-        """As in StoredFormat."""
+        """See StoredFormat."""
         weight = tensors["weight"]
         if weight.dtype not in FLOAT8:
             raise ModelLoadError(f"data type is {str(weight.dtype).removeprefix('torch.')}, must be FP8")
+        return scale_blocks(weight, tensors["weight_scale"], self._blocks(weight))
+
+    def read_scaled(self, tensors: Mapping[str, Tensor]) -> QuantizedMatrix | ScaledMatrix | Tensor:
+        """See StoredFormat."""
+        weight = tensors["weight"]
+        return scaled_matrix(weight, tensors["weight_scale"], self._blocks(weight)) or self.read(tensors)
+
+    def _blocks(self, weight: Tensor) -> tuple[int, int] | None:
         if self._strategy == "group":
-            return scale_blocks(weight, tensors["weight_scale"], (1, self._group_size or weight.shape[1]))
-        return scale_blocks(weight, tensors["weight_scale"], self._block if self._strategy == "block" else None)
+            return 1, self._group_size or weight.shape[1]
+        return self._block if self._strategy == "block" else None

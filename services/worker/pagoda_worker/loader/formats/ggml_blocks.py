@@ -46,7 +46,7 @@ def _parted(data: Tensor, *sizes: int) -> tuple[Tensor, ...]:
 
 
 def _matrix(numbers: Tensor, scales: Tensor, zeros: Tensor | None, *, bits: int, columns: int) -> QuantizedMatrix:
-    """Of numbers [rows, blocks, ...] int8, scales and zeros [rows, blocks, groups of a block]."""
+    """A matrix from numbers [rows, blocks, ...] int8, and scales and zeros [rows, blocks, groups of a block]."""
     rows = len(numbers)
     flat = scales.reshape(rows, -1).contiguous()
     return QuantizedMatrix(
@@ -59,7 +59,7 @@ def _matrix(numbers: Tensor, scales: Tensor, zeros: Tensor | None, *, bits: int,
 
 
 def _with_least(codes: Tensor, scales: Tensor, least: Tensor, *, bits: int, columns: int) -> QuantizedMatrix:
-    """Of codes times scales plus least values: zero points that are no whole numbers.
+    """A matrix from codes times scales plus least values, whose zero points are not integers.
 
     Args:
         codes: [rows, blocks, groups, numbers] uint8; with 4 bits all are below 16.

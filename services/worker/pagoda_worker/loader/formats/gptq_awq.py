@@ -39,17 +39,17 @@ class Gptq(StoredFormat):
         self._rules = _dynamic_rules(options)
 
     def of(self, name: str) -> StoredFormat:
-        """As in StoredFormat; GPTQModel's `dynamic` has other bits and groups for names that match a pattern."""
+        """See StoredFormat; GPTQModel's `dynamic` has other bits and groups for names that match a pattern."""
         stem = name.removesuffix(".weight")
         return next((format for pattern, format in self._rules if pattern.match(stem)), self)
 
     def shape(self, shapes: Mapping[str, list[int]]) -> list[int]:
-        """As in StoredFormat."""
+        """See StoredFormat."""
         words, num_outputs = shapes["qweight"]
         return [num_outputs, words * 32 // self._bits]
 
     def read(self, tensors: Mapping[str, Tensor]) -> QuantizedMatrix | Tensor:
-        """As in StoredFormat."""
+        """See StoredFormat."""
         bits = self._bits
         numbers = signed(unpack_bits(tensors["qweight"].t(), bits), bits)
         zeros = unpack_bits(tensors["qzeros"], bits).float() + (self._offset - (1 << (bits - 1)))
@@ -91,12 +91,12 @@ class Awq(StoredFormat):
         self._group_size = read_group_size(options, "group_size" if "group_size" in options else "q_group_size")
 
     def shape(self, shapes: Mapping[str, list[int]]) -> list[int]:
-        """As in StoredFormat."""
+        """See StoredFormat."""
         rows, words = shapes["qweight"]
         return [rows, words * 8] if self._is_by_output else [words * 8, rows]
 
     def read(self, tensors: Mapping[str, Tensor]) -> QuantizedMatrix | Tensor:
-        """As in StoredFormat."""
+        """See StoredFormat."""
         scales = tensors["scales"]
         if self._is_by_output:
             numbers = signed(unpack_bits(tensors["qweight"], 4), 4)

@@ -72,7 +72,7 @@ def regroup(matrix: QuantizedMatrix, groups: Tensor | None) -> QuantizedMatrix |
         groups: [num_inputs], the group of each input.
 
     Raises:
-        ModelLoadError: an input is in no group that there is.
+        ModelLoadError: an input belongs to no existing group.
     """
     num_inputs = matrix.numbers.shape[1]
     usual = torch.arange(num_inputs) // matrix.group_size

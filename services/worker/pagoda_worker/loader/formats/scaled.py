@@ -12,13 +12,14 @@ from torch import Tensor
 
 from pagoda_common.errors import ModelLoadError
 from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
+from pagoda_kernels.linear.scaled_matrix import ScaledMatrix
 from pagoda_worker.loader.formats.stored_format import StoredFormat, bad_option, check_option
 
 SCALES_OF_OTHERS = re.compile(
     r"(\.(input|output|activation|act|[kqv]|attn|prob)_(scale|zero_point|global_scale)(_inv|_ub)?"
     r"|\.qscale_act|_proj_activation_scale)$"
 )
-"""Of activations and of the KV cache, which keep the engine's precision."""
+"""Suffixes of scales of activations and of the KV cache, which keep the engine's precision."""
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -38,7 +39,7 @@ class Float8(StoredFormat):
             check_option("fmt", options["fmt"], ("e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2"))
 
     def parts(self, names: Collection[str]) -> dict[str, dict[str, str]]:
-        """As in StoredFormat. Also stacked experts, whose names have no .weight."""
+        """See StoredFormat. Also stacked experts, whose names have no .weight."""
         found: dict[str, dict[str, str]] = {}
         for name in names:
             for mark in ("_scale_inv", "_scale"):
@@ -53,15 +54,19 @@ class Float8(StoredFormat):
         return found
 
     def shape(self, shapes: Mapping[str, list[int]]) -> list[int]:
-        """As in StoredFormat; stacked ones have one dimension more."""
+        """See StoredFormat; stacked ones have one dimension more."""
         return shapes["weight"]
 
     def read(self, tensors: Mapping[str, Tensor]) -> QuantizedMatrix | Tensor:
-        """As in StoredFormat: float32."""
+        """See StoredFormat: float32."""
         weight, scale = tensors["weight"], tensors["scale"]
         if weight.dtype not in FLOAT8:
             raise ModelLoadError(f"data type is {str(weight.dtype).removeprefix('torch.')}, must be FP8")
         return scale_blocks(weight, scale, self._block)
+
+    def read_scaled(self, tensors: Mapping[str, Tensor]) -> QuantizedMatrix | ScaledMatrix | Tensor:
+        """See StoredFormat."""
+        return scaled_matrix(tensors["weight"], tensors["scale"], self._block) or self.read(tensors)
 
 
 def modelopt_format(options: Mapping[str, Any]) -> StoredFormat:
@@ -72,6 +77,26 @@ def modelopt_format(options: Mapping[str, Any]) -> StoredFormat:
     """
     check_option("quant_algo", options.get("quant_algo"), ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"))
     return Float8({})
+
+
+def scaled_matrix(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) -> ScaledMatrix | None:
+    """What `scale_blocks` multiplies, with a scale for each output; None: of another type or shape.
+
+    Args:
+        weight: [rows, columns].
+    """
+    if weight.dim() != 2 or weight.dtype != torch.float8_e4m3fn:
+        return None
+    (rows, columns), scale = weight.shape, scale.float()
+    if scale.numel() == 1:
+        return ScaledMatrix(weight, scale.reshape(1, 1).repeat(rows, 1), columns)
+    if block is not None:
+        if list(scale.shape) != [-(-rows // block[0]), -(-columns // block[1])]:
+            return None
+        return ScaledMatrix(weight, scale.repeat_interleave(block[0], 0)[:rows].contiguous(), block[1])
+    if list(scale.shape) not in ([rows], [rows, 1]):
+        return None
+    return ScaledMatrix(weight, scale.reshape(rows, 1).contiguous(), columns)
 
 
 def scale_blocks(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Tensor:

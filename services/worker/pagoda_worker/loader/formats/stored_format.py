@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pagoda_common.errors import ModelLoadError
 from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
+from pagoda_kernels.linear.scaled_matrix import ScaledMatrix
 
 
 class StoredFormat:
@@ -16,12 +17,12 @@ class StoredFormat:
     first: str = ""
     """Last part of the name of the tensor that tells that a matrix is quantized."""
     others: tuple[str, ...] = ()
-    """Of those that are there besides."""
+    """Further names that may be present."""
     optional: tuple[str, ...] = ()
     ignored: re.Pattern[str] | None = None
     """Tensors that may be there and mean nothing to weights: scales of activations and of the KV cache."""
     makes_floats: bool = False
-    """Whether `read` always gives floats: they may be quantized anew while they are read."""
+    """Whether `read` always gives floats: they may be quantized again while they are read."""
 
     described_by: str = ""
     """Last part of the name of the tensor whose values tell the shape; empty: shapes of the tensors do."""
@@ -77,6 +78,10 @@ class StoredFormat:
             ModelLoadError: the shapes of the tensors do not fit together.
         """
         raise NotImplementedError
+
+    def read_scaled(self, tensors: Mapping[str, Tensor]) -> QuantizedMatrix | ScaledMatrix | Tensor:
+        """As `read`; small floats with their scales, where the matrix is stored so."""
+        return self.read(tensors)
 
 
 def check_option(name: str, value: object, accepted: tuple[object, ...]) -> None:

@@ -3,6 +3,7 @@
 Knows architectures and config.json; no weights.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from pagoda_common.errors import ModelLoadError
+from pagoda_worker.models.encoders.gte import MODEL_TYPES, gte_config
+from pagoda_worker.models.encoders.jina_bert import build_jina_bert, is_jina_bert
 from pagoda_worker.models.encoders.packed_attention import NAME, register
 from pagoda_worker.models.hf_config import HfConfig
 from pagoda_worker.models.model import Head
@@ -36,7 +39,7 @@ UNPACKED = ("mpnet", "deberta", "deberta-v2")
 
 @dataclass(frozen=True, slots=True)
 class Backbone:
-    """What was built."""
+    """The built module."""
 
     module: PreTrainedModel
     is_packed: bool
@@ -68,6 +71,10 @@ def build_encoder(config: HfConfig, head: Head) -> Backbone:
     Raises:
         ModelLoadError: transformers has none of this type with such a head, or cannot make it of this config.json.
     """
+    if config.get("model_type") in MODEL_TYPES:
+        config = gte_config(config)
+    if is_jina_bert(config):
+        return Backbone(_on_meta(lambda: build_jina_bert(config, head)), is_packed=True, is_decoder=False)
     check_encoder(config)
     register()
     model_type = str(config["model_type"])
@@ -85,14 +92,20 @@ def build_encoder(config: HfConfig, head: Head) -> Backbone:
     is_packed = model_type not in UNPACKED
     implementation = NAME if is_packed else "eager"
     parsed._attn_implementation = implementation
-    try:
-        with parameters_on_meta():
-            module = model_class._from_config(parsed, attn_implementation=implementation, dtype=torch.float32)
-    except Exception as error:  # whatever modules raise
-        raise ModelLoadError(f"its module cannot be built: {_reason(error)}") from error
-    module.eval().requires_grad_(False)
+    module = _on_meta(lambda: model_class._from_config(parsed, attn_implementation=implementation, dtype=torch.float32))
     is_decoder = config_class in MODEL_FOR_CAUSAL_LM_MAPPING and config_class not in MODEL_FOR_MASKED_LM_MAPPING
     return Backbone(module, is_packed, is_decoder)
+
+
+def _on_meta(build: Callable[[], PreTrainedModel]) -> PreTrainedModel:
+    try:
+        with parameters_on_meta():
+            module = build()
+    except ModelLoadError:
+        raise
+    except Exception as error:  # whatever modules raise
+        raise ModelLoadError(f"its module cannot be built: {_reason(error)}") from error
+    return module.eval().requires_grad_(False)
 
 
 def _reason(error: Exception) -> str:

@@ -15,10 +15,12 @@ from pagoda_common.config.pooler_config import PoolingType
 from pagoda_common.errors import ConfigError, ModelLoadError
 from pagoda_worker.models.cache_groups import CacheGroup
 from pagoda_worker.models.encoders.backbone import build_encoder
+from pagoda_worker.models.encoders.hosted_activation import host_activations
+from pagoda_worker.models.encoders.hosted_norm import host_norms
 from pagoda_worker.models.encoders.packed_attention import PACKED, PackedRun
 from pagoda_worker.models.forward_context import ForwardContext
 from pagoda_worker.models.model import BuildConfig, Head, PoolingHeads
-from pagoda_worker.models.transformers_model.hosted_layers import HostedLinear, host_layers
+from pagoda_worker.models.transformers_model.hosted_layers import HostedLinear, host_layers, hosted_linears
 from pagoda_worker.models.transformers_model.hosted_model import HostedModel
 from pagoda_worker.models.transformers_model.model import longest_sequence
 from pagoda_worker.models.transformers_model.positions import position_offset
@@ -35,10 +37,11 @@ def _label_pooling(config: Any, head: Head, *, is_decoder: bool) -> PoolingType:
     """
     if is_decoder:
         return "last"
-    name = str(getattr(config, "classifier_pooling", None) or "cls") if head == "sequence" else "cls"
+    option = {"sequence": "classifier_pooling", "none": "emb_pooler"}.get(head, "")
+    name = str(getattr(config, option, None) or "cls")
     names: dict[str, PoolingType] = {"cls": "cls", "bos": "cls", "mean": "mean"}
     if name not in names:
-        raise ModelLoadError(f"classifier_pooling {name[:40]!r} is not supported; supported are {', '.join(names)}")
+        raise ModelLoadError(f"{option} {name[:40]!r} is not supported; supported are {', '.join(names)}")
     return names[name]
 
 
@@ -50,7 +53,7 @@ class EncoderModel(HostedModel, PoolingHeads):
     def __init__(
         self, *, config: BuildConfig, head: Head = "none", prefix: str = "", parallel: TensorParallel = ALONE
     ) -> None:
-        """As in ModelFactory.
+        """See ModelFactory.
 
         Raises:
             ModelLoadError: transformers has no such module, or it cannot run here.
@@ -67,8 +70,12 @@ class EncoderModel(HostedModel, PoolingHeads):
             self.backbone, self._is_packed = built.module, built.is_packed
             self._drop_unused()
             host_layers(self.backbone, prefix=prefix, parallel=parallel)
+            host_activations(self.backbone)
+            host_norms(self.backbone)
         except ModelLoadError as error:
             raise ModelLoadError(f"transformers cannot run {self.architecture} here: {error}") from error
+        for _, linear in hosted_linears(self.backbone):
+            linear.takes_many_rows = True
         self.take_buffers()
         inner: Any = self.backbone if head == "none" else self.backbone.base_model
         self._inner = (inner,)  # in a tuple: it is a part of the backbone
@@ -101,28 +108,28 @@ class EncoderModel(HostedModel, PoolingHeads):
         return (CacheGroup("none", tuple(range(max(1, self.num_layers)))),)
 
     def weights(self, stored: Collection[str]) -> WeightNames:
-        """As in Model; tensors of heads that are not here may be in the checkpoint."""
+        """See Model; tensors of heads that are not here may be in the checkpoint."""
         names = super().weights(stored)
         return replace(names, ignored=(*names.ignored, _ANY))
 
     @torch.inference_mode()
     def forward(self, input_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
-        """As in Model; the context has the lengths of the sequences."""
+        """See Model; the context has the lengths of the sequences."""
         if self._is_packed:
             return self._forward_packed(input_ids, positions, context)
         return self._forward_by_length(input_ids, context)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """As in Model: it generates nothing, so every row is zeros."""
+        """See Model: it generates nothing, so every row is zeros."""
         return torch.zeros((hidden.shape[0], self.vocab_size), device=hidden.device)
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """As in PoolingHeads."""
+        """See PoolingHeads."""
         score: nn.Module | None = getattr(self.backbone, "score", None)
         return (self._run_head(pooled[:, None]) if score is None else score(pooled)).float()
 
     def classify_tokens(self, hidden: Tensor) -> Tensor:
-        """As in PoolingHeads; a head for texts takes each token as one."""
+        """See PoolingHeads; a head for texts takes each token as one."""
         if self.head == "sequence":
             return self.classify(hidden)
         return self._run_head(hidden[None])[0].float()

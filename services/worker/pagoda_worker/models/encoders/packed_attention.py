@@ -6,6 +6,7 @@ Knows the interfaces of transformers; no cache and no checkpoints.
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -15,16 +16,17 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
 from pagoda_common.errors import ModelLoadError
+from pagoda_kernels.attention.sequence_attention import sequence_attention
 
 NAME = "pagoda_packed"
-"""Of the implementation, for transformers."""
+"""Name of the implementation in transformers."""
 MaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Of transformers: batch, head, query and key to whether the query sees the key."""
+"""transformers' mask function: from batch, head, query and key to whether the query sees the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedMask:
-    """What transformers' masks become: which keys of its own sequence a query sees."""
+    """transformers' mask as a rule: which keys of its own sequence a query sees."""
 
     function: MaskFunction
     made: dict[int, Tensor | None] = field(default_factory=dict)
@@ -46,6 +48,13 @@ class PackedMask:
             self.made[start] = None if bool(visible.all()) else visible
         return self.made[start]
 
+    def all_of(self, starts: Sequence[int], device: torch.device) -> list[Tensor | None] | None:
+        """The mask of each sequence; None: none hides anything."""
+        if self.function is bidirectional_mask_function:
+            return None
+        masks = [self.of(start, end - start, device) for start, end in pairwise(starts)]
+        return masks if any(mask is not None for mask in masks) else None
+
 
 @dataclass(slots=True)
 class PackedRun:
@@ -64,6 +73,22 @@ class _Current(threading.local):
 
 
 PACKED = _Current()
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, *, slopes: Tensor | None = None) -> Tensor:
+    """Attention of a module of Pagoda's own in the pass that runs: each token over all of its sequence.
+
+    Args:
+        query, key, value: [num_tokens, num_heads, head_dim].
+        slopes: as in `sequence_attention`.
+
+    Returns:
+        [num_tokens, num_heads, head_dim].
+    """
+    running = PACKED.running
+    assert running is not None, "attention runs within a pass of its model"
+    running.num_calls += 1
+    return sequence_attention(query, key, value, running.starts, scale=query.shape[2] ** -0.5, slopes=slopes)
 
 
 def attend_packed(
@@ -88,18 +113,19 @@ def attend_packed(
     running.num_calls += 1
     causal = attention_mask is None and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     causal = causal or (attention_mask is not None and attention_mask.is_causal)
+    masks = None if attention_mask is None or causal else attention_mask.all_of(running.starts, query.device)
+    if masks is None:
+        scale = query.shape[3] ** -0.5 if scaling is None else scaling
+        q, k, v = (one[0].transpose(0, 1) for one in (query, key, value))
+        return sequence_attention(q, k, v, running.starts, scale=scale, is_causal=causal)[None], None
     out = query.new_empty((1, query.shape[2], query.shape[1], value.shape[3]))
     many = query.shape[1] != key.shape[1]
-    for start, end in zip(running.starts[:-1], running.starts[1:], strict=True):
-        mask = None
-        if attention_mask is not None and not causal:
-            mask = attention_mask.of(start, end - start, query.device)
+    for start, end, mask in zip(running.starts[:-1], running.starts[1:], masks, strict=True):
         part = F.scaled_dot_product_attention(
             query[:, :, start:end],
             key[:, :, start:end],
             value[:, :, start:end],
             attn_mask=mask,
-            is_causal=causal and end - start > 1,
             scale=scaling,
             enable_gqa=many,
         )

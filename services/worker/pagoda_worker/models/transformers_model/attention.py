@@ -16,7 +16,7 @@ from pagoda_worker.models.forward_context import ForwardContext
 from pagoda_worker.models.model import AttentionLayer
 
 NAME = "pagoda"
-"""Of the implementation, for transformers."""
+"""Name of the implementation in transformers."""
 PROBED = (0, 1, 2, 5, 63, 1000, 1 << 20)
 """Positions of queries for which a mask is compared with the rule that it is taken for."""
 HARMLESS = frozenset(
@@ -31,7 +31,7 @@ HARMLESS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class MaskRule:
-    """What transformers' masks become: each query sees itself and the keys before it."""
+    """transformers' mask as a rule: each query sees itself and the keys before it."""
 
     window: int | None
     """Keys that a query sees, its own included; None sees all."""
@@ -44,7 +44,7 @@ class MaskRule:
 
 
 class PassingCache(Cache):  # type: ignore[misc]  # transformers: Any
-    """A cache of transformers that keeps nothing: keys and values go on to attention, which has its own."""
+    """A cache of transformers that keeps nothing: keys and values pass on to attention, which has its own cache."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -114,7 +114,7 @@ class Probe:
     modules: list[nn.Module] = field(default_factory=list)
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: Options) -> Tensor:
-        """As in Run."""
+        """See Run."""
         if query.shape[2] != key.shape[2]:
             raise ModelLoadError("it attends to other keys than those of its own tokens")
         if options.sinks is not None and options.sinks.numel() != query.shape[1]:

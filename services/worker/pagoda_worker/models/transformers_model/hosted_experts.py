@@ -19,7 +19,7 @@ from pagoda_worker.models.transformers_model.attention import CURRENT, Probe
 from pagoda_worker.models.transformers_model.hosted_layers import HostedLinear
 
 UP, DOWN = ("gate_up_proj", "up_proj"), "down_proj"
-"""What transformers calls stacked matrices: with a gate or without; and back."""
+"""transformers' names of stacked matrices, with a gate or without; and the reverse."""
 FORM = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm")
 """Attributes of modules whose form transformers' own experts implementations rely on."""
 

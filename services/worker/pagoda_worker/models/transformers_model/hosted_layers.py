@@ -22,7 +22,7 @@ _STYLES = {COLUMN: COLUMN, ROW: ROW, GATHER: GATHER, "colwise_rep": GATHER}
 
 
 class Hosted(nn.Module):
-    """What can have parameters of another module."""
+    """A module that can take parameters of another one."""
 
     def tie(self, leaf: str, owner: nn.Module, source: str) -> None:
         """Have the parameter `source` of `owner` as `leaf`."""

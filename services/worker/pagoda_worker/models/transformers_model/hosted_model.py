@@ -38,17 +38,17 @@ class HostedModel(Model):
 
     @property
     def what_waits(self) -> str | None:
-        """As in Model."""
+        """See Model."""
         return "modules of transformers run one after the other"
 
     def weights(self, stored: Collection[str]) -> WeightNames:
-        """As in Model, under the names that this module has for them."""
+        """See Model, under the names that this module has for them."""
         buffers = frozenset(name for name, _ in self.backbone.named_buffers())
         return backbone_weights(self.backbone, stored, buffers, self._constants).within("backbone.")
 
     @property
     def constants(self) -> Mapping[str, Tensor]:
-        """As in Model."""
+        """See Model."""
         return {f"backbone.{name}": value for name, value in self._constants.items()}
 
     def dummy_value(self, parameter: str) -> float | None:
@@ -58,7 +58,7 @@ class HostedModel(Model):
         return 1.0 if "norm" in parameter.lower() or "ln_" in parameter else None
 
     def cast(self, dtype: torch.dtype) -> None:
-        """As in Model; what transformers keeps in float32 stays so, and so do buffers."""
+        """See Model; what transformers keeps in float32 stays so, and so do buffers."""
         strict = list(self.backbone._keep_in_fp32_modules_strict or ())
         if dtype == torch.float16:
             strict += list(self.backbone._keep_in_fp32_modules or ())

@@ -33,7 +33,7 @@ class TransformersModel(HostedModel):
     """
 
     def __init__(self, *, config: BuildConfig, prefix: str = "", parallel: TensorParallel = ALONE) -> None:
-        """As in ModelFactory."""
+        """See ModelFactory."""
         super().__init__()
         self.architecture = str((config.checkpoint.get("architectures") or [config.checkpoint.get("model_type")])[0])
         try:
@@ -60,14 +60,14 @@ class TransformersModel(HostedModel):
         self.max_position_embeddings = longest - self._position_offset
 
     def forward(self, input_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
-        """As in Model."""
+        """See Model."""
         positions = positions + self._position_offset if self._position_offset else positions
         running = Run(context, self.attention_layers, positions, has_masks=self._has_masks)
         output = self._run(running, self._inner[0], input_ids, positions)
         return output.last_hidden_state[0]  # type: ignore[no-any-return]  # transformers: Any
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """As in Model: what the outer module makes of given hidden states."""
+        """See Model: what the outer module makes of given hidden states."""
         ids = torch.zeros(hidden.shape[0], dtype=torch.int64, device=hidden.device)
         running = Run(None, (), ids, given=hidden)  # type: ignore[arg-type]  # no layer runs
         output = self._run(running, self.backbone, ids, ids)

@@ -26,7 +26,7 @@ def give_positions(backbone: nn.Module) -> int:
 
 
 def position_offset(backbone: nn.Module) -> int:
-    """What is added to positions: the family of RoBERTa counts from after the padding token's id."""
+    """Number to add to positions: RoBERTa's family starts after the padding token's id."""
     for module in backbone.modules():
         if hasattr(module, "create_position_ids_from_input_ids") and hasattr(module, "padding_idx"):
             return int(module.padding_idx) + 1  # type: ignore[arg-type]  # an int, in an nn.Module

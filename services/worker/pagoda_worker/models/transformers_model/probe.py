@@ -25,7 +25,7 @@ META = torch.device("meta")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """What a pass shows."""
+    """Observations of a trial pass."""
 
     layers: tuple[AttentionLayer, ...]
     inner: nn.Module
@@ -40,7 +40,7 @@ class Seen:
 def model_inputs(
     input_ids: Tensor, positions: Tensor, cache: PassingCache, arguments: Collection[str]
 ) -> dict[str, Any]:
-    """What a module of transformers takes for a packed batch.
+    """The arguments of transformers' module for a packed batch.
 
     Args:
         input_ids, positions: [num_tokens].

@@ -15,7 +15,7 @@ class PlanSharding:
         self._styles = {name: layer.style for name, layer in hosted_linears(model) if layer.style is not None}
 
     def rows(self, parameter: str, num_rows: int) -> tuple[range, ...]:
-        """As in WeightSharding."""
+        """See WeightSharding."""
         owner, _, leaf = parameter.rpartition(".")
         style = self._styles.get(owner)
         if style in (COLUMN, GATHER):
@@ -25,6 +25,6 @@ class PlanSharding:
         return (range(num_rows),)
 
     def columns(self, parameter: str, num_columns: int) -> range:
-        """As in WeightSharding."""
+        """See WeightSharding."""
         owner = parameter.rpartition(".")[0]
         return self._parallel.part(num_columns) if self._styles.get(owner) == ROW else range(num_columns)

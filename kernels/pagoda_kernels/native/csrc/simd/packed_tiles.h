@@ -14,14 +14,14 @@ namespace pagoda {
 
 namespace packed {
 
-constexpr int kPanel = 2 * kLanes;          // output features of a panel: two vectors
-constexpr int kVectorRows = 14;             // rows of x in vectors: 28 accumulators, 2 vectors of weights, 1 of x
+constexpr int kPanel = 2 * kLanes;  // output features of a panel: two vectors
+constexpr int kVectorRows = 14;     // rows of x in vectors: 28 accumulators, 2 vectors of weights, 1 of x
 #if defined(__AMX_BF16__)
 constexpr int kTileRows = amx::kBlock;
 #else
 constexpr int kTileRows = kVectorRows;
 #endif
-constexpr int64_t kPairsInL1 = 128;         // pairs of inputs whose weights (16 KiB a panel) stay in L1 for all tiles
+constexpr int64_t kPairsInL1 = 128;  // pairs of inputs whose weights (16 KiB a panel) stay in L1 for all tiles
 constexpr int64_t kManyRows = 256;
 #if defined(__AMX_BF16__)
 constexpr int64_t kPairsForMany = 256;  // the same for many rows, whose sums then come and go half as often
@@ -36,7 +36,7 @@ constexpr int kBlockWords = amx::kWords;  // of a row, that an instruction takes
 constexpr bool kLeavesVectors = true;     // `tile` computes with none
 
 // One tile: sums[r, :] += x[r, begin..end) W^T, 16 pairs of inputs after the other, whatever the number of rows.
-// x: [blocks, height, 16] pairs, zeros behind the last one; w: [pairs, 32] pairs; both at `begin`. Meanwhile lines from
+// x: [blocks, height, 16] pairs, zeros after the last one; w: [pairs, 32] pairs; both at `begin`. Meanwhile lines from
 // `ahead` on come nearer, and meanwhile(n) is called n times.
 template <typename Meanwhile>
 void tile(const uint32_t* x, int height, const bf16* w, int64_t pairs, float* sums, bool is_first, const char* ahead,
@@ -161,20 +161,21 @@ struct Tiles {
   explicit Tiles(int64_t rows, int64_t highest = kTileRows)
       : num_rows(rows), count((rows + highest - 1) / highest), height(rows / count), num_higher(rows % count) {
 #if defined(__AMX_BF16__)
-    // All of one height, so that registers keep their shapes; rows of zeros behind the last one.
+    // All of one height, so that registers keep their shapes; rows of zeros after the last one.
     if (num_higher > 0) ++height;
     num_higher = 0;
 #endif
   }
   int64_t begin(int64_t tile) const { return tile * height + std::min(tile, num_higher); }
   int height_of(int64_t tile) const { return static_cast<int>(height + (tile < num_higher)); }
-  // Of them, those that are not behind the last one.
+  // Of them, those that are before the end.
   int rows(int64_t tile) const { return static_cast<int>(std::min<int64_t>(height_of(tile), num_rows - begin(tile))); }
 };
 
-// x [rows, words] of four bytes to [words, width], rows <= width <= 16, in squares of 16 by 16; what is behind the last
+// x [rows, words] of four bytes to [words, width], rows <= width <= 16, in squares of 16 by 16; what follows the last
 // row is zero. `stride` is in bytes.
-inline void pack_rows(const void* x, int64_t stride, int rows, int64_t words, uint32_t* to, int64_t to_stride, int width) {
+inline void pack_rows(const void* x, int64_t stride, int rows, int64_t words, uint32_t* to, int64_t to_stride,
+                      int width) {
   if (width == 1 && to_stride == 1) {
     std::memcpy(to, x, static_cast<size_t>(words) * 4);
     return;
@@ -185,7 +186,8 @@ inline void pack_rows(const void* x, int64_t stride, int rows, int64_t words, ui
     const int count = static_cast<int>(std::min<int64_t>(16, words - k));
     __m512i a[16], b[16];
     for (int r = 0; r < 16; ++r) {
-      a[r] = r < rows ? _mm512_maskz_loadu_epi32(first_lanes(count), bytes + r * stride + 4 * k) : _mm512_setzero_si512();
+      a[r] =
+          r < rows ? _mm512_maskz_loadu_epi32(first_lanes(count), bytes + r * stride + 4 * k) : _mm512_setzero_si512();
     }
     // Transposed within pairs of rows, then of pairs, then of the four 128-bit lanes.
     for (int r = 0; r < 16; r += 2) {

@@ -27,7 +27,7 @@ class Service:
     """A process to keep running."""
 
     name: str
-    """What its log lines begin with."""
+    """Prefix of its log lines."""
     command: tuple[str, ...]
     """Program and arguments, the same for every start."""
     stop_timeout_s: float = 10.0
@@ -63,7 +63,7 @@ class BackOff:
         self.num_failures = 0
 
     def next_delay_s(self, *, uptime_s: float) -> float | None:
-        """Pause before the next start of a child that died after `uptime_s`; None when it is to be given up."""
+        """Pause before the next start of a child that died after `uptime_s`; None: give it up."""
         if uptime_s >= self._policy.healthy_after_s:
             self.num_failures = 0
         self.num_failures += 1
@@ -214,7 +214,7 @@ class Child:
 
 
 class Supervisor:
-    """Runs services until it is told to stop, or until one of them cannot be kept running."""
+    """Runs services until it is stopped, or until one of them cannot be kept running."""
 
     def __init__(
         self,
