@@ -6,7 +6,7 @@ import re
 from tests.container.stack import ROOT, ComposeStack
 from tests.process.stack import ask
 
-DASHBOARD = ROOT / "deploy/observability/grafana/dashboards/pagoda.json"
+DASHBOARD = ROOT / "deploy/helm/pagoda/files/dashboard.json"
 PROMETHEUS = ROOT / "deploy/observability/prometheus.yaml"
 PORTS = {"frontend": 8000, "scheduler": 9090, "worker": 9090}
 READ = "import sys; from urllib.request import urlopen; print(urlopen(sys.argv[1]).read().decode())"

@@ -13,6 +13,7 @@ from pagoda_common.config.frontend_config import FrontendConfig
 ROOT = Path(__file__).parents[3]
 SERVICES = ("balancer", "frontend", "scheduler", "worker")
 PATIENCE_S = 45
+DASHBOARD = ROOT / "deploy/helm/pagoda/files/dashboard.json"
 
 
 class Loader(yaml.SafeLoader):
@@ -195,7 +196,7 @@ def test_observers_see_every_service_and_are_on_the_right_networks() -> None:
         "otel-collector": ["edge", "engine"],
     }
     (rules,) = yaml.safe_load((ROOT / "deploy/observability/prometheus.yaml").read_text())["rule_files"]
-    assert f"./deploy/observability/alerts.yaml:{rules}:ro" in services["prometheus"]["volumes"]
+    assert f"./deploy/helm/pagoda/files/alerts.yaml:{rules}:ro" in services["prometheus"]["volumes"]
     for name, each in observers.items():
         assert each["restart"] == "unless-stopped"
         assert (each["cap_drop"], each["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
@@ -258,9 +259,12 @@ def test_grafana_is_given_the_dashboard_and_its_source() -> None:
     (source,) = yaml.safe_load((folder / "datasources/prometheus.yaml").read_text())["datasources"]
     assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")
     assert (source["isDefault"], source["jsonData"]) == (True, {"timeInterval": "5s"})
-    used = re.findall(r'"uid": "(prometheus[^"]*)"', (folder / "dashboards/pagoda.json").read_text())
+    used = re.findall(r'"uid": "(prometheus[^"]*)"', DASHBOARD.read_text())
     assert set(used) <= {source["uid"]}
     (provider,) = yaml.safe_load((folder / "dashboards/provider.yaml").read_text())["providers"]
     assert provider["type"] == "file"
-    mounts = load("compose.observability.yaml")["services"]["grafana"]["volumes"]
-    assert any(mount.split(":")[1] == provider["options"]["path"] for mount in mounts)
+    mounts = [mount.split(":") for mount in load("compose.observability.yaml")["services"]["grafana"]["volumes"]]
+    shown = {target: source for source, target, *_ in mounts if target.startswith(provider["options"]["path"] + "/")}
+    dashboards = {source for target, source in shown.items() if target.endswith(".json")}
+    assert dashboards == {f"./{DASHBOARD.relative_to(ROOT)}"}
+    assert f"./{(folder / 'dashboards/provider.yaml').relative_to(ROOT)}" in shown.values()
