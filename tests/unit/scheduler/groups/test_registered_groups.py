@@ -1,7 +1,7 @@
 """Registered groups one by one: their ranks, their numbers, what they are told to do, and how a worker leaves."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -200,6 +200,11 @@ async def messages(*given: scheduler_pb2.WorkerRegistration, gate: asyncio.Event
         await gate.wait()
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 (what it waits for tells no one)
+        await asyncio.sleep(0)
+
+
 @pytest.fixture
 def still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups that are registered and do no more."""
@@ -217,7 +222,7 @@ async def test_a_worker_is_registered_for_as_long_as_its_stream(monkeypatch: pyt
     groups, gate = make_groups(), asyncio.Event()
     first = scheduler_pb2.WorkerRegistration(identity=identity())
     registered = asyncio.create_task(groups.register(messages(first, gate=gate)))
-    await asyncio.sleep(0.001)
+    await until(lambda: bool(groups.groups))
     (group,) = groups.groups.values()
     assert (group.members[0].identity, group.lost.is_set()) == (identity(), False)
     gate.set()
@@ -231,12 +236,13 @@ async def test_a_worker_that_leaves_is_gone_at_once_and_a_newer_stream_counts() 
     groups, gate = make_groups(), asyncio.Event()
     first = scheduler_pb2.WorkerRegistration(identity=identity())
     older = asyncio.create_task(groups.register(messages(first, gate=gate)))
-    await asyncio.sleep(0.001)
+    await until(lambda: bool(groups.groups))
     (group,) = groups.groups.values()
+    stream = group.members[0].stream
     leaving = scheduler_pb2.WorkerRegistration(leaving=scheduler_pb2.WorkerLeaving(timeout_s=0.0))
     newer_gate = asyncio.Event()
     newer = asyncio.create_task(groups.register(messages(first, gate=newer_gate)))
-    await asyncio.sleep(0.001)
+    await until(lambda: group.members[0].stream is not stream)
     gate.set()
     await asyncio.wait_for(older, 240)
     assert group.members[0].grace is None, "the newer stream is there"
@@ -251,7 +257,7 @@ async def test_close_ends_all_registrations_without_an_error() -> None:
     groups = make_groups()
     first = scheduler_pb2.WorkerRegistration(identity=identity())
     registered = asyncio.create_task(groups.register(messages(first, gate=asyncio.Event())))
-    await asyncio.sleep(0.001)
+    await until(lambda: bool(groups.groups))
     await asyncio.wait_for(groups.close(), 240)
     await asyncio.wait_for(registered, 240)
     assert groups._registrations == set()
@@ -260,11 +266,13 @@ async def test_close_ends_all_registrations_without_an_error() -> None:
 async def test_a_reason_is_told_while_no_group_serves() -> None:
     engine = Engine(config=EngineConfig())
     groups = make_groups(engine)
+    told: list[str] = []
+    engine.announce = lambda: told.append(engine.not_ready_reason)  # type: ignore[method-assign]  # a recorder
     groups._note("the model is being loaded")
-    assert engine.not_ready_reason == "the model is being loaded"
     engine.cores.append(cast("Any", object()))
     groups._note("another one fails")
     assert engine.not_ready_reason == "the model is being loaded"
+    assert told == ["the model is being loaded"], "frontends hear it at once"
 
 
 async def test_a_group_says_which_ranks_it_waits_for() -> None:

@@ -361,11 +361,14 @@ async def test_a_change_over_that_fails_later_says_who_has_the_new_weights(
 
 
 async def test_a_worker_that_is_lost_meanwhile_is_waited_for_no_longer(control: WeightsControl, groups: Groups) -> None:
-    started = asyncio.Event()
+    started, ended = asyncio.Event(), asyncio.Event()
 
     async def forever() -> None:
         started.set()
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
 
     group = groups.groups[0]
     waiting = asyncio.create_task(weights_control._unless_lost(group, forever()))
@@ -373,6 +376,7 @@ async def test_a_worker_that_is_lost_meanwhile_is_waited_for_no_longer(control: 
     group.lost.set()
     with pytest.raises(NotReady, match="the worker of group 0 was lost"):
         await waiting
+    await asyncio.wait_for(ended.wait(), 240)
     with pytest.raises(NotReady, match="the worker of group 0 was lost; the call continues when the worker is back"):
         await control._end_hold(group)
 

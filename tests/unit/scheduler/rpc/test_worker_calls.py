@@ -1,5 +1,6 @@
 """What a worker is asked in each call beside its steps, field by field, and what is made of its answers."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -181,6 +182,22 @@ async def test_a_constraint_that_is_not_held(stream: Stream, kind: type[PagodaEr
     assert caught.value.field == ("structured_outputs" if kind is InvalidRequest else None)
     assert stream.is_cancelled
     assert not made._holds
+
+
+async def test_a_constraint_that_no_one_waits_for_any_more_is_not_compiled_on() -> None:
+    stream, is_asked = Stream([]), asyncio.Event()
+
+    async def read() -> Any:
+        is_asked.set()
+        await asyncio.Event().wait()
+
+    stream.read = read  # type: ignore[method-assign]  # the worker still compiles
+    made, _ = client(HoldConstraint=stream)
+    holding = asyncio.create_task(made.hold_constraint(CONSTRAINT))
+    await is_asked.wait()
+    holding.cancel()
+    await asyncio.wait([holding])
+    assert (holding.cancelled(), stream.is_cancelled, made._holds) == (True, True, {})
 
 
 async def test_what_is_held_ends_with_the_client() -> None:
