@@ -71,3 +71,18 @@ def test_a_compilation_ends_with_its_parent_however_that_ends(tmp_path: Path) ->
 def test_the_end_of_what_a_failed_compiler_said_is_the_reason() -> None:
     with pytest.raises(RuntimeError, match="no such header"):
         Compilation().run([sys.executable, "-c", "import sys; sys.exit('no such header')"])
+
+
+def test_no_more_than_the_end_of_it_is_shown() -> None:
+    said = "import sys; sys.stderr.write('a' * 9000 + 'b' * 1999 + 'c' + chr(10)); sys.exit(3)"
+    with pytest.raises(RuntimeError) as caught:
+        Compilation().run([sys.executable, "-c", said])
+    assert str(caught.value) == "b" * 1999 + "c"
+
+
+def test_what_ends_well_says_nothing_and_another_may_follow() -> None:
+    compilation = Compilation()
+    for _ in range(2):
+        compilation.run([sys.executable, "-c", "import sys; print('a warning', file=sys.stderr)"])
+    compilation.stop()
+    assert compilation.is_stopped, "also where nothing runs"
