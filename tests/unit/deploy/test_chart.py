@@ -1,6 +1,5 @@
 """The Helm chart, rendered by Helm's own engine: flags, ports, rights of its pods, and what values may be."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -371,35 +370,6 @@ def test_prometheus_is_let_in_to_all_ports_that_it_scrapes() -> None:
             assert wanted == {port["port"] for port in rule["ports"]}, name
             ports = {port["name"] for _, spec in services(objects).values() for port in spec["containers"][0]["ports"]}
             assert wanted <= ports
-
-
-def test_alerts_and_dashboard_are_the_chart_s_files() -> None:
-    objects = render(TWO_MODELS)
-    alerts = yaml.safe_load((CHART / "files/alerts.yaml").read_text())
-    (rule,) = named(objects, "PrometheusRule").values()
-    assert rule["spec"] == alerts
-    assert rule["metadata"]["labels"]["release"] == "prometheus"
-    dashboard = named(objects, "ConfigMap")["chat-pagoda-dashboard"]
-    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
-    source = CHART / "files/dashboard.json"
-    assert json.loads(dashboard["data"]["pagoda.json"]) == json.loads(source.read_text())
-    assert not named(render({}), "PrometheusRule")
-    assert {each["name"] for each in helm.Chart.load(CHART).files} >= {"files/alerts.yaml", "files/dashboard.json"}
-
-
-def test_alerts_ask_for_metrics_that_there_are() -> None:
-    page = (ROOT / "docs/metrics.md").read_text()
-    rules = yaml.safe_load((CHART / "files/alerts.yaml").read_text())["groups"][0]["rules"]
-    assert once(rule["alert"] for rule in rules)
-    for rule in rules:
-        found = re.findall(r'((?:vllm|pagoda):\w+|\bup)\{job=~?"(pagoda-[\w.*]+)"', rule["expr"])
-        assert found, rule
-        for metric, job in found:
-            metric = metric.removesuffix("_bucket")
-            assert metric == "up" or f"| `{metric}` |" in page, metric
-            assert any(re.fullmatch(job, f"pagoda-{service}") for service in SERVICES)
-        assert rule["labels"]["severity"] in ("warning", "critical")
-        assert rule["annotations"]["summary"]
 
 
 def test_one_address_leads_to_all_models_by_path() -> None:

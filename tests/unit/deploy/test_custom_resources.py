@@ -9,6 +9,7 @@ import pytest
 from pagoda.v1 import types_pb2
 from pagoda_common.metrics.engine_metrics import EngineCollector
 from tests.unit.deploy.test_kubernetes import KUBERNETES, RENDERED, everything_of, is_of_picker, objects_of, pods_of
+from tests.unit.deploy.test_pods import amount
 
 SCALED = {"overlays/hpa": "HorizontalPodAutoscaler", "overlays/keda": "ScaledObject"}
 
@@ -23,7 +24,10 @@ def test_an_autoscaler_has_the_number_of_workers_for_itself(name: str) -> None:
     ]
     assert target == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "pagoda-worker"}
     # What the manifest says of it would be set back by every `kubectl apply`.
-    assert "replicas" not in workers["spec"]
+    without = [
+        each["metadata"]["name"] for each in objects_of(name) if is_scalable(each) and "replicas" not in each["spec"]
+    ]
+    assert without == [workers["metadata"]["name"]], "the others have theirs"
 
 
 def test_autoscalers_are_of_one_mind() -> None:
@@ -114,6 +118,43 @@ def test_the_gateway_and_its_picker_are_all_there() -> None:
     assert {verb for rule in by_kind["Role"]["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
 
 
+def test_the_picker_is_restricted_and_has_its_files() -> None:
+    (picker,) = [each for each in everything_of("overlays/gateway") if is_of_picker(each) and is_scalable(each)]
+    spec = picker["spec"]["template"]["spec"]
+    assert picker["spec"]["replicas"] == 1
+    labels = picker["spec"]["template"]["metadata"]["labels"]
+    assert picker["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    frontend = pods_of(objects_of("overlays/gateway"))["frontend"]
+    assert spec["terminationGracePeriodSeconds"] == frontend["spec"]["terminationGracePeriodSeconds"], (
+        "streams end first"
+    )
+    assert not picker["spec"]["selector"]["matchLabels"].items() <= frontend["metadata"]["labels"].items()
+    (container,) = spec["containers"]
+    assert container["securityContext"] == frontend["spec"]["containers"][0]["securityContext"]
+    requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+    assert amount(requests["memory"]) < amount(limits["memory"])
+    assert "cpu" in requests
+    words = dict(word.split("=", 1) for word in container["args"])
+    assert container["volumeMounts"] == [
+        {"name": spec["volumes"][0]["name"], "mountPath": words["--config-file"].rpartition("/")[0]}
+    ]
+    for probe in ("readinessProbe", "livenessProbe"):
+        assert container[probe]["grpc"]["service"] == "inference-extension", "the name that it answers to"
+        assert container[probe]["periodSeconds"] <= 10
+
+
+def test_the_picker_may_read_what_it_watches_in_the_groups_of_its_pool() -> None:
+    by_kind = {each["kind"]: each for each in everything_of("overlays/gateway") if is_of_picker(each)}
+    read = {group: set(rule["resources"]) for rule in by_kind["Role"]["rules"] for group in rule["apiGroups"]}
+    assert "pods" in read[""]
+    assert "inferencepools" in read[only("overlays/gateway", "InferencePool")["apiVersion"].partition("/")[0]]
+    assert by_kind["RoleBinding"]["roleRef"]["kind"] == "Role"
+    assert {each["kind"] for each in by_kind["RoleBinding"]["subjects"]} == {"ServiceAccount"}
+    labels = by_kind["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert by_kind["Service"]["spec"]["selector"].items() <= labels.items()
+
+
 def test_prometheus_is_let_in_to_the_workers_that_it_is_to_scrape() -> None:
     monitor = only("overlays/observability", "PodMonitor")
     (worker,) = [pod for name, pod in pods_of(objects_of("overlays/observability")).items() if name == "worker"]
@@ -141,6 +182,10 @@ def is_custom(each: dict[str, Any]) -> bool:
     """Whether its kind is none of those of Kubernetes that are in use here."""
     group, slash, _ = each["apiVersion"].partition("/")
     return bool(slash) and "." in group and group not in ("networking.k8s.io", "rbac.authorization.k8s.io")
+
+
+def is_scalable(each: dict[str, Any]) -> bool:
+    return each["kind"] in ("Deployment", "StatefulSet", "LeaderWorkerSet")
 
 
 def has(each: dict[str, Any], labels: dict[str, str]) -> bool:
