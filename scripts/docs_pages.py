@@ -36,6 +36,7 @@ from pagoda_common.config.settings import option_actions
 from pagoda_common.metrics.engine_metrics import EngineCollector
 from pagoda_frontend.http.app import make_app
 from pagoda_frontend.observability.metrics import ConnectionCollector, RequestMetrics
+from pagoda_frontend.requests.models import Models
 from pagoda_scheduler.observability.metrics import GroupCollector, HistogramTimeline, LoraCollector
 from pagoda_worker.metrics import WorkerCollector, WorkerMetrics
 
@@ -275,7 +276,8 @@ def _python_default(value: object) -> str:
 
 def http_calls() -> str:
     """Every path, with its statuses and the fields of its body, from the OpenAPI document."""
-    document = make_app(MagicMock(), MagicMock()).openapi()  # paths alone: nothing is served
+    serving = MagicMock()  # paths alone: nothing is served
+    document = make_app(Models([serving]), [MagicMock()]).openapi()
     schemas = document["components"]["schemas"]
     parts = []
     for path, calls in document["paths"].items():

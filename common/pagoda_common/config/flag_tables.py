@@ -377,6 +377,11 @@ ADDRESS_FLAGS = (
 FRONTEND_FLAGS = (
     *IDENTITY_FLAGS,
     Flag(field="scheduler", metavar="HOST:PORT", help="address of the scheduler"),
+    Flag(
+        field="models",
+        metavar="NAME=HOST:PORT",
+        help='several models, each with its scheduler: name=host:port, or {"name": …, "scheduler": …, "model": …}',
+    ),
     *ADDRESS_FLAGS,
     Flag(
         field="chat_template",

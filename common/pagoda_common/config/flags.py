@@ -91,12 +91,12 @@ def add_worker_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of engine, workers and frontend, each once, but the scheduler's address: the caller starts it."""
+    """Add the flags of engine, workers and frontend, each once, but no scheduler's address: the caller starts it."""
     _add_model_argument(parser)
     _add(parser, "addresses", FrontendConfig, ADDRESS_FLAGS)
     add_engine_flags(parser, with_model_argument=False)
     add_worker_flags(parser)
-    known = {flag.field for flag in (*IDENTITY_FLAGS, *ADDRESS_FLAGS)} | {"scheduler"}
+    known = {flag.field for flag in (*IDENTITY_FLAGS, *ADDRESS_FLAGS)} | {"scheduler", "models"}
     _add(parser, "frontend", FrontendConfig, tuple(flag for flag in FRONTEND_FLAGS if flag.field not in known))
 
 

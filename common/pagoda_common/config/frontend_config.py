@@ -1,9 +1,10 @@
 """The frontend's configuration: where it listens, what it serves, how it treats clients. The engine's is config.py."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
+from pagoda_common.config.frontend_models import parse_models
 from pagoda_common.config.generation_config import parse_object
 from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.config.security_config import SecurityConfig, ServerSecurity
@@ -16,6 +17,8 @@ API_KEY_VARIABLE = "PAGODA_API_KEY"
 """Environment variable of the keys that clients must show, for a frontend that is given none as flags."""
 OPERATOR_KEY_VARIABLE = "PAGODA_OPERATOR_KEY"
 """Environment variable of the operator's keys."""
+OF_ONE_MODEL = frozenset({"scheduler", "model", "revision", "tokenizer", "served_model_name"})
+"""Fields that say which model a frontend serves."""
 PLAINTEXT_ADVICE = (
     "give --ssl-certfile and --ssl-keyfile, or --grpc-host=127.0.0.1, or --insecure where the network itself is trusted"
 )
@@ -32,6 +35,9 @@ class FrontendConfig:
 
     scheduler: str = DEFAULT_SCHEDULER_ADDRESS
     """host:port of the scheduler."""
+    models: tuple[str, ...] = ()
+    """Several models instead of one: NAME=HOST:PORT of its scheduler, or a JSON object with name, scheduler, aliases,
+    and flags of its own, such as tool_call_parser. A request names the one it is for."""
     host: str = "127.0.0.1"
     """Interface to listen on, for HTTP and gRPC; 0.0.0.0 is all of them."""
     port: int = 8000
@@ -176,10 +182,31 @@ class FrontendConfig:
             advice=PLAINTEXT_ADVICE,
         )
 
+    @property
+    def of_models(self) -> tuple["FrontendConfig", ...]:
+        """The config of each model; this one if there is one model."""
+        if not self.models:
+            return (self,)
+        return tuple(self._of_model(**own) for own in parse_models(self.models))
+
+    def _of_model(self, **own: Any) -> "FrontendConfig":
+        try:
+            return replace(self, models=(), **own)
+        except ConfigError as error:
+            raise ConfigError(f"models: {own['served_model_name'][0]}: {error.message}", field="models") from None
+
+    def _check_models(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name in OF_ONE_MODEL:
+                _check(value == one.default, one.name, value, "left out: each of models has its own")
+        list(self.of_models)  # each is checked as it is made
+
     def __post_init__(self) -> None:
         _check(bool(self.model), "model", self.model, "a directory or hub id")
         auto = self.enable_auto_tool_choice
-        _check(not auto or self.tool_call_parser is not None, "enable_auto_tool_choice", auto, "with tool_call_parser")
+        has_parser = self.tool_call_parser is not None or bool(self.models)
+        _check(not auto or has_parser, "enable_auto_tool_choice", auto, "with tool_call_parser")
         host, _, port = self.scheduler.rpartition(":")
         _check(bool(host) and port.isdecimal(), "scheduler", self.scheduler, "host:port")
         self.security.check_dial(self.scheduler, name="scheduler")
@@ -210,3 +237,5 @@ class FrontendConfig:
         _check(has_any or authorities is None, "ssl_ca_certs", authorities, "given with ssl_certfile or tls_cert")
         _check(self.max_log_len is None or self.max_log_len >= 0, "max_log_len", self.max_log_len, "at least 0")
         _check(self.max_stored_responses >= 0, "max_stored_responses", self.max_stored_responses, "at least 0")
+        if self.models:
+            self._check_models()

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -77,7 +78,8 @@ def file_defaults(path: str, actions: Mapping[str, argparse.Action]) -> dict[str
 def environment_defaults(environment: Mapping[str, str], actions: Mapping[str, argparse.Action]) -> dict[str, Any]:
     """Values by destination from PAGODA_<FLAG>; other variables that begin so are not of interest.
 
-    A list is separated by commas. What Kubernetes sets for a Service called pagoda (PAGODA_PORT=tcp://…) is left out.
+    A list is separated by commas, or is in JSON. What Kubernetes sets for a Service called pagoda (PAGODA_PORT=tcp://…)
+    is left out.
 
     Raises:
         SettingError: a value is wrong.
@@ -94,7 +96,7 @@ def environment_defaults(environment: Mapping[str, str], actions: Mapping[str, a
                 raise SettingError(f"{variable} is {text!r}, must be true or false")
             value = text.lower() in _TRUE
         elif _is_list(action):
-            value = [part.strip() for part in text.split(",") if part.strip()]
+            value = _items(text)
         defaults[action.dest] = _convert(action, name, value, variable)
     return defaults
 
@@ -147,6 +149,15 @@ def parse_service_args(
     if getattr(args, "model_argument", None) is not None and args.model == given.get("model", object()):
         args.model = built_in_model
     return args
+
+
+def _items(text: str) -> list[Any]:
+    """The items of a list: a JSON list, one JSON object, or words between commas."""
+    if text.lstrip().startswith(("[", "{")):
+        with suppress(ValueError):
+            value = json.loads(text)
+            return value if isinstance(value, list) else [value]
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _is_switch(action: argparse.Action) -> bool:

@@ -1,6 +1,6 @@
 """The engine's load as Prometheus metrics under vLLM's names, for frontends and schedulers alike."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -86,3 +86,17 @@ class EngineCollector(Collector):
         for position, number in enumerate(drafts.num_accepted_tokens_per_pos):
             per_pos.add_metric((*self._labels, str(position)), number)
         yield per_pos
+
+
+def total_load(loads: Sequence[types_pb2.EngineLoad]) -> types_pb2.EngineLoad:
+    """Requests and blocks of all engines; of one, its whole load."""
+    if len(loads) == 1:
+        return loads[0]
+    return types_pb2.EngineLoad(
+        num_running_reqs=sum(load.num_running_reqs for load in loads),
+        num_waiting_reqs=sum(load.num_waiting_reqs for load in loads),
+        num_used_blocks=sum(load.num_used_blocks for load in loads),
+        num_total_blocks=sum(load.num_total_blocks for load in loads),
+        prefix_cache_queries=sum(load.prefix_cache_queries for load in loads),
+        prefix_cache_hits=sum(load.prefix_cache_hits for load in loads),
+    )

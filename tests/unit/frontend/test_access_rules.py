@@ -130,10 +130,10 @@ def test_an_id_is_cut_and_cleaned() -> None:
 
 async def test_the_load_is_told_to_who_asks() -> None:
     load = types_pb2.EngineLoad(num_used_blocks=25, num_total_blocks=100, num_waiting_reqs=3)
-    asked: list[int] = []
+    asked: list[str] = []
 
-    def current() -> types_pb2.EngineLoad:
-        asked.append(1)
+    def current(scope: Any) -> types_pb2.EngineLoad:
+        asked.append(scope["path"])
         return load
 
     layer = LoadReports(app, load=current)
@@ -151,6 +151,6 @@ async def test_the_load_is_told_to_who_asks() -> None:
     ):
         assert (await call(layer, "/v1/x", {header: form}))[1] == told
     assert (await call(layer, "/v1/x"))[1] == {}
-    assert len(asked) == 2, "once for each report"
+    assert asked == ["/v1/x"] * 2, "once for each report"
     load.num_total_blocks = 0
     assert load_report(load, "TEXT").startswith("TEXT named_metrics.kv_cache_usage_perc=0.0,")

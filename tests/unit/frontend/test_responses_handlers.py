@@ -14,14 +14,15 @@ from pagoda_frontend.messages.protocol import MessagesBody
 from pagoda_frontend.responses.handlers import Responses
 from pagoda_frontend.responses.input import add_input, chat_body_of
 from pagoda_frontend.responses.protocol import ResponseItem, ResponsesBody
-from pagoda_frontend.responses.store import StoredResponse
+from pagoda_frontend.responses.store import ResponseStore, StoredResponse
 
 
 @pytest.fixture
 def responses(monkeypatch: pytest.MonkeyPatch) -> Responses:
     config = SimpleNamespace(max_stored_responses=5, sse_keep_alive_interval_s=0.0)
     monkeypatch.setattr(Responses, "_tenant", lambda self, request: "")
-    return Responses(serving=cast("Any", SimpleNamespace(config=config)))
+    shared = SimpleNamespace(responses=ResponseStore(max_responses=5))
+    return Responses(serving=cast("Any", SimpleNamespace(config=config, shared=shared)))
 
 
 def stored(status: str = "completed") -> StoredResponse:

@@ -129,18 +129,19 @@ async def test_the_figures_of_the_log_line() -> None:
         prefix_cache_queries=50,
         prefix_cache_hits=20,
     )
-    server.engine = cast("Any", SimpleNamespace(load=load))
+    part = server._parts[0]
+    part.engine = cast("Any", SimpleNamespace(load=load))
     metrics = SimpleNamespace(token_totals=lambda: (11, 12), latencies=lambda: ("first", "next"))
-    server._metrics = cast("Any", metrics)
-    totals = server._totals()
+    part.metrics = cast("Any", metrics)
+    totals = part.totals()
     assert (totals.num_prompt_tokens, totals.num_generation_tokens) == (11, 12)
     assert (totals.num_running_reqs, totals.num_waiting_reqs, totals.kv_cache_usage) == (3, 4, 0.25)
     assert (totals.prefix_cache_queries, totals.prefix_cache_hits) == (50, 20)
     moment = server._moment()
     assert (moment.totals, moment.first_token, moment.next_token) == (totals, "first", "next")
     load.num_total_blocks = 0
-    assert server._totals().kv_cache_usage == 0.0
-    collector = server._engine_collector("m")
+    assert part.totals().kv_cache_usage == 0.0
+    collector = part._engine_collector("m")
     assert collector._load() is load
 
 
@@ -179,7 +180,8 @@ class Down:
 @pytest.mark.parametrize("is_idle", [True, False])
 async def test_the_way_down(is_idle: bool, caplog: pytest.LogCaptureFixture) -> None:
     server, down = made(), Down(is_idle=is_idle)
-    server.serving = server._rpc = server.engine = cast("Any", down)
+    server.models = server._rpc = cast("Any", down)
+    server._parts[0].engine = cast("Any", down)
     await server.drain(0.01)
     assert down.told == [("serving", False, True), "wait", ("close", None), ("close", "going"), ("stop", 2.0)]
     assert down.is_draining
@@ -192,7 +194,7 @@ async def test_health_follows_readiness(monkeypatch: pytest.MonkeyPatch, caplog:
     states = [False, True, True, False, True]
     told: list[bool] = []
     serving = SimpleNamespace(is_ready=False, is_draining=False, not_ready_reason="why")
-    server.serving = cast("Any", serving)
+    server.models = cast("Any", serving)
 
     async def set_serving(is_serving: bool) -> None:
         told.append(is_serving)

@@ -159,8 +159,8 @@ async def test_facts_of_model_and_server(monkeypatch: pytest.MonkeyPatch) -> Non
     servicer = made(serving, load=load, model_info=types_pb2.ModelInfo(vocab_size=7))
     server = await servicer.GetServerInfo(inference_pb2.GetServerInfoRequest(), cast("Any", None))
     assert (server.version, server.uptime_s, server.load) == (VERSION, 10.0, load)
-    cast("Any", serving).model = SimpleNamespace(names=("m", "n"))
-    model = await servicer.GetModelInfo(inference_pb2.GetModelInfoRequest(), cast("Any", None))
+    cast("Any", serving).model_named = lambda name: SimpleNamespace(names=("m", name))
+    model = await servicer.GetModelInfo(inference_pb2.GetModelInfoRequest(model="n"), cast("Any", None))
     assert (model.model_info.vocab_size, list(model.served_model_names)) == (7, ["m", "n"])
 
 

@@ -168,12 +168,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.AbortGenerationRequest, context: Any
     ) -> inference_pb2.AbortGenerationResponse:
         check_message(request)
-        tenant = self._tenant(context)
-        unknown = [one for one in request.request_ids if not self._serving.abort(one, tenant=tenant)]
-        if unknown:
-            more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-            message = f"request {unknown[0][:MAX_REQUEST_ID_CHARS]!r}{more}: not open here"
-            raise NotFound(message, field="request_ids")
+        abort_each(request.request_ids, (self._serving,), tenant=tenant_of(context, serving=self._serving))
         return inference_pb2.AbortGenerationResponse()
 
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Any) -> inference_pb2.TokenizeResponse:
@@ -213,7 +208,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def GetModelInfo(
         self, request: inference_pb2.GetModelInfoRequest, context: Any
     ) -> inference_pb2.GetModelInfoResponse:
-        model = self._serving.model
+        model = self._serving.model_named(request.model)
         info = self._engine.model_info
         return inference_pb2.GetModelInfoResponse(model_info=info, served_model_names=model.names)
 
@@ -313,13 +308,26 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         hold.add(MESSAGE_FACTOR * request.ByteSize())
 
     def _tenant(self, context: Any) -> str:
-        """The caller: the accepted key, found in the same way as by the port's guard."""
-        metadata = context.invocation_metadata() or ()
-        if not self._serving.has_api_keys:
-            return claimed_tenant({key: value for key, value in metadata if isinstance(value, str)})
-        accepted = self._serving.api_keys.accepted(metadata)
-        assert accepted is not None, "the guard has let the call in"
-        return accepted
+        return tenant_of(context, serving=self._serving)
+
+
+def tenant_of(context: Any, *, serving: Serving) -> str:
+    """The caller: the accepted key, found in the same way as by the port's guard."""
+    metadata = context.invocation_metadata() or ()
+    if not serving.has_api_keys:
+        return claimed_tenant({key: value for key, value in metadata if isinstance(value, str)})
+    accepted = serving.api_keys.accepted(metadata)
+    assert accepted is not None, "the guard has let the call in"
+    return accepted
+
+
+def abort_each(request_ids: Sequence[str], servings: Sequence[Serving], *, tenant: str) -> None:
+    """Abort requests of `tenant`; raises NotFound when one of them is not open here."""
+    unknown = [one for one in request_ids if not sum(serving.abort(one, tenant=tenant) for serving in servings)]
+    if unknown:
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        message = f"request {unknown[0][:MAX_REQUEST_ID_CHARS]!r}{more}: not open here"
+        raise NotFound(message, field="request_ids")
 
 
 def _encoded(request: Message) -> str:

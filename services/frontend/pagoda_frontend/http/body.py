@@ -32,6 +32,8 @@ MAX_NESTING = 200
 """Levels of lists and objects in a body. Well below what JSON writers and recursion bear with an answer around it."""
 TENANT = "pagoda.tenant"
 """Key in the scope: id of the accepted API key."""
+RAW_BODY = "pagoda.body"
+"""Key in the scope: the body, where it was read to find out which model it is for."""
 
 
 async def read_body(request: Request, body_type: type[Body], *, serving: Serving) -> Body:
@@ -57,16 +59,27 @@ async def read_bytes(request: Request, *, serving: Serving) -> bytes:
         BodyTooLarge: more than `serving` reads.
         QueueFull: bodies that are being read hold too much memory.
     """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if (given_body := request.scope.get(RAW_BODY)) is not None:
+        return bytes(given_body)
     name = owner_of(request.scope)
     caller.set(name)
     hold = current_hold.get() or serving.held_memory.begin()
     hold.owner = name
     raw = await _read(request, serving.config, hold)
-    if media_type != "application/json":
+    if not has_json(request):
+        media_type = _media_type(request)
         given = f"got {media_type!r}" if media_type else "there is none"
         raise InvalidRequest(f"Content-Type must be application/json, {given}")
     return raw
+
+
+def has_json(request: Request) -> bool:
+    """Whether `request` says that its body is JSON."""
+    return _media_type(request) == "application/json"
+
+
+def _media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def owner_of(scope: Mapping[str, Any]) -> str:

@@ -16,8 +16,8 @@ REPORT_HEADER = "endpoint-load-metrics"
 class LoadReports:
     """Puts the load into the head of each answer whose request asks for it."""
 
-    def __init__(self, app: ASGIApp, *, load: Callable[[], types_pb2.EngineLoad]) -> None:
-        """`load` is called for every report."""
+    def __init__(self, app: ASGIApp, *, load: Callable[[Scope], types_pb2.EngineLoad]) -> None:
+        """`load` is called for every report, with the scope of its call."""
         self._app = app
         self._load = load
 
@@ -30,7 +30,7 @@ class LoadReports:
 
         async def send_with_report(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REPORT_HEADER] = load_report(self._load(), form)
+                MutableHeaders(scope=message)[REPORT_HEADER] = load_report(self._load(scope), form)
             await send(message)
 
         await self._app(scope, receive, send_with_report)

@@ -1,5 +1,6 @@
 """Calls of operators, probes, scrapers and tools: health, readiness, models, version, load, metrics, tokens."""
 
+import asyncio
 from typing import Any
 
 from fastapi import Request, Response
@@ -10,7 +11,9 @@ from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.version import VERSION
 from pagoda_frontend.conversation.template import token_ids_of, token_strings
 from pagoda_frontend.http.body import json_response, read_body
+from pagoda_frontend.observability.merged_metrics import merged
 from pagoda_frontend.openai.protocol import DetokenizeBody, TokenizeBody
+from pagoda_frontend.requests.models import Models
 from pagoda_frontend.requests.params import check_token_ids
 from pagoda_frontend.requests.served_model import ServedModel
 from pagoda_frontend.requests.serving import RETRY_AFTER_S, Serving
@@ -20,10 +23,10 @@ TOKEN_BYTES = 16
 
 
 class Operations:
-    """The endpoints that generate nothing."""
+    """The endpoints of the server."""
 
-    def __init__(self, *, serving: Serving) -> None:
-        self._serving = serving
+    def __init__(self, *, models: Models) -> None:
+        self._models = models
 
     async def live(self) -> Response:
         """200 as long as the process answers, whatever the state of the engine."""
@@ -31,14 +34,14 @@ class Operations:
 
     async def health(self) -> Response:
         """503 with the reason until the model is served for the first time, then 200. vLLM's tools wait for it."""
-        if not self._serving.has_been_ready:
-            raise NotReady(self._serving.not_ready_reason, retry_after_s=RETRY_AFTER_S)
+        if not self._models.has_been_ready:
+            raise NotReady(self._models.not_ready_reason, retry_after_s=RETRY_AFTER_S)
         return Response(status_code=200)
 
     async def ready(self) -> Response:
         """200 if a new request will be served, perhaps after a lost scheduler is back; else 503 with the reason."""
-        if not self._serving.is_ready:
-            raise NotReady(self._serving.not_ready_reason, retry_after_s=RETRY_AFTER_S)
+        if not self._models.is_ready:
+            raise NotReady(self._models.not_ready_reason, retry_after_s=RETRY_AFTER_S)
         return json_response({"status": "ready"})
 
     async def version(self) -> Response:
@@ -47,23 +50,30 @@ class Operations:
 
     async def load(self) -> Response:
         """The number of open requests."""
-        return json_response({"server_load": self._serving.num_open})
+        return json_response({"server_load": self._models.num_open})
 
     async def metrics(self) -> Response:
         """Metrics in Prometheus' text format."""
-        return Response(await self._serving.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return Response(await metrics_text(self._models), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def models(self) -> Response:
-        """The names of the model, and the adapters."""
-        model, adapters = self._serving.model, self._serving.engine.loras
-        cards = [_model_card(model, name) for name in model.names]
-        cards += [_adapter_card(model, adapters[name]) for name in sorted(adapters)]
+        """The names of the model, and the adapters; of several models, those of all that are known."""
+        known = [one for one in self._models.servings if one.has_been_ready] or [self._models.first]
+        cards = [card for serving in known for card in _cards(serving)]
         return json_response({"object": "list", "data": cards})
 
     async def model(self, model_id: str) -> Response:
-        """One name of the model, or one adapter."""
-        model = self._serving.model_named(model_id)
+        """One name of a model, or one adapter."""
+        serving = await self._models.named(model_id)
+        model = serving.model_named(model_id)
         return json_response(_model_card(model, model_id) if model.lora is None else _adapter_card(model, model.lora))
+
+
+class TokenCalls:
+    """The calls for tokens of a model."""
+
+    def __init__(self, *, serving: Serving) -> None:
+        self._serving = serving
 
     async def tokenize(self, request: Request) -> Response:
         """The token ids of a text or a conversation."""
@@ -79,7 +89,7 @@ class Operations:
 
         return await serving.work.run_sized(answer, num_bytes=TOKEN_BYTES * len(tokens))
 
-    async def tokenizer_info(self) -> Response:
+    async def tokenizer_info(self, request: Request) -> Response:
         """The tokenizer's class, its special tokens, and the chat template in use."""
         model = self._serving.model
         tokenizer = model.tokenizer
@@ -104,6 +114,18 @@ class Operations:
             return json_response({"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
         return await serving.work.run_sized(answer, num_bytes=TOKEN_BYTES * len(body.tokens))
+
+
+async def metrics_text(models: Models) -> bytes:
+    """The metrics of all models in Prometheus' text format."""
+    texts = await asyncio.gather(*(serving.metrics.render() for serving in models.servings))
+    return merged(dict(zip(models.names, texts, strict=True))) if models.are_several else texts[0]
+
+
+def _cards(serving: Serving) -> list[dict[str, Any]]:
+    model, adapters = serving.model, serving.engine.loras
+    cards = [_model_card(model, name) for name in model.names]
+    return cards + [_adapter_card(model, adapters[name]) for name in sorted(adapters)]
 
 
 def _adapter_card(model: ServedModel, adapter: LoraAdapter) -> dict[str, Any]:

@@ -26,14 +26,17 @@ from pagoda_frontend.budget.held_memory import HeldMemory
 from pagoda_frontend.grpc.access import require_api_key_rpc
 from pagoda_frontend.grpc.bounds import MAX_MESSAGE_BYTES
 from pagoda_frontend.grpc.servicer import SERVICE, InferenceServicer
+from pagoda_frontend.grpc.shared_servicer import SharedServicer
 from pagoda_frontend.grpc.traces import TraceRpc
 from pagoda_frontend.http.app import make_app
 from pagoda_frontend.http.http_protocol import bounded
 from pagoda_frontend.http.https import follow_certificate
-from pagoda_frontend.observability.history import Moment
+from pagoda_frontend.observability.history import Moment, total_moment
 from pagoda_frontend.observability.metrics import Metrics
 from pagoda_frontend.observability.statistics import Totals, log_statistics
+from pagoda_frontend.requests.models import Models, name_of
 from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.requests.shared import Shared
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +56,38 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
+class _Part:
+    """One model with the connection to its scheduler."""
+
+    def __init__(self, config: FrontendConfig, shared: Shared) -> None:
+        self.engine = EngineClient(address=config.scheduler, security=config.security)
+        self.metrics = Metrics(engine=self.engine, engine_collector=self._engine_collector)
+        self.serving = Serving(config=config, engine=self.engine, metrics=self.metrics, shared=shared)
+
+    def _engine_collector(self, model_name: str) -> EngineCollector:
+        return EngineCollector(load=lambda: self.engine.load, model_name=model_name)
+
+    def totals(self) -> Totals:
+        """Figures of now."""
+        load, (num_prompt_tokens, num_generation_tokens) = self.engine.load, self.metrics.token_totals()
+        return Totals(
+            num_prompt_tokens=num_prompt_tokens,
+            num_generation_tokens=num_generation_tokens,
+            num_running_reqs=load.num_running_reqs,
+            num_waiting_reqs=load.num_waiting_reqs,
+            kv_cache_usage=load.num_used_blocks / load.num_total_blocks if load.num_total_blocks else 0.0,
+            prefix_cache_queries=load.prefix_cache_queries,
+            prefix_cache_hits=load.prefix_cache_hits,
+        )
+
+    def moment(self) -> Moment:
+        """The same with latencies."""
+        first_token, next_token = self.metrics.latencies()
+        return Moment(totals=self.totals(), first_token=first_token, next_token=next_token)
+
+
 class FrontendServer:
-    """Serves until `drain()` or `close()`. The engine may come, go and come back meanwhile."""
+    """Serves until `drain()` or `close()`. Engines may come, go and come back meanwhile."""
 
     def __init__(self, *, config: FrontendConfig) -> None:
         """Raises ConfigError when what `config` names cannot be read, or gRPC would be plaintext over a network."""
@@ -65,15 +98,14 @@ class FrontendServer:
             keys = read_keys(config.operator_key_file, field="operator_key_file")
             config = replace(config, operator_key=(*config.operator_key, *keys))
         self._config = config
-        self.engine = EngineClient(address=config.scheduler, security=config.security)
-        """The connection to the scheduler."""
-        self._metrics = Metrics(engine=self.engine, engine_collector=self._engine_collector)
-        self.serving = Serving(config=config, engine=self.engine, metrics=self._metrics)
+        shared = Shared.of(config)
+        self._parts = tuple(_Part(one, shared) for one in config.of_models)
+        self.models = Models([part.serving for part in self._parts])
         guards: list[grpc.aio.ServerInterceptor] = []
         if config.api_key:
-            guards.append(require_api_key_rpc(self.serving.api_keys))
-        if self.serving.tracer is not None:
-            guards.append(TraceRpc(service=SERVICE, tracer=self.serving.tracer))
+            guards.append(require_api_key_rpc(shared.api_keys))
+        if shared.tracer is not None:
+            guards.append(TraceRpc(service=SERVICE, tracer=shared.tracer))
         self._grpc_host = config.host if config.grpc_host is None else config.grpc_host
         config.public_grpc.check_listen(self._grpc_host)
         self._rpc = RpcServer(
@@ -90,24 +122,23 @@ class FrontendServer:
         self.grpc_port = 0
         """Bound gRPC port."""
 
-    def _engine_collector(self, model_name: str) -> EngineCollector:
-        return EngineCollector(load=lambda: self.engine.load, model_name=model_name)
+    @property
+    def serving(self) -> Serving:
+        """The first model."""
+        return self._parts[0].serving
 
-    def _totals(self) -> Totals:
-        load, (num_prompt_tokens, num_generation_tokens) = self.engine.load, self._metrics.token_totals()
-        return Totals(
-            num_prompt_tokens=num_prompt_tokens,
-            num_generation_tokens=num_generation_tokens,
-            num_running_reqs=load.num_running_reqs,
-            num_waiting_reqs=load.num_waiting_reqs,
-            kv_cache_usage=load.num_used_blocks / load.num_total_blocks if load.num_total_blocks else 0.0,
-            prefix_cache_queries=load.prefix_cache_queries,
-            prefix_cache_hits=load.prefix_cache_hits,
-        )
+    @property
+    def engine(self) -> EngineClient:
+        """The connection to its scheduler."""
+        return self._parts[0].engine
+
+    @property
+    def engines(self) -> list[EngineClient]:
+        """The connections to the schedulers of all models."""
+        return [part.engine for part in self._parts]
 
     def _moment(self) -> Moment:
-        first_token, next_token = self._metrics.latencies()
-        return Moment(totals=self._totals(), first_token=first_token, next_token=next_token)
+        return total_moment([part.moment() for part in self._parts])
 
     async def start(self) -> None:
         """Listen. Returns when both ports answer; the engine may still be loading.
@@ -119,17 +150,16 @@ class FrontendServer:
         listener = _listen(config.host, config.port)
         self.port = listener.getsockname()[1]
         try:
-            servicer = InferenceServicer(serving=self.serving, engine=self.engine)
-            inference_pb2_grpc.add_InferenceServicer_to_server(servicer, self._rpc.grpc_server)
+            inference_pb2_grpc.add_InferenceServicer_to_server(self._servicer(), self._rpc.grpc_server)
             self.grpc_port = await self._rpc.start(host=_bracketed(self._grpc_host), port=config.grpc_port)
         except BaseException:
             listener.close()
             raise
-        await self.engine.start()
-        await self.serving.start()
-        uvicorn_config = _uvicorn_config(
-            make_app(self.serving, self.engine), config, held_memory=self.serving.held_memory
-        )
+        for engine in self.engines:
+            await engine.start()
+        await self.models.start()
+        shared = self.serving.shared
+        uvicorn_config = _uvicorn_config(make_app(self.models, self.engines), config, held_memory=shared.held_memory)
         self._http = _HttpServer(uvicorn_config)
         if config.uvicorn_log_level == "info":
             logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it tells of starts and ends, as we do
@@ -139,17 +169,20 @@ class FrontendServer:
             asyncio.create_task(
                 release_memory_when_idle(
                     count=self._num_events,
-                    is_idle=lambda: self.serving.num_open == 0,
+                    is_idle=lambda: self.models.num_open == 0,
                     trims_while_open=True,
                 ),
                 name="idle memory",
             ),
         ]
         if not config.disable_status_page:
-            keeping = self.serving.history.keep(self._moment)
+            keeping = shared.history.keep(self._moment)
             self._tasks.append(asyncio.create_task(keeping, name="history"))
         if not config.observability.disable_log_stats:
-            self._tasks.append(asyncio.create_task(log_statistics(self._totals), name="statistics"))
+            for part in self._parts:
+                name = name_of(part.serving) if self.models.are_several else ""
+                logging_it = log_statistics(part.totals, model=name)
+                self._tasks.append(asyncio.create_task(logging_it, name="statistics"))
         if config.ssl_certfile is not None:
             assert uvicorn_config.ssl is not None, "loaded"
             follow = follow_certificate(uvicorn_config.ssl, config)
@@ -165,27 +198,32 @@ class FrontendServer:
         mark("tokenizer, listening")
         log_life(logger, "frontend gRPC listening on %s:%d", _bracketed(self._grpc_host), self.grpc_port)
 
+    def _servicer(self) -> inference_pb2_grpc.InferenceServicer:
+        each = [InferenceServicer(serving=part.serving, engine=part.engine) for part in self._parts]
+        return SharedServicer(models=self.models, servicers=each) if self.models.are_several else each[0]
+
     async def wait_failed(self) -> None:
         """Return when the HTTP server has ended by itself."""
         await asyncio.wait(self._tasks[:1])
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, let open ones finish for `timeout_s`, then close. Health stays live meanwhile."""
-        self.serving.is_draining = True
+        self.models.is_draining = True
         await self._rpc.set_serving(False)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self.serving.wait_until_idle()
-        if not self.serving.is_idle:
-            num_unfinished = max(self.serving.num_open, self.serving.num_calls)
+                await self.models.wait_until_idle()
+        if not self.models.is_idle:
+            num_unfinished = max(self.models.num_open, self.models.num_calls)
             logger.warning("%d requests were not finished after %g s", num_unfinished, timeout_s)
         await self.close()
 
     async def close(self) -> None:
         """End open requests with an error, then everything else."""
-        self.serving.is_draining = True
-        await self.serving.close()
-        await self.engine.close(self.serving.not_ready_reason)
+        self.models.is_draining = True
+        await self.models.close()
+        reason = self.models.not_ready_reason
+        await asyncio.gather(*(engine.close(reason) for engine in self.engines))
         await self._rpc.stop(grace_s=CLOSE_S)
         if self._http is not None:
             self._http.should_exit = True
@@ -197,20 +235,20 @@ class FrontendServer:
     def _num_events(self) -> int:
         """Number of events that may have left free memory."""
         num_held = self.serving.held_memory.num_bytes_taken // EVENT_BYTES
-        return self.serving.num_requests + num_held + self._rpc.arrivals.num_late_seen
+        return self.models.num_requests + num_held + self._rpc.arrivals.num_late_seen
 
     async def _follow_readiness(self) -> None:
         """Keep grpc.health.v1 at what /ready says."""
         was_ready = False
         while True:
-            is_ready = self.serving.is_ready
+            is_ready = self.models.is_ready
             if is_ready != was_ready:
                 was_ready = is_ready
                 await self._rpc.set_serving(is_ready)
                 if is_ready:
                     log_life(logger, "ready")
-                elif not self.serving.is_draining:
-                    logger.info("not ready: %s", self.serving.not_ready_reason)
+                elif not self.models.is_draining:
+                    logger.info("not ready: %s", self.models.not_ready_reason)
             await asyncio.sleep(POLL_S * 5)
 
 

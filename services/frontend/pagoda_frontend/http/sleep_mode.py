@@ -54,7 +54,7 @@ class SleepMode:
                 return
             await asyncio.sleep(NEWS_POLL_S)
 
-    async def is_sleeping(self) -> Response:
+    async def is_sleeping(self, request: Request) -> Response:
         """Whether the engine sleeps. Requests wait while it does."""
         return json_response({"is_sleeping": await self._engine.control.is_sleeping()})
 

@@ -12,7 +12,7 @@ from pagoda_frontend.http.body import json_response
 from pagoda_frontend.http.calls import tenant_of
 from pagoda_frontend.observability.history import PERIOD_S
 from pagoda_frontend.observability.request_log import LoggedCall
-from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.requests.models import Models
 
 REQUESTS_PATH = "/status/requests"
 """With keys, a key sees and aborts its own tenant's calls alone; so the path is guarded."""
@@ -21,8 +21,9 @@ REQUESTS_PATH = "/status/requests"
 class StatusCalls:
     """The page's own endpoints. They are not part of the API's description."""
 
-    def __init__(self, *, serving: Serving) -> None:
-        self._serving = serving
+    def __init__(self, *, models: Models) -> None:
+        self._models = models
+        self._serving = models.first
 
     def add_to(self, app: FastAPI) -> None:
         """Serve them."""
@@ -50,7 +51,7 @@ class StatusCalls:
         if serving.has_been_ready and not serving.is_draining:
             model = serving.model
             facts |= {
-                "models": list(model.names),
+                "models": [name for one in self._models.servings if one.has_been_ready for name in one.model.names],
                 "max_model_len": model.max_model_len,
                 "vocab_size": model.vocab_size,
                 "has_chat_template": (serving.chat_template or model.tokenizer.chat_template) is not None,
@@ -76,7 +77,8 @@ class StatusCalls:
         """
         request_id, tenant = request.path_params["request_id"], self._tenant(request)
         found = [call for call in self._serving.request_log.running(tenant) if call.request_id == request_id]
-        aborted = [self._serving.abort(request_id, tenant=call.tenant) for call in found]
+        servings = self._models.servings
+        aborted = [serving.abort(request_id, tenant=call.tenant) for call in found for serving in servings]
         if not any(aborted):
             raise NotFound(f"no request {request_id!r} runs here", field="request_id")
         return json_response({"aborted": request_id})

@@ -50,13 +50,17 @@ def line(now: Totals, before: Totals, *, elapsed_s: float) -> str:
     )
 
 
-async def log_statistics(totals: Callable[[], Totals], *, period_s: float = PERIOD_S) -> None:
-    """Log a line each period with load, and one more when it has ended. Until cancelled."""
+async def log_statistics(totals: Callable[[], Totals], *, model: str = "", period_s: float = PERIOD_S) -> None:
+    """Log a line each period with load, and one more when it has ended. Until cancelled.
+
+    Args:
+        model: whose figures these are, where a frontend has several.
+    """
     before, at, was_loaded = totals(), time.monotonic(), False
     while True:
         await asyncio.sleep(period_s)
         now, moment = totals(), time.monotonic()
         is_loaded = now.is_load_since(before)
         if is_loaded or was_loaded:
-            logger.info("%s", line(now, before, elapsed_s=moment - at))
+            logger.info("%s%s", f"{model}: " if model else "", line(now, before, elapsed_s=moment - at))
         before, at, was_loaded = now, moment, is_loaded

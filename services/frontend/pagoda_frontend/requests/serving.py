@@ -13,18 +13,13 @@ from dataclasses import replace
 from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.engine.interface import Engine
 from pagoda_common.errors import DeadlineExceeded, NotFound, NotReady, PagodaError
-from pagoda_common.metrics.tracing import make_tracer
 from pagoda_common.params.lora_adapter import MAX_NAME_CHARS
 from pagoda_common.process.logging import log_life
-from pagoda_common.rpc.bearer import BearerKeys
 from pagoda_common.text.chat_template import check_template, load_chat_template
-from pagoda_frontend.budget.held_memory import HeldMemory
-from pagoda_frontend.budget.work_pool import WorkPool
 from pagoda_frontend.conversation.dialect import dialect_of
-from pagoda_frontend.observability.history import History
 from pagoda_frontend.observability.metrics import Metrics
-from pagoda_frontend.observability.request_log import RequestLog
 from pagoda_frontend.requests.served_model import ServedModel, load_served_model
+from pagoda_frontend.requests.shared import Shared
 
 logger = logging.getLogger(__name__)
 
@@ -33,18 +28,26 @@ LOAD_RETRY_S = 5.0
 
 
 class Serving:
-    """One frontend's state. `start()` returns at once; the model is known when the engine has loaded it."""
+    """One model's state in a frontend. `start()` returns at once; the model is known when the engine has loaded it."""
 
-    def __init__(self, *, config: FrontendConfig, engine: Engine, metrics: Metrics) -> None:
-        """Raises ConfigError when chat template or plugins cannot be read, or a parser is unknown."""
+    def __init__(
+        self, *, config: FrontendConfig, engine: Engine, metrics: Metrics, shared: Shared | None = None
+    ) -> None:
+        """
+        Args:
+            shared: with the other models of this frontend; None makes it.
+
+        Raises:
+            ConfigError: chat template or plugins cannot be read, or a parser is unknown.
+        """
         self.config = config
         self.engine = engine
         self.metrics = metrics
-        self.api_keys = BearerKeys(config.api_key)
-        """Keys of the API; none: everyone is served."""
+        self.shared = shared or Shared.of(config)
+        self.api_keys = self.shared.api_keys
         has_several_keys = len(set(config.api_key)) > 1
         self._isolates_tenants = {"tenant": True, "none": False}.get(config.prefix_cache_isolation, has_several_keys)
-        self.tracer = make_tracer("pagoda-frontend", config.observability)
+        self.tracer = self.shared.tracer
         self.started_s = time.monotonic()
         self.is_draining = False
         self.num_open = 0
@@ -54,13 +57,10 @@ class Serving:
         and grammar are being checked included."""
         self.num_requests = 0
         """Counter: requests that were taken in."""
-        self.history = History()
-        """For the status page; so is request_log."""
-        self.request_log = RequestLog()
-        self.work = WorkPool()
-        """Where work is done that would hold the event loop."""
-        self.held_memory = HeldMemory(max_bytes=max(config.max_unadmitted_bytes, 4 * config.max_request_body_bytes))
-        """Memory of requests before they are admitted."""
+        self.history = self.shared.history
+        self.request_log = self.shared.request_log
+        self.work = self.shared.work
+        self.held_memory = self.shared.held_memory
         self._idle = asyncio.Event()
         self.dialect = dialect_of(config)
         """Parsers of tool calls and reasoning."""
@@ -79,16 +79,13 @@ class Serving:
         self._loading = asyncio.create_task(self._load(), name="load")
 
     async def close(self) -> None:
-        """Stop loading."""
+        """Stop loading, and end what the model's requests need."""
         if self._loading is not None:
             self._loading.cancel()
             await asyncio.gather(self._loading, return_exceptions=True)
         if self._model is not None:
             await self._model.grammars.close()
             await self._model.prompts.close()
-        self.work.close()
-        if self.tracer is not None:
-            await asyncio.to_thread(self.tracer.close)
 
     @property
     def has_api_keys(self) -> bool:

@@ -25,7 +25,7 @@ from pagoda_frontend.responses.draft import Draft, encoded_stream
 from pagoda_frontend.responses.input import Message, add_input, chat_body_of
 from pagoda_frontend.responses.items import input_items, item_page
 from pagoda_frontend.responses.protocol import CHAT_NAMES, ResponseItem, ResponsesBody
-from pagoda_frontend.responses.store import ResponseStore, StoredResponse
+from pagoda_frontend.responses.store import StoredResponse
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Responses:
 
     def __init__(self, *, serving: Serving) -> None:
         self._serving = serving
-        self._store = ResponseStore(max_responses=serving.config.max_stored_responses)
+        self._store = serving.shared.responses
 
     async def create(self, request: Request) -> Response:
         """Create a response.

@@ -121,6 +121,7 @@ ENGINE: dict[str, dict[str, Any]] = {
 }
 FRONTEND = {
     "scheduler": "127.0.0.1:50052",
+    "models": (),
     "host": "127.0.0.1",
     "port": 8000,
     "grpc_port": 50051,

@@ -6,6 +6,7 @@ import pytest
 
 from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_frontend.http.app import make_app
+from pagoda_frontend.requests.models import Models
 from pagoda_frontend.requests.serving import Serving
 
 ROUTES = """
@@ -20,9 +21,9 @@ GET /load Operations.load
 GET /metrics Operations.metrics
 GET /v1/models Operations.models
 GET /v1/models/{model_id:path} Operations.model
-POST /tokenize Operations.tokenize
-POST /detokenize Operations.detokenize
-GET /tokenizer_info Operations.tokenizer_info
+POST /tokenize TokenCalls.tokenize
+POST /detokenize TokenCalls.detokenize
+GET /tokenizer_info TokenCalls.tokenizer_info
 POST /v1/completions Completions.create
 POST /v1/chat/completions ChatCompletions.create
 POST /v1/chat/completions/batch ChatCompletions.create_batch
@@ -83,7 +84,7 @@ def serving_of(**config: Any) -> Serving:
 
 
 def app(**config: Any) -> Any:
-    return make_app(serving_of(**config), cast("Any", None))
+    return make_app(Models([serving_of(**config)]), [cast("Any", None)])
 
 
 def routes(**config: Any) -> list[str]:
@@ -167,5 +168,5 @@ async def test_what_each_layer_is_told() -> None:
 async def test_a_trace_begins_above_the_keys() -> None:
     serving = serving_of(**KEYED)
     serving.tracer = cast("Any", object())
-    layers = [layer.cls.__name__ for layer in make_app(serving, cast("Any", None)).user_middleware]
+    layers = [layer.cls.__name__ for layer in make_app(Models([serving]), [cast("Any", None)]).user_middleware]
     assert layers == [*BELOW, "TraceHttp", "RequireKeys"]

@@ -1,0 +1,47 @@
+"""What all models of one frontend share: keys, threads, memory, traces, and what is kept of calls. Knows no engine."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from pagoda_common.config.frontend_config import FrontendConfig
+from pagoda_common.metrics.tracing import Tracer, make_tracer
+from pagoda_common.rpc.bearer import BearerKeys
+from pagoda_frontend.budget.held_memory import HeldMemory
+from pagoda_frontend.budget.work_pool import WorkPool
+from pagoda_frontend.observability.history import History
+from pagoda_frontend.observability.request_log import RequestLog
+from pagoda_frontend.responses.store import ResponseStore
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shared:
+    """One process's. Made by `of`."""
+
+    api_keys: BearerKeys
+    """Keys of the API; none: everyone is served."""
+    tracer: Tracer | None
+    held_memory: HeldMemory
+    """Memory of requests before they are admitted."""
+    responses: ResponseStore
+    """Answers of /v1/responses that later calls may ask for."""
+    work: WorkPool = field(default_factory=WorkPool)
+    """Where work is done that would hold the event loop."""
+    history: History = field(default_factory=History)
+    """For the status page; so is request_log."""
+    request_log: RequestLog = field(default_factory=RequestLog)
+
+    @staticmethod
+    def of(config: FrontendConfig) -> "Shared":
+        """The state of a frontend with `config`."""
+        return Shared(
+            api_keys=BearerKeys(config.api_key),
+            tracer=make_tracer("pagoda-frontend", config.observability),
+            held_memory=HeldMemory(max_bytes=max(config.max_unadmitted_bytes, 4 * config.max_request_body_bytes)),
+            responses=ResponseStore(max_responses=config.max_stored_responses),
+        )
+
+    async def close(self) -> None:
+        """Take no more work, and send the last traces."""
+        self.work.close()
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
