@@ -185,7 +185,7 @@ def _unescaped(match: re.Match[str]) -> str:
     if code[0] in "xuU" and len(code) > 1:
         number = int(code[1:], 16)
         return chr(number) if number < 0x110000 else match[0]
-    if code.isdigit() and code.isascii():
+    if "0" <= code[0] <= "7":
         return chr(int(code, 8))
     if code.startswith("N{"):
         return unicodedata.lookup(code[2:-1]) if _is_character(code[2:-1]) else match[0]
