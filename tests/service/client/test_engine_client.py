@@ -103,7 +103,7 @@ async def test_logprobs_stand_beside_their_tokens(
     output = (await collect(with_logprobs))[0]
     assert output.logprobs is not None
     assert [entry.token_ids[0] for entry in output.logprobs] == output.token_ids
-    assert output.logprobs[0].logprobs == [-0.5, -0.5, -1.5]
+    assert list(output.logprobs[0].logprobs) == [-0.5, -0.5, -1.5]
     assert output.logprobs[0].sampled_rank == 1
 
 
