@@ -209,12 +209,49 @@ def walk(compiler: GrammarCompiler, template: LLMatcher, beginning: str, random:
         ("qwen3_xml", {"type": "object", "properties": {"a<b": {}}}, "a<b"),
         ("qwen3_xml", {"type": "object", "properties": {"a": {"type": "string", "format": "date"}}}, "format of 'a'"),
         ("glm45", {"type": "object", "required": ["a"]}, "'a' required"),
+        ("gemma4", {"type": "object", "properties": {"a:b": {}}}, "a property called 'a:b'"),
+        ("gemma4", {"type": "object", "properties": {" a": {}}}, "a property called ' a'"),
+        ("gemma4", {"type": "object", "properties": {"": {}}}, "a property called ''"),
+        ("qwen3_xml", {"type": "object", "properties": {"a ": {}}}, "a property called 'a '"),
+        ("qwen3_xml", {"type": "object", "properties": {"": {}}}, "a property called ''"),
+        (
+            "qwen3_xml",
+            {"type": "object", "properties": {"a": {"enum": ["", "x</parameter>"]}}},
+            "with the values of 'a'",
+        ),
+        (
+            "qwen3_xml",
+            {"type": "object", "properties": {"a": {"type": "string", "pattern": "a<$"}}},
+            "with pattern of 'a'",
+        ),
     ],
 )
 def test_what_a_dialect_cannot_promise_is_refused(name: str, schema: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as caught:
         constraint_of(plan_of({"tool": schema}), find_tool_parser(name))
     assert caught.value.field == "tools"
+
+
+@pytest.mark.parametrize(
+    ("part", "values"),
+    [
+        ({"enum": ["one", "", "a</parameter>b", "two"]}, {"one": True, "two": True, "three": False, "": False}),
+        ({"const": "one"}, {"one": True, "two": False}),
+        ({"type": "string", "pattern": "^a[bc]+$"}, {"abc": True, "a": False, "xab": False}),
+        ({"type": "string", "minLength": 2, "maxLength": 3}, {"ab": True, "abc": True, "a": False, "abcd": False}),
+        ({"type": "string", "minLength": 2}, {"abcdef": True, "a": False}),
+        ({"type": "string"}, {"a\nb": True, "": True}),
+        ({"type": "integer"}, {"5": True, "five": False}),
+    ],
+)
+def test_values_of_tags_are_as_the_schema_says(compiler: GrammarCompiler, part: Any, values: dict[str, bool]) -> None:
+    schema = {"type": "object", "properties": {"never": False, "a": part}, "required": ["a"]}
+    constraint = constraint_of(plan_of({"f": schema}), find_tool_parser("qwen3_xml"))
+    assert constraint is not None
+    matcher = compiler.compile(constraint)
+    call = "<function=f>\n<parameter=a>\n{}\n</parameter>\n</function>"
+    assert {value: accepts(matcher, call.format(value)) for value in values} == values
+    assert not accepts(matcher, call.format("one").replace("=a>", "=never>"))
 
 
 def test_every_parser_holds_strict_tools() -> None:

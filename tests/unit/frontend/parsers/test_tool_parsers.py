@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagoda_frontend.tool_parsers import ToolParser
+from pagoda_frontend.tool_parsers.harmony import MAX_HEADER_CHARS
 from pagoda_frontend.tool_parsers.json_calls import RequiredCallsParser
 from pagoda_frontend.tool_parsers.named import NamedCallParser
+from pagoda_frontend.tool_parsers.pythonic import MAX_CALL_CHARS
 from pagoda_frontend.tool_parsers.registry import find_tool_parser, tool_parser_names
 from pagoda_frontend.tool_parsers.values import typed_value
 
@@ -162,6 +164,16 @@ FOUND: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ),
     ("pythonic", "[now()]]", "]", [("now", {})]),
     ("pythonic", "[now()] [geo.now(x=1)]", "", [("now", {}), ("geo.now", {"x": 1})]),
+    ("pythonic", " \n[now()]", "", [("now", {})]),
+    ("pythonic", r"[weather(city='it\'s ) so', days=0x1F)]", "", [("weather", {"city": "it's ) so", "days": 31})]),
+    ("mistral", "So: [TOOL_CALLS]now ", "So: ", []),
+    (
+        "gemma4",
+        '<|tool_call>call:weather{<|"|>city<|"|>:<|"|>Rome<|"|>,"days":2}<tool_call|>',
+        "",
+        [("weather", {"city": "Rome", "days": 2})],
+    ),
+    ("openai", "<|channel|>commentary to=functions.now <|message|> \n", "", [("now", {})]),
     ("llama4_pythonic", "<|python_start|>[now()]<|python_end|>", "", [("now", {})]),
     (
         "openai",
@@ -209,6 +221,7 @@ NOT_FOUND: list[tuple[str, str]] = [
     ("openai", "plain text"),
     ("required", '{"name": "now"}'),
     ("required", "[]"),
+    ("required", '[{"name": "now"}]'),
     ("named", "sorry"),
 ]
 
@@ -356,6 +369,28 @@ def test_a_long_call_that_is_cut_off_keeps_the_beginning_of_its_arguments() -> N
     assert parse("glm45", text) == parse("glm45", *text) == ("", "", [("weather", '{"city": "' + "a" * 300 + '"}')])
     short = '<tool_call>{"name": "weather", "arguments": {"days": 1}</tool_call>'
     assert parse("hermes", short)[2] == [("weather", '{"days": 1}')], "only a brace is missing"
+
+
+@pytest.mark.parametrize("num_too_many", [0, 1])
+def test_a_head_of_harmony_is_no_longer_than_1024_characters(num_too_many: int) -> None:
+    head = "<|channel|>commentary to=functions.now"
+    text = head + " " * (MAX_HEADER_CHARS - len(head) + num_too_many) + "<|message|>{}"
+    reasoning, content, calls = parse("openai", text)
+    assert parse("openai", *text) == (reasoning, content, calls)
+    assert calls == ([] if num_too_many else [("now", "{}")])
+    assert content == (text.removeprefix("<|channel|>") if num_too_many else "")
+
+
+@pytest.mark.parametrize("num_too_many", [0, 1])
+def test_a_call_of_python_is_no_longer_than_256_kib(num_too_many: int) -> None:
+    call = "weather(city='" + "a" * (MAX_CALL_CHARS - len("weather(city='')") + num_too_many) + "')"
+    content, calls = parse("pythonic", f"[{call}]")[1:]
+    assert (content, [name for name, _ in calls]) == ((f"[{call}]", []) if num_too_many else ("", ["weather"]))
+
+
+def test_framed_arguments_that_are_cut_off_are_told_as_far_as_they_came() -> None:
+    text = '[TOOL_CALLS]weather[ARGS]{"city": "Rome\\'
+    assert parse("mistral", text) == parse("mistral", *text) == ("", "", [("weather", '{"city": "Rome\\')])
 
 
 def test_the_channels_of_harmony_are_told_apart() -> None:
