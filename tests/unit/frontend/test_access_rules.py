@@ -1,13 +1,14 @@
 """Who reaches which path, over the layers around the app alone: keys, operators, ids, prefixes, load reports."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import orjson
 import pytest
 
 from pagoda.v1 import types_pb2
+from pagoda_common.process import logging
 from pagoda_common.rpc.bearer import BearerKeys
 from pagoda_frontend.http import access
 from pagoda_frontend.http.access import RequestIds, RequireKeys, RootPath, clean_request_id
@@ -154,3 +155,37 @@ async def test_the_load_is_told_to_who_asks() -> None:
     assert asked == ["/v1/x"] * 2, "once for each report"
     load.num_total_blocks = 0
     assert load_report(load, "TEXT").startswith("TEXT named_metrics.kv_cache_usage_perc=0.0,")
+
+
+async def test_layers_pass_on_what_is_no_call() -> None:
+    scope, receive, send = {"type": "lifespan"}, object(), object()
+    passed: list[Any] = []
+
+    async def endpoint(*given: Any) -> None:
+        passed.append(given)
+
+    for layer in (
+        RequireKeys(endpoint, keys=KEYS, operator_keys=OPERATORS),
+        RequestIds(endpoint, with_probes=True),
+        LoadReports(endpoint, load=types_pb2.EngineLoad),
+    ):
+        passed.clear()
+        await layer(scope, cast("Any", receive), cast("Any", send))
+        assert passed == [(scope, receive, send)], layer
+
+
+async def test_the_log_has_the_ids_of_the_call_and_its_trace() -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    seen: list[Any] = []
+
+    async def endpoint(scope: Any, receive: Any, send: Any) -> None:
+        seen.append((logging.request_id.get(), logging.trace_id.get()))
+        await app(scope, receive, send)
+        seen.append(logging.request_id.get())
+
+    layer = RequestIds(endpoint, with_probes=False)
+    _, headers, _ = await call(layer, "/v1/x", {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"})
+    assert seen == [("", trace), headers["x-request-id"]]
+    seen.clear()
+    await call(layer, "/v1/x", {"x-request-id": "mine"})
+    assert seen == [("mine", ""), "mine"]

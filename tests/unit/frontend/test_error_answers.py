@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import httpx
 import orjson
 import pytest
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 
 from pagoda_common.errors import (
     Code,
@@ -22,11 +25,13 @@ from pagoda_common.errors import (
 )
 from pagoda_frontend.http.errors import (
     BodyTooLarge,
+    ClientDisconnected,
     anthropic_error,
     error_body,
     error_json,
     error_object,
     error_response,
+    install_error_handlers,
     route_path,
 )
 
@@ -122,3 +127,49 @@ def test_a_proxy_s_prefix_is_no_part_of_the_route(path: str, root: str, route: s
     scope: dict[str, Any] = {"path": path, "root_path": root}
     assert route_path(scope) == route
     assert route_path({"path": path}) == path
+
+
+async def answered(path: str, method: str = "GET") -> httpx.Response:
+    """The answer of an app with our handlers, some of whose endpoints fail."""
+    app = FastAPI(docs_url=None)
+    install_error_handlers(app)
+    faults = {
+        "/wrong": InvalidRequest("no", field="f"),
+        "/gone": ClientDisconnected(),
+        "/bug": ValueError("secret"),
+        "/teapot": HTTPException(418, "short and stout", headers={"x-spout": "1"}),
+    }
+
+    @app.get("/{name}")
+    async def endpoint(name: str) -> None:
+        raise faults[f"/{name}"]
+
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        return await client.request(method, path)
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status", "kind", "message", "field"),
+    [
+        ("/wrong", "GET", 400, "BadRequestError", "no", "f"),
+        ("/a/b", "GET", 404, "NotFoundError", "Not Found: GET /a/b", None),
+        ("/wrong", "PUT", 405, "MethodNotAllowedError", "Method Not Allowed: PUT /wrong", None),
+        ("/teapot", "GET", 418, "BadRequestError", "short and stout", None),
+        ("/bug", "GET", 500, "InternalServerError", SERVER_ERROR, None),
+    ],
+)
+async def test_every_failure_of_an_app_has_the_one_shape(
+    path: str, method: str, status: int, kind: str, message: str, field: str | None
+) -> None:
+    response = await answered(path, method)
+    shown = {"message": message, "type": kind, "param": field, "code": status}
+    assert (response.status_code, response.json()) == (status, {"error": shown})
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers.get("allow") == ("GET" if status == 405 else None)
+    assert response.headers.get("x-spout") == ("1" if status == 418 else None)
+
+
+async def test_a_client_that_is_gone_is_told_nothing() -> None:
+    response = await answered("/gone")
+    assert (response.status_code, response.content) == (499, b"")

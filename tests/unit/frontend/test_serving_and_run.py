@@ -15,6 +15,7 @@ from pagoda_common.params.outputs import HypothesisLogprobs, SequenceDelta, Toke
 from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_frontend.budget.caller import caller
+from pagoda_frontend.requests import serving as servings
 from pagoda_frontend.requests.call_context import begin_call
 from pagoda_frontend.requests.run import CollectedSequence, Run, _drop_output, start_run
 from pagoda_frontend.requests.serving import Serving
@@ -423,3 +424,69 @@ def test_an_answer_cannot_hold_every_log_probability_of_long_prompts() -> None:
             params=SamplingParams(prompt_logprobs=0),
             field="prompt",
         )
+
+
+async def test_a_model_that_cannot_be_loaded_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers: list[Any] = [NotReady("no such model"), ValueError("broken"), model(names=("m", "n"), max_model_len=20)]
+    told: list[Any] = []
+    serving = made(has_model=False)
+    serving.metrics = cast("Any", SimpleNamespace(set_model=lambda **facts: told.append(facts)))
+
+    async def load(config: Any, **given: Any) -> Any:
+        assert (config, given) == (
+            serving.config,
+            {"engine": serving.engine, "work": serving.work, "chat_template": serving.chat_template},
+        )
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def sleep(time_s: float) -> None:
+        told.append((time_s, serving.not_ready_reason, serving.has_been_ready))
+
+    monkeypatch.setattr(servings, "load_served_model", load)
+    monkeypatch.setattr(servings.asyncio, "sleep", sleep)
+    await serving.start()
+    assert serving._loading is not None
+    await serving._loading
+    assert told == [
+        (5.0, "no such model", False),
+        (5.0, "the tokenizer cannot be loaded", False),
+        {"model_name": "m", "max_model_len": 20},
+    ]
+    assert (serving.model.names, serving.not_ready_reason) == (("m", "n"), "")
+    told_in_log = ["no such model; trying again", "cannot load the tokenizer; trying again"]
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == told_in_log
+
+
+async def test_closing_ends_the_loading_and_what_the_model_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+
+    async def never(config: Any, **given: Any) -> Any:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("loading")
+
+    def part(name: str) -> Any:
+        async def close() -> None:
+            ended.append(name)
+
+        return SimpleNamespace(close=close)
+
+    monkeypatch.setattr(servings, "load_served_model", never)
+    loading = made(has_model=False)
+    await loading.start()
+    await asyncio.sleep(0)
+    await loading.close()
+    assert ended == ["loading"]
+    ended.clear()
+    serving = made()
+    serving._model = model(grammars=part("grammars"), prompts=part("prompts"))
+    serving.work = cast("Any", SimpleNamespace(close=lambda: ended.append("work")))
+    serving.tracer = cast("Any", SimpleNamespace(close=lambda: ended.append("tracer")))
+    await serving.close()
+    assert ended == ["grammars", "prompts", "work", "tracer"]

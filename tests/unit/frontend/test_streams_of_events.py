@@ -109,6 +109,39 @@ async def test_a_client_that_leaves_ends_its_stream() -> None:
     assert [one.get("body") for one in told] == [None, b"a"], "nothing is sent to who is gone"
 
 
+@pytest.mark.parametrize("begins", [False, True])
+async def test_nothing_runs_on_after_a_client_that_leaves(begins: bool) -> None:
+    ended: list[str] = []
+    has_begun = asyncio.Event()
+
+    async def long() -> AsyncGenerator[bytes]:
+        try:
+            has_begun.set()
+            if begins:
+                yield b"a"
+            await asyncio.Event().wait()
+        finally:
+            ended.append("ended")
+
+    async def send(message: Any) -> None:
+        if message.get("body") == b"a":
+            has_begun.set()
+
+    async def leaves() -> Any:
+        await has_begun.wait()
+        return {"type": "http.disconnect"}
+
+    await EventStream(long(), request_id="r", keep_alive_s=1000.0)({"path": "/"}, leaves, send)
+    assert ended == ["ended"]
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize("fault", [None, QueueFull("full"), ValueError("broken")])
+async def test_comments_end_with_the_stream(fault: Exception | None) -> None:
+    await sent(b"a", *([fault] if fault else []), keep_alive_s=1000.0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 async def test_silence_is_broken_by_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     slept: list[float] = []

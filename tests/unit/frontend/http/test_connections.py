@@ -449,6 +449,26 @@ async def test_who_is_refused_while_it_sends_is_read_for_a_while(clock: Clock) -
     assert clock.due_in_s == []
 
 
+async def test_a_body_that_stays_out_after_its_answer_ends_the_connection_alone(clock: Clock) -> None:
+    one = Connection(clock)
+    one.reads_body = False
+    one.answer.set()
+    await one.send(HEAD + b"content-length: 9000000\r\n\r\n")
+    written = one.wire.written
+    assert written.startswith(b"HTTP/1.1 200 ")
+    clock.pass_s(GRACE_S)
+    assert (one.wire.calls, one.wire.written) == (["eof", "resume"], written)
+    clock.pass_s(LINGER_S)
+    assert (one.wire.is_closed, one.wire.written) == (True, written)
+
+
+async def test_a_connection_that_is_closing_is_refused_nothing(clock: Clock) -> None:
+    one = Connection(clock)
+    one.wire.is_closed = True
+    await one.send(b"\x16\x03\x01 hello\r\n\r\n")
+    assert one.wire.written == b""
+
+
 async def test_lingering_ends_with_its_time_or_the_server(clock: Clock) -> None:
     for is_shutdown in (False, True):
         one = Connection(clock)
