@@ -71,7 +71,7 @@ class CacheLayout:
         is_whole = len(self.groups) == 1 and self.groups[0].window is None
         return is_whole and not self.recurrent and not self.uncached
 
-    @property
+    @cached_property
     def has_windows(self) -> bool:
         """Whether blocks go back to the pool while their sequence lives."""
         return any(group.kind == "window" for group in self.groups)

@@ -1,6 +1,6 @@
 """ForwardPass: the model over the rows of one step, by whichever way is the fastest. Knows no slots and no sampling."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -112,10 +112,7 @@ class ForwardPass:
         if token_ids is None:
             token_ids = to_device(inputs.input_ids, self._device)
         positions = to_device(inputs.positions, self._device)
-        if self._model.only_pools:
-            context = self._whole(inputs)
-        else:
-            context = replace(self._context(inputs, positions, fused), adapters=adapters)
+        context = self._whole(inputs) if self._model.only_pools else self._context(inputs, positions, fused, adapters)
         clock.prepared()
         if fused is not None and fused.has_ends and not needs_hidden and not (adapters and self._changes_ends):
             batch = token_ids, context.plans, context.slot_mappings, positions, to_device(logit_rows, self._device)
@@ -170,7 +167,11 @@ class ForwardPass:
         )
 
     def _context(
-        self, inputs: ForwardInputs, positions: Tensor, fused: DecoderLayers | ComposedLayers | None
+        self,
+        inputs: ForwardInputs,
+        positions: Tensor,
+        fused: DecoderLayers | ComposedLayers | None,
+        adapters: LayerAdapters | None,
     ) -> ForwardContext:
         backend = self._attention.for_step(inputs.num_scheduled_tokens, inputs.seq_lens)
         plans = [
@@ -197,4 +198,5 @@ class ForwardPass:
             else self._states.batch(inputs.slots, inputs.num_scheduled_tokens, inputs.num_draft_tokens),
             rotary={} if fused is not None else self._model.rotary(positions),
             fused=fused,
+            adapters=adapters,
         )

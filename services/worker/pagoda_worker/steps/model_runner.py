@@ -1,7 +1,6 @@
 """ModelRunner: runs one step of a batch. Knows the model, the KV cache and the slots; no gRPC, no messages."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -187,7 +186,8 @@ class ModelRunner:
             computed = self.forward.run(inputs, rows.logit_rows, clock, needs_hidden=needs_hidden)
             output = self._step_sampler.sample(step, inputs, rows, computed, token_mask)
         self._save_states(step)
-        return DoneStep(replace(output, timings=clock.timings()))
+        output.timings = clock.timings()
+        return DoneStep(output)
 
     def _apply(self, step: StepInput) -> None:
         self._kv_cache.swap_out(step.blocks_to_swap_out)

@@ -145,7 +145,7 @@ class StepTimings:
     it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class StepOutput:
     """The result of one step, in batch order."""
 
@@ -160,4 +160,5 @@ class StepOutput:
     pooled: PooledColumns | None = None
     """Results of pooled sequences, which have 0 in num_sampled_tokens."""
     bad_slots: list[BadSlot] = field(default_factory=list)
-    timings: StepTimings = field(default_factory=StepTimings)
+    timings: StepTimings = StepTimings()
+    """Set when the step has ended."""

@@ -1,7 +1,6 @@
 """StepSampler: what a forward pass has computed becomes the output of the step. Knows no messages."""
 
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -90,7 +89,7 @@ class StepSampler:
         else:
             output = self._take_from_leader(step, inputs, rows)
         if prompt_columns or pooled is not None:
-            output = replace(output, prompt_logprobs=prompt_columns, pooled=pooled)
+            output.prompt_logprobs, output.pooled = prompt_columns, pooled
         return output
 
     def _log_likeliest(self, inputs: ForwardInputs, highest: Tensor, token_ids: Tensor) -> bool:
