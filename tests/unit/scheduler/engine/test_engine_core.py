@@ -562,7 +562,7 @@ async def test_what_the_worker_has_measured_reaches_the_scheduler() -> None:
     core.scheduler.admission.check_fits([make_request("a", [49])])
 
 
-@pytest.mark.parametrize("change", ["add", "park", "unpark", "finish"])
+@pytest.mark.parametrize("change", ["add", "park", "unpark", "finish", "refuse"])
 async def test_each_change_wakes_the_loop(change: str) -> None:
     core = core_of(Group())
     request = make_request("a", 5)
@@ -572,6 +572,8 @@ async def test_each_change_wakes_the_loop(change: str) -> None:
     core._wake.clear()
     if change == "add":
         core.add(make_request("b", 5))
+    elif change == "refuse":
+        core._refuse([request], InvalidRequest("no such grammar"))
     else:
         getattr(core, change)(request)
     assert core._wake.is_set()

@@ -237,7 +237,7 @@ async def test_a_group_that_is_lost_without_fault_blames_nobody_and_one_of_anoth
     assert engine.load().counters.num_worker_losses == 0
 
 
-async def test_only_groups_that_serve_are_routed_to_and_compacted() -> None:
+async def test_only_groups_that_serve_are_routed_to() -> None:
     engine, sink = engine_of(routing_policy="round_robin"), Notes()
     first, _ = add_core(engine)
     second, _ = add_core(engine)
@@ -245,6 +245,20 @@ async def test_only_groups_that_serve_are_routed_to_and_compacted() -> None:
     assert engine.cores == [second]
     requests = [submit(engine, sink, name) for name in "ab"]
     assert (list(first.scheduler.waiting), list(second.scheduler.waiting)) == ([], requests)
+
+
+async def test_tables_of_all_groups_are_given_back_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, compacted = engine_of(), list[int]()
+    for number in range(3):
+        core, _ = add_core(engine)
+        monkeypatch.setattr(core.scheduler, "compact", lambda number=number: compacted.append(number))
+    monkeypatch.setattr(engine._placement._homeless, "compact", lambda: compacted.append(-1))
+    engine.submit([make_request("a", 5)])
+    engine.compact()
+    assert compacted == []
+    engine.abort(["a"])
+    engine.compact()
+    assert compacted == [-1, 0, 1, 2]
 
 
 async def test_constraints_are_forgotten_of_every_group_and_only_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from pagoda_scheduler.engine import router
 from pagoda_scheduler.engine.router import ROUTERS
-from pagoda_scheduler.kv.cache_group import CacheGroup
+from pagoda_scheduler.kv.cache_group import ONE_GROUP, CacheGroup
 from tests.unit.scheduler.stories import PretendWorker, make_request, make_scheduler, run
 
 
@@ -37,6 +37,17 @@ def test_recurrent_layers_alone_have_prefixes_too() -> None:
     groups[1].scheduler.add(make_request("a", 40))
     run(groups[1].scheduler, PretendWorker(groups=layers))
     assert ROUTERS["prefix"]().choose(make_request("b", 40), groups) is groups[1]
+
+
+@pytest.mark.parametrize("layers", [ONE_GROUP, (CacheGroup("recurrent"),)])
+@pytest.mark.parametrize("num_blocks", [1, 2, 9])
+def test_a_prefix_of_any_length_counts(layers: tuple[CacheGroup, ...], num_blocks: int) -> None:
+    groups: list[Any] = [SimpleNamespace(scheduler=make_scheduler(groups=layers, num_snapshots=4)) for _ in range(2)]
+    routes = ROUTERS["prefix"]()
+    first = routes.choose(make_request("a", 4 * num_blocks + 1), groups)
+    assert routes.choose(make_request("b", 4 * num_blocks + 1), [groups[1], groups[0]]) is first
+    shares_one = [*range(1000, 1004), *range(4 * num_blocks)]
+    assert routes.choose(make_request("c", shares_one), [groups[1], groups[0]]) is first
 
 
 def test_load_outweighs_a_short_prefix() -> None:
