@@ -201,6 +201,7 @@ def test_an_image_says_what_it_is_and_is_built_on_what_the_others_are(image: str
     (labels,) = last(image, "LABEL")
     known = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', labels))
     assert known["title"] == f"pagoda-{image}"
+    assert "Pagoda" in known["description"]
     assert known["licenses"] == ("GPL-2.0-or-later" if image == "balancer" else "Apache-2.0")
     if image in SERVICES:
         assert (known["version"], known["revision"]) == ("${VERSION}", "${REVISION}")

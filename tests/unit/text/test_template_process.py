@@ -1,5 +1,10 @@
 """What the process that renders a request's template answers to a job, and which faults are the template's."""
 
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -54,3 +59,26 @@ def test_what_takes_too_much_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(template_process, "render_chat_template", out_of_memory)
     assert _answer(job("x")) == TOO_MUCH
+
+
+def test_jobs_are_bounded_from_before_the_first_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bounds: list[tuple[str, float]] = []
+
+    @contextlib.contextmanager
+    def limit_cpu(seconds: float) -> Iterator[None]:
+        bounds.append(("job", seconds))
+        yield
+        bounds.append(("ended", seconds))
+
+    monkeypatch.setattr(template_process, "limit_memory", lambda size: bounds.append(("memory", size)))
+    monkeypatch.setattr(template_process, "limit_cpu", limit_cpu)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{json.dumps(job(text))}\n" for text in "ab")))
+    template_process.main()
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
+        {"is_ready": True},
+        {"text": "a"},
+        {"text": "b"},
+    ]
+    assert bounds == [("memory", 512 << 20), *[("job", 2.0), ("ended", 2.0)] * 2]
