@@ -36,15 +36,18 @@ class Arrivals:
         """Messages that are late now."""
         return self._late.total()
 
-    async def message(self, requests: AsyncIterator[Any], context: Any) -> Any:
+    async def message(self, requests: AsyncIterator[Any], context: Any, *, can_be_late: bool = True) -> Any:
         """The one message of a call.
+
+        Args:
+            can_be_late: it is awaited for a while; else it comes in one go or is refused.
 
         Raises:
             InvalidRequest: there is none.
             QueueFull: too many others are late.
             PagodaError: it has taken too long.
         """
-        arrival = _Arrival(self._late, context)
+        arrival = _Arrival(self._late, context, can_be_late=can_be_late)
         try:
             return await anext(requests)
         except StopAsyncIteration:
@@ -62,14 +65,15 @@ class Arrivals:
 class _Arrival:
     """One message: its timer, which ends the wait for it."""
 
-    __slots__ = ("_context", "_host", "_late", "_loop", "_timer", "error", "task", "was_late")
+    __slots__ = ("_can_be_late", "_context", "_host", "_late", "_loop", "_timer", "error", "task", "was_late")
 
-    def __init__(self, late: Counter[str], context: Any) -> None:
+    def __init__(self, late: Counter[str], context: Any, *, can_be_late: bool) -> None:
         task = asyncio.current_task()
         assert task is not None, "a handler runs in a task"
         self.task = task
         self.error: PagodaError | None = None
         self.was_late = False
+        self._can_be_late = can_be_late
         self._late = late
         self._context = context
         self._host: str | None = None
@@ -90,6 +94,10 @@ class _Arrival:
     def _is_late(self) -> None:
         self.was_late = True
         host = str(self._context.peer() or "").rpartition(":")[0]
+        if not self._can_be_late:
+            text = f"the message was not complete within {2 * LATE_S:g} s"
+            self._give_up(PagodaError(text, code=Code.DEADLINE_EXCEEDED))
+            return
         if self._late.total() >= MAX_LATE or self._late[host] >= MAX_LATE_EACH:
             text = f"{self._late.total()} messages have begun and not ended, at most {MAX_LATE} may"
             self._give_up(QueueFull(f"{text} ({MAX_LATE_EACH} of one host)", retry_after_s=1))

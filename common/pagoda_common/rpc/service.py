@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from pagoda_common.config.security_config import ServerSecurity
 from pagoda_common.errors import Code, ConfigError, InvalidRequest, PagodaError
 from pagoda_common.rpc.arrival import Arrivals
+from pagoda_common.rpc.bounded_health import BoundedHealth
 from pagoda_common.rpc.channels import MAX_ANSWER_BYTES, MAX_MESSAGE_BYTES, WINDOW_OPTIONS
 from pagoda_common.rpc.channels import connect as connect
 from pagoda_common.rpc.credentials import server_credentials, token_guard
@@ -34,6 +35,8 @@ HANDSHAKE_TIMEOUT_MS = 10_000
 MAX_ERROR_BYTES = 1_300
 """Text of one error. It travels three times, in metadata of which a client of gRPC takes 8 KiB by default: once with
 three bytes for one that is not ASCII, and twice in base64."""
+SMALL_CALLS = frozenset(f"/{health.SERVICE_NAME}/{name}" for name in ("Check", "Watch", "List"))
+"""Calls that need no token. Their messages are some bytes, so one that does not come in one go is not awaited."""
 LIVENESS = "liveness"
 """Name under which grpc.health.v1 answers SERVING as long as the process answers at all, for liveness probes. The empty
 name and the service's own follow what the service can do."""
@@ -138,16 +141,16 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         make = getattr(grpc, f"stream_{answered}_rpc_method_handler")
         return make(
             # A single request is decoded inside, where a malformed one is INVALID_ARGUMENT and not INTERNAL.
-            wrap(behaviour, method, None if gets_stream else self._one(decode)),
+            wrap(behaviour, method, None if gets_stream else self._one(decode, is_small=method in SMALL_CALLS)),
             request_deserializer=decode if gets_stream else None,
             response_serializer=handler.response_serializer,
         )
 
-    def _one(self, decode: Decode) -> Read:
+    def _one(self, decode: Decode, *, is_small: bool) -> Read:
         """Reads the one message of a call."""
 
         async def read(requests: Any, context: Any) -> Any:
-            return _decoded(await self.arrivals.message(requests, context), decode)
+            return _decoded(await self.arrivals.message(requests, context, can_be_late=not is_small), decode)
 
         return read
 
@@ -238,7 +241,7 @@ class RpcServer:
             options["grpc.enable_channelz"] = 1
         self.grpc_server = grpc.aio.server(interceptors=chain, options=list(options.items()))
         self._names = ("", *services)
-        self._health = health.aio.HealthServicer()
+        self._health = BoundedHealth()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc_server)
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         if enable_channelz:
