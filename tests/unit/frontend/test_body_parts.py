@@ -72,7 +72,7 @@ async def test_a_body_is_its_pieces_and_is_held_for_its_owner() -> None:
     assert (hold.owner, callers.caller.get()) == ("10.0.0.7", "10.0.0.7")
     assert hold.num_bytes == hold.num_bytes_seen == 5 + 40 * 3, "a list and two numbers"
     assert callers.held_bytes() == 125
-    callers.release_hold()
+    callers.admit_hold(0)
     assert (hold.num_bytes, serving.held_memory.num_bytes, callers.held_bytes()) == (0, 0, 125)
 
 

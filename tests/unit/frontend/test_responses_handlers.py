@@ -9,6 +9,8 @@ import orjson
 import pytest
 
 from pagoda_common.errors import InvalidRequest, NotFound, PagodaError
+from pagoda_frontend.budget.caller import current_hold
+from pagoda_frontend.budget.held_memory import HeldMemory
 from pagoda_frontend.conversation.message import MessageDelta
 from pagoda_frontend.messages import handlers as messages_handlers
 from pagoda_frontend.messages.input import chat_body_of as messages_chat_body
@@ -18,7 +20,7 @@ from pagoda_frontend.responses.draft import Draft, encoded_stream
 from pagoda_frontend.responses.handlers import Responses
 from pagoda_frontend.responses.input import add_input, chat_body_of
 from pagoda_frontend.responses.protocol import ResponseItem, ResponsesBody
-from pagoda_frontend.responses.store import ResponseStore, StoredResponse
+from pagoda_frontend.responses.store import ResponseStore, StoredResponse, held_bytes_of
 
 
 @pytest.fixture
@@ -108,7 +110,7 @@ async def test_an_answer_in_the_background_goes_on_from_what_it_has_said(
     before = list(kept.messages)
     assert responses._start_in_background(cast("Any", draft), kept, with_events=True) is kept
     assert responses._store.get("a", "") is kept
-    assert (kept.num_bytes, kept.first_event) == (len('[{"role":"user","content":"said"}]') + len("[]"), 3)
+    assert (kept.num_bytes, kept.first_event) == (held_bytes_of(kept.messages, [], kept.response), 3)
     assert kept.task is not None
     await kept.task
     answer = [] if error else [{"role": "assistant", "content": "well"}]
@@ -425,3 +427,20 @@ async def test_a_response_in_the_background_may_be_cancelled(responses: Response
     shown = await responses.cancel(request_of(), "a")
     assert task.cancelled()
     assert orjson.loads(bytes(shown.body))["status"] == one.response["status"] == after
+
+
+async def test_an_answer_in_the_background_holds_what_its_call_held_and_its_events(responses: Responses) -> None:
+    memory = HeldMemory(max_bytes=1000)
+    hold = memory.begin()
+    hold.add(40)
+    token = current_hold.set(hold)
+    try:
+        kept = stored()
+        responses._start_in_background(cast("Any", Made(None)), kept, with_events=True)
+    finally:
+        current_hold.reset(token)
+    hold.end()
+    assert memory.num_bytes == 40, "the call is over"
+    assert kept.task is not None
+    await kept.task
+    assert (memory.num_bytes, memory.num_bytes_taken) == (0, 43), "three events of a byte"

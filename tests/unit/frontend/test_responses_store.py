@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from pagoda_common.errors import NotFound
-from pagoda_frontend.responses.store import ResponseStore, StoredResponse
+from pagoda_frontend.responses.store import ResponseStore, StoredResponse, held_bytes_of
 
 
 def stored(response_id: str, *, num_bytes: int = 1, tenant: str = "") -> StoredResponse:
@@ -114,3 +114,20 @@ def test_a_store_may_be_full_to_the_byte() -> None:
     for name, num_bytes in (("a", 50), ("b", 50), ("c", 1)):
         store.add(stored(name, num_bytes=num_bytes))
     assert kept(store, "a", "b", "c") == ["b", "c"]
+
+
+def test_memory_of_many_small_values_is_counted_as_well() -> None:
+    long, many = [{"text": "a" * 10_000}], [{"text": ""}] * 1000
+    assert held_bytes_of(long) < 11_000
+    assert held_bytes_of(many) > 1000 * 300
+    assert held_bytes_of(long, many) == held_bytes_of(long) + held_bytes_of(many)
+
+
+def test_an_answer_that_has_grown_makes_room_when_it_is_whole() -> None:
+    store = ResponseStore(max_responses=10, max_bytes=100)
+    first, second = stored("a", num_bytes=10), stored("b", num_bytes=10)
+    store.add(first)
+    store.add(second)
+    second.num_bytes = 95
+    store.trim(newest=second)
+    assert kept(store, "a", "b") == ["b"]

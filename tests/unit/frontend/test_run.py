@@ -216,26 +216,29 @@ async def test_log_probabilities_of_prompts_are_counted_before_they_are_computed
         hold.release()
         hold.add(serving.config.max_unadmitted_bytes // 2 - 3 * 256)
         engine.submitted.clear()
-        with pytest.raises(QueueFull, match="log probabilities of answers"):
+        with pytest.raises(QueueFull, match="what answers keep"):
             await run.collect()
         assert engine.submitted == []
     finally:
         current_hold.reset(token)
 
 
-def test_log_probabilities_that_are_kept_are_counted() -> None:
+def test_log_probabilities_and_tokens_of_large_calls_are_counted_while_they_are_kept() -> None:
     serving = serving_of(Engine())
     hold = serving.held_memory.begin()
     token = current_hold.set(hold)
+    positions = [TokenLogprobs([1, 2], [-1.0, -2.0], 1), TokenLogprobs([1], [-1.0], 1)]
     try:
-        run_module.hold_logprobs(None)
-        run_module.hold_logprobs([])
-        assert hold.num_bytes == 0
-        run_module.hold_logprobs([TokenLogprobs([1, 2], [-1.0, -2.0], 1), TokenLogprobs([1], [-1.0], 1)])
+        for logprobs in (None, []):
+            run_module.hold_kept(SequenceDelta(0, "", [7, 8], 0, logprobs=logprobs), num_sequences=16)
+        assert hold.num_bytes == 0, "the tokens of so few sequences are bounded by what runs at a time"
+        run_module.hold_kept(SequenceDelta(0, "", [7, 8], 0, logprobs=positions), num_sequences=16)
         assert hold.num_bytes == 2 * 256 + 3 * 8
+        run_module.hold_kept(SequenceDelta(0, "", [7, 8], 0), num_sequences=17)
+        assert hold.num_bytes == 2 * 256 + 3 * 8 + 2 * 100
     finally:
         current_hold.reset(token)
-    run_module.hold_logprobs([TokenLogprobs([1], [-1.0], 1)])  # of a call that is not counted
+    run_module.hold_kept(SequenceDelta(0, "", [1], 0, logprobs=positions), num_sequences=1)  # of a call not counted
 
 
 @pytest.mark.parametrize(("max_log_len", "shown"), [(None, "'one two'"), (3, "'one'"), (0, "''")])

@@ -7,6 +7,11 @@ from urllib.parse import unquote
 
 from pagoda_frontend.budget.held_memory import Hold
 
+ADMITTED_BYTES = 16 * 1024
+"""Of an admitted request, that its prompt does not explain and no one counts."""
+ADMITTED_TOKEN_BYTES = 48
+"""For each token of its prompt: as a number in a list it takes 40."""
+
 caller: ContextVar[str] = ContextVar("caller", default="")
 """The key that was accepted, else the network that a call comes from: what a caller says of itself does not count."""
 current_hold: ContextVar[Hold | None] = ContextVar("current_hold", default=None)
@@ -34,11 +39,12 @@ def host_of_peer(peer: str) -> str:
     return unquote(rest.rpartition(":")[0]).strip("[]")
 
 
-def release_hold() -> None:
-    """The request is admitted: from here on the engine's bounds count."""
+def admit_hold(num_prompt_tokens: int) -> None:
+    """The request is admitted: from here on the engine's bounds count for its prompt. What its tokens do not explain
+    (a tool that no template shows) is held until the call is over."""
     hold = current_hold.get()
     if hold is not None:
-        hold.release()
+        hold.release(max(0, hold.num_bytes - ADMITTED_BYTES - ADMITTED_TOKEN_BYTES * num_prompt_tokens))
 
 
 def hold_more(num_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Memory of requests that were not admitted yet, and of log probabilities until their answer is sent: one bound for the
+"""Memory of requests that were not admitted yet, and of what their answers take until they are sent: one bound for the
 process, shared out between callers. No asyncio."""
 
 from pagoda_common.errors import QueueFull
@@ -36,11 +36,19 @@ class Hold:
         self.num_bytes += num_bytes
         self.num_bytes_seen += num_bytes
 
-    def release(self) -> None:
-        """Hold nothing any more."""
-        if self.num_bytes:
-            self._memory.give(self.owner, self.num_bytes)
-            self.num_bytes = 0
+    def release(self, keeping: int = 0) -> None:
+        """Hold at most `keeping` bytes any more."""
+        freed = self.num_bytes - keeping
+        if freed > 0:
+            self._memory.give(self.owner, freed)
+            self.num_bytes = keeping
+
+    def hand_over(self) -> "Hold":
+        """A hold of the same owner, for work that outlives the call: it takes all that this one holds."""
+        heir = Hold(self._memory)
+        heir.owner = self.owner
+        heir.num_bytes, heir.num_bytes_seen, self.num_bytes = self.num_bytes, self.num_bytes_seen, 0
+        return heir
 
     def end(self) -> None:
         """Its call is over: hold nothing, now and later."""
@@ -68,7 +76,7 @@ class HeldMemory:
         own = self._by_owner.get(owner, 0) + num_bytes
         if self.num_bytes + num_bytes > self._max_bytes or own > self._max_bytes * MAX_SHARE:
             message = (
-                f"requests that wait to be admitted, and log probabilities of answers, hold {self.num_bytes} bytes, at "
+                f"requests that wait to be admitted, and what answers keep, hold {self.num_bytes} bytes, at "
                 f"most {self._max_bytes} are held"
             )
             raise QueueFull(f"{message} ({int(self._max_bytes * MAX_SHARE)} of one caller)", retry_after_s=1)

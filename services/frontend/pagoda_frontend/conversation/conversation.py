@@ -22,7 +22,7 @@ from pagoda_frontend.openai.protocol import ChatBody
 from pagoda_frontend.requests.call_context import CallContext
 from pagoda_frontend.requests.choices import Choices, choices_of
 from pagoda_frontend.requests.errors import fields_named
-from pagoda_frontend.requests.run import Run, hold_logprobs, start_run
+from pagoda_frontend.requests.run import Run, hold_kept, start_run
 from pagoda_frontend.requests.sampling import body_truncation, sampling_params_of
 from pagoda_frontend.requests.served_model import ServedModel
 from pagoda_frontend.requests.serving import Serving
@@ -56,7 +56,7 @@ class Conversation:
         async with aclosing(self.deltas()) as stream:
             async for deltas in stream:
                 for delta in deltas:
-                    hold_logprobs(delta.logprobs)
+                    hold_kept(delta, num_sequences=self.run.num_sequences)
                     collectors[delta.index].add(delta)
         return [collector.finish() for collector in collectors]
 

@@ -1,6 +1,7 @@
 """Inference's calls for vectors, labels, scores and ranks: messages to texts, and results to messages."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -9,10 +10,16 @@ from pagoda_common.engine.convert import pooling_params_from_proto
 from pagoda_common.params.pooling_params import PoolingParams, PoolingTask
 from pagoda_common.params.truncation import truncation_of
 from pagoda_common.text.pooling_prompts import Given, pairs_of
+from pagoda_frontend.budget.caller import hold_more
 from pagoda_frontend.pooling.work import PER_TOKEN, Pooled, PoolingCall, pool_texts, ranked, score_pairs
 from pagoda_frontend.requests.call_context import CallContext
 from pagoda_frontend.requests.embeddings import check_task
 from pagoda_frontend.requests.serving import Serving
+
+Answer = TypeVar("Answer")
+
+MESSAGE_FACTOR = 2
+"""Memory of an answer for each byte of its values: as a message, and as its bytes."""
 
 
 async def embed(
@@ -21,11 +28,22 @@ async def embed(
     """Embed."""
     await serving.look_for(request.model)
     done = await _pool(request, call, pooling_params_from_proto(request.pooling), "embed", serving=serving)
-    embeddings = [
-        inference_pb2.Embedding(values=values.tolist(), num_pieces=_num_pieces(done, place))
-        for place, values in enumerate(done.values)
-    ]
-    return inference_pb2.EmbedResponse(request_id=call.request_id, embeddings=embeddings, usage=usage_of(done))
+
+    def answer() -> inference_pb2.EmbedResponse:
+        embeddings = [
+            inference_pb2.Embedding(values=values.tolist(), num_pieces=_num_pieces(done, place))
+            for place, values in enumerate(done.values)
+        ]
+        return inference_pb2.EmbedResponse(request_id=call.request_id, embeddings=embeddings, usage=usage_of(done))
+
+    return await _answered(answer, done, serving=serving)
+
+
+async def _answered(make: Callable[[], Answer], done: Pooled, *, serving: Serving) -> Answer:
+    """What `make` makes of all values, beside the event loop where they are many; raises QueueFull."""
+    size = sum(values.nbytes for values in done.values)
+    hold_more(MESSAGE_FACTOR * size)
+    return await serving.work.run_sized(make, num_bytes=size)
 
 
 def _num_pieces(done: Pooled, place: int) -> int:
@@ -42,14 +60,17 @@ async def pool(
     default: PoolingTask = next(iter(model.pooling_tasks), "embed")
     task = default if given.task is None else given.task
     done = await _pool(request, call, given, task, serving=serving)
-    rows = [
-        done.by_token(place) if task in PER_TOKEN else values.reshape(1, -1) for place, values in enumerate(done.values)
-    ]
-    texts = [
-        inference_pb2.PooledText(values=one.ravel().tolist(), num_rows=len(one), num_pieces=_num_pieces(done, place))
-        for place, one in enumerate(rows)
-    ]
-    return inference_pb2.PoolResponse(request_id=call.request_id, texts=texts, usage=usage_of(done))
+
+    def text_of(place: int) -> inference_pb2.PooledText:
+        rows = done.by_token(place) if task in PER_TOKEN else done.values[place].reshape(1, -1)
+        pieces = _num_pieces(done, place)
+        return inference_pb2.PooledText(values=rows.ravel().tolist(), num_rows=len(rows), num_pieces=pieces)
+
+    def answer() -> inference_pb2.PoolResponse:
+        texts = map(text_of, range(len(done.values)))
+        return inference_pb2.PoolResponse(request_id=call.request_id, texts=texts, usage=usage_of(done))
+
+    return await _answered(answer, done, serving=serving)
 
 
 async def classify(
@@ -58,11 +79,15 @@ async def classify(
     """Classify."""
     model = serving.model_named(request.model)
     done = await _pool(request, call, pooling_params_from_proto(request.pooling), "classify", serving=serving)
-    texts = [
-        inference_pb2.Labels(label=model.label(int(np.argmax(values))), probabilities=values.tolist())
-        for values in done.values
-    ]
-    return inference_pb2.ClassifyResponse(request_id=call.request_id, texts=texts, usage=usage_of(done))
+
+    def answer() -> inference_pb2.ClassifyResponse:
+        texts = [
+            inference_pb2.Labels(label=model.label(int(np.argmax(values))), probabilities=values.tolist())
+            for values in done.values
+        ]
+        return inference_pb2.ClassifyResponse(request_id=call.request_id, texts=texts, usage=usage_of(done))
+
+    return await _answered(answer, done, serving=serving)
 
 
 async def score(

@@ -2,9 +2,9 @@
 
 import base64
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
@@ -14,7 +14,7 @@ from pagoda_common.engine.convert import beam_search_params_from_proto
 from pagoda_common.engine.stream import Known
 from pagoda_common.errors import InvalidRequest, NotFound
 from pagoda_common.version import VERSION
-from pagoda_frontend.budget.caller import caller, current_hold, host_of_peer, network_of
+from pagoda_frontend.budget.caller import caller, current_hold, hold_more, host_of_peer, network_of
 from pagoda_frontend.conversation.conversation import Conversation, start_conversation
 from pagoda_frontend.conversation.template import token_ids_of, token_strings
 from pagoda_frontend.grpc import pooling
@@ -45,6 +45,8 @@ from pagoda_frontend.requests.serving import Serving
 
 MESSAGE_FACTOR = 4
 """Bytes in memory for each byte of a message."""
+ANSWER_FACTOR = 2
+"""Memory of a unary answer for each byte of its estimated size: as a message, and as its bytes."""
 TOKEN_BYTES = 16
 """Bytes per token for estimating the size of an answer."""
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -52,6 +54,7 @@ GENERATE, CHAT = f"{SERVICE}/Generate", f"{SERVICE}/Chat"
 """Streams that can be resumed."""
 
 
+Answer = TypeVar("Answer")
 StartingCall: TypeAlias = (
     inference_pb2.GenerateRequest
     | inference_pb2.ChatRequest
@@ -106,7 +109,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             ]
             return inference_pb2.GenerateUnaryResponse(request_id=request_id, outputs=outputs)
 
-        return await self._serving.work.run_sized(answer, num_bytes=run.answer_bytes)
+        return await self._answered(answer, run)
 
     async def Chat(
         self, request: inference_pb2.ChatRequest, context: Any
@@ -147,7 +150,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             ]
             return inference_pb2.ChatUnaryResponse(request_id=request_id, messages=messages)
 
-        return await self._serving.work.run_sized(answer, num_bytes=run.answer_bytes)
+        return await self._answered(answer, run)
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Any) -> inference_pb2.EmbedResponse:
         return await pooling.embed(request, self._call(request, context, "embd-"), serving=self._serving)
@@ -248,6 +251,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             cache_salt=request.cache_salt,
             beam_search=beam_search,
         )
+
+    async def _answered(self, make: Callable[[], Answer], run: Run) -> Answer:
+        """What `make` makes of all that `run` has made, beside the event loop where that is much; raises QueueFull."""
+        hold_more(ANSWER_FACTOR * run.answer_bytes)
+        return await run.on_thread(make, num_bytes=run.answer_bytes)
 
     async def _conversation(self, request: inference_pb2.ChatRequest, call: CallContext) -> Conversation:
         beam_search = None

@@ -11,6 +11,7 @@ from pagoda_common.errors import InvalidRequest
 from pagoda_common.params.outputs import Embedding
 from pagoda_common.params.pooling_params import PoolingParams, PoolingTask, task_refusal
 from pagoda_common.text.pooling_prompts import Given, pairs_of
+from pagoda_frontend.budget.caller import hold_more
 from pagoda_frontend.http.body import read_body
 from pagoda_frontend.http.calls import call_of, tenant_of
 from pagoda_frontend.http.sse import unless_disconnected
@@ -32,6 +33,10 @@ from pagoda_frontend.requests.served_model import ServedModel
 from pagoda_frontend.requests.serving import Serving
 
 COHERE_TYPES = ("search_document", "search_query", "classification", "clustering", "image")
+JSON_FACTOR = 5
+"""Size of JSON for each byte of its values: up to 20 digits for four bytes."""
+BYTES_FACTOR = 2
+"""The same where the answer is the values' bytes: in parts, and as a whole."""
 COHERE_META = {"api_version": {"version": "2"}}
 
 
@@ -201,6 +206,7 @@ async def values_answer(
     """
     size = sum(values.nbytes for values in done.values)
     if body.encoding_format in ("bytes", "bytes_only"):
+        hold_more(BYTES_FACTOR * size)
         answer = await serving.work.run_sized(
             lambda: bytes_answer(
                 made,
@@ -228,6 +234,7 @@ async def values_answer(
 async def json_answer(answer: dict[str, Any], done: Pooled, *, serving: Serving) -> Response:
     """JSON, written beside the event loop where it is long."""
     size = sum(values.nbytes for values in done.values)
+    hold_more(JSON_FACTOR * size)
     text = await serving.work.run_sized(lambda: orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY), num_bytes=size)
     return Response(text, media_type="application/json", headers={"X-Request-Id": done.run.call.request_id})
 

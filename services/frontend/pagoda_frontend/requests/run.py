@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pagoda_common.engine.generation import TextStream
 from pagoda_common.engine.stream import EngineRequest
@@ -15,7 +15,7 @@ from pagoda_common.params.outputs import Embedding, FinishReason, HypothesisLogp
 from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_common.params.sampling_params import MAX_N, SamplingParams
 from pagoda_common.process.logging import request_id as log_request_id
-from pagoda_frontend.budget.caller import caller, hold_more, release_hold
+from pagoda_frontend.budget.caller import admit_hold, caller, hold_more
 from pagoda_frontend.observability.request_span import start_request_span
 from pagoda_frontend.requests.call_context import CallContext
 from pagoda_frontend.requests.event_ids import MAX_SEQUENCES, Delivered, EventIds
@@ -34,6 +34,10 @@ POSITION_BYTES = 256
 """Memory of the log probabilities at one position, in addition to its entries."""
 HELD_ENTRY_BYTES = 8
 """Memory of one of its entries."""
+OUTPUT_TOKEN_BYTES = 100
+"""Memory of an output token: its number, and its text as a string of its own."""
+LARGE_CALL = 16
+"""Sequences up to which a call is small: all of them run at once."""
 STARTED_IN_A_TURN = 16
 """Prompts of a call that are submitted between two turns of the loop: each takes some tenths of a millisecond."""
 MAX_ARRIVED = 64
@@ -79,10 +83,27 @@ class CollectedSequence:
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
 
 
-def hold_logprobs(positions: Sequence[TokenLogprobs] | None) -> None:
-    """Count log probabilities that are kept until their call is over; raises QueueFull."""
-    if positions:
-        hold_more(sum(POSITION_BYTES + HELD_ENTRY_BYTES * len(one.token_ids) for one in positions))
+class Kept(Protocol):
+    """A new part of a sequence or of a message."""
+
+    @property
+    def token_ids(self) -> list[int]: ...
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None: ...
+
+
+def hold_kept(delta: Kept, *, num_sequences: int) -> None:
+    """Count what is kept of `delta` until its call is over: log probabilities, and the tokens of a large call.
+    Those of a small one are bounded by the number of sequences that run at a time.
+
+    Raises:
+        QueueFull: it is too much.
+    """
+    num_bytes = OUTPUT_TOKEN_BYTES * len(delta.token_ids) if num_sequences > LARGE_CALL else 0
+    if delta.logprobs:
+        num_bytes += sum(POSITION_BYTES + HELD_ENTRY_BYTES * len(one.token_ids) for one in delta.logprobs)
+    hold_more(num_bytes)
 
 
 class Run:
@@ -257,7 +278,9 @@ class Run:
         async with aclosing(self.deltas()) as stream:
             async for deltas in stream:
                 for delta in deltas:
-                    hold_logprobs(delta.logprobs)
+                    hold_kept(delta, num_sequences=self.num_sequences)
+                    if delta.embedding is not None:
+                        hold_more(delta.embedding.nbytes)
                     sequences[delta.index].add(delta)
         return sequences
 
@@ -381,8 +404,8 @@ def start_run(
     """
     if len(prompts) * params.n > MAX_N:
         raise InvalidRequest(f"n times prompts must be at most {MAX_N}, got {len(prompts) * params.n}", field="n")
-    release_hold()
     num_prompt_tokens = sum(len(prompt) for prompt in prompts)
+    admit_hold(num_prompt_tokens)
     check_prompt_logprobs(params, num_prompt_tokens=num_prompt_tokens, vocab_size=model.vocab_size)
     fitted = [
         fit_to_context(params, num_prompt_tokens=len(prompt), max_model_len=model.max_model_len, field=field)

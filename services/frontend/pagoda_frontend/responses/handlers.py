@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from pagoda_common.errors import InvalidRequest, PagodaError
-from pagoda_common.text import exact_json
+from pagoda_frontend.budget.caller import current_hold, hold_more
 from pagoda_frontend.budget.fields import check_count
 from pagoda_frontend.conversation.conversation import Conversation, start_conversation
 from pagoda_frontend.http.body import json_response, read_body
@@ -25,7 +25,7 @@ from pagoda_frontend.responses.draft import Draft, encoded_stream
 from pagoda_frontend.responses.input import Message, add_input, chat_body_of
 from pagoda_frontend.responses.items import input_items, item_page
 from pagoda_frontend.responses.protocol import CHAT_NAMES, ResponseItem, ResponsesBody
-from pagoda_frontend.responses.store import StoredResponse
+from pagoda_frontend.responses.store import StoredResponse, held_bytes_of
 
 logger = logging.getLogger(__name__)
 
@@ -220,14 +220,20 @@ class Responses:
             self._store.add(kept)
 
     def _start_in_background(self, draft: Draft, stored: StoredResponse, *, with_events: bool) -> StoredResponse:
-        stored.num_bytes = len(exact_json.dumps(stored.messages)) + len(exact_json.dumps(stored.input_items))
+        stored.num_bytes = held_bytes_of(stored.messages, stored.input_items, stored.response)
         stored.events = [] if with_events else None
         stored.first_event = draft.num_events
 
+        call_hold = current_hold.get()
+        hold = None if call_hold is None else call_hold.hand_over()
+
         async def make() -> None:
+            current_hold.set(hold)
             try:
                 async with aclosing(draft.events()) as stream:
                     async for events in stream:
+                        if with_events:
+                            hold_more(sum(map(len, events)))
                         stored.add_events(events)
             except Exception as error:
                 if not isinstance(error, PagodaError):
@@ -237,6 +243,9 @@ class Responses:
                 _complete(stored)
             finally:
                 draft.release()
+                if hold is not None:
+                    hold.end()
+                self._store.trim()
 
         stored.task = asyncio.create_task(make(), name=draft.response["id"])
         self._store.add(stored)
@@ -247,8 +256,8 @@ def _complete(stored: StoredResponse) -> None:
     """Let the conversation hold its answer."""
     answer = [ResponseItem.model_validate(item) for item in stored.response["output"]]
     add_input(stored.messages, answer, dict)
-    held = (stored.messages, stored.input_items, stored.response)
-    stored.num_bytes = sum(len(exact_json.dumps(one)) for one in held)
+    stored.num_bytes = held_bytes_of(stored.messages, stored.input_items, stored.response)
+    stored.num_bytes += sum(map(len, stored.events or ()))
 
 
 def _check(body: ResponsesBody, *, can_store: bool) -> None:

@@ -7,9 +7,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagoda_common.errors import NotFound
+from pagoda_common.text import exact_json
 
-MAX_STORED_BYTES = 32 * 1024**2
-"""Maximum for all stored answers with their conversations as JSON; in memory they take several times as much."""
+MAX_STORED_BYTES = 64 * 1024**2
+"""Maximum memory of all stored answers with their conversations and events."""
+TEXT_BYTES, OBJECT_BYTES = 50, 230
+"""Memory of a text and of an object, in addition to their characters."""
+
+
+def held_bytes_of(*values: Any) -> int:
+    """About the memory that values of JSON take."""
+    size = 0
+    for value in values:
+        text = exact_json.dumps(value)
+        size += len(text) + TEXT_BYTES * (text.count(b'"') // 2) + OBJECT_BYTES * text.count(b"{")
+    return size
 
 
 @dataclass(eq=False)
@@ -23,7 +35,7 @@ class StoredResponse:
     messages: list[dict[str, Any]]
     """The conversation up to the answer, which is added when it is whole; instructions are not part of it."""
     num_bytes: int = 0
-    """Size of input and output, roughly."""
+    """Memory of input, output and events, roughly."""
     task: asyncio.Task[None] | None = None
     """The task that makes an answer in the background."""
     input_items: list[dict[str, Any]] = field(default_factory=list)
@@ -84,11 +96,15 @@ class ResponseStore:
             return
         self.remove(stored.response["id"])
         self._stored[stored.response["id"]] = stored
+        self.trim(newest=stored)
+
+    def trim(self, newest: StoredResponse | None = None) -> None:
+        """Forget the oldest that are whole while there is too much; `newest` stays."""
         num_bytes = sum(one.num_bytes for one in self._stored.values())
         for response_id, old in list(self._stored.items()):
             if len(self._stored) <= self._max_responses and num_bytes <= self._max_bytes:
                 break
-            if not old.is_running and old is not stored:
+            if not old.is_running and old is not newest:
                 num_bytes -= old.num_bytes
                 self.remove(response_id)
 

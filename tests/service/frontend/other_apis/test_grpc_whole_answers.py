@@ -163,15 +163,15 @@ async def test_the_length_of_an_id(frontend: Running, size: int, is_taken: bool)
     stub = stub_of(frontend)
     user = inference_pb2.ChatMessage(role="user", content="hello")
     for call in (
-        stub.GenerateUnary(inference_pb2.GenerateRequest(text="a", request_id="x" * size)),
-        stub.ChatUnary(inference_pb2.ChatRequest(messages=[user], request_id="x" * size)),
-        stub.Embed(inference_pb2.EmbedRequest(inputs=[{"text": "a"}], request_id="x" * size)),
+        lambda: stub.GenerateUnary(inference_pb2.GenerateRequest(text="a", request_id="x" * size)),
+        lambda: stub.ChatUnary(inference_pb2.ChatRequest(messages=[user], request_id="x" * size)),
+        lambda: stub.Embed(inference_pb2.EmbedRequest(inputs=[{"text": "a"}], request_id="x" * size)),
     ):
         if is_taken:
-            assert (await call).request_id == "x" * size
+            assert (await call()).request_id == "x" * size  # before the next one begins: an id is in use until then
             continue
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call
+            await call()
         assert caught.value.details() == f"request_id has {size} characters, at most 128 are allowed"
 
 

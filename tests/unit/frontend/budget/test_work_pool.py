@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from pagoda_common.errors import QueueFull
-from pagoda_frontend.budget.caller import caller, current_hold, held_bytes, release_hold
+from pagoda_frontend.budget.caller import caller, current_hold, held_bytes
 from pagoda_frontend.budget.held_memory import HeldMemory
 from pagoda_frontend.budget.work_pool import LIGHT_BYTES, SMALL_BYTES, FairQueue, WorkPool
 
@@ -190,11 +190,10 @@ async def test_what_is_small_is_done_at_once(num_bytes: int, is_here: bool) -> N
     hold.add(num_bytes)
     token = current_hold.set(hold)
     assert (await pool.prepare(threading.get_ident) == here) is is_here
-    release_hold()
+    hold.release()
     assert (hold.num_bytes, held_bytes()) == (0, num_bytes), "what was seen stays known"
     current_hold.reset(token)
     assert held_bytes() == 0
-    release_hold()
     pool.close()
 
 
