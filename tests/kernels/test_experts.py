@@ -1,6 +1,7 @@
-"""The mixture of experts in C++ against the specification in float32, in each form that matrices are held in."""
+"""Mixtures of experts, in C++ and grouped for a GPU, against the specification in float32, in each form of matrices."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,17 @@ from pagoda_kernels.linear.compressed_weight import compress_weight
 from pagoda_kernels.linear.linear_weights import LinearWeights
 from pagoda_kernels.linear.packed_linear import pack_weight
 from pagoda_kernels.linear.quantized_matrix import PackedMatrix, pack, quantize
-from pagoda_kernels.moe.experts import ExpertWeights, Mixture, MixtureWeights, has_mixture, mixture_reference
+from pagoda_kernels.linear.scaled_matrix import ScaledMatrix
+from pagoda_kernels.moe import experts as experts_module
+from pagoda_kernels.moe.experts import (
+    ExpertWeights,
+    GroupedExperts,
+    Mixture,
+    MixtureWeights,
+    grouped_experts,
+    has_mixture,
+    mixture_reference,
+)
 from pagoda_kernels.moe.route_tokens import Routing, route_tokens
 from pagoda_kernels.native.library import load_native, native
 from pagoda_kernels.selection import use_references
@@ -223,3 +234,105 @@ def test_a_mixture_that_is_set_aside_or_in_float32_has_no_kernel() -> None:
     assert not has_mixture(weights, torch.float32)
     use_references(["mixture_of_experts"])
     assert not has_mixture(weights, BF16)
+
+
+def floats(number: int) -> Tensor:
+    return drawn(64 if number % 2 == 0 else 32, 32, scale=0.2)
+
+
+def small_floats(group_size: int, bits: int = 8) -> Callable[[int], ScaledMatrix]:
+    def hold(number: int) -> ScaledMatrix:
+        num_outputs = 64 if number % 2 == 0 else 32
+        if bits == 4:
+            codes = torch.randint(256, (num_outputs, 16), dtype=torch.uint8)
+            return ScaledMatrix(codes, torch.full((num_outputs, 1), 127, dtype=torch.uint8), group_size)
+        codes = torch.randn(num_outputs, 32).to(torch.float8_e4m3fn)
+        return ScaledMatrix(codes, 0.2 * torch.rand(num_outputs, -(-32 // group_size)), group_size)
+
+    return hold
+
+
+def grouped(
+    holds: list[Callable[[int], Tensor | ScaledMatrix]],
+    *,
+    num_biases: int = 0,
+    is_plain: bool = True,
+    scales_input: bool = False,
+) -> tuple[MixtureWeights, GroupedExperts | None]:
+    """Experts of which each is held as `holds` says; the first of all matrices have a bias."""
+    experts, count = [], 0
+    for hold in holds:
+        pair = []
+        for number, rows in enumerate((64, 32)):
+            bias = drawn(rows) if count < num_biases else None
+            matrix = hold(number)
+            pair.append(LinearWeights(matrix=matrix, bias=bias, out_features=rows, in_features=32, is_plain=is_plain))
+            count += 1
+        experts.append(ExpertWeights(gate_up=pair[0], down=pair[1]))
+    router = LinearWeights(matrix=drawn(len(holds), 32), bias=None, out_features=len(holds), in_features=32)
+    weights = MixtureWeights(
+        router=router,
+        routing=Routing(top_k=2),
+        correction=None,
+        experts=tuple(experts),
+        activation="silu",
+        scales_input=scales_input,
+    )
+    return weights, grouped_experts(weights)
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is a grouped kernel; the references compute."""
+    monkeypatch.setattr(experts_module, "triton_kernel", lambda name, tensor: object())
+
+
+@pytest.mark.parametrize(
+    ("holds", "options", "is_read"),
+    [
+        ([floats, floats], {}, True),
+        ([floats, floats], {"num_biases": 4}, True),
+        ([floats, floats], {"num_biases": 3}, False),
+        ([floats, floats], {"is_plain": False}, False),
+        ([small_floats(32), small_floats(32)], {}, True),
+        ([small_floats(32), small_floats(16)], {}, False),
+        ([small_floats(32), small_floats(32, bits=4)], {}, False),
+        ([floats, small_floats(32)], {}, False),
+    ],
+)
+def test_a_gpu_reads_experts_of_one_form(
+    holds: list[Callable[[int], Tensor | ScaledMatrix]], options: dict[str, Any], is_read: bool, on_a_gpu: None
+) -> None:
+    assert (grouped(holds, **options)[1] is not None) is is_read
+
+
+def test_without_the_kernel_experts_are_not_grouped() -> None:
+    assert grouped([floats, floats])[1] is None
+
+
+@pytest.mark.parametrize("scales_input", [False, True])
+@pytest.mark.parametrize("num_tokens", [1, 7, 200])
+@pytest.mark.parametrize("hold", [floats, small_floats(32)])
+def test_grouped_experts_are_the_mixture_s(
+    hold: Callable[[int], Tensor | ScaledMatrix], num_tokens: int, scales_input: bool, on_a_gpu: None
+) -> None:
+    given, found = grouped([hold] * 3, num_biases=6, scales_input=scales_input)
+    assert found is not None
+    x, weights = drawn(num_tokens, 32), torch.rand(num_tokens, 2)
+    chosen = torch.stack([torch.randperm(3)[:2] for _ in range(num_tokens)])
+
+    def expert(one: ExpertWeights) -> Callable[[Tensor], Tensor]:
+        def compute(rows: Tensor) -> Tensor:
+            for step, linear in enumerate((one.gate_up, one.down)):
+                matrix = linear.matrix
+                wide = matrix.dequantize() if isinstance(matrix, ScaledMatrix) else matrix
+                assert isinstance(wide, Tensor)
+                assert linear.bias is not None
+                rows = torch.nn.functional.linear(rows.float(), wide.float(), linear.bias.float())
+                rows = act_and_mul_reference(rows, "silu").to(BF16) if step == 0 else rows
+            return rows
+
+        return compute
+
+    expected = mixture_reference(x, weights, chosen, [expert(one) for one in given.experts], scales_input=scales_input)
+    torch.testing.assert_close(found(x, weights, chosen), expected, rtol=0.02, atol=0.05)

@@ -1,15 +1,22 @@
 """The persistent batch over many steps: shared blocks, reuse of slots and blocks, faults of single sequences."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
 from pagoda_common.config.model_files import resolve_model
+from pagoda_common.errors import Code
 from pagoda_common.params.sampling_params import SamplingParams
+from pagoda_kernels.decoder.decoder_layers import DecoderLayers
 from pagoda_worker.models.layers import Linear
-from pagoda_worker.steps.step import NewRequest, StepInput
+from pagoda_worker.steps.model_runner import ModelRunner
+from pagoda_worker.steps.step import NULL_BLOCK, NewRequest, StepInput
+from pagoda_worker.steps.step_clock import StepClock
 from tests.unit.worker.driver import Driver
 
 PROMPT = list(range(10, 43))  # 33 tokens: two full blocks and one token
@@ -164,3 +171,160 @@ def test_an_unknown_slot_fails_the_step() -> None:
     worker = driver.worker
     with pytest.raises(Exception, match="slot 9 is not below max_num_seqs"):
         worker.execute_model(StepInput(num_seqs=1, slots=np.array([9])))
+
+
+# What a step changes, by a runner of which only the parts in question are there.
+
+
+class Noting:
+    """Notes its calls, with arrays as lists; what is named at first it answers with that."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.__dict__.update(answers)
+
+    def __getattr__(self, name: str) -> Any:
+        def note(*args: Any) -> None:
+            self.calls.append((name, *(arg.tolist() if isinstance(arg, np.ndarray) else arg for arg in args)))
+
+        return note
+
+
+def runner_of(**parts: Any) -> ModelRunner:
+    runner = object.__new__(ModelRunner)
+    runner.__dict__.update(parts)
+    return runner
+
+
+def batch_of(*slots: int, **more: Any) -> Any:
+    """A batch of five slots with sequences in some."""
+    is_in_use = np.isin(np.arange(5), slots)
+    failed: list[tuple[Any, ...]] = []
+    fields: dict[str, Any] = {"adapters": {}, "takes_drafts": np.ones(5, dtype=bool)}
+    return SimpleNamespace(
+        is_in_use=is_in_use,
+        failed=failed,
+        fail=lambda slot, code, text, field="": failed.append((slot, code, text, field)),
+        sampling=SimpleNamespace(needs_log=np.zeros(5, dtype=bool)),
+        **{**fields, **more},
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "cleared"),
+    [
+        (StepInput(), []),
+        (StepInput(appended_block_ids=np.array([5, NULL_BLOCK, 6])), [5, 6]),
+        (StepInput(appended_block_ids=np.array([NULL_BLOCK])), []),
+        (StepInput(appended_block_ids=np.array([19])), [19]),
+        (StepInput(appended_block_ids=np.array([20])), []),
+        (StepInput(new_requests=[request(0, PROMPT, [1, 2, 3], computed=16)]), [2, 3]),
+        (StepInput(new_requests=[request(0, PROMPT, [1, 2, 3], computed=17)]), [3]),
+        (
+            StepInput(
+                new_requests=[
+                    replace(
+                        request(0, PROMPT, [1, 2], computed=15),
+                        group_block_ids=np.array([[NULL_BLOCK, 7], [8, 9]]),
+                    )
+                ]
+            ),
+            [2, 7, 9],
+        ),
+    ],
+)
+def test_blocks_that_will_be_filled_are_cleared_where_layers_have_windows(step: StepInput, cleared: list[int]) -> None:
+    cache = Noting(block_size=16, num_blocks=20)
+    runner_of(_kv_cache=cache)._clear_given(step)
+    assert cache.calls == ([("clear", cleared)] if cleared else [])
+
+
+def test_states_are_moved_then_begun_then_loaded() -> None:
+    states, batch = Noting(), batch_of(0, 1, 2)
+    new = [
+        request(slot, PROMPT, [1], computed=computed) for slot, computed in ((0, 0), (1, 16), (2, 16), (3, 9), (7, 9))
+    ]
+    step = StepInput(
+        new_requests=new,
+        states_to_load=np.array([[4, 2]]),
+        states_to_swap_out=np.array([[1, 0]]),
+        states_to_swap_in=np.array([[0, 3]]),
+        states_to_save=np.array([[2, 5]]),
+    )
+    runner = runner_of(input_batch=batch, _states=states)
+    runner._apply_states(step, cast("Any", states))
+    runner._save_states(step)
+    assert states.calls == [
+        ("swap_out", [[1, 0]]),
+        ("swap_in", [[0, 3]]),
+        ("begin", [0, 1, 2, 3]),
+        ("load", [[4, 2]]),
+        ("save", [[2, 5]]),
+    ]
+    message = "request r1: 16 tokens of it are computed, and no state comes with them"
+    assert batch.failed == [(1, Code.INTERNAL, message, "")], "slot 2 has one, slot 3 no sequence"
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_a_request_gets_the_adapter_of_its_number(is_enabled: bool) -> None:
+    held = {3: "adapter"}
+    adapters = Noting(
+        get=held.get, on_device=lambda adapter: f"{adapter} there", remove=lambda number: held.pop(number)
+    )
+    held[9] = "removed"
+    batch = batch_of(0, 1, 2)
+    numbers = ((0, 3), (1, 0), (2, 9), (3, 3), (7, 3))
+    new = [replace(request(slot, PROMPT, [1]), lora_number=number) for slot, number in numbers]
+    runner = runner_of(input_batch=batch, _adapters=adapters if is_enabled else None)
+    runner._update_adapters(StepInput(new_requests=new, loras_to_remove=np.array([9])))
+    assert batch.adapters == ({0: "adapter there"} if is_enabled else {})
+    missing = [(2, Code.INTERNAL, "request r2: adapter 9 is not loaded", "")]
+    if not is_enabled:
+        missing.insert(0, (0, Code.INTERNAL, "request r0: adapter 3 is not loaded", ""))
+    assert batch.failed == missing
+
+
+def test_processors_meet_new_requests_and_forget_those_that_left() -> None:
+    processors = Noting(add=lambda slot, params: "it is wrong" if slot == 2 else None, has=lambda slot: slot == 0)
+    batch = batch_of(0, 1, 2)
+    new = [request(slot, PROMPT, [1]) for slot in (0, 1, 2, 3, 7)]
+    runner_of(input_batch=batch, _processors=processors)._update_processors(
+        StepInput(new_requests=new, freed_slots=np.array([4]))
+    )
+    assert processors.calls == [("remove", [slot]) for slot in (4, 0, 1, 2)]
+    assert batch.failed == [(2, Code.INVALID_ARGUMENT, "it is wrong", "vllm_xargs")]
+    assert batch.takes_drafts.tolist() == [False, True, True, True, True]
+    assert batch.sampling.needs_log.tolist() == [True, False, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("change", "is_decoded"),
+    [
+        ({}, True),
+        ({"_is_alone": False}, False),
+        ({"forward": SimpleNamespace(fused=None)}, False),
+        ({"_processors": SimpleNamespace(is_empty=False)}, False),
+        ({"_constraints": SimpleNamespace(is_empty=False)}, False),
+        ({"input_batch": SimpleNamespace(decode=lambda step, layers: None)}, False),
+    ],
+)
+def test_a_plain_step_is_one_call_where_no_one_has_a_say_in_its_tokens(
+    change: dict[str, Any], is_decoded: bool
+) -> None:
+    layers = object.__new__(DecoderLayers)
+    layers.has_ends = True
+    parts: dict[str, Any] = {
+        "forward": SimpleNamespace(fused=layers),
+        "_is_alone": True,
+        "_processors": SimpleNamespace(is_empty=True),
+        "_constraints": SimpleNamespace(is_empty=True),
+        "input_batch": SimpleNamespace(decode=lambda step, of: np.array([5]) if of is layers else None),
+    }
+    runner, clock = runner_of(**{**parts, **change}), StepClock(0)
+    output = runner._decode(StepInput(num_seqs=1), clock)
+    assert (output is not None) is is_decoded
+    if output is not None:
+        assert output.token_ids.tolist() == [5]
+        assert output.timings.forward_ns > 0
+    layers.has_ends = False
+    assert runner._decode(StepInput(num_seqs=1), clock) is None
