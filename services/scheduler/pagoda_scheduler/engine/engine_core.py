@@ -1,9 +1,8 @@
 """One worker group, its scheduler, and the step loop over both. No gRPC, no messages."""
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pagoda_common.config.engine_config import EngineConfig
@@ -136,12 +135,13 @@ class EngineCore:
     def step(self, answer: ModelRunnerOutput | None = None) -> None:
         """Take the oldest step's answer, if there is one, then send what the window allows."""
         if answer is not None:
-            result = StepResult(step=answer.step)
-            with self._timed_answer(answer):
-                try:
-                    self.scheduler.update(answer, result)
-                finally:  # tokens that were taken are delivered, whatever happened after them
-                    self._deliver(result)
+            started_ns, result = time.perf_counter_ns(), StepResult(step=answer.step)
+            self._timeline.answered(answer)
+            try:
+                self.scheduler.update(answer, result)
+            finally:  # tokens that were taken are delivered, whatever happened after them
+                self._deliver(result)
+            self._timeline.delivered(answer, time.perf_counter_ns() - started_ns)
         while self._num_in_flight < self._window and (output := self._schedule()) is not None:
             self._executor.send(output)
             self._num_in_flight += 1
@@ -282,14 +282,6 @@ class EngineCore:
         self._last_progress_ns = now_ns
         if answer.timings is not None:
             self._has_short_steps = answer.timings.compute_ns < SHORT_STEP_NS
-
-    @contextlib.contextmanager
-    def _timed_answer(self, answer: ModelRunnerOutput) -> Iterator[None]:
-        """Tell the timeline of an answer that is taken in this block; not of one whose taking has failed."""
-        started_ns = time.perf_counter_ns()
-        self._timeline.answered(answer)
-        yield
-        self._timeline.delivered(answer, time.perf_counter_ns() - started_ns)
 
     def _schedule(self) -> SchedulerOutput | None:
         """Decide the next step, and note that it goes out now."""
