@@ -237,3 +237,16 @@ def test_a_download_has_the_store_s_secret_and_a_job_ends() -> None:
     assert token == {"name": DEFAULTS["secrets"]["hub"], "key": "token", "optional": True}
     waits = pods(render(SETS))["chat-large-frontend"]["spec"]["initContainers"][0]
     assert waits["envFrom"] == container["envFrom"]
+
+
+@pytest.mark.parametrize(("asked", "percent"), [({"maxReplicas": 3, "cpu": 70}, 70), ({"maxReplicas": 3}, 80)])
+def test_frontends_are_added_by_their_use_of_cores(asked: dict[str, int], percent: int) -> None:
+    values = with_weights()
+    values["models"]["qwen"]["frontends"] = {"autoscaling": asked}
+    hpa = named(render(values), "HorizontalPodAutoscaler")["chat-qwen-frontend"]["spec"]
+    target = {"type": "Utilization", "averageUtilization": percent}
+    assert hpa["metrics"] == [{"type": "Resource", "resource": {"name": "cpu", "target": target}}]
+    assert (hpa["minReplicas"], hpa["maxReplicas"]) == (2, 3)
+    keda = named(render({**values, "autoscaling": {"by": "keda"}}), "ScaledObject")["chat-qwen-frontend"]["spec"]
+    assert keda["triggers"] == [{"type": "cpu", "metricType": "Utilization", "metadata": {"value": str(percent)}}]
+    assert (keda["minReplicaCount"], keda["maxReplicaCount"]) == (2, 3)
