@@ -9,7 +9,6 @@ import pytest
 
 from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.config.observability_config import ObservabilityConfig
-from pagoda_frontend.budget.held_memory import HeldMemory
 from pagoda_frontend.http import server as servers
 from pagoda_frontend.http.server import FrontendServer, _listen
 
@@ -32,17 +31,15 @@ class Http:
 
 
 class Started:
-    """Stands for engine, serving and gRPC as a server starts and closes; notes the order."""
+    """Stands for models, engines and gRPC as a server starts and closes; notes the order."""
 
     is_ready, is_draining, num_open, num_requests, not_ready_reason = False, False, 0, 0, "why"
 
-    def __init__(self, fault: Exception | None = None) -> None:
+    def __init__(self, fault: Exception | None = None, *, are_several: bool = False) -> None:
         self.told: list[Any] = []
-        self.fault = fault
-        self.held_memory = HeldMemory(max_bytes=1)
+        self.fault, self.are_several = fault, are_several
         self.arrivals = SimpleNamespace(num_late_seen=0)
         self.grpc_server = self
-        self.history = SimpleNamespace(keep=lambda moment: asyncio.sleep(3600))
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None: ...
 
@@ -57,15 +54,18 @@ class Started:
 
     async def set_serving(self, is_serving: bool) -> None: ...
 
-    async def close(self, *reason: str) -> None: ...
+    async def close(self, *reason: str) -> None:
+        self.told.append(("close", *reason))
 
     async def stop(self, *, grace_s: float) -> None: ...
 
 
-def starting(monkeypatch: pytest.MonkeyPatch, http: Http, down: Started, **fields: Any) -> FrontendServer:
-    server = FrontendServer(config=FrontendConfig(host="127.0.0.1", **fields))
-    server.serving = server._rpc = server.engine = cast("Any", down)
-    monkeypatch.setattr(servers, "make_app", lambda serving, engine: None)
+def starting(monkeypatch: pytest.MonkeyPatch, http: Http, stand_in: Started, **fields: Any) -> FrontendServer:
+    server = FrontendServer(config=FrontendConfig(host="127.0.0.1", port=0, **fields))
+    server.models = server._rpc = cast("Any", stand_in)
+    for part in server._parts:
+        part.engine = cast("Any", stand_in)
+    monkeypatch.setattr(servers, "make_app", lambda models, engines: None)
     monkeypatch.setattr(servers, "_HttpServer", lambda config: http)
     return server
 
@@ -73,26 +73,33 @@ def starting(monkeypatch: pytest.MonkeyPatch, http: Http, down: Started, **field
 @pytest.mark.parametrize(
     ("fields", "tasks"),
     [
-        ({}, {"history", "statistics"}),
-        ({"disable_status_page": True}, {"statistics"}),
-        ({"observability": ObservabilityConfig(disable_log_stats=True)}, {"history"}),
+        ({}, ["history", "statistics"]),
+        ({"disable_status_page": True}, ["statistics"]),
+        ({"observability": ObservabilityConfig(disable_log_stats=True)}, ["history"]),
+        ({"models": ("a=127.0.0.1:1", "b=127.0.0.1:2")}, ["history", "statistics", "statistics"]),
     ],
 )
 async def test_what_a_server_starts_and_ends(
-    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], tasks: set[str]
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], tasks: list[str]
 ) -> None:
-    http, down = Http(), Started()
-    server = starting(monkeypatch, http, down, grpc_host="::1", grpc_port=9, **fields)
+    num_models = len(fields.get("models", "1"))
+    http, stand_in = Http(), Started(are_several=num_models > 1)
+    server = starting(monkeypatch, http, stand_in, grpc_host="::1", grpc_port=9, **fields)
     await server.start()
-    assert (down.told, server.grpc_port) == (["pagoda.v1.Inference", {"host": "[::1]", "port": 9}, *["start"] * 2], 77)
-    assert {task.get_name() for task in server._tasks} == {"http", "readiness", "idle memory"} | tasks
+    listening = ["pagoda.v1.Inference", {"host": "[::1]", "port": 9}]
+    assert stand_in.told == [*listening, *["start"] * num_models, "start"], "engines, and what is known of models"
+    assert server.grpc_port == 77
+    assert sorted(task.get_name() for task in server._tasks) == sorted(["http", "readiness", "idle memory", *tasks])
     assert server.port == http.sockets[0].getsockname()[1] > 0
     failed = asyncio.create_task(server.wait_failed())
     await asyncio.sleep(0.01)
     assert not failed.done()
+    stand_in.told.clear()
     await server.close()
     await failed
-    assert (down.is_draining, [task.done() for task in server._tasks]) == (True, [True] * len(server._tasks))
+    assert stand_in.is_draining
+    assert stand_in.told == [("close",), *[("close", "why")] * num_models]
+    assert all(task.done() for task in server._tasks)
     http.sockets[0].close()
 
 

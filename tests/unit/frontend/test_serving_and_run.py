@@ -1,6 +1,7 @@
 """A frontend's state, and what a call asks of the engine field by field, with an engine that is only asked."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -486,7 +487,10 @@ async def test_closing_ends_the_loading_and_what_the_model_holds(monkeypatch: py
     ended.clear()
     serving = made()
     serving._model = model(grammars=part("grammars"), prompts=part("prompts"))
-    serving.work = cast("Any", SimpleNamespace(close=lambda: ended.append("work")))
-    serving.tracer = cast("Any", SimpleNamespace(close=lambda: ended.append("tracer")))
     await serving.close()
-    assert ended == ["grammars", "prompts", "work", "tracer"]
+    assert ended == ["grammars", "prompts"]
+    ended.clear()
+    parts = {"work": SimpleNamespace(close=lambda: ended.append("work"))}
+    parts["tracer"] = SimpleNamespace(close=lambda: ended.append("tracer"))
+    await replace(serving.shared, **cast("Any", parts)).close()
+    assert ended == ["work", "tracer"]
