@@ -58,6 +58,40 @@ SETS: dict[str, Any] = {
 }
 
 
+SHARED: dict[str, Any] = {
+    "models": {
+        "small": {
+            "model": "pagoda-tiny",
+            "frontends": {"shared": True},
+            "settings": {"SERVED_MODEL_NAME": "small,tiny"},
+        },
+        "chat": {
+            "model": "Qwen/Qwen3-8B",
+            "frontends": {"shared": True},
+            "settings": {"TOOL_CALL_PARSER": "hermes", "ENABLE_AUTO_TOOL_CHOICE": True, "MAX_LOGPROBS": 5},
+            "weights": {"size": "20Gi", "source": "Qwen/Qwen3-8B"},
+        },
+        "hub": {"model": "Qwen/Qwen3-0.6B", "frontends": {"shared": True}, "settings": {"MAX_MODEL_LEN": "8k"}},
+        "claimed": {
+            "model": "embed",
+            "frontends": {"shared": True},
+            "weights": {"claim": "models", "path": "bge"},
+        },
+        "kept": {
+            "model": "kept",
+            "frontends": {"shared": True},
+            "weights": {"perPod": "20Gi", "source": "s3://bucket/kept", "secret": "store"},
+        },
+        "own": {"model": "Qwen/Qwen3-4B", "weights": {"claim": "models"}},
+    },
+    "sharedFrontends": {"autoscaling": {"maxReplicas": 4}, "settings": {"ENABLE_PROMPT_TOKENS_DETAILS": True}},
+    "secrets": TWO_MODELS["secrets"],
+    "monitoring": {"enabled": True},
+    "entry": {"kind": "ingress", "host": "llm.example", "default": "shared"},
+}
+EXAMPLES = CHART.parent / "examples"
+
+
 def with_weights(**weights: str) -> dict[str, Any]:
     return {"models": {"qwen": {"model": "Qwen/Qwen3-0.6B", "weights": weights}}}
 
@@ -66,6 +100,9 @@ MATRIX: dict[str, dict[str, Any]] = {
     "defaults": {},
     "two-models": TWO_MODELS,
     "two-models-tls": {**TWO_MODELS, "tls": TLS, "entry": {"kind": "gateway", "gateway": {"name": "shared"}}},
+    "shared": SHARED,
+    "shared-tls": {**SHARED, "tls": TLS, "entry": {"kind": "gateway", "className": "istio"}},
+    "two-models-shared": yaml.safe_load((EXAMPLES / "two-models-shared.yaml").read_text()),
     "sets": SETS,
     "sets-hpa": {**SETS, "autoscaling": {"by": "hpa"}},
     "open": {"networkPolicies": {"enabled": False}, "monitoring": {"enabled": True}},
@@ -82,6 +119,16 @@ MATRIX: dict[str, dict[str, Any]] = {
 UNRESTRICTED: dict[str, dict[str, Any]] = {
     "host-path": with_weights(hostPath="/var/lib/pagoda", source="Qwen/Qwen3-0.6B"),
     "image": with_weights(image="registry.example/qwen3:1", path="qwen3"),
+    "image-shared": {
+        "models": {
+            name: {
+                "model": name,
+                "frontends": {"shared": True},
+                "weights": {"image": f"registry.example/{name}:1", "path": "whole"},
+            }
+            for name in ("one", "two")
+        }
+    },
 }
 """What PodSecurity `restricted` forbids."""
 

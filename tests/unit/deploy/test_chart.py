@@ -8,8 +8,11 @@ import pytest
 import yaml
 
 from pagoda.v1 import types_pb2
+from pagoda_common.config.flags import add_frontend_flags, frontend_config_from_args
+from pagoda_common.config.frontend_config import FrontendConfig
+from pagoda_common.config.settings import ServiceParser, parse_service_args
 from pagoda_common.metrics.engine_metrics import EngineCollector
-from tests.unit.deploy.charts import CHART, MATRIX, SETS, TLS, TWO_MODELS, UNRESTRICTED, named, pods, render
+from tests.unit.deploy.charts import CHART, MATRIX, SETS, SHARED, TLS, TWO_MODELS, UNRESTRICTED, named, pods, render
 from tests.unit.deploy.charts import with_weights as weighted
 from tests.unit.deploy.test_kubernetes import NOT_FLAGS, flags_of
 from tests.unit.deploy.test_pods import VOLUMES, once, ports_listened_on
@@ -89,7 +92,7 @@ def test_pods_are_restricted_and_all_that_they_mount_is_there(name: str) -> None
         assert spec["automountServiceAccountToken"] is spec["enableServiceLinks"] is False
         assert spec["serviceAccountName"] in named(objects, "ServiceAccount")
         kinds = {kind for volume in spec["volumes"] for kind in set(volume) - {"name"}}
-        extra = {"host-path": {"hostPath"}, "image": {"image"}}.get(name, set())
+        extra = {"host-path": {"hostPath"}, "image": {"image"}, "image-shared": {"image"}}.get(name, set())
         assert kinds <= VOLUMES | extra
         made = [template["metadata"]["name"] for template in each["spec"].get("volumeClaimTemplates", ())]
         volumes = {volume["name"] for volume in spec["volumes"]} | set(made)
@@ -140,27 +143,30 @@ def test_policies_let_services_reach_each_other_and_nothing_else(name: str) -> N
     objects = render(values_of(name))
     found = policies(objects)
     for full, (service, spec) in services(objects).items():
-        model = pods(objects)[full]["metadata"]["labels"]["pagoda/model"]
+        of_this = pods(objects)[full]["metadata"]["labels"]
+        model = of_this["pagoda/model"]
         own = found[f"chat-{model}-{service}"]
         assert own["policyTypes"] == ["Ingress", "Egress"]
         ports = {port["name"]: port["containerPort"] for port in spec["containers"][0]["ports"]}
         callers = [rule for rule in own["ingress"] if "podSelector" in rule.get("from", [{}])[0]]
         for rule in callers:
             for peer in rule["from"]:
-                caller = found[f"chat-{model}-{peer['podSelector']['matchLabels'][COMPONENT]}"]
+                labels = peer["podSelector"]["matchLabels"]
+                caller = found[f"chat-{labels['pagoda/model']}-{labels[COMPONENT]}"]
                 out = [each for each in caller["egress"] if "to" in each]
                 reached = {
                     port["port"]
                     for each in out
-                    if each["to"][0]["podSelector"]["matchLabels"][COMPONENT] == service
+                    if any(to["podSelector"]["matchLabels"].items() <= of_this.items() for to in each["to"])
                     for port in each.get("ports", ())
                 }
                 named_ports = {port["port"] for port in rule.get("ports", ())}
                 assert {ports[each] for each in named_ports & set(ports)} <= reached, "in here, and out there"
         assert {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]} in own["egress"]
         reaches_hub = {"ports": [{"port": 443}]} in own["egress"]
-        needs_hub = name not in ("defaults", "multi-node-tls", "filled", "image") and service != "scheduler"
-        assert reaches_hub is (needs_hub and model != "small"), full
+        offline = ("defaults", "multi-node-tls", "filled", "image", "image-shared", "two-models-shared")
+        needs_hub = name not in offline and service != "scheduler"
+        assert reaches_hub is (needs_hub and model not in ("small", "claimed")), full
 
 
 def test_clients_and_further_peers_are_as_the_values_say() -> None:
@@ -194,6 +200,51 @@ def test_each_model_has_its_settings_devices_and_ranks() -> None:
     assert (small["image"], large["image"]) == ("pagoda-worker", "pagoda-worker:cuda")
     assert {"name": "models", "mountPath": "/models"} in large["volumeMounts"]
     assert named(objects, "StatefulSet")["chat-large-worker"]["spec"]["replicas"] == 2
+
+
+def frontend_config(objects: list[dict[str, Any]], name: str) -> FrontendConfig:
+    """What the frontends of that name read of their settings."""
+    data = named(objects, "ConfigMap")[name]["data"]
+    parser = ServiceParser()
+    add_frontend_flags(parser)
+    return frontend_config_from_args(parse_service_args(parser, [], data))
+
+
+def test_shared_frontends_have_an_entry_for_each_of_their_models() -> None:
+    objects = render(SHARED)
+    config = frontend_config(objects, "chat-shared")
+    models = {each.scheduler: each for each in config.of_models}
+    assert {at: (each.served_model_name, each.model) for at, each in models.items()} == {
+        "chat-small-scheduler:50052": (("small", "tiny"), "pagoda-tiny"),
+        "chat-chat-scheduler:50052": (("Qwen/Qwen3-8B",), models["chat-chat-scheduler:50052"].model),
+        "chat-hub-scheduler:50052": (("Qwen/Qwen3-0.6B",), "Qwen/Qwen3-0.6B"),
+        "chat-claimed-scheduler:50052": (("embed",), "/shared/claimed/bge"),
+        "chat-kept-scheduler:50052": (("kept",), models["chat-kept-scheduler:50052"].model),
+    }
+    chat = models["chat-chat-scheduler:50052"]
+    assert (chat.tool_call_parser, chat.enable_auto_tool_choice, chat.max_logprobs) == ("hermes", True, 5)
+    assert all(each.enable_prompt_tokens_details for each in models.values())
+    deployments = named(objects, "Deployment")
+    assert [name for name in deployments if name.endswith("-frontend")] == ["chat-own-frontend", "chat-shared-frontend"]
+    spec = deployments["chat-shared-frontend"]["spec"]["template"]["spec"]
+    downloads = {each["name"]: each["args"] for each in spec["initContainers"]}
+    assert set(downloads) == {"download-chat", "download-kept"}
+    for name, (_, target, flag) in downloads.items():
+        assert target == models[f"chat-{name.removeprefix('download-')}-scheduler:50052"].model
+        assert flag == "--without-weights", "they wait for no one's weights"
+    assert "chat-shared" in named(objects, "Service")
+    assert "PAGODA_MODELS" not in named(objects, "ConfigMap")["chat-chat"]["data"], "of its scheduler and workers"
+
+
+def test_shared_frontends_are_an_address_beside_those_of_other_models() -> None:
+    (ingress,) = named(render(SHARED), "Ingress").values()
+    paths = {path["path"]: path["backend"]["service"]["name"] for path in ingress["spec"]["rules"][0]["http"]["paths"]}
+    assert paths == {"/own": "chat-own", "/shared": "chat-shared", "/": "chat-shared"}
+    routes = named(render(MATRIX["shared-tls"]), "HTTPRoute")
+    assert set(routes) == {"chat-own", "chat-shared"}
+    (rule,) = routes["chat-shared"]["spec"]["rules"]
+    headers = {each["headers"][0]["value"] for each in rule["matches"] if "headers" in each}
+    assert headers == {"small", "tiny", "Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B", "embed", "kept"}
 
 
 def test_sets_of_worker_groups_differ_in_pods_devices_and_numbers() -> None:
@@ -230,7 +281,7 @@ def test_a_change_of_settings_rolls_the_pods_of_that_model_alone() -> None:
     assert {name for name in before if before[name] != after[name]} == {f"chat-small-{each}" for each in SERVICES}
 
 
-@pytest.mark.parametrize("name", ["two-models-tls", "sets", "multi-node-tls"])
+@pytest.mark.parametrize("name", ["two-models-tls", "shared-tls", "sets", "multi-node-tls"])
 def test_with_tls_nothing_is_plaintext_but_ranks_on_several_nodes(name: str) -> None:
     objects = render(MATRIX[name])
     for full, (service, spec) in services(objects).items():
@@ -468,8 +519,20 @@ def test_values_that_are_wrong_are_refused_by_name(values: dict[str, Any], messa
             {"models": {"a": {"model": "x", "workers": {"b": {"nodes": 2}}, "weights": {"perPod": "1Gi"}}}},
             "models.a.workers.b.nodes is 2, must be 1 with weights.perPod",
         ),
+        (
+            {"models": {"a": {"model": "x", "frontends": {"shared": True, "replicas": 3}}}},
+            "models.a.frontends has shared, and more",
+        ),
+        (
+            {"models": {name: {"model": "x", "frontends": {"shared": True}} for name in ("a", "b")}},
+            "models.a and models.b share frontends, and clients call both x",
+        ),
+        (
+            {"models": {"shared": {"model": "x"}, "b": {"model": "y", "frontends": {"shared": True}}}},
+            "models.shared has the name of the shared frontends, must have another one",
+        ),
         ({"tls": {"frontend": "a"}}, "tls needs frontend, scheduler and worker, or none"),
-        ({"entry": {"kind": "ingress", "default": "b"}}, "entry.default is b, must be one of models: tiny"),
+        ({"entry": {"kind": "ingress", "default": "b"}}, "entry.default is b, must be one of tiny"),
     ],
 )
 def test_values_that_do_not_fit_each_other_are_refused_by_name(values: dict[str, Any], message: str) -> None:

@@ -8,7 +8,9 @@ import pytest
 import yaml
 
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
+from pagoda_common.config.flags import add_frontend_flags, frontend_config_from_args
 from pagoda_common.config.frontend_config import FrontendConfig
+from pagoda_common.config.settings import ServiceParser, parse_service_args
 
 ROOT = Path(__file__).parents[3]
 SERVICES = ("balancer", "frontend", "scheduler", "worker")
@@ -20,7 +22,14 @@ class Loader(yaml.SafeLoader):
     """Knows the tags of Compose."""
 
 
-Loader.add_constructor("!override", lambda loader, node: loader.construct_sequence(node))
+Loader.add_constructor(
+    "!override",
+    lambda loader, node: (
+        loader.construct_mapping(node, deep=True)
+        if isinstance(node, yaml.MappingNode)
+        else loader.construct_sequence(node)
+    ),
+)
 
 
 def load(name: str) -> dict[str, Any]:
@@ -182,6 +191,26 @@ def test_with_tls_no_service_speaks_plaintext_and_each_has_its_own_key() -> None
         stem, _, kind = source.partition("_")
         file = "ca.crt" if source == "ca" else f"{stem}.{ {'cert': 'crt', 'key': 'key'}[kind] }"
         assert where == {"file": f"${{TLS_DIR:-certs}}/{file}"}
+
+
+def test_a_second_model_has_an_engine_of_its_own_and_the_same_frontends() -> None:
+    services = load("compose.models.yaml")["services"]
+    for name in ("scheduler", "worker"):
+        second = services[f"second-{name}"]
+        assert second["extends"] == {"file": "compose.yaml", "service": name}
+        assert second["environment"]["PAGODA_MODEL"] == "${SECOND_MODEL:-pagoda-tiny}"
+    assert services["second-worker"]["environment"]["PAGODA_SCHEDULER"] == "second-scheduler:50052"
+    assert services["second-worker"]["depends_on"] == {"second-scheduler": {"condition": "service_started"}}
+    asked = STACK["frontend"]["environment"] | services["frontend"]["environment"]
+    parser = ServiceParser()
+    add_frontend_flags(parser)
+    environment = {key: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value or "") for key, value in asked.items()}
+    environment["PAGODA_API_KEY_FILE"] = ""
+    config = frontend_config_from_args(parse_service_args(parser, [], environment))
+    assert {one.served_model_name: one.scheduler for one in config.of_models} == {
+        ("first",): "scheduler:50052",
+        ("second",): "second-scheduler:50052",
+    }
 
 
 def test_observers_see_every_service_and_are_on_the_right_networks() -> None:

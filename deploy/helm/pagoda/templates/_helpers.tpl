@@ -80,10 +80,97 @@
 {{- $_ := set $derived "ranks" $mostRanks }}
 {{- $_ := set $derived "nodes" $mostNodes }}
 {{- $_ := set $derived "frontends" ($given.frontends | default dict) }}
+{{- $_ := set $derived "hasShared" (eq ($derived.frontends.shared | default false) true) }}
+{{- if and $derived.hasShared (gt (len $derived.frontends) 1) }}
+{{- fail (printf "%s.frontends has shared, and more: that is said in sharedFrontends" $at) }}
+{{- end }}
 {{- $_ := set $derived "scheduler" ($given.scheduler | default dict) }}
 {{- $_ := set $derived "settings" ($given.settings | default dict) }}
 {{- $_ := set $derived "model" $given.model }}
 {{- toYaml $derived }}
+{{- end }}
+
+{{/* What frontends are there, by name: of one model each, and `shared`, with all models that share them. */}}
+{{- define "pagoda.frontends" -}}
+{{- $units := dict }}
+{{- $shared := dict }}
+{{- $names := dict }}
+{{- range $name, $given := include "pagoda.models" . | fromYaml }}
+{{- $model := include "pagoda.model" (dict "root" $ "name" $name "given" $given) | fromYaml }}
+{{- if $model.hasShared }}
+{{- $_ := set $shared $name $model }}
+{{- range include "pagoda.clientNames" $model | fromJsonArray }}
+{{- if hasKey $names . }}
+{{- fail (printf "models.%s and models.%s share frontends, and clients call both %s" (get $names .) $name .) }}
+{{- end }}
+{{- $_ := set $names . $name }}
+{{- end }}
+{{- else }}
+{{- $_ := set $units $name (dict "model" $model) }}
+{{- end }}
+{{- end }}
+{{- if $shared }}
+{{- if hasKey $units "shared" }}
+{{- fail "models.shared has the name of the shared frontends, must have another one" }}
+{{- end }}
+{{- $own := .Values.sharedFrontends | default dict }}
+{{- $isEmbedded := true }}
+{{- range $shared }}{{ $isEmbedded = and $isEmbedded .isEmbedded }}{{ end }}
+{{- $settings := $own.settings | default dict }}
+{{- $model := dict "frontends" (omit $own "settings") "settings" $settings "isEmbedded" $isEmbedded "weights" dict "volume" "" }}
+{{- $_ := set $units "shared" (dict "model" $model "models" $shared) }}
+{{- end }}
+{{- toYaml $units }}
+{{- end }}
+
+{{/* What clients call a model, in JSON. Takes the model. */}}
+{{- define "pagoda.clientNames" -}}
+{{- $given := get .settings "SERVED_MODEL_NAME" | default "" | toString }}
+{{- if $given }}{{ splitList "," $given | toJson }}{{ else }}{{ list .model | toJson }}{{ end }}
+{{- end }}
+
+{{/* The entries of --models of shared frontends. Settings that a model may have for itself are in its entry. */}}
+{{- define "pagoda.entries" -}}
+{{- $switches := list "enable_auto_tool_choice" "enable_long_inputs" "trust_request_chat_template" }}
+{{- $texts := list "chat_template" "tool_call_parser" "tool_parser_plugin" "reasoning_parser" "reasoning_parser_plugin" }}
+{{- $texts = concat $texts (list "generation_config" "override_generation_config" "structured_outputs_config" "revision" "tokenizer") }}
+{{- $entries := list }}
+{{- range $name, $model := .models }}
+{{- $of := dict "root" $.root "name" $name "model" $model "component" "frontend" "isShared" true }}
+{{- $names := include "pagoda.clientNames" $model | fromJsonArray }}
+{{- $entry := dict "name" (first $names) "scheduler" (printf "%s-scheduler:50052" (include "pagoda.name" $of)) }}
+{{- with rest $names }}{{ $_ := set $entry "aliases" . }}{{ end }}
+{{- $_ := set $entry "model" (include "pagoda.location" $of) }}
+{{- range $key, $value := $model.settings }}
+{{- $key = lower $key }}
+{{- if has $key $switches }}
+{{- $_ := set $entry $key (eq (toString $value | lower) "true") }}
+{{- else if has $key $texts }}
+{{- $_ := set $entry $key (toString $value) }}
+{{- else if eq $key "max_logprobs" }}
+{{- $_ := set $entry $key (int $value) }}
+{{- end }}
+{{- end }}
+{{- $entries = append $entries $entry }}
+{{- end }}
+{{- toJson $entries }}
+{{- end }}
+
+{{/* Where the volume of checkpoints is, and the checkpoint. Shared frontends have a directory for each model. */}}
+{{- define "pagoda.folder" -}}
+{{ if .isShared }}/shared/{{ .name }}{{ else }}/models{{ end }}
+{{- end }}
+
+{{- define "pagoda.imageFolder" -}}
+{{ if .isShared }}/mnt/{{ .name }}{{ else }}/mnt/models{{ end }}
+{{- end }}
+
+{{- define "pagoda.location" -}}
+{{- $location := .model.location }}
+{{- if not .model.isNamed }}{{ $location }}
+{{- else if eq .model.volume "image" }}{{ include "pagoda.imageFolder" . }}{{ trimPrefix "/mnt/models" $location }}
+{{- else }}{{ include "pagoda.folder" . }}{{ trimPrefix "/models" $location }}
+{{- end }}
 {{- end }}
 
 {{/* What a container asks for when the model does not say. Takes kind: frontend, scheduler, worker or gpuWorker. */}}
@@ -140,11 +227,15 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 
 {{- define "pagoda.settings" -}}
 PAGODA_LOG_LEVEL: info
+{{- if .models }}
+PAGODA_MODELS: {{ include "pagoda.entries" . | quote }}
+{{- else }}
 PAGODA_MODEL: {{ .model.location | quote }}
 {{- if .model.isNamed }}
 PAGODA_SERVED_MODEL_NAME: {{ .model.model | quote }}
 {{- end }}
 PAGODA_SCHEDULER: {{ printf "%s-scheduler:50052" (include "pagoda.name" .) | quote }}
+{{- end }}
 {{- if include "pagoda.tls" .root }}
 PAGODA_INSECURE: "false"
 PAGODA_TLS_CERT: /etc/pagoda/tls/tls.crt
@@ -180,13 +271,19 @@ PAGODA_ROOT_PATH: /{{ .name }}
 {{- with $values.secrets.apiKeys }}{{ $found = append $found (printf "secret/%s" .) }}{{ end }}
 {{- with $values.secrets.operatorKeys }}{{ $found = append $found (printf "secret/%s" .) }}{{ end }}
 {{- end }}
+{{- range $name, $model := .models }}
+{{- with $model.weights.secret }}{{ $found = append $found (printf "secret/%s" .) }}{{ end }}
+{{- if and $model.isNamed (not $model.weights.source) }}
+{{- with $model.weights.claim }}{{ $found = append $found (printf "persistentvolumeclaim/%s" .) }}{{ end }}
+{{- end }}
+{{- end }}
 {{- if ne .component "scheduler" }}
 {{- with .model.weights.secret }}{{ $found = append $found (printf "secret/%s" .) }}{{ end }}
 {{- with .model.weights.claim }}{{ $found = append $found (printf "persistentvolumeclaim/%s" .) }}{{ end }}
 {{- end }}
 {{- with $found -}}
 annotations:
-  pagoda/external: {{ join " " . | quote }}
+  pagoda/external: {{ join " " (uniq .) | quote }}
 {{- end }}
 {{- end }}
 
@@ -277,29 +374,48 @@ envFrom:
 {{- if and (ne .component "scheduler") (not .model.isEmbedded) }}
 {{- $weights := .model.weights }}
 {{- $isLocal := and (eq .component "frontend") (has .model.volume (list "perPod" "hostPath")) }}
+{{- if and .isShared $weights.source }}{{ $isLocal = true }}{{ end }}
+{{- $suffix := ternary (printf "-%s" .name) "" (eq (.isShared | default false) true) }}
 {{- if or (eq .model.volume "") $isLocal }}
-- name: models
+- name: models{{ $suffix }}
   emptyDir: {}
 {{- else if eq .model.volume "hostPath" }}
-- name: models
+- name: models{{ $suffix }}
   hostPath:
     path: {{ $weights.hostPath }}
     type: Directory
 {{- else if eq .model.volume "image" }}
+{{- if not .isShared }}
 - name: models
   emptyDir: {}
-- name: checkpoint
+{{- end }}
+- name: checkpoint{{ $suffix }}
   image:
     reference: {{ $weights.image }}
     pullPolicy: {{ .root.Values.imagePullPolicy }}
 {{- else if eq .model.volume "claim" }}
-- name: models
+- name: models{{ $suffix }}
   persistentVolumeClaim:
     claimName: {{ $weights.claim }}
 {{- else if eq .model.volume "size" }}
-- name: models
+- name: models{{ $suffix }}
   persistentVolumeClaim:
     claimName: {{ include "pagoda.name" . }}-models
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "pagoda.models.mount" -}}
+{{- if and (ne .component "scheduler") (not .model.isEmbedded) }}
+{{- $suffix := ternary (printf "-%s" .name) "" (eq (.isShared | default false) true) }}
+{{- if not (and .isShared (eq .model.volume "image")) }}
+- name: models{{ $suffix }}
+  mountPath: {{ include "pagoda.folder" . }}
+{{- end }}
+{{- if eq .model.volume "image" }}
+- name: checkpoint{{ $suffix }}
+  mountPath: {{ include "pagoda.imageFolder" . }}
+  readOnly: true
 {{- end }}
 {{- end }}
 {{- end }}
@@ -307,13 +423,10 @@ envFrom:
 {{- define "pagoda.mounts" -}}
 - name: tmp
   mountPath: /tmp
-{{- if and (ne .component "scheduler") (not .model.isEmbedded) }}
-- name: models
-  mountPath: /models
-{{- if eq .model.volume "image" }}
-- name: checkpoint
-  mountPath: /mnt/models
-  readOnly: true
+{{- include "pagoda.models.mount" . }}
+{{- range $name, $model := .models }}
+{{- if $model.isNamed }}
+{{- include "pagoda.models.mount" (dict "root" $.root "name" $name "model" $model "component" "frontend" "isShared" true) }}
 {{- end }}
 {{- end }}
 {{- if include "pagoda.tls" .root }}
@@ -330,6 +443,11 @@ envFrom:
     sizeLimit: 1Gi
     {{- end }}
 {{- include "pagoda.models.volume" . }}
+{{- range $name, $model := .models }}
+{{- if $model.isNamed }}
+{{- include "pagoda.models.volume" (dict "root" $.root "name" $name "model" $model "component" "frontend" "isShared" true) }}
+{{- end }}
+{{- end }}
 {{- if include "pagoda.tls" .root }}
 - name: tls
   secret:
@@ -338,19 +456,30 @@ envFrom:
 {{- end }}
 {{- end }}
 
-{{/* Fetches the checkpoint, or waits for who does. */}}
+{{/* The init containers of frontends. */}}
+{{- define "pagoda.downloads" -}}
+{{- include "pagoda.download" . }}
+{{- range $name, $model := .models }}
+{{- with include "pagoda.download" (dict "root" $.root "name" $name "model" $model "component" "frontend" "isShared" true) }}
+{{ . }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Fetches the checkpoint, or waits for who does. Shared frontends fetch tokenizers: they wait for no one's weights. */}}
 {{- define "pagoda.download" -}}
 {{- $weights := .model.weights }}
 {{- if $weights.source }}
 {{- $isLocal := has .model.volume (list "perPod" "hostPath") }}
-{{- $waits := and .model.isShared (or (eq .component "frontend") (eq ($weights.download | default "init") "job")) -}}
-- name: download
+{{- if .isShared }}{{ $isLocal = true }}{{ end }}
+{{- $waits := and .model.isShared (not .isShared) (or (eq .component "frontend") (eq ($weights.download | default "init") "job")) -}}
+- name: download{{ if .isShared }}-{{ .name }}{{ end }}
   image: {{ .root.Values.images.download | default .image | default .root.Values.images.worker }}
   imagePullPolicy: {{ .root.Values.imagePullPolicy }}
   command: [pagoda-download]
   args:
     - {{ $weights.source | quote }}
-    - {{ .model.location }}
+    - {{ include "pagoda.location" . }}
     {{- with $weights.revision }}
     - --revision={{ . }}
     {{- end }}
@@ -384,8 +513,8 @@ envFrom:
   volumeMounts:
     - name: tmp
       mountPath: /tmp
-    - name: models
-      mountPath: /models
+    - name: models{{ if .isShared }}-{{ .name }}{{ end }}
+      mountPath: {{ include "pagoda.folder" . }}
 {{- end }}
 {{- end }}
 
@@ -447,4 +576,27 @@ spec:
   unhealthyPodEvictionPolicy: AlwaysAllow
   selector:
     matchLabels: {{- include "pagoda.selector" . | nindent 6 }}
+{{- end }}
+
+{{/* A PodMonitor. Takes ports besides. */}}
+{{- define "pagoda.monitor" }}
+---
+apiVersion: monitoring.coreos.com/v1
+kind: PodMonitor
+metadata:
+  name: {{ include "pagoda.name" . }}-{{ .component }}
+  labels: {{- merge (deepCopy .root.Values.monitoring.labels) (include "pagoda.labels" . | fromYaml) | toYaml | nindent 4 }}
+spec:
+  selector:
+    matchLabels: {{- include "pagoda.selector" . | nindent 6 }}
+  podTargetLabels: [pagoda/model, app.kubernetes.io/instance]
+  podMetricsEndpoints:
+    {{- range .ports }}
+    - port: {{ . }}
+      path: /metrics
+      interval: 15s
+      relabelings:
+        - targetLabel: job
+          replacement: pagoda-{{ $.component }}
+    {{- end }}
 {{- end }}
