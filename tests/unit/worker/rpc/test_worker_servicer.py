@@ -528,6 +528,26 @@ async def test_a_step_that_never_ends_is_told_to_the_supervisor(
     assert served.core.asked[-1][0] == "init_device"
 
 
+async def test_a_step_that_never_ends_keeps_no_worker_from_saying_so_when_it_is_put_to_sleep(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STUCK_AFTER_S", 0.02)
+    served.core.gate.clear()
+    step = asyncio.ensure_future(served.servicer.ExecuteModel(served.step(1), CALL))
+    while not served.servicer._pipeline.is_running:  # noqa: ASYNC110 (the model thread says nothing)
+        await asyncio.sleep(0.001)
+    request = worker_pb2.WorkerSleepRequest(**served.ids, level=1)
+    slept = asyncio.ensure_future(served.servicer.Sleep(request, CALL))
+    async with asyncio.timeout(240):
+        while not served.stuck:  # noqa: ASYNC110 (a plain call sets it)
+            await asyncio.sleep(0.001)
+    assert served.serving == [False]
+    served.core.gate.set()
+    await slept
+    await step
+    assert served.core.asked[-1] == ("sleep", 1)
+
+
 async def test_a_load_is_given_up_when_the_worker_shuts_down() -> None:
     served = Served()
     await served.servicer.close()
