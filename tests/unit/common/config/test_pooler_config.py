@@ -10,6 +10,7 @@ from pagoda_common.config.generation_config import resolve_generation_config
 from pagoda_common.config.pooler_config import PoolerConfig, pooler_config
 from pagoda_common.errors import ConfigError
 from pagoda_common.params.logprobs_bound import exceeds_max_logprobs
+from pagoda_common.params.pooling_params import TASKS
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,7 @@ def test_a_pooler_config(given: dict[str, Any], config: PoolerConfig) -> None:
     ("given", "message"),
     [
         ({"pooling_type": "sum"}, "pooling_type 'sum', must be one of last, cls, mean"),
+        ({"task": "sing"}, f"task 'sing', must be one of {', '.join(TASKS)}"),
         ({"normalize": 1}, "normalize '1', must be true or false"),
         ({"use_activation": "no"}, "use_activation 'no', must be true or false|normalize 'no', must be true or false"),
         ({"dimensions": 0}, "dimensions '0', must be a whole number of at least 1"),

@@ -94,6 +94,31 @@ async def test_a_child_that_never_beat_is_not_silent(monkeypatch: pytest.MonkeyP
     assert clock.now > 200
 
 
+async def test_a_pipe_without_a_child_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be read for ever: the parent would do nothing else."""
+    reader, num_reads = HeartbeatReader(), 0
+    read = reader._read
+
+    def count() -> None:
+        nonlocal num_reads
+        num_reads += 1
+        read()
+
+    monkeypatch.setattr(reader, "_read", count)
+    watching = asyncio.create_task(
+        reader.watch(pid=os.getpid(), silent_after_s=1000.0, stopped_after_s=1000.0, on_silence=lambda reason: None)
+    )
+    await asyncio.sleep(0)
+    os.write(reader.write_end, b".")
+    reader.started()
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert num_reads == 2, "what the child wrote, and its end"
+    watching.cancel()
+    await asyncio.wait([watching])
+    reader.close()
+
+
 async def test_a_child_beats_into_the_pipe_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = HeartbeatReader()
     (name, number), *others = reader.environment().items()

@@ -6,6 +6,7 @@ import pytest
 
 from pagoda_scheduler.core import waiting_queue
 from pagoda_scheduler.core.request import Request
+from pagoda_scheduler.core.turns import TURN
 from pagoda_scheduler.core.waiting_queue import FairQueue, FcfsQueue, PriorityQueue, WaitingQueue
 from tests.unit.scheduler.stories import make_request
 
@@ -143,3 +144,50 @@ def test_a_tenant_that_was_served_little_long_ago_has_saved_nothing_up() -> None
     queue.append(of_tenant("a2"))  # level with b, at 100
     queue.charge(of_tenant("a"), 1)
     assert names(queue) == ["b1", "a2"]
+
+
+@pytest.mark.parametrize("make_queue", [FcfsQueue, PriorityQueue, FairQueue])
+def test_one_that_is_set_aside_counts_and_is_no_one_s_next(make_queue: Callable[[], WaitingQueue]) -> None:
+    queue, requests = make_queue(), [make_request(name, 4, arrival_ns=index) for index, name in enumerate("abc")]
+    for request in requests:
+        queue.append(request)
+    queue.set_aside(requests[0])
+    assert (len(queue), queue.num_prompt_tokens, requests[0] in queue) == (3, 12, True)
+    assert queue.peek() is requests[1]
+    assert set(queue) == set(requests)
+    queue.put_back(requests[1])  # it was not aside
+    queue.put_back(requests[0])
+    assert names(queue) == ["a", "b", "c"]
+    queue.append(requests[0])
+    queue.set_aside(requests[0])
+    assert not queue.has_next
+    queue.remove(requests[0])
+    assert (len(queue), queue.num_prompt_tokens) == (0, 0)
+    queue.put_back(requests[0])
+    assert not queue.has_next, "it has left"
+
+
+@pytest.mark.parametrize("make_queue", [FcfsQueue, FairQueue])
+def test_a_queue_at_rest_forgets_that_large_calls_have_come(make_queue: Callable[[], WaitingQueue]) -> None:
+    queue = make_queue()
+    for index in range(2 * TURN):
+        queue.append(make_request("large", 4, index=index))
+    assert queue.num_late > 0
+    names(queue)
+    queue.compact()
+    assert queue.num_late == 0
+
+
+@pytest.mark.parametrize("make_queue", [FcfsQueue, PriorityQueue, FairQueue])
+def test_what_a_client_has_waiting_is_counted_by_its_name(make_queue: Callable[[], WaitingQueue]) -> None:
+    queue = make_queue()
+    requests = [make_request(name, size, client=name[0]) for name, size in (("a1", 3), ("a2", 5), ("b1", 7))]
+    nameless = make_request("c", 9)
+    for request in (*requests[:2], nameless):
+        queue.append(request)
+    queue.append_front(requests[2])
+    assert (queue.share_of("a"), queue.share_of("b"), queue.share_of("")) == ((2, 8), (1, 7), (0, 0))
+    queue.remove(requests[0])
+    assert queue.share_of("a") == (1, 5)
+    names(queue)
+    assert (queue.share_of("a"), queue.share_of("b"), queue.num_prompt_tokens) == ((0, 0), (0, 0), 0)
