@@ -166,6 +166,10 @@ class Reference:
         first = torch.tanh(self._linear("pooler.dense", self.hidden(ids, types)[0]))
         return self._linear("classifier", first)
 
+    def token_logits(self, ids: Sequence[int]) -> Tensor:
+        """[num_tokens, labels], of the head over each token."""
+        return self._linear("classifier", self.hidden(ids))
+
     def _linear(self, name: str, x: Tensor) -> Tensor:
         return F.linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
 

@@ -289,7 +289,7 @@ def test_documents_are_ranked(ranker: Served, path: str) -> None:
 
 
 def test_a_ranker_does_not_embed(ranker: Served) -> None:
-    told = ranker.post("/v1/embeddings", 400, input="a")["error"]["message"]
+    told = ranker.post("/v1/embeddings", 404, input="a")["error"]["message"]
     assert told == (
         "Unsupported task: 'embed'. Embedding API is not supported by this model: it can classify, score, "
         "token_classify."

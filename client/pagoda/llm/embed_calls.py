@@ -23,13 +23,14 @@ from pagoda.llm.embedding import (
     check_pooling_task,
     pooling_tasks,
     read_for_pooling,
+    refusal_of,
     with_task,
 )
 from pagoda.llm.memory_calls import MemoryCalls
 from pagoda.llm.prompts import PromptInput
 from pagoda_common.engine.similarity import SIMILARITIES, late_interaction
 from pagoda_common.errors import InvalidRequest
-from pagoda_common.params.pooling_params import PoolingParams, PoolingTask, task_refusal
+from pagoda_common.params.pooling_params import PoolingParams, PoolingTask
 from pagoda_common.text.pooling_prompts import PromptMaker, pairs_of
 
 MAX_OPEN_REQUESTS = 2048
@@ -87,7 +88,8 @@ class EmbedCalls(MemoryCalls):
         default: PoolingTask = next(iter(pooling_tasks(self._async_llm.model_info)), "embed")
         task = default if asked is None else asked
         outputs = self._pool_all(prompts, pooling_params, task, use_tqdm, extras)
-        if task in PER_TOKEN:
+        is_lexical = task == "token_classify" and not self._async_llm.model_info.labels
+        if task in PER_TOKEN and not is_lexical:
             for output in outputs:
                 output.outputs = PoolingOutput(by_token(output))
         return outputs
@@ -154,7 +156,7 @@ class EmbedCalls(MemoryCalls):
         tasks = pooling_tasks(llm.model_info)
         if "score" not in tasks:
             if "embed" not in tasks and "token_embed" not in tasks:
-                raise task_refusal("score", tasks)
+                raise refusal_of(llm.model_info, "score")
             return self._alike(pairs, maker, use_tqdm)
         self._check_awake()
         read = [PoolingInput(made) for made in maker.make_all(pairs)]

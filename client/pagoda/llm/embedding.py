@@ -11,7 +11,7 @@ from pagoda.llm.prompts import Prompt, PromptInput, as_prompt_list, read_prompt
 from pagoda.options.refusals import refuse_extras
 from pagoda.v1 import types_pb2
 from pagoda_common.engine.client import EngineClient, EngineRequest
-from pagoda_common.engine.convert import pooling_task_of
+from pagoda_common.engine.convert import pooling_tasks_of
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.params.outputs import Embedding
 from pagoda_common.params.pooling_params import PoolingParams, PoolingTask, task_refusal
@@ -112,8 +112,7 @@ def read_for_pooling(prompts: PromptInput | Sequence[PromptInput], maker: Prompt
 
 def pooling_tasks(model_info: types_pb2.ModelInfo) -> tuple[PoolingTask, ...]:
     """The pooling tasks of a model, the default first."""
-    known = tuple(task for number in model_info.pooling_tasks if (task := pooling_task_of(number)) is not None)
-    return known or (("embed",) if model_info.embedding_size else ())
+    return pooling_tasks_of(model_info.pooling_tasks) or (("embed",) if model_info.embedding_size else ())
 
 
 def check_pooling_task(model_info: types_pb2.ModelInfo, task: PoolingTask) -> None:
@@ -121,9 +120,13 @@ def check_pooling_task(model_info: types_pb2.ModelInfo, task: PoolingTask) -> No
     Raises:
         InvalidRequest: the model does not have this task.
     """
-    tasks = pooling_tasks(model_info)
-    if task not in tasks:
-        raise task_refusal(task, tasks)
+    if task not in pooling_tasks(model_info):
+        raise refusal_of(model_info, task)
+
+
+def refusal_of(model_info: types_pb2.ModelInfo, task: str) -> InvalidRequest:
+    """Why a model is not asked for a task that it does not have."""
+    return task_refusal(task, pooling_tasks(model_info), pooling_tasks_of(model_info.unserved_pooling_tasks))
 
 
 async def pool_input(

@@ -14,6 +14,7 @@ import random
 import weakref
 from collections.abc import Iterable
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, Self, TypeAlias
 
 from pagoda.llm.async_llm import COLLECTED_TOKENS, AsyncLLM
@@ -161,8 +162,12 @@ class LLMEngine:
 
     @property
     def vllm_config(self) -> EngineConfig:
-        """The requested configuration, with vLLM's names: model_config, cache_config, …"""
-        return self._async_llm.config
+        """The configuration with vLLM's names: model_config, cache_config, … It is the requested one, but for the
+        prefix cache, which models that only pool do not have."""
+        config = self._async_llm.config
+        if not self._async_llm.model_info.only_pools:
+            return config
+        return replace(config, cache=replace(config.cache, enable_prefix_caching=False))
 
     @property
     def model_config(self) -> ServedModelConfig:

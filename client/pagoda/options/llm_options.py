@@ -6,6 +6,7 @@ import os
 from dataclasses import fields
 from typing import Any
 
+from pagoda.config import PoolerConfig
 from pagoda.options.vllm_options import BY_NAME
 from pagoda_common.config.engine_config import (
     FIT_MEMORY,
@@ -91,6 +92,8 @@ def _plain(value: Any) -> Any:
     """`value` as a config holds it: lists as tuples, classes by name, objects as JSON text."""
     if isinstance(value, list | tuple):
         return tuple(_plain(item) for item in value)
+    if isinstance(value, PoolerConfig):
+        return value.to_json()
     if isinstance(value, type):
         return f"{value.__module__}:{value.__qualname__}"
     return json.dumps(value) if isinstance(value, dict) else value

@@ -52,6 +52,7 @@ def _same(value: Any, neutral: Any) -> bool:
 
 _MULTIMODAL = "models take text only"
 _ONE_RANK = "--tensor-parallel-size N divides every layer among N workers; --data-parallel-size N runs N copies"
+_NO_CODE = "no code of a checkpoint is run; a model that only its own code can run is refused"
 _NO_PLAN = "nothing is compiled, and the worker chooses its CUDA graphs; --enforce-eager has none"
 _DRAFT = "drafts come from the text itself: --speculative-config says how many tokens"
 _GRAMMAR = "one engine (llguidance) serves all structured outputs"
@@ -64,7 +65,7 @@ OPTIONS = (
     VllmOption("nnodes", (1,), "workers of other machines register with the scheduler (pagoda-worker --scheduler)"),
     VllmOption("node_rank", (0,), "workers of other machines register with the scheduler"),
     VllmOption("distributed_executor_backend", ("mp", "uni"), "workers are processes that register over gRPC"),
-    VllmOption("trust_remote_code", (False,), "no code of a checkpoint is run", is_switch=True, in_help=True),
+    VllmOption("trust_remote_code", None, _NO_CODE, is_switch=True, in_help=True),
     VllmOption("cpu_offload_gb", (0, 0.0), "weights stay on one device"),
     VllmOption("spec_method", (), _DRAFT),
     VllmOption("spec_model", (), _DRAFT),

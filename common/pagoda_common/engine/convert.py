@@ -5,7 +5,7 @@ import hashlib
 import json
 import struct
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
@@ -260,6 +260,11 @@ def pooling_task_of(value: types_pb2.PoolingTask) -> PoolingTask | None:
     return next((cast("PoolingTask", name) for name, number in POOLING_TASKS.items() if number == value), None)
 
 
+def pooling_tasks_of(values: Iterable[types_pb2.PoolingTask]) -> tuple[PoolingTask, ...]:
+    """The tasks with these numbers, without those that are not known here."""
+    return tuple(task for value in values if (task := pooling_task_of(value)) is not None)
+
+
 def error_to_proto(error: PagodaError) -> types_pb2.RequestError:
     """`error` as a message of one request."""
     field = ShareFull.FIELD if isinstance(error, ShareFull) else error.field or ""
@@ -286,7 +291,8 @@ def model_summary_from_proto(message: types_pb2.ModelInfo) -> ModelSummary:
         vocab_size=message.vocab_size,
         max_model_len=message.max_model_len,
         embedding_size=message.embedding_size,
-        pooling_tasks=tuple(task for number in message.pooling_tasks if (task := pooling_task_of(number)) is not None),
+        pooling_tasks=pooling_tasks_of(message.pooling_tasks),
+        unserved_pooling_tasks=pooling_tasks_of(message.unserved_pooling_tasks),
         only_pools=message.only_pools,
         labels=tuple(message.labels),
         has_matryoshka=message.has_matryoshka,

@@ -26,6 +26,8 @@ class ModelSummary:
     """generation_config.json of the checkpoint; empty when it has none."""
     pooling_tasks: tuple[PoolingTask, ...] = ()
     """Pooling tasks, the default first; empty: an embedding, if embedding_size is not 0."""
+    unserved_pooling_tasks: tuple[PoolingTask, ...] = ()
+    """Those that the pooler config leaves out."""
     only_pools: bool = False
     """It generates nothing."""
     labels: tuple[str, ...] = ()

@@ -58,37 +58,35 @@ class PoolingParams:
         return self.use_activation if self.normalize is None else self.normalize
 
 
-def task_refusal(task: str, tasks: Sequence[str]) -> InvalidRequest:
-    """Why a model that does `tasks` is not asked for another one; vLLM's words come first: programs look for them."""
+def task_refusal(task: str, tasks: Sequence[str], unserved: Sequence[str] = ()) -> InvalidRequest:
+    """Why a model that does `tasks` is not asked for another one; vLLM's words come first: programs look for them.
+
+    Args:
+        unserved: tasks that it does under another pooler config.
+    """
     can = f"it can {', '.join(tasks)}" if tasks else "it can only generate"
     if task == "plugin":
         return InvalidRequest(
             f"No IOProcessor plugin installed. There are none for Pagoda; of this model, {can}.", field="task"
         )
-    if _SIBLINGS.get(task) in tasks:
-        told = (
-            "Try switching the model's pooling_task via --pooler-config '{\"task\": …}', if the checkpoint is made for"
-        )
-        return InvalidRequest(f"{told} {task}: {can}.", field="task")
+    if task in unserved:
+        told = f'Try switching the model\'s pooling_task via --pooler-config \'{{"task": "{task}"}}\''
+        return InvalidRequest(f"{told}: now {can}.", field="task")
+    if task == "score":
+        why = _LABELLED if "classify" in tasks else "This model does not support the Scoring API"
+        return InvalidRequest(f"Unsupported task: 'score'. {why}: {can}.", field="task")
     return InvalidRequest(
         f"Unsupported task: {task[:40]!r}. {_API.get(task, 'It')} is not supported by this model: {can}.", field="task"
     )
 
 
-_SIBLINGS = {
-    "embed": "token_embed",
-    "token_embed": "embed",
-    "classify": "token_classify",
-    "token_classify": "classify",
-}
-"""Tasks that most models do both, unless their pooler config names one."""
 _API = {
     "embed": "Embedding API",
     "token_embed": "Embedding API",
     "classify": "Classification API",
     "token_classify": "Classification API",
-    "score": "Scoring API",
 }
+_LABELLED = "Scoring API is only enabled for num_labels == 1"
 
 POOLED = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
 """Sampling parameters of a pooling request, which have no effect: its result takes the place of one token."""

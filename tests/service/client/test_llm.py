@@ -243,7 +243,7 @@ def test_nobody_at_the_address_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"trust_remote_code": True}, "not supported"),
+        ({"enable_expert_parallel": True}, "not supported"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0, must be at least 1"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2 is not supported"),
         ({"max_modle_len": 5}, "unknown argument 'max_modle_len'"),

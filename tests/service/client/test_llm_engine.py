@@ -133,6 +133,15 @@ def test_a_failure_is_unfinished_until_a_step_has_raised_it(engine: LLMEngine, f
         fake.reject.clear()
 
 
+def test_a_model_that_only_pools_has_no_prefix_cache(engine: LLMEngine) -> None:
+    info = engine._async_llm.model_info
+    info.only_pools = True
+    try:
+        assert not engine.vllm_config.cache_config.enable_prefix_caching
+    finally:
+        info.only_pools = False
+
+
 def test_the_model_is_described_under_vllms_names(engine: LLMEngine, llm: LLM) -> None:
     config = engine.model_config
     assert config == llm.model_config

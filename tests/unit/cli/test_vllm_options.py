@@ -25,6 +25,7 @@ def check(*words: str) -> None:
         ("--show-hidden-metrics-for-version", "0.12", "--enable-metrics"),
         ("-O3", "-cc", "{}", "--structured-outputs-config.backend", "auto", "--stream-interval", "1"),
         ("--distributed-executor-backend", "mp", "--tokenizer-mode", "auto"),
+        ("--trust-remote-code",),
     ],
 )
 def test_what_asks_for_nothing_is_accepted(words: tuple[str, ...]) -> None:
@@ -36,7 +37,6 @@ def test_what_asks_for_nothing_is_accepted(words: tuple[str, ...]) -> None:
     [
         (("-pp", "2"), "pipeline_parallel_size=2 is not supported: --tensor-parallel-size N divides every layer"),
         (("--pipeline-parallel-size", "4"), "pipeline_parallel_size=4"),
-        (("--trust-remote-code",), "trust_remote_code is not supported: no code of a checkpoint is run"),
         (("--lora-dtype=float16",), "lora_dtype=float16 is not supported"),
         (
             ("--limit-mm-per-prompt", '{"image": 1}'),

@@ -122,6 +122,7 @@ def test_embeddings_are_lists_in_the_prompts_order(tokenizer: Tokenizer) -> None
 
 def test_a_task_per_token_comes_as_rows(tokenizer: Tokenizer) -> None:
     llm, engine = calls(tokenizer, "token_embed", "token_classify", "classify")
+    engine.model_info.labels.extend(["a", "b"])
     engine.make = lambda request: np.arange(6, dtype=np.float32)
     [output] = llm.encode([5, 6, 7], use_tqdm=False)
     np.testing.assert_array_equal(output.outputs.data, [[0, 1], [2, 3], [4, 5]])
@@ -134,6 +135,13 @@ def test_a_task_per_token_comes_as_rows(tokenizer: Tokenizer) -> None:
     [output] = llm.encode([5, 6, 7], PoolingParams(task="token_classify"), pooling_task="classify", use_tqdm=False)
     assert output.outputs.data.shape == (6,)
     assert engine.requests[-1].pooling == PoolingParams(task="classify"), "the argument beats the parameters"
+
+
+def test_lexical_weights_are_one_number_a_token(tokenizer: Tokenizer) -> None:
+    llm, engine = calls(tokenizer, "embed", "token_classify")
+    engine.make = lambda request: np.arange(3, dtype=np.float32)
+    [output] = llm.encode([5, 6, 7], pooling_task="token_classify", use_tqdm=False)
+    assert output.outputs.data.shape == (3,)
 
 
 def test_labels_are_a_list_of_probabilities(tokenizer: Tokenizer) -> None:
@@ -228,14 +236,17 @@ def test_texts_of_a_model_of_token_vectors_are_compared_token_by_token(tokenizer
     assert all(request.pooling == PoolingParams(task="token_embed") for request in engine.requests)
 
 
-@pytest.mark.parametrize(("tasks", "can"), [(("classify",), "it can classify"), ((), "it can only generate")])
+@pytest.mark.parametrize(
+    ("tasks", "can"),
+    [(("classify",), "num_labels == 1: it can classify"), ((), "Scoring API: it can only generate")],
+)
 def test_a_model_that_neither_scores_nor_embeds_is_not_asked(
     tokenizer: Tokenizer, tasks: tuple[PoolingTask, ...], can: str
 ) -> None:
     llm, engine = calls(tokenizer, *tasks)
-    with pytest.raises(InvalidRequest, match=f"Unsupported task: 'score'. Scoring API.*{can}"):
+    with pytest.raises(InvalidRequest, match=f"Unsupported task: 'score'. .*{can}"):
         llm.score("a", "b", use_tqdm=False)
-    with pytest.raises(InvalidRequest, match=f"'embed'|pooling_task.*{can}"):
+    with pytest.raises(InvalidRequest, match=f"'embed'.*{can.rpartition(': ')[2]}"):
         llm.embed("a", use_tqdm=False)
     with pytest.raises(InvalidRequest, match="data_1 has 2 texts, must have 1 or as many as data_2, 3"):
         llm.score(["a", "b"], ["a", "b", "c"], use_tqdm=False)

@@ -2,14 +2,19 @@
 
 import subprocess
 import sys
+from dataclasses import asdict
 from importlib import import_module
 
 import pytest
 
 import pagoda
+from pagoda.config import PoolerConfig
 from pagoda.lora.request import LoRARequest
+from pagoda.options.llm_options import engine_config_from_options
 from pagoda.utils import Counter, FlexibleArgumentParser, random_uuid
 from pagoda.utils.print_utils import print_embeddings
+from pagoda_common.config.pooler_config import pooler_config
+from pagoda_common.errors import ConfigError
 
 HOMES = {
     "pagoda.sampling_params": ["SamplingParams", "BeamSearchParams", "RequestOutputKind", "StructuredOutputsParams"],
@@ -23,6 +28,17 @@ HOMES = {
     "pagoda.v1.engine.async_llm": ["AsyncLLM"],
     "pagoda.v1.engine.llm_engine": ["LLMEngine"],
 }
+
+
+def test_a_pooler_config_may_be_an_object_of_vllms_name() -> None:
+    given = PoolerConfig(task="token_classify", seq_pooling_type="LAST", returned_token_ids=(1, 2))
+    for value in (given, asdict(given), given.to_json()):
+        config = engine_config_from_options(pooler_config=value)
+        read = pooler_config(config.model.pooler_config)
+        assert (read.task, read.pooling_type, read.returned_token_ids) == ("token_classify", "last", (1, 2))
+    assert pagoda.EngineArgs(pooler_config=given).create_engine_config().model.pooler_config
+    with pytest.raises(ConfigError, match="pooling_type 'MEDIAN', must be one of"):
+        PoolerConfig(pooling_type="MEDIAN")
 
 
 @pytest.mark.parametrize("module", HOMES)

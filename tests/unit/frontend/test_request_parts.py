@@ -474,13 +474,14 @@ def test_what_is_wrong_with_a_body_is_one_line() -> None:
     def error(number: int, kind: str = "x", given: Any = "v") -> dict[str, Any]:
         return {"loc": ("a", number), "msg": "must be b", "input": given, "type": kind}
 
-    assert validation_message([error(1), error(2, "missing")]) == "a.1: must be b (got 'v'); a.2: must be b"
+    told = "a.1: must be b (got 'v') [x]; a.2: must be b [missing]"
+    assert validation_message([error(1), error(2, "missing")]) == told
     many = validation_message([error(number) for number in range(12)])
     assert many.count("must be b") == 10
     assert many.endswith("; and 2 more")
     assert "more" not in validation_message([error(number) for number in range(10)])
-    assert validation_message([error(1, given="v" * 98)]).endswith(f"(got '{'v' * 98}')")
-    assert validation_message([error(1, given="v" * 99)]).endswith(f"(got '{'v' * 99}…)")
+    assert validation_message([error(1, given="v" * 98)]).endswith(f"(got '{'v' * 98}') [x]")
+    assert validation_message([error(1, given="v" * 99)]).endswith(f"(got '{'v' * 99}…) [x]")
 
 
 def test_an_event_says_how_much_the_client_has() -> None:

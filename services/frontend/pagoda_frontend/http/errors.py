@@ -10,7 +10,7 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from pagoda_common.errors import HttpError, PagodaError
+from pagoda_common.errors import HttpError, InvalidRequest, PagodaError
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,18 @@ class BodyTooLarge(PagodaError):
         return HttpError(413, "BadRequestError")
 
 
+class NotServed(InvalidRequest):
+    """The path is for other models than the one that is served."""
+
+    detail = "Not Found"
+    """As FastAPI says it: vLLM has no such path then."""
+
+    @property
+    def http(self) -> HttpError:
+        """Over gRPC it is a wrong argument."""
+        return HttpError(404, "NotFoundError")
+
+
 class ClientDisconnected(Exception):
     """The client is gone: there is no one to answer."""
 
@@ -65,10 +77,15 @@ def anthropic_error(error: dict[str, Any]) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-def error_body(error: dict[str, Any], scope: Mapping[str, Any] | None = None) -> bytes:
-    """The whole body of an error response, in the shape of the API that `scope` (ASGI's) calls."""
-    is_anthropic = scope is not None and route_path(scope).startswith(ANTHROPIC_PREFIX)
-    return orjson.dumps(anthropic_error(error) if is_anthropic else {"error": error})
+def error_body(error: dict[str, Any], scope: Mapping[str, Any] | None = None, *, detail: str = "") -> bytes:
+    """The whole body of an error response, in the shape of the API that `scope` (ASGI's) calls.
+
+    Args:
+        detail: what FastAPI says of a path that is not there, which clients of vLLM know; empty: the path is there.
+    """
+    if scope is not None and route_path(scope).startswith(ANTHROPIC_PREFIX):
+        return orjson.dumps(anthropic_error(error))
+    return orjson.dumps({"error": error} | ({"detail": detail} if detail else {}))
 
 
 def route_path(scope: Mapping[str, Any]) -> str:
@@ -91,7 +108,8 @@ def error_response(error: Exception, scope: Mapping[str, Any] | None = None) -> 
     if status in (429, 503):
         retry_after_s = error.retry_after_s if isinstance(error, PagodaError) else 0.0
         headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
-    body = error_body(error_object(error), scope)
+    detail = error.detail if isinstance(error, NotServed) else ""
+    body = error_body(error_object(error), scope, detail=detail)
     return Response(body, status_code=status, media_type="application/json", headers=headers)
 
 
@@ -105,10 +123,11 @@ def install_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         kind = {404: "NotFoundError", 405: "MethodNotAllowedError"}.get(error.status_code, "BadRequestError")
         message = error.detail
-        if error.status_code in (404, 405):
+        is_route = error.status_code in (404, 405)
+        if is_route:
             message = f"{error.detail}: {request.method} {request.url.path}"
         shown = {"message": message, "type": kind, "param": None, "code": error.status_code}
-        body = error_body(shown, request.scope)
+        body = error_body(shown, request.scope, detail=error.detail if is_route else "")
         return Response(body, error.status_code, media_type="application/json", headers=error.headers)
 
     async def on_bug(request: Request, error: Exception) -> Response:

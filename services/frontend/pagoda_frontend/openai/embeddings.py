@@ -9,6 +9,7 @@ from pagoda_frontend.http.sse import unless_disconnected
 from pagoda_frontend.openai.protocol import EmbeddingBody
 from pagoda_frontend.pooling.handlers import values_answer
 from pagoda_frontend.pooling.inputs import inputs_of
+from pagoda_frontend.pooling.served import check_served
 from pagoda_frontend.pooling.texts import truncation_for
 from pagoda_frontend.pooling.work import PoolingCall, pool_texts
 from pagoda_frontend.requests.call_context import unique_id
@@ -36,6 +37,7 @@ class Embeddings:
         model = serving.model_named(body.model)
         request_id = unique_id("embd-", request.headers.get("x-request-id") or body.request_id)
         call = call_of(request.headers, body, tenant=tenant_of(request, serving=serving), request_id=request_id)
+        check_served(model, "embed")
         check_task(model, "embed", dimensions=body.dimensions)
         given = await inputs_of(body, model, serving=self._serving)
         asked = PoolingCall(

@@ -25,8 +25,9 @@ from pagoda_frontend.pooling.protocol import (
     RerankBody,
     ScoreBody,
 )
+from pagoda_frontend.pooling.served import check_served
 from pagoda_frontend.pooling.texts import truncation_for
-from pagoda_frontend.pooling.work import PER_TOKEN, Pooled, PoolingCall, pool_texts, ranked, score_pairs
+from pagoda_frontend.pooling.work import Pooled, PoolingCall, pool_texts, ranked, score_pairs
 from pagoda_frontend.requests.call_context import unique_id
 from pagoda_frontend.requests.embeddings import check_task
 from pagoda_frontend.requests.served_model import ServedModel
@@ -37,6 +38,8 @@ JSON_FACTOR = 5
 """Size of JSON for each byte of its values: up to 20 digits for four bytes."""
 BYTES_FACTOR = 2
 """The same where the answer is the values' bytes: in parts, and as a whole."""
+SCORING: tuple[PoolingTask, ...] = ("score", "embed", "token_embed")
+"""Tasks of which scores come; vectors are compared."""
 COHERE_META = {"api_version": {"version": "2"}}
 
 
@@ -75,19 +78,19 @@ class PoolingCalls:
         model = self._serving.model_named(body.model)
         default: PoolingTask = next(iter(model.pooling_tasks), "embed")
         if body.task == "plugin":
-            raise task_refusal(body.task, model.pooling_tasks)
+            raise task_refusal(body.task, model.pooling_tasks, model.unserved_pooling_tasks)
         task = default if body.task is None else body.task
         check_task(model, task, dimensions=body.dimensions)
         given = await inputs_of(body, model, serving=self._serving)
         params = _params(body, task, dimensions=body.dimensions)
         asked = self._asked(request, body, "input", "pool-", prefix=model.prompt_files.prompt_of(body.prompt_name))
         done = await pool_texts(asked, given, params, serving=self._serving)
-        made = [done.by_token(place) if task in PER_TOKEN else values for place, values in enumerate(done.values)]
+        made = [done.of_task(task, place) for place in range(len(done.values))]
         return await values_answer(body, done, made, name="data", kind="pooling", serving=self._serving)
 
     async def _classify(self, request: Request, body: ClassifyBody) -> Response:
         model = self._serving.model_named(body.model)
-        check_task(model, "classify")
+        check_served(model, "classify")
         given = await inputs_of(body, model, serving=self._serving)
         asked = self._asked(request, body, "input", "classify-", prefix=model.prompt_files.prompt_of(body.prompt_name))
         done = await pool_texts(asked, given, _params(body, "classify"), serving=self._serving)
@@ -103,6 +106,7 @@ class PoolingCalls:
         return await self._listed(body, done, data)
 
     async def _score(self, request: Request, body: ScoreBody) -> Response:
+        check_served(self._serving.model_named(body.model), *SCORING)
         for field, value in (("text_1", body.text_1), ("text_2", body.text_2)):
             if value is None:
                 raise InvalidRequest(f"{field} is missing: it must have at least one text", field=field)
@@ -114,6 +118,7 @@ class PoolingCalls:
         return await self._listed(body, done, data)
 
     async def _rerank(self, request: Request, body: RerankBody) -> Response:
+        check_served(self._serving.model_named(body.model), *SCORING)
         texts = [one if isinstance(one, str) else one.text for one in body.documents]
         if body.top_n is not None and body.top_n < 0:
             raise InvalidRequest(f"top_n must be at least 0, got {body.top_n}", field="top_n")
@@ -146,6 +151,7 @@ class PoolingCalls:
 
     async def _cohere_embed(self, request: Request, body: CohereEmbedBody) -> Response:
         model = self._serving.model_named(body.model)
+        check_served(model, "embed")
         check_task(model, "embed", dimensions=body.output_dimension)
         texts = _cohere_texts(body)
         if body.truncate_prompt_tokens is None and (body.truncate != "NONE" or body.max_tokens):

@@ -46,6 +46,12 @@ class Pooled:
     """One a text; of a text in pieces, the mean."""
     prompts: list[PoolingPrompt]
 
+    def of_task(self, task: PoolingTask, place: int) -> Embedding:
+        """Values of an input as a task gives them: [size], or [num_tokens, size], or the lexical weight of each token
+        [num_tokens]."""
+        is_lexical = task == "token_classify" and not self.run.model.labels
+        return self.by_token(place) if task in PER_TOKEN and not is_lexical else self.values[place]
+
     def by_token(self, place: int) -> Embedding:
         """[num_tokens, size] of an input; some poolings leave out the first token."""
         values, num_tokens = self.values[place], len(self.prompts[place].token_ids)

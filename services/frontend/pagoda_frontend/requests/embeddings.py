@@ -17,7 +17,7 @@ def check_task(model: ServedModel, task: PoolingTask, *, dimensions: int | None 
     """
     tasks, size = model.pooling_tasks, model.embedding_size
     if tasks and task not in tasks:
-        raise task_refusal(task, tasks)
+        raise task_refusal(task, tasks, model.unserved_pooling_tasks)
     if dimensions is None or dimensions == size or not size:
         return
     lengths = model.matryoshka_dimensions

@@ -37,13 +37,17 @@ def fields_named(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def validation_message(errors: Sequence[Any]) -> str:
-    """Pydantic's errors in one line: ``max_tokens: Input should be a valid integer (got 'x'); …``."""
+    """Pydantic's errors in one line: ``max_tokens: Input should be a valid integer (got 'x') [int_parsing]; …``.
+
+    What is wrong stands in brackets, by pydantic's name for it: programs look for it, because vLLM shows it.
+    """
     lines = []
     for error in errors[:MAX_REPORTED_ERRORS]:
         place = ".".join(str(part) for part in error["loc"])
         given = _shown.repr(error["input"])
         given = given if len(given) <= 100 else given[:100] + "…"
-        lines.append(f"{place}: {error['msg']}" + ("" if error["type"] == "missing" else f" (got {given})"))
+        shown = "" if error["type"] == "missing" else f" (got {given})"
+        lines.append(f"{place}: {error['msg']}{shown} [{error['type']}]")
     if len(errors) > MAX_REPORTED_ERRORS:
         lines.append(f"and {len(errors) - MAX_REPORTED_ERRORS} more")
     return "; ".join(lines)

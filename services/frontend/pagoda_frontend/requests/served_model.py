@@ -35,6 +35,8 @@ class ServedModel:
     """Values of an embedding; 0: the worker makes none."""
     pooling_tasks: tuple[PoolingTask, ...] = ()
     """Pooling tasks, the default first; empty: an embedding."""
+    unserved_pooling_tasks: tuple[PoolingTask, ...] = ()
+    """Those that the pooler config leaves out."""
     only_pools: bool = False
     """It makes no text."""
     labels: tuple[str, ...] = ()
@@ -102,6 +104,7 @@ async def load_served_model(
         vocab_size=summary.vocab_size,
         embedding_size=summary.embedding_size,
         pooling_tasks=summary.pooling_tasks,
+        unserved_pooling_tasks=summary.unserved_pooling_tasks,
         only_pools=summary.only_pools,
         labels=summary.labels,
         has_matryoshka=summary.has_matryoshka,

@@ -29,6 +29,8 @@ class ModelFacts:
     """Values of an embedding."""
     pooling_tasks: tuple[PoolingTask, ...] = ()
     """Pooling tasks, the default first."""
+    unserved_pooling_tasks: tuple[PoolingTask, ...] = ()
+    """Those that the pooler config leaves out."""
     only_pools: bool = False
     """It generates nothing."""
     labels: tuple[str, ...] = ()

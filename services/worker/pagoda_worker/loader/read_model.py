@@ -102,6 +102,7 @@ def read_model(
         weight_bytes=weights.num_bytes,
         embedding_size=pooler.spec.num_values,
         pooling_tasks=pooler.spec.tasks,
+        unserved_pooling_tasks=pooler.spec.unserved_tasks,
         only_pools=model.only_pools,
         labels=pooler.spec.labels,
         matryoshka=pooler.spec.matryoshka,

@@ -55,6 +55,7 @@ def make_pooler(
         raise ModelLoadError(f"pooler_config has task {asked.task!r}, the checkpoint is made for {', '.join(tasks)}")
     spec = PoolerSpec(
         tasks=tasks if asked.task is None else (asked.task,),
+        unserved_tasks=() if asked.task is None else tuple(task for task in tasks if task != asked.task),
         poolings=poolings,
         normalizes=files.normalizes if asked.normalize is None else asked.normalize,
         activation=_activation(checkpoint, num_labels),
@@ -64,6 +65,7 @@ def make_pooler(
         dimensions=asked.dimensions,
         step_tag_id=asked.step_tag_id,
         returned_token_ids=asked.returned_token_ids,
+        lexical_ends=(_token(checkpoint, "bos_token_id"), _token(checkpoint, "eos_token_id")),
         num_values=model.vocab_size if is_sparse else min(size, asked.dimensions or size),
         labels=_labels(checkpoint, num_labels),
         matryoshka=_matryoshka(checkpoint),
@@ -136,6 +138,11 @@ def _labels(checkpoint: HfConfig, num_labels: int) -> tuple[str, ...]:
     if not isinstance(names, dict):
         names = {}
     return tuple(str(names.get(str(place), f"LABEL_{place}"))[:200] for place in range(num_labels))
+
+
+def _token(checkpoint: HfConfig, name: str) -> int | None:
+    value = checkpoint.get(name)
+    return value if isinstance(value, int) else None
 
 
 def _matryoshka(checkpoint: HfConfig) -> tuple[int, ...] | None:

@@ -30,6 +30,8 @@ class PoolerSpec:
 
     tasks: tuple[PoolingTask, ...]
     """Pooling tasks, the default first."""
+    unserved_tasks: tuple[PoolingTask, ...] = ()
+    """Those that the pooler config leaves out."""
     poolings: tuple[PoolingType, ...] = ("last",)
     normalizes: bool = True
     """Unless a request says otherwise."""
@@ -46,6 +48,8 @@ class PoolerSpec:
     """For token_classify: the token whose values are returned."""
     returned_token_ids: tuple[int, ...] = ()
     """For token_classify: the columns that are returned."""
+    lexical_ends: tuple[int | None, int | None] = (None, None)
+    """Tokens that have no lexical weight where a text begins or ends with them."""
     num_values: int = 0
     """Number of values of an embedding."""
     labels: tuple[str, ...] = ()
@@ -140,7 +144,7 @@ class Pooler:
 
     def _token_classify(self, hidden: Tensor, ids: Tensor, params: PoolingParams) -> Tensor:
         if self._lexical is not None:
-            return self._lexical(hidden.float())
+            return self._lexical(hidden.float())[self._weighted(ids)]
         if self._classifier is not None:
             values = self._activated(self._classifier(hidden.float()), params)
         elif self._heads is not None:
@@ -152,6 +156,12 @@ class Pooler:
         if self.spec.step_tag_id is not None:
             values = values[ids == self.spec.step_tag_id]
         return values
+
+    def _weighted(self, ids: Tensor) -> slice:
+        """The tokens of a text that have a lexical weight."""
+        first, last = self.spec.lexical_ends
+        start, end = int(int(ids[0]) == first), len(ids) - int(int(ids[-1]) == last)
+        return slice(start, max(start, end))
 
     def _sparse(self, hidden: Tensor, ids: Tensor, params: PoolingParams) -> Tensor:
         assert self._heads is not None, "weights of the vocabulary need its head"

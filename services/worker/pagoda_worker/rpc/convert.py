@@ -137,6 +137,7 @@ def model_facts_to_proto(facts: ModelFacts, groups: Sequence[CacheGroup] = ()) -
         quantization=facts.quantization,
         embedding_size=facts.embedding_size,
         pooling_tasks=[POOLING_TASKS[task] for task in facts.pooling_tasks],
+        unserved_pooling_tasks=[POOLING_TASKS[task] for task in facts.unserved_pooling_tasks],
         only_pools=facts.only_pools,
         labels=facts.labels,
         has_matryoshka=facts.matryoshka is not None,

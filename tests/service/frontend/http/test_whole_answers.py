@@ -130,7 +130,7 @@ async def test_paths_and_methods_that_there_are_not(frontend: Running, method: s
         else (405, "MethodNotAllowedError", "Method Not Allowed")
     )
     message = f"{text}: {method} {path}"
-    body: Any = {"error": {"message": message, "type": kind, "param": None, "code": status}}
+    body: Any = {"error": {"message": message, "type": kind, "param": None, "code": status}, "detail": text}
     if path == "/v1/messages":
         body = {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
     assert (response.status_code, response.json()) == (status, body)

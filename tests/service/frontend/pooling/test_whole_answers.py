@@ -112,7 +112,7 @@ async def test_values_of_each_token_are_rows_and_base64_is_of_all_of_them() -> N
     ],
 )
 async def test_the_task_that_is_asked_for(task: str, number: types_pb2.PoolingTask, data: Any) -> None:
-    fake = PoolingEngine(SCORE, EMBED, TOKEN_EMBED, CLASSIFY, TOKEN_CLASSIFY)
+    fake = PoolingEngine(SCORE, EMBED, TOKEN_EMBED, CLASSIFY, TOKEN_CLASSIFY, labels=["a", "b"])
     fake.made = {6: [1, 2, 3, 4]}
     async with running_frontend(fake) as running:
         answer = await asked(running, "/pooling", input=[5, 6], task=task)
@@ -123,6 +123,47 @@ async def test_the_task_that_is_asked_for(task: str, number: types_pb2.PoolingTa
             "Unsupported task: 'sparse'. It is not supported by this model: it can score, embed, token_embed, "
             "classify, token_classify.",
         )
+
+
+async def test_lexical_weights_are_one_number_a_token() -> None:
+    fake = PoolingEngine(EMBED, TOKEN_CLASSIFY)
+    fake.made = {6: [0.0, 0.5, 2.0]}
+    async with running_frontend(fake) as running:
+        answer = await asked(running, "/pooling", input=[4, 5, 6], task="token_classify")
+        assert answer["data"] == [pooled(0, [0.0, 0.5, 2.0])]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "why"),
+    [
+        ("/v1/embeddings", {"input": "a"}, "Unsupported task: 'embed'. Embedding API is not supported"),
+        ("/v2/embed", {"texts": ["a"]}, "Unsupported task: 'embed'. Embedding API is not supported"),
+        ("/score", {"text_1": "a", "text_2": "b"}, "Scoring API is only enabled for num_labels == 1"),
+        ("/v1/score", {"text_1": "a", "text_2": "b"}, "Scoring API is only enabled for num_labels == 1"),
+        ("/rerank", {"query": "a", "documents": ["b"]}, "Scoring API is only enabled for num_labels == 1"),
+        ("/v2/rerank", {"query": "a", "documents": ["b"]}, "Scoring API is only enabled for num_labels == 1"),
+    ],
+)
+async def test_a_path_for_other_models_is_not_there_and_says_why(path: str, body: dict[str, Any], why: str) -> None:
+    async with running_frontend(PoolingEngine(CLASSIFY, TOKEN_CLASSIFY, labels=["a", "b"])) as running:
+        response = await running.post(path, body)
+        answer = response.json()
+        assert (response.status_code, answer["detail"], answer["error"]["type"]) == (404, "Not Found", "NotFoundError")
+        assert why in answer["error"]["message"]
+        assert "it can classify, token_classify." in answer["error"]["message"]
+
+
+async def test_a_task_that_the_pooler_config_leaves_out_is_named() -> None:
+    async with running_frontend(PoolingEngine(TOKEN_EMBED, unserved_pooling_tasks=[EMBED])) as running:
+        assert await refused(running, "/pooling", input=[5], task="embed") == (
+            400,
+            "task",
+            'Try switching the model\'s pooling_task via --pooler-config \'{"task": "embed"}\': now it can '
+            "token_embed.",
+        )
+        response = await running.post("/classify", {"input": [5]})
+        assert response.status_code == 404
+        assert response.json()["detail"] == "Not Found"
 
 
 async def test_labels_have_their_names_and_number() -> None:

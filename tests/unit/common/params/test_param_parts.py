@@ -368,15 +368,14 @@ def test_normalize_has_two_names(
         ),
         (
             "token_embed",
-            ("embed",),
-            "Try switching the model's pooling_task via --pooler-config '{\"task\": …}', if the checkpoint is made for "
-            "token_embed: it can embed.",
+            ("classify",),
+            'Try switching the model\'s pooling_task via --pooler-config \'{"task": "token_embed"}\': now it can '
+            "classify.",
         ),
         (
             "classify",
-            ("token_classify",),
-            "Try switching the model's pooling_task via --pooler-config '{\"task\": …}', if the checkpoint is made for "
-            "classify: it can token_classify.",
+            ("token_embed",),
+            "Unsupported task: 'classify'. Classification API is not supported by this model: it can token_embed.",
         ),
         (
             "embed",
@@ -396,13 +395,19 @@ def test_normalize_has_two_names(
         (
             "score",
             ("embed",),
-            "Unsupported task: 'score'. Scoring API is not supported by this model: it can embed.",
+            "Unsupported task: 'score'. This model does not support the Scoring API: it can embed.",
+        ),
+        (
+            "score",
+            ("classify", "token_classify"),
+            "Unsupported task: 'score'. Scoring API is only enabled for num_labels == 1: it can classify, "
+            "token_classify.",
         ),
         ("x" * 41, ("embed",), f"Unsupported task: '{'x' * 40}'. It is not supported by this model: it can embed."),
     ],
 )
 def test_why_a_model_is_not_asked_for_a_task(task: str, tasks: tuple[str, ...], message: str) -> None:
-    refusal = task_refusal(task, tasks)
+    refusal = task_refusal(task, tasks, ("token_embed",) if tasks == ("classify",) else ())
     assert (str(refusal), refusal.field) == (message, "task")
 
 

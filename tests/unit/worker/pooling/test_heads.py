@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pagoda_common.params.pooling_params import PoolingParams
-from tests.encoders import SEP, hidden_of, make_encoder, prompts_of
+from tests.encoders import CLS, SEP, hidden_of, make_encoder, prompts_of
 from tests.unit.worker.pooling.driver import PoolingDriver
 
 LENGTHS = (1, 2, 17, 511, 64)
@@ -117,20 +117,30 @@ def model_token(text: str) -> int:
 
 
 def test_lexical_weights_and_vectors_of_tokens_of_bge_m3(tmp_path: Path) -> None:
-    model = make_encoder("XLMRobertaModel", tmp_path)
+    model = make_encoder("XLMRobertaModel", tmp_path, bos_token_id=CLS, eos_token_id=SEP)
     sparse, dense = torch.nn.Linear(64, 1), torch.nn.Linear(64, 64)
     torch.save(sparse.state_dict(), tmp_path / "sparse_linear.pt")
     torch.save(dense.state_dict(), tmp_path / "colbert_linear.pt")
     driver = PoolingDriver(tmp_path)
     (prompt,) = prompts_of([12])
+    prompt[0], prompt[-1] = CLS, SEP
     params = [PoolingParams(task="embed"), PoolingParams(task="token_classify"), PoolingParams(task="token_embed")]
     vector, weights, tokens = driver.pool([prompt] * 3, params)
     hidden = hidden_of(model, prompt)
     with torch.inference_mode():
         np.testing.assert_allclose(vector, torch.nn.functional.normalize(hidden[0], dim=0).numpy(), atol=1e-5)
-        np.testing.assert_allclose(weights, torch.relu(sparse(hidden)).numpy(), atol=1e-4)
+        wanted = torch.relu(sparse(hidden))[1:-1]
+        np.testing.assert_allclose(weights.reshape(-1, 1), wanted.numpy(), atol=1e-4)
         wanted = torch.nn.functional.normalize(dense(hidden[1:]), dim=-1)
     np.testing.assert_allclose(tokens, wanted.numpy(), atol=1e-4)
+
+
+def test_tasks_that_the_pooler_config_leaves_out_are_known(tmp_path: Path) -> None:
+    make_encoder("BertModel", tmp_path)
+    all_of_them = PoolingDriver(tmp_path).facts
+    assert (all_of_them.pooling_tasks, all_of_them.unserved_pooling_tasks) == (("embed", "token_embed"), ())
+    facts = PoolingDriver(tmp_path, pooler_config='{"task": "token_embed"}').facts
+    assert (facts.pooling_tasks, facts.unserved_pooling_tasks) == (("token_embed",), ("embed",))
 
 
 def test_a_sequence_without_finite_states_fails_alone(tmp_path: Path) -> None:

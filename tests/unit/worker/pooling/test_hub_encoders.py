@@ -69,6 +69,20 @@ def test_scores_of_pairs(config: dict[str, Any], prefix: str, tmp_path: Path) ->
     assert not np.allclose(paired, alone, atol=1e-4)
 
 
+@pytest.mark.parametrize(("config", "prefix"), [(GTE, "new."), (JINA, "bert."), (JINA_CODE, "bert.")])
+def test_labels_of_each_token(config: dict[str, Any], prefix: str, tmp_path: Path) -> None:
+    name = "New" if prefix == "new." else "JinaBert"
+    write_hub_encoder(tmp_path, config | {"architectures": [f"{name}ForTokenClassification"]}, prefix=prefix, labels=3)
+    reference, driver = Reference(tmp_path), PoolingDriver(tmp_path)
+    assert driver.facts.pooling_tasks == ("token_classify",)
+    prompts = prompts_of([1, 40, 7])
+    params = [PoolingParams(use_activation=False), PoolingParams(use_activation=False), PoolingParams()]
+    for prompt, made, asked in zip(prompts, driver.pool(prompts, params), params, strict=True):
+        wanted = reference.token_logits(prompt)
+        wanted = wanted if asked.use_activation is False else wanted.softmax(-1)
+        np.testing.assert_allclose(made, wanted.numpy(), atol=1e-4)
+
+
 def test_an_embedding_may_be_stored_within_a_model_with_a_head(tmp_path: Path) -> None:
     """gte-multilingual-base has the names of its token classifier, and a classifier that no vector needs."""
     write_hub_encoder(tmp_path, GTE | {"architectures": ["NewModel", "NewForTokenClassification"]}, prefix="new.")

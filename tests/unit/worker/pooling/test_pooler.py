@@ -166,6 +166,15 @@ def test_labels_of_tokens_may_be_some_columns_of_some_tokens() -> None:
     assert pool(spec, asked, asked, heads=Heads())[0] == [[9, 12], [18, 24]]
     lexical = Dense(weight=torch.tensor([[0.0, 1.0]]), bias=None)
     assert pool(spec, asked, asked, heads=Heads(), lexical=lexical)[0] == [[4], [8]]
+    for ends, weights in (
+        ((None, None), [[4], [8]]),
+        ((int(IDS[0]), None), [[8]]),
+        ((None, int(IDS[1])), [[4]]),
+        ((int(IDS[0]), int(IDS[1])), []),
+        ((int(IDS[1]), int(IDS[0])), [[4], [8]]),
+    ):
+        ended = PoolerSpec(tasks=("token_classify",), lexical_ends=ends)
+        assert pool(ended, asked, asked, heads=Heads(), lexical=lexical)[0] == weights
     spec = PoolerSpec(tasks=("token_classify",), returned_token_ids=(1,))
     assert pool(spec, asked, asked)[1] == [[0], [-2], [12]]
     spec = PoolerSpec(tasks=("token_classify",), step_tag_id=7)
