@@ -44,6 +44,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 DECODERS: dict[str, dict[str, Any]] = {
     "Qwen3Model": {"num_key_value_heads": 2, "head_dim": 16},
     "MistralModel": {"num_key_value_heads": 2, "sliding_window": 24},
+    "Gemma2Model": {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 24, "attn_logit_softcapping": 2.0},
+    "Lfm2Model": {
+        "num_key_value_heads": 2,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "block_ff_dim": 128,
+        "block_auto_adjust_ff_dim": False,
+    },
     "Gemma3TextModel": {
         "num_key_value_heads": 2,
         "head_dim": 16,

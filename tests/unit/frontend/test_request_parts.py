@@ -627,7 +627,7 @@ def test_ids_are_what_a_client_gave_or_drawn(monkeypatch: pytest.MonkeyPatch) ->
 
 def pooling_model(**fields: Any) -> Any:
     given = {"pooling_tasks": ("embed", "score"), "embedding_size": 8, "has_matryoshka": True}
-    return SimpleNamespace(**given | {"matryoshka_dimensions": ()} | fields)
+    return SimpleNamespace(**given | {"matryoshka_dimensions": (), "unserved_pooling_tasks": ()} | fields)
 
 
 @pytest.mark.parametrize(

@@ -213,8 +213,14 @@ _HEADS: tuple[tuple[str, Head], ...] = (
 _POOLING = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForPreTraining")
 """Ends of architectures that generate nothing."""
 
-TOKEN_VECTORS: dict[str, str] = {"HF_ColBERT": "linear.weight"}
-"""Encoders that give a vector for each token alone, and the tensor that shortens them."""
+TOKEN_VECTORS: dict[str, str] = {
+    "HF_ColBERT": "linear.weight",
+    "ColBERTModernBertModel": "linear.weight",
+    "ColBERTJinaRobertaModel": "linear.weight",
+    "ColBERTLfm2Model": "linear.weight",
+}
+"""Models that give a vector for each token alone, and the tensor that shortens them; a Dense of modules.json may take
+its place. The names but the first are vLLM's, for --hf-overrides."""
 
 MODEL_TYPES: dict[str, str] = {
     "llama": "LlamaForCausalLM",

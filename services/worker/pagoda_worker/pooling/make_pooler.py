@@ -35,7 +35,8 @@ def make_pooler(
     """
     heads = model if isinstance(model, PoolingHeads) else None
     denses = [load_dense(file).to(device) for file in files.denses]
-    token_matrix = _token_matrix(checkpoint, weight_files)
+    is_token_model = any(name in TOKEN_VECTORS for name in architectures_of(checkpoint))
+    token_matrix = _token_matrix(checkpoint, weight_files, has_dense=bool(denses)) if is_token_model else None
     if token_matrix is not None:
         denses = [token_matrix.to(device)]
     classifier = _classifier(checkpoint, directory, weight_files)
@@ -49,7 +50,7 @@ def make_pooler(
     is_sparse = heads is not None and heads.head == "vocabulary"
     num_labels = classifier.out_features if classifier is not None else 0 if heads is None else heads.num_labels
     tasks = _tasks(heads, num_labels, has_pooling=files.has_pooling or not files.has_modules, is_lexical=bool(lexical))
-    if token_matrix is not None:
+    if is_token_model:
         tasks = ("token_embed",)
     if asked.task is not None and asked.task not in tasks:
         raise ModelLoadError(f"pooler_config has task {asked.task!r}, the checkpoint is made for {', '.join(tasks)}")
@@ -196,16 +197,16 @@ def _rows(ids: list[int], files: Sequence[Path], *, tied: bool) -> torch.Tensor:
     raise ModelLoadError("classifier_from_token needs the matrix lm_head, which the checkpoint does not have")
 
 
-def _token_matrix(checkpoint: HfConfig, weight_files: Sequence[Path]) -> Dense | None:
-    """The matrix that shortens the vectors of tokens (ColBERT)."""
-    names = [TOKEN_VECTORS[name] for name in architectures_of(checkpoint) if name in TOKEN_VECTORS]
-    for name in names:
-        for path in weight_files:
-            with safe_open(path, framework="pt") as file:
-                if name in file.keys():  # noqa: SIM118 (no dict)
-                    return Dense(weight=file.get_tensor(name), bias=None)
-        raise ModelLoadError(f"the checkpoint has no {name}, which its architecture needs")
-    return None
+def _token_matrix(checkpoint: HfConfig, weight_files: Sequence[Path], *, has_dense: bool) -> Dense | None:
+    """The matrix that shortens the vectors of tokens (ColBERT); None: a Dense of modules.json does."""
+    name = next(TOKEN_VECTORS[name] for name in architectures_of(checkpoint) if name in TOKEN_VECTORS)
+    for path in weight_files:
+        with safe_open(path, framework="pt") as file:
+            if name in file.keys():  # noqa: SIM118 (no dict)
+                return Dense(weight=file.get_tensor(name), bias=None)
+    if has_dense:
+        return None
+    raise ModelLoadError(f"the checkpoint has no {name}, which its architecture needs")
 
 
 def _bge_m3(directory: Path) -> tuple[Dense | None, Dense | None]:

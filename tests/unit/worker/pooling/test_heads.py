@@ -168,3 +168,22 @@ def test_a_colbert_gives_shorter_vectors_of_tokens_alone(tmp_path: Path) -> None
     for prompt, made in zip(prompts, driver.pool(prompts), strict=True):
         wanted = torch.nn.functional.normalize(hidden_of(model, prompt) @ matrix.T, dim=-1)
         np.testing.assert_allclose(made.reshape(len(prompt), -1), wanted.numpy(), atol=1e-4)
+
+
+def test_a_colbert_by_vllms_name_has_its_matrix_in_a_module(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    model = make_encoder("ModernBertModel", tmp_path)
+    matrix = torch.randn(24, 64, generator=torch.Generator().manual_seed(4)) * 0.1
+    (tmp_path / "1_Dense").mkdir()
+    save_file({"linear.weight": matrix}, tmp_path / "1_Dense" / "model.safetensors")
+    (tmp_path / "1_Dense" / "config.json").write_text('{"activation_function": "torch.nn.modules.linear.Identity"}')
+    kinds = [("", "sentence_transformers.models.Transformer"), ("1_Dense", "pylate.models.Dense.Dense")]
+    (tmp_path / "modules.json").write_text(json.dumps([{"path": path, "type": kind} for path, kind in kinds]))
+    assert PoolingDriver(tmp_path).facts.pooling_tasks == ("token_embed", "embed")
+    driver = PoolingDriver(tmp_path, hf_overrides='{"architectures": ["ColBERTModernBertModel"]}')
+    assert driver.facts.pooling_tasks == ("token_embed",)
+    (prompt,) = prompts_of([12])
+    (made,) = driver.pool([prompt])
+    wanted = torch.nn.functional.normalize(hidden_of(model, prompt) @ matrix.T, dim=-1)
+    np.testing.assert_allclose(made.reshape(len(prompt), -1), wanted.numpy(), atol=1e-4)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
@@ -33,8 +34,8 @@ _MAPPINGS: dict[Head, Any] = {
     "token": MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     "vocabulary": MODEL_FOR_MASKED_LM_MAPPING,
 }
-UNPACKED = ("mpnet", "deberta", "deberta-v2")
-"""Types whose attention is their own: sequences of one length run together, without padding."""
+UNPACKED = ("mpnet", "deberta", "deberta-v2", "gpt_oss")
+"""Types whose attention is their own or has sinks: sequences of one length run together, without padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +90,24 @@ def build_encoder(config: HfConfig, head: Head) -> Backbone:
     model_class = mapping[config_class]
     if isinstance(model_class, tuple):
         model_class = model_class[0]
-    is_packed = model_type not in UNPACKED
-    implementation = NAME if is_packed else "eager"
-    parsed._attn_implementation = implementation
-    module = _on_meta(lambda: model_class._from_config(parsed, attn_implementation=implementation, dtype=torch.float32))
+    is_packed = model_type not in UNPACKED and not getattr(parsed, "attn_logit_softcapping", None)
+
+    def build() -> PreTrainedModel:
+        implementation = NAME if is_packed else "eager"
+        parsed._attn_implementation = implementation
+        return model_class._from_config(parsed, attn_implementation=implementation, dtype=torch.float32)
+
+    module = _on_meta(build)
+    if is_packed and _mixes_along_tokens(module):
+        is_packed = False
+        module = _on_meta(build)
     is_decoder = config_class in MODEL_FOR_CAUSAL_LM_MAPPING and config_class not in MODEL_FOR_MASKED_LM_MAPPING
     return Backbone(module, is_packed, is_decoder)
+
+
+def _mixes_along_tokens(module: PreTrainedModel) -> bool:
+    """Whether layers beside attention take a token's neighbours: in a packed pass, those of other texts."""
+    return any(isinstance(part, nn.Conv1d) for part in module.modules())
 
 
 def _on_meta(build: Callable[[], PreTrainedModel]) -> PreTrainedModel:
