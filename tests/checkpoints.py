@@ -105,6 +105,11 @@ _DECI_LM = {
     "block_configs": _BLOCKS,
     "rope_parameters": _LLAMA4["rope_parameters"],
 }
+_HUNYUAN = {
+    "head_dim": 20,
+    "attention_bias": True,
+    "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "alpha": 6.0, "factor": 1.0},
+}
 _CONVS = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "conv_bias": True}
 
 SOFT_ROUTERS = (
@@ -566,6 +571,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "dynamic", "rope_theta": 50000.0, "factor": 6.0},
         },
     ),
+    "HunYuanDenseV1ForCausalLM": ("hunyuan_v1_dense", _SMALL | _HUNYUAN),
+    "HunYuanMoEV1ForCausalLM": ("hunyuan_v1_moe", _SMALL | _HUNYUAN | {"num_experts": 5, "moe_topk": 3}),
     "NemotronForCausalLM": ("nemotron", _SMALL),
     "GPTJForCausalLM": (
         "gptj",

@@ -136,18 +136,19 @@ def _cache_writes(device: torch.device, dtype: torch.dtype, head_dim: int) -> It
         store_kv_cache_reference(heads[:, 4:6], heads[:, 6:], *expected, slots)
         return [Pair(one, other, TOLERANCE[dtype]) for one, other in zip(actual, expected, strict=True)]
 
-    def rotate() -> list[Pair]:
+    def rotate(norms_are_last: bool) -> list[Pair]:
         qkv, actual, expected, slots = inputs()
         angles = torch.randn(17, 1, head_dim // 2, device=device)
         weights = torch.randn(2, head_dim, device=device, dtype=dtype)
-        norms, rotary = HeadNorms(weights[0], weights[1], 1e-6), (angles.cos(), angles.sin())
+        norms, rotary = HeadNorms(weights[0], weights[1], 1e-6, 0.0, norms_are_last), (angles.cos(), angles.sin())
         query = rope_store(qkv, *actual, slots, rotary=rotary, norms=norms)
         turned = rope_store_reference(qkv, *expected, slots, rotary=rotary, norms=norms)
         pairs = zip((query, *actual), (turned, *expected), strict=True)
         return [Pair(one, other, TOLERANCE[dtype]) for one, other in pairs]
 
     yield Check("store_kv_cache", f"{dtype} head_dim {head_dim}", store)
-    yield Check("rope_store", f"{dtype} head_dim {head_dim}", rotate)
+    yield Check("rope_store", f"{dtype} head_dim {head_dim}", lambda: rotate(False))
+    yield Check("rope_store", f"{dtype} head_dim {head_dim}, norms after the rotation", lambda: rotate(True))
 
 
 def _rows(device: torch.device, dtype: torch.dtype, num_tokens: int, dim: int) -> Iterator[Check]:

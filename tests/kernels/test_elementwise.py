@@ -104,19 +104,35 @@ def test_rope_store(num_tokens: int, head_dim: int, is_interleaved: bool) -> Non
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [6, 64, 100])
-def test_rope_store_with_norms(head_dim: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("head_dim", [6, 32, 64, 100, 128])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_rope_store_with_norms(is_last: bool, head_dim: int, dtype: torch.dtype) -> None:
     qkv = torch.randn(33, 8 * head_dim).to(dtype)
     weights = [torch.randn(head_dim).to(dtype) for _ in range(2)]
-    norms = HeadNorms(weights[0], weights[1], 1e-6, 1.0)
+    norms = HeadNorms(weights[0], weights[1], 1e-6, 1.0, is_last)
     if dtype == torch.float32:  # 16-bit PyTorch rounds between norm and rotation, the kernel does not
         equal_to_the_reference(qkv, 2, head_dim, rotary_dim=head_dim, norms=norms)
+        equal_to_the_reference(qkv, 2, head_dim, rotary_dim=4, norms=norms, is_interleaved=True)
+        equal_to_the_reference(qkv, 2, head_dim, rotary_dim=None, norms=norms)
     angles = torch.randn(33, 1, head_dim // 2)
     expected, actual = caches(2, head_dim, dtype), caches(2, head_dim, dtype)
     options: dict[str, Any] = {"rotary": (angles.cos(), angles.sin()), "norms": norms}
     query = rope_store_reference(qkv, *expected, torch.arange(33), **options)
     torch.testing.assert_close(rope_store(qkv, *actual, torch.arange(33), **options), query)
     torch.testing.assert_close(actual[0], expected[0], equal_nan=True)
+
+
+def test_norms_of_rotated_heads_take_what_the_rotation_scales() -> None:
+    """A rotation whose cosines and sines have a factor, as of yarn, changes the mean square."""
+    qkv, angles, weight = torch.randn(9, 8 * 64), torch.randn(9, 1, 32), torch.randn(64)
+    results = []
+    for is_last, factor in ((False, 1.0), (True, 1.0), (True, 3.0)):
+        rotary = (factor * angles.cos(), factor * angles.sin())
+        norms = HeadNorms(weight, weight, 0.0, 0.0, is_last)
+        copy = qkv.clone()
+        results.append(rope_store(copy, *caches(2, 64, qkv.dtype), torch.arange(9), rotary=rotary, norms=norms))
+    assert not torch.allclose(results[0], results[1], atol=0.1)
+    torch.testing.assert_close(results[1], results[2])
 
 
 def test_rope_store_without_a_rotation_and_of_rows_with_gaps() -> None:

@@ -1,6 +1,6 @@
 """Every family under every circumstance, tiny and random: the tokens stay those of transformers.
 
-    python -m tests.models.circumstances [--families Zamba2ForCausalLM hunyuan_v1_dense] [--without-processes]
+    python -m tests.models.circumstances [--families Zamba2ForCausalLM apertus] [--without-processes]
 
 A family is an architecture of tests/checkpoints.py, or a model type that transformers computes. Each is served whole,
 in chunks and with its prefix cached; preempted by recomputation and by swaps; with drafts; forked into three; as beams;
@@ -36,7 +36,7 @@ FAMILIES = (
     *("FalconH1ForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Gemma3nForCausalLM", "Gemma4ForCausalLM"),
     *("MiniCPM3ForCausalLM", "Exaone4ForCausalLM", "JambaForCausalLM", "BambaForCausalLM", "Zamba2ForCausalLM"),
     "DeciLMForCausalLM",
-    *("ExaoneForCausalLM", "InternLM3ForCausalLM", "hunyuan_v1_dense"),
+    *("ExaoneForCausalLM", "InternLM3ForCausalLM", "HunYuanDenseV1ForCausalLM", "HunYuanMoEV1ForCausalLM", "apertus"),
 )
 """Those that keep no tokens, as Mamba, are in tests/exactness/test_recurrent_alone.py."""
 ON_ONE_RANK = ("Zamba2ForCausalLM",)

@@ -5,7 +5,7 @@ import pytest
 from tests.models.circumstances import FAMILIES, run
 
 
-@pytest.mark.parametrize("family", ["Exaone4ForCausalLM", "hunyuan_v1_dense"])
+@pytest.mark.parametrize("family", ["Exaone4ForCausalLM", "apertus"])
 def test_a_family_stands_all(family: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert family in FAMILIES
     assert run(family, has_processes=False) == []

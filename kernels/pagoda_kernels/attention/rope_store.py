@@ -25,6 +25,8 @@ class HeadNorms(NamedTuple):
     eps: float
     weight_offset: float = 0.0
     """Added to both weights."""
+    is_last: bool = False
+    """They are of rotated queries and keys (Hunyuan); else the rotation is of normed ones."""
 
 
 def rope_store(
@@ -46,7 +48,7 @@ def rope_store(
         slot_mapping: [num_tokens] int64; slot = block_id * block_size + offset; -1 skips the token.
         rotary: cosines and sines as `rotary_embedding` takes them; None rotates nothing.
         is_interleaved: as `rotary_embedding`.
-        norms: of queries and keys before the rotation.
+        norms: of queries and keys, before the rotation or after it.
         has_skips: False promises that no slot is -1.
 
     Returns:
@@ -71,7 +73,7 @@ def rope_store(
     kernel = native("rope_store") if qkv.is_cpu else None
     if kernel is not None and _is_native(qkv, k_cache, v_cache, norms):
         cos, sin = (None, None) if rotary is None else rotary
-        weights = (None, None, 0.0, 0.0) if norms is None else norms
+        weights = (None, None, 0.0, 0.0, False) if norms is None else norms
         kernel(qkv, k_cache, v_cache, slot_mapping, num_heads, cos, sin, is_interleaved, *weights)
         return qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, head_dim)[:, :num_heads]
     return _composed(
@@ -110,18 +112,25 @@ def _composed(
     """One operation after the other. `heads`: [num_tokens, all heads, head_dim]."""
     num_kv_heads = k_cache.shape[2]
     rotated, value = heads[:, :-num_kv_heads], heads[:, -num_kv_heads:]
-    if norms is not None:
-        query, key = rotated[:, :-num_kv_heads], rotated[:, -num_kv_heads:]
-        normed = (
-            rms_norm(x, weight, norms.eps, weight_offset=norms.weight_offset)
-            for x, weight in ((query, norms.q_weight), (key, norms.k_weight))
-        )
-        rotated = torch.cat(tuple(normed), dim=1)
+    if norms is not None and not norms.is_last:
+        rotated = _normed(rotated, num_kv_heads, norms)
     if rotary is not None:
         rotated = rotary_embedding(rotated, *rotary, is_interleaved=is_interleaved)
+    if norms is not None and norms.is_last:
+        rotated = _normed(rotated, num_kv_heads, norms)
     key = rotated[:, -num_kv_heads:]
     store_kv_cache(key, value, k_cache, v_cache, slot_mapping, has_skips=has_skips)
     return rotated[:, :-num_kv_heads]
+
+
+def _normed(heads: Tensor, num_kv_heads: int, norms: HeadNorms) -> Tensor:
+    """Queries, then keys, [num_tokens, num_heads + num_kv_heads, head_dim]."""
+    query, key = heads[:, :-num_kv_heads], heads[:, -num_kv_heads:]
+    normed = (
+        rms_norm(x, weight, norms.eps, weight_offset=norms.weight_offset)
+        for x, weight in ((query, norms.q_weight), (key, norms.k_weight))
+    )
+    return torch.cat(tuple(normed), dim=1)
 
 
 def rope_store_reference(
@@ -143,12 +152,18 @@ def rope_store_reference(
         wide[:, num_rotated - num_kv_heads : num_rotated],
         wide[:, num_rotated:],
     )
-    if norms is not None:
-        scale = [x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norms.eps) for x in (query, key)]
-        query = scale[0] * (norms.q_weight.float() + norms.weight_offset)
-        key = scale[1] * (norms.k_weight.float() + norms.weight_offset)
+    if norms is not None and not norms.is_last:
+        query, key = _normed_reference(query, key, norms)
     if rotary is not None:
         query = rotary_embedding(query, *rotary, is_interleaved=is_interleaved)
         key = rotary_embedding(key, *rotary, is_interleaved=is_interleaved)
+    if norms is not None and norms.is_last:
+        query, key = _normed_reference(query, key, norms)
     store_kv_cache(key.to(qkv.dtype), value.to(qkv.dtype), k_cache, v_cache, slot_mapping)
     return query.to(qkv.dtype)
+
+
+def _normed_reference(query: Tensor, key: Tensor, norms: HeadNorms) -> tuple[Tensor, Tensor]:
+    scaled = [x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norms.eps) for x in (query, key)]
+    weights = [weight.float() + norms.weight_offset for weight in (norms.q_weight, norms.k_weight)]
+    return scaled[0] * weights[0], scaled[1] * weights[1]

@@ -59,7 +59,7 @@ class ComposedLayers:
                 layer.mlp_norm,
                 layer.eps,
                 layer.weight_offset,
-                *(attention.head_norms or (None, None, 0.0, 0.0)),
+                *(attention.head_norms or (None, None, 0.0, 0.0, False)),
                 [(linear.matrix, linear.bias) for linear in layer.linears],
                 ACTIVATION_NAMES.index(_feed_forward(layer).activation),
                 -1 if attention.rotation is None else attention.rotation,

@@ -134,7 +134,7 @@ class DecoderLayers:
                 layer.mlp_norm,
                 layer.eps,
                 layer.weight_offset,
-                *(attention.head_norms or (None, None, 0.0, 0.0)),
+                *(attention.head_norms or (None, None, 0.0, 0.0, False)),
                 [native_weights(linear) for linear in layer.linears],
                 0 if isinstance(mlp, MixtureWeights) else ACTIVATION_NAMES.index(mlp.activation),
                 -1 if attention.rotation is None else attention.rotation,

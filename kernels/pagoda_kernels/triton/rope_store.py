@@ -109,6 +109,7 @@ def launch_store(
         ROTARY_DIM=0 if rotary is None else 2 * cos.shape[-1],
         IS_INTERLEAVED=is_interleaved,
         HAS_NORMS=norms is not None,
+        NORMS_LAST=norms is not None and norms.is_last,
         CACHE=kind,
         ALIGNED=aligned(head_dim) if kind == "int8" else head_dim,
         BLOCK_D=triton.next_power_of_2(aligned(head_dim)),
@@ -124,7 +125,7 @@ def _store_kernel(
     query_token_stride, query_head_stride, key_token_stride, key_head_stride, value_token_stride, value_head_stride,
     k_block_stride, k_slot_stride, k_head_stride, v_block_stride, v_slot_stride, v_head_stride,
     HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, IS_INTERLEAVED: tl.constexpr, HAS_NORMS: tl.constexpr,
-    CACHE: tl.constexpr, ALIGNED: tl.constexpr, BLOCK_D: tl.constexpr,
+    NORMS_LAST: tl.constexpr, CACHE: tl.constexpr, ALIGNED: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Program (token, head): the first num_heads are queries, the others keys with their values."""
     token = tl.program_id(0).to(tl.int64)
@@ -135,7 +136,7 @@ def _store_kernel(
         source = query_ptr + token * query_token_stride + head * query_head_stride
         x = _turned(
             source, q_weight_ptr, cos_ptr, sin_ptr, token, eps, weight_offset,
-            HEAD_DIM, ROTARY_DIM, IS_INTERLEAVED, HAS_NORMS, BLOCK_D,
+            HEAD_DIM, ROTARY_DIM, IS_INTERLEAVED, HAS_NORMS, NORMS_LAST, BLOCK_D,
         )  # fmt: skip
         target = output_ptr + (token * num_heads + head) * HEAD_DIM
         tl.store(target + dims, x.to(output_ptr.dtype.element_ty), mask=is_dim)
@@ -148,7 +149,7 @@ def _store_kernel(
             source = key_ptr + token * key_token_stride + kv_head * key_head_stride
             x = _turned(
                 source, k_weight_ptr, cos_ptr, sin_ptr, token, eps, weight_offset,
-                HEAD_DIM, ROTARY_DIM, IS_INTERLEAVED, HAS_NORMS, BLOCK_D,
+                HEAD_DIM, ROTARY_DIM, IS_INTERLEAVED, HAS_NORMS, NORMS_LAST, BLOCK_D,
             )  # fmt: skip
             # As it would be read from a cache of floats.
             x = x.to(key_ptr.dtype.element_ty).to(tl.float32)
@@ -189,14 +190,14 @@ def _store_row(x, row_ptr, scale_ptr, dims, ALIGNED: tl.constexpr, CACHE: tl.con
 def _turned(
     x_ptr, weight_ptr, cos_ptr, sin_ptr, token, eps, weight_offset,
     HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, IS_INTERLEAVED: tl.constexpr, HAS_NORMS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    NORMS_LAST: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """[BLOCK_D] float32: one head, its norm taken, its first ROTARY_DIM values rotated."""
+    """[BLOCK_D] float32: one head, its norm taken, its first ROTARY_DIM values rotated, before the norm or after it."""
     dims = tl.arange(0, BLOCK_D)
     is_dim = dims < HEAD_DIM
     x = tl.load(x_ptr + dims, mask=is_dim, other=0.0).to(tl.float32)
     scale = 1.0
-    if HAS_NORMS:
+    if HAS_NORMS and not NORMS_LAST:
         scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / HEAD_DIM + eps)
         x = x * scale * (tl.load(weight_ptr + dims, mask=is_dim, other=0.0).to(tl.float32) + weight_offset)
     if ROTARY_DIM > 0:
@@ -213,8 +214,11 @@ def _turned(
         cos = tl.load(cos_ptr + token * HALF + pair, mask=is_rotated, other=1.0).to(tl.float32)
         sin = tl.load(sin_ptr + token * HALF + pair, mask=is_rotated, other=0.0).to(tl.float32)
         other = tl.load(x_ptr + partner, mask=is_rotated, other=0.0).to(tl.float32)
-        if HAS_NORMS:
+        if HAS_NORMS and not NORMS_LAST:
             weight = tl.load(weight_ptr + partner, mask=is_rotated, other=0.0).to(tl.float32)
             other = other * scale * (weight + weight_offset)
         x = tl.where(is_rotated, x * cos + tl.where(is_first, -other, other) * sin, x)
+    if NORMS_LAST:
+        scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / HEAD_DIM + eps)
+        x = x * scale * (tl.load(weight_ptr + dims, mask=is_dim, other=0.0).to(tl.float32) + weight_offset)
     return x

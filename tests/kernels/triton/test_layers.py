@@ -97,25 +97,32 @@ def test_store_kv_cache(num_tokens: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "rotary_dim", "is_interleaved", "has_norms"),
+    ("head_dim", "rotary_dim", "is_interleaved", "norms_are_last"),
     [
+        (64, 64, False, False),
+        (80, 80, True, False),
+        (96, 96, True, None),
+        (128, 32, False, False),
+        (128, 128, False, None),
+        (256, 0, False, False),
+        (20, 0, False, None),
         (64, 64, False, True),
         (80, 80, True, True),
-        (96, 96, True, False),
         (128, 32, False, True),
-        (128, 128, False, False),
-        (256, 0, False, True),
-        (20, 0, False, False),
+        (20, 0, False, True),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rope_store(head_dim: int, rotary_dim: int, is_interleaved: bool, has_norms: bool, dtype: torch.dtype) -> None:
+def test_rope_store(
+    head_dim: int, rotary_dim: int, is_interleaved: bool, norms_are_last: bool | None, dtype: torch.dtype
+) -> None:
+    """`norms_are_last`: None is without norms."""
     qkv, weights = torch.randn(17, 8 * head_dim).to(dtype), torch.randn(2, head_dim).to(dtype)
     angles = torch.randn(17, 1, rotary_dim // 2)
     actual, expected = caches(2, head_dim, dtype), caches(2, head_dim, dtype)
     mapping = slots(17)
     rotary = (angles.cos(), angles.sin()) if rotary_dim else None
-    norms = HeadNorms(weights[0], weights[1], 1e-6, 1.0) if has_norms else None
+    norms = None if norms_are_last is None else HeadNorms(weights[0], weights[1], 1e-6, 1.0, norms_are_last)
     with nan_filled_outputs():
         query = rope_store(qkv, *actual, mapping, rotary=rotary, is_interleaved=is_interleaved, norms=norms)
     turned = rope_store_reference(qkv, *expected, mapping, rotary=rotary, is_interleaved=is_interleaved, norms=norms)

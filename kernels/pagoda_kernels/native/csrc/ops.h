@@ -198,14 +198,21 @@ struct CacheLayout {
   int64_t v_strides[3];
 };
 
-// Norms queries and keys per head (unless the weights are null), rotates the first 2 * half values of each, and writes
-// queries back where they were, keys and values into the cache. Rows of qkv: queries, keys, values. cos and sin:
-// [num_tokens, half]. Slot -1 is not written.
+// Root-mean-square norms of each head of queries and keys, before their rotation or after it.
 template <typename T>
-void rope_store(T* qkv, int64_t qkv_stride, const T* q_weight, const T* k_weight, float eps, float weight_offset,
-                const float* cos, const float* sin, int half, bool is_interleaved, const int64_t* slot_mapping,
-                T* k_cache, T* v_cache, const CacheLayout& layout, int64_t num_tokens, int num_heads, int num_kv_heads,
-                int head_dim, int num_threads);
+struct HeadNorms {
+  const T *q_weight, *k_weight;  // [head_dim]; null: there are no norms
+  float eps, weight_offset;
+  bool is_last;
+};
+
+// Norms queries and keys per head, rotates the first 2 * half values of each, and writes queries back where they were,
+// keys and values into the cache. Rows of qkv: queries, keys, values. cos and sin: [num_tokens, half]. Slot -1 is not
+// written.
+template <typename T>
+void rope_store(T* qkv, int64_t qkv_stride, const HeadNorms<T>& norms, const float* cos, const float* sin, int half,
+                bool is_interleaved, const int64_t* slot_mapping, T* k_cache, T* v_cache, const CacheLayout& layout,
+                int64_t num_tokens, int num_heads, int num_kv_heads, int head_dim, int num_threads);
 
 // Keys and values, a token's heads one after the other, and rows of `width` bytes in the cache for them.
 struct Int8Rows {

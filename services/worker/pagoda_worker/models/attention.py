@@ -77,7 +77,9 @@ class Attention(nn.Module):
         self._plain_norms: HeadNorms | None = None
         """Of `prepare`."""
         self._norms_width = qk_norm == "width"
-        self._norms_heads = qk_norm == "head" and spec.norm == "rms_norm" and spec.clip_qkv is None
+        self._norms_turned = qk_norm == "turned_head"
+        is_fused = qk_norm == "head" and spec.norm == "rms_norm" and spec.clip_qkv is None
+        self._norms_heads = is_fused or self._norms_turned
         if qk_norm not in (None, "plain"):
             q_shape, k_shape = _qk_norm_shapes(spec)
             self.q_norm = Norm(spec=spec, shape=q_shape, prefix=f"{prefix}.q_norm")
@@ -163,15 +165,17 @@ class Attention(nn.Module):
     def _query_alone(self, query: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
         """[num_tokens, num_heads, head_dim], where another layer has stored keys and values."""
         heads = query.view(query.shape[0], self._num_heads, self._head_dim)
-        if self.q_norm is not None:
+        if self.q_norm is not None and not self._norms_turned:
             heads = self.q_norm(heads)
-        return heads if rotary is None else rotary_embedding(heads, *rotary, is_interleaved=self._is_interleaved)
+        if rotary is not None:
+            heads = rotary_embedding(heads, *rotary, is_interleaved=self._is_interleaved)
+        return self.q_norm(heads) if self.q_norm is not None and self._norms_turned else heads
 
     def _head_norms(self, q_norm: Norm, k_norm: Norm) -> HeadNorms | None:
         """The norms, if they may run with the rotation."""
         if not self._norms_heads or q_norm.weight is None or k_norm.weight is None:
             return None
-        return HeadNorms(q_norm.weight, k_norm.weight, q_norm.eps, q_norm.offset)
+        return HeadNorms(q_norm.weight, k_norm.weight, q_norm.eps, q_norm.offset, self._norms_turned)
 
     def fused_weights(self) -> AttentionWeights | None:
         """For layers in one call; None: it does something that they do not."""
@@ -216,7 +220,7 @@ class Attention(nn.Module):
 
 def _qk_norm_shapes(spec: DecoderSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shapes of the weights of q_norm and k_norm."""
-    if spec.qk_norm == "head":
+    if spec.qk_norm in ("head", "turned_head"):
         return (spec.head_dim,), (spec.head_dim,)
     if spec.qk_norm == "width":
         return (spec.num_heads * spec.head_dim,), (spec.num_kv_heads * spec.head_dim,)

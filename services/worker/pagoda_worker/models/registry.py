@@ -41,6 +41,7 @@ from pagoda_worker.models.gpt_oss import gpt_oss_spec, gpt_oss_weights
 from pagoda_worker.models.gptj import GPTJ_NAMES, gptj_spec
 from pagoda_worker.models.granite_hybrid import granite_hybrid_spec, granite_hybrid_weights
 from pagoda_worker.models.hf_config import HfConfig
+from pagoda_worker.models.hunyuan import HUNYUAN_NAMES, hunyuan_dense_spec, hunyuan_moe_spec
 from pagoda_worker.models.installed import installed_factory
 from pagoda_worker.models.jamba import JAMBA_NAMES, jamba_spec
 from pagoda_worker.models.lfm2 import LFM2_NAMES, lfm2_moe_spec, lfm2_spec
@@ -156,6 +157,8 @@ FAMILIES: dict[str, Family] = {
     "Ernie4_5ForCausalLM": Family(ernie4_5_spec, LLAMA_NAMES),
     "SeedOssForCausalLM": Family(seed_oss_spec, LLAMA_NAMES),
     "InternLM3ForCausalLM": Family(internlm3_spec, LLAMA_NAMES),
+    "HunYuanDenseV1ForCausalLM": Family(hunyuan_dense_spec, HUNYUAN_NAMES),
+    "HunYuanMoEV1ForCausalLM": Family(hunyuan_moe_spec, HUNYUAN_NAMES),
     "NemotronForCausalLM": Family(nemotron_spec, NEMOTRON_NAMES),
     "Starcoder2ForCausalLM": Family(starcoder2_spec, STARCODER2_NAMES),
     "StableLmForCausalLM": Family(stablelm_spec, STABLELM_NAMES),
@@ -251,6 +254,8 @@ MODEL_TYPES: dict[str, str] = {
     "ernie4_5": "Ernie4_5ForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
     "internlm3": "InternLM3ForCausalLM",
+    "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
+    "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
     "nemotron": "NemotronForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
     "stablelm": "StableLmForCausalLM",

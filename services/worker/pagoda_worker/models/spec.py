@@ -12,7 +12,7 @@ from pagoda_worker.models.recurrent_spec import Mixer, RecurrentSpec
 
 NormKind: TypeAlias = Literal["rms_norm", "layer_norm"]
 NormPlaces: TypeAlias = Literal["input", "output", "both", "sum"]
-QkNorm: TypeAlias = Literal["head", "each_head", "width", "plain"]
+QkNorm: TypeAlias = Literal["head", "turned_head", "each_head", "width", "plain"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,7 +194,8 @@ class DecoderSpec:
     qk_norm: QkNorm | None = None
     """Norm of queries and keys before the rotation: of each head with one weight for all (head: Qwen3), of each head
     with its own weight (each_head: Cohere), over all heads together (width: OLMo 2), or of each head that is rotated,
-    without weights (plain: Llama 4)."""
+    without weights (plain: Llama 4). After the rotation: of each head with one weight for all (turned_head: Hunyuan), a
+    root-mean-square norm."""
     clip_qkv: float | None = None
     """Bound on the absolute values of queries, keys and values (OLMo)."""
     rope: RopeSpec | None = None

@@ -29,6 +29,7 @@ FAMILIES = (
     "MptForCausalLM",
     "DeciLMForCausalLM",
     "ExaoneForCausalLM",
+    "HunYuanDenseV1ForCausalLM",
 )
 
 

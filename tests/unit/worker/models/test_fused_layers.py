@@ -39,6 +39,7 @@ FUSED = (
     "Phi3ForCausalLM",  # rotates a part of each head
     "SmolLM3ForCausalLM",  # a layer without rotation
     "Ernie4_5ForCausalLM",  # rotates neighbours
+    "HunYuanDenseV1ForCausalLM",  # norms of rotated heads
 )
 NOT_FUSED = (
     "GPT2LMHeadModel",
@@ -48,7 +49,7 @@ NOT_FUSED = (
     "CohereForCausalLM",
     "ArceeForCausalLM",
 )
-MIXTURES = ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
+MIXTURES = ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "HunYuanMoEV1ForCausalLM")
 """In one call in bfloat16 alone."""
 
 

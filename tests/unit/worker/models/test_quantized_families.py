@@ -26,11 +26,15 @@ FAMILIES = (
     *("BambaForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "FalconH1ForCausalLM"),
     *("FalconMambaForCausalLM", "Gemma3nForCausalLM", "Gemma4ForCausalLM", "Glm4MoeForCausalLM"),
     *("Glm4MoeLiteForCausalLM", "GptOssForCausalLM", "GraniteMoeHybridForCausalLM", "JambaForCausalLM"),
+    *("HunYuanDenseV1ForCausalLM", "HunYuanMoEV1ForCausalLM"),
     *("Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Llama4ForCausalLM", "Mamba2ForCausalLM", "MambaForCausalLM"),
     *("MiniCPM3ForCausalLM", "MiniMaxM2ForCausalLM", "NemotronHForCausalLM", "Qwen3NextForCausalLM"),
     *("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "YoutuForCausalLM", "Zamba2ForCausalLM"),
 )
-IN_4_BITS = ("DeepseekV2ForCausalLM", "Gemma3nForCausalLM", "JambaForCausalLM", "Llama4ForCausalLM")
+IN_4_BITS = (
+    *("DeepseekV2ForCausalLM", "Gemma3nForCausalLM", "JambaForCausalLM", "Llama4ForCausalLM"),
+    "HunYuanDenseV1ForCausalLM",
+)
 SCHEMES = {"int8": (8, 0), "int4-g32": (4, 32)}
 STORED = {
     "DeepseekV3ForCausalLM": {"method": "gptq"},
@@ -41,6 +45,8 @@ STORED = {
     "FalconH1ForCausalLM": {"method": "compressed-tensors", "is_symmetric": False},
     "GraniteMoeHybridForCausalLM": {"method": "gptq"},
     "Lfm2MoeForCausalLM": {"method": "compressed-tensors", "bits": 8, "group_size": -1},
+    "HunYuanDenseV1ForCausalLM": {"method": "gptq", "group_size": 16},
+    "HunYuanMoEV1ForCausalLM": {"method": "awq", "is_symmetric": False, "group_size": 16},
 }
 
 WIDTHS = {"DeepseekV3ForCausalLM": {"q_lora_rank": 32, "kv_lora_rank": 32}}

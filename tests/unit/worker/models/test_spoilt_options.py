@@ -33,6 +33,8 @@ ARCHITECTURES = (
     "FalconH1ForCausalLM",
     "GptOssForCausalLM",
     "GraniteMoeHybridForCausalLM",
+    "HunYuanDenseV1ForCausalLM",
+    "HunYuanMoEV1ForCausalLM",
     "InternLM3ForCausalLM",
     "Lfm2ForCausalLM",
     "Lfm2MoeForCausalLM",
@@ -62,6 +64,8 @@ def without_options(spec: DecoderSpec) -> Iterator[tuple[str, DecoderSpec]]:
     for name in _given(spec):
         yield name, _replaced(spec, **{name: _default(spec, name)})
     yield "norm_eps", dataclasses.replace(spec, norm_eps=1.0)
+    if spec.qk_norm == "turned_head":
+        yield "qk_norm before the rotation", dataclasses.replace(spec, qk_norm="head")
     yield "activation", dataclasses.replace(spec, activation="gelu" if spec.activation == "relu" else "relu")
     if spec.moe is not None:
         for name, moe in _of_experts(spec.moe):

@@ -186,6 +186,8 @@ def outputs_of(driver: Driver, **options: Any) -> list[list[int]]:
         ("Olmo3ForCausalLM", {}),
         ("OlmoeForCausalLM", {"num_key_value_heads": 1}),
         ("Qwen2MoeForCausalLM", {}),
+        ("HunYuanDenseV1ForCausalLM", {"tie_word_embeddings": True}),
+        ("HunYuanMoEV1ForCausalLM", {"num_key_value_heads": 1}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )

@@ -104,15 +104,17 @@ Tensor rotate_and_store(const ComposedLayer& layer, const ComposedBatch& batch, 
   const Tensor heads = qkv.view({qkv.size(0), -1, head_dim});
   const int64_t num_heads = heads.size(1) - 2 * kv_heads;
   Tensor turned = heads.narrow(1, 0, num_heads + kv_heads);
-  if (layer.q_norm) {
+  const auto norm = [&] {
     turned = at::cat({composed_norm(*layer.q_norm, turned.narrow(1, 0, num_heads)),
                       composed_norm(*layer.k_norm, turned.narrow(1, num_heads, kv_heads))},
                      1);
-  }
+  };
+  if (layer.q_norm && !layer.head_norms_are_last) norm();
   if (layer.rotation >= 0) {
     const auto& [cos, sin] = batch.rotations[layer.rotation];
     turned = rotated(turned, cos, sin, layer.is_interleaved);
   }
+  if (layer.q_norm && layer.head_norms_are_last) norm();
   const Tensor& slots = batch.slot_mappings[layer.group];
   layer.k_cache.flatten(0, 1).index_copy_(0, slots, turned.narrow(1, num_heads, kv_heads));
   layer.v_cache.flatten(0, 1).index_copy_(0, slots, heads.narrow(1, num_heads + kv_heads, kv_heads));

@@ -26,6 +26,7 @@ struct RmsNorm {
 struct ComposedLayer {
   RmsNorm attention_norm, mlp_norm;
   std::optional<RmsNorm> q_norm, k_norm;  // of each head
+  bool head_norms_are_last;               // they are of rotated heads
   PlainLinear qkv, output, gate_up, down;
   Activation activation;
   int rotation;  // index into ComposedBatch::rotations; -1: none

@@ -161,10 +161,10 @@ void decoder_layers(const std::vector<DecoderLayer>& layers, DecoderBatch& batch
     linear(layer.qkv, normed, nullptr, qkv, rows, team);
     adapters.add(index, 0, layer.qkv, normed, qkv, num_threads);
     const Rotation rotation = layer.rotation < 0 ? Rotation{nullptr, nullptr, 0} : batch.rotations[layer.rotation];
-    rope_store<bf16>(qkv, layer.qkv.num_outputs, layer.q_norm, layer.k_norm, layer.head_eps, layer.head_weight_offset,
-                     rotation.cos, rotation.sin, rotation.half, layer.is_interleaved, group.slot_mapping, layer.k_cache,
-                     layer.v_cache, batch.cache, rows, static_cast<int>(attention.num_heads),
-                     static_cast<int>(attention.num_kv_heads), static_cast<int>(attention.head_dim), num_threads);
+    rope_store<bf16>(qkv, layer.qkv.num_outputs, layer.head_norms, rotation.cos, rotation.sin, rotation.half,
+                     layer.is_interleaved, group.slot_mapping, layer.k_cache, layer.v_cache, batch.cache, rows,
+                     static_cast<int>(attention.num_heads), static_cast<int>(attention.num_kv_heads),
+                     static_cast<int>(attention.head_dim), num_threads);
     if (batch.wanted != nullptr && &layer == &layers.back()) {
       wanted = wanted_rows(batch);
       attention.query_lens = batch.wanted;

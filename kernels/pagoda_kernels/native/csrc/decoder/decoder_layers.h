@@ -15,8 +15,7 @@ namespace pagoda {
 struct DecoderLayer {
   const bf16 *attention_norm, *mlp_norm;
   float eps, weight_offset;
-  const bf16 *q_norm, *k_norm;  // of each head, or null
-  float head_eps, head_weight_offset;
+  HeadNorms<bf16> head_norms;
   LinearWeights qkv, output, gate_up, down;  // of a mixture, the last two are of no use
   Activation activation;
   const Mixture* mixture = nullptr;

@@ -257,7 +257,7 @@ void rms_norm(const Tensor& x, const Tensor& weight, const Tensor& out, double e
 void rope_store(const Tensor& qkv, const Tensor& k_cache, const Tensor& v_cache, const Tensor& slot_mapping,
                 int64_t num_heads, const std::optional<Tensor>& cos, const std::optional<Tensor>& sin,
                 bool is_interleaved, const std::optional<Tensor>& q_weight, const std::optional<Tensor>& k_weight,
-                double eps, double weight_offset) {
+                double eps, double weight_offset, bool norms_are_last) {
   const Unlocked unlocked(qkv.size(0));
   const int half = cos ? static_cast<int>(cos->size(-1)) : 0;
   const pagoda::CacheLayout layout{k_cache.size(1),
@@ -265,11 +265,12 @@ void rope_store(const Tensor& qkv, const Tensor& k_cache, const Tensor& v_cache,
                                    {v_cache.stride(0), v_cache.stride(1), v_cache.stride(2)}};
   by_dtype(qkv, [&](auto zero) {
     using T = decltype(zero);
-    pagoda::rope_store<T>(data<T>(qkv), qkv.stride(0), q_weight ? data<T>(*q_weight) : nullptr,
-                          k_weight ? data<T>(*k_weight) : nullptr, eps, weight_offset,
-                          cos ? data<float>(*cos) : nullptr, sin ? data<float>(*sin) : nullptr, half, is_interleaved,
-                          data<int64_t>(slot_mapping), data<T>(k_cache), data<T>(v_cache), layout, qkv.size(0),
-                          num_heads, k_cache.size(2), k_cache.size(3), at::get_num_threads());
+    const pagoda::HeadNorms<T> norms{q_weight ? data<T>(*q_weight) : nullptr, k_weight ? data<T>(*k_weight) : nullptr,
+                                     static_cast<float>(eps), static_cast<float>(weight_offset), norms_are_last};
+    pagoda::rope_store<T>(data<T>(qkv), qkv.stride(0), norms, cos ? data<float>(*cos) : nullptr,
+                          sin ? data<float>(*sin) : nullptr, half, is_interleaved, data<int64_t>(slot_mapping),
+                          data<T>(k_cache), data<T>(v_cache), layout, qkv.size(0), num_heads, k_cache.size(2),
+                          k_cache.size(3), at::get_num_threads());
   });
 }
 

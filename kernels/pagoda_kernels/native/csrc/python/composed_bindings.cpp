@@ -24,8 +24,9 @@ class ComposedLayers {
 
   void add(const Tensor& attention_norm, const Tensor& mlp_norm, double eps, double weight_offset,
            const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm, double head_eps,
-           double head_weight_offset, const std::vector<Linear>& linears, int64_t activation, int rotation,
-           bool is_interleaved, double scale, int plan, const Tensor& k_cache, const Tensor& v_cache, int group) {
+           double head_weight_offset, bool head_norms_are_last, const std::vector<Linear>& linears, int64_t activation,
+           int rotation, bool is_interleaved, double scale, int plan, const Tensor& k_cache, const Tensor& v_cache,
+           int group) {
     TORCH_CHECK(linears.size() == 4, "a layer has 4 matrices, got ", linears.size());
     const auto linear = [&](int i) { return pagoda::PlainLinear{linears[i].first, linears[i].second}; };
     const auto head_norm = [&](const std::optional<Tensor>& weight) {
@@ -36,6 +37,7 @@ class ComposedLayers {
         .mlp_norm = {mlp_norm, eps, weight_offset},
         .q_norm = head_norm(q_norm),
         .k_norm = head_norm(k_norm),
+        .head_norms_are_last = head_norms_are_last,
         .qkv = linear(0),
         .output = linear(1),
         .gate_up = linear(2),

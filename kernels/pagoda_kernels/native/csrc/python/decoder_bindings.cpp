@@ -30,9 +30,9 @@ class DecoderLayers {
 
   void add(const Tensor& attention_norm, const Tensor& mlp_norm, double eps, double weight_offset,
            const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm, double head_eps,
-           double head_weight_offset, const std::vector<LinearTensors>& linears, int64_t activation, int rotation,
-           bool is_interleaved, double scale, double softcap, int64_t window, const Tensor& k_cache,
-           const Tensor& v_cache, int group) {
+           double head_weight_offset, bool head_norms_are_last, const std::vector<LinearTensors>& linears,
+           int64_t activation, int rotation, bool is_interleaved, double scale, double softcap, int64_t window,
+           const Tensor& k_cache, const Tensor& v_cache, int group) {
     using pagoda::bf16;
     TORCH_CHECK(linears.size() == 4 || linears.size() == 2, "a layer has 4 matrices, or 2 and a mixture, got ",
                 linears.size());
@@ -41,10 +41,8 @@ class DecoderLayers {
         .mlp_norm = data<const bf16>(mlp_norm),
         .eps = static_cast<float>(eps),
         .weight_offset = static_cast<float>(weight_offset),
-        .q_norm = pointer(q_norm),
-        .k_norm = pointer(k_norm),
-        .head_eps = static_cast<float>(head_eps),
-        .head_weight_offset = static_cast<float>(head_weight_offset),
+        .head_norms = {pointer(q_norm), pointer(k_norm), static_cast<float>(head_eps),
+                       static_cast<float>(head_weight_offset), head_norms_are_last},
         .qkv = keep(linears[0]),
         .output = keep(linears[1]),
         .gate_up = linears.size() > 2 ? keep(linears[2]) : pagoda::LinearWeights{},
