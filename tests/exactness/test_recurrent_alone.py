@@ -1,5 +1,7 @@
 """A model that keeps states and no token: no blocks, no tables, and the same tokens."""
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,13 @@ import transformers
 
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.config.speculative_config import SpeculativeConfig
+from pagoda_common.engine.client import EngineRequest
 from pagoda_common.params.sampling_params import SamplingParams
 from tests.checkpoints import make_checkpoint
-from tests.exactness.conftest import make_prompts
-from tests.harness.engine import running_engine
+from tests.exactness import test_cache_groups as groups
+from tests.exactness.conftest import Reference, make_prompts
+from tests.exactness.test_beam_search import check_hypotheses
+from tests.harness.engine import RunningEngine, running_engine
 
 NUM_TOKENS = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -20,9 +25,12 @@ GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "Qwen3NextForCausalLM": {"layer_types": ["linear_attention"] * 4},  # without its layers of attention
+    "MambaForCausalLM": {},
     "Mamba2ForCausalLM": {},
     "FalconMambaForCausalLM": {},
 }
+FAMILIES = ("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM")
+"""Without a layer that keeps tokens; `python -m tests.models.circumstances` has them among all families."""
 
 
 @pytest.fixture(scope="module", params=OPTIONS)
@@ -92,3 +100,91 @@ async def test_siblings_part(directory: Path, prompts: list[list[int]]) -> None:
     together = await tokens(4, prefix_caching=True)
     assert together == await tokens(1, prefix_caching=False)
     assert len({tuple(one) for one in together.values()}) == 3
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest, reference_of: Callable[..., Reference]) -> Reference:
+    """One family after the other, and what transformers says to its prompts."""
+    return reference_of(request.param)
+
+
+async def urgent_last(engine: RunningEngine, prompts: list[list[int]]) -> list[list[int]]:
+    """Output tokens. Each prompt comes when the one before it has its first token, and is more urgent than that."""
+    begun = [asyncio.Event() for _ in prompts]
+
+    async def follow(number: int) -> list[int]:
+        if number:
+            await begun[number - 1].wait()
+        request = EngineRequest(
+            request_id=f"u{number}",
+            prompt_token_ids=prompts[number],
+            sampling_params=groups.GREEDY,
+            eos_token_ids=(),
+            priority=-number,
+        )
+        stream, tokens = engine.client.submit(request), list[int]()
+        while not stream.is_finished:
+            for output in await stream.get():
+                tokens += output.token_ids
+            if tokens:
+                begun[number].set()
+        return tokens
+
+    return await asyncio.gather(*map(follow, range(len(prompts))))
+
+
+def two_slots(
+    family: Reference, *, cache: dict[str, Any] | None = None, scheduler: dict[str, Any] | None = None
+) -> EngineConfig:
+    """Urgent sequences take the slots of others, as there are no blocks that could run out."""
+    return groups.make_config(
+        family,
+        cache={"cpu_kv_cache_memory_bytes": 4 * 2**20, "snapshot_interval": 64} | (cache or {}),
+        scheduler={"policy": "priority", "max_num_seqs": 2} | (scheduler or {}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_async", "prefix_caching", "max_num_batched_tokens"), [*groups.RECOMPUTE, *groups.SWAP]
+)
+async def test_under_preemption(
+    family: Reference, mode: str, is_async: bool, prefix_caching: bool, max_num_batched_tokens: int
+) -> None:
+    config = two_slots(
+        family,
+        cache={"enable_prefix_caching": prefix_caching},
+        scheduler={
+            "async_scheduling": is_async,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "preemption_mode": mode,
+        },
+    )
+    async with running_engine(config) as engine:
+        assert await urgent_last(engine, family.prompts) == family.outputs
+        assert engine.client.load.num_preemptions > 0
+        groups.assert_nothing_is_left(engine)
+
+
+async def test_beams_find_the_hypotheses_of_transformers(family: Reference) -> None:
+    async with running_engine(groups.make_config(family)) as engine:
+        for number in (1, 4, 5):
+            await check_hypotheses(engine, family, number, width=3, penalty=1.0, stopping=False)
+        groups.assert_nothing_is_left(engine)
+
+
+async def test_an_int8_cache_changes_nothing(family: Reference) -> None:
+    """States are not rounded."""
+    async with running_engine(two_slots(family, cache={"kv_cache_dtype": "int8"})) as engine:
+        assert await engine.all_tokens(family.prompts, groups.GREEDY) == family.outputs
+        assert await urgent_last(engine, family.prompts) == family.outputs
+        assert engine.client.load.num_preemptions > 0
+        groups.assert_nothing_is_left(engine)
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+async def test_steps_that_overlap(family: Reference, prefix_caching: bool) -> None:
+    config = two_slots(family, cache={"enable_prefix_caching": prefix_caching})
+    async with running_engine(config, overlaps=True) as engine:
+        assert await urgent_last(engine, family.prompts) == family.outputs
+        assert engine.client.load.num_preemptions > 0
+        groups.assert_nothing_is_left(engine)

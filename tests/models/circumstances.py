@@ -5,7 +5,8 @@
 A family is an architecture of tests/checkpoints.py, or a model type that transformers computes. Each is served whole,
 in chunks and with its prefix cached; preempted by recomputation and by swaps; with drafts; forked into three; as beams;
 with an int8 cache; on two ranks; and as processes of which the worker and then the scheduler are killed, after a sleep
-between. The tests of tests/exactness and tests/process do so to some; this program to all.
+between. Families that keep states alone are preempted by urgent sequences: no blocks can run out. The tests of
+tests/exactness and tests/process do so to some; this program to all.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from transformers import AutoModelForCausalLM
 from pagoda_common.errors import ConfigError
 from tests.checkpoints import CONFIGS, make_checkpoint, write_tokenizer
 from tests.exactness import test_cache_groups as exactness
+from tests.exactness import test_recurrent_alone as alone
 from tests.exactness.conftest import NUM_TOKENS, Reference, make_prompts
 from tests.models.sweep import make_model
 from tests.process.failures import test_cache_groups as processes
@@ -37,10 +39,12 @@ FAMILIES = (
     *("MiniCPM3ForCausalLM", "Exaone4ForCausalLM", "JambaForCausalLM", "BambaForCausalLM", "Zamba2ForCausalLM"),
     "DeciLMForCausalLM",
     *("ExaoneForCausalLM", "InternLM3ForCausalLM", "HunYuanDenseV1ForCausalLM", "HunYuanMoEV1ForCausalLM", "apertus"),
+    *alone.FAMILIES,
 )
-"""Those that keep no tokens, as Mamba, are in tests/exactness/test_recurrent_alone.py."""
 ON_ONE_RANK = ("Zamba2ForCausalLM",)
 NUM_PROMPTS = 18
+MANY_TOKENS = 3000
+"""Of streams of states alone: a step of theirs is soon done, and they have room for more than other tiny models."""
 
 
 def reference_of(family: str, directory: Path) -> Reference:
@@ -76,27 +80,31 @@ async def drafts(family: Reference) -> None:
         assert engine.client.load.speculation.num_draft_tokens > 0
 
 
-async def as_processes(family: Reference) -> None:
+async def as_processes(family: Reference, num_tokens: int) -> None:
     """Two streams, under which the worker is killed, all sleeps and wakes, and the scheduler is killed."""
     with processes.serving(family.directory) as stack:
-        processes.test_streams_go_on_where_they_were(stack)
+        processes.check_streams(stack, num_tokens)
 
 
-def circumstances() -> Iterator[tuple[str, Callable[[Reference], Awaitable[None]]]]:
+def circumstances(family: str) -> Iterator[tuple[str, Callable[[Reference], Awaitable[None]]]]:
     """By name."""
+    has_blocks = family not in alone.FAMILIES
+    preempt = exactness.test_under_preemption if has_blocks else alone.test_under_preemption
     yield "whole, and with a prefix that is there", exactness.test_alone_and_all_at_once
     for mode, settings in (("recompute", exactness.RECOMPUTE), ("swap", exactness.SWAP)):
         for _, *options in settings:
             yield (
                 f"preempted by {mode}, {options}",
-                lambda family, mode=mode, options=options: exactness.test_under_preemption(family, mode, *options),
+                lambda reference, mode=mode, options=options: preempt(reference, mode, *options),
             )
     yield "with drafts", drafts
     yield "forked", exactness.test_siblings_fork_and_part
     yield "as beams", exactness.test_beams_find_the_hypotheses_of_transformers
-    yield "with an int8 cache", exactness.test_an_int8_cache_gives_the_same_tokens_however_they_come_about
+    of_int8 = exactness.test_an_int8_cache_gives_the_same_tokens_however_they_come_about
+    yield "with an int8 cache", of_int8 if has_blocks else alone.test_an_int8_cache_changes_nothing
     yield "on two ranks", on_two_ranks
-    yield "as processes", as_processes
+    num_tokens = processes.NUM_TOKENS if has_blocks else MANY_TOKENS
+    yield "as processes", lambda reference: as_processes(reference, num_tokens)
 
 
 def run(family: str, *, has_processes: bool) -> list[str]:
@@ -104,7 +112,7 @@ def run(family: str, *, has_processes: bool) -> list[str]:
     failed = []
     with tempfile.TemporaryDirectory(prefix=f"{family}-") as directory:
         reference = reference_of(family, Path(directory))
-        for name, holds in circumstances():
+        for name, holds in circumstances(family):
             if name == "as processes" and not has_processes:
                 continue
             started = time.monotonic()

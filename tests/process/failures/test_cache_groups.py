@@ -46,9 +46,10 @@ def serving(directory: Path, *options: str) -> Iterator[Stack]:
 
 
 class Streams:
-    """One greedy and one seeded stream at once."""
+    """One greedy and one seeded stream at once, of so many tokens each."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Stack, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
         self.tokens: list[list[int]] = [[], []]
         self._errors: list[Exception] = []
         self._threads = [threading.Thread(target=self._follow, args=(stack, number)) for number in range(2)]
@@ -60,7 +61,7 @@ class Streams:
             "model": "tiny",
             "prompt": PROMPTS[number],
             "stream": True,
-            "max_tokens": NUM_TOKENS,
+            "max_tokens": self._num_tokens,
             "ignore_eos": True,
             "temperature": float(number),
             "seed": 5,
@@ -83,7 +84,7 @@ class Streams:
         while min(map(len, self.tokens)) < num_tokens and any(thread.is_alive() for thread in self._threads):
             time.sleep(0.005)
         assert not self._errors
-        assert min(map(len, self.tokens)) < NUM_TOKENS, "one of them is not done yet"
+        assert min(map(len, self.tokens)) < self._num_tokens, "one of them is not done yet"
 
     def end(self) -> list[list[int]]:
         for thread in self._threads:
@@ -107,12 +108,22 @@ def kill(name: str) -> Callable[[Stack], None]:
 
 
 def test_streams_go_on_where_they_were(stack: Stack) -> None:
-    undisturbed = Streams(stack).end()
-    assert [len(tokens) for tokens in undisturbed] == [NUM_TOKENS] * 2
-    streams = Streams(stack)
-    for num_tokens, disturb in ((40, kill("worker")), (90, sleep_and_wake), (140, kill("scheduler"))):
-        streams.wait_for(num_tokens)
+    check_streams(stack, NUM_TOKENS)
+
+
+def check_streams(stack: Stack, num_tokens: int) -> None:
+    """They end as they do undisturbed.
+
+    Args:
+        num_tokens: so many that both last until the third disturbance, and that each is over before the next begins.
+    """
+    undisturbed = Streams(stack, num_tokens).end()
+    assert [len(tokens) for tokens in undisturbed] == [num_tokens] * 2
+    streams = Streams(stack, num_tokens)
+    for share, disturb in ((40, kill("worker")), (90, sleep_and_wake), (140, kill("scheduler"))):
+        reached = num_tokens * share // 300
+        streams.wait_for(reached)
         for tokens, right in zip(map(list, streams.tokens), undisturbed, strict=True):
-            assert tokens == right[: len(tokens)], f"before token {num_tokens}"
+            assert tokens == right[: len(tokens)], f"before token {reached}"
         disturb(stack)
     assert streams.end() == undisturbed
