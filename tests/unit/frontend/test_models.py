@@ -139,3 +139,20 @@ async def test_counts_are_sums() -> None:
     one.wait_until_idle = two.wait_until_idle = wait
     await both.wait_until_idle()
     assert both.is_idle
+
+
+def test_a_name_without_asking_a_scheduler() -> None:
+    one, two = model("a"), model("b")
+    two.engine.loras["d"] = object()
+    both = models(one, two)
+    assert (both.named_here("b"), both.named_here("d")) == (two, two)
+    assert models(one).named_here(None) is one
+    with pytest.raises(NotFound):
+        both.named_here("x")
+    for name in (None, ""):
+        with pytest.raises(InvalidRequest, match="model must be one of a, b"):
+            both.named_here(name)
+    one.engine.loras["d"] = object()
+    with pytest.raises(InvalidRequest, match="model is 'd', an adapter of a and b: unload one of them"):
+        both.named_here("d")
+    assert one.engine.asked == two.engine.asked == []

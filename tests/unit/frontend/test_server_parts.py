@@ -137,7 +137,7 @@ async def test_the_figures_of_the_log_line() -> None:
     assert (totals.num_prompt_tokens, totals.num_generation_tokens) == (11, 12)
     assert (totals.num_running_reqs, totals.num_waiting_reqs, totals.kv_cache_usage) == (3, 4, 0.25)
     assert (totals.prefix_cache_queries, totals.prefix_cache_hits) == (50, 20)
-    moment = server._moment()
+    moment = part.moment()
     assert (moment.totals, moment.first_token, moment.next_token) == (totals, "first", "next")
     load.num_total_blocks = 0
     assert part.totals().kv_cache_usage == 0.0

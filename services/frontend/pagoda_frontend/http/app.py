@@ -166,7 +166,7 @@ def _add_sleep_mode(paths: Paths, models: Models, engines: Sequence[EngineClient
 
 def _add_lora_adapters(paths: Paths, models: Models, engines: Sequence[EngineClient]) -> None:
     pairs, one = zip(models.servings, engines, strict=True), ByModel(models).query
-    of_all = [LoraAdapters(serving=serving, engine=engine) for serving, engine in pairs]
+    of_all = [LoraAdapters(serving=serving, engine=engine, models=models) for serving, engine in pairs]
     for path, handlers, body in (
         ("/v1/load_lora_adapter", [adapters.load for adapters in of_all], LoadLoraAdapterBody),
         ("/v1/unload_lora_adapter", [adapters.unload for adapters in of_all], UnloadLoraAdapterBody),

@@ -60,7 +60,7 @@ class ByModel:
         return handle
 
     async def _of_query(self, request: Request) -> Serving:
-        return await self._models.named(request.query_params.get(QUERY))
+        return self._models.named_here(request.query_params.get(QUERY))
 
     async def _of_body(self, request: Request) -> Serving:
         body = await self._body(request)
@@ -83,6 +83,16 @@ class ByModel:
         if place is None or first.shared.responses.find(place.key, tenant_of(request, serving=first)) is not None:
             return first
         return await self._models.holding(place.key)
+
+
+def named_in_query(request: Request, models: Models) -> Serving | None:
+    """The one of several models that the query names; None if it names none. No scheduler is asked.
+
+    Raises:
+        NotFound: there is none of that name.
+    """
+    name = request.query_params.get(QUERY)
+    return models.named_here(name) if name and models.are_several else None
 
 
 def load_of(models: Models, engines: Sequence[EngineClient]) -> Callable[[Any], types_pb2.EngineLoad]:

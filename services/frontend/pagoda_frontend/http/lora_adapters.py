@@ -8,6 +8,7 @@ from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_frontend.http.body import read_body
 from pagoda_frontend.http.sleep_mode import allowed_weights
 from pagoda_frontend.openai.protocol import LoadLoraAdapterBody, UnloadLoraAdapterBody
+from pagoda_frontend.requests.models import Models, name_of
 from pagoda_frontend.requests.serving import Serving
 
 FIELDS = {"name": "lora_name", "path": "lora_path"}
@@ -17,8 +18,9 @@ FIELDS = {"name": "lora_name", "path": "lora_path"}
 class LoraAdapters:
     """vLLM's endpoints of the same names. They answer when every frontend may use the adapter, or none."""
 
-    def __init__(self, *, serving: Serving, engine: EngineClient) -> None:
+    def __init__(self, *, serving: Serving, engine: EngineClient, models: Models) -> None:
         self._serving = serving
+        self._models = models
         self._engine = engine
 
     async def load(self, request: Request) -> Response:
@@ -30,6 +32,10 @@ class LoraAdapters:
         body = await read_body(request, LoadLoraAdapterBody, serving=self._serving)
         if body.lora_name in self._serving.model.names:
             message = f"lora_name is {body.lora_name!r}, which is the model's own name"
+            raise InvalidRequest(message, field="lora_name")
+        other = self._models.known(body.lora_name)
+        if other is not None and other is not self._serving:
+            message = f"lora_name is {body.lora_name!r}, which leads to the model {name_of(other)}"
             raise InvalidRequest(message, field="lora_name")
         path = allowed_weights(body.lora_path, allowed=self._serving.config.allowed_weights, field="lora_path")
         try:

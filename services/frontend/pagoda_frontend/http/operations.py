@@ -11,6 +11,7 @@ from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.version import VERSION
 from pagoda_frontend.conversation.template import token_ids_of, token_strings
 from pagoda_frontend.http.body import json_response, read_body
+from pagoda_frontend.http.by_model import named_in_query
 from pagoda_frontend.observability.merged_metrics import merged
 from pagoda_frontend.openai.protocol import DetokenizeBody, TokenizeBody
 from pagoda_frontend.requests.models import Models
@@ -52,9 +53,11 @@ class Operations:
         """The number of open requests."""
         return json_response({"server_load": self._models.num_open})
 
-    async def metrics(self) -> Response:
-        """Metrics in Prometheus' text format."""
-        return Response(await metrics_text(self._models), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    async def metrics(self, request: Request) -> Response:
+        """Metrics in Prometheus' text format; of one model alone, if the query names it."""
+        one = named_in_query(request, self._models)
+        text = await (metrics_text(self._models) if one is None else one.metrics.render())
+        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def models(self) -> Response:
         """The names of the model, and the adapters; of several models, those of all that are known."""

@@ -31,7 +31,7 @@ from pagoda_frontend.grpc.traces import TraceRpc
 from pagoda_frontend.http.app import make_app
 from pagoda_frontend.http.http_protocol import bounded
 from pagoda_frontend.http.https import follow_certificate
-from pagoda_frontend.observability.history import Moment, total_moment
+from pagoda_frontend.observability.history import Moment
 from pagoda_frontend.observability.metrics import Metrics
 from pagoda_frontend.observability.statistics import Totals, log_statistics
 from pagoda_frontend.requests.models import Models, name_of
@@ -137,9 +137,6 @@ class FrontendServer:
         """The connections to the schedulers of all models."""
         return [part.engine for part in self._parts]
 
-    def _moment(self) -> Moment:
-        return total_moment([part.moment() for part in self._parts])
-
     async def start(self) -> None:
         """Listen. Returns when both ports answer; the engine may still be loading.
 
@@ -176,8 +173,9 @@ class FrontendServer:
             ),
         ]
         if not config.disable_status_page:
-            keeping = shared.history.keep(self._moment)
-            self._tasks.append(asyncio.create_task(keeping, name="history"))
+            for part in self._parts:
+                keeping = part.serving.history.keep(part.moment)
+                self._tasks.append(asyncio.create_task(keeping, name="history"))
         if not config.observability.disable_log_stats:
             for part in self._parts:
                 name = name_of(part.serving) if self.models.are_several else ""

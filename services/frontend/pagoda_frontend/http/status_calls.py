@@ -9,10 +9,12 @@ from fastapi import FastAPI, Request, Response
 from pagoda_common.errors import NotFound
 from pagoda_common.version import VERSION
 from pagoda_frontend.http.body import json_response
+from pagoda_frontend.http.by_model import named_in_query
 from pagoda_frontend.http.calls import tenant_of
 from pagoda_frontend.observability.history import PERIOD_S
 from pagoda_frontend.observability.request_log import LoggedCall
 from pagoda_frontend.requests.models import Models
+from pagoda_frontend.requests.serving import Serving
 
 REQUESTS_PATH = "/status/requests"
 """With keys, a key sees and aborts its own tenant's calls alone; so the path is guarded."""
@@ -34,12 +36,13 @@ class StatusCalls:
         app.add_route(path, self.abort, methods=["POST"], include_in_schema=False)
 
     async def history(self, request: Request) -> Response:
-        """Figures of the last quarter of an hour, in columns."""
-        return json_response({"period_s": PERIOD_S, "columns": self._serving.history.columns()})
+        """Figures of the last quarter of an hour, in columns: of the model that the query names, or of the first."""
+        return json_response({"period_s": PERIOD_S, "columns": self._model(request).history.columns()})
 
     async def facts(self, request: Request) -> Response:
-        """Facts of the server: versions, model, limits, parsers."""
-        serving, config = self._serving, self._serving.config
+        """Facts of the server and of one model, as above: versions, limits, parsers."""
+        serving = self._model(request)
+        config = serving.config
         facts: dict[str, Any] = {
             "version": VERSION,
             "python": platform.python_version(),
@@ -48,10 +51,12 @@ class StatusCalls:
             "reasoning_parser": config.reasoning_parser,
             "needs_key": serving.has_api_keys,
         }
+        if self._models.are_several:
+            facts["several"] = self._models.names
         if serving.has_been_ready and not serving.is_draining:
             model = serving.model
             facts |= {
-                "models": [name for one in self._models.servings if one.has_been_ready for name in one.model.names],
+                "models": list(model.names),
                 "max_model_len": model.max_model_len,
                 "vocab_size": model.vocab_size,
                 "has_chat_template": (serving.chat_template or model.tokenizer.chat_template) is not None,
@@ -82,6 +87,9 @@ class StatusCalls:
         if not any(aborted):
             raise NotFound(f"no request {request_id!r} runs here", field="request_id")
         return json_response({"aborted": request_id})
+
+    def _model(self, request: Request) -> Serving:
+        return named_in_query(request, self._models) or self._models.first
 
     def _tenant(self, request: Request) -> str | None:
         """The tenant whose calls the caller may see; None: all, if there are no keys."""

@@ -44,33 +44,6 @@ class Moment:
     next_token: Latencies
 
 
-def total_moment(moments: Sequence[Moment]) -> Moment:
-    """All models together; of one, its own. The cache's usage is that of the fullest."""
-    if len(moments) == 1:
-        return moments[0]
-    totals = [moment.totals for moment in moments]
-    return Moment(
-        totals=Totals(
-            num_prompt_tokens=sum(one.num_prompt_tokens for one in totals),
-            num_generation_tokens=sum(one.num_generation_tokens for one in totals),
-            num_running_reqs=sum(one.num_running_reqs for one in totals),
-            num_waiting_reqs=sum(one.num_waiting_reqs for one in totals),
-            kv_cache_usage=max(one.kv_cache_usage for one in totals),
-            prefix_cache_queries=sum(one.prefix_cache_queries for one in totals),
-            prefix_cache_hits=sum(one.prefix_cache_hits for one in totals),
-        ),
-        first_token=_total([moment.first_token for moment in moments]),
-        next_token=_total([moment.next_token for moment in moments]),
-    )
-
-
-def _total(latencies: Sequence[Latencies]) -> Latencies:
-    """The sum of those that count: a model that is not known yet does not, and the others have the same buckets."""
-    counting = [one for one in latencies if one.counts] or latencies[:1]
-    counts = [sum(column) for column in zip(*(one.counts for one in counting), strict=True)]
-    return Latencies(bounds=counting[0].bounds, counts=counts)
-
-
 class History:
     """A ring of points, one each PERIOD_S."""
 

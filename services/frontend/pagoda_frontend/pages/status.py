@@ -14,6 +14,7 @@ FILES = {
     "/status/figures.js": ("figures.js", "text/javascript; charset=utf-8"),
     "/status/samples.js": ("samples.js", "text/javascript; charset=utf-8"),
     "/status/chat.js": ("chat.js", "text/javascript; charset=utf-8"),
+    "/status/model.js": ("model.js", "text/javascript; charset=utf-8"),
     "/status/history.js": ("history.js", "text/javascript; charset=utf-8"),
     "/status/markdown.js": ("markdown.js", "text/javascript; charset=utf-8"),
     "/status/calls.js": ("calls.js", "text/javascript; charset=utf-8"),

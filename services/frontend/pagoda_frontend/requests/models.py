@@ -41,23 +41,51 @@ class Models:
         if not self.are_several or not (name is None or isinstance(name, str)):
             return self.first
         if not name:
-            raise InvalidRequest(f"model must be one of {', '.join(self.names)}", field="model")
+            raise self._unnamed
         found = self.known(name) or await self._with_adapter(name)
         if found is None and (waiting := [one for one in self.servings if not one.has_been_ready]):
             message = f"the model {name[:MAX_NAME_CHARS]!r} is not known yet: {_reasons(waiting)}"
             raise NotReady(message, retry_after_s=RETRY_AFTER_S)
         if found is None and self.is_draining:
             raise NotReady(self.not_ready_reason, retry_after_s=RETRY_AFTER_S)
-        if found is None:
-            raise NotFound(f"The model `{name}` does not exist.", field="model")
-        return found
+        return self._found(found, name)
+
+    def named_here(self, name: str | None) -> Serving:
+        """The same without asking a scheduler, for calls that no one has to be known for.
+
+        Raises:
+            InvalidRequest: there are several, and none is named.
+            NotFound: there is none of that name.
+        """
+        if not self.are_several:
+            return self.first
+        if not name:
+            raise self._unnamed
+        return self._found(self.known(name), name)
 
     def known(self, name: object) -> Serving | None:
-        """The model of this name or with this adapter, without asking a scheduler."""
+        """The model of this name or with this adapter, without asking a scheduler.
+
+        Raises:
+            InvalidRequest: several models have an adapter of this name.
+        """
         if not isinstance(name, str):
             return None
-        own = (one for one in self.servings if name in one.config.served_model_name)
-        return next(own, None) or next((one for one in self.servings if name in one.engine.loras), None)
+        own = [one for one in self.servings if name in one.config.served_model_name]
+        found = own or [one for one in self.servings if name in one.engine.loras]
+        if len(found) > 1:
+            holders = " and ".join(map(name_of, found))
+            raise InvalidRequest(f"model is {name!r}, an adapter of {holders}: unload one of them", field="model")
+        return found[0] if found else None
+
+    @property
+    def _unnamed(self) -> InvalidRequest:
+        return InvalidRequest(f"model must be one of {', '.join(self.names)}", field="model")
+
+    def _found(self, serving: Serving | None, name: str) -> Serving:
+        if serving is None:
+            raise NotFound(f"The model `{name}` does not exist.", field="model")
+        return serving
 
     async def holding(self, resume_key: str) -> Serving:
         """The model whose scheduler knows the stream with this key; the first one if none does, which says so.

@@ -17,6 +17,7 @@ from pagoda_common.params.lora_adapter import MAX_NAME_CHARS
 from pagoda_common.process.logging import log_life
 from pagoda_common.text.chat_template import check_template, load_chat_template
 from pagoda_frontend.conversation.dialect import dialect_of
+from pagoda_frontend.observability.history import History
 from pagoda_frontend.observability.metrics import Metrics
 from pagoda_frontend.requests.served_model import ServedModel, load_served_model
 from pagoda_frontend.requests.shared import Shared
@@ -57,7 +58,8 @@ class Serving:
         and grammar are being checked included."""
         self.num_requests = 0
         """Counter: requests that were taken in."""
-        self.history = self.shared.history
+        self.history = History()
+        """For the status page; so is request_log."""
         self.request_log = self.shared.request_log
         self.work = self.shared.work
         self.held_memory = self.shared.held_memory

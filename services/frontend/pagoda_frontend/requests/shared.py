@@ -8,7 +8,6 @@ from pagoda_common.metrics.tracing import Tracer, make_tracer
 from pagoda_common.rpc.bearer import BearerKeys
 from pagoda_frontend.budget.held_memory import HeldMemory
 from pagoda_frontend.budget.work_pool import WorkPool
-from pagoda_frontend.observability.history import History
 from pagoda_frontend.observability.request_log import RequestLog
 from pagoda_frontend.responses.store import ResponseStore
 
@@ -26,9 +25,8 @@ class Shared:
     """Answers of /v1/responses that later calls may ask for."""
     work: WorkPool = field(default_factory=WorkPool)
     """Where work is done that would hold the event loop."""
-    history: History = field(default_factory=History)
-    """For the status page; so is request_log."""
     request_log: RequestLog = field(default_factory=RequestLog)
+    """For the status page."""
 
     @staticmethod
     def of(config: FrontendConfig) -> "Shared":

@@ -71,7 +71,7 @@ async def test_metrics_say_how_often_the_scheduler_was_lost(frontend: Running) -
 async def test_the_past_is_kept_by_the_server(frontend: Running) -> None:
     await frontend.complete(max_tokens=3)
     history = frontend.server.serving.history
-    moment = frontend.server._moment()
+    moment = frontend.server._parts[0].moment()
     history.add(moment, moment, elapsed_s=5.0, unix_s=7.0)
     answer = (await frontend.http.get("/status/history")).json()
     assert answer["columns"]["time"][-1] == 7.0

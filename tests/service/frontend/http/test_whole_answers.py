@@ -173,9 +173,9 @@ async def test_facts_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_the_past_has_its_period_and_columns(frontend: Running) -> None:
     assert (await frontend.http.get("/status/history")).json() == {"period_s": 5.0, "columns": {}}
     frontend.fake.load.num_used_blocks, frontend.fake.load.num_waiting_reqs = 25, 3
-    before = frontend.server._moment()
+    before = frontend.server._parts[0].moment()
     await frontend.complete(prompt=[5, 6, 7], max_tokens=5)
-    now = frontend.server._moment()
+    now = frontend.server._parts[0].moment()
     frontend.server.serving.history.add(now, before, elapsed_s=2.0, unix_s=7.04)
     columns = (await frontend.http.get("/status/history")).json()["columns"]
     latencies = [f"{name}_token_p{share}" for name in ("first", "next") for share in (50, 95, 99)]

@@ -15,6 +15,7 @@ import pytest
 from pagoda.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from pagoda_common.config.frontend_config import FrontendConfig
+from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.rpc.service import connect
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.http.server import FrontendServer
@@ -332,5 +333,92 @@ async def test_operators_name_the_model_in_the_query(both: Both) -> None:
     assert (await frontend.complete(**BODY, model="tiny"))["choices"][0]["text"] == continued(both, "tiny")
     assert (await frontend.post("/wake_up?model=letters", {})).status_code == 200
     assert (await frontend.complete(**BODY, model="spelled"))["choices"][0]["text"] == continued(both, "spelled")
+    await frontend.close()
+    await frontend.server.close()
+
+
+async def test_adapters_lead_to_their_model(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    frontend = await start_frontend(both.models, enable_runtime_lora_updating=True, allowed_weights=("*",))
+    await until(lambda: frontend.server.models.is_ready)
+    first, second = frontend.server.engines
+    added: list[LoraAdapter] = []
+
+    async def add(adapter: LoraAdapter, *, load_inplace: bool) -> None:
+        added.append(adapter)
+        second._loras[adapter.name] = adapter
+
+    monkeypatch.setattr(second, "add_lora", add)
+    load = "/v1/load_lora_adapter?model=spelled"
+    assert (await frontend.post(load, {"lora_name": "fine", "lora_path": "/a"})).status_code == 200
+    assert [adapter.name for adapter in added] == ["fine"]
+    assert (await frontend.post("/tokenize", {"model": "fine", "prompt": "abc"})).json()["count"] == 3
+    cards = {card["id"]: card["parent"] for card in (await frontend.http.get("/v1/models")).json()["data"]}
+    assert cards == {"tiny": None, "spelled": None, "letters": None, "fine": "spelled"}
+    for name, other in (("tiny", "tiny"), ("fine", "spelled")):
+        at = "/v1/load_lora_adapter?model=" + ("spelled" if name == "tiny" else "tiny")
+        refused = await frontend.post(at, {"lora_name": name, "lora_path": "/a"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_name")
+        assert refused.json()["error"]["message"] == f"lora_name is '{name}', which leads to the model {other}"
+    first._loras["fine"] = added[0]
+    refused = await frontend.post("/v1/completions", {**BODY, "model": "fine"})
+    message = "model is 'fine', an adapter of tiny and spelled: unload one of them"
+    assert (refused.status_code, refused.json()["error"]["message"]) == (400, message)
+    await frontend.close()
+    await frontend.server.close()
+
+
+async def test_the_status_page_shows_one_model_at_a_time(frontend: Running) -> None:
+    await frontend.complete(**BODY, model="spelled")
+    for query, name in (("", "tiny"), ("?model=spelled", "spelled"), ("?model=letters", "spelled")):
+        facts = (await frontend.http.get(f"/status/facts{query}")).json()
+        assert (facts["several"], facts["models"][0]) == (["tiny", "spelled"], name)
+        assert (await frontend.http.get(f"/status/history{query}")).status_code == 200
+    alone = (await frontend.http.get("/metrics?model=letters")).text
+    assert f'vllm:generation_tokens_total{{engine="0",model_name="spelled"}} {NUM_TOKENS}.0' in alone
+    assert "tiny" not in alone
+    for path in ("/metrics", "/status/facts", "/status/history"):
+        assert (await frontend.http.get(f"{path}?model=other")).status_code == 404
+    ended = (await frontend.http.get("/status/requests")).json()["ended"]
+    assert [call["output_tokens"] for call in ended] == [NUM_TOKENS]
+
+
+async def test_load_is_reported_for_the_model_of_a_call_or_for_all(frontend: Running) -> None:
+    for number, engine in enumerate(frontend.server.engines, start=1):
+        engine._load = types_pb2.EngineLoad(is_ready=True, num_waiting_reqs=number, num_total_blocks=8)
+    asked = {"endpoint-load-metrics-format": "TEXT"}
+    for path, body, waiting in (
+        ("/tokenize", {"model": "tiny", "prompt": "a"}, 1),
+        ("/tokenize", {"model": "spelled", "prompt": "a"}, 2),
+        ("/tokenize", {"prompt": "a"}, 3),
+    ):
+        answer = await frontend.http.post(path, json=body, headers=asked)
+        assert f"num_requests_waiting={waiting}.0" in answer.headers["endpoint-load-metrics"]
+
+
+async def test_a_drain_waits_for_the_streams_of_all_models(frontend: Running, both: Both) -> None:
+    both.tiny.worker.delay_s = both.spelled.worker.delay_s = SLOW_S
+    seen: dict[str, str] = {}
+    reading = [asyncio.create_task(streamed(frontend, model, seen)) for model in ("tiny", "spelled")]
+    await until(lambda: len(seen) == 2 and all(seen.values()))
+    assert (await frontend.http.get("/load")).json() == {"server_load": 2}
+    draining = asyncio.create_task(frontend.server.drain(240.0))
+    await until(lambda: frontend.server.models.is_draining)
+    for name in ("tiny", "spelled", "other", "letters"):
+        refused = await frontend.post("/v1/completions", {**BODY, "model": name})
+        assert (refused.status_code, refused.json()["error"]["message"]) == (503, "the frontend is shutting down")
+    await asyncio.gather(*reading)
+    assert seen == {model: continued(both, model) for model in ("tiny", "spelled")}
+    await draining
+
+
+async def test_the_bound_of_a_body_is_one_for_all(both: Both) -> None:
+    frontend = await start_frontend(both.models, max_request_body_bytes=2000)
+    await until(lambda: frontend.server.models.is_ready)
+    refused = await frontend.post("/v1/completions", {**BODY, "model": "spelled", "prompt": "a" * 2000})
+    assert refused.status_code == 413
+    assert (await frontend.complete(**BODY, model="spelled"))["usage"]["completion_tokens"] == NUM_TOKENS
+    assert frontend.server.serving.held_memory.num_bytes == 0
+    memory = {id(serving.held_memory) for serving in frontend.server.models.servings}
+    assert len(memory) == 1
     await frontend.close()
     await frontend.server.close()

@@ -62,6 +62,7 @@ GET /status/page.js serve_file/answer
 GET /status/figures.js serve_file/answer
 GET /status/samples.js serve_file/answer
 GET /status/chat.js serve_file/answer
+GET /status/model.js serve_file/answer
 GET /status/history.js serve_file/answer
 GET /status/markdown.js serve_file/answer
 GET /status/calls.js serve_file/answer

@@ -1,6 +1,7 @@
 // The past: what the server has kept, then what this page saw. Charts of latencies and of the stages of steps.
 
 import { path, seconds } from "./figures.js";
+import { of } from "./model.js";
 
 const WIDTH = 180;
 const HEIGHT = 40;
@@ -11,7 +12,7 @@ const element = (id) => document.getElementById(id);
 
 /** Ask for the past and draw it. */
 export async function look(signal) {
-  const answer = await fetch("status/history", { signal });
+  const answer = await fetch(of("status/history"), { signal });
   if (!answer.ok) return null;
   const { period_s: period, columns } = await answer.json();
   const times = columns.time ?? [];

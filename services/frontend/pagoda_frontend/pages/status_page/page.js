@@ -3,6 +3,7 @@
 import * as chat from "./chat.js";
 import { begin, seconds, take } from "./figures.js";
 import * as history from "./history.js";
+import * as model from "./model.js";
 import * as requests from "./calls.js";
 import { parse } from "./samples.js";
 import * as tokens from "./tokens.js";
@@ -17,6 +18,7 @@ let lastAnswer = null; // Date of the last scrape that came
 let turns = 0;
 
 async function follow() {
+  await model.choose();
   for (;;) {
     if (!document.hidden) await look();
     await new Promise((resolve) => { setTimeout(resolve, PERIOD_MS); });
@@ -26,7 +28,7 @@ async function follow() {
 async function look() {
   const signal = AbortSignal.timeout(TIMEOUT_MS);
   try {
-    const [metrics, ready] = await Promise.all([fetch("metrics", { signal }), fetch("ready", { signal })]);
+    const [metrics, ready] = await Promise.all([fetch(model.of("metrics"), { signal }), fetch("ready", { signal })]);
     take(parse(await metrics.text(), performance.now()));
     lastAnswer = new Date();
     setGone(false);
@@ -47,7 +49,7 @@ async function past(signal) {
   if (turns++ % HISTORY_TURNS) return;
   const columns = await history.look(signal);
   if (isFirst && columns?.generated) begin(columns.generated, 5);
-  const answer = await fetch("status/facts", { signal });
+  const answer = await fetch(model.of("status/facts"), { signal });
   if (answer.ok) showFacts(await answer.json());
 }
 

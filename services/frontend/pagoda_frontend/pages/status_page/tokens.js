@@ -1,6 +1,7 @@
 // The tokenizer's view of a text: each token in a box, with its number.
 
 import { headers } from "./chat.js";
+import { asking } from "./model.js";
 
 const MAX_SHOWN = 2000;
 const WAIT_MS = 300;
@@ -24,7 +25,7 @@ async function ask() {
   const answer = await fetch("tokenize", {
     method: "POST",
     headers: { "Content-Type": "application/json", ...headers() },
-    body: JSON.stringify({ prompt, return_token_strs: true }),
+    body: JSON.stringify(asking({ prompt, return_token_strs: true })),
   }).catch(() => null);
   if (!answer) return;
   const body = await answer.json();
