@@ -79,6 +79,35 @@ def test_every_line_is_an_instruction_and_what_it_takes_from_a_stage_exists(imag
 
 
 @pytest.mark.parametrize("image", SERVICES)
+def test_what_is_copied_from_a_stage_was_made_there(image: str) -> None:
+    by_name = {stage_name(stage): stage for stage in stages(image)[1:]}
+    for stage in stages(image)[1:]:
+        for rest in (rest for name, rest in stage if name == "COPY" and "--from=" in rest):
+            source, path, _ = rest.removeprefix("--from=").split()
+            made = " ".join(of_all_before(image, by_name[source], "RUN", "COPY"))
+            assert re.search(rf"{re.escape(path)}\b", made), f"{path} of {source}"
+
+
+@pytest.mark.parametrize("image", SERVICES)
+def test_what_a_stage_reads_was_copied_into_it(image: str) -> None:
+    for stage in stages(image)[1:]:
+        there = {
+            (target + Path(path).name if target.endswith("/") else target)
+            for rest in of_all_before(image, stage, "COPY")
+            for *paths, target in [[word for word in rest.split() if not word.startswith("--")]]
+            for path in paths
+        }
+        # What commands write is made as they run.
+        read = re.findall(
+            r"(?<![>\w])(?:/src|/dist)/[\w./-]*\w", " ".join(rest for name, rest in stage if name == "RUN")
+        )
+        for path in read:
+            assert any(path == each or path.startswith(each + "/") or each.startswith(path + "/") for each in there), (
+                path
+            )
+
+
+@pytest.mark.parametrize("image", SERVICES)
 def test_what_a_stage_runs_with_is_declared_in_it(image: str) -> None:
     for stage in stages(image)[1:]:
         declared = set(re.findall(r"(\w+)=", " ".join(of_all_before(image, stage, "ENV"))))

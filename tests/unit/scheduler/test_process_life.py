@@ -131,6 +131,7 @@ async def test_what_ends_last_is_what_others_end_with(life: Life) -> None:
     served = life.start(traced)
     await asyncio.wait_for(life.address, 240)
     await until(lambda: len(life.background) == 2)
+    assert life.engine.traces is not None
     life.ends.clear()
     life.stopped.set()
     await asyncio.wait_for(served, 240)
@@ -158,6 +159,7 @@ async def test_health_is_told_by_name_and_follows_the_engine(life: Life, monkeyp
     life.stopped.set()
     await asyncio.wait_for(served, 240)
     assert life.metrics == [], "no port was given"
+    assert life.engine.traces is None
 
 
 @pytest.mark.parametrize("enable_lora", [False, True])

@@ -1,6 +1,7 @@
 """Spans: below what they hang, which times they have, and what of a trace goes on."""
 
-from typing import Any
+import threading
+from typing import Any, ClassVar
 
 import pytest
 
@@ -11,7 +12,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
-from pagoda_common.metrics.tracing import Span, sampled_traceparent, trace_id_of
+from pagoda_common.config.observability_config import ObservabilityConfig
+from pagoda_common.metrics import tracing
+from pagoda_common.metrics.tracing import Span, make_tracer, sampled_traceparent, trace_id_of
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
@@ -72,3 +75,63 @@ def test_the_lowest_bit_of_the_flags_says_whether_it_is_sampled(flags: str, is_s
     traceparent = f"00-{TRACE}-b7ad6b7169203331-{flags}"
     assert sampled_traceparent([("other", "x"), ("traceparent", traceparent)]) == (traceparent if is_sampled else "")
     assert trace_id_of(traceparent) == TRACE
+
+
+class Collector(InMemorySpanExporter):
+    """An exporter that keeps what it is given, and where it would have sent it."""
+
+    endpoints: ClassVar[list[str]] = []
+    made: ClassVar[list["Collector"]] = []
+
+    def __init__(self, *, endpoint: str) -> None:
+        super().__init__()
+        self.endpoints.append(endpoint)
+        self.made.append(self)
+
+
+@pytest.fixture
+def collectors(monkeypatch: pytest.MonkeyPatch) -> list[Collector]:
+    module = pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc.trace_exporter")
+    monkeypatch.setattr(module, "OTLPSpanExporter", Collector)
+    monkeypatch.setattr(Collector, "endpoints", [])
+    monkeypatch.setattr(Collector, "made", [])
+    return Collector.made
+
+
+def test_a_tracer_sends_spans_to_its_endpoint_under_the_service_s_name(collectors: list[Collector]) -> None:
+    tracer = make_tracer("pagoda-test", ObservabilityConfig(otlp_traces_endpoint="http://collector:4317"))
+    assert tracer is not None
+    parent = f"00-{TRACE}-b7ad6b7169203331-01"
+    below = tracer.start("below", traceparent=parent, tracestate="a=b", kind="server", attributes={"n": 1}, start_ns=5)
+    assert below.trace_id == TRACE
+    alone = tracer.start("alone")
+    assert alone.trace_id not in ("", TRACE)
+    below.end(9)
+    alone.end()
+    tracer.close()
+    assert Collector.endpoints == ["http://collector:4317"]
+    spans = finished(collectors[0])
+    assert spans["below"].parent.span_id == 0xB7AD6B7169203331
+    assert spans["below"].parent.trace_state == {"a": "b"}
+    assert (spans["below"].kind.name, spans["below"].start_time, spans["below"].end_time) == ("SERVER", 5, 9)
+    assert dict(spans["below"].attributes) == {"n": 1}
+    assert (spans["alone"].kind.name, spans["alone"].parent) == ("INTERNAL", None)
+    assert spans["alone"].resource.attributes["service.name"] == "pagoda-test"
+
+
+def test_without_an_endpoint_there_is_no_tracer() -> None:
+    assert make_tracer("pagoda-test", ObservabilityConfig()) is None
+
+
+def test_a_collector_that_is_away_keeps_no_one_from_ending(
+    collectors: list[Collector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tracing.CLOSE_S == 3.0
+    monkeypatch.setattr(tracing, "CLOSE_S", 0.01)
+    tracer = make_tracer("pagoda-test", ObservabilityConfig(otlp_traces_endpoint="http://collector:4317"))
+    assert tracer is not None
+    shutdown, hangs = tracer._provider.shutdown, threading.Event()
+    monkeypatch.setattr(tracer._provider, "shutdown", lambda: hangs.wait(240))
+    tracer.close()
+    hangs.set()
+    shutdown()

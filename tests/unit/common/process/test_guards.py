@@ -5,7 +5,9 @@ import gc
 import logging
 import os
 import resource
+import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -295,3 +297,39 @@ async def test_a_heartbeat_ends_the_silence_before_it(monkeypatch: pytest.Monkey
     reader.close()
     assert said == ["no heartbeat for 3 s"]
     assert clock.num_sleeps == 15 + 6, "counted from the last one"
+
+
+@pytest.mark.parametrize("has_pidfd", [True, False])
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_process_ends_with_its_parent(has_pidfd: bool, lives: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the parent ended, and also before anyone looked."""
+    done: list[Any] = []
+    parents = [77] * 3 + [1] if lives else [1]
+    gone, still = os.pipe()
+
+    def pidfd_open(pid: int) -> int:
+        if not has_pidfd:
+            raise OSError("no such call")
+        done.append(("watched", pid))
+        return gone
+
+    class Poll:
+        def register(self, descriptor: int, events: int) -> None:
+            done.append(("registered", descriptor == gone, events == children.select.POLLIN))
+
+        def poll(self) -> None:
+            done.append("waited")
+
+    monkeypatch.setattr(children.os, "pidfd_open", pidfd_open, raising=False)
+    monkeypatch.setattr(children.os, "getppid", lambda: parents.pop(0) if len(parents) > 1 else parents[0])
+    monkeypatch.setattr(children.os, "kill", lambda pid, number: done.append((pid == os.getpid(), number)))
+    monkeypatch.setattr(children.select, "poll", Poll)
+    monkeypatch.setattr(children.time, "sleep", lambda seconds: done.append(seconds))
+    children._watch_parent(77)
+    if has_pidfd:
+        waits: list[Any] = [("watched", 77), *([("registered", True, True), "waited"] if lives else [])]
+    else:
+        waits = [0.5] * 3 if lives else []
+    assert done == [*waits, (True, signal.SIGKILL)]
+    for end in (gone, still):
+        os.close(end)

@@ -132,6 +132,19 @@ async def test_pauses_between_attempts_double_up_to_a_bound_and_begin_anew_once_
     assert isinstance(group.error, PagodaError)
 
 
+async def test_a_group_that_gets_another_rank_says_so_while_it_begins_anew(groups: WorkerGroups) -> None:
+    group, _ = groups._enter(identity(1))
+    await settle()
+    assert group.state == "loading"
+    group.settled.clear()
+    group.changed.set()
+    await asyncio.wait_for(group.settled.wait(), 240)
+    assert (group.state, str(group.error)) == ("registered", "worker group 0 has a new rank")
+    group.lost.set()
+    assert group.task is not None
+    await asyncio.wait_for(group.task, 240)
+
+
 async def test_a_registration_that_was_cut_off_has_two_seconds_to_come_back(
     groups: WorkerGroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
