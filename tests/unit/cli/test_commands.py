@@ -9,7 +9,7 @@ import pytest
 
 from pagoda.cli import COMMANDS, main, make_parser
 from pagoda.commands import chat
-from pagoda_common.errors import NotReady
+from pagoda_common.errors import ConfigError, ModelLoadError, NotReady, PagodaError
 
 
 @pytest.mark.parametrize("command", [command.name for command in COMMANDS])
@@ -95,6 +95,35 @@ def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(chat, "open_server", interrupt)
     assert main(["complete", "-q", "hi"]) == 130
+
+
+def test_a_flag_that_no_command_has_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["complete", "-q", "hi", "--no-such-flag"])
+    assert ended.value.code == 2
+    assert "--no-such-flag" in capsys.readouterr().err
+
+
+def test_an_output_that_no_one_reads_ends_with_141(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(args: object) -> object:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(chat, "open_server", broken)
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # put back afterwards
+    assert main(["complete", "-q", "hi"]) == 141
+    assert sys.stdout is None, "its end would fail to write to it"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(PagodaError("x"), 1), (NotReady("x"), 1), (ConfigError("x"), 2), (ModelLoadError("x"), 2)],
+)
+def test_what_cannot_be_served_ends_with_2(monkeypatch: pytest.MonkeyPatch, error: PagodaError, code: int) -> None:
+    def fail(args: object) -> object:
+        raise error
+
+    monkeypatch.setattr(chat, "open_server", fail)
+    assert main(["complete", "-q", "hi"]) == code
 
 
 @pytest.mark.parametrize(

@@ -86,3 +86,31 @@ async def test_two_polls_in_a_row_find_a_fault(
     answers: list[Any], num_polls: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await polls_until_fault(monkeypatch, answers) == num_polls
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [(state(is_ready=True), None), (state("loading"), "no such file"), (AWAY, "")],
+)
+async def test_why_an_engine_is_not_ready(answer: Any, reason: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    security = SecurityConfig()
+    asked: list[Any] = []
+
+    class Stub:
+        def __init__(self, channel: Any) -> None:
+            asked.append(channel)
+
+        async def GetState(self, _: object, *, timeout: float) -> Any:
+            asked.append(timeout)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    @contextlib.asynccontextmanager
+    async def connect(address: str, *, security: SecurityConfig) -> AsyncIterator[Any]:
+        yield address, security
+
+    monkeypatch.setattr(load_fault, "connect", connect)
+    monkeypatch.setattr(load_fault.scheduler_pb2_grpc, "SchedulerStub", Stub)
+    assert await load_fault.not_ready_reason("127.0.0.1:1", security=security) == reason
+    assert asked == [("127.0.0.1:1", security), 5.0]

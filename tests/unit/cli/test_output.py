@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pagoda.server.output import show
+from pagoda.server.output import drop_unwritable, show
 
 FULL = Path("/dev/full")
 LOGS = "import logging, sys; logging.basicConfig(); logging.error('lost'); sys.stdout.write('lost'); "
@@ -35,3 +35,56 @@ def test_a_text_is_written_whole_however_little_is_taken_at_a_time(
             show("some words – and more", stream)
         stream.seek(0)
         assert stream.read() == "some words – and more\n"
+
+
+class Stream:
+    """Stands for stdout or stderr: its flush fails `num_faults` times."""
+
+    def __init__(self, path: Path, num_faults: int, fault: Exception) -> None:
+        self.file = path.open("wb")
+        self.num_faults, self.fault, self.num_flushed = num_faults, fault, 0
+
+    def fileno(self) -> int:
+        return self.file.fileno()
+
+    def flush(self) -> None:
+        self.num_flushed += 1
+        if self.num_flushed <= self.num_faults:
+            raise self.fault
+
+
+@pytest.mark.parametrize(
+    ("fault", "num_faults", "num_flushed", "is_diverted"),
+    [(OSError(), 0, 1, False), (OSError(), 1, 2, True), (OSError(), 2, 2, True), (ValueError("closed"), 1, 1, False)],
+)
+def test_what_a_stream_cannot_write_goes_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    fault: Exception,
+    num_faults: int,
+    num_flushed: int,
+    is_diverted: bool,
+) -> None:
+    streams = [Stream(tmp_path / name, num_faults, fault) for name in ("out", "err")]
+    monkeypatch.setattr(sys, "stdout", streams[0])
+    monkeypatch.setattr(sys, "stderr", streams[1])
+    drop_unwritable()
+    for stream in streams:
+        os.write(stream.fileno(), b"more")
+        stream.file.close()
+    assert [stream.num_flushed for stream in streams] == [num_flushed] * 2
+    size = 0 if is_diverted else 4
+    assert [(tmp_path / name).stat().st_size for name in ("out", "err")] == [size] * 2
+
+
+def test_a_process_may_have_no_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    drop_unwritable()
+
+
+def test_a_line_that_no_one_reads_is_lost() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as stream:
+        show("lost", stream)

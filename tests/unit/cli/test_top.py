@@ -1,10 +1,12 @@
 """pagoda top: what two scrapes say, the frame at 80 columns, and how it ends."""
 
+import contextlib
 import os
 import pty
 import re
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from pagoda.cli import main
+from pagoda.commands import top
 from pagoda.top.frame import draw
 from pagoda.top.sample import Sample, growth, quantile, rate
 from pagoda.top.text import Paint, bar, chart, count, curve, percent, seconds
@@ -212,3 +215,31 @@ def test_q_ends_the_live_view_and_leaves_the_terminal_as_it_was(server: str) -> 
     assert "running" in printed.decode()
     assert printed.startswith(b"\x1b[?1049h")
     assert printed.rstrip().endswith(b"\x1b[?1049l")
+
+
+def test_a_key_is_read_at_once_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    with os.fdopen(read, "rb", buffering=0) as keys:
+        monkeypatch.setattr(sys, "stdin", keys)
+        assert top._key(0.0) == ""
+        os.write(write, b" q")
+        assert [top._key(0.0), top._key(0.0), top._key(0.0)] == [" ", "q", ""]
+        os.close(write)
+        assert top._key(0.0) == "q", "the terminal is gone"
+
+
+@pytest.mark.parametrize("fault", [None, KeyboardInterrupt()])
+def test_a_terminal_is_left_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: BaseException | None
+) -> None:
+    master, slave = pty.openpty()
+    with os.fdopen(slave, "rb", buffering=0) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        before = termios.tcgetattr(terminal)
+        with contextlib.suppress(KeyboardInterrupt), top._raw_terminal():
+            assert not termios.tcgetattr(terminal)[3] & (termios.ICANON | termios.ECHO), "keys come one by one"
+            if fault is not None:
+                raise fault
+        assert termios.tcgetattr(terminal) == before
+    os.close(master)
+    assert capsys.readouterr().out == "\x1b[?1049h\x1b[?25l\x1b[?25h\x1b[?1049l"

@@ -1,18 +1,22 @@
 """AsyncLLM and LLMEngine without an engine: what a failed start closes, what is waited for, failures and aborts."""
 
 import asyncio
+import contextlib
 import logging
+import threading
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 
+import grpc.aio
 import pytest
 
-from pagoda import AsyncLLM, LLMEngine, SamplingParams
+from pagoda import AsyncLLM, EngineArgs, LLMEngine, SamplingParams
 from pagoda.llm import async_llm
 from pagoda.llm.prompts import Prompt
 from pagoda.server import engine_process
 from pagoda.server.engine_process import PrivateEngine
-from pagoda.v1 import types_pb2
+from pagoda.v1 import scheduler_pb2, types_pb2
 from pagoda_common.config.engine_config import EMBEDDED_MODEL, EngineConfig
 from pagoda_common.errors import NotReady, PagodaError, QueueFull
 from pagoda_common.text.tokenizer import Tokenizer
@@ -168,3 +172,148 @@ async def test_warnings_of_a_private_engine_are_shown_once_it_serves(
     assert not watching.is_set(), "no one looks for faults of a load that is over"
     assert engine._task is not None
     engine._task.cancel()
+
+
+# A private engine's life.
+
+
+class Private:
+    """Stands for `PrivateEngine`: notes what it is told, and fails if it must."""
+
+    made: list["Private"]
+    fault: BaseException | None = None
+
+    def __init__(self, *, config: EngineConfig) -> None:
+        self.config, self.asked = config, list[str]()
+        self.client = SimpleNamespace(close=self._close_client)
+        self.made.append(self)
+
+    async def _close_client(self) -> None:
+        self.asked.append("close client")
+
+    async def start(self) -> None:
+        self.asked.append("start")
+        if self.fault is not None:
+            raise self.fault
+
+    async def stop(self) -> None:
+        self.asked.append("stop")
+
+
+@pytest.fixture
+def privates(monkeypatch: pytest.MonkeyPatch) -> list[Private]:
+    """Those that were made."""
+    Private.made, Private.fault = [], None
+    monkeypatch.setattr(async_llm, "PrivateEngine", Private)
+    return Private.made
+
+
+async def test_a_private_engine_starts_once_and_ends_with_the_object(
+    privates: list[Private], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[Any] = []
+
+    def load(source: str, *, revision: str | None) -> str:
+        loaded.append((source, revision))
+        return "tokenizer"
+
+    monkeypatch.setattr(async_llm.Tokenizer, "load", load)
+    llm = AsyncLLM("org/model", revision="r")
+    await asyncio.gather(llm.start(), llm.start())
+    await llm.start()
+    [private] = privates
+    assert (private.asked, loaded, llm._tokenizer) == (["start"], [("org/model", "r")], "tokenizer")
+    assert private.config.security.service_token, "its services know each other"
+    assert private.config == llm.config
+    assert llm._engine is private.client
+    await llm.shutdown()
+    assert (private.asked, llm._engine, llm._process, llm._tokenizer) == (
+        ["start", "close client", "stop"],
+        None,
+        None,
+        None,
+    )
+    await llm.shutdown()
+    assert private.asked == ["start", "close client", "stop"]
+    async with AsyncLLM("org/model", tokenizer="org/other"):
+        assert [one.asked for one in privates[1:]] == [["start"]]
+    assert privates[1].asked == ["start", "close client", "stop"]
+    assert loaded[-1] == ("org/other", None)
+
+
+async def test_a_private_engine_that_does_not_start_is_ended(
+    privates: list[Private], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_llm.Tokenizer, "load", lambda source, revision: "tokenizer")
+    Private.fault = PagodaError("no such model")
+    llm = AsyncLLM("org/model")
+    with pytest.raises(PagodaError, match="no such model"):
+        await llm.start()
+    assert (privates[0].asked, llm._tokenizer, llm._process) == (["start", "close client", "stop"], None, None)
+
+
+async def test_a_model_without_a_tokenizer_starts_no_engine(
+    privates: list[Private], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(source: str, *, revision: str | None) -> None:
+        raise PagodaError("no tokenizer")
+
+    monkeypatch.setattr(async_llm.Tokenizer, "load", load)
+    with pytest.raises(PagodaError, match="no tokenizer"):
+        await AsyncLLM("org/model").start()
+    assert privates == []
+
+
+@pytest.mark.parametrize("fault", [None, PagodaError("no such model")])
+def test_an_engine_of_arguments_runs_until_it_is_shut_down(
+    privates: list[Private], monkeypatch: pytest.MonkeyPatch, fault: PagodaError | None
+) -> None:
+    monkeypatch.setattr(async_llm.Tokenizer, "load", lambda source, revision: "tokenizer")
+    Private.fault = fault
+    args = EngineArgs(model="org/model", max_num_seqs=3)
+    if fault is None:
+        engine = LLMEngine.from_engine_args(args, usage_context=None)
+        assert privates[0].asked == ["start"]
+        engine.shutdown()
+        engine.shutdown()
+    else:
+        with pytest.raises(PagodaError, match="no such model"):
+            LLMEngine.from_engine_args(args)
+    assert privates[0].asked == ["start", "close client", "stop"]
+    assert privates[0].config.scheduler.max_num_seqs == 3
+    threads = [thread.name for thread in threading.enumerate()]
+    assert "pagoda-engine" not in threads
+
+
+async def test_a_cache_is_forgotten_by_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    answers: list[Any] = [scheduler_pb2.ResetPrefixCacheResponse(num_blocks=7), rpc_error("away")]
+
+    class Stub:
+        def __init__(self, channel: Any) -> None:
+            asked.append(channel)
+
+        async def ResetPrefixCache(self, request: Any, *, timeout: float) -> Any:
+            asked.append((type(request).__name__, timeout))
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    @contextlib.asynccontextmanager
+    async def connect(address: str, *, security: Any) -> AsyncIterator[Any]:
+        yield address, security
+
+    monkeypatch.setattr(async_llm, "connect", connect)
+    monkeypatch.setattr(async_llm.scheduler_pb2_grpc, "SchedulerStub", Stub)
+    llm = AsyncLLM()
+    llm._engine = cast("Any", SimpleNamespace(address="127.0.0.1:1"))
+    assert await llm.reset_prefix_cache() == 7
+    assert asked == [("127.0.0.1:1", llm.config.security), ("ResetPrefixCacheRequest", 10.0)]
+    with pytest.raises(PagodaError, match="away"):
+        await llm.reset_prefix_cache()
+
+
+def rpc_error(details: str) -> grpc.aio.AioRpcError:
+    none = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, none, details=details, debug_error_string="")

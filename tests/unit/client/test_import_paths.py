@@ -1,5 +1,7 @@
 """Names of vLLM: each is where programs import it from, and is the very object of `pagoda`."""
 
+import os
+import socket
 import subprocess
 import sys
 from dataclasses import asdict
@@ -11,10 +13,11 @@ import pagoda
 from pagoda.config import PoolerConfig
 from pagoda.lora.request import LoRARequest
 from pagoda.options.llm_options import engine_config_from_options
-from pagoda.utils import Counter, FlexibleArgumentParser, random_uuid
+from pagoda.utils import Counter, FlexibleArgumentParser, get_open_port, random_uuid
 from pagoda.utils.print_utils import print_embeddings
 from pagoda_common.config.pooler_config import pooler_config
 from pagoda_common.errors import ConfigError
+from pagoda_common.process.children import GRPC_ENVIRONMENT
 
 HOMES = {
     "pagoda.sampling_params": ["SamplingParams", "BeamSearchParams", "RequestOutputKind", "StructuredOutputsParams"],
@@ -106,3 +109,18 @@ def test_helpers_do_what_their_names_say() -> None:
     assert (adapter.name, adapter.adapter_id, adapter.path) == ("style", 1, "/adapters/style")
     with pytest.raises(ValueError, match="lora_int_id is 0"):
         LoRARequest("style", 0, "")
+    with pytest.raises(AttributeError, match="module 'pagoda' has no attribute 'Nothing'"):
+        _ = pagoda.Nothing
+    with socket.create_server(("127.0.0.1", get_open_port())) as server:
+        assert server.getsockname()[1] > 0
+
+
+@pytest.mark.parametrize("name", ["LLM", "LLMEngine", "AsyncLLM", "AsyncLLMEngine", "SamplingParams"])
+def test_an_engine_sets_how_grpc_reads_unless_that_is_set(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    [(variable, value)] = GRPC_ENVIRONMENT.items()
+    monkeypatch.setenv(variable, "mine")
+    getattr(pagoda, name)
+    assert os.environ[variable] == "mine"
+    monkeypatch.delenv(variable)
+    getattr(pagoda, name)
+    assert os.environ.get(variable) == (None if name == "SamplingParams" else value)

@@ -375,3 +375,55 @@ async def test_a_stream_that_ends_without_its_last_event_is_an_error() -> None:
     assert await anext(stream) == {"a": 1}
     with pytest.raises(PagodaError, match="ended the stream too early"):
         await anext(stream)
+
+
+@pytest.mark.parametrize(
+    ("reason", "listens", "expected"),
+    [("loading", True, "loading"), ("", True, ""), (None, True, None), (None, False, "")],
+)
+async def test_a_frontend_that_wants_certificates_has_to_listen_alone(
+    monkeypatch: pytest.MonkeyPatch, reason: str | None, listens: bool, expected: str | None
+) -> None:
+    planned = stack()
+    frontend = SimpleNamespace(ssl_ca_certs="ca", scheduler="127.0.0.1:1", port=planned.frontend.port, host="127.0.0.1")
+    asked: list[Any] = []
+
+    async def not_ready_reason(scheduler: str, *, security: Any) -> str | None:
+        asked.append((scheduler, security))
+        return reason
+
+    monkeypatch.setattr(local_stack, "not_ready_reason", not_ready_reason)
+    given = SimpleNamespace(frontend=frontend, engine=planned.engine, host="127.0.0.1")
+    if listens:
+        async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0) as server:
+            frontend.port = server.sockets[0].getsockname()[1]
+            assert await LocalStack._look(cast("Any", given)) == expected
+    else:
+        assert await LocalStack._look(cast("Any", given)) == expected
+    assert asked == [("127.0.0.1:1", planned.engine.security)]
+
+
+async def test_a_batch_that_is_given_up_ends_its_requests() -> None:
+    ended: list[str] = []
+
+    class Http:
+        async def post(self, path: str, body: Any) -> tuple[int, Any]:
+            try:
+                if body["prompt"] != "a":
+                    await asyncio.Event().wait()
+                return 200, {}
+            finally:
+                ended.append(body["prompt"])
+
+    lines = [
+        b'{"custom_id": "%b", "method": "POST", "url": "/v1/completions", "body": {"prompt": "%b"}}' % (name, name)
+        for name in (b"a", b"b", b"c")
+    ]
+    results = run_batch(lines, cast("Any", Http()), max_concurrency=2, counts=BatchCounts())
+    first = await anext(results)
+    assert first["custom_id"] == "a"
+    await asyncio.sleep(0)
+    await results.aclose()
+    assert ended[0] == "a"
+    assert "b" in ended
+    assert asyncio.all_tasks() == {asyncio.current_task()}
