@@ -43,3 +43,7 @@ def test_families_of_one_model_alone_and_texts_without_help() -> None:
     text = merged({"a": b"x 1\n", "b": b"x 2\n# HELP y Y.\n# TYPE y gauge\ny 3\n"}).decode()
     assert text == 'x{model_name="a"} 1\nx{model_name="b"} 2\n# HELP y Y.\n# TYPE y gauge\ny{model_name="b"} 3\n'
     assert merged({"a": b"", "b": b""}) == b""
+
+
+def test_a_line_that_is_no_sample_stays_as_it_is() -> None:
+    assert merged({"a": b"x 1\nodd\n"}).decode() == 'x{model_name="a"} 1\nodd\n'

@@ -449,10 +449,15 @@ async def test_who_is_refused_while_it_sends_is_read_for_a_while(clock: Clock) -
     assert clock.due_in_s == []
 
 
-async def test_a_body_that_stays_out_after_its_answer_ends_the_connection_alone(clock: Clock) -> None:
+async def test_a_body_that_stays_out_after_its_answer_has_begun_ends_the_connection_alone(clock: Clock) -> None:
     one = Connection(clock)
-    one.reads_body = False
-    one.answer.set()
+
+    async def begins(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"o", "more_body": True})
+        await one.answer.wait()
+
+    one.protocol.app = begins
     await one.send(HEAD + b"content-length: 9000000\r\n\r\n")
     written = one.wire.written
     assert written.startswith(b"HTTP/1.1 200 ")

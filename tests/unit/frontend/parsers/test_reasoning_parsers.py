@@ -39,6 +39,8 @@ CASES = [
     ("hunyuan_a13b", "", "<think>\nHm.\n</think>\n<answer>\nYes. \n</answer>\n<c>", ("Hm.", "Yes.\n<c>")),
     ("hunyuan_a13b", "<think>\n\n</think>\n", "<answer>\nYes.\n</answer>", ("", "Yes.")),
     ("hunyuan_a13b", "", "Yes </answer>.", ("", "Yes </answer>.")),
+    ("hunyuan_a13b", "", "<think>Hm.</think><answer>Yes. \n", ("Hm.", "Yes. \n")),
+    ("hunyuan_a13b", "", "<think>Hm.</think><answer> \n A  b \n c \n</answer>", ("Hm.", "A  b \n c")),
     ("ernie45", "<think>\n", "Hm.\n</think>\n\n<response>\nYes.\n\nNo.\n</response>\n", ("Hm.", "Yes.\n\nNo.\n")),
     ("ernie45", "<think>\n", "Hm.\n</think>\n\nYes <response>.", ("Hm.", "Yes <response>.")),
     ("minimax_m2", "<think>\n", "Hm.\n</think>\n\nYes.", ("Hm.\n", "\n\nYes.")),
