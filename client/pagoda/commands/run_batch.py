@@ -2,19 +2,22 @@
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import sys
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
 from pagoda.commands import serve
-from pagoda.http.batch import BatchCounts, run_batch
+from pagoda.http.batch import BatchCounts, lines_of, run_batch
 from pagoda.http.http_client import AsyncHttpClient
 from pagoda.server.local_server import running_stack
 from pagoda.server.local_stack import LocalStack
+from pagoda_common.errors import PagodaError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,10 +69,20 @@ async def answer_file(args: argparse.Namespace, stack: LocalStack | None, source
         # Half of a surrogate pair, which JSON can hold and UTF-8 cannot, is written as JSON's escape.
         output = exits.enter_context(target.open("w", encoding="utf-8", errors="backslashreplace"))
         bar = exits.enter_context(tqdm(desc="Answered", unit=" requests", disable=args.disable_tqdm))
-        results = run_batch(lines, client, max_concurrency=args.max_concurrency, counts=counts)
+        results = run_batch(lines_of(lines), client, max_concurrency=args.max_concurrency, counts=counts)
         async with aclosing(results):
             async for result in results:
-                output.write(json.dumps(result, ensure_ascii=False) + "\n")
-                output.flush()
+                _write(output, result, target)
                 bar.update()
     return counts
+
+
+def _write(output: TextIO, result: dict[str, Any], target: Path) -> None:
+    """One line. Raises PagodaError when the disk is full, or for another reason does not take it."""
+    try:
+        output.write(json.dumps(result, ensure_ascii=False) + "\n")
+        output.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            output.close()  # what it could not write is not written at the end either
+        raise PagodaError(f"--output-file {target} cannot be written: {error.strerror}") from error

@@ -121,3 +121,58 @@ def test_wrong_files_are_refused(capsys: pytest.CaptureFixture[str], words: tupl
         main(["run-batch", *words])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (b"x" * 101, "line 2: the line has more than 100 bytes, which is the maximum"),
+        (b"x" * 350, "line 2: the line has more than 100 bytes, which is the maximum"),
+        (b'{"custom_id": "\xff"}', "line 2: the line is not UTF-8 at byte 15: invalid start byte"),
+        (b'{"custom_id": ' + b"1" * 60 + b"}", "line 2: custom_id must be a string, got 1111111111\u2026"),
+        (b'{"custom_id": [1, 2]}', "line 2: custom_id must be a string, got [1, 2]"),
+        (b'{"custom_id": "' + b"i" * 31 + b'"}', "line 2: custom_id has 31 characters, at most 30 are allowed"),
+    ],
+)
+def test_a_wrong_line_is_named_with_its_bound(
+    server: FakeOpenAIServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: bytes, message: str
+) -> None:
+    for name, value in (("MAX_LINE_BYTES", 100), ("SKIPPED_BYTES", 50), ("SHOWN_CHARS", 10), ("MAX_ID_CHARS", 30)):
+        monkeypatch.setattr(f"pagoda.http.batch.{name}", value)
+    good = b'{"custom_id":"%s","url":"/v1/completions","body":{"prompt":"a"}}'
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(b"\n".join([good % b"a", wrong, good % b"b"]))
+    assert main(["run-batch", "-i", str(source), "-o", str(target), "--url", server.url, "--disable-tqdm"]) == 1
+    first, refused, last = [json.loads(text) for text in target.read_text().splitlines()]
+    assert (first["custom_id"], first["error"], last["custom_id"], last["error"]) == ("a", None, "b", None)
+    assert refused["error"]["message"] == message
+
+
+def test_deep_nesting_is_named(server: FakeOpenAIServer, tmp_path: Path) -> None:
+    [result] = run(server, tmp_path, ["[" * 100_000], exit_code=1)
+    assert result["error"]["message"] == "line 1: the line is no JSON: it is nested too deeply"
+
+
+def test_long_ids_that_repeat_are_found(server: FakeOpenAIServer, tmp_path: Path) -> None:
+    lines = [line(name, "a") for name in ("i" * 49, "i" * 50, "i" * 49, "j", "j")]
+    codes = [(one["error"] or {}).get("code") for one in run(server, tmp_path, lines)]
+    assert codes == [None, None, "duplicate_custom_id", None, "duplicate_custom_id"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("MAX_PENDING_BYTES", 1), ("MAX_WAITING_EACH", 0)])
+def test_few_lines_are_read_ahead_where_they_are_large_or_wait(
+    server: FakeOpenAIServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: int
+) -> None:
+    monkeypatch.setattr(f"pagoda.http.batch.{name}", value)
+    results = run(server, tmp_path, [line(f"id-{place}", "a") for place in range(20)])
+    assert [one["custom_id"] for one in results] == [f"id-{place}" for place in range(20)]
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(
+    server: FakeOpenAIServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps(line("a", "b")))
+    words = ["run-batch", "-i", str(source), "-o", "/dev/full", "--url", server.url, "--disable-tqdm"]
+    assert main(words) == 1
+    assert "--output-file /dev/full cannot be written: No space left on device" in capsys.readouterr().err

@@ -265,7 +265,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 async def test_a_line_is_sent_six_times_with_pauses_that_double(pauses: list[float]) -> None:
     counts, full = BatchCounts(), (503, {"error": {"message": "full"}})
     server = Server(*[full] * 6)
-    result = await batch._answer(line(), cast("Any", server), counts)
+    result = await batch._answer(1, line(), cast("Any", server), counts)
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0]
     assert (len(server.asked), result["custom_id"], result["error"]) == (6, "a", {"code": "503", "message": "full"})
     assert (result["response"]["status_code"], result["response"]["body"]) == full
@@ -274,22 +274,22 @@ async def test_a_line_is_sent_six_times_with_pauses_that_double(pauses: list[flo
 
 async def test_a_server_that_is_away_is_an_error_of_the_line_and_no_fault_of_it(pauses: list[float]) -> None:
     counts = BatchCounts()
-    result = await batch._answer(line(), cast("Any", Server(*[NotReady("away")] * 6)), counts)
+    result = await batch._answer(1, line(), cast("Any", Server(*[NotReady("away")] * 6)), counts)
     assert (result["error"], result["response"]) == ({"code": "connection_error", "message": "away"}, None)
     assert (len(pauses), counts.num_failed, counts.num_invalid) == (5, 1, 0)
-    again = await batch._answer(line(custom_id="b"), cast("Any", Server(NotReady("x"), (200, {"ok": 1}))), counts)
+    again = await batch._answer(1, line(custom_id="b"), cast("Any", Server(NotReady("x"), (200, {"ok": 1}))), counts)
     assert (again["error"], again["response"]["body"], counts.num_completed) == (None, {"ok": 1}, 1)
     assert again["id"].startswith("batch_req_")
     assert again["response"]["request_id"].startswith("req_")
     assert len(again["id"]) == len("batch_req_") + 24
     for status in (400, 500, 504):
         refused = await batch._answer(
-            line(custom_id=str(status)), cast("Any", Server((status, {"error": "x"}))), counts
+            1, line(custom_id=str(status)), cast("Any", Server((status, {"error": "x"}))), counts
         )
         assert refused["error"] == {"code": str(status), "message": "x"}
-    twice = await batch._answer(line(), cast("Any", Server()), counts)
+    twice = await batch._answer(1, line(), cast("Any", Server()), counts)
     assert twice["error"] == {"code": "duplicate_custom_id", "message": "custom_id 'a' is in the batch already"}
-    wrong = await batch._answer(b"{", cast("Any", Server()), counts)
+    wrong = await batch._answer(1, b"{", cast("Any", Server()), counts)
     assert (wrong["custom_id"], counts.num_failed, counts.num_invalid) == (None, 6, 1)
 
 
