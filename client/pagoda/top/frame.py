@@ -60,17 +60,17 @@ def draw(samples: Sequence[Sample], *, name: str, reason: str, width: int, paint
 
 
 def _title(now: Sample | None, name: str, width: int, paint: Paint) -> str:
-    model = now.label("vllm:num_requests_running", "model_name") if now is not None else ""
-    head = f"pagoda top  {model}"[: width - 2]
+    models = now.labels("vllm:num_requests_running", "model_name") if now is not None else []
+    head = f"pagoda top  {', '.join(models)}"[: width - 2]
     shown = name[: max(0, width - len(head) - 2)]
     return paint.bold(head) + " " * (width - len(head) - len(shown)) + paint.soft(shown)
 
 
 def _load(now: Sample, width: int, paint: Paint) -> list[str]:
-    usage = now.total("vllm:kv_cache_usage_perc")
+    usage, is_alone = now.most("vllm:kv_cache_usage_perc"), len(now.series.get("vllm:cache_config_info", ())) == 1
     blocks = now.label("vllm:cache_config_info", "num_gpu_blocks")
     size = now.label("vllm:cache_config_info", "block_size")
-    tokens = f"of {int(blocks) * int(size):,} tokens" if blocks.isdecimal() and size.isdecimal() else ""
+    tokens = f"of {int(blocks) * int(size):,} tokens" if is_alone and blocks.isdecimal() and size.isdecimal() else ""
     running, waiting = now.total("vllm:num_requests_running"), now.total("vllm:num_requests_waiting")
     left = f"{_cell('running', count(running), paint)}{_cell('waiting', count(waiting), paint)}"
     room = width - 2 * 20 - len("KV ") - 7

@@ -36,6 +36,14 @@ class Sample:
         found = [value for known, value in self.series.get(name, ()) if labels.items() <= known.items()]
         return sum(found) if found else None
 
+    def most(self, name: str) -> float | None:
+        """The largest value of its series, for shares, which have no sum; None where there is none."""
+        return max((value for _, value in self.series.get(name, ())), default=None)
+
+    def labels(self, name: str, label: str) -> list[str]:
+        """The values of `label` in all series, each once."""
+        return list(dict.fromkeys(labels.get(label, "") for labels, _ in self.series.get(name, ())))
+
     def label(self, name: str, label: str) -> str:
         """`label` of the first series; empty where there is none."""
         return next((labels.get(label, "") for labels, _ in self.series.get(name, ())), "")

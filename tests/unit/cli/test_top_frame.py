@@ -75,6 +75,18 @@ def scheduler_scrape(n: int, *, at_s: float) -> Sample:
     return samples_of([*lines, "vllm:num_requests_running 1"], at_s=at_s)
 
 
+def test_several_models_are_named_and_the_fullest_cache_is_shown() -> None:
+    lines = []
+    for model, usage in (("one", 0.25), ("two", 0.5)):
+        labels = f'model_name="{model}"'
+        lines += [f"vllm:num_requests_running{{{labels}}} 2", f"vllm:kv_cache_usage_perc{{{labels}}} {usage}"]
+        lines.append(f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="4",{labels}}} 1')
+    shown = draw([samples_of(lines, at_s=1.0)], name="", reason="", width=80, paint=PLAIN, height=0)
+    assert shown[0].rstrip() == "pagoda top  one, two"
+    assert shown[2].startswith("running 4 ")
+    assert shown[2].rstrip().endswith("50 %"), "the sizes of two caches are no one's"
+
+
 FRAME = """\
 pagoda top  a-model                                             http://here:8000
 ────────────────────────────────────────────────────────────────────────────────

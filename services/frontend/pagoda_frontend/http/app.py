@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -11,7 +12,7 @@ from pagoda_common.rpc.bearer import BearerKeys
 from pagoda_common.version import VERSION
 from pagoda_frontend.http.access import RequestIds, RequireKeys, RootPath
 from pagoda_frontend.http.browsers import RefuseForeignPages
-from pagoda_frontend.http.by_model import ByModel, load_of
+from pagoda_frontend.http.by_model import QUERY, ByModel, load_of
 from pagoda_frontend.http.draining import CountCalls
 from pagoda_frontend.http.errors import install_error_handlers
 from pagoda_frontend.http.load_report import LoadReports
@@ -54,6 +55,8 @@ EMBEDDING_ERRORS = (*GENERATION_ERRORS, 501)
 PLAIN = {"text/plain": {"schema": {"type": "string"}}}
 SLEEP_ERRORS = (400, 404, 409, 503)
 LORA_ERRORS = (400, 404, 409, 503)
+MODEL = {"name": QUERY, "in": "query", "required": True, "schema": {"type": "string"}}
+"""Of calls that have it where there are several models."""
 GROUP = {"name": "group", "in": "query", "schema": {"type": "integer"}}
 SLEEP_QUERY = (
     {"name": "level", "in": "query", "schema": {"type": "integer", "enum": [1, 2], "default": 1}},
@@ -148,20 +151,24 @@ def _add_operations(paths: Paths, models: Models) -> None:
         paths.add("POST", path, by_model.body(handlers), body=body, answer=answer, errors=READING_ERRORS)
     if models.first.config.enable_tokenizer_info_endpoint:
         info, handler = answers.TokenizerInfoAnswer, by_model.query([one.tokenizer_info for one in tokens])
-        paths.add("GET", "/tokenizer_info", handler, answer=info, errors=(503,))
+        paths.add("GET", "/tokenizer_info", handler, answer=info, errors=(503,), query=_model_query(models))
 
 
 def _add_sleep_mode(paths: Paths, models: Models, engines: Sequence[EngineClient]) -> None:
     pairs = zip(models.servings, engines, strict=True)
     of_all = [SleepMode(serving=serving, engine=engine) for serving, engine in pairs]
-    one = ByModel(models).query
+    one, named = ByModel(models).query, _model_query(models)
     add = partial(paths.add, errors=SLEEP_ERRORS)
-    add("POST", "/sleep", one([sleep_mode.sleep for sleep_mode in of_all]), query=SLEEP_QUERY)
-    add("POST", "/wake_up", one([sleep_mode.wake_up for sleep_mode in of_all]), query=WAKE_QUERY)
+    add("POST", "/sleep", one([sleep_mode.sleep for sleep_mode in of_all]), query=(*named, *SLEEP_QUERY))
+    add("POST", "/wake_up", one([sleep_mode.wake_up for sleep_mode in of_all]), query=(*named, *WAKE_QUERY))
     handler = one([sleep_mode.is_sleeping for sleep_mode in of_all])
-    paths.add("GET", "/is_sleeping", handler, answer=answers.IsSleepingAnswer, errors=(503,))
+    paths.add("GET", "/is_sleeping", handler, answer=answers.IsSleepingAnswer, errors=(503,), query=named)
     handler = one([sleep_mode.reload_weights for sleep_mode in of_all])
-    add("POST", "/reload_weights", handler, body=ReloadWeightsBody, answer=answers.ReloadWeightsAnswer)
+    add("POST", "/reload_weights", handler, body=ReloadWeightsBody, answer=answers.ReloadWeightsAnswer, query=named)
+
+
+def _model_query(models: Models) -> tuple[dict[str, Any], ...]:
+    return (MODEL,) if models.are_several else ()
 
 
 def _add_lora_adapters(paths: Paths, models: Models, engines: Sequence[EngineClient]) -> None:
@@ -171,7 +178,8 @@ def _add_lora_adapters(paths: Paths, models: Models, engines: Sequence[EngineCli
         ("/v1/load_lora_adapter", [adapters.load for adapters in of_all], LoadLoraAdapterBody),
         ("/v1/unload_lora_adapter", [adapters.unload for adapters in of_all], UnloadLoraAdapterBody),
     ):
-        paths.add("POST", path, one(handlers), body=body, errors=LORA_ERRORS, media=PLAIN)
+        query = _model_query(models)
+        paths.add("POST", path, one(handlers), body=body, errors=LORA_ERRORS, media=PLAIN, query=query)
 
 
 class _Generation:

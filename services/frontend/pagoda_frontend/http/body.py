@@ -33,7 +33,7 @@ MAX_NESTING = 200
 TENANT = "pagoda.tenant"
 """Key in the scope: id of the accepted API key."""
 RAW_BODY = "pagoda.body"
-"""Key in the scope: the body, where it was read to find out which model it is for."""
+"""Key in the scope: the body, where it was read to find out which model it is for. Who reads it takes it away."""
 
 
 async def read_body(request: Request, body_type: type[Body], *, serving: Serving) -> Body:
@@ -59,7 +59,7 @@ async def read_bytes(request: Request, *, serving: Serving) -> bytes:
         BodyTooLarge: more than `serving` reads.
         QueueFull: bodies that are being read hold too much memory.
     """
-    if (given_body := request.scope.get(RAW_BODY)) is not None:
+    if (given_body := request.scope.pop(RAW_BODY, None)) is not None:  # which is freed when it is parsed
         return bytes(given_body)
     name = owner_of(request.scope)
     caller.set(name)

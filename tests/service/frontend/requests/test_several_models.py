@@ -331,6 +331,11 @@ async def test_operators_name_the_model_in_the_query(both: Both) -> None:
         assert asked.json() == {"is_sleeping": sleeps}
     assert (both.tiny.worker.sleep_level, both.spelled.worker.sleep_level) == (0, 1)
     assert (await frontend.complete(**BODY, model="tiny"))["choices"][0]["text"] == continued(both, "tiny")
+    described = (await frontend.http.get("/openapi.json")).json()["paths"]
+    for path, method in (("/sleep", "post"), ("/is_sleeping", "get"), ("/reload_weights", "post")):
+        assert {"name": "model", "in": "query", "required": True, "schema": {"type": "string"}} in described[path][
+            method
+        ]["parameters"]
     assert (await frontend.post("/wake_up?model=letters", {})).status_code == 200
     assert (await frontend.complete(**BODY, model="spelled"))["choices"][0]["text"] == continued(both, "spelled")
     await frontend.close()
