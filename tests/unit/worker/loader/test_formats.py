@@ -603,7 +603,10 @@ def test_groups_are_found_by_name_then_pattern_then_class() -> None:
     [
         ({"format": "pack-quantized"}, "config_groups is None, must be at least one object by name"),
         ({"format": "pack-quantized", "config_groups": {}}, "config_groups is {}"),
-        ({"format": "marlin-24", "config_groups": {"a": {}}}, "format is 'marlin-24'"),
+        (
+            {"format": "marlin-24", "config_groups": {"a": {"format": "int-quantized", "weights": {"num_bits": 8}}}},
+            "format is 'marlin-24'",
+        ),
         (
             {"format": "mixed-precision", "config_groups": {"a": {"weights": {}}}},
             "config_groups.a.format is 'mixed-pre",
