@@ -61,9 +61,11 @@ def test_rows_of_a_batch(slots: list[int]) -> None:
 def test_one_that_is_not_greedy_counts_for_all() -> None:
     columns = make_columns()
     columns.is_greedy[3] = False
-    all_rows, others = both([1, 3], columns), both([1, 2], columns)
-    assert all_rows is not None
-    assert not all_rows.is_greedy
+    others = both([1, 2], columns)
+    for slots in ([1, 3], [3, 1]):
+        all_rows = both(slots, columns)
+        assert all_rows is not None
+        assert not all_rows.is_greedy
     assert others is not None
     assert others.is_greedy
 
@@ -85,6 +87,30 @@ def test_what_is_no_such_step(change: object) -> None:
     change(columns)
     assert both([1, 3], columns) is None
     assert both([1, 2], columns) is not None
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_blocks", "max_tokens", "max_blocks"),
+    [
+        (8, 2, MAX_TOKENS, 2),
+        (9, 3, MAX_TOKENS, 3),
+        (9, 2, MAX_TOKENS, None),
+        (8, 2, 9, 2),
+        (8, 2, 8, None),
+    ],
+)
+def test_a_sequence_has_a_block_for_its_token_and_room_for_the_next(
+    num_tokens: int, num_blocks: int, max_tokens: int, max_blocks: int | None
+) -> None:
+    columns = make_columns()
+    columns.num_tokens[3], columns.num_computed_tokens[3], columns.num_blocks[3] = (
+        num_tokens,
+        num_tokens - 1,
+        num_blocks,
+    )
+    for rows in (decode_rows, decode_rows_reference):
+        found = rows(np.array([3]), columns, block_size=BLOCK_SIZE, max_tokens=max_tokens)
+        assert (None if found is None else found.max_blocks) == max_blocks
 
 
 def test_a_slot_that_does_not_exist() -> None:

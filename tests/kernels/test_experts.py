@@ -199,9 +199,10 @@ def test_a_token_is_the_same_to_the_bit_in_every_batch(num_helpers: int) -> None
 
 
 def test_more_tokens_of_an_expert_than_one_block_takes() -> None:
-    plain = Plain(num_experts=2, routing=Routing(top_k=2))
-    x = drawn(2500, 64)
-    close(plain.mixture(x), plain.reference(x))
+    """All that is added to a token is its own, also where tokens go through the experts some at a time."""
+    plain = Plain(num_experts=2, routing=Routing(top_k=2), has_shared=True, is_gated=True)
+    x, residual = drawn(2500, 64), drawn(2500, 64)
+    close(plain.mixture(x, residual), plain.reference(x, residual))
 
 
 def test_a_residual_is_added_and_left_as_it_is() -> None:

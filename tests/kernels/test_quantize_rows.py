@@ -30,6 +30,7 @@ def weight_of(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     weight = torch.randn(rows, columns, generator=generator) * torch.rand(rows, 1, generator=generator).exp2()
     weight[0] = 0.0
     weight[-1, columns // 2 :] = weight[-1].abs().max() * 4  # one sign only
+    weight[rows // 2, :2] = torch.tensor([4.0, -4.0])  # as far to both sides
     return weight.to(dtype)
 
 
