@@ -253,3 +253,33 @@ def test_a_short_convolution_sees_the_inputs_before_the_chunk(
                 assert torch.equal(states[kept[start + token]], seen[1:])
         assert torch.equal(states[row], inputs[-(width - 1) :])
         start += length
+
+
+@pytest.mark.parametrize("name", ["delta rule", "state space", "selective", "convolution"])
+def test_a_state_may_be_kept_in_the_first_row_of_all(name: str) -> None:
+    """Rows begin with 0, and -1 keeps none."""
+    batch = RecurrentBatch(
+        query_lens=np.array([3]), rows=np.array([2]), device=CPU, kept_rows=np.array([0, -1, 1], dtype=np.int64)
+    )
+    first = RecurrentBatch(query_lens=np.array([1]), rows=np.array([2]), device=CPU)
+
+    def run(num_tokens: int, of: RecurrentBatch) -> torch.Tensor:
+        if name == "delta rule":
+            *inputs, states = make_inputs(3)
+            gated_delta_rule(*(one[:num_tokens] for one in inputs), states, of)  # type: ignore[call-arg]
+        elif name == "state space":
+            (*moving, states), heads = make_scan(3)
+            state_space_scan(*(one[:num_tokens] for one in moving), states, of, **heads)  # type: ignore[call-arg]
+        elif name == "selective":
+            (*moving, states), heads = make_selective(3, 32, 16)
+            selective_scan(*(one[:num_tokens] for one in moving), states, of, **heads)  # type: ignore[call-arg]
+        else:
+            generator = torch.Generator().manual_seed(0)
+            x, weight, states = (torch.randn(size, generator=generator) for size in ((3, 20), (20, 4), (9, 3, 20)))
+            short_convolution(x[:num_tokens], weight, states, of)
+        return states
+
+    after_all, after_one = run(3, batch), run(1, first)
+    assert torch.equal(after_all[0], after_one[2])
+    assert torch.equal(after_all[1], after_all[2])
+    assert torch.equal(after_all[3:], after_one[3:])
