@@ -30,6 +30,7 @@ FAMILIES = (
     "DeciLMForCausalLM",
     "ExaoneForCausalLM",
     "HunYuanDenseV1ForCausalLM",
+    "HunYuanMoEV1ForCausalLM",
 )
 
 

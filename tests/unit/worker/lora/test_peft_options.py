@@ -205,6 +205,7 @@ def test_a_rank_above_the_bound_is_refused(checkpoint: Path, driver: Driver, tmp
     [
         ("Qwen3MoeForCausalLM", "mlp"),
         ("MixtralForCausalLM", "mlp"),
+        ("HunYuanMoEV1ForCausalLM", "mlp"),
         ("Llama4ForCausalLM", "feed_forward"),
         ("GptOssForCausalLM", "mlp"),
         ("GraniteMoeHybridForCausalLM", "block_sparse_moe"),

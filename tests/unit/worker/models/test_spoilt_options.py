@@ -1,7 +1,7 @@
 """Every option of a family means something: without any one of them, something else comes out, or loading fails.
 
 `test_exactness` compares what comes out with transformers, so it fails where an option is not as it should be. Options
-of DeepSeek, Gemma, Llama 4, Mamba, MiniMax and Mixtral are in tests of their own.
+of DeepSeek, Gemma, Llama 4, Jamba, Mamba-2, MiniMax and Mixtral are in tests of their own.
 """
 
 import dataclasses
@@ -38,6 +38,7 @@ ARCHITECTURES = (
     "InternLM3ForCausalLM",
     "Lfm2ForCausalLM",
     "Lfm2MoeForCausalLM",
+    "MambaForCausalLM",
     "NemotronHForCausalLM",
     "Qwen3MoeForCausalLM",
     "Qwen3NextForCausalLM",
@@ -47,8 +48,13 @@ ARCHITECTURES = (
 SIZES = {"architecture", "vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"}
 SIZES |= {"intermediate_size", "max_position_embeddings", "num_experts", "shared_intermediate_size"}
 """Without them there is no model of these tensors."""
-WITHOUT_EFFECT = {"Qwen3_5MoeForCausalLM": ["moe.sparse_layers"], "GptOssForCausalLM": ["activation"]}
-"""Options that change nothing, by architecture: that all layers have experts, and how others than experts compute."""
+WITHOUT_EFFECT = {
+    "Qwen3_5MoeForCausalLM": ["moe.sparse_layers"],
+    "GptOssForCausalLM": ["activation"],
+    "MambaForCausalLM": ["activation"],
+}
+"""Options that change nothing, by architecture: that all layers have experts, and how others than experts compute,
+or feed-forwards that there are not."""
 PROMPT = torch.randint(0, VOCAB_SIZE, (150,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
