@@ -89,6 +89,16 @@ def test_what_is_copied_from_a_stage_was_made_there(image: str) -> None:
 
 
 @pytest.mark.parametrize("image", SERVICES)
+def test_programs_are_called_where_they_were_put(image: str) -> None:
+    for stage in stages(image)[1:]:
+        made = " ".join(of_all_before(image, stage, "RUN", "COPY"))
+        there = {*re.findall(r"venv (?:--\S+ )*(/opt/\w+)", made), *re.findall(r" (/opt/\w+)$", made, re.MULTILINE)}
+        there |= {rest.split()[-1] for rest in of_all_before(image, stage, "COPY")}
+        named = {path for name, rest in stage if name in ("RUN", "ENV") for path in re.findall(r"/opt/\w+", rest)}
+        assert named <= there
+
+
+@pytest.mark.parametrize("image", SERVICES)
 def test_what_a_stage_reads_was_copied_into_it(image: str) -> None:
     for stage in stages(image)[1:]:
         there = {

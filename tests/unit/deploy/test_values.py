@@ -13,7 +13,8 @@ from tests.unit.deploy.test_pods import amount
 helm = pytest.importorskip("helm_python.chart", reason="needs helm-python-sdk")
 
 DEFAULTS: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
-SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+SCHEMA_TEXT = (CHART / "values.schema.json").read_text()
+SCHEMA: dict[str, Any] = json.loads(SCHEMA_TEXT)
 
 
 def object_schema(schema: dict[str, Any]) -> dict[str, Any]:
@@ -62,6 +63,9 @@ def test_nothing_in_the_schema_takes_what_it_does_not_know() -> None:
         ]
 
     assert open_objects(SCHEMA, "") == [], "a value that is misspelt would be passed over"
+    kinds = re.findall(r'"type": (?:"(\w+)"|\["(\w+)", "null"\]),\s+"additionalProperties": false', SCHEMA_TEXT)
+    assert {one or other for one, other in kinds} == {"object"}
+    assert len(kinds) == SCHEMA_TEXT.count('"additionalProperties": false'), "each says that it is an object"
 
 
 def test_what_containers_ask_for_by_default_is_within_their_limits() -> None:

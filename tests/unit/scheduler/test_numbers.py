@@ -5,6 +5,7 @@ import importlib
 import pytest
 
 NUMBERS = {
+    "adapters.adapter_list": {"MAX_ADAPTERS": 4096},
     "adapters.adapter_pool": {"PATIENCE": 64},
     "core.constraint_holds": {
         "MAX_COMPILING": 2,

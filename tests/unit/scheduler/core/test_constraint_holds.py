@@ -113,6 +113,24 @@ def test_what_leaves_while_it_is_set_aside_is_gone(compiler: Compiler) -> None:
     assert [new.request_id for new in output.new_requests] == ["b/0"]
 
 
+@pytest.mark.parametrize("leave", ["finish", "park", "take_waiting"])
+def test_no_constraint_is_compiled_for_who_has_left(compiler: Compiler, leave: str) -> None:
+    scheduler = make_scheduler(constraints=compiler.holds)
+    first, second, third = (under(name) for name in "abc")
+    for request in (first, second, third):
+        scheduler.add(request)
+    assert compiler.started == ["a", "b"], "two at a time"
+    assert list(compiler.holds.being_compiled) == [first, second]
+    if leave == "take_waiting":
+        scheduler.take_waiting()
+    else:
+        for request in (first, third):
+            getattr(scheduler, leave)(request)
+    assert first not in compiler.holds.being_compiled, "a loss of the worker is none of its doing"
+    assert compiler.holds.compiled(StructuredOutputsParams(regex="a")) == []
+    assert compiler.started == ["a", "b"], "no one waits for the third"
+
+
 def test_a_constraint_that_cannot_be_compiled_names_its_sequences_alone(compiler: Compiler) -> None:
     scheduler = make_scheduler(constraints=compiler.holds)
     bad, good = under("bad"), under("good")

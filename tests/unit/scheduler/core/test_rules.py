@@ -190,3 +190,16 @@ def test_a_step_says_how_many_prompts_end_in_it() -> None:
     output = scheduler.schedule()
     assert output is not None
     assert output.num_prefills_ended == 0
+
+
+def test_a_search_waits_once_and_begins_with_its_first_sequence() -> None:
+    scheduler, owners = make_scheduler(), [make_request("a", 9, index=index) for index in range(3)]
+    beam = make_request("beam", 9)
+    group = SimpleNamespace(sequences=owners, start=lambda: beam)
+    for owner in owners:
+        owner.beam_group = group  # type: ignore[assignment]  # all that is asked of it
+    scheduler.add(owners[0])
+    assert list(scheduler.waiting) == [beam]
+    for owner in owners[1:]:
+        scheduler.add(owner)
+    assert list(scheduler.waiting) == [beam]
