@@ -206,3 +206,17 @@ async def test_one_caller_may_have_half_of_what_waits_exactly() -> None:
     assert caught.value.retry_after_s == 1
     for task in tasks:
         task.cancel()
+
+
+async def test_the_bound_is_the_same_after_work_that_waited_and_work_that_gave_up() -> None:
+    work = Work(FairQueue(num_places=1, max_waiting=4))
+    for turn in range(3):
+        names = [f"{who}{turn}" for who in "abcde"]
+        tasks = [work.start(name, who=name[0]) for name in names]
+        await settle()
+        with pytest.raises(QueueFull, match="4 pieces of work wait already"):
+            await work.start("more", who="f")
+        tasks.pop().cancel()
+        for name in names[:4]:
+            await work.end(name)
+        assert await asyncio.gather(*tasks) == names[:4]
