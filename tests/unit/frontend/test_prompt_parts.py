@@ -132,6 +132,13 @@ async def test_conversations_that_are_none(fields: dict[str, Any], told: str) ->
     assert (str(caught.value), caught.value.field) == (told, field)
 
 
+async def test_a_template_that_refuses_says_why() -> None:
+    for source, told in (("{{ raise_exception('no system') }}", "no system"), ("{{ 1 + 'a' }}", "unsupported operand")):
+        with pytest.raises(InvalidRequest, match=f"the chat template refused the messages: .*{told}") as caught:
+            await prompts(chat_template=source, work=WorkPool()).render([message()])
+        assert caught.value.field == "messages"
+
+
 async def test_what_a_template_gets() -> None:
     source = (
         "{{ bos_token }}|{{ add_generation_prompt }}|{{ documents }}|{{ tools }}|{{ mood }}|{{ messages | length }}"

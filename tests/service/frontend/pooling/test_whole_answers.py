@@ -1,6 +1,7 @@
 """Each field of the answers with vectors, labels, scores and ranks, over HTTP and gRPC, and what the engine gets."""
 
 import base64
+import json
 from typing import Any
 
 import grpc
@@ -363,6 +364,13 @@ async def test_cohere_s_texts_are_cut(fields: dict[str, Any], kept: int, keeps_e
             "messages",
             "there may be either input or messages, got both",
         ),
+        (
+            "/rerank",
+            {"query": "a", "documents": ["b"], "max_tokens_per_doc": -1},
+            "max_tokens_per_doc",
+            "max_tokens_per_doc must be a non-negative integer, got -1",
+        ),
+        ("/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n", "top_n must be at least 0, got -1"),
         ("/pooling", {"input": []}, "input", "input is empty: there must be at least one"),
         ("/pooling", {"input": [[5], [99999]]}, "input", None),
         ("/pooling", {"input": "a", "prompt_name": "x"}, "prompt_name", None),
@@ -376,6 +384,27 @@ async def test_what_is_wrong_is_named(path: str, body: dict[str, Any], field: st
         assert (status, named) == (400, field)
         assert message in (None, told)
         assert not running.fake.submits
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling"])
+async def test_values_as_bytes_with_their_places_or_alone(path: str) -> None:
+    async with running_frontend(PoolingEngine(EMBED)) as running:
+        body = {"input": [[5, 6], [7]], "embed_dtype": "float16", "endianness": "big"}
+        for encoding_format in ("bytes", "bytes_only"):
+            response = await running.http.post(
+                path, json={**body, "encoding_format": encoding_format}, headers={"X-Request-Id": "r"}
+            )
+            assert (response.status_code, response.headers["x-request-id"]) == (200, "r")
+            assert np.frombuffer(response.content, ">f2").tolist() == [2.0, 6.0, 0.0, 0.0, 1.0, 7.0, 0.0, 0.0]
+            metadata = json.loads(response.headers.get("metadata", "null"))
+            if encoding_format == "bytes_only":
+                assert metadata is None
+                continue
+            assert [(one["start"], one["end"], one["embed_dtype"], one["endianness"]) for one in metadata["data"]] == [
+                (0, 8, "float16", "big"),
+                (8, 16, "float16", "big"),
+            ]
+            assert (metadata["model"], metadata["created"], metadata["usage"]["prompt_tokens"]) == ("tiny", 1000, 3)
 
 
 async def test_a_conversation_is_one_input_as_the_template_writes_it() -> None:
