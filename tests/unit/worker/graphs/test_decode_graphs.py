@@ -4,6 +4,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -306,3 +307,156 @@ def test_tokens_that_are_sent_are_waited_for_when_they_are_read(cuda: FakeCuda) 
         "main records copied",
         "host waits for copied",
     ]
+
+
+class HostMemory:
+    """Torch's functions that make memory, without a device: what is pinned, and where the rest would be."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[bool, str]] = []
+        self.cuda = torch.cuda
+        self.int64 = torch.int64
+
+    def zeros(self, size: int, *, dtype: torch.dtype, device: Any = CPU, pin_memory: bool = False) -> torch.Tensor:
+        self.made.append((pin_memory, torch.device(device).type))
+        return torch.zeros(size, dtype=dtype)
+
+    def empty(self, shape: Any, *, dtype: torch.dtype, pin_memory: bool = False) -> torch.Tensor:
+        self.made.append((pin_memory, "cpu"))
+        return torch.empty(shape, dtype=dtype)
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> HostMemory:
+    made = HostMemory()
+    monkeypatch.setattr(transfers, "torch", made)
+    return made
+
+
+def test_words_for_a_device_are_written_in_pinned_memory_and_sent_in_one_copy(
+    cuda: FakeCuda, memory: HostMemory
+) -> None:
+    upload = transfers.Upload(num_words=5, device=torch.device("cuda"))
+    assert memory.made == [(True, "cpu"), (False, "cuda")]
+    assert upload.num_bytes == 40
+    del cuda.calls[:]
+    upload.begin()[:] = np.arange(5) + 1
+    sent = upload.send(3)
+    upload.release()
+    assert sent.tolist() == [1, 2, 3]
+    assert upload._target.tolist() == [1, 2, 3, 0, 0], "no more than was asked for"
+    assert sent.data_ptr() == upload._target.data_ptr() != upload._host.data_ptr()
+    assert cuda.calls == [
+        "host waits for copied",
+        "side waits for released",
+        "side records copied",
+        "main waits for copied",
+        "main records released",
+    ]
+
+
+def test_words_for_a_cpu_are_where_they_are_written(cuda: FakeCuda, memory: HostMemory) -> None:
+    upload = transfers.Upload(num_words=2, device=CPU)
+    upload.begin()[:] = (7, 8)
+    assert upload.send(1).tolist() == [7]
+    upload.release()
+    assert (memory.made, upload.num_bytes) == ([(False, "cpu")], 0)
+    download = transfers.Download(num_words=2, device=torch.device("cuda"))
+    assert memory.made[1:] == [(True, "cpu")]
+    assert download._sent is not None
+
+
+class OnDevice:
+    """A tensor that is elsewhere."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.device = tensor, torch.device("cuda")
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+
+
+def test_tensors_are_all_on_their_way_before_the_one_wait(
+    cuda: FakeCuda, memory: HostMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = torch.Tensor.copy_
+
+    def copied(target: torch.Tensor, source: Any, *, non_blocking: bool = False) -> torch.Tensor:
+        assert non_blocking
+        cuda.calls.append("copy")
+        return copy(target, source.tensor)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copied)
+    given: Any = (OnDevice(torch.tensor([1.5, 2.5])), OnDevice(torch.tensor([[3]])))
+    copies = transfers.HostCopies(*given)
+    assert memory.made == [(True, "cpu")] * 2
+    assert cuda.calls == ["copy", "copy", "main records copied"]
+    assert [one.tolist() for one in copies.wait()] == [[1.5, 2.5], [[3]]]
+    assert cuda.calls[3:] == ["host waits for copied"]
+
+
+def test_tensors_of_a_cpu_are_not_copied(memory: HostMemory) -> None:
+    tensor = torch.tensor([1, 2])
+    (array,) = transfers.to_host(tensor)
+    assert array.ctypes.data == tensor.data_ptr()
+    assert memory.made == []
+
+
+def layer(*, head_dim: int = 64, latent_rank: int = 0, chunk: int | None = None) -> Any:
+    return SimpleNamespace(head_dim=head_dim, latent_rank=latent_rank, chunk=chunk)
+
+
+def loaded_of(layers: list[Any], **more: Any) -> Any:
+    """What is asked of a loaded model of 100 tokens before graphs are recorded."""
+    fields: dict[str, Any] = {"world_size": 1, "waits": None, "groups": 1, "recurrent": (), **more}
+    return SimpleNamespace(
+        config=SimpleNamespace(model=SimpleNamespace(enforce_eager=False)),
+        layout=SimpleNamespace(groups=[None] * fields["groups"], recurrent=fields["recurrent"]),
+        model=SimpleNamespace(attention_layers=layers, what_waits=fields["waits"]),
+        parallel=SimpleNamespace(world_size=fields["world_size"]),
+        max_model_len=100,
+        dtype=torch.float32,
+        device=CPU,
+    )
+
+
+@pytest.mark.parametrize(
+    ("loaded", "reason"),
+    [
+        (loaded_of([layer(), layer(head_dim=256)]), None),
+        (loaded_of([]), None),
+        (loaded_of([layer()], groups=2), "its layers keep different things"),
+        (loaded_of([layer()], groups=0), "its layers keep different things"),
+        (loaded_of([layer()], recurrent=(0,)), "its layers keep different things"),
+        (loaded_of([layer(), layer(chunk=99)]), "the host works out which chunk a query sees"),
+        (loaded_of([layer(), layer(chunk=100)]), None),
+        (loaded_of([layer()], world_size=2), "its ranks sum over NCCL"),
+        (loaded_of([layer()], waits="a router waits"), "a router waits"),
+        (loaded_of([layer(), layer(head_dim=257)]), "attention with head_dim 257 runs as PyTorch"),
+        (loaded_of([layer(head_dim=576, latent_rank=512)]), None),
+    ],
+)
+def test_what_stands_in_the_way_of_graphs(loaded: Any, reason: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "triton_kernel", lambda operation, tensor: object())
+    found = why_eager(loaded)
+    assert (found or "").startswith(reason or "")
+    assert (found is None) is (reason is None)
+
+
+@pytest.mark.parametrize(
+    ("latent_rank", "missing", "is_named"),
+    [
+        (0, "paged_attention", True),
+        (0, "rope_store", True),
+        (0, "mla_attention", False),
+        (8, "mla_attention", True),
+        (8, "store_kv_cache", True),
+        (8, "paged_attention", False),
+    ],
+)
+def test_graphs_need_the_kernels_of_the_model_s_attention(
+    latent_rank: int, missing: str, is_named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        cuda_graphs, "triton_kernel", lambda operation, tensor: None if operation == missing else object()
+    )
+    found = why_eager(loaded_of([layer(latent_rank=latent_rank)]))
+    assert found == (f"{missing} runs as plain PyTorch" if is_named else None)
