@@ -164,7 +164,8 @@ async def test_every_failure_of_an_app_has_the_one_shape(
 ) -> None:
     response = await answered(path, method)
     shown = {"message": message, "type": kind, "param": field, "code": status}
-    assert (response.status_code, response.json()) == (status, {"error": shown})
+    detail = {404: {"detail": "Not Found"}, 405: {"detail": "Method Not Allowed"}}.get(status, {})
+    assert (response.status_code, response.json()) == (status, {"error": shown, **detail})
     assert response.headers["content-type"] == "application/json"
     assert response.headers.get("allow") == ("GET" if status == 405 else None)
     assert response.headers.get("x-spout") == ("1" if status == 418 else None)

@@ -81,16 +81,18 @@ def test_ten_faults_of_a_body_are_named_and_the_others_counted(num_errors: int, 
         for number in range(num_errors)
     ]
     lines = validation_message(errors).split("; ")
-    shown = [f"messages.{number}.role: must be a text (got {number})" for number in range(min(num_errors, 10))]
+    shown = [
+        f"messages.{number}.role: must be a text (got {number}) [string_type]" for number in range(min(num_errors, 10))
+    ]
     assert lines == shown + ([rest] if rest else [])
 
 
 def test_a_missing_field_has_no_value_and_a_long_one_its_beginning() -> None:
     missing = {"loc": ("prompt",), "msg": "Field required", "type": "missing", "input": {}}
-    assert validation_message([missing]) == "prompt: Field required"
+    assert validation_message([missing]) == "prompt: Field required [missing]"
     long = {"loc": ("prompt",), "msg": "is wrong", "type": "x", "input": "y" * 10_000}
     assert len(validation_message([long])) < 150
-    assert validation_message([long]).endswith("…)")
+    assert validation_message([long]).endswith("…) [x]")
 
 
 def test_an_error_names_the_field_that_the_client_knows() -> None:

@@ -76,7 +76,7 @@ def starting(monkeypatch: pytest.MonkeyPatch, http: Http, stand_in: Started, **f
         ({}, ["history", "statistics"]),
         ({"disable_status_page": True}, ["statistics"]),
         ({"observability": ObservabilityConfig(disable_log_stats=True)}, ["history"]),
-        ({"models": ("a=127.0.0.1:1", "b=127.0.0.1:2")}, ["history", "statistics", "statistics"]),
+        ({"models": ("a=127.0.0.1:1", "b=127.0.0.1:2")}, ["history", "history", "statistics", "statistics"]),
     ],
 )
 async def test_what_a_server_starts_and_ends(
