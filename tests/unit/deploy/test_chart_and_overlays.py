@@ -107,6 +107,35 @@ def test_pods_are_the_same(name: str) -> None:
         assert found == wanted, service
 
 
+def replacement(each: dict[str, Any]) -> dict[str, Any]:
+    """How an object's pods are replaced, and how many there are: its spec without the pods themselves."""
+    own = {"template", "selector", "serviceName", "progressDeadlineSeconds", "leaderWorkerTemplate"}
+    spec = {key: value for key, value in each["spec"].items() if key not in own}
+    group = each["spec"].get("leaderWorkerTemplate", {})
+    return spec | {key: value for key, value in group.items() if key != "workerTemplate"}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_pods_are_replaced_in_the_same_way(name: str) -> None:
+    def by_component(objects: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+        return {
+            (each["kind"], each["metadata"]["labels"][COMPONENT]): replacement(each)
+            for each in objects
+            if charts.pods([each])
+        }
+
+    theirs, ours = by_component(objects_of(name)), by_component(chart(name))
+    # The chart's workers are a StatefulSet where those of the overlays are a Deployment.
+    both = set(theirs) & set(ours)
+    assert {("Deployment", "frontend"), ("StatefulSet", "scheduler")} <= both
+    assert len(both) == 3 or ("Deployment", "worker") in theirs
+    for each in both:
+        assert ours[each] == theirs[each], each
+    assert {each["spec"].get("podManagementPolicy") for each in chart(name) if each["kind"] == "StatefulSet"} == {
+        "Parallel"
+    }, "a broken pod is replaced by an update"
+
+
 @pytest.mark.parametrize("name", SAME)
 def test_services_budgets_and_policies_are_the_same(name: str) -> None:
     def services(objects: list[dict[str, Any]], own: str) -> dict[str, dict[str, Any]]:
