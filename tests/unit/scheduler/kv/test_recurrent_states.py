@@ -142,6 +142,16 @@ def test_what_no_one_finds_or_may_not_be_cut_is_not_kept(option: dict[str, bool]
         assert computed(scheduler, worker, make_request(name, 22)) == [22]
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_without_a_prefix_cache_no_state_is_copied(is_shared: bool) -> None:
+    """Only a beam's, which forks from it."""
+    scheduler = make(enable_prefix_caching=is_shared)[0]
+    scheduler.add(make_request("a", 24))
+    output = scheduler.schedule()
+    assert output is not None
+    assert bool(output.states_to_save) is is_shared
+
+
 def test_states_swap_to_the_host_and_back() -> None:
     scheduler, worker = make(num_snapshots=1, num_host_snapshots=3)
     prompts = {name: [number] * 22 for number, name in enumerate("abc", start=7)}
