@@ -47,7 +47,7 @@ def test_bounds_that_the_apis_have() -> None:
     assert (chat.MAX_STOP_STRINGS, chat.MAX_CONVERSATIONS, completions.MAX_PROMPTS) == (4, 1024, 1024)
     assert (call_context.MAX_REQUEST_ID_CHARS, call_context.MAX_TENANT_CHARS) == (128, 128)
     assert (handlers.MAX_METADATA, items.MAX_PAGE, items.DEFAULT_PAGE) == (16, 100, 20)
-    assert store.MAX_STORED_BYTES == 67_108_864
+    assert store.MAX_STORED_BYTES == 33_554_432
     assert (serving.RETRY_AFTER_S, serving.LOAD_RETRY_S) == (1.0, 5.0)
 
 

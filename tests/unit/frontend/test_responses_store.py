@@ -131,3 +131,12 @@ def test_an_answer_that_has_grown_makes_room_when_it_is_whole() -> None:
     second.num_bytes = 95
     store.trim(newest=second)
     assert kept(store, "a", "b") == ["b"]
+
+
+def test_events_count_while_they_come() -> None:
+    one = stored("a", num_bytes=10)
+    one.add_events([b"12345"])
+    assert one.num_bytes == 10, "no one can follow it"
+    one.events = []
+    one.add_events([b"12345", b"6"])
+    assert one.num_bytes == 16

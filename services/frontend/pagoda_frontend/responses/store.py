@@ -9,7 +9,7 @@ from typing import Any
 from pagoda_common.errors import NotFound
 from pagoda_common.text import exact_json
 
-MAX_STORED_BYTES = 64 * 1024**2
+MAX_STORED_BYTES = 32 * 1024**2
 """Maximum memory of all stored answers with their conversations and events."""
 TEXT_BYTES, OBJECT_BYTES = 50, 230
 """Memory of a text and of an object, in addition to their characters."""
@@ -55,6 +55,7 @@ class StoredResponse:
         """Tell followers what is new."""
         if self.events is not None:
             self.events += events
+            self.num_bytes += sum(map(len, events))
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
 
