@@ -18,6 +18,7 @@ from pagoda_frontend.http.errors import install_error_handlers
 from pagoda_frontend.http.load_report import LoadReports
 from pagoda_frontend.http.lora_adapters import LoraAdapters
 from pagoda_frontend.http.operations import Operations, TokenCalls
+from pagoda_frontend.http.pieces import SendInPieces
 from pagoda_frontend.http.sleep_mode import SleepMode
 from pagoda_frontend.http.status_calls import StatusCalls
 from pagoda_frontend.http.traces import TraceHttp
@@ -125,6 +126,7 @@ def _add_layers(app: FastAPI, models: Models, engines: Sequence[EngineClient]) -
     if serving.tracer is not None:
         app.add_middleware(TraceHttp, tracer=serving.tracer)
     app.add_middleware(CountCalls, serving=serving)
+    app.add_middleware(SendInPieces)
     app.add_middleware(LoadReports, load=load_of(models, engines))
     app.add_middleware(RequestIds, with_probes=config.enable_request_id_headers)
     if config.root_path:

@@ -11,7 +11,7 @@ from pagoda_frontend.requests.serving import RETRY_AFTER_S, Serving
 
 
 class CountCalls:
-    """Counts each POST from its head to the last byte of its answer, and what it holds of memory.
+    """Counts each POST from its head to the last byte of its answer, and what each call holds of memory.
 
     When the server is closed and gives it up before its answer has begun: 503, which a client or a load balancer tries
     elsewhere.
@@ -23,9 +23,17 @@ class CountCalls:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the call on."""
-        if scope["type"] != "http" or scope["method"] != "POST":
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        hold = self._serving.held_memory.begin()
+        current_hold.set(hold)
+        try:
+            await (self._counted if scope["method"] == "POST" else self._app)(scope, receive, send)
+        finally:
+            hold.end()
+
+    async def _counted(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False
 
         async def send_and_note(message: Message) -> None:
@@ -34,8 +42,6 @@ class CountCalls:
             await send(message)
 
         self._serving.begin_call()
-        hold = self._serving.held_memory.begin()
-        current_hold.set(hold)
         try:
             await self._app(scope, receive, send_and_note)
         except asyncio.CancelledError:
@@ -44,5 +50,4 @@ class CountCalls:
             error = NotReady(self._serving.not_ready_reason, retry_after_s=RETRY_AFTER_S)
             await error_response(error, scope)(scope, receive, send)
         finally:
-            hold.end()
             self._serving.end_call()

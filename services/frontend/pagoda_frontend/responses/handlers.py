@@ -13,7 +13,7 @@ from pagoda_common.errors import InvalidRequest, PagodaError
 from pagoda_frontend.budget.caller import current_hold, hold_more
 from pagoda_frontend.budget.fields import check_count
 from pagoda_frontend.conversation.conversation import Conversation, start_conversation
-from pagoda_frontend.http.body import json_response, read_body
+from pagoda_frontend.http.body import json_response, owner_of, read_body
 from pagoda_frontend.http.calls import call_of, tenant_of
 from pagoda_frontend.http.sse import EventStream, unless_disconnected
 from pagoda_frontend.requests.call_context import unique_id
@@ -74,7 +74,7 @@ class Responses:
             return await self._resume(request, place)
         stored = self._store.get(response_id, self._tenant(request))
         if not is_streamed:
-            return json_response(stored.response)
+            return _shown(request, stored.response)
         if stored.events is None:
             message = "only a response that was created with background=true and stream=true can be streamed"
             raise InvalidRequest(message, field="stream")
@@ -91,7 +91,7 @@ class Responses:
             InvalidRequest: a query parameter is wrong.
         """
         stored = self._store.get(response_id, self._tenant(request))
-        return json_response(item_page(stored.input_items, request.query_params))
+        return _shown(request, item_page(stored.input_items, request.query_params))
 
     async def cancel(self, request: Request, response_id: str) -> Response:
         """Cancel a background response. One that has ended is returned unchanged.
@@ -107,7 +107,7 @@ class Responses:
         await asyncio.wait({stored.task})
         if stored.response["status"] in ("queued", "in_progress"):
             stored.response["status"] = "cancelled"
-        return json_response(stored.response)
+        return _shown(request, stored.response)
 
     async def delete(self, request: Request, response_id: str) -> Response:
         """Delete a stored response, and cancel it if it is still running.
@@ -250,6 +250,16 @@ class Responses:
         stored.task = asyncio.create_task(make(), name=draft.response["id"])
         self._store.add(stored)
         return stored
+
+
+def _shown(request: Request, value: dict[str, Any]) -> Response:
+    """What is stored, as JSON that is counted until the client has it; raises QueueFull."""
+    answer = json_response(value)
+    hold = current_hold.get()
+    if hold is not None:
+        hold.owner = owner_of(request.scope)
+        hold_more(len(answer.body))
+    return answer
 
 
 def _complete(stored: StoredResponse) -> None:

@@ -67,9 +67,8 @@ class StoredResponse:
         while True:
             changed = self._changed
             if start < len(self.events):
-                end = len(self.events)
-                yield b"".join(self.events[start:end])
-                start = end
+                yield self.events[start]  # as it is: followers that do not read share it
+                start += 1
             elif self.task.done():
                 return
             else:

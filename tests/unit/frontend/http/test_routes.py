@@ -76,7 +76,7 @@ POST /status/requests/{request_id:path}/abort StatusCalls.abort
 SLEEP = ("/sleep", "/wake_up", "/is_sleeping", "/reload_weights")
 LORA = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 KEYED: dict[str, Any] = {"api_key": ("a",)}
-BELOW = ["RequestIds", "LoadReports", "CountCalls"]
+BELOW = ["RequestIds", "LoadReports", "SendInPieces", "CountCalls"]
 """The layers that are always there, the outermost first."""
 
 
