@@ -15,6 +15,7 @@ import pytest
 from pagoda.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
 from pagoda_common.config.frontend_config import FrontendConfig
+from pagoda_common.errors import QueueFull
 from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.rpc.service import connect
 from pagoda_common.text.tokenizer import Tokenizer
@@ -425,5 +426,32 @@ async def test_the_bound_of_a_body_is_one_for_all(both: Both) -> None:
     assert frontend.server.serving.held_memory.num_bytes == 0
     memory = {id(serving.held_memory) for serving in frontend.server.models.servings}
     assert len(memory) == 1
+    await frontend.close()
+    await frontend.server.close()
+
+
+async def test_neither_prefixes_nor_queues_are_shared(both: Both) -> None:
+    frontend = await start_frontend(both.models, enable_prompt_tokens_details=True)
+    await until(lambda: frontend.server.models.is_ready)
+
+    async def cached(model: str) -> int:
+        body = {"model": model, "prompt": list(range(5, 25)), "max_tokens": 1}  # the same ids for both
+        usage = (await frontend.post("/v1/completions", body)).json()["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    assert [await cached(model) for model in ("tiny", "spelled", "tiny", "spelled")] == [0, 0, 16, 16]
+    both.spelled.worker.delay_s = SLOW_S
+    full = QueueFull("max_num_queued_reqs", retry_after_s=1)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def refuse(*_: Any, **__: Any) -> None:
+            raise full
+
+        patch.setattr(frontend.server.engines[1], "submit", refuse)
+        refused = await frontend.post("/v1/completions", {**BODY, "model": "spelled"})
+        assert refused.status_code == 503
+        assert (await frontend.complete(**BODY, model="tiny"))["choices"][0]["text"] == continued(both, "tiny")
+    rejections = (await frontend.http.get("/metrics")).text
+    assert 'vllm:admission_rejections_total{model_name="tiny",reason="max_num_queued_reqs"} 0.0' in rejections
     await frontend.close()
     await frontend.server.close()
