@@ -114,7 +114,10 @@ def test_a_sequence_has_a_block_for_its_token_and_room_for_the_next(
 
 
 def test_a_slot_that_does_not_exist() -> None:
-    assert both([1, 9], make_columns()) is None
+    """Also where its memory goes on, as if there was one."""
+    wide = make_columns(num_slots=10)
+    assert both([1, 9], wide) is not None
+    assert both([1, 9], SequenceColumns(*(column[:9] for column in wide))) is None
 
 
 def test_tokens_are_appended() -> None:

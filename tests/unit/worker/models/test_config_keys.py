@@ -1,6 +1,7 @@
 """A key of config.json that is not read is either known to be harmless, or refused."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,26 @@ def test_the_default_config_of_every_architecture_loads(architecture: str) -> No
     config_class = config_class_of(architecture)
     config = json.loads(config_class().to_json_string(use_diff=False))
     load(**with_layers(config | {"architectures": [architecture]}))
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_key_that_is_left_out_means_what_transformers_has_for_it(architecture: str) -> None:
+    """Or the checkpoint is refused without it: there is no third value."""
+    written = json.loads(config_class_of(architecture)().to_json_string(use_diff=False))
+    config = with_layers(written | {"architectures": [architecture]})
+    expected = family_of(config).spec(config)
+    text = config.get("text_config")
+    places = [(config, {"architectures", "model_type", "text_config"})]
+    places += [(text, {"model_type"})] if isinstance(text, dict) else []
+    left_out = 0
+    for place, kept in places:
+        for key in [key for key in place if key not in kept]:
+            value = place.pop(key)
+            with suppress(ModelLoadError):  # it is required, or others mean nothing without it
+                assert family_of(config).spec(config) == expected, key
+                left_out += 1
+            place[key] = value
+    assert left_out > 5
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
