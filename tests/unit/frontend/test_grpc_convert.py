@@ -2,18 +2,22 @@
 
 from typing import Any
 
+import pytest
 from google.protobuf.message import Message
 
 from pagoda.v1 import inference_pb2, types_pb2
+from pagoda_common.errors import InvalidRequest
 from pagoda_common.params.outputs import HypothesisLogprobs, SequenceDelta, TokenLogprobs
+from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_frontend.conversation.message import CollectedMessage, MessageDelta, ToolCall, ToolCallDelta
-from pagoda_frontend.grpc.convert import delta_to_proto, sequence_to_proto
+from pagoda_frontend.grpc.convert import delta_to_proto, finish_number, sampling_params_of, sequence_to_proto
 from pagoda_frontend.grpc.convert_chat import (
     chat_body_from_proto,
     message_delta_to_proto,
     message_to_proto,
     tokenize_body_from_proto,
 )
+from pagoda_frontend.requests.params import SamplingDefaults
 from pagoda_frontend.requests.run import CollectedSequence
 
 ENTRY = TokenLogprobs(token_ids=[7, 8, 9], logprobs=[-0.5, -1.0, -2.0], sampled_rank=3)
@@ -188,3 +192,66 @@ def test_a_tokenize_request_s_fields_are_all_in_the_body() -> None:
     assert body.messages is not None
     assert body.tools is not None
     assert tokenize_body_from_proto(inference_pb2.TokenizeRequest(text="t")).prompt == "t"
+
+
+def params_of(defaults: SamplingDefaults | None = None, **fields: Any) -> SamplingParams:
+    given = defaults or SamplingDefaults(top_k=9, temperature=0.5)
+    request = inference_pb2.GenerateRequest(**fields)
+    return sampling_params_of(request, defaults=given, vocab_size=100, max_logprobs=5)
+
+
+def test_what_a_call_leaves_out_is_the_model_s_or_the_contract_s() -> None:
+    plain = params_of(text="x")
+    assert (plain.max_tokens, plain.top_k, plain.temperature) == (16, 9, 0.5)
+    assert (plain.skip_special_tokens, plain.include_stop_str_in_output, plain.stop) == (True, False, [])
+    assert params_of(chat=inference_pb2.ChatPrompt()).max_tokens is None, "as much as there is room for"
+    told = params_of(
+        text="x",
+        stop=["a", "b"],
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        sampling_params=types_pb2.SamplingParams(max_tokens=7, top_k=3),
+    )
+    assert (told.max_tokens, told.top_k, told.temperature, told.stop) == (7, 3, 0.5, ["a", "b"])
+    assert (told.skip_special_tokens, told.include_stop_str_in_output) == (False, True)
+    assert params_of(text="x", skip_special_tokens=True).skip_special_tokens
+
+
+@pytest.mark.parametrize(("asked", "bound", "expected"), [(7, 5, 5), (5, 7, 5), (None, 5, 5), (None, 20, 16)])
+def test_the_model_bounds_an_output(asked: int | None, bound: int, expected: int) -> None:
+    defaults = SamplingDefaults(max_new_tokens=bound)
+    given = types_pb2.SamplingParams() if asked is None else types_pb2.SamplingParams(max_tokens=asked)
+    assert params_of(defaults, text="x", sampling_params=given).max_tokens == expected
+    assert params_of(defaults, chat=inference_pb2.ChatPrompt()).max_tokens == bound
+
+
+def test_a_beam_search_takes_no_chances() -> None:
+    given = types_pb2.SamplingParams(temperature=0.7, top_k=3, min_p=0.5, max_tokens=7)
+    found = params_of(text="x", sampling_params=given, beam_search=types_pb2.BeamSearchParams(beam_width=2))
+    none = SamplingParams()
+    assert (found.top_k, found.min_p, found.max_tokens) == (none.top_k, none.min_p, 7)
+    assert (given.top_k, given.min_p) == (3, 0.5), "the message stays as it was"
+
+
+def test_parameters_over_grpc_have_bounds() -> None:
+    for given, field in (
+        (types_pb2.SamplingParams(stop_token_ids=[100]), "stop_token_ids"),
+        (types_pb2.SamplingParams(logprobs=6), "logprobs"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            params_of(text="x", sampling_params=given)
+        assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("reason", "number"),
+    [
+        (None, types_pb2.FINISH_REASON_UNSPECIFIED),
+        ("stop", types_pb2.FINISH_REASON_STOP),
+        ("length", types_pb2.FINISH_REASON_LENGTH),
+        ("abort", types_pb2.FINISH_REASON_ABORT),
+        ("tool_calls", types_pb2.FINISH_REASON_TOOL_CALLS),
+    ],
+)
+def test_why_it_ended_is_a_number(reason: Any, number: types_pb2.FinishReason) -> None:
+    assert finish_number(reason) == number
