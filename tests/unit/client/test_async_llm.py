@@ -11,7 +11,7 @@ from typing import Any, cast
 import grpc.aio
 import pytest
 
-from pagoda import AsyncLLM, EngineArgs, LLMEngine, SamplingParams
+from pagoda import LLM, AsyncLLM, EngineArgs, LLMEngine, SamplingParams
 from pagoda.llm import async_llm
 from pagoda.llm.prompts import Prompt
 from pagoda.server import engine_process
@@ -317,3 +317,21 @@ async def test_a_cache_is_forgotten_by_the_scheduler(monkeypatch: pytest.MonkeyP
 def rpc_error(details: str) -> grpc.aio.AioRpcError:
     none = grpc.aio.Metadata()
     return grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, none, details=details, debug_error_string="")
+
+
+@pytest.mark.parametrize("fault", [None, PagodaError("no such model")])
+def test_an_llm_leaves_no_engine_and_no_thread(
+    privates: list[Private], monkeypatch: pytest.MonkeyPatch, fault: PagodaError | None
+) -> None:
+    monkeypatch.setattr(async_llm.Tokenizer, "load", lambda source, revision: "tokenizer")
+    Private.fault = fault
+    if fault is None:
+        with LLM("org/model") as llm:
+            assert privates[0].asked == ["start"]
+            assert "pagoda-llm" in [thread.name for thread in threading.enumerate()]
+        llm.shutdown()
+    else:
+        with pytest.raises(PagodaError, match="no such model"):
+            LLM("org/model")
+    assert privates[0].asked == ["start", "close client", "stop"]
+    assert "pagoda-llm" not in [thread.name for thread in threading.enumerate()]

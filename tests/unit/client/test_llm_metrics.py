@@ -1,6 +1,8 @@
 """What LLM.get_metrics counts of generations: buckets add up, and what had no token has no first one."""
 
-from pagoda.llm.metrics import Distribution, GenerationCounts
+import pytest
+
+from pagoda.llm.metrics import FIRST_TOKEN_BOUNDS_S, LENGTH_BOUNDS, Distribution, GenerationCounts
 from pagoda_common.params.outputs import CompletionOutput, RequestOutput, RequestStateStats
 
 
@@ -25,3 +27,12 @@ def test_what_ended_without_a_token_has_no_time_to_its_first_one() -> None:
     counts.add(output(first_token_ts=0.0))
     assert counts.first_token_s.histogram("", {}).count == 1
     assert (counts.num_prompt_tokens, counts.num_output_tokens, counts.finish_reasons) == (6, 6, {"stop": 2})
+
+
+@pytest.mark.parametrize("bounds", [LENGTH_BOUNDS, FIRST_TOKEN_BOUNDS_S])
+def test_bounds_of_a_histogram_ascend(bounds: tuple[float, ...]) -> None:
+    assert list(bounds) == sorted(set(bounds))
+    distribution = Distribution(bounds)
+    for bound in bounds:
+        distribution.add(bound)
+    assert list(distribution.histogram("", {}).buckets.values()) == [*range(1, len(bounds) + 1), len(bounds)]
