@@ -170,3 +170,13 @@ def test_services_budgets_and_policies_are_the_same(name: str) -> None:
     assert services(rendered, "chat-m") == services(objects, "pagoda")
     assert budgets(rendered) == budgets(objects)
     assert policies(rendered) == policies(objects)
+
+
+def test_a_kind_has_one_version_wherever_it_is() -> None:
+    versions: dict[str, set[str]] = {}
+    rendered = [chart(name) + objects_of(name) for name in SAME] + [
+        charts.render(each) for each in charts.MATRIX.values()
+    ]
+    for each in (each for objects in rendered for each in objects):
+        versions.setdefault(each["kind"], set()).add(each["apiVersion"])
+    assert {kind: found for kind, found in versions.items() if len(found) != 1} == {}

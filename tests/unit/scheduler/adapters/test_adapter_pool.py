@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagoda_common.errors import ModelLoadError
+from pagoda_common.errors import ModelLoadError, PagodaError
 from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_scheduler.adapters import adapter_pool
 from pagoda_scheduler.adapters.adapter_pool import AdapterPool
@@ -150,3 +150,15 @@ def test_what_is_there_is_not_read_again(again: bool) -> None:
     pool.load(lora("a"))
     pool.pin(lora("a"), is_pinned=True)
     assert [number for number, _ in pool.take_loads()] == ([] if again else [1])
+
+
+def test_a_pinned_adapter_that_cannot_be_read_is_pinned_no_more() -> None:
+    pool = AdapterPool(max_loras=1, max_cpu_loras=1)
+    pool.load(lora("a", is_pinned=True))
+    loads(pool)
+    pool.failed(lora("a"), (), PagodaError("no such file"))
+    pool.load(lora("a"))
+    loads(pool)
+    pool.begin([])
+    assert not pool.can_run(request("b"))
+    assert [name for _, name in loads(pool)] == ["b"], "the other one gave its place"

@@ -127,3 +127,7 @@ def test_of_two_suspects_the_first_is_tried_first_and_an_end_clears() -> None:
     assert scheduler.has_unfinished_requests
     scheduler.park(second)
     assert list(scheduler.parked) == [], "others wait for what it does"
+    scheduler.finish(second)
+    assert (len(scheduler.quarantine), second.status) == (0, RequestStatus.FINISHED)
+    scheduler.finish(second)
+    assert second.is_finished, "it has ended already"

@@ -1,6 +1,7 @@
 """Open requests of several frontends: attempts, deadlines, leases and who may adopt what."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -261,3 +262,20 @@ async def test_the_ends_of_many_sequences_cost_no_more_than_their_number(is_kept
     requests.note_end(cast("Request", ends[-1]))
     assert (open_request.is_over, "r" in requests.by_id) == (True, is_kept)
     assert sum(sequence.num_asked for sequence in sequences) <= 3 * len(sequences)
+
+
+@pytest.mark.parametrize("way", ["its client is gone", "its lease is over", "a newer attempt"])
+async def test_the_trace_of_a_request_that_is_dropped_ends(way: str) -> None:
+    """No step tells of its end."""
+    engine, sink, ended = Engine(config=EngineConfig()), Notes(), list[list[Request]]()
+    engine.traces = SimpleNamespace(end=ended.append)  # type: ignore[assignment]  # all that is asked of it
+    dropped = submit(engine, sink, "a", key="k" if way == "its lease is over" else "")
+    assert ended == []
+    if way == "a newer attempt":
+        submit(engine, sink, "a", attempt=2)
+    else:
+        engine.close_sink(sink)
+    if way == "its lease is over":
+        assert ended == [], "another frontend may adopt it"
+        engine._end_lease("a", 30.0)
+    assert ended == [[dropped]]
