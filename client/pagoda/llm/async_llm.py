@@ -410,6 +410,7 @@ class AsyncLLM(RefusedCalls):
         prompt_name: str | None = None,
         truncate_prompt_tokens: int | None = None,
         add_special_tokens: bool = True,
+        max_query_tokens: int = 0,
         max_document_tokens: int = 0,
     ) -> PromptMaker:
         """How prompts of a task are made, as the frontend makes them.
@@ -417,6 +418,7 @@ class AsyncLLM(RefusedCalls):
         Args:
             prompt_name: of a prompt of the checkpoint's files; None takes their default.
             truncate_prompt_tokens: tokens to keep of each prompt; -1 is as many as the model takes.
+            max_query_tokens: tokens to keep of each query of a pair; 0 keeps all.
             max_document_tokens: tokens to keep of each document of a pair; 0 keeps all.
 
         Raises:
@@ -433,6 +435,7 @@ class AsyncLLM(RefusedCalls):
             truncation=truncation_of(truncate_prompt_tokens, side, max_tokens=0, max_model_len=info.max_model_len),
             prefix=tokenizer.prompt_files.prompt_of(prompt_name),
             template=score_template(tokenizer.chat_template),
+            max_query_tokens=max_query_tokens,
             max_document_tokens=max_document_tokens,
             splits_long=task == "embed" and pooler_config(self.config.model.pooler_config).splits_long,
         )

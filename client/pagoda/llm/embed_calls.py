@@ -151,6 +151,7 @@ class EmbedCalls(MemoryCalls):
         maker = llm.prompt_maker(
             "score",
             truncate_prompt_tokens=truncate_prompt_tokens,
+            max_query_tokens=params.max_query_tokens,
             max_document_tokens=params.max_document_tokens,
         )
         tasks = pooling_tasks(llm.model_info)
@@ -167,6 +168,7 @@ class EmbedCalls(MemoryCalls):
 
     def _alike(self, pairs: list[tuple[str, str]], maker: PromptMaker, use_tqdm: Any) -> list[ScoringRequestOutput]:
         self._check_awake()
+        pairs = [maker.cut_pair(*pair) for pair in pairs]
         tasks = pooling_tasks(self._async_llm.model_info)
         by_tokens = tasks[:1] == ("token_embed",)
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))

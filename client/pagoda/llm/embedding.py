@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pagoda.llm.prompts import Prompt, PromptInput, as_prompt_list, read_prompt
+from pagoda.llm.values import Values
 from pagoda.options.refusals import refuse_extras
 from pagoda.v1 import types_pb2
 from pagoda_common.engine.client import EngineClient, EngineRequest
@@ -35,7 +36,10 @@ class PoolingOutput:
     """Whatever was made of a prompt."""
 
     data: Embedding
-    """[size], or [num_tokens, size] of tasks that have a value for each token."""
+    """[size], or [num_tokens, size] of tasks that have a value for each token; functions of torch take it too."""
+
+    def __post_init__(self) -> None:
+        self.data = np.asarray(self.data).view(Values)
 
 
 @dataclass(slots=True)

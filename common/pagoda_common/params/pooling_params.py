@@ -12,6 +12,8 @@ PoolingTask: TypeAlias = Literal["embed", "token_embed", "classify", "token_clas
 each token. score: one value, of a text or of a pair. sparse: a weight for each entry of the vocabulary."""
 TASKS: tuple[PoolingTask, ...] = get_args(PoolingTask)
 MAX_DIMENSIONS = 1 << 20
+PAIR_LIMITS = ("max_tokens_per_query", "max_tokens_per_doc")
+"""vLLM's names for what is kept of the texts of a pair."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,18 +33,19 @@ class PoolingParams:
     second_text_start: int = 0
     """First token of the second text of a pair, for models whose tokens have a type; 0: there is one text."""
     extra_kwargs: Mapping[str, Any] | None = None
-    """vLLM's: max_tokens_per_doc, the tokens that LLM.score keeps of each document."""
+    """vLLM's: max_tokens_per_query and max_tokens_per_doc, what LLM.score keeps of each query and document."""
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest when a value is out of its bounds."""
         if self.task is not None and self.task not in TASKS:
             raise InvalidRequest(f"task is {self.task!r}, must be one of {', '.join(TASKS)}", field="task")
         for name in self.extra_kwargs or ():
-            if name != "max_tokens_per_doc":
+            if name not in PAIR_LIMITS:
                 raise InvalidRequest(f"extra_kwargs has {name[:40]!r}, which is not known", field="extra_kwargs")
-        if self.max_document_tokens < 0:
-            told = f"max_tokens_per_doc must be a non-negative integer, got {self.max_document_tokens}"
-            raise InvalidRequest(told, field="extra_kwargs")
+        for name in PAIR_LIMITS:
+            if self._limit(name) < 0:
+                told = f"{name} must be a non-negative integer, got {self._limit(name)}"
+                raise InvalidRequest(told, field="extra_kwargs")
         size = self.dimensions
         if size is not None and not 1 <= size <= MAX_DIMENSIONS:
             raise InvalidRequest(f"dimensions is {size}, must be between 1 and {MAX_DIMENSIONS}", field="dimensions")
@@ -50,7 +53,15 @@ class PoolingParams:
     @property
     def max_document_tokens(self) -> int:
         """Tokens that are kept of the second text of a pair; 0: all."""
-        return int((self.extra_kwargs or {}).get("max_tokens_per_doc") or 0)
+        return self._limit("max_tokens_per_doc")
+
+    @property
+    def max_query_tokens(self) -> int:
+        """Tokens that are kept of the first text of a pair; 0: all."""
+        return self._limit("max_tokens_per_query")
+
+    def _limit(self, name: str) -> int:
+        return int((self.extra_kwargs or {}).get(name) or 0)
 
     @property
     def normalizes(self) -> bool | None:

@@ -50,6 +50,8 @@ class PromptMaker:
     """Goes before each text that is no pair: a prompt of the checkpoint's files."""
     template: str | None = None
     """Writes a query and a document as one text (`score_template`); None: the tokenizer puts them together."""
+    max_query_tokens: int = 0
+    """Tokens that are kept of the first text of a pair; 0: all."""
     max_document_tokens: int = 0
     """Tokens that are kept of the second text of a pair; 0: all."""
     splits_long: bool = False
@@ -107,10 +109,22 @@ class PromptMaker:
         )
         return PoolingPrompt(first, rest=tuple(rest))
 
-    def _of_pair(self, text: str, pair: str) -> PoolingPrompt:
-        self._check(len(text) + len(pair), is_cut=bool(self.max_document_tokens))
+    @property
+    def cuts_pairs(self) -> bool:
+        """Whether `cut_pair` may change a pair."""
+        return bool(self.max_query_tokens or self.max_document_tokens)
+
+    def cut_pair(self, text: str, pair: str) -> tuple[str, str]:
+        """The texts of a pair, as far as they are kept."""
+        if self.max_query_tokens:
+            text = self.tokenizer.cut(text, self.max_query_tokens)
         if self.max_document_tokens:
             pair = self.tokenizer.cut(pair, self.max_document_tokens)
+        return text, pair
+
+    def _of_pair(self, text: str, pair: str) -> PoolingPrompt:
+        self._check(len(text) + len(pair), is_cut=self.cuts_pairs)
+        text, pair = self.cut_pair(text, pair)
         if self.template is None:
             return PoolingPrompt(*self._encode(text, pair, self.add_special_tokens))
         roles = [{"role": "query", "content": text}, {"role": "document", "content": pair}]

@@ -206,6 +206,21 @@ def test_a_model_that_scores_gets_pairs(tokenizer: Tokenizer) -> None:
     llm.score("a dog", "a cat", use_tqdm=False, pooling_params=kept)
     cut = tokenizer.cut("a cat", 1)
     assert engine.requests[-1].prompt_token_ids == tokenizer.encode("a dog") + tokenizer.encode(cut)
+    kept = PoolingParams(extra_kwargs={"max_tokens_per_query": 1})
+    llm.score("a dog", "a cat", use_tqdm=False, pooling_params=kept)
+    assert engine.requests[-1].prompt_token_ids == tokenizer.encode(tokenizer.cut("a dog", 1)) + tokenizer.encode(
+        "a cat"
+    )
+
+
+def test_texts_whose_vectors_are_compared_are_cut_too(tokenizer: Tokenizer) -> None:
+    llm, engine = calls(tokenizer, "embed")
+    engine.make = lambda request: vector(1, 2)
+    kept = PoolingParams(extra_kwargs={"max_tokens_per_query": 1, "max_tokens_per_doc": 2})
+    [output] = llm.score("a dog that barks", "a cat that sleeps", use_tqdm=False, pooling_params=kept)
+    cut = tokenizer.cut("a dog that barks", 1), tokenizer.cut("a cat that sleeps", 2)
+    assert [request.prompt_token_ids for request in engine.requests] == [tokenizer.encode(text) for text in cut]
+    assert output.prompt_token_ids == [one for text in cut for one in tokenizer.encode(text)]
 
 
 def test_texts_of_a_model_that_embeds_are_compared_by_their_vectors(tokenizer: Tokenizer) -> None:

@@ -221,6 +221,9 @@ def test_lengths_are_looked_at_before_tokens_are_made(maker: PromptMaker) -> Non
 def test_a_document_is_cut_before_it_is_put_to_its_query(maker: PromptMaker) -> None:
     made = replace(maker, max_document_tokens=2).make(("abc", "xyz"))
     assert (text_of(maker.tokenizer, made.token_ids), made.second_text_start) == ("[abc]xy]", 5)
+    both = replace(maker, max_query_tokens=1, max_document_tokens=2)
+    assert text_of(maker.tokenizer, both.make(("abc", "xyz")).token_ids) == "[a]xy]"
+    assert (both.cuts_pairs, maker.cuts_pairs, replace(maker, max_query_tokens=1).cuts_pairs) == (True, False, True)
     whole = replace(maker, max_document_tokens=3).make(("abc", "xyz"))
     assert text_of(maker.tokenizer, whole.token_ids) == "[abc]xyz]"
     bare = replace(maker, add_special_tokens=False).make(("abc", "xyz"))

@@ -122,13 +122,8 @@ class PoolingCalls:
         texts = [one if isinstance(one, str) else one.text for one in body.documents]
         if body.top_n is not None and body.top_n < 0:
             raise InvalidRequest(f"top_n must be at least 0, got {body.top_n}", field="top_n")
-        most = body.max_tokens_per_doc or 0
-        if most < 0:
-            raise InvalidRequest(
-                f"max_tokens_per_doc must be a non-negative integer, got {most}", field="max_tokens_per_doc"
-            )
         pairs = pairs_of([body.query], texts, field="query", other="documents")
-        asked = self._asked(request, body, "documents", "rerank-", max_document_tokens=most)
+        asked = self._asked(request, body, "documents", "rerank-")
         scores, done = await score_pairs(asked, pairs, _params(body, "score"), serving=self._serving)
         shows = body.return_documents is not False
         results = [
@@ -177,7 +172,6 @@ class PoolingCalls:
         kind: str,
         *,
         prefix: str = "",
-        max_document_tokens: int = 0,
     ) -> PoolingCall:
         serving = self._serving
         model = serving.model_named(body.model)
@@ -189,7 +183,8 @@ class PoolingCalls:
             add_special_tokens=body.add_special_tokens is not False,
             truncation=truncation_for(body, model),
             prefix=prefix,
-            max_document_tokens=max_document_tokens,
+            max_query_tokens=_limit(body, "max_tokens_per_query"),
+            max_document_tokens=_limit(body, "max_tokens_per_doc"),
             cache_salt=body.cache_salt,
         )
 
@@ -273,6 +268,14 @@ def _cohere_prompt(input_type: str | None, model: ServedModel) -> str:
 
 def _params(body: PoolingBody, task: PoolingTask, *, dimensions: int | None = None) -> PoolingParams:
     return PoolingParams(task=task, normalize=body.normalize, use_activation=body.use_activation, dimensions=dimensions)
+
+
+def _limit(body: PoolingBody, field: str) -> int:
+    """Tokens that are kept of a text of each pair, in bodies that have pairs; 0: all."""
+    most = getattr(body, field, None) or 0
+    if most < 0:
+        raise InvalidRequest(f"{field} must be a non-negative integer, got {most}", field=field)
+    return int(most)
 
 
 def _list(given: str | list[str] | None) -> list[str]:

@@ -58,7 +58,16 @@ class ClassifyBody(InputBody):
     """POST /classify."""
 
 
-class ScoreBody(PoolingBody):
+class PairsBody(PoolingBody):
+    """Fields of pairs of texts."""
+
+    max_tokens_per_query: Integer | None = None
+    """Tokens that are kept of each query; 0 keeps all."""
+    max_tokens_per_doc: Integer | None = None
+    """Tokens that are kept of each document; 0 keeps all."""
+
+
+class ScoreBody(PairsBody):
     """POST /score: one text against several, or as many against as many."""
 
     text_1: Text | Items[Text] | None = Field(
@@ -75,7 +84,7 @@ class RerankDocument(RequestBody):
     text: Text
 
 
-class RerankBody(PoolingBody):
+class RerankBody(PairsBody):
     """POST /rerank."""
 
     query: Text
@@ -83,8 +92,6 @@ class RerankBody(PoolingBody):
     top_n: Integer | None = None
     """Give this many, the best; None or 0 gives all."""
     return_documents: Bool | None = None
-    max_tokens_per_doc: Integer | None = None
-    """Tokens that are kept of each document; 0 keeps all."""
 
 
 class CohereInput(RequestBody):

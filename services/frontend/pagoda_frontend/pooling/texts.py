@@ -46,6 +46,7 @@ def maker_of(
     add_special_tokens: bool = True,
     truncation: Truncation | None = None,
     prefix: str = "",
+    max_query_tokens: int = 0,
     max_document_tokens: int = 0,
     splits_long: bool = False,
 ) -> PromptMaker:
@@ -60,6 +61,7 @@ def maker_of(
         truncation=truncation,
         prefix=prefix,
         template=prompts.score_template,
+        max_query_tokens=max_query_tokens,
         max_document_tokens=max_document_tokens,
         splits_long=splits_long,
         check_length=lambda num_chars, is_cut: prompts.check_length(num_chars, field=field, is_cut=is_cut),

@@ -32,6 +32,8 @@ class PoolingCall:
     truncation: Truncation | None = None
     prefix: str = ""
     """Goes before each text that is no pair."""
+    max_query_tokens: int = 0
+    """Tokens that are kept of the first text of a pair; 0: all."""
     max_document_tokens: int = 0
     """Tokens that are kept of the second text of a pair; 0: all."""
     cache_salt: str | None = None
@@ -78,6 +80,7 @@ async def pool_texts(asked: PoolingCall, given: Sequence[Given], params: Pooling
         add_special_tokens=asked.add_special_tokens,
         truncation=asked.truncation,
         prefix=asked.prefix,
+        max_query_tokens=asked.max_query_tokens,
         max_document_tokens=asked.max_document_tokens,
         splits_long=params.task == "embed" and serving.config.enable_long_inputs,
     )
@@ -108,6 +111,16 @@ async def score_pairs(
     by_tokens = tasks[:1] == ("token_embed",)
     task: PoolingTask = "token_embed" if by_tokens else "embed"
     check_task(asked.model, task)
+    maker = maker_of(
+        asked.model,
+        field=asked.field,
+        max_query_tokens=asked.max_query_tokens,
+        max_document_tokens=asked.max_document_tokens,
+    )
+    if maker.cuts_pairs:
+        size = sum(len(one) + len(other) for one, other in pairs)
+        whole = pairs
+        pairs = await serving.work.run(lambda: [maker.cut_pair(*pair) for pair in whole], num_bytes=size)
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     done = await pool_texts(asked, texts, PoolingParams(task=task), serving=serving)
     found = {text: done.by_token(place) if by_tokens else done.values[place] for place, text in enumerate(texts)}

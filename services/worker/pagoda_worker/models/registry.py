@@ -368,7 +368,7 @@ def pooling_head(config: BuildConfig, names: Sequence[str]) -> Head | None:
     if generates and engine.runner == "auto" and not needs_all and engine.convert in ("auto", "none"):
         return None
     name = names[0] if names else ""
-    if name in TOKEN_VECTORS:
+    if name in TOKEN_VECTORS or config.checkpoint.get("classifier_from_token"):
         return "none"
     if not generates and not name.endswith(_POOLING) and engine.runner == "auto" and not files.has_modules:
         return None

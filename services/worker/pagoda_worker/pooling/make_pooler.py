@@ -176,9 +176,11 @@ def _token_id(token: Any, directory: Path) -> int:
     try:
         vocabulary = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
         ids = vocabulary["model"]["vocab"]
+        if isinstance(ids, list):  # Unigram: pieces with their scores
+            ids = {piece: place for place, (piece, _) in enumerate(ids)}
         added = {one["content"]: one["id"] for one in vocabulary.get("added_tokens", ())}
-        found = added.get(token, ids.get(token)) if isinstance(ids, dict) else added.get(token)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        found = added.get(token, ids.get(token))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"classifier_from_token needs {directory}/tokenizer.json: {error}") from error
     if not isinstance(found, int):
         raise ModelLoadError(f"classifier_from_token has {str(token)[:60]!r}, which is no token")

@@ -244,11 +244,27 @@ async def test_a_document_is_cut_by_either_name() -> None:
         texts = {"query": "q", "documents": ["some words of a document"]}
         for fields, kept in (
             ({"max_tokens_per_doc": 5}, 6),  # the query is not cut
+            ({"max_tokens_per_query": 5, "max_tokens_per_doc": 2}, 3),
+            ({"max_tokens_per_doc": 0, "truncate_prompt_tokens": 4}, 4),
             ({"truncate_prompt_tokens": 4}, 4),
             ({"truncate_prompt_tokens": 4, "max_tokens_per_doc": 5}, 4),
         ):
             await asked(running, "/rerank", **texts, **fields)
             assert len(running.fake.submits[-1].prompt_token_ids) == 4 * kept, fields
+
+
+@pytest.mark.parametrize("task", [EMBED, SCORE])
+async def test_queries_and_documents_are_cut_whatever_the_model_makes_of_them(task: types_pb2.PoolingTask) -> None:
+    fake = PoolingEngine(task)
+    async with running_frontend(fake) as running:
+        given = {"text_1": "some words of a query", "text_2": ["some words of a document"]}
+        await running.post("/score", given | {"max_tokens_per_query": 2, "max_tokens_per_doc": 3})
+        lengths = [len(submit.prompt_token_ids) // 4 for submit in fake.submits]
+        assert lengths == ([2, 3] if task == EMBED else [5])
+        for field in ("max_tokens_per_query", "max_tokens_per_doc"):
+            for path, body in (("/score", given), ("/rerank", {"query": "q", "documents": ["d"]})):
+                told = f"{field} must be a non-negative integer, got -5"
+                assert await refused(running, path, **body, **{field: -5}) == (400, field, told)
 
 
 async def test_scores_by_vectors_make_each_text_once() -> None:

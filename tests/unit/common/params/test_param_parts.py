@@ -346,6 +346,9 @@ def test_pooling_takes_its_bounds() -> None:
     assert (str(caught.value), caught.value.field) == (told, "extra_kwargs")
     kept = [PoolingParams(extra_kwargs={"max_tokens_per_doc": count}).max_document_tokens for count in (0, 1, 7, None)]
     assert kept == [0, 1, 7, 0]
+    assert PoolingParams(extra_kwargs={"max_tokens_per_query": 3}).max_query_tokens == 3
+    with pytest.raises(InvalidRequest, match="max_tokens_per_query must be a non-negative integer, got -2"):
+        PoolingParams(extra_kwargs={"max_tokens_per_query": -2})
 
 
 @pytest.mark.parametrize(

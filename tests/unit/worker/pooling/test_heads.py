@@ -97,11 +97,14 @@ def test_weights_of_the_vocabulary(tmp_path: Path) -> None:
         np.testing.assert_allclose(made, wanted.numpy(), rtol=1e-3, atol=1e-4)
 
 
-def test_a_reranker_by_the_logits_of_two_tokens(tmp_path: Path) -> None:
+VLLM_OVERRIDES = {"architectures": ["Qwen3ForSequenceClassification"], "is_original_qwen3_reranker": True}
+
+
+@pytest.mark.parametrize(("runner", "others"), [("pooling", {}), ("auto", VLLM_OVERRIDES)])
+def test_a_reranker_by_the_logits_of_two_tokens(runner: str, others: dict[str, Any], tmp_path: Path) -> None:
     model = make_encoder("Qwen3ForCausalLM", tmp_path, tie_word_embeddings=False)
-    driver = PoolingDriver(
-        tmp_path, runner="pooling", hf_overrides='{"classifier_from_token": ["a", "b"], "method": "from_2_way_softmax"}'
-    )
+    overrides = {"classifier_from_token": ["a", "b"], "method": "from_2_way_softmax"} | others
+    driver = PoolingDriver(tmp_path, runner=runner, hf_overrides=json.dumps(overrides))
     assert driver.facts.pooling_tasks[:2] == ("classify", "score")
     first, second = model_token("a"), model_token("b")
     for prompt, made in zip(prompts := prompts_of((2, 40)), driver.pool(prompts), strict=True):

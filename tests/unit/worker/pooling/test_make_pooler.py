@@ -154,6 +154,15 @@ def test_a_head_of_tokens_is_made_of_their_rows(config: dict[str, Any], weight: 
     assert (made.weight.tolist(), made.bias) == (weight, None)
 
 
+def test_a_token_may_be_a_piece_of_unigram(tmp_path: Path) -> None:
+    file = model_of(tmp_path)
+    pieces = [["<unk>", 0], ["no", -1.5], ["▁", -2], ["a", -3], ["yes", -4]]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": pieces}}), encoding="utf-8")
+    made = module._classifier(checkpoint(classifier_from_token=["no", "yes"]), tmp_path, [file])
+    assert made is not None
+    assert made.weight.tolist() == [[60, 60]]
+
+
 def test_without_tokens_there_is_no_such_head(tmp_path: Path) -> None:
     assert module._classifier(checkpoint(), tmp_path, []) is None
 
