@@ -65,7 +65,7 @@ def read_model(
     build_config = BuildConfig(checkpoint=checkpoint.config, engine=config.model, pooling=checkpoint.pooling)
     builder = ModelBuilder(config=build_config, parallel=parallel)
     model = builder.build()
-    max_model_len = config.model.fixed_max_model_len or _longest(model, checkpoint)
+    max_model_len = config.model.fixed_max_model_len or _stated(checkpoint) or _longest(model, checkpoint)
     if max_model_len > model.max_position_embeddings:
         raise ConfigError(
             f"max_model_len is {max_model_len}, the model was made for {model.max_position_embeddings} tokens",
@@ -118,6 +118,12 @@ def read_model(
         time.monotonic() - started,
     )
     return ReadModel(model=model, weights=weights, facts=facts, dtype=dtype, pooler=pooler)
+
+
+def _stated(checkpoint: Checkpoint) -> int | None:
+    """Tokens of context that config.json says, as programs for vLLM have it in hf_overrides beside a new rotation."""
+    stated = checkpoint.config.get("max_model_len")
+    return stated if isinstance(stated, int) and stated > 0 else None
 
 
 def _longest(model: Model, checkpoint: Checkpoint) -> int:

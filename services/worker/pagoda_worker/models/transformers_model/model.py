@@ -97,6 +97,9 @@ def longest_sequence(config: Any) -> int:
     longest = int(next((length for length in lengths if length), UNBOUND_LENGTH))
     rope = getattr(config, "rope_parameters", None) or {}
     for rotation in (rope, *(part for part in rope.values() if isinstance(part, dict))):
-        if rotation.get("rope_type") == "longrope" and rotation.get("original_max_position_embeddings"):
-            longest = min(longest, int(rotation["original_max_position_embeddings"]))
+        original = rotation.get("original_max_position_embeddings")
+        if rotation.get("rope_type") == "longrope" and original:
+            longest = min(longest, int(original))
+        if rotation.get("rope_type") == "yarn" and original:
+            longest = max(longest, int(original * float(rotation.get("factor") or 1)))
     return longest
