@@ -18,7 +18,7 @@ _NOT_SETTINGS = frozenset({"help", "version", "config"})
 _OTHERS = frozenset(
     {
         *("PAGODA_API_KEY", "PAGODA_CPU_LEVEL", "PAGODA_HEARTBEAT_FD", "PAGODA_LOG_LEVEL"),
-        *("PAGODA_OPERATOR_KEY", "PAGODA_SERVICE_TOKEN"),
+        *("PAGODA_MODELS", "PAGODA_OPERATOR_KEY", "PAGODA_SERVICE_TOKEN"),
     }
 )
 """Variables that are no flags of every command."""

@@ -9,7 +9,7 @@ import pytest
 from pagoda_common.config.flags import add_frontend_flags, frontend_config_from_args, frontend_config_to_argv
 from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.config.frontend_models import KEYS, parse_models
-from pagoda_common.config.settings import ServiceParser, parse_service_args
+from pagoda_common.config.settings import ServiceParser, misspelled, parse_service_args
 from pagoda_common.errors import ConfigError
 
 AT = "127.0.0.1:1"
@@ -117,3 +117,9 @@ def test_flags_and_variables_say_the_same() -> None:
 
 def test_a_variable_that_only_looks_like_json_is_words_between_commas() -> None:
     assert parsed(PAGODA_ALLOWED_HOSTS="[::1],b").allowed_hosts == ("[::1]", "b")
+
+
+def test_the_variable_is_no_other_one_misspelt_for_services_without_the_flag() -> None:
+    assert misspelled({"PAGODA_MODELS": f"a={AT}", "PAGODA_MODELL": "m"}, ["model"]) == {
+        "PAGODA_MODELL": "PAGODA_MODEL"
+    }
