@@ -120,7 +120,7 @@ async def _post(http: httpx.AsyncClient, one: Post, outcome: Outcome, *, reads: 
 
 def judged(status: int, headers: Any, content: bytes, one: Post) -> str:
     """The status; "wrong: ..." for what is neither a result nor a refusal."""
-    is_refusal = 400 <= status < 500 or (status == 503 and "retry-after" in headers) or status == 501
+    is_refusal = 400 <= status < 500 or (status == 503 and "retry-after" in headers) or status in (501, 504)
     if status != 200 and not (is_refusal and is_error(content)):
         return f"wrong: {status} {content[:SHOWN_CHARS]!r} of {shown(one)}"
     return str(status)

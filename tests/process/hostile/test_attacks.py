@@ -14,13 +14,25 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.process.hostile import attack_bodies, attack_connections, attack_streams
+from tests.process.hostile import (
+    attack_bodies,
+    attack_connections,
+    attack_holding,
+    attack_http2,
+    attack_streams,
+)
 from tests.process.hostile.attack import HANG_S, MODEL, Attack, Outcome
 from tests.process.hostile.fuzz_cases import FLAGS
 from tests.process.hostile.test_growth import CACHE_BYTES, MAX_GAP_S, MAX_GROWTH_BYTES, Victim
 from tests.process.stack import MODULES, Stack, ask, poll_until
 
-ATTACKS = (*attack_bodies.ATTACKS, *attack_connections.ATTACKS, *attack_streams.ATTACKS)
+ATTACKS = (
+    *attack_bodies.ATTACKS,
+    *attack_connections.ATTACKS,
+    *attack_streams.ATTACKS,
+    *attack_holding.ATTACKS,
+    *attack_http2.ATTACKS,
+)
 SHORT = 0.02
 """Share of the traffic in the short form."""
 MEMORY_S = 30.0
