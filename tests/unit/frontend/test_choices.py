@@ -1,14 +1,17 @@
 """How many sequences are generated and which are returned; what does not go with a beam search."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.params.beam_search import BeamSearchParams
 from pagoda_common.params.outputs import SequenceDelta, TokenLogprobs
-from pagoda_frontend.openai.protocol import CompletionBody
+from pagoda_frontend.conversation.conversation import _asked
+from pagoda_frontend.openai.protocol import ChatBody, CompletionBody
 from pagoda_frontend.requests.choices import Choices, choices_of
+from pagoda_frontend.requests.params import SamplingDefaults
 from pagoda_frontend.requests.run import CollectedSequence
 
 
@@ -95,3 +98,35 @@ def test_a_search_has_no_log_probabilities_and_takes_what_asks_for_nothing() -> 
     with pytest.raises(InvalidRequest, match="logprobs are not supported with beam search"):
         choices(use_beam_search=True, with_logprobs=True)
     choices(use_beam_search=True, min_tokens=0, repetition_penalty=1.0, presence_penalty=0.0, logit_bias={})
+
+
+def test_a_conversation_is_searched_unless_it_asks_for_log_probabilities() -> None:
+    model = SimpleNamespace(
+        vocab_size=100,
+        max_model_len=50,
+        defaults=SamplingDefaults(),
+        tokenizer=None,
+        structured_outputs=SimpleNamespace(applied_to=lambda constraint: constraint),
+    )
+    config = SimpleNamespace(max_logprobs=5, return_tokens_as_token_ids=False)
+    serving = SimpleNamespace(config=config, dialect=SimpleNamespace(can_choose=True))
+
+    def asked(beam_search: BeamSearchParams | None = None, **fields: Any) -> Any:
+        body = ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}], "n": 2, **fields})
+        return _asked(body, model=cast("Any", model), serving=cast("Any", serving), beam_search=beam_search)
+
+    found = asked(use_beam_search=True, max_tokens=7)
+    assert (found.choices.beam_search.beam_width, found.choices.n, found.logprobs) == (2, 2, None)
+    assert (found.params.max_tokens, found.params.logprobs) == (7, None)
+    wide = BeamSearchParams(beam_width=5)
+    assert asked(wide).choices.beam_search == wide
+    for fields in ({"use_beam_search": True}, {"beam_search": wide}):
+        with pytest.raises(InvalidRequest, match="logprobs are not supported with beam search") as caught:
+            asked(**fields, logprobs=True)
+        assert caught.value.field == "logprobs"
+    plain = asked(logprobs=True, top_logprobs=3, max_completion_tokens=9, max_tokens=7)
+    assert (plain.params.logprobs, plain.params.max_tokens, plain.choices.beam_search) == (3, 9, None)
+    assert plain.logprobs is not None
+    with pytest.raises(InvalidRequest) as caught:
+        asked(max_completion_tokens=0)
+    assert caught.value.field == "max_completion_tokens"
