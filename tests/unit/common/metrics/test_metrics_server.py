@@ -1,5 +1,6 @@
 """GET /metrics of the scheduler and the worker, as Prometheus asks for it."""
 
+import errno
 from urllib.request import Request, urlopen
 
 import pytest
@@ -25,3 +26,14 @@ def test_a_port_that_is_taken_is_an_error() -> None:
     port = serve_metrics(CollectorRegistry(), host="127.0.0.1", port=0)
     with pytest.raises(OSError, match="in use"):
         serve_metrics(CollectorRegistry(), host="127.0.0.1", port=port)
+
+
+def test_metrics_are_served_on_addresses_of_both_kinds() -> None:
+    try:
+        port = serve_metrics(CollectorRegistry(), host="::1", port=0)
+    except OSError as error:
+        if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            raise
+        pytest.skip("there is no IPv6 here")
+    with urlopen(f"http://[::1]:{port}/metrics", timeout=240) as response:
+        assert response.status == 200

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pagoda_common.config.security_config import SecurityConfig
+from pagoda_common.rpc import local_token
 from pagoda_common.rpc.local_token import find_token_file, left_token, new_token, with_found_token
 
 PORT = 50052
@@ -104,3 +105,13 @@ def test_it_is_shown_to_loopback_alone_and_never_in_place_of_a_configured_one() 
             (SecurityConfig(tls_ca="ca"), f"127.0.0.1:{PORT}"),
         ):
             assert with_found_token(security, address) is security
+
+
+def test_a_token_that_cannot_be_put_in_its_place_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def replace(*paths: Path) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(local_token.os, "replace", replace)
+    with pytest.raises(OSError, match="no room"):
+        local_token._create(cache / "host-1", TOKEN)
+    assert list(cache.iterdir()) == []

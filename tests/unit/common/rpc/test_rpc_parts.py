@@ -14,7 +14,7 @@ from pagoda_common.config.security_config import SecurityConfig, ServerSecurity
 from pagoda_common.errors import Code, ConfigError, InvalidRequest, NotFound, PagodaError, QueueFull, ShareFull
 from pagoda_common.rpc.arrival import Arrivals
 from pagoda_common.rpc.bearer import BearerKeys, key_id, read_keys
-from pagoda_common.rpc.channels import CHANNEL_OPTIONS, Connection, _TokenChannel
+from pagoda_common.rpc.channels import CHANNEL_OPTIONS, RETIRE_S, Connection, _TokenChannel
 from pagoda_common.rpc.credentials import ClientCredentials, RequireBearer, _read_tokens, token_guard
 from pagoda_common.rpc.service import SERVER_OPTIONS, _decoded, _fail, error_status
 
@@ -356,3 +356,25 @@ async def test_a_connection_is_made_once_and_ends() -> None:
     await connection.close()
     with pytest.raises(ConfigError, match=r"address is '10\.0\.0\.1:1', must be on loopback"):
         Connection("10.0.0.1:1")
+
+
+async def test_a_connection_that_ends_waits_for_no_older_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What replaced certificates left behind ends with it."""
+    graces: list[float | None] = []
+
+    class Channel:
+        async def close(self, grace: float | None = None) -> None:
+            graces.append(grace)
+            if grace is not None:
+                await asyncio.Event().wait()
+
+    connection = Connection("127.0.0.1:1")
+    monkeypatch.setattr("pagoda_common.rpc.channels._open", lambda address, credentials: Channel())
+    first = connection.renew()
+    connection._used = None  # as if other files were there
+    assert connection.renew() is not first
+    (retiring,) = connection._retiring
+    await asyncio.sleep(0)
+    await connection.close()
+    await asyncio.wait([retiring])
+    assert (retiring.cancelled(), graces, connection._retiring) == (True, [RETIRE_S, None], set())
