@@ -94,6 +94,16 @@ def test_products_are_those_of_the_numbers(
         assert_close(quantized_linear(x, packed), x.double() @ weights.double().t(), weights, x)
 
 
+@pytest.mark.parametrize("num_tokens", [9, 70, 200])
+def test_each_token_has_a_residual_of_its_own(num_tokens: int) -> None:
+    matrix = random_matrix(40, 64, bits=8, group_size=32, has_zeros=True)
+    weights = matrix.dequantize()
+    for dtype in (torch.float32, torch.bfloat16):
+        x, residual = torch.randn(num_tokens, 64).to(dtype), 10 * torch.randn(num_tokens, 40).to(dtype)
+        expected = x.double() @ weights.double().t() + residual.double()
+        assert_close(quantized_linear(x, pack(matrix), None, residual, out_dtype=torch.float32), expected, weights, x)
+
+
 def test_bias_and_residual_are_added_before_the_only_rounding() -> None:
     matrix = random_matrix(100, 128, bits=4, group_size=32, has_zeros=False)
     weights = matrix.dequantize()

@@ -273,7 +273,7 @@ def test_a_request_gets_the_adapter_of_its_number(is_enabled: bool) -> None:
     )
     held[9] = "removed"
     batch = batch_of(0, 1, 2)
-    numbers = ((0, 3), (1, 0), (2, 9), (3, 3), (7, 3))
+    numbers = ((0, 3), (1, 0), (2, 9), (3, 3), (5, 3))
     new = [replace(request(slot, PROMPT, [1]), lora_number=number) for slot, number in numbers]
     runner = runner_of(input_batch=batch, _adapters=adapters if is_enabled else None)
     runner._update_adapters(StepInput(new_requests=new, loras_to_remove=np.array([9])))
@@ -287,7 +287,7 @@ def test_a_request_gets_the_adapter_of_its_number(is_enabled: bool) -> None:
 def test_processors_meet_new_requests_and_forget_those_that_left() -> None:
     processors = Noting(add=lambda slot, params: "it is wrong" if slot == 2 else None, has=lambda slot: slot == 0)
     batch = batch_of(0, 1, 2)
-    new = [request(slot, PROMPT, [1]) for slot in (0, 1, 2, 3, 7)]
+    new = [request(slot, PROMPT, [1]) for slot in (0, 1, 2, 3, 5)]
     runner_of(input_batch=batch, _processors=processors)._update_processors(
         StepInput(new_requests=new, freed_slots=np.array([4]))
     )
