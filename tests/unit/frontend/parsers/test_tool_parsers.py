@@ -393,6 +393,12 @@ def test_framed_arguments_that_are_cut_off_are_told_as_far_as_they_came() -> Non
     assert parse("mistral", text) == parse("mistral", *text) == ("", "", [("weather", '{"city": "Rome\\')])
 
 
+def test_an_escape_that_is_cut_off_is_neither_argument_nor_content() -> None:
+    begin = '{"city": "' + "a" * 300
+    text = '<tool_call>{"name": "weather", "arguments": ' + begin + "\\"
+    assert parse("hermes", text) == parse("hermes", *text) == ("", "", [("weather", begin)])
+
+
 def test_the_channels_of_harmony_are_told_apart() -> None:
     text = (
         "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>commentary to=functions.now "
