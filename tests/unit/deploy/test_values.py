@@ -254,3 +254,16 @@ def test_frontends_are_added_by_their_use_of_cores(asked: dict[str, int], percen
     keda = named(render({**values, "autoscaling": {"by": "keda"}}), "ScaledObject")["chat-qwen-frontend"]["spec"]
     assert keda["triggers"] == [{"type": "cpu", "metricType": "Utilization", "metadata": {"value": str(percent)}}]
     assert (keda["minReplicaCount"], keda["maxReplicaCount"]) == (2, 3)
+
+
+@pytest.mark.parametrize("name", sorted(MATRIX))
+def test_frontends_are_reached_by_the_clients_that_the_values_name_alone(name: str) -> None:
+    peers = [{"ipBlock": {"cidr": "10.0.0.0/8"}}]
+    objects = render({**MATRIX[name], "networkPolicies": {"clients": peers}, "monitoring": {"enabled": False}})
+    frontends = [
+        each["spec"]["ingress"]
+        for each in named(objects, "NetworkPolicy").values()
+        if each["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "frontend"
+    ]
+    assert frontends
+    assert all([rule.get("from") for rule in rules] == [peers] for rules in frontends)
