@@ -30,7 +30,10 @@ def text_of(maker: PromptMaker, prompt: PoolingPrompt) -> str:
 
 def test_many_are_made_as_each_alone(maker: PromptMaker) -> None:
     given = ["one", [CLS, 5, SEP], "three", ("a", "b")]
-    for one in (maker, replace(maker, prefix="Q: "), replace(maker, truncation=Truncation(num_tokens=4, side="right"))):
+    plain = replace(maker, add_special_tokens=not maker.add_special_tokens)
+    assert plain.make("one") != maker.make("one")
+    cut = replace(maker, truncation=Truncation(num_tokens=4, side="right"))
+    for one in (maker, plain, replace(maker, prefix="Q: "), cut):
         assert one.make_all(given) == [one.make(text) for text in given]
 
 
