@@ -11,6 +11,7 @@ from typing import Any
 
 from pagoda.server.known_architectures import installed_architectures, known_architectures, transformers_may_know
 from pagoda_common.config.engine_config import EngineConfig
+from pagoda_common.config.generation_config import parse_object
 from pagoda_common.config.model_files import resolve_model, why_no_config
 from pagoda_common.errors import ConfigError, ModelLoadError
 
@@ -52,8 +53,10 @@ def check_model(engine: EngineConfig) -> None:
     if isinstance(path, Path):
         config = _read_config(path, name)
         _check_architecture(config, engine.model.model_impl)
+        config |= parse_object(engine.model.hf_overrides, field="hf_overrides")
         _check_ranks(config, engine.parallel.tensor_parallel_size)
-        _check_context(config, engine.model.fixed_max_model_len)
+        stated = config.get("max_model_len")
+        _check_context(config, engine.model.fixed_max_model_len or (stated if isinstance(stated, int) else None))
 
 
 def _resolved(name: str) -> Path | str:
@@ -112,10 +115,17 @@ def _check_ranks(config: dict[str, Any], ranks: int) -> None:
         raise ConfigError(message, field="tensor_parallel_size")
 
 
+YARN_LENGTHS = ("original_max_position_embeddings", "factor")
+
+
 def _check_context(config: dict[str, Any], asked: int | None) -> None:
     part = _part(config)
     longest, rope = part.get("max_position_embeddings"), part.get("rope_scaling") or part.get("rope_parameters")
     is_stretched = "factor" in json.dumps(rope)
+    original, factor = (rope.get(name) for name in YARN_LENGTHS) if isinstance(rope, dict) else (None, None)
+    is_yarn = isinstance(rope, dict) and rope.get("rope_type") == "yarn"
+    if is_yarn and isinstance(longest, int) and isinstance(original, int) and isinstance(factor, int | float):
+        longest, is_stretched = max(longest, int(original * factor)), False
     if asked is not None and isinstance(longest, int) and asked > longest and not is_stretched:
         message = f"max_model_len is {asked}, the model was made for {longest} tokens"
         raise ConfigError(message, field="max_model_len")

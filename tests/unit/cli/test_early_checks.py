@@ -176,3 +176,30 @@ check_early(EngineConfig(), tokenizer=None)
 print([name for name in ("torch", "transformers", "pagoda_worker.models") if name in sys.modules])"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
     assert ast.literal_eval(done.stdout) == []
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "asked", "message"),
+    [
+        ({"max_model_len": 1024}, None, ""),
+        ({"max_model_len": 1025}, None, "max_model_len is 1025, the model was made for 1024 tokens"),
+        ({"max_position_embeddings": 2048}, 2048, ""),
+        ({"rope_parameters": YARN}, 4096, ""),
+        ({"rope_parameters": YARN}, 4097, "max_model_len is 4097, the model was made for 4096 tokens"),
+        ({"rope_parameters": YARN, "max_model_len": 4097}, None, "made for 4096 tokens"),
+        ({"rope_parameters": YARN, "max_model_len": 4097}, 4096, ""),
+        ({"architectures": ["BgeM3EmbeddingModel"]}, None, ""),
+    ],
+)
+def test_overrides_are_checked_as_the_worker_will_read_them(
+    checkpoint: Path, overrides: dict[str, Any], asked: int | None, message: str
+) -> None:
+    given = config(checkpoint, max_model_len=asked, hf_overrides=json.dumps(overrides))
+    if not message:
+        check_early(given, tokenizer=None)
+        return
+    with pytest.raises(ConfigError, match=message):
+        check_early(given, tokenizer=None)
