@@ -288,7 +288,7 @@ def saved(folder: Path, **changes: Any) -> tuple[str, dict[str, Any]]:
 
 
 def test_the_file_of_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_serve.time, "strftime", lambda pattern: f"<{pattern}>")
+    monkeypatch.setattr(bench_serve.time, "strftime", lambda pattern, *moment: f"<{pattern}>")
     name, result = saved(tmp_path)
     assert name == "openai-infqps-model-<%Y%m%d-%H%M%S>.json"
     described = {
@@ -310,7 +310,7 @@ def test_the_file_of_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_file_of_a_result_with_details_and_a_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_serve.time, "strftime", lambda pattern: "now")
+    monkeypatch.setattr(bench_serve.time, "strftime", lambda pattern, *moment: "now")
     name, result = saved(tmp_path, label="mine", request_rate=2.5, max_concurrency=8, save_detailed=True, metadata=[])
     assert name == "mine-2.5qps-concurrency8-model-now.json"
     assert (result["label"], result["request_rate"], result["max_concurrency"]) == ("mine", 2.5, 8)

@@ -421,8 +421,8 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return pressed.pop(0)
 
     monkeypatch.setattr(top, "_key", key)
-    monkeypatch.setattr(top.shutil, "get_terminal_size", lambda: (80, 24))
-    monkeypatch.setattr(top.time, "strftime", lambda pattern: f"<{pattern}>")
+    monkeypatch.setattr(top.shutil, "get_terminal_size", lambda **fallback: (80, 24))
+    monkeypatch.setattr(top.time, "strftime", lambda pattern, *moment: f"<{pattern}>")
     monkeypatch.setenv("NO_COLOR", "1")
     return pressed
 
