@@ -40,7 +40,8 @@ async def scored(monkeypatch: pytest.MonkeyPatch, *tasks: str, similarity: Any =
         has_matryoshka=False,
         matryoshka_dimensions=(),
     )
-    asked = cast("Any", SimpleNamespace(model=model))
+    monkeypatch.setattr(work, "maker_of", lambda model, **options: SimpleNamespace(cuts_pairs=False))
+    asked = cast("Any", SimpleNamespace(model=model, field="queries", max_query_tokens=None, max_document_tokens=None))
     serving = cast("Any", SimpleNamespace(work=SimpleNamespace(run=run)))
     pairs = [("a", "b"), ("a", "c")]
     scores, _ = await score_pairs(asked, pairs, PoolingParams(task="score", use_activation=False), serving=serving)

@@ -74,7 +74,11 @@ class Process:
         monkeypatch.setattr(command, "release_memory_when_idle", self._rest)
         monkeypatch.setattr(command, "exempt_what_exists", lambda *, collects: self.calls.append(("exempt", collects)))
         monkeypatch.setattr(command, "new_local_address", lambda name: f"unix-abstract:{name}")
-        monkeypatch.setattr(command, "serve_metrics", lambda registry, *, host, port: self.calls.append((host, port)))
+        monkeypatch.setattr(command, "serve_metrics", self._metrics)
+
+    def _metrics(self, registry: Any, *, host: str, port: int) -> int:
+        self.calls.append((host, port))
+        return 4322
 
     def _maker(self, name: str, made: Any) -> Any:
         def make(**given: Any) -> Any:
