@@ -1,4 +1,6 @@
-"""Workers that tests of overlapping steps share."""
+"""Workers that tests of overlapping steps share, and collections of garbage that leave out what is imported."""
+
+import gc
 
 import pytest
 
@@ -23,3 +25,9 @@ def ahead(overlap_workers: tuple[Worker, Worker]) -> Worker:
     _, worker = overlap_workers
     empty_cache(worker)
     return worker
+
+
+@pytest.fixture(autouse=True)
+def imports_stay_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that gives up a model thaws all objects; with half a million of them, each collection takes 0.2 s."""
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)
