@@ -1,6 +1,6 @@
 # make serve: a server to talk to.  make demo: one answer, then end.
 # make test: everything that proves it but for containers, some 20 minutes on two cores.  make test-quick: unit tests and
-# kernels, some 5 minutes.  make test-containers builds the images and needs a Docker engine.
+# kernels, some 4 minutes.  make test-containers builds the images and needs a Docker engine.
 #
 # They need Python 3.11 or newer with its venv module (Debian: apt install python3-venv) and nothing else.
 # Another interpreter: make PYTHON=/path/to/python3.12 …
@@ -32,7 +32,7 @@ test: install
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/container $(ARGS)
 
 test-quick: install
-	@echo "Tests: unit and kernels, two files at a time, some 5 minutes on two cores"
+	@echo "Tests: unit and kernels, two files at a time, some 4 minutes on two cores"
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/kernels tests/unit \
 		--ignore=tests/kernels/triton/test_run_all.py $(ARGS)
 
