@@ -178,7 +178,7 @@ async def test_warnings_of_a_private_engine_are_shown_once_it_serves(
 
 
 class Private:
-    """Stands for `PrivateEngine`: notes what it is told, and fails if it must."""
+    """Stands for `PrivateEngine`: records its calls, and raises where the test wants a failure."""
 
     made: list["Private"]
     fault: BaseException | None = None

@@ -1,4 +1,4 @@
-"""What the chart's values may be, what they are where no one says anything, and what is told after an install."""
+"""The chart's values: bounds, defaults, and the notes after an install."""
 
 import json
 import re

@@ -11,7 +11,7 @@ from pagoda_frontend.requests.models import Models
 
 
 class Engine:
-    """Answers what it is told to."""
+    """Returns the answers that the test gives it."""
 
     def __init__(self) -> None:
         self.loras: dict[str, Any] = {}

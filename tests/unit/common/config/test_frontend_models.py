@@ -1,4 +1,4 @@
-"""Models of one frontend: what an entry may be, what it means, and how each mistake is told."""
+"""Models of one frontend: allowed entries, their meaning, and the message for each mistake."""
 
 import argparse
 import json

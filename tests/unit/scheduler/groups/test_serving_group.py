@@ -1,4 +1,4 @@
-"""One group from its bring-up to its end: what the engine is told, what its core is made of, and who is blamed."""
+"""One group from bring-up to loss: calls to the engine, the parts of its core, and which requests count as suspects."""
 
 import asyncio
 from types import SimpleNamespace
