@@ -95,7 +95,9 @@ class FairQueue(Generic[Result]):
         try:
             await waiting.turn
         except asyncio.CancelledError:
-            if not waiting.turn.cancelled():  # its turn had come
+            if waiting.turn.cancelled():
+                self._remove(name, waiting)
+            else:  # its turn had come
                 self._free(name)
             raise
 
@@ -110,27 +112,26 @@ class FairQueue(Generic[Result]):
         self._num_running[name] -= 1
         if not self._num_running[name]:
             del self._num_running[name]
-        for other in list(self._waiting):
-            while (queue := self._waiting.get(other)) and queue[0].turn.done():
-                self._pop(other)  # who has given up
-            if queue and self._can_start(other, queue[0].size):
-                turn = self._pop(other).turn
+        for other, queue in self._waiting.items():
+            # One that has just given up is still there, until its task runs.
+            first = next((waiting for waiting in queue if not waiting.turn.done()), None)
+            if first is not None and self._can_start(other, first.size):
+                self._waiting.move_to_end(other)
+                self._remove(other, first)
                 self._start(other)
-                turn.set_result(None)
+                first.turn.set_result(None)
                 return
 
-    def _pop(self, name: str) -> "_Waiting":
+    def _remove(self, name: str, waiting: "_Waiting") -> None:
+        """Its turn has come, or it has given up."""
         queue = self._waiting[name]
-        first = queue.pop(0)
+        queue.remove(waiting)
         self._num_waiting -= 1
-        if queue:
-            self._waiting.move_to_end(name)
-        else:
+        if not queue:
             del self._waiting[name]
-        return first
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
     """A piece of work that waits."""
 

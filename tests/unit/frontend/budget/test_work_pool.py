@@ -115,6 +115,45 @@ async def test_who_gives_up_while_waiting_leaves_the_queue() -> None:
     assert [await first, await third] == ["1", "3"]
 
 
+async def test_who_gives_up_behind_others_makes_room_at_once() -> None:
+    """While nothing ends: for one more of all, and for one more of the caller."""
+    work = Work(FairQueue(num_places=1, max_waiting=4))
+    tasks = {name: work.start(name, who=name[0]) for name in ("a0", "a1", "a2", "b0", "b1")}
+    await settle()
+
+    async def refused(name: str, num_waiting: int) -> None:
+        with pytest.raises(QueueFull, match=f"^{num_waiting} pieces of work wait already"):
+            await work.start(name, who=name[0])
+
+    await refused("c0", 4)
+    tasks.pop("b1").cancel()
+    tasks["c0"] = work.start("c0", who="c")
+    await settle()
+    await refused("d0", 4)
+    tasks.pop("b0").cancel()
+    await settle()
+    await refused("a3", 3)  # of this caller
+    tasks.pop("a2").cancel()
+    tasks["a3"] = work.start("a3", who="a")
+    await settle()
+    assert work.begun == ["a0"]
+    for name in ("a0", "a1", "c0", "a3"):
+        await work.end(name)
+    assert work.begun == ["a0", "a1", "c0", "a3"]
+    assert await asyncio.gather(*tasks.values()) == ["a0", "a1", "c0", "a3"]
+
+
+async def test_who_gives_up_takes_no_turn_of_its_caller() -> None:
+    work = Work(FairQueue(num_places=1))
+    tasks = {name: work.start(name, who=name[0]) for name in ("x", "a0", "a1", "b0")}
+    await settle()
+    tasks.pop("a0").cancel()
+    for name in ("x", "a1", "b0"):
+        await work.end(name)
+    assert work.begun == ["x", "a1", "b0"]
+    assert await asyncio.gather(*tasks.values()) == ["x", "a1", "b0"]
+
+
 async def test_a_place_is_taken_until_the_work_ends_by_itself() -> None:
     """A thread cannot be stopped: who asked for the work being gone frees nothing."""
     work = Work(FairQueue(num_places=1))
