@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 from benchmarks.figures import Report, median, parser
 from pagoda import LLM, SamplingParams
 from pagoda.llm.metrics import Counter
-from tests.checkpoints import _write_tokenizer
+from tests.checkpoints import write_tokenizer
 
 SHAPE = {
     "architectures": ["LlamaForCausalLM"],
@@ -96,7 +96,7 @@ def write_model(directory: Path) -> None:
         for name in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{prefix}{name}.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
     save_file(tensors, directory / "model.safetensors")
-    _write_tokenizer(directory)
+    write_tokenizer(directory)
     (directory / "config.json").write_text(json.dumps(SHAPE))
 
 
