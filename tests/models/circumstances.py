@@ -2,7 +2,7 @@
 
     python -m tests.models.circumstances [--families Zamba2ForCausalLM apertus] [--without-processes]
 
-A family is an architecture of tests/checkpoints.py, or a model type that transformers computes. Each is served whole,
+A family is an architecture of tests/small_models, or a model type that transformers computes. Each is served whole,
 in chunks and with its prefix cached; preempted by recomputation and by swaps; with drafts; forked into three; as beams;
 with an int8 cache; on two ranks; and as processes of which the worker and then the scheduler are killed, after a sleep
 between. Families that keep states alone are preempted by urgent sequences: no blocks can run out. The tests of

@@ -6,8 +6,8 @@ import torch
 
 from pagoda_common.config.lora_config import LoraConfig
 from pagoda_common.params.sampling_params import SamplingParams
-from tests.checkpoints import VOCAB_SIZE
 from tests.peft_adapters import logprobs
+from tests.small_models.sizes import VOCAB_SIZE
 from tests.unit.worker.driver import Driver
 
 CONFIG = LoraConfig(enable_lora=True, max_lora_rank=64)

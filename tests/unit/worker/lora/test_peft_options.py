@@ -14,8 +14,9 @@ from pagoda_common.errors import ModelLoadError
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_kernels.lora.add_lora import LoraPart
 from pagoda_worker.lora.adapter import apart
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.checkpoints import make_checkpoint
 from tests.peft_adapters import base_model, logprobs, make_adapter, merged
+from tests.small_models.sizes import VOCAB_SIZE
 from tests.unit.worker.driver import Driver
 from tests.unit.worker.lora.peft_check import CONFIG, check, prompt_of
 

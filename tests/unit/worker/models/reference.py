@@ -11,7 +11,8 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen3_5_moe
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.checkpoints import make_checkpoint
+from tests.small_models.sizes import VOCAB_SIZE
 from tests.unit.worker.driver import Driver
 
 LENGTHS = (1, 15, 16, 17, 33, 300)

@@ -14,7 +14,8 @@ from pagoda_common.errors import ModelLoadError
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_worker.models.registry import FAMILIES, Family
 from pagoda_worker.models.spec import DecoderSpec
-from tests.checkpoints import CONFIGS, VOCAB_SIZE, make_checkpoint
+from tests.checkpoints import CONFIGS, make_checkpoint
+from tests.small_models.sizes import VOCAB_SIZE
 from tests.unit.worker.driver import Driver
 from tests.unit.worker.models.outcomes import Outcome, copied, differ, outcome_of
 

@@ -15,7 +15,8 @@ from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix
 from pagoda_worker.loader.formats.choose import stored_format
 from pagoda_worker.models.layers import Matrix
 from pagoda_worker.models.quantized_method import QuantizedLinearMethod
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.checkpoints import make_checkpoint
+from tests.small_models.sizes import VOCAB_SIZE
 from tests.unit.worker.driver import Driver
 from tests.unit.worker.models.quantized_checkpoints import quantize_checkpoint
 

@@ -21,7 +21,8 @@ from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_worker.models.hf_config import HfConfig
 from pagoda_worker.models.registry import FAMILIES, Family
 from pagoda_worker.models.spec import DecoderSpec, MoeSpec, RopeSpec
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.checkpoints import make_checkpoint
+from tests.small_models.sizes import VOCAB_SIZE
 from tests.unit.worker.driver import Driver
 from tests.unit.worker.models.outcomes import copied
 
