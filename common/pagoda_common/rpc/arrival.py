@@ -28,6 +28,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._late: Counter[str] = Counter()
+        self._awaiting: dict[object, Any] = {}
         self.num_late_seen = 0
         """Counter: messages that have been late."""
 
@@ -35,6 +36,16 @@ class Arrivals:
     def num_late(self) -> int:
         """Messages that are late now."""
         return self._late.total()
+
+    def peers(self) -> set[str]:
+        """Peers with calls that have a message to come, as gRPC's library calls them."""
+        return {str(context.peer()) for context in self._awaiting.values()}
+
+    def stream_begins(self, context: Any) -> None:
+        """A call with a stream of messages has begun."""
+        key = object()
+        self._awaiting[key] = context
+        context.add_done_callback(lambda _: self._awaiting.pop(key, None))
 
     async def message(self, requests: AsyncIterator[Any], context: Any, *, can_be_late: bool = True) -> Any:
         """The one message of a call.
@@ -48,6 +59,7 @@ class Arrivals:
             PagodaError: it has taken too long.
         """
         arrival = _Arrival(self._late, context, can_be_late=can_be_late)
+        self._awaiting[arrival] = context
         try:
             return await anext(requests)
         except StopAsyncIteration:
@@ -58,6 +70,7 @@ class Arrivals:
             arrival.task.uncancel()
             raise arrival.error from None
         finally:
+            del self._awaiting[arrival]
             self.num_late_seen += arrival.was_late
             arrival.end()
 

@@ -5,6 +5,7 @@ import contextlib
 import inspect
 import logging
 import signal
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -23,6 +24,7 @@ from pagoda_common.rpc.bounded_health import BoundedHealth
 from pagoda_common.rpc.channels import MAX_ANSWER_BYTES, MAX_MESSAGE_BYTES, WINDOW_OPTIONS
 from pagoda_common.rpc.channels import connect as connect
 from pagoda_common.rpc.credentials import server_credentials, token_guard
+from pagoda_common.rpc.flood_guard import FloodGuard
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +143,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         make = getattr(grpc, f"stream_{answered}_rpc_method_handler")
         return make(
             # A single request is decoded inside, where a malformed one is INVALID_ARGUMENT and not INTERNAL.
-            wrap(behaviour, method, None if gets_stream else self._one(decode, is_small=method in SMALL_CALLS)),
+            wrap(behaviour, method, self._all if gets_stream else self._one(decode, is_small=method in SMALL_CALLS)),
             request_deserializer=decode if gets_stream else None,
             response_serializer=handler.response_serializer,
         )
@@ -154,10 +156,15 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
         return read
 
-    def _wrap_call(self, behaviour: Callable[..., Any], method: str, read: Read | None) -> Callable[..., Any]:
+    async def _all(self, requests: Any, context: Any) -> Any:
+        """The messages of a call."""
+        self.arrivals.stream_begins(context)
+        return requests
+
+    def _wrap_call(self, behaviour: Callable[..., Any], method: str, read: Read) -> Callable[..., Any]:
         async def call(requests: Any, context: Any) -> Any:
             try:
-                request = requests if read is None else await read(requests, context)
+                request = await read(requests, context)
                 return await behaviour(request, context)
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
@@ -166,10 +173,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
         return call
 
-    def _wrap_stream(self, behaviour: Callable[..., Any], method: str, read: Read | None) -> Callable[..., Any]:
+    def _wrap_stream(self, behaviour: Callable[..., Any], method: str, read: Read) -> Callable[..., Any]:
         async def stream(requests: Any, context: Any) -> AsyncGenerator[Any]:
             try:
-                request = requests if read is None else await read(requests, context)
+                request = await read(requests, context)
                 responses = behaviour(request, context)
                 context.add_done_callback(lambda _: self._close(responses))
                 async with contextlib.aclosing(responses):
@@ -235,6 +242,8 @@ class RpcServer:
         guard = token_guard(self._security)
         errors = ErrorInterceptor()
         self.arrivals = errors.arrivals
+        self.flood_guard: FloodGuard | None = None
+        """Set by `start` on Linux without TLS."""
         chain = [errors, *([] if guard is None else [guard]), *interceptors]
         options = {**dict(SERVER_OPTIONS), "grpc.max_receive_message_length": max_message_bytes}
         if enable_channelz:
@@ -268,6 +277,9 @@ class RpcServer:
         if local_address is not None:
             self._listen(local_address)
         await self.grpc_server.start()
+        if sys.platform == "linux" and self._credentials is None:
+            self.flood_guard = FloodGuard(bound, self.arrivals.peers)
+            self.flood_guard.start()
         return bound
 
     def _listen(self, address: str) -> int:
@@ -292,6 +304,8 @@ class RpcServer:
         """Refuse new calls, give running ones `grace_s` seconds, then cancel them."""
         await self._health.enter_graceful_shutdown()
         await self.grpc_server.stop(grace_s)
+        if self.flood_guard is not None:
+            self.flood_guard.stop()
 
 
 def _add_channelz(server: grpc.aio.Server) -> str:

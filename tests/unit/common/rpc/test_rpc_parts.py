@@ -378,3 +378,18 @@ async def test_a_connection_that_ends_waits_for_no_older_channel(monkeypatch: py
     await connection.close()
     await asyncio.wait([retiring])
     assert (retiring.cancelled(), graces, connection._retiring) == (True, [RETIRE_S, None], set())
+
+
+async def test_peers_are_known_while_a_message_of_theirs_is_to_come() -> None:
+    arrivals, whens_over = Arrivals(), []
+    task = await begun(arrivals, "ipv4:1.1.1.1")
+    stream = SimpleNamespace(peer=lambda: "ipv4:2.2.2.2:6", add_done_callback=whens_over.append)
+    arrivals.stream_begins(stream)
+    assert arrivals.peers() == {"ipv4:1.1.1.1:5", "ipv4:2.2.2.2:6"}
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert arrivals.peers() == {"ipv4:2.2.2.2:6"}
+    [is_over] = whens_over
+    is_over(stream)
+    assert arrivals.peers() == set()
