@@ -121,18 +121,25 @@ def _counters(before: Sample, now: Sample, width: int, paint: Paint) -> list[str
 
 
 def _groups(now: Sample, width: int, paint: Paint) -> list[str]:
+    models = now.labels("pagoda:group_info", "model_name")
     room = width - 6 - 12 - 9 - 9 - 9
-    head = f"{'group':<6}{'state':<12}{'device':<{room}}{'running':>9}{'waiting':>9}{'KV':>9}"
+    # Groups of one model need no name.
+    model_room = min(max(map(len, models)) + 1, room - len("device ")) if len(models) > 1 else 0
+    room -= model_room
+    model_head = "model".ljust(model_room) if model_room else ""
+    head = f"{model_head}{'group':<6}{'state':<12}{'device':<{room}}{'running':>9}{'waiting':>9}{'KV':>9}"
     lines = [paint.soft(head)]
     for labels, _ in now.series.get("pagoda:group_info", ()):
-        group = labels["group"]
-        running = count(now.total("pagoda:group_requests_running", group=group))
-        waiting = count(now.total("pagoda:group_requests_waiting", group=group))
-        usage = percent(now.total("pagoda:group_kv_cache_usage_perc", group=group))
+        group, model = labels["group"], labels.get("model_name", "")
+        own = {"group": group, "model_name": model} if model_room else {"group": group}
+        running = count(now.total("pagoda:group_requests_running", **own))
+        waiting = count(now.total("pagoda:group_requests_waiting", **own))
+        usage = percent(now.total("pagoda:group_kv_cache_usage_perc", **own))
         state = labels["state"]
         shown = (paint.good if state == "serving" else paint.bad if state == "lost" else paint.soft)(state.ljust(12))
         device = labels["device"][: room - 1].ljust(room)
-        lines.append(f"{group:<6}{shown}{device}{running:>9}{waiting:>9}{usage:>9}")
+        name = model[: model_room - 1].ljust(model_room) if model_room else ""
+        lines.append(f"{name}{group:<6}{shown}{device}{running:>9}{waiting:>9}{usage:>9}")
     if len(lines) == 1:
         lines.append("no worker has registered")
     return lines

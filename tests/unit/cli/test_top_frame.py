@@ -87,6 +87,26 @@ def test_several_models_are_named_and_the_fullest_cache_is_shown() -> None:
     assert shown[2].rstrip().endswith("50 %"), "the sizes of two caches are no one's"
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_groups_of_several_models_are_rows_of_their_own(width: int) -> None:
+    lines = []
+    for model, num in (("one", 3), ("a-model-with-a-long-name", 4)):
+        own = f'model_name="{model}",group="0"'
+        lines.append(f'pagoda:group_info{{{own},state="serving",device="cpu"}} 1')
+        lines.append(f"pagoda:group_requests_running{{{own}}} {num}")
+        lines.append(f"pagoda:group_requests_waiting{{{own}}} {num + 10}")
+        lines.append(f"pagoda:group_kv_cache_usage_perc{{{own}}} {num / 10}")
+    shown = draw([samples_of(lines, at_s=1.0)], name="", reason="", width=width, paint=PLAIN, height=0)
+    rows = [line.split() for line in shown if "serving" in line]
+    assert [row[1:] for row in rows] == [
+        ["0", "serving", "cpu", "3", "13", "30", "%"],
+        ["0", "serving", "cpu", "4", "14", "40", "%"],
+    ]
+    assert rows[0][0] == "one"
+    assert "a-model-with-a-long-name".startswith(rows[1][0])
+    assert max(map(len, shown)) <= width
+
+
 FRAME = """\
 pagoda top  a-model                                             http://here:8000
 ────────────────────────────────────────────────────────────────────────────────
