@@ -233,3 +233,10 @@ async def test_heartbeats_are_closed_when_no_one_reads_them_any_more(monkeypatch
     monkeypatch.setattr("pagoda_common.process.supervisor.HeartbeatReader", Reader)
     assert await Supervisor(services=[service("a", "raise SystemExit(2)")], output=Output()).run() == 2
     assert order == ["watch", "close"]
+
+
+async def test_a_child_that_ended_leaves_no_descriptor_open() -> None:
+    supervisor = Supervisor(services=[service("a", "raise SystemExit(2)")], output=Output())
+    before = set(os.listdir("/proc/self/fd"))
+    assert await supervisor.run() == 2
+    assert set(os.listdir("/proc/self/fd")) == before

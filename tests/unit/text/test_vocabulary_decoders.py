@@ -14,6 +14,7 @@ from pagoda_common.grammar.matcher import GrammarCompiler
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_common.text.tokenizer_files import TokenizerFiles
+from pagoda_common.text.vocabulary import Vocabulary
 
 TEXT = 'the cat sat on the mat. yes no maybe {"name": "bob smith"} isn\'t 0123456789 été 日本 , !'
 SPECIAL = ["<unk>", "<s>", "</s>"]
@@ -136,3 +137,10 @@ def test_a_constraint_spells_one_of_its_choices(tokenizer: Tokenizer, seed: int)
         assert matcher.consume_token(token_id)
         ids.append(token_id)
     assert after(tokenizer, prompt, ids) in choices
+
+
+def test_a_byte_token_is_two_hexadecimal_digits_between_its_marks() -> None:
+    names = ["<0x0A>", "<0xff>", "<0xZZ>", "<0x0A|", "|0x0A>", "|0x0A|", "<1x0A>", "<0x0>", "<0x00A>"]
+    vocabulary = Vocabulary(FastTokenizer(models.BPE(vocab={name: id for id, name in enumerate(names)}, merges=[])))
+    found = [vocabulary.byte_of(token_id) for token_id in range(len(names) + 1)]
+    assert found == [10, 255, *[None] * 8]

@@ -45,6 +45,35 @@ async def test_once_behind_a_few_events(monkeypatch: pytest.MonkeyPatch) -> None
     assert await releases(monkeypatch, num_events=0, is_idle=True) == 0
 
 
+async def test_a_rest_without_a_new_event_gives_nothing_back_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something that is open for a while, and counts as no event, ends a rest."""
+    rest = idle_memory.RELEASE_AFTER[-1] + 1
+    story = [(5, True)] * rest + [(5, False)] + [(5, True)] * (rest + 2) + [(6, True)] * (rest + 2)
+    periods = iter(story)
+    num_periods, num_events, released = 0, 0, []
+    is_over = asyncio.Event()
+
+    def count() -> int:
+        nonlocal num_periods, num_events, is_idle
+        num_events, is_idle = next(periods, story[-1])
+        num_periods += 1
+        if num_periods > len(story):
+            is_over.set()
+        return num_events
+
+    is_idle = True
+    monkeypatch.setattr(idle_memory, "PERIOD_S", 0)
+    monkeypatch.setattr(idle_memory.gc, "collect", int)
+    release = idle_memory.release_memory_when_idle(
+        count=count, is_idle=lambda: is_idle, compact=lambda: released.append(num_events)
+    )
+    task = asyncio.create_task(release)
+    async with asyncio.timeout(240):
+        await is_over.wait()
+    task.cancel()
+    assert released == [5, 6]
+
+
 async def test_not_while_something_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await releases(monkeypatch, num_events=idle_memory.MIN_EVENTS, is_idle=False) == 0
 
