@@ -103,6 +103,13 @@ def test_rope_store(num_tokens: int, head_dim: int, is_interleaved: bool) -> Non
     equal_to_the_reference(qkv, 2, head_dim, rotary_dim=2, is_interleaved=is_interleaved)
 
 
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (4, 1), (3, 3), (6, 3)])
+def test_rope_store_of_any_numbers_of_heads(num_heads: int, num_kv_heads: int) -> None:
+    qkv = torch.randn(7, (num_heads + 2 * num_kv_heads) * 16)
+    equal_to_the_reference(qkv, num_kv_heads, 16, rotary_dim=16)
+    equal_to_the_reference(qkv, num_kv_heads, 16, rotary_dim=None, norms=HeadNorms(qkv[0, :16], qkv[1, :16], 1e-6, 0.0))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [6, 32, 64, 100, 128])
 @pytest.mark.parametrize("is_last", [False, True])

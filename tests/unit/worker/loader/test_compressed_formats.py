@@ -165,8 +165,11 @@ def test_plain_integers_with_one_scale(scale: Tensor) -> None:
     found = stored.read({"weight": numbers, "weight_scale": scale})
     assert isinstance(found, QuantizedMatrix)
     assert found.dequantize().tolist() == [[2, -4], [6, 8]]
+    assert found.scales.shape == (2, 1), "every output has its own"
     found = stored.read({"weight": numbers, "weight_scale": scale, "weight_zero_point": torch.tensor([1])})
     assert isinstance(found, QuantizedMatrix)
+    assert found.zeros is not None
+    assert found.zeros.shape == (2, 1)
     assert found.dequantize().tolist() == [[0, -6], [4, 6]]
     with pytest.raises(ModelLoadError, match="data type is int16, must be int8"):
         stored.read({"weight": numbers.short(), "weight_scale": scale})

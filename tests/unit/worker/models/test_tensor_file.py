@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -165,3 +165,25 @@ def test_a_fault_comes_when_it_is_its_entrys_turn() -> None:
     assert next(values) == 1
     with pytest.raises(OSError, match="cannot be read"):
         next(values)
+
+
+class OneAtOnce(AtOnce):
+    """A pool of threads that does the first of what it is given, and leaves the others in its queue."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.futures: list[Future[int]] = []
+
+    def submit(self, call: Callable[[], int]) -> "Future[int]":
+        self.futures.append(Future() if self.futures else super().submit(call))
+        return self.futures[-1]
+
+
+def test_what_was_to_be_read_ahead_is_called_off_once_no_one_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = OneAtOnce()
+    monkeypatch.setattr(tensor_file, "ThreadPoolExecutor", lambda *_: pool)
+    values = read_ahead([Entry(value, 1) for value in range(10)])
+    assert next(values) == 0
+    assert isinstance(values, Generator)
+    values.close()
+    assert len(pool.futures) > 1
+    assert all(future.cancelled() for future in pool.futures[1:])
