@@ -49,3 +49,16 @@ def test_stacked_experts_of_the_wrong_shape_are_named(tmp_path: Path) -> None:
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelLoadError, match=r"experts.down_proj"):
         Driver(directory)
+
+
+@pytest.mark.parametrize("num_more", [-1, 1])
+def test_stacked_experts_are_as_many_as_the_config_says(num_more: int, tmp_path: Path) -> None:
+    directory = make_checkpoint("GptOssForCausalLM", tmp_path)
+    tensors = load_file(directory / "model.safetensors")
+    name = "model.layers.1.mlp.experts.down_proj"
+    num_experts = tensors[name].shape[0]
+    tensors[name] = tensors[name].new_zeros(num_experts + num_more, *tensors[name].shape[1:])
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    problem = rf"experts.down_proj has \[{num_experts + num_more}\] experts, must have {num_experts}"
+    with pytest.raises(ModelLoadError, match=problem):
+        Driver(directory)
