@@ -39,10 +39,13 @@ RIGHT = (
     r"[\"'/-](?:nobody|behind)[\"'/-]",  # a value in quotes, a part of a path or of a key
 )
 """Where a word of the list is right."""
+ANY_WORD = re.compile("|".join(WORDS), re.IGNORECASE)
 
 
 def findings(text: str) -> Iterator[tuple[int, str, str]]:
     """Line number from 1, the word, what to write, for each word of the list in `text`."""
+    if not ANY_WORD.search(text):  # as in nearly every text, and ten times as fast
+        return
     for number, line in enumerate(text.splitlines(), start=1):
         for right in RIGHT:
             line = re.sub(right, "", line)
