@@ -18,7 +18,7 @@ import struct
 import termios
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 from urllib.parse import unquote
 
@@ -87,7 +87,8 @@ class FloodGuard:
         for fd in self._readable():
             with contextlib.suppress(OSError):  # it is closed meanwhile, or no socket
                 if _num_queued_bytes(fd) >= MIN_QUEUED_BYTES:
-                    self._look_at(fd, found)
+                    with _opened(fd) as connection:
+                        self._look_at(connection, found)
         self._num_found = found
 
     def _readable(self) -> list[int]:
@@ -99,24 +100,21 @@ class FloodGuard:
         self._num_slots = max(num_slots, self._num_slots)
         return [fd for fd, events in self._poll.poll(0) if events & select.POLLIN]
 
-    def _look_at(self, fd: int, found: Counter[Address]) -> None:
-        with socket.socket(fileno=os.dup(fd)) as connection:
-            if connection.family not in {socket.AF_INET, socket.AF_INET6}:
-                return
-            if connection.getsockname()[1] != self._port:
-                return
-            piece = connection.recv(SEEN_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            if not has_endless_block(piece):
-                return
-            host, port = connection.getpeername()[:2]
-            peer = _address(host, port)
-            if peer in map(peer_address, self._receiving()) and can_be_messages(piece):
-                return
-            found[peer] = self._num_found[peer] + 1
-            if found[peer] >= NUM_LOOKS:
-                self.num_ended += 1
-                logger.warning("ended the gRPC connection of %s:%d: it sends a header block without end", *peer)
-                _end(connection)
+    def _look_at(self, connection: socket.socket, found: Counter[Address]) -> None:
+        if connection.family not in {socket.AF_INET, socket.AF_INET6} or connection.getsockname()[1] != self._port:
+            return
+        piece = connection.recv(SEEN_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        if not has_endless_block(piece):
+            return
+        host, port = connection.getpeername()[:2]
+        peer = _address(host, port)
+        if peer in map(peer_address, self._receiving()) and can_be_messages(piece):
+            return
+        found[peer] = self._num_found[peer] + 1
+        if found[peer] >= NUM_LOOKS:
+            self.num_ended += 1
+            logger.warning("ended the gRPC connection of %s:%d: it sends a header block without end", *peer)
+            _end(connection)
 
 
 def peer_address(peer: str) -> Address | None:
@@ -138,6 +136,19 @@ def _status() -> bytes:
         return os.read(fd, _STATUS_BYTES)
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def _opened(fd: int) -> Iterator[socket.socket]:
+    """The socket `fd`, by a descriptor of its own. Raises OSError where it is no socket."""
+    copy = os.dup(fd)
+    try:
+        connection = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+    with connection:
+        yield connection
 
 
 def _num_queued_bytes(fd: int) -> int:

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -113,6 +115,30 @@ async def test_large_messages_are_taken_whatever_they_look_like(seen: list[bool]
             assert answers == [b"60000000"] * num_calls
         assert server.flood_guard is not None
         assert server.flood_guard.num_ended == 0
+
+
+async def test_other_descriptors_are_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(frame(CONTINUATION, 0, 1) * 2000)
+    reading, writing = os.pipe()
+    os.write(writing, path.read_bytes())
+    one, other = socket.socketpair()
+    other.send(path.read_bytes())
+    listener = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(listener.getsockname())
+    accepted, _ = listener.accept()
+    client.sendall(path.read_bytes())
+    with path.open("rb") as file, one, other, listener, client, accepted:
+        guard = flood_guard.FloodGuard(1, set)
+        guard.look()
+        num_open = len(os.listdir("/proc/self/fd"))
+        for _ in range(5):
+            guard.look()
+        assert len(os.listdir("/proc/self/fd")) == num_open
+        assert file.read() == accepted.recv(18_000, socket.MSG_WAITALL)
+        assert guard.num_ended == 0
+    os.close(reading)
+    os.close(writing)
 
 
 async def test_a_server_with_tls_has_no_guard(tmp_path: Path) -> None:
