@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -204,3 +205,16 @@ def test_many_names_are_looked_up_and_not_searched(tmp_path: Path) -> None:
     (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
     scales = read_peft_config(tmp_path).scales_of(MODULES)
     assert scales == {module: 2.0 if module.endswith("layers.3.mlp.up_proj") else 4.0 for module in MODULES}
+
+
+def test_patterns_are_searched_where_no_ctrl_c_of_the_terminal_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that searches has a session of its own."""
+    script, session = tmp_path / "python", tmp_path / "session"
+    code = f"import os; open({str(session)!r}, 'w').write(str(os.getsid(0) == os.getppid()))"
+    script.write_text(f'#!/bin/sh\n{sys.executable} -c "{code}"\nexec {sys.executable} "$@"\n')
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
+    assert places_of(["a|b"], ["x.b"]) == {"x.b": 0}
+    assert session.read_text() == "True"
