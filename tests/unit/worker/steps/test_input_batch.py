@@ -169,3 +169,11 @@ def test_tokens_that_were_sampled_elsewhere_count_against_the_guesses() -> None:
     for max_tokens, num_guesses in ((5, 0), (6, 1), (7, 2), (20, 2)):
         params = SamplingParams(temperature=0, max_tokens=max_tokens)
         assert guesses(replace(resumed, sampling_params=params), 1) == [num_guesses]
+
+
+@pytest.mark.parametrize("fields", [{"slots": [0]}, {"block_ids": [7]}, {"groups": [0]}])
+def test_each_appended_block_has_its_slot_and_its_group(fields: dict[str, list[int]]) -> None:
+    given = {"slots": [0, 0], "block_ids": [7, 8], "groups": [0, 0], **fields}
+    step = StepInput(**{f"appended_{name}": np.array(values) for name, values in given.items()})  # type: ignore[arg-type]  # columns
+    with pytest.raises(ValueError, match="zip"):
+        make_batch().apply(step)
