@@ -30,6 +30,12 @@ def check(case: LoraCase) -> None:
     assert torch.equal(case.out[~is_changed], before[~is_changed])
 
 
+def part_of_wider_rows(case: LoraCase) -> LoraCase:
+    """The same, where NaN lies on both sides of each row of x and of out."""
+    x, out = (torch.nn.functional.pad(one, (3, 7), value=torch.nan)[:, 3:-7] for one in (case.x, case.out))
+    return case._replace(x=x, out=out)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(
     "counts", [(1, 0), (0, 3), (1, 1, 1, 1, 1, 2), (5, 0, 2, 17, 1, 0), (130, 1, 0, 70, 3, 40)], ids=str
@@ -41,6 +47,11 @@ def test_rows_meet_the_matrices_of_their_adapter(counts: Sequence[int], num_inpu
 
 def test_logits_are_wider_than_what_they_are_made_of() -> None:
     check(lora_case((3, 4, 1), dtype=torch.bfloat16, out_dtype=torch.float32))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_inputs_and_outputs_may_be_a_part_of_wider_rows(dtype: torch.dtype) -> None:
+    check(part_of_wider_rows(lora_case((2, 5, 1, 1), dtype=dtype)))
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])

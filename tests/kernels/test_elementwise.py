@@ -216,6 +216,27 @@ def test_a_dead_heat_is_left_to_the_exact_logarithms() -> None:
     assert winners.tolist() == [3]
 
 
+@pytest.mark.parametrize("first", [0, 3, 1023, 1024, 1999])
+@pytest.mark.parametrize("second", [1, 1022, 1025, 1998])
+def test_a_dead_heat_is_seen_wherever_its_tokens_are(first: int, second: int) -> None:
+    """Scores are made in parts of 1024 tokens; a third token, in another part or not, is slower than both."""
+    keys = keys_of(1)
+    clocks = token_exponentials(keys, torch.arange(2000))
+    winners = torch.zeros(1, dtype=torch.int64)
+    for third in (2, 1500):
+        probs = torch.zeros(1, 2000)
+        probs[0, first], probs[0, second] = clocks[0, first], clocks[0, second] * (1 + 1e-6)
+        probs[0, third] = clocks[0, third] * 0.9
+        native("race")(probs, keys, winners)
+        assert winners.tolist() == [-1]
+        probs[0, first] *= 1.001
+        native("race")(probs, keys, winners)
+        assert winners.tolist() == [first]
+        probs[0, second] *= 1.002
+        native("race")(probs, keys, winners)
+        assert winners.tolist() == [second]
+
+
 @pytest.mark.parametrize("is_native", [True, False])
 def test_the_highest_random_number_draws_no_token_without_probability(is_native: bool) -> None:
     use_references(() if is_native else ["race"])

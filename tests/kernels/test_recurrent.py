@@ -73,6 +73,20 @@ def test_the_gated_delta_rule_equals_its_reference(sizes: dict[str, int], kept: 
     assert torch.equal(states[6], before[6]), "rows of no one stay as they are"
 
 
+WIDTHS = (7, 8, 9, 16, 17, 24, 25, 32, 33, 40, 47, 48, 49, 63, 64, 80)
+"""Of a state's rows: one to four vectors of 8 or 16 lanes, each with and without a rest."""
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rows_of_every_number_of_vectors_in_the_delta_rule(width: int) -> None:
+    *inputs, states = make_inputs(4, key_dim=9, value_dim=width)
+    expected_states, batch = states.clone(), make_batch((1, 3))
+    expected = gated_delta_rule_reference(*inputs, expected_states, batch)  # type: ignore[call-arg]
+    actual = gated_delta_rule(*inputs, states, batch)  # type: ignore[call-arg]
+    torch.testing.assert_close(actual, expected, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(states, expected_states, atol=2e-5, rtol=2e-5)
+
+
 @pytest.mark.parametrize("cuts", [(64,), (1,) * 64, (7, 50, 7)])
 def test_chunks_change_no_bit(cuts: tuple[int, ...]) -> None:
     *inputs, states = make_inputs(64)
@@ -125,6 +139,16 @@ def test_the_state_space_scan_equals_its_reference(
     torch.testing.assert_close(actual, expected, atol=5e-5, rtol=5e-5)
     torch.testing.assert_close(states, expected_states, atol=5e-5, rtol=5e-5)
     assert torch.equal(states[6], before[6]), "rows of no one stay as they are"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rows_of_every_number_of_vectors_in_the_scan(width: int) -> None:
+    (*moving, states), heads = make_scan(4, head_dim=width, state_size=9)
+    expected_states, batch = states.clone(), make_batch((1, 3))
+    expected = state_space_scan_reference(*moving, expected_states, batch, **heads)  # type: ignore[call-arg]
+    actual = state_space_scan(*moving, states, batch, **heads)  # type: ignore[call-arg]
+    torch.testing.assert_close(actual, expected, atol=5e-5, rtol=5e-5)
+    torch.testing.assert_close(states, expected_states, atol=5e-5, rtol=5e-5)
 
 
 CUTS = [(64,), (1,) * 64, (7, 50, 7), (1, 62, 1), (32, 16, 16)]

@@ -7,6 +7,7 @@ import torch
 
 from benchmarks.gpu.lora_case import lora_case
 from pagoda_kernels.lora.add_lora import add_lora, add_lora_reference
+from tests.kernels.test_add_lora import part_of_wider_rows
 from tests.kernels.triton.outputs import nan_filled_outputs
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -29,3 +30,11 @@ def test_logits_are_wider_than_what_they_are_made_of() -> None:
     add_lora(*case)
     add_lora_reference(case.x, expected, case.rows, case.table)
     torch.testing.assert_close(case.out, expected, atol=2e-2, rtol=2e-2)
+
+
+def test_inputs_and_outputs_may_be_a_part_of_wider_rows() -> None:
+    case = part_of_wider_rows(lora_case((2, 5, 1, 1)))
+    expected = case.out.clone()
+    add_lora(*case)
+    add_lora_reference(case.x, expected, case.rows, case.table)
+    torch.testing.assert_close(case.out, expected, atol=1e-5, rtol=1e-5)
