@@ -192,6 +192,53 @@ def test_a_description_of_another_model_is_refused(architecture: str, key: str, 
         load(**config | {key: value})
 
 
+COHERE = {"position_embedding_type": "rope_gptj", "rotary_pct": 1.0, "use_embedding_sharing": True}
+COHERE |= {"use_gated_activation": True, "use_parallel_block": True}
+HUNYUAN = {"use_qk_norm": True, "use_cla": False, "norm_type": "rms", "use_rotary_pos_emb": True, "mlp_bias": False}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "CohereForCausalLM": COHERE,
+    "Cohere2ForCausalLM": {**COHERE, "order_of_interleaved_layers": "local_attn_first", "layer_switch": 4},
+    "DeepseekV2ForCausalLM": {"norm_topk_prob": False, "scoring_func": "softmax", "moe_layer_freq": 1},
+    "DeepseekV3ForCausalLM": {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1},
+    "FalconH1ForCausalLM": {"mamba_use_mlp": True, "hidden_act": "silu"},
+    "GPTJForCausalLM": {"scale_attn_weights": True},
+    "GptOssForCausalLM": {"hidden_act": "silu"},
+    "HunYuanDenseV1ForCausalLM": HUNYUAN,
+    "HunYuanMoEV1ForCausalLM": {
+        **{**HUNYUAN, "norm_topk_prob": True, "use_mixed_mlp_moe": True},
+        **{"moe_layer_num_skipped": 0, "routed_scaling_factor": 1.0},
+    },
+    "JambaForCausalLM": {"hidden_act": "silu"},
+    "MambaForCausalLM": {"hidden_act": "silu", "rms_norm": True},
+    "MiniMaxM2ForCausalLM": {
+        **{"use_qk_norm": True, "qk_norm_type": "per_layer", "scoring_func": "sigmoid", "use_routing_bias": True},
+        "attn_type_list": [1, 1, 1],
+    },
+    "MptForCausalLM": {
+        **{"learned_pos_emb": True, "no_bias": True, "norm_type": "low_precision_layernorm", "expansion_ratio": 4},
+        "fc_type": "torch",
+    },
+    "NemotronHForCausalLM": {"mamba_hidden_act": "silu"},
+    "Phi3ForCausalLM": {"full_attn_mod": 1, "interpolate_factor": 1},
+    "Starcoder2ForCausalLM": {"norm_type": "layer_norm", "mlp_type": "default"},
+    "Zamba2ForCausalLM": {"use_shared_mlp_adapter": True, "gated_linear_unit": True},
+}
+"""What published checkpoints say of a computation that is the same in all of them."""
+
+
+@pytest.mark.parametrize("architecture", PUBLISHED)
+def test_what_published_checkpoints_say_is_accepted_and_the_opposite_refused(architecture: str) -> None:
+    written = json.loads(config_class_of(architecture)().to_json_string(use_diff=False))
+    config = with_layers(written | {"architectures": [architecture]} | PUBLISHED[architecture])
+    load(**config)
+    for name, value in PUBLISHED[architecture].items():
+        other: Any = not value if isinstance(value, bool) else value + 1 if isinstance(value, int | float) else "other"
+        other = [1, 0, 1] if isinstance(value, list) else other
+        with pytest.raises(ModelLoadError) as caught:
+            load(**config | {name: other})
+        assert f"config.json has {name} {other!r}, which is not supported; must be " in caught.value.message
+
+
 @pytest.mark.parametrize(("model_type", "architecture"), MODEL_TYPES.items())
 @pytest.mark.parametrize("given", [{}, {"architectures": None}, {"architectures": []}])
 def test_model_type_stands_for_architectures(model_type: str, architecture: str, given: dict[str, Any]) -> None:
