@@ -59,6 +59,11 @@ def test_rms_norm_takes_strided_rows() -> None:
     torch.testing.assert_close(rms_norm(heads, weight, 1e-5), rms_norm_reference(heads, weight, 1e-5))
 
 
+def test_eps_of_rms_norm_counts() -> None:
+    x, weight = 0.1 * torch.randn(9, 33), torch.randn(33)
+    torch.testing.assert_close(rms_norm(x, weight, 0.5), rms_norm_reference(x, weight, 0.5))
+
+
 def caches(num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> list[Tensor]:
     return [torch.full((NUM_BLOCKS, BLOCK_SIZE, num_kv_heads, head_dim), torch.nan, dtype=dtype) for _ in range(2)]
 
@@ -127,6 +132,14 @@ def test_rope_store_with_norms(is_last: bool, head_dim: int, dtype: torch.dtype)
     query = rope_store_reference(qkv, *expected, torch.arange(33), **options)
     torch.testing.assert_close(rope_store(qkv, *actual, torch.arange(33), **options), query)
     torch.testing.assert_close(actual[0], expected[0], equal_nan=True)
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize("head_dim", [20, 64])
+def test_eps_of_the_norms_of_heads_counts(head_dim: int, is_last: bool) -> None:
+    qkv = 0.1 * torch.randn(5, 8 * head_dim)
+    norms = HeadNorms(torch.randn(head_dim), torch.randn(head_dim), 0.5, 1.0, is_last)
+    equal_to_the_reference(qkv, 2, head_dim, rotary_dim=head_dim, norms=norms)
 
 
 def test_norms_of_rotated_heads_take_what_the_rotation_scales() -> None:

@@ -112,6 +112,12 @@ def test_layer_norm(size: int, has_bias: bool, dtype: torch.dtype) -> None:
         torch.testing.assert_close(made, wanted.to(dtype), **TOLERANCES[dtype] | {"atol": 2e-5 if size > 1 else 1e-3})
 
 
+@pytest.mark.parametrize("size", [1, 7, 33])
+def test_eps_of_layer_norm_counts(size: int) -> None:
+    x, weight, bias = 0.1 * torch.randn(9, size), torch.randn(size), torch.randn(size)
+    torch.testing.assert_close(layer_norm(x, weight, bias, 0.5), layer_norm_reference(x, weight, bias, 0.5))
+
+
 def test_weights_of_another_data_type_go_to_the_reference() -> None:
     x, weight = torch.randn(3, 20).bfloat16(), torch.randn(20)
     assert torch.equal(layer_norm(x, weight, None, 1e-5), layer_norm_reference(x, weight, None, 1e-5))

@@ -73,6 +73,16 @@ def test_the_gated_delta_rule_equals_its_reference(sizes: dict[str, int], kept: 
     assert torch.equal(states[6], before[6]), "rows of no one stay as they are"
 
 
+def test_queries_and_keys_that_are_nearly_zero_do_not_reach_length_one() -> None:
+    query, key, *inputs, states = make_inputs(4)
+    expected_states, batch = states.clone(), make_batch((1, 3))
+    moving = (1e-3 * query, 1e-3 * key, *inputs)
+    expected = gated_delta_rule_reference(*moving, expected_states, batch)  # type: ignore[call-arg]
+    actual = gated_delta_rule(*moving, states, batch)  # type: ignore[call-arg]
+    torch.testing.assert_close(actual, expected, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(states, expected_states, atol=2e-5, rtol=2e-5)
+
+
 WIDTHS = (7, 8, 9, 16, 17, 24, 25, 32, 33, 40, 47, 48, 49, 63, 64, 80)
 """Of a state's rows: one to four vectors of 8 or 16 lanes, each with and without a rest."""
 

@@ -70,6 +70,14 @@ def test_activations_of_large_values_are_no_nan(activation: str) -> None:
     assert_close(act_and_mul(x, activation), act_and_mul_reference(x, activation))
 
 
+def test_eps_counts() -> None:
+    x, residual, weight = 0.1 * torch.randn(3, 20), 0.1 * torch.randn(3, 20), torch.randn(20)
+    assert_close(rms_norm(x, weight, 0.5), rms_norm_reference(x, weight, 0.5))
+    made, wanted = (norm(x, residual, weight, 0.5) for norm in (add_rms_norm, add_rms_norm_reference))
+    assert_close(made[0], wanted[0])
+    assert_close(made[1], wanted[1])
+
+
 def caches(num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Of 10 blocks of 3 tokens, full of NaN; the values' are a view."""
     shape = (10, 3, num_kv_heads, head_dim)
@@ -130,6 +138,16 @@ def test_rope_store(
     for one, other in zip(actual, expected, strict=True):
         assert torch.equal(one.isnan(), other.isnan())
         assert_close(one.nan_to_num(), other.nan_to_num())
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_eps_of_the_norms_of_heads_counts(is_last: bool) -> None:
+    qkv, angles, weights = 0.1 * torch.randn(3, 4 * 20), torch.randn(3, 1, 10), torch.randn(2, 20)
+    rotary, norms = (angles.cos(), angles.sin()), HeadNorms(weights[0], weights[1], 0.5, 1.0, is_last)
+    actual, expected = caches(1, 20, torch.float32), caches(1, 20, torch.float32)
+    made = rope_store(qkv, *actual, torch.arange(3), rotary=rotary, norms=norms)
+    assert_close(made, rope_store_reference(qkv, *expected, torch.arange(3), rotary=rotary, norms=norms))
+    assert_close(actual[0].nan_to_num(), expected[0].nan_to_num())
 
 
 @pytest.mark.parametrize("n", [0, 1, 5])

@@ -22,6 +22,16 @@ def test_the_gated_delta_rule(sizes: dict[str, int], kept: dict[int, int]) -> No
     torch.testing.assert_close(states, expected_states, atol=2e-5, rtol=2e-5)
 
 
+def test_queries_and_keys_that_are_nearly_zero_do_not_reach_length_one() -> None:
+    query, key, *inputs, states = make_inputs(4)
+    expected_states, batch = states.clone(), make_batch((1, 3))
+    moving = (1e-3 * query, 1e-3 * key, *inputs)
+    expected = gated_delta_rule_reference(*moving, expected_states, batch)  # type: ignore[call-arg]
+    actual = gated_delta_rule(*moving, states, batch)  # type: ignore[call-arg]
+    torch.testing.assert_close(actual, expected, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(states, expected_states, atol=2e-5, rtol=2e-5)
+
+
 @pytest.mark.parametrize("sizes", [{}, {"heads": 2, "groups": 1, "head_dim": 64, "state_size": 100}])
 @pytest.mark.parametrize("kept", [{}, {0: 5, 3: 7, 10: 8}])
 @pytest.mark.parametrize("steps", [(0.0, float("inf")), (0.1, 1.5)])
