@@ -114,3 +114,15 @@ def test_dummy_weights_are_quantized_as_well(llama: Path) -> None:
     driver = Driver(llama, quantization="int8", load_format="dummy")
     assert isinstance(matrices(driver)["layers.0.mlp.down_proj"].method, QuantizedLinearMethod)
     assert bool(logprobs(driver).isfinite().all())
+
+
+def test_floats_that_a_layer_holds_become_integers_once(llama: Path) -> None:
+    """Where a layer is not filled row by row, it holds its floats until they are all there."""
+    layer = matrices(Driver(llama))["layers.0.mlp.down_proj"]
+    expected = quantize(layer.weight, bits=8, group_size=layer.columns).dequantize()
+    method = QuantizedLinearMethod(bits=8, group_size=0, quantizes_inputs=False)
+    x = torch.randn(3, layer.columns)
+    for _ in range(2):
+        method.process_weights_after_loading(layer)
+        assert layer.weight_scale is not None
+        torch.testing.assert_close(method.apply(layer, x), x @ expected.T, atol=2e-4, rtol=1e-4)
