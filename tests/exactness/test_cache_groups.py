@@ -83,7 +83,7 @@ def repeats(family: Reference) -> bool:
     """Whether drafts from the text so far are right at times.
 
     Of LFM2's checkpoints, with five seeds, 0 to 3 of 180 are, by chance: with few blocks, the order of preemptions
-    decides which drafts are tried.
+    decides which drafts are tried. tests/unit/worker/models/test_drafts_over_states.py has right ones of theirs.
     """
     return "Lfm2" not in (family.directory / "config.json").read_text()
 

@@ -80,6 +80,8 @@ class Driver:
         self.num_reserved = self.num_lookahead
         """Tokens ahead that have blocks."""
         self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
+        """Draft tokens that were right."""
         self._free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
         self._held: dict[int, list[list[int]]] = {}
         """Of each slot, by group; those that left a window are None."""
@@ -202,6 +204,8 @@ class Driver:
         )
         if output.num_draft_tokens is not None:
             self.num_draft_tokens += int(output.num_draft_tokens.sum())
+            if output.num_sampled_tokens is not None:
+                self.num_accepted_tokens += int(np.maximum(output.num_sampled_tokens - 1, 0).sum())
         self._update(batch, counts, output)
         for sequence in batch:
             self.give_blocks_back(sequence)
