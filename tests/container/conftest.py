@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.container import releases
 from tests.container.stack import ComposeStack
 
 
@@ -18,6 +19,21 @@ def engine_fault() -> str:
         if done.returncode != 0:
             return f"{what}: {done.stderr.strip()[-200:]}"
     return ""
+
+
+@pytest.fixture(scope="session")
+def previous_images(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The images of the previous version: pulled or built before, or built now if that is asked for."""
+    if fault := engine_fault():
+        pytest.skip(fault)
+    releases.build_previous(tmp_path_factory.mktemp("previous"))
+
+
+@pytest.fixture(scope="session")
+def both_images(previous_images: None, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Those and today's, which are built unless they have a tag of their own."""
+    if releases.TAG == "latest":
+        ComposeStack(directory=tmp_path_factory.mktemp("todays")).build()
 
 
 @pytest.fixture(scope="session")
