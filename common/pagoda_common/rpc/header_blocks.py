@@ -1,6 +1,7 @@
 """Finds endless header blocks of HTTP/2 in a piece of what a client sends. Knows frames (RFC 9113); no sockets."""
 
 import re
+from collections.abc import Iterable
 from re import Pattern
 
 MAX_FRAME_BYTES = 16_384
@@ -17,14 +18,16 @@ _END_HEADERS = 0x04
 _DATA, _CONTINUATION = 0, 9
 
 
-def _heads(kind: int, flags: int) -> Pattern[bytes]:
-    """Every place where the head of such a frame could begin; `flags`: those that are not set."""
-    allowed = b"".join(re.escape(bytes([value])) for value in range(256) if not value & flags)
-    return re.compile(rb"(?=\x00[\x00-\x40].%b[%b]....)" % (re.escape(bytes([kind])), allowed), re.DOTALL)
+def _heads(kind: int, flags: Iterable[int], *, length: bytes = b"") -> Pattern[bytes]:
+    """Every place where the head of such a frame of a client could begin; its stream has an odd number."""
+    allowed = b"".join(re.escape(bytes([value])) for value in flags)
+    odd = b"".join(re.escape(bytes([value])) for value in range(1, 256, 2))
+    kinds = re.escape(bytes([kind]))
+    return re.compile(rb"(?=%b\x00[\x00-\x40].%b[%b][\x00-\x7f]..[%b])" % (length, kinds, allowed, odd), re.DOTALL)
 
 
-_CONTINUATIONS = _heads(_CONTINUATION, _END_HEADERS)
-_CONTENTS = _heads(_DATA, 0)
+_CONTINUATIONS = _heads(_CONTINUATION, (flags for flags in range(256) if not flags & _END_HEADERS))
+_CONTENTS = _heads(_DATA, (0, 1), length=rb"(?!\x00\x00\x00)")
 
 
 def has_endless_block(piece: bytes) -> bool:
@@ -53,8 +56,6 @@ def can_be_messages(piece: bytes) -> bool:
     known: set[int] = set()
     for found in _CONTENTS.finditer(piece, 0, MAX_FRAME_BYTES + 2 * _HEAD_BYTES):
         place = found.start()
-        if not _length(piece[place : place + 3]) or not piece[place + 8] % 2:  # clients have the odd streams
-            continue
         while place not in known:
             head = piece[place : place + _HEAD_BYTES]
             if len(head) < _HEAD_BYTES:

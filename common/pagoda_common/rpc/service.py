@@ -32,6 +32,8 @@ MAX_METADATA_BYTES = 32 * 1024
 """Metadata of one call; beyond it RESOURCE_EXHAUSTED."""
 MAX_CONCURRENT_STREAMS = 4096
 """Calls at a time over one connection; a client's further ones wait on its side."""
+READ_BYTES = 128 * 1024
+"""Read of a connection at once. What is read of an endless header block is parsed even when its connection is ended."""
 HANDSHAKE_TIMEOUT_MS = 10_000
 """A connected peer that sends nothing for this time is disconnected."""
 MAX_ERROR_BYTES = 1_300
@@ -57,6 +59,7 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.experimental.tcp_max_read_chunk_size", READ_BYTES),
     # Two servers on one port would share its connections by chance.
     ("grpc.so_reuseport", 0),
 ]

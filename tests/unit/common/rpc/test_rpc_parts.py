@@ -36,6 +36,7 @@ def test_options_of_both_ends() -> None:
         "grpc.keepalive_permit_without_calls": 1,
         "grpc.keepalive_time_ms": 30_000,
         "grpc.keepalive_timeout_ms": 10_000,
+        "grpc.experimental.tcp_max_read_chunk_size": 128 * 1024,
         "grpc.so_reuseport": 0,
     }
     assert dict(CHANNEL_OPTIONS) == {
