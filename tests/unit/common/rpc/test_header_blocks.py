@@ -1,10 +1,12 @@
 """Endless header blocks are found wherever the piece begins, and calls are not taken for one."""
 
+import asyncio
 import random
 
 import pytest
 
-from pagoda_common.rpc.flood_guard import peer_address
+from pagoda_common.rpc import flood_guard
+from pagoda_common.rpc.flood_guard import FloodGuard, peer_address
 from pagoda_common.rpc.header_blocks import MAX_BLOCK_BYTES, SEEN_BYTES, can_be_messages, has_endless_block
 from tests.harness.raw_http2 import (
     CONTINUATION,
@@ -94,3 +96,15 @@ def test_peers_of_the_library_are_addresses() -> None:
     assert peer_address("ipv6:[::ffff:1.2.3.4]:7") == ("1.2.3.4", 7)
     assert peer_address("unix-abstract:pagoda-worker-1") is None
     assert peer_address("") is None
+
+
+async def test_the_guard_rests_longer_than_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed_s = iter([0.0, 0.2])
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: 1000.0)
+    monkeypatch.setattr(flood_guard.time, "thread_time", lambda: next(computed_s))
+    guard = FloodGuard(1, set)
+    guard._on_time()
+    assert guard._timer is not None
+    assert guard._timer.when() == pytest.approx(1000.8)
+    guard.stop()
+    assert guard._timer.cancelled()
