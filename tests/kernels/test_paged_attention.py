@@ -238,6 +238,15 @@ def test_head_groups(num_heads: int, num_kv_heads: int) -> None:
     check(*make_case([1, 7, 1], [33, 20, 64], num_heads=num_heads, num_kv_heads=num_kv_heads))
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("head_dim", [8, 24, 64, 128])
+@pytest.mark.parametrize(("num_queries", "num_heads"), [(1, 6), (2, 3)])
+def test_two_rows_of_each_kv_head(num_queries: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    """Of two heads and one query, or of one head and two queries: keys and values may stay where they lie."""
+    lens = ([num_queries] * 4, [300, 65, 17, 1100])
+    check(*make_case(*lens, num_heads=num_heads, num_kv_heads=3, head_dim=head_dim, dtype=dtype))
+
+
 @pytest.mark.parametrize("block_size", [1, 3, 16, 64])
 def test_block_sizes(block_size: int) -> None:
     check(*make_case([1, 7, 1, 40], [33, 20, 64, 41], block_size=block_size), window=10)
