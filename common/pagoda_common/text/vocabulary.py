@@ -82,7 +82,7 @@ class Vocabulary:
         if token is None or len(token) != 6 or not (token.startswith("<0x") and token.endswith(">")):
             return None
         try:
-            return int(token[3:5], 16)
+            return bytes.fromhex(token[3:5])[0]  # int() would take a sign
         except ValueError:
             return None
 

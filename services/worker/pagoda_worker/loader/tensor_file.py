@@ -64,16 +64,17 @@ class TensorFile:
                 raise OSError(f"{path} has a header of {size} bytes, must have at most {max_header_bytes}")
         with safe_open(str(path), framework="pt", device="cpu"):
             pass  # the library checks the header: names, shapes, places
-        self.path = path
-        self._descriptor = os.open(path, os.O_RDONLY)
-        size = int.from_bytes(os.pread(self._descriptor, 8, 0), "little")
-        header = json.loads(os.pread(self._descriptor, size, 8))
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
         header.pop("__metadata__", None)
+        self.path = path
         self._start = 8 + size
         self.entries: dict[str, tuple[str, list[int], int, int]] = {
             name: (entry["dtype"], entry["shape"], *entry["data_offsets"]) for name, entry in header.items()
         }
         """By name: data type as safetensors calls it, shape, first byte and end, counted from the end of the header."""
+        self._descriptor = os.open(path, os.O_RDONLY)
 
     def read(self, name: str, buffers: ReadBuffers | None = None) -> Tensor:
         """A tensor, in host memory of its own, or in memory that is taken from `buffers`.
