@@ -23,6 +23,8 @@ SERVICES = ("scheduler", "worker", "frontend")
 TAG = os.environ.get("PAGODA_TEST_IMAGE_TAG", "latest")
 """Of today's images; those with another tag were built before."""
 NUM_STREAMS = 16
+MAX_REPEATS = 20
+"""Of a refused request: each has waited for half a minute."""
 REQUESTS = [one for one in make_requests(64, seed=9) if one.kind != "embed"][:NUM_STREAMS]
 WORKER_KERNELS = "--level amx --level avx512 --level avx2"
 """In that version's Dockerfile: its only way to compile fewer of them."""
@@ -67,7 +69,10 @@ def build_previous(source: Path) -> None:
 async def answers(url: str) -> list[Transcript]:
     """Of all requests; one that was refused is repeated, as docs/upgrading.md asks clients to do."""
     got = await stream_all(url, REQUESTS, Progress(), draw=random.Random(9))
-    while refused := [place for place, one in enumerate(got) if was_refused(one)]:
+    for _ in range(MAX_REPEATS):
+        refused = [place for place, one in enumerate(got) if was_refused(one)]
+        if not refused:
+            break
         again = await stream_all(url, [REQUESTS[place] for place in refused], Progress(), draw=random.Random(9))
         for place, one in zip(refused, again, strict=True):
             got[place] = one
