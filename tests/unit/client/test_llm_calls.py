@@ -1,91 +1,27 @@
-"""What LLM, AsyncLLM and LLMEngine make of their arguments, before and after an engine that is only asked."""
+"""What LLM and AsyncLLM make of their arguments, before and after an engine that is only asked."""
 
-import asyncio
 import random
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from pagoda import LLM, AsyncLLM, BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
-from pagoda.llm import async_llm, llm_engine
+from pagoda import AsyncLLM, BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
+from pagoda.llm import async_llm
 from pagoda.llm import llm as llm_module
-from pagoda.llm.llm_engine import LLMEngine, _Generation
-from pagoda.llm.metrics import GenerationCounts
-from pagoda.llm.prompts import Prompt
-from pagoda.llm.request_output import RequestOutputBuilder
 from pagoda.lora.request import LoRARequest
-from pagoda.v1 import types_pb2
 from pagoda_common.engine.stream import EngineRequest
-from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError, QueueFull, RequestFailed
-from pagoda_common.params.outputs import SequenceDelta, TokenLogprobs
+from pagoda_common.errors import InvalidRequest, NotReady, QueueFull, RequestFailed
+from pagoda_common.params.outputs import SequenceDelta
 from pagoda_common.params.pooling_params import POOLED
 from pagoda_common.text.tokenizer import Tokenizer
-
-INFO = types_pb2.ModelInfo(model="m", vocab_size=3072, max_model_len=40, generation_config_json='{"top_k": 9}')
-
-
-class Stream:
-    """Gives its deltas, one list a time, or fails."""
-
-    def __init__(self, request: EngineRequest, deltas: list[Any]) -> None:
-        self.request, self._deltas = request, list(deltas)
-        self.prompt_logprobs: list[TokenLogprobs | None] | None = None
-        self.at_least: list[int] = []
-        self.num_closed = 0
-
-    @property
-    def is_finished(self) -> bool:
-        return not self._deltas
-
-    async def get(self, *, at_least: int = 1) -> list[SequenceDelta]:
-        self.at_least.append(at_least)
-        await asyncio.sleep(0)
-        found = self._deltas.pop(0)
-        if isinstance(found, Exception):
-            raise found
-        self.prompt_logprobs = [None]
-        return cast("list[SequenceDelta]", found)
-
-    def close(self) -> None:
-        self.num_closed += 1
-
-
-def delta(text: str, *, reason: Any = None, token_id: int = 7) -> list[SequenceDelta]:
-    return [SequenceDelta(index=0, text=text, token_ids=[token_id], offset=0, finish_reason=reason)]
+from tests.unit.client.llm_harness import PROMPT, Harness, delta
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer.load("pagoda-tiny")
-
-
-class Harness:
-    """An LLM without an engine; `script` says what each request gets."""
-
-    def __init__(self, tokenizer: Tokenizer, **options: Any) -> None:
-        self.llm_async = AsyncLLM(**options)
-        self.engine = SimpleNamespace(model_info=INFO, is_sleeping=False, load=types_pb2.EngineLoad())
-        self.llm_async._engine, self.llm_async._tokenizer = cast("Any", self.engine), tokenizer
-        self.streams: list[Stream] = []
-        self.script: Callable[[EngineRequest], list[Any]] = lambda request: [delta("a"), delta("b", reason="stop")]
-        self.num_open = self.most_open = 0
-        self.llm_async.open = self.open  # type: ignore[method-assign]  # no engine
-        made = LLM.__new__(LLM)
-        made._async_llm, made._counts, made._enqueued = self.llm_async, GenerationCounts(), []
-        made._draw_seed = random.Random(5)
-        made._loop = cast("Any", SimpleNamespace(run=asyncio.run))
-        self.llm = made
-
-    def open(self, request: EngineRequest) -> Any:
-        self.streams.append(Stream(request, self.script(request)))
-        return self.streams[-1]
-
-    @property
-    def requests(self) -> list[EngineRequest]:
-        return [stream.request for stream in self.streams]
 
 
 @pytest.fixture
@@ -292,9 +228,6 @@ def test_the_number_of_workers(tokenizer: Tokenizer, include_dp: bool, size: int
     assert harness.llm.get_world_size() == 6
 
 
-PROMPT = Prompt(text="x", token_ids=[5], cache_salt="salt")
-
-
 def test_every_field_of_a_request(tokenizer: Tokenizer) -> None:
     llm = Harness(tokenizer, address="a:1").llm_async
     params, search = SamplingParams(max_tokens=3), BeamSearchParams(beam_width=1, max_tokens=3)
@@ -435,123 +368,6 @@ async def test_control_of_the_engine_is_passed_on(monkeypatch: pytest.MonkeyPatc
         ("m", {"revision": "r"}),
     ]
     assert async_llm.AsyncLLMEngine is AsyncLLM
-
-
-def generation(*deltas: Any, kind: RequestOutputKind = RequestOutputKind.CUMULATIVE) -> tuple[_Generation, Stream]:
-    params = SamplingParams(output_kind=kind)
-    request = EngineRequest(request_id="r", prompt_token_ids=[5], sampling_params=params)
-    tokenizer = Tokenizer.load("pagoda-tiny")
-    stream = Stream(request, list(deltas))
-    builder = RequestOutputBuilder(request=request, prompt=PROMPT, tokenizer=tokenizer)
-    return _Generation(cast("Any", stream), builder), stream
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "at_least", "num_news"),
-    [
-        (RequestOutputKind.CUMULATIVE, "ab", 1, 2),
-        (RequestOutputKind.DELTA, "ab", 1, 2),
-        (RequestOutputKind.FINAL_ONLY, "ab", 64, 1),
-    ],
-)
-async def test_a_request_of_the_stepping_engine_tells_its_news(
-    kind: RequestOutputKind, text: str, at_least: int, num_news: int
-) -> None:
-    made, stream = generation(delta("a"), delta("b", reason="stop"), kind=kind)
-    news: list[bool] = []
-    on_news: Any = SimpleNamespace(set=lambda: news.append(made.is_finished))
-    await made.follow(on_news)
-    assert (news, stream.at_least, stream.num_closed) == ([False, True][-num_news:], [at_least] * 2, 1)
-    assert (made.is_finished, made.has_news) == (True, True)
-    output: Any = made.output()
-    assert (output.outputs[0].text, made.has_news, output.prompt_logprobs) == (text, False, [None])
-    again: Any = made.output()
-    assert again.outputs[0].text == ("" if kind is RequestOutputKind.DELTA else text)
-
-
-async def test_a_request_that_fails_alone_ends_and_another_failure_is_raised() -> None:
-    made, stream = generation(delta("a"), RequestFailed("lost"))
-    on_news = asyncio.Event()
-    await made.follow(on_news)
-    output: Any = made.output()
-    assert (output.outputs[0].finish_reason, output.outputs[0].text, on_news.is_set()) == ("error", "a", True)
-    assert (made.is_finished, stream.num_closed) == (True, 1)
-    made, stream = generation(QueueFull("full"))
-    with pytest.raises(PagodaError) as caught:
-        await made.follow(asyncio.Event())
-    assert (caught.value.code, stream.num_closed) == (Code.RESOURCE_EXHAUSTED, 1)
-
-
-class Loop:
-    """Runs what it is given on the test's own loop."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-
-    def run(self, call: Any) -> Any:
-        return self._loop.run_until_complete(call)
-
-    def close(self) -> None:
-        self._loop.close()
-
-
-def test_the_stepping_engine_gives_each_request_its_arguments(tokenizer: Tokenizer) -> None:
-    harness, loop = Harness(tokenizer, address="a:1"), Loop()
-    engine = LLMEngine(harness.llm_async, cast("Any", loop))
-    style, text = LoRARequest("style", 1, "/s"), "one two three"
-    assert engine.step() == []
-    assert engine.add_request("a", text, SamplingParams(seed=4), lora_request=style, priority=7) == "a"
-    engine.add_request("b", text, given := SamplingParams(), tokenization_kwargs={"add_special_tokens": False})
-    engine.add_request("c", text, SamplingParams())
-    assert engine.get_num_unfinished_requests() == 3
-    first, second, third = harness.requests
-    assert (first.request_id, first.priority, first.lora, first.sampling_params.seed) == ("a", 7, style.adapter, 4)
-    draw = random.Random(0)
-    drawn = [draw.getrandbits(63) for _ in range(2)]
-    assert [second.sampling_params.seed, third.sampling_params.seed] == drawn
-    assert given.seed is None
-    texts: dict[str, str] = {}
-    while engine.has_unfinished_requests():
-        for output in cast("Any", engine.step()):
-            texts[output.request_id] = output.outputs[0].text
-    assert texts == {"a": "ab", "b": "ab", "c": "ab"}
-    assert engine.get_num_unfinished_requests() == 0
-    for wrong, message in ((5, "request_id must be a text, got 5"), ("", "request_id must be a text, got ''")):
-        with pytest.raises(InvalidRequest, match=message) as caught:
-            engine.add_request(cast("Any", wrong), text, SamplingParams())
-        assert caught.value.field == "request_id"
-    engine.add_request("d", text, SamplingParams())
-    with pytest.raises(InvalidRequest, match="request_id 'd' is in use"):
-        engine.add_request("d", text, SamplingParams())
-    with pytest.raises(InvalidRequest, match="trace_headers is not supported"):
-        engine.add_request("e", text, SamplingParams(), trace_headers={"a": "b"})
-    engine.abort_request("d")
-    assert not engine.has_unfinished_requests()
-    loop.close()
-
-
-async def test_an_engine_and_its_loop_are_shut_down_together() -> None:
-    done: list[str] = []
-
-    class Async:
-        def shutdown(self) -> Any:
-            async def close() -> None:
-                done.append("engine")
-
-            return close()
-
-    class Thread:
-        def run(self, call: Any) -> None:
-            call.close()
-            done.append("run")
-            raise RuntimeError("it is gone")
-
-        def close(self) -> None:
-            done.append("loop")
-
-    with pytest.raises(RuntimeError):
-        llm_engine.shut_down(cast("Any", Async()), cast("Any", Thread()))
-    assert done == ["run", "loop"], "the loop ends however the engine does"
 
 
 def test_a_pooled_request_samples_nothing() -> None:

@@ -140,7 +140,8 @@ def test_a_constraint_spells_one_of_its_choices(tokenizer: Tokenizer, seed: int)
 
 
 def test_a_byte_token_is_two_hexadecimal_digits_between_its_marks() -> None:
-    names = ["<0x0A>", "<0xff>", "<0xZZ>", "<0x0A|", "|0x0A>", "|0x0A|", "<1x0A>", "<0x0>", "<0x00A>", "<0x+A>", "<0x A>"]
+    wrong = ["<0xZZ>", "<0x0A|", "|0x0A>", "|0x0A|", "<1x0A>", "<0x0>", "<0x00A>", "<0x+A>", "<0x A>"]
+    names = ["<0x0A>", "<0xff>", *wrong]
     vocabulary = Vocabulary(FastTokenizer(models.BPE(vocab={name: id for id, name in enumerate(names)}, merges=[])))
     found = [vocabulary.byte_of(token_id) for token_id in range(len(names) + 1)]
-    assert found == [10, 255, *[None] * 10]
+    assert found == [10, 255, *[None] * (len(wrong) + 1)]

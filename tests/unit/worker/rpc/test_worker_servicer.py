@@ -1,177 +1,22 @@
-"""WorkerServicer over a pretend worker, without a server: who may call, calls of the core, and answers."""
+"""WorkerServicer over a worker that records its calls: who may call, calls of the core, and answers."""
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from pagoda.v1 import scheduler_pb2, types_pb2, worker_pb2
-from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.config.weights_source import WeightsSource
 from pagoda_common.engine.convert import structured_outputs_to_proto
 from pagoda_common.errors import Code, InvalidRequest, ModelLoadError, PagodaError, StaleEpoch, Superseded
 from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
-from pagoda_worker.loader.model_facts import ModelFacts
-from pagoda_worker.memory.available_blocks import AvailableBlocks
-from pagoda_worker.memory.device import DeviceInfo
-from pagoda_worker.models.cache_groups import CacheGroup, CacheLayout, make_layout, plain_layout
+from pagoda_worker.models.cache_groups import CacheGroup, make_layout
 from pagoda_worker.rpc import servicer as module
-from pagoda_worker.rpc.convert import engine_config_from_proto
-from pagoda_worker.rpc.servicer import WorkerServicer
-from pagoda_worker.steps.pending_step import DoneStep
-from pagoda_worker.steps.step import StepInput, StepOutput, StepTimings
-
-CALL = None  # no handler below reads its context
-OTHER = WeightsSource(model="other", revision="r", version=9, is_for_one_group=True)
-FACTS = ModelFacts(
-    model="m",
-    architecture="A",
-    dtype="float32",
-    vocab_size=10,
-    max_model_len=20,
-    num_layers=2,
-    eos_token_ids=(3,),
-    generation_config_json="{}",
-    num_parameters=30,
-    weight_bytes=40,
-    quantization="",
-    embedding_size=0,
-)
-
-
-class Core:
-    """A worker that notes what it is asked for."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[Any, ...]] = []
-        self.parallel = SimpleNamespace(address="meet:1", abandon=lambda: self.asked.append(("abandon",)))
-        self.sleep_level = 0
-        self.weights: WeightsSource | None = None
-        self.facts: ModelFacts | None = None
-        self.cache_layout: CacheLayout = plain_layout(2)
-        self.state = "device"
-        self.num_blocks = 17
-        self.adapters: Any = None
-        self.prepared: list[WeightsSource] = []
-        self.failure: Exception | None = None
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def init_device(self, config: EngineConfig, weights: WeightsSource | None, **more: Any) -> DeviceInfo:
-        self.asked.append(("init_device", config.model.model, weights, more))
-        return DeviceInfo(torch.device("cpu"), "a device", 123)
-
-    def load_model(self, progress: Any) -> ModelFacts:
-        self.asked.append(("load_model",))
-        progress(5, 50)
-        assert self.gate.wait(240)
-        if self.failure is not None:
-            raise self.failure
-        progress(50, 50)
-        self.facts = FACTS
-        return FACTS
-
-    def determine_num_available_blocks(self) -> AvailableBlocks:
-        return AvailableBlocks(1, 2, 3, 4, 5, 6)
-
-    def initialize_cache(self, **given: int) -> int:
-        self.asked.append(("initialize_cache", given))
-        return 77
-
-    def sleep(self, level: int) -> int:
-        self.asked.append(("sleep", level))
-        return 99
-
-    def wake_up(self, *, weights_only: bool) -> None:
-        self.asked.append(("wake_up", weights_only))
-
-    def prepare_weights(self, source: WeightsSource | None, progress: Any) -> None:
-        self.asked.append(("prepare", source))
-        progress(7, 70)
-        if self.failure is not None:
-            raise self.failure
-        self.prepared = [] if source is None else [source]
-
-    def has_prepared(self, source: WeightsSource) -> bool:
-        return source in self.prepared
-
-    def reload_weights(self, source: WeightsSource | None, progress: Any) -> None:
-        self.asked.append(("reload", source))
-        self.weights = source
-
-    def expect(self, step: StepInput) -> None:
-        self.asked.append(("expect", step.num_seqs))
-
-    def can_begin(self, step: StepInput) -> bool:
-        return True
-
-    def begin(self, step: StepInput) -> DoneStep:
-        assert self.gate.wait(240)
-        if self.failure is not None:
-            return DoneStep(self.failure)
-        return DoneStep(
-            StepOutput(
-                token_ids=np.array([step.num_seqs]),
-                timings=StepTimings(queue_ns=1, prepare_ns=2, forward_ns=3, sample_ns=4),
-            )
-        )
-
-
-class Served:
-    """A servicer and what it tells."""
-
-    def __init__(self) -> None:
-        self.core = Core()
-        self.serving: list[bool] = []
-        self.stuck: list[str] = []
-        self.observed: list[tuple[StepInput, StepOutput]] = []
-        self.servicer = WorkerServicer(
-            worker=cast("Any", self.core),
-            set_serving=self._set_serving,
-            on_stuck=lambda: self.stuck.append("stuck"),
-            metrics=cast("Any", SimpleNamespace(observe=lambda step, output: self.observed.append((step, output)))),
-        )
-
-    async def _set_serving(self, is_serving: bool) -> None:
-        self.serving.append(is_serving)
-
-    @property
-    def ids(self) -> dict[str, int]:
-        fence = self.servicer.fence
-        return {"session_epoch": fence.session_epoch, "worker_incarnation": fence.incarnation}
-
-    def step(self, number: int, num_seqs: int = 1, **more: Any) -> worker_pb2.ExecuteModelRequest:
-        return worker_pb2.ExecuteModelRequest(**{**self.ids, "step": number, "num_seqs": num_seqs, **more})
-
-
-@pytest.fixture
-async def served() -> AsyncIterator[Served]:
-    served = Served()
-    served.servicer.fence.claim(5)
-    yield served
-    served.core.gate.set()
-    await served.servicer.close()
-
-
-def init_request(epoch: int, **more: Any) -> worker_pb2.InitDeviceRequest:
-    config = worker_pb2.WorkerConfig(
-        model="m",
-        block_size=16,
-        max_num_seqs=8,
-        max_num_batched_tokens=64,
-        gpu_memory_utilization=0.9,
-        takes_cache_groups=True,
-        **more.pop("config", {}),
-    )
-    engine_config_from_proto(config)
-    return worker_pb2.InitDeviceRequest(session_epoch=epoch, config=config, **more)
+from tests.unit.worker.rpc.served_worker import CALL, FACTS, OTHER, Served, init_request
 
 
 def source_to_proto(source: WeightsSource) -> types_pb2.WeightsSource:
@@ -385,7 +230,7 @@ async def test_the_status_and_the_identity_say_what_was_asked_for(served: Served
 
 
 class Adapters:
-    """Notes what is asked of the store."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
@@ -462,90 +307,6 @@ async def test_a_constraint_is_held_for_as_long_as_the_caller_listens(
     waiting.cancel()
     await asyncio.wait([waiting])
     assert told[2:] == ["let go"]
-
-
-# Streams of steps.
-
-
-async def test_a_stream_answers_in_order_and_ends_with_its_requests(served: Served) -> None:
-    async def requests() -> AsyncIterator[worker_pb2.ExecuteModelRequest]:
-        for number in range(1, 7):
-            yield served.step(number, number)
-
-    answers = [answer async for answer in served.servicer.Execute(requests(), CALL)]
-    assert [(answer.step, np.frombuffer(answer.token_ids, "<u4").tolist()) for answer in answers] == [
-        (number, [number]) for number in range(1, 7)
-    ]
-
-
-async def test_a_step_out_of_turn_ends_its_stream_behind_the_answers_before_it(served: Served) -> None:
-    async def requests() -> AsyncIterator[worker_pb2.ExecuteModelRequest]:
-        yield served.step(1)
-        yield served.step(3)
-
-    stream = aiter(served.servicer.Execute(requests(), CALL))
-    assert (await anext(stream)).step == 1
-    with pytest.raises(StaleEpoch, match="step is 3, must be 2"):
-        await anext(stream)
-
-
-async def test_a_newer_stream_takes_over(served: Served) -> None:
-    gate = asyncio.Event()
-
-    async def requests() -> AsyncIterator[worker_pb2.ExecuteModelRequest]:
-        await gate.wait()
-        yield served.step(1)
-
-    async def more() -> AsyncIterator[worker_pb2.ExecuteModelRequest]:
-        yield served.step(1, 4)
-
-    older = asyncio.ensure_future(anext(aiter(served.servicer.Execute(requests(), CALL))))
-    await asyncio.sleep(0)
-    newer = [answer async for answer in served.servicer.Execute(more(), CALL)]
-    gate.set()
-    with pytest.raises(Superseded, match="a newer Execute stream took over"):
-        await older
-    assert [answer.step for answer in newer] == [1]
-    assert served.core.asked == [("expect", 4)]
-
-
-async def test_a_step_that_never_ends_is_told_to_the_supervisor(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert (module.STUCK_AFTER_S, module.EXIT_STUCK) == (10.0, 70)
-    monkeypatch.setattr(module, "STUCK_AFTER_S", 0.02)
-    served.core.gate.clear()
-    step = asyncio.ensure_future(served.servicer.ExecuteModel(served.step(1), CALL))
-    while not served.servicer._pipeline.is_running:  # noqa: ASYNC110 (the model thread says nothing)
-        await asyncio.sleep(0.001)
-    again = asyncio.ensure_future(served.servicer.InitDevice(init_request(6), CALL))
-    while not served.stuck:  # noqa: ASYNC110 (a plain call sets it)
-        await asyncio.sleep(0.001)
-    assert served.stuck == ["stuck"]
-    served.core.gate.set()
-    await again
-    await step
-    assert served.core.asked[-1][0] == "init_device"
-
-
-async def test_a_step_that_never_ends_keeps_no_worker_from_saying_so_when_it_is_put_to_sleep(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "STUCK_AFTER_S", 0.02)
-    served.core.gate.clear()
-    step = asyncio.ensure_future(served.servicer.ExecuteModel(served.step(1), CALL))
-    while not served.servicer._pipeline.is_running:  # noqa: ASYNC110 (the model thread says nothing)
-        await asyncio.sleep(0.001)
-    request = worker_pb2.WorkerSleepRequest(**served.ids, level=1)
-    slept = asyncio.ensure_future(served.servicer.Sleep(request, CALL))
-    async with asyncio.timeout(240):
-        while not served.stuck:  # noqa: ASYNC110 (a plain call sets it)
-            await asyncio.sleep(0.001)
-    assert served.serving == [False]
-    served.core.gate.set()
-    await slept
-    await step
-    assert served.core.asked[-1] == ("sleep", 1)
 
 
 async def test_a_load_is_given_up_when_the_worker_shuts_down() -> None:
