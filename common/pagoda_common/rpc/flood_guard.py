@@ -15,11 +15,12 @@ import os
 import re
 import select
 import socket
+import stat
 import struct
 import termios
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeAlias
 from urllib.parse import unquote
 
@@ -86,9 +87,10 @@ class FloodGuard:
         """Look at every connection once."""
         found: Counter[Address] = Counter()
         for fd in self._readable():
-            with contextlib.suppress(OSError):  # it is closed meanwhile, or no socket
-                if _num_queued_bytes(fd) >= MIN_QUEUED_BYTES:
-                    with _opened(fd) as connection:
+            with contextlib.suppress(OSError):  # it is closed meanwhile
+                # Files are left alone: to close a copy of a descriptor gives up the process's locks on its file.
+                if stat.S_ISSOCK(os.fstat(fd).st_mode) and _num_queued_bytes(fd) >= MIN_QUEUED_BYTES:
+                    with socket.socket(fileno=os.dup(fd)) as connection:
                         self._look_at(connection, found)
         self._num_found = found
 
@@ -137,19 +139,6 @@ def _status() -> bytes:
         return os.read(fd, _STATUS_BYTES)
     finally:
         os.close(fd)
-
-
-@contextlib.contextmanager
-def _opened(fd: int) -> Iterator[socket.socket]:
-    """The socket `fd`, by a descriptor of its own. Raises OSError where it is no socket."""
-    copy = os.dup(fd)
-    try:
-        connection = socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        raise
-    with connection:
-        yield connection
 
 
 def _num_queued_bytes(fd: int) -> int:

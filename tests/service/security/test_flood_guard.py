@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -117,7 +119,10 @@ async def test_large_messages_are_taken_whatever_they_look_like(seen: list[bool]
         assert server.flood_guard.num_ended == 0
 
 
-async def test_other_descriptors_are_left_alone(tmp_path: Path) -> None:
+LOCK = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+b'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+
+
+def test_other_descriptors_are_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(frame(CONTINUATION, 0, 1) * 2000)
     reading, writing = os.pipe()
@@ -128,13 +133,16 @@ async def test_other_descriptors_are_left_alone(tmp_path: Path) -> None:
     client = socket.create_connection(listener.getsockname())
     accepted, _ = listener.accept()
     client.sendall(path.read_bytes())
-    with path.open("rb") as file, one, other, listener, client, accepted:
+    with path.open("r+b") as file, one, other, listener, client, accepted:
+        fcntl.lockf(file, fcntl.LOCK_EX)
         guard = flood_guard.FloodGuard(1, set)
         guard.look()
         num_open = len(os.listdir("/proc/self/fd"))
         for _ in range(5):
             guard.look()
         assert len(os.listdir("/proc/self/fd")) == num_open
+        with pytest.raises(subprocess.CalledProcessError):  # another process does not get the lock
+            subprocess.run([sys.executable, "-c", LOCK, path], check=True, stderr=subprocess.DEVNULL)
         assert file.read() == accepted.recv(18_000, socket.MSG_WAITALL)
         assert guard.num_ended == 0
     os.close(reading)
