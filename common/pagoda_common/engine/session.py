@@ -366,10 +366,13 @@ class EngineSession:
             sequence.embedding = np.frombuffer(finished.embedding, "<f4")
         elif stream.request.pooling is not None and finished.finish_reason in ENDS:
             sequence.finish("error", error=PagodaError("the engine does not pool", code=Code.UNIMPLEMENTED))
+        error = error_from_proto(finished.error) if is_error else None
+        if error is not None and error.code is Code.DEADLINE_EXCEEDED:
+            error = stream.overdue_error()  # the engine knows only what was left of the time limit
         sequence.finish(
             FINISH_REASONS.get(finished.finish_reason, "error"),
             stop_token_id=finished.stop_token_id if finished.HasField("stop_token_id") else None,
-            error=error_from_proto(finished.error) if is_error else None,
+            error=error,
         )
         if stream.is_done:
             self._streams.pop(stream.request.request_id, None)

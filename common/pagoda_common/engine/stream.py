@@ -328,8 +328,12 @@ class EngineStream:
         """Its time limit is over: the consumer gets what was waiting, then DeadlineExceeded."""
         if self.is_done:
             return
-        self.fail(DeadlineExceeded(f"the request was not finished within {self.request.timeout_s:g} s"))
+        self.fail(self.overdue_error())
         self._on_abort(self)
+
+    def overdue_error(self) -> DeadlineExceeded:
+        """Its time limit is over."""
+        return DeadlineExceeded(f"the request was not finished within {self.request.timeout_s:g} s")
 
     @property
     def remaining_s(self) -> float:

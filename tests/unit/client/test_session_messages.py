@@ -2,6 +2,7 @@
 
 import asyncio
 from array import array
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -12,7 +13,7 @@ from pagoda_common.engine.convert import error_to_proto, sampling_params_to_prot
 from pagoda_common.engine.generation import _cut
 from pagoda_common.engine.session import MAX_BATCH_BYTES, EngineSession
 from pagoda_common.engine.stream import EngineRequest, EngineStream, Known
-from pagoda_common.errors import Code, InvalidRequest, NotReady
+from pagoda_common.errors import Code, DeadlineExceeded, InvalidRequest, NotReady
 from pagoda_common.params.beam_search import BeamSearchParams
 from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.params.outputs import EngineOutput, HypothesisLogprobs, TokenLogprobs
@@ -404,3 +405,17 @@ def test_the_stream_of_a_request_that_keeps_losing_tokens_ends(harness: Harness)
     for log in stream.sequences:
         assert log.error is not None
         assert log.error.message == "the engine keeps leaving out tokens of this request"
+
+
+def test_a_request_over_its_time_says_how_much_it_had(harness: Harness) -> None:
+    stream = harness.open("a")
+    stream.request = replace(stream.request, timeout_s=0.01)
+    (submitted,) = harness.sent()
+    left = error_to_proto(DeadlineExceeded("request was not finished within its 0.007 s"))
+    ended = scheduler_pb2.FinishedSequence(
+        slot=submitted.submit.slots[0], finish_reason=types_pb2.FINISH_REASON_ERROR, error=left
+    )
+    harness.receive(finished=[ended])
+    error = stream.sequences[0].error
+    assert isinstance(error, DeadlineExceeded)
+    assert error.message == "the request was not finished within 0.01 s"
