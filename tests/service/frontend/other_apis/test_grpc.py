@@ -265,11 +265,14 @@ async def test_a_call_that_ends_while_a_message_is_written_ends_its_request(fron
         def add_done_callback(self, callback: Any) -> None:
             self.callbacks.append(callback)
 
+    async def read(request: Any, context: Any) -> Any:
+        return request
+
     frontend.fake.step_s = 0.005
     context = Context()
     request = ask(sampling_params=types_pb2.SamplingParams(max_tokens=400, ignore_eos=True))
     servicer = InferenceServicer(serving=frontend.server.serving, engine=frontend.server.engine)
-    responses = ErrorInterceptor()._wrap_stream(servicer.Generate, "Generate", None)(request, context)
+    responses = ErrorInterceptor()._wrap_stream(servicer.Generate, "Generate", read)(request, context)
     await anext(responses)
     context.callbacks[0](context)
     await until(lambda: len(frontend.fake.aborted) == 1)
