@@ -23,8 +23,6 @@ SERVICES = ("scheduler", "worker", "frontend")
 TAG = os.environ.get("PAGODA_TEST_IMAGE_TAG", "latest")
 """Of today's images; those with another tag were built before."""
 NUM_STREAMS = 16
-MAX_REPEATS = 20
-"""Of a refused request: each has waited for half a minute."""
 REQUESTS = [one for one in make_requests(64, seed=9) if one.kind != "embed"][:NUM_STREAMS]
 WORKER_KERNELS = "--level amx --level avx512 --level avx2"
 """In that version's Dockerfile: its only way to compile fewer of them."""
@@ -66,10 +64,10 @@ def build_previous(source: Path) -> None:
         subprocess.run([*command, "."], cwd=source, check=True, timeout=BUILD_TIMEOUT_S)
 
 
-async def answers(url: str) -> list[Transcript]:
+async def answers(url: str, *, max_repeats: int = 0) -> list[Transcript]:
     """Of all requests; one that was refused is repeated, as docs/upgrading.md asks clients to do."""
     got = await stream_all(url, REQUESTS, Progress(), draw=random.Random(9))
-    for _ in range(MAX_REPEATS):
+    for _ in range(max_repeats):
         refused = [place for place, one in enumerate(got) if was_refused(one)]
         if not refused:
             break
@@ -86,13 +84,18 @@ def was_refused(got: Transcript) -> bool:
 
 
 async def under_streams(
-    url: str, expected: list[Transcript], change: Callable[[], None], logs: Callable[[], str]
+    url: str,
+    expected: list[Transcript],
+    change: Callable[[], None],
+    logs: Callable[[], str],
+    *,
+    max_repeats: int = 0,
 ) -> int:
     """Ask all the time while `change` runs; every answer must be the expected one. Returns their number."""
     changing = asyncio.create_task(asyncio.to_thread(change))
     num_answers = 0
     while not changing.done():
-        got = await answers(url)
+        got = await answers(url, max_repeats=max_repeats)
         faults = [
             f"{request.kind}: {fault}"
             for request, one, other in zip(REQUESTS, expected, got, strict=True)

@@ -15,6 +15,10 @@ from tests.unit.deploy import charts
 pytest.importorskip("helm_python.chart", reason="needs helm-python-sdk")
 
 
+MAX_REPEATS = 20
+"""Of a request that a frontend of 0.1.0 refused: it waits for a scheduler for half a minute at most."""
+
+
 def release(images: Callable[[str], str]) -> list[dict[str, Any]]:
     """The chart's objects for the embedded model with two workers and two frontends, on a machine of any speed."""
     tiny = {
@@ -47,7 +51,7 @@ def test_all_services_go_to_the_next_version_at_once_and_back_under_streams(clus
     for images in (todays, previous):
         cluster.mixtures.clear()
         change = partial(cluster.apply, release(images))
-        num_answers = asyncio.run(under_streams(url, expected, change, lambda: cluster.logs))
+        num_answers = asyncio.run(under_streams(url, expected, change, lambda: cluster.logs, max_repeats=MAX_REPEATS))
         assert num_answers >= NUM_STREAMS
         for service in ("worker", "frontend"):
             assert any({previous(service), todays(service)} <= mixture for mixture in cluster.mixtures), service

@@ -66,8 +66,8 @@ def make_inputs(
 def test_the_gated_delta_rule_equals_its_reference(sizes: dict[str, int], kept: dict[int, int]) -> None:
     *inputs, states = make_inputs(sum(QUERY_LENS), **sizes)
     before, expected_states, batch = states.clone(), states.clone(), make_batch(QUERY_LENS, kept)
-    expected = gated_delta_rule_reference(*inputs, expected_states, batch)  # type: ignore[call-arg]
-    actual = gated_delta_rule(*inputs, states, batch)  # type: ignore[call-arg]
+    expected = gated_delta_rule_reference(*inputs, expected_states, batch)  # type: ignore[call-arg]  # as many as it takes
+    actual = gated_delta_rule(*inputs, states, batch)  # type: ignore[call-arg]  # as many as it takes
     torch.testing.assert_close(actual, expected, atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(states, expected_states, atol=2e-5, rtol=2e-5)
     assert torch.equal(states[6], before[6]), "rows of no one stay as they are"
@@ -77,8 +77,8 @@ def test_queries_and_keys_that_are_nearly_zero_do_not_reach_length_one() -> None
     query, key, *inputs, states = make_inputs(4)
     expected_states, batch = states.clone(), make_batch((1, 3))
     moving = (1e-3 * query, 1e-3 * key, *inputs)
-    expected = gated_delta_rule_reference(*moving, expected_states, batch)  # type: ignore[call-arg]
-    actual = gated_delta_rule(*moving, states, batch)  # type: ignore[call-arg]
+    expected = gated_delta_rule_reference(*moving, expected_states, batch)  # type: ignore[call-arg]  # as many as it takes
+    actual = gated_delta_rule(*moving, states, batch)  # type: ignore[call-arg]  # as many as it takes
     torch.testing.assert_close(actual, expected, atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(states, expected_states, atol=2e-5, rtol=2e-5)
 
@@ -91,8 +91,8 @@ WIDTHS = (7, 8, 9, 16, 17, 24, 25, 32, 33, 40, 47, 48, 49, 63, 64, 80)
 def test_rows_of_every_number_of_vectors_in_the_delta_rule(width: int) -> None:
     *inputs, states = make_inputs(4, key_dim=9, value_dim=width)
     expected_states, batch = states.clone(), make_batch((1, 3))
-    expected = gated_delta_rule_reference(*inputs, expected_states, batch)  # type: ignore[call-arg]
-    actual = gated_delta_rule(*inputs, states, batch)  # type: ignore[call-arg]
+    expected = gated_delta_rule_reference(*inputs, expected_states, batch)  # type: ignore[call-arg]  # as many as it takes
+    actual = gated_delta_rule(*inputs, states, batch)  # type: ignore[call-arg]  # as many as it takes
     torch.testing.assert_close(actual, expected, atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(states, expected_states, atol=2e-5, rtol=2e-5)
 
@@ -101,7 +101,7 @@ def test_rows_of_every_number_of_vectors_in_the_delta_rule(width: int) -> None:
 def test_chunks_change_no_bit(cuts: tuple[int, ...]) -> None:
     *inputs, states = make_inputs(64)
     whole_states = states.clone()
-    whole = gated_delta_rule(*inputs, whole_states, make_batch((64,)))  # type: ignore[call-arg]
+    whole = gated_delta_rule(*inputs, whole_states, make_batch((64,)))  # type: ignore[call-arg]  # as many as it takes
     parts = [torch.split(one, cuts) for one in inputs]
     outputs = [gated_delta_rule(*part, states, make_batch((part[0].shape[0],))) for part in zip(*parts, strict=True)]
     assert torch.equal(torch.cat(outputs), whole)
@@ -144,8 +144,8 @@ def test_the_state_space_scan_equals_its_reference(
     (*moving, states), heads = make_scan(sum(QUERY_LENS), **sizes)
     before, expected_states, batch = states.clone(), states.clone(), make_batch(QUERY_LENS, kept)
     options = heads | {"steps": steps}
-    expected = state_space_scan_reference(*moving, expected_states, batch, **options)  # type: ignore[call-arg]
-    actual = state_space_scan(*moving, states, batch, **options)  # type: ignore[call-arg]
+    expected = state_space_scan_reference(*moving, expected_states, batch, **options)  # type: ignore[call-arg]  # as many as it takes
+    actual = state_space_scan(*moving, states, batch, **options)  # type: ignore[call-arg]  # as many as it takes
     torch.testing.assert_close(actual, expected, atol=5e-5, rtol=5e-5)
     torch.testing.assert_close(states, expected_states, atol=5e-5, rtol=5e-5)
     assert torch.equal(states[6], before[6]), "rows of no one stay as they are"
@@ -155,8 +155,8 @@ def test_the_state_space_scan_equals_its_reference(
 def test_rows_of_every_number_of_vectors_in_the_scan(width: int) -> None:
     (*moving, states), heads = make_scan(4, head_dim=width, state_size=9)
     expected_states, batch = states.clone(), make_batch((1, 3))
-    expected = state_space_scan_reference(*moving, expected_states, batch, **heads)  # type: ignore[call-arg]
-    actual = state_space_scan(*moving, states, batch, **heads)  # type: ignore[call-arg]
+    expected = state_space_scan_reference(*moving, expected_states, batch, **heads)  # type: ignore[call-arg]  # as many as it takes
+    actual = state_space_scan(*moving, states, batch, **heads)  # type: ignore[call-arg]  # as many as it takes
     torch.testing.assert_close(actual, expected, atol=5e-5, rtol=5e-5)
     torch.testing.assert_close(states, expected_states, atol=5e-5, rtol=5e-5)
 
@@ -169,7 +169,7 @@ CUTS = [(64,), (1,) * 64, (7, 50, 7), (1, 62, 1), (32, 16, 16)]
 def test_chunks_change_no_bit_of_a_scan(cuts: tuple[int, ...], head_dim: int) -> None:
     (*moving, states), heads = make_scan(64, head_dim=head_dim)
     whole_states = states.clone()
-    whole = state_space_scan(*moving, whole_states, make_batch((64,)), **heads)  # type: ignore[call-arg]
+    whole = state_space_scan(*moving, whole_states, make_batch((64,)), **heads)  # type: ignore[call-arg]  # as many as it takes
     parts = zip(*(torch.split(one, cuts) for one in moving), strict=True)
     outputs = [state_space_scan(*part, states, make_batch((part[0].shape[0],)), **heads) for part in parts]
     assert torch.equal(torch.cat(outputs), whole)
@@ -300,13 +300,13 @@ def test_a_state_may_be_kept_in_the_first_row_of_all(name: str) -> None:
     def run(num_tokens: int, of: RecurrentBatch) -> torch.Tensor:
         if name == "delta rule":
             *inputs, states = make_inputs(3)
-            gated_delta_rule(*(one[:num_tokens] for one in inputs), states, of)  # type: ignore[call-arg]
+            gated_delta_rule(*(one[:num_tokens] for one in inputs), states, of)  # type: ignore[call-arg]  # as many as it takes
         elif name == "state space":
             (*moving, states), heads = make_scan(3)
-            state_space_scan(*(one[:num_tokens] for one in moving), states, of, **heads)  # type: ignore[call-arg]
+            state_space_scan(*(one[:num_tokens] for one in moving), states, of, **heads)  # type: ignore[call-arg]  # as many as it takes
         elif name == "selective":
             (*moving, states), heads = make_selective(3, 32, 16)
-            selective_scan(*(one[:num_tokens] for one in moving), states, of, **heads)  # type: ignore[call-arg]
+            selective_scan(*(one[:num_tokens] for one in moving), states, of, **heads)  # type: ignore[call-arg]  # as many as it takes
         else:
             generator = torch.Generator().manual_seed(0)
             x, weight, states = (torch.randn(size, generator=generator) for size in ((3, 20), (20, 4), (9, 3, 20)))
