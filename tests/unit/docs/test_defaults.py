@@ -127,7 +127,7 @@ SENTENCES = [
     ),
     ("architecture.md", r"--send-timeout \((\d+) s\)", FRONTEND.send_timeout_s),
     ("architecture.md", r"--keep-alive-timeout \((\d+) s\)", FRONTEND.keep_alive_timeout_s),
-    ("grpc.md", r"waits up to (\d+) s for it, or to its deadline", FRONTEND.recovery_timeout_s),
+    ("grpc.md", r"waits up to (\d+) s for it, or until its deadline", FRONTEND.recovery_timeout_s),
     ("grpc.md", r"--orphan-lease \((\d+) s\)", ENGINE.scheduler.orphan_lease_s),
     ("grpc.md", r"for streams of up to (\d+) sequences", MAX_SEQUENCES),
     ("grpc.md", r"frontends wait (\d+) s for the hello", session.HELLO_TIMEOUT_S),
