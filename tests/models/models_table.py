@@ -16,8 +16,8 @@ from pathlib import Path
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- {}: begin -->", "<!-- {}: end -->"
 HEAD = "| model_type | architecture | runs as | exact since | ranks | LoRA | int8, int4 |"
-NEXT = "next"
-"""What a version is called that is not out."""
+NEXT = "0.2.0"
+"""The version in which a type that is exact for the first time appears."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def write(found: list[dict[str, str]]) -> None:
             columns = (one[column] for column in ("ranks", "adapters", "integers"))
             exact.append(Row(name, one["architecture"], one["implementation"], since, *columns))
         else:
-            reason = "no tiny checkpoint of it can be made" if one["verdict"] == "broken" else _short(one["reason"])
+            reason = "tests cannot create a tiny checkpoint" if one["verdict"] == "broken" else _short(one["reason"])
             refused.append(f"| {name} | {reason} |")
     text = with_rows(text, exact, num_types=len(found))
     text = _put(text, "refused", "| model_type | why not |\n|---|---|\n" + "\n".join(refused) + "\n")

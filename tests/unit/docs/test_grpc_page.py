@@ -92,7 +92,10 @@ def test_the_codes_are_those_of_grpc_and_all_of_ours_are_explained() -> None:
         ("pagoda.v1.Inference", f"streams of up to {event_ids.MAX_SEQUENCES} sequences"),
         ("pagoda.v1.Scheduler", f"{outbox.MAX_BACKLOG:,} unread messages"),
         ("pagoda.v1.Scheduler", f"{outbox.MAX_UNTAKEN:,} unread steps or {outbox.MAX_UNTAKEN_BYTES >> 20} MiB,"),
-        ("pagoda.v1.Scheduler", f"once every {engine_session.ACK_EVERY} messages or {engine_session.ACK_BYTES >> 20} MiB,"),
+        (
+            "pagoda.v1.Scheduler",
+            f"once every {engine_session.ACK_EVERY} messages or {engine_session.ACK_BYTES >> 20} MiB,",
+        ),
         ("pagoda.v1.Scheduler", f"(`acknowledges_every`, {outbox.DEFAULT_ACKNOWLEDGES_EVERY} if not"),
         ("pagoda.v1.Scheduler", f"at most {engine_session.ACK_DELAY_S:g} s late"),
         ("pagoda.v1.Scheduler", f"wait {engine_session.HELLO_TIMEOUT_S:g} s for the hello"),

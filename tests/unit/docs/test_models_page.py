@@ -1,10 +1,13 @@
 """docs/models.md agrees with the registry, and with the transformers that it was written for."""
 
+from pathlib import Path
+
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pagoda_worker.models.registry import FAMILIES, MODEL_TYPES
 from tests.models.models_table import PAGE, read_refused, read_rows
 
+ROOT = Path(__file__).parents[3]
 TEXT = PAGE.read_text(encoding="utf-8")
 ROWS = read_rows(TEXT)
 REFUSED = read_refused(TEXT)
@@ -28,4 +31,5 @@ def test_every_type_of_transformers_is_in_one_of_the_tables() -> None:
 
 def test_the_page_counts_its_rows() -> None:
     assert f"{len(ROWS)} of {len(ROWS) + len(REFUSED)} types run." in TEXT
+    assert f"**{len(ROWS)} model types.**" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(ROWS) >= 100

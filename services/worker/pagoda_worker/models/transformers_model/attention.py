@@ -66,7 +66,7 @@ class PassingCache(Cache):  # type: ignore[misc]  # transformers: Any
         return query_length, 0
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
-        raise ModelLoadError("it keeps a state of its own beside keys and values")
+        raise ModelLoadError("its layers cache more than keys and values")
 
     get_conv_state = update_conv_state = get_recurrent_state = update_recurrent_state = _refuse
     update_indexer = has_previous_state = _refuse
@@ -177,7 +177,7 @@ def _check(module: nn.Module, query: Tensor, mask: Any, others: dict[str, Any]) 
     if is_bidirectional and not is_known:
         raise ModelLoadError("its attention is not causal")
     if mask is not None and not isinstance(mask, MaskRule):
-        raise ModelLoadError("it makes attention masks of its own")
+        raise ModelLoadError("it uses custom attention masks")
     unknown = [name for name, value in others.items() if name not in HARMLESS and value is not None]
     if isinstance(mask, MaskRule) and not mask.is_known:
         raise ModelLoadError("its attention masks are neither causal nor sliding windows")
@@ -196,7 +196,7 @@ def _mask(*args: Any, mask_function: Any, local_size: int | None = None, **other
     if running.has_masks:
         return rule
     if rule != MaskRule(None):
-        raise ModelLoadError("it makes attention masks of its own")
+        raise ModelLoadError("it uses custom attention masks")
     return None
 
 

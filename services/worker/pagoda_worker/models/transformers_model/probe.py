@@ -60,7 +60,7 @@ def probe(backbone: PreTrainedModel) -> Seen:
             what.
     """
     if "position_ids" not in inspect.signature(backbone.forward).parameters and not give_positions(backbone):
-        raise ModelLoadError("it takes no positions")
+        raise ModelLoadError("its forward pass takes no positions")
     try:
         return _probe(backbone, has_masks=True)
     except _LooksAtMasksError:  # most of these only check their shape, and take none
@@ -87,9 +87,9 @@ def _probe(backbone: PreTrainedModel, *, has_masks: bool) -> Seen:
         if MaskRule.__name__ in str(error):
             raise _LooksAtMasksError from error
         if not has_masks:
-            raise ModelLoadError("it makes attention masks of its own") from error
+            raise ModelLoadError("it uses custom attention masks") from error
         if PassingCache.__name__ in str(error):
-            raise ModelLoadError("it keeps a state of its own beside keys and values") from error
+            raise ModelLoadError("its layers cache more than keys and values") from error
         raise ModelLoadError(_untraced(error)) from error
     finally:
         CURRENT.running = None
@@ -98,7 +98,7 @@ def _probe(backbone: PreTrainedModel, *, has_masks: bool) -> Seen:
     if not running.layers:
         raise ModelLoadError("its attention does not go through transformers' AttentionInterface")
     if given.module is None:
-        raise ModelLoadError("its module gives no final hidden states")
+        raise ModelLoadError("its module returns no final hidden states")
     _check_layers(backbone, running)
     return Seen(
         layers=tuple(running.layers),
@@ -114,8 +114,8 @@ def _untraced(error: Exception) -> str:
     """Why a pass without values ended, by where it did."""
     name = part_at_fault(error) or "module"
     if isinstance(error, (AssertionError, TypeError, ValueError)):  # of what it was called with
-        return f"its {name} takes something else than token ids and their positions"
-    return f"its {name} cannot run without values, so what it does cannot be seen"
+        return f"its {name} needs inputs other than token ids and positions"
+    return f"its {name} cannot run on the meta device, so its attention cannot be checked"
 
 
 def _check_layers(backbone: PreTrainedModel, running: Probe) -> None:
