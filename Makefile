@@ -49,6 +49,7 @@ lint: install
 
 docs: install
 	$(BIN)/python scripts/docs_pages.py
+	$(BIN)/python -m benchmarks.page
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "site/index.html"
 

@@ -119,7 +119,7 @@ def _setting(action: argparse.Action) -> tuple[str, str, str, str]:
     flag = next(name for name in action.option_strings if name.startswith("--"))
     value = f" {action.metavar}" if isinstance(action.metavar, str) else ""
     if action.choices is not None:
-        value = f" {{{','.join(map(str, action.choices))}}}"
+        value = f" {{{', '.join(map(str, action.choices))}}}"
     text = re.sub(r" ?\(default: .*\)$", "", action.help or "")
     default = re.search(r"\(default: (.*)\)$", action.help or "")
     shown = default[1] if default else ""
