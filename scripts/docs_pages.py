@@ -34,10 +34,13 @@ from pagoda.v1 import types_pb2
 from pagoda_common.config import flag_tables
 from pagoda_common.config.settings import option_actions
 from pagoda_common.metrics.engine_metrics import EngineCollector
+from pagoda_frontend.__main__ import make_parser as frontend_parser
 from pagoda_frontend.http.app import make_app
 from pagoda_frontend.observability.metrics import ConnectionCollector, RequestMetrics
 from pagoda_frontend.requests.models import Models
+from pagoda_scheduler.__main__ import make_parser as scheduler_parser
 from pagoda_scheduler.observability.metrics import GroupCollector, HistogramTimeline, LoraCollector
+from pagoda_worker.__main__ import make_parser as worker_parser
 from pagoda_worker.metrics import WorkerCollector, WorkerMetrics
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -128,6 +131,18 @@ def _setting(action: argparse.Action) -> tuple[str, str, str, str]:
     if action.default is True:
         shown = "on"
     return f"`{flag}{value}`", f"`PAGODA_{flag[2:].replace('-', '_').upper()}`", shown, text
+
+
+def service_settings() -> str:
+    """The flags that a service has and `pagoda serve` does not, by service."""
+    of_serve = option_actions(serve_parser())
+    parts = []
+    for make in (frontend_parser, scheduler_parser, worker_parser):
+        parser = make()
+        own = [action for name, action in option_actions(parser).items() if name not in (*of_serve, "die-with-parent")]
+        table = rows(("flag", "variable", "default", "what it does"), map(_setting, dict.fromkeys(own)))
+        parts.append(f"### {parser.prog}\n\n{table}")
+    return "\n\n".join(parts)
 
 
 def _title(text: str) -> str:
@@ -417,7 +432,7 @@ def _metric(family: Metric) -> tuple[str, str, str, str]:
 PARTS: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     "migration.md": (("refused calls", refused_calls), ("flags", flags), ("own flags", own_flags)),
     "python.md": (("llm", llm_calls), ("async llm", async_llm_calls), ("engine args", engine_args)),
-    "settings.md": (("settings", settings),),
+    "settings.md": (("settings", settings), ("services", service_settings)),
     "http_reference.md": (("http", http_calls),),
     "grpc_reference.md": (("grpc", grpc_calls),),
     "metrics.md": (

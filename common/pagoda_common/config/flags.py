@@ -110,7 +110,9 @@ def add_listen_flags(parser: argparse.ArgumentParser, *, port: int) -> None:
 def add_scheduler_address_flag(parser: argparse.ArgumentParser) -> None:
     """Add --scheduler, for processes without a FrontendConfig."""
     default = DEFAULT_SCHEDULER_ADDRESS
-    parser.add_argument("--scheduler", metavar="HOST:PORT", default=default, help="its address (default: %(default)s)")
+    parser.add_argument(
+        "--scheduler", metavar="HOST:PORT", default=default, help="address of the scheduler (default: %(default)s)"
+    )
 
 
 def add_child_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,5 +1,6 @@
 """``python -m pagoda_frontend --scheduler host:port``: the frontend as a process."""
 
+import argparse
 import asyncio
 import logging
 import os
@@ -50,11 +51,17 @@ async def serve(config: FrontendConfig) -> int:
         return 0
 
 
-def main() -> int:
-    """Entry point of ``pagoda-frontend``."""
+def make_parser() -> argparse.ArgumentParser:
+    """The flags of the frontend."""
     parser = ServiceParser(prog="pagoda-frontend", description="OpenAI HTTP and gRPC in front of a scheduler")
     add_frontend_flags(parser)
     add_child_flags(parser)
+    return parser
+
+
+def main() -> int:
+    """Entry point of ``pagoda-frontend``."""
+    parser = make_parser()
     args = parse_service_args(parser)
     if args.die_with_parent is not None:
         die_with_parent(args.die_with_parent)

@@ -1,5 +1,6 @@
 """``python -m pagoda_scheduler``: the engine's process."""
 
+import argparse
 import asyncio
 import logging
 import os
@@ -139,8 +140,8 @@ async def _follow_readiness(engine: Engine, server: RpcServer) -> None:
         await asyncio.sleep(HEALTH_PERIOD_S)
 
 
-def main() -> None:
-    """Command line of the scheduler."""
+def make_parser() -> argparse.ArgumentParser:
+    """The flags of the scheduler."""
     parser = ServiceParser(prog="pagoda-scheduler", description="The engine of Pagoda.")
     add_listen_flags(parser, port=50052)
     parser.add_argument(
@@ -149,6 +150,12 @@ def main() -> None:
     parser.add_argument("--metrics-port", type=int, metavar="PORT", help="port of Prometheus metrics; 0 chooses one")
     add_child_flags(parser)
     add_engine_flags(parser)
+    return parser
+
+
+def main() -> None:
+    """Command line of the scheduler."""
+    parser = make_parser()
     args = parse_service_args(parser)
     if args.die_with_parent is not None:
         die_with_parent(args.die_with_parent)

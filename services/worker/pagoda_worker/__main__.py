@@ -197,7 +197,8 @@ def _from_environment(name: str) -> int | None:
     return int(value) if value.isdigit() else None
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """The flags of the worker."""
     parser = ServiceParser(prog="pagoda-worker", description="Model execution of Pagoda.")
     add_scheduler_address_flag(parser)
     add_listen_flags(parser, port=0)
@@ -278,7 +279,7 @@ async def _serve_ranks(args: argparse.Namespace, security: SecurityConfig, obser
 
 def main() -> int:
     """Command line of the worker; the exit code."""
-    parser = _parser()
+    parser = make_parser()
     args = parse_service_args(parser)
     if args.die_with_parent is not None:
         die_with_parent(args.die_with_parent)

@@ -10,6 +10,7 @@ import pytest
 
 from pagoda import EngineArgs
 from pagoda.options.llm_options import ALIASES
+from pagoda_common.config.settings import _OTHERS
 
 ROOT = Path(__file__).parents[3]
 PAGES = ["migration.md", "python.md", "settings.md", "http_reference.md", "grpc_reference.md", "metrics.md"]
@@ -65,6 +66,19 @@ def test_every_flag_of_vllm_is_in_one_list_only(script: ModuleType) -> None:
     assert "| `--tool-server` | none |" in text
     assert not script.OWN_FLAGS & set(listed)
     assert set(script.DIFFERENT_FLAGS) <= set(listed)
+
+
+def test_what_a_service_has_beside_the_flags_of_serve_is_listed(script: ModuleType) -> None:
+    text = script.service_settings()
+    assert "| `--models NAME=HOST:PORT` | `PAGODA_MODELS` |" in text
+    assert text.index("### pagoda-scheduler") < text.index("`--metrics-port PORT`") < text.index("### pagoda-worker")
+    assert "--max-model-len" not in text
+
+
+def test_every_variable_without_a_flag_is_listed(script: ModuleType) -> None:
+    others = {name for name in _OTHERS if name != "PAGODA_HEARTBEAT_FD"}  # set by a parent for its child
+    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert [name for name in sorted(others) if f"`{name}`" not in page] == []
 
 
 def test_every_own_flag_is_a_flag(script: ModuleType) -> None:

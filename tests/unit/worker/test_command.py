@@ -13,7 +13,7 @@ from pagoda_worker.parallel.local_ranks import STOP_MARGIN_S, rank_host
 
 
 def parse(*flags: str) -> argparse.Namespace:
-    args = command._parser().parse_args([*flags])
+    args = command.make_parser().parse_args([*flags])
     command._count_ranks(args)
     return args
 

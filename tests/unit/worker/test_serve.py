@@ -110,7 +110,7 @@ class Process:
         yield self.stopped
 
     async def run(self, *flags: str, security: SecurityConfig | None = None) -> None:
-        args = command._parser().parse_args([*flags])
+        args = command.make_parser().parse_args([*flags])
         command._count_ranks(args)
         self.stopped.set()
         given = SecurityConfig() if security is None else security

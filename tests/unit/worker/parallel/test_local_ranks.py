@@ -14,7 +14,7 @@ from pagoda_worker.parallel.local_ranks import rank_services, run_ranks
 
 def flags(*words: str, security: SecurityConfig | None = None) -> list[dict[str, str]]:
     """Of each rank's command line."""
-    args = command._parser().parse_args([*words])
+    args = command.make_parser().parse_args([*words])
     command._count_ranks(args)
     services = rank_services(args, security=security or SecurityConfig(), observability=ObservabilityConfig())
     assert [each.name for each in services] == [f"rank-{args.rank + number}" for number in range(len(services))]
