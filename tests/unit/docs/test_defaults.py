@@ -101,11 +101,11 @@ def test_the_help_of_a_flag_names_its_default() -> None:
 
 POLICY, ENGINE, FRONTEND = RestartPolicy(), EngineConfig(), FrontendConfig()
 SENTENCES = [
-    ("architecture.md", r"starts a dead child again after (\S+) s", POLICY.first_delay_s),
+    ("architecture.md", r"restarts a dead service after (\S+) s", POLICY.first_delay_s),
     ("architecture.md", r"then \S+ s, and so on up to (\d+) s", POLICY.max_delay_s),
-    ("architecture.md", r"(five) seconds of life forget", POLICY.healthy_after_s),
-    ("architecture.md", r"After (ten) in a row it ends everything", POLICY.max_failures),
-    ("architecture.md", r"event loop, and (six) seconds without one", POLICY.silent_after_s),
+    ("architecture.md", r"has run for (five) seconds", POLICY.healthy_after_s),
+    ("architecture.md", r"After (ten) failures in a row", POLICY.max_failures),
+    ("architecture.md", r"killed after (six) seconds\s+without\s+one", POLICY.silent_after_s),
     ("architecture.md", r"that a signal has stopped for (a second)", POLICY.stopped_after_s),
     ("architecture.md", r"a step has no answer for (\d+) s", ENGINE.scheduler.step_watchdog_s),
     ("architecture.md", r"without a heartbeat for (ten) seconds", heartbeats.TIMEOUT_S),
@@ -114,12 +114,12 @@ SENTENCES = [
     ("architecture.md", r"--orphan-lease, (\d+) s", ENGINE.scheduler.orphan_lease_s),
     ("architecture.md", r"/v1/completions with up to (\d+) sequences", MAX_SEQUENCES),
     ("architecture.md", r"once every (\d+) messages", session.ACK_EVERY),
-    ("architecture.md", r"Beyond (\d+) messages that are not\s+acknowledged", 2 * session.ACK_EVERY),
-    ("architecture.md", r"messages or (\d+) MiB and at most", session.ACK_BYTES / 1024**2),
+    ("architecture.md", r"Beyond (\d+)\s+unacknowledged messages", 2 * session.ACK_EVERY),
+    ("architecture.md", r"messages or (\d+) MiB, and at most", session.ACK_BYTES / 1024**2),
     ("architecture.md", r"and at most (\d+) s late", session.ACK_DELAY_S),
-    ("architecture.md", r"With ([\d,]+) steps or \d+ MiB not\s+taken", outbox.MAX_UNTAKEN),
-    ("architecture.md", r"steps or (\d+) MiB not\s+taken", outbox.MAX_UNTAKEN_BYTES / 1024**2),
-    ("architecture.md", r"makes ([\d,]+) answers without taking", outbox.MAX_BACKLOG),
+    ("architecture.md", r"With ([\d,]+) unread steps or \d+ MiB", outbox.MAX_UNTAKEN),
+    ("architecture.md", r"unread steps or (\d+) MiB", outbox.MAX_UNTAKEN_BYTES / 1024**2),
+    ("architecture.md", r"A reader with ([\d,]+) unread messages", outbox.MAX_BACKLOG),
     (
         "architecture.md",
         r"stopped for more than (\d+) s misses",
