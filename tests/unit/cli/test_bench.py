@@ -142,6 +142,20 @@ def test_a_file_that_is_no_dataset_is_named(
     assert caught.value.field == "dataset_path"
 
 
+@pytest.mark.parametrize("name", ["custom", "sharegpt", "sonnet", "hf"])
+def test_a_file_that_is_not_utf_8_or_not_given_is_an_error_of_the_flag(
+    tokenizer: Tokenizer, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "latin-1.json"
+    path.write_bytes('{"prompt": "à la carte"}'.encode("latin-1"))
+    with pytest.raises(ConfigError, match="cannot read the dataset: 'utf-8' codec can't decode") as caught:
+        read_dataset(arguments("--dataset-name", name, "--dataset-path", str(path)), tokenizer, num_prompts=2)
+    assert caught.value.field == "dataset_path"
+    with pytest.raises(ConfigError, match=f"--dataset-name {name} needs --dataset-path") as caught:
+        read_dataset(arguments("--dataset-name", name), tokenizer, num_prompts=2)
+    assert caught.value.field == "dataset_path"
+
+
 @pytest.mark.parametrize("burstiness", [0.3, 1.0, 10.0])
 def test_send_times_meet_the_rate_and_are_as_bursty_as_asked(burstiness: float) -> None:
     times = list(send_times(2000, request_rate=50, burstiness=burstiness, seed=1))
