@@ -1,9 +1,11 @@
 """The command as a whole: what there is, exit codes, completion."""
 
+import argparse
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,6 +134,19 @@ def test_what_cannot_be_served_ends_with_2(monkeypatch: pytest.MonkeyPatch, erro
 def test_each_shell_gets_its_completion(shell: str, marker: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     assert marker in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_shell_that_asks_finds_the_flags_of_every_command(monkeypatch: pytest.MonkeyPatch, is_asked: bool) -> None:
+    monkeypatch.delenv("_ARGCOMPLETE", raising=False)
+    if is_asked:
+        monkeypatch.setenv("_ARGCOMPLETE", "1")
+    for command in COMMANDS:
+        parser: Any = make_parser()
+        for word in command.name.split():
+            [subparsers] = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+            parser = subparsers.choices[word]
+        assert ("--config" in parser._option_string_actions) is is_asked, command.name
 
 
 @pytest.mark.parametrize(
