@@ -5,7 +5,8 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from pagoda.commands.arguments import CommandParser, _last_value
 from pagoda.options.vllm_options import OPTIONS, REFUSED_FLAGS
 from pagoda.server import early_checks, local_server
 from pagoda.server.local_stack import LocalStack, _within_reach
+from pagoda.server.startup_table import StartupTable
 from pagoda_common.config.engine_config import EngineConfig, ModelConfig
 from pagoda_common.config.frontend_config import FrontendConfig
+from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.config.security_config import SecurityConfig
 from pagoda_common.errors import ConfigError, ModelLoadError, PagodaError
 from pagoda_common.process.supervisor import BackOff, RestartPolicy, Service, Supervisor
@@ -158,6 +161,48 @@ async def test_serve_ends_with_the_code_of_what_happened(
     with caplog.at_level(logging.ERROR):
         assert await serve.serve(stack()) == expected
     assert said in caplog.text + capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("log_format", "shown"),
+    [
+        ("text", ["worker    | INFO 1 ready", 'worker    | {"a": 1}']),
+        ("json", ['{"service": "worker", "message": "INFO 1 worker: ready"}', '{"a": 1}']),
+    ],
+)
+@pytest.mark.parametrize("has_table", [False, True])
+async def test_serve_shows_the_lines_of_its_services_in_the_log_format(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    log_format: Any,
+    shown: list[str],
+    has_table: bool,
+) -> None:
+    running = Running()
+    marks: list[str | None] = []
+
+    def supervisor(*, services: Any, output: Any) -> Running:
+        marks.extend(service.environment.get("PAGODA_STARTUP_MARKS") for service in services)
+        for line in ("INFO 1 worker: ready", "startup mark 5.0 weights", '{"a": 1}'):
+            output("worker", line)
+        return running
+
+    async def at_once(*_: Any) -> None:
+        asyncio.get_running_loop().call_soon(running.stop)
+
+    monkeypatch.setattr(serve, "Supervisor", supervisor)
+    monkeypatch.setattr(serve, "stop_on_signals", lambda _: nullcontext())
+    monkeypatch.setattr(serve, "find_load_fault", never)
+    monkeypatch.setattr(LocalStack, "wait_until_ready", at_once)
+    one = stack()
+    one = replace(one, engine=replace(one.engine, observability=ObservabilityConfig(log_format=log_format)))
+    assert await serve.serve(one, StartupTable() if has_table else None) == 0
+    printed = capsys.readouterr()
+    lines = printed.err.splitlines()
+    assert [line for line in lines if "startup mark" not in line] == shown
+    assert any("startup mark" in line for line in lines) is not has_table, "a table keeps the marks"
+    assert (" weights " in printed.out) is has_table
+    assert set(marks) == {"1" if has_table else None}
 
 
 def test_addresses_of_a_stack() -> None:
