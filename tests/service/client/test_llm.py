@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,13 +126,15 @@ def test_each_request_draws_another_seed_the_same_in_each_run(
     scheduler_thread: FakeSchedulerThread, fake: FakeScheduler
 ) -> None:
     seeds = []
-    for _ in range(2):
-        with LLM(address=scheduler_thread.address, seed=5) as llm:
+    owns: list[dict[str, Any]] = [{"seed": 5}, {"seed": 5}, {"seed": 6}, {"seed": 0}, {}]
+    for own in owns:
+        with LLM(address=scheduler_thread.address, **own) as llm:
             fake.submits.clear()
             llm.generate(["a", "b"], PARAMS, use_tqdm=False)
             seeds.append([submit.sampling_params.seed for submit in fake.submits])
     assert seeds[0] == seeds[1]
-    assert len(set(seeds[0])) == 2
+    assert seeds[3] == seeds[4], "the default"
+    assert len({seed for pair in seeds for seed in pair}) == 6, "other requests and other engines draw others"
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ class Loop:
 
 
 def test_the_stepping_engine_gives_each_request_its_arguments(tokenizer: Tokenizer) -> None:
-    harness, loop = Harness(tokenizer, address="a:1"), Loop()
+    harness, loop = Harness(tokenizer, address="a:1", seed=3), Loop()
     engine = LLMEngine(harness.llm_async, cast("Any", loop))
     style, text = LoRARequest("style", 1, "/s"), "one two three"
     assert engine.step() == []
@@ -92,7 +92,7 @@ def test_the_stepping_engine_gives_each_request_its_arguments(tokenizer: Tokeniz
     assert engine.get_num_unfinished_requests() == 3
     first, second, third = harness.requests
     assert (first.request_id, first.priority, first.lora, first.sampling_params.seed) == ("a", 7, style.adapter, 4)
-    draw = random.Random(0)
+    draw = random.Random(3)
     drawn = [draw.getrandbits(63) for _ in range(2)]
     assert [second.sampling_params.seed, third.sampling_params.seed] == drawn
     assert given.seed is None
