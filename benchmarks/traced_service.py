@@ -62,7 +62,7 @@ def _trace_scheduler() -> None:
 
 def _trace_frontend() -> None:
     from pagoda_common.engine.stream import EngineStream
-    from pagoda_frontend.http.sse import EventStream
+    from pagoda_frontend.http.answers.sse import EventStream
 
     wake = EngineStream.wake
 

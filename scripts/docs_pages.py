@@ -31,13 +31,13 @@ from pagoda.options.engine_args import EngineArgs
 from pagoda.options.llm_options import ALIASES, CONFIGS, UNBOUNDED
 from pagoda.options.vllm_options import OPTIONS, REFUSED_FLAGS, VllmOption
 from pagoda.v1 import types_pb2
-from pagoda_common.config import flag_tables
-from pagoda_common.config.settings import option_actions
+from pagoda_common.config.flags import tables as flag_tables
+from pagoda_common.config.flags.settings import option_actions
 from pagoda_common.metrics.engine_metrics import EngineCollector
 from pagoda_frontend.__main__ import make_parser as frontend_parser
 from pagoda_frontend.http.app import make_app
 from pagoda_frontend.observability.metrics import ConnectionCollector, RequestMetrics
-from pagoda_frontend.requests.models import Models
+from pagoda_frontend.serving.models import Models
 from pagoda_scheduler.__main__ import make_parser as scheduler_parser
 from pagoda_scheduler.observability.metrics import GroupCollector, HistogramTimeline, LoraCollector
 from pagoda_worker.__main__ import make_parser as worker_parser

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pagoda_common.config.checkpoint.model_files import resolve_model
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
-from pagoda_common.config.model_files import resolve_model
 
 FILE = "model.safetensors"
 

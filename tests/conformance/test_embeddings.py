@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from pagoda_common.config.model_files import resolve_model
+from pagoda_common.config.checkpoint.model_files import resolve_model
 from tests.conformance.api import API_KEYS, MAX_MODEL_LEN, MODEL, PROMPT, Api
 
 EMBEDDINGS = "/v1/embeddings"

@@ -7,8 +7,8 @@ import pytest
 import torch
 import transformers
 
+from pagoda_common.config.checkpoint.model_files import resolve_model
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from pagoda_common.config.model_files import resolve_model
 from pagoda_common.engine.client import EngineRequest
 from pagoda_common.params.outputs import Embedding
 from pagoda_common.params.pooling_params import PoolingParams

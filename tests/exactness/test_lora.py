@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from pagoda_common.config.checkpoint.model_files import EMBEDDED_MODEL, resolve_model
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.config.lora_config import LoraConfig
-from pagoda_common.config.model_files import EMBEDDED_MODEL, resolve_model
 from pagoda_common.config.speculative_config import SpeculativeConfig
 from pagoda_common.engine.client import EngineRequest
 from pagoda_common.params.beam_search import BeamSearchParams

@@ -4,7 +4,7 @@ import argparse
 import os
 import time
 
-from pagoda_common.config.flags import add_child_flags
+from pagoda_common.config.flags.flags import add_child_flags
 from pagoda_common.process.children import die_with_parent
 
 if __name__ == "__main__":

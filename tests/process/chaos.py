@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from signal import SIGKILL, SIGSTOP, Signals
 
-from pagoda_common.config.model_files import EMBEDDED_MODEL, resolve_model
+from pagoda_common.config.checkpoint.model_files import EMBEDDED_MODEL, resolve_model
 from tests.process.chaos_clients import Progress, stream_all
 from tests.process.chaos_requests import MODEL, ChaosRequest, make_requests
 from tests.process.chaos_stack import ChaosStack

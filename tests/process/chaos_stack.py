@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import grpc.aio
 
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc
-from pagoda_common.config.flags import frontend_config_to_argv
+from pagoda_common.config.flags.flags import frontend_config_to_argv
 from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.process.children import free_port, service_command
 from pagoda_common.process.supervisor import Child, RestartPolicy, Service, Supervisor

@@ -12,14 +12,14 @@ NUMBERS: dict[str, dict[str, float]] = {
     "pagoda_common.config.engine_config": {
         "FIT_MEMORY": -1,
     },
-    "pagoda_common.config.settings": {
+    "pagoda_common.config.flags.settings": {
         "MISSPELLED": 0.85,
     },
     "pagoda_common.config.speculative_config": {
         "MAX_DRAFT_TOKENS": 64,
         "MAX_NGRAM": 32,
     },
-    "pagoda_common.config.translated_files": {
+    "pagoda_common.config.checkpoint.translated_files": {
         "VERSION": 1,
     },
     "pagoda_common.engine.client": {
@@ -249,7 +249,7 @@ NUMBERS: dict[str, dict[str, float]] = {
         "DISCARD_S": 10.0,
         "MAX_NESTING": 200,
     },
-    "pagoda_frontend.http.body_watch": {
+    "pagoda_frontend.http.connection.body_watch": {
         "GRACE_S": 5.0,
         "MIN_BYTES_PER_S": 50000,
         "FRAMING_BYTES": 64 * 1024,
@@ -260,22 +260,22 @@ NUMBERS: dict[str, dict[str, float]] = {
     "pagoda_frontend.http.errors": {
         "MAX_MESSAGE_CHARS": 2000,
     },
-    "pagoda_frontend.http.http_protocol": {
+    "pagoda_frontend.http.connection.http_protocol": {
         "LARGE_HEAD_BYTES": 64 * 1024,
         "MAX_PIPELINED": 64,
     },
-    "pagoda_frontend.http.https": {
+    "pagoda_frontend.http.connection.https": {
         "POLL_S": 1.0,
     },
-    "pagoda_frontend.http.lingering": {
+    "pagoda_frontend.http.connection.lingering": {
         "LINGER_S": 10.0,
         "LINGER_BYTES": 32 * 1024**2,
     },
-    "pagoda_frontend.http.opening": {
+    "pagoda_frontend.http.answers.opening": {
         "PATIENCE_S": 1.0,
         "MAX_TIMEOUT_PATIENCE_S": 10.0,
     },
-    "pagoda_frontend.http.operations": {
+    "pagoda_frontend.http.operators.operations": {
         "TOKEN_BYTES": 16,
     },
     "pagoda_frontend.http.server": {
@@ -284,7 +284,7 @@ NUMBERS: dict[str, dict[str, float]] = {
         "POLL_S": 0.02,
         "EVENT_BYTES": 16 * 1024,
     },
-    "pagoda_frontend.http.sleep_mode": {
+    "pagoda_frontend.http.operators.sleep_mode": {
         "NEWS_TIMEOUT_S": 2.0,
         "NEWS_POLL_S": 0.01,
     },
@@ -349,7 +349,7 @@ NUMBERS: dict[str, dict[str, float]] = {
         "STARTED_IN_A_TURN": 16,
         "MAX_ARRIVED": 64,
     },
-    "pagoda_frontend.requests.serving": {
+    "pagoda_frontend.serving.serving": {
         "RETRY_AFTER_S": 1.0,
         "LOAD_RETRY_S": 5.0,
     },

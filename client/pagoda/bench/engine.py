@@ -8,7 +8,7 @@ from typing import Any
 
 from pagoda.llm.llm import LLM
 from pagoda.options.vllm_options import add_vllm_flags, check_vllm_args
-from pagoda_common.config.flags import add_engine_flags, add_worker_flags, config_errors, engine_config_from_args
+from pagoda_common.config.flags.flags import add_engine_flags, add_worker_flags, config_errors, engine_config_from_args
 from pagoda_common.errors import PagodaError
 
 

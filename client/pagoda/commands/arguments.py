@@ -9,8 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from pagoda.options.vllm_options import REFUSED_FLAGS
-from pagoda_common.config.flag_words import as_typed, dashed
-from pagoda_common.config.settings import SettingError, environment_defaults, file_defaults, misspelled, option_actions
+from pagoda_common.config.flags.settings import (
+    SettingError,
+    environment_defaults,
+    file_defaults,
+    misspelled,
+    option_actions,
+)
+from pagoda_common.config.flags.words import as_typed, dashed
 
 CONFIG_FLAG = "--config"
 MAX_USAGE_FLAGS = 8

@@ -17,7 +17,7 @@ from pagoda.bench.load import ENDPOINTS, Load, RequestResult, send_all, send_one
 from pagoda.bench.requests import SampleRequest
 from pagoda.commands.arguments import CommandParser
 from pagoda.http.http_client import AsyncHttpClient
-from pagoda_common.config.flags import config_errors
+from pagoda_common.config.flags.flags import config_errors
 from pagoda_common.errors import ConfigError, NotReady, PagodaError
 from pagoda_common.text.tokenizer import Tokenizer
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pagoda.bench.datasets import add_dataset_arguments, read_dataset
 from pagoda.bench.engine import add_engine_arguments, make_llm, save_json
-from pagoda_common.config.flags import config_errors
+from pagoda_common.config.flags.flags import config_errors
 from pagoda_common.params.sampling_params import SamplingParams
 
 

@@ -20,7 +20,7 @@ from pagoda.server.local_stack import LocalStack
 from pagoda.server.output import drop_unwritable, show
 from pagoda.server.startup_table import StartupTable
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
-from pagoda_common.config.flags import (
+from pagoda_common.config.flags.flags import (
     add_serve_flags,
     config_errors,
     engine_config_from_args,

@@ -14,7 +14,7 @@ from pagoda.top.frame import draw
 from pagoda.top.sample import Sample
 from pagoda.top.source import FrontendSource, SchedulerSource, Source
 from pagoda.top.text import Paint
-from pagoda_common.config.flags import add_security_flags, config_errors, security_config_from_args
+from pagoda_common.config.flags.flags import add_security_flags, config_errors, security_config_from_args
 from pagoda_common.errors import NotReady
 
 DEFAULT_URL = "http://127.0.0.1:8000"

@@ -40,8 +40,8 @@ from pagoda.options.refusals import RefusedCalls, refuse_extras
 from pagoda.server.engine_process import PrivateEngine
 from pagoda.server.service_token import with_token
 from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
+from pagoda_common.config.checkpoint.generation_config import resolve_generation_config
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
-from pagoda_common.config.generation_config import resolve_generation_config
 from pagoda_common.config.pooler_config import pooler_config
 from pagoda_common.config.structured_outputs_config import structured_outputs_defaults
 from pagoda_common.engine.client import EngineClient, EngineRequest

@@ -7,7 +7,7 @@ from typing import Any, Self
 from pagoda.options.llm_options import ALIASES, FIELDS, engine_config_from_options
 from pagoda.options.vllm_options import OPTIONS, define_vllm_flags
 from pagoda_common.config.engine_config import EngineConfig
-from pagoda_common.config.flags import add_engine_flags, add_worker_flags
+from pagoda_common.config.flags.flags import add_engine_flags, add_worker_flags
 
 _NAMES = ("model", *sorted((FIELDS | ALIASES.keys()) - {"model"}))
 _Fields: Any = make_dataclass("_Fields", [(name, Any, None) for name in _NAMES])

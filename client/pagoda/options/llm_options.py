@@ -8,6 +8,7 @@ from typing import Any
 
 from pagoda.config import PoolerConfig
 from pagoda.options.vllm_options import BY_NAME
+from pagoda_common.config.checkpoint.model_files import with_room_for_prompts
 from pagoda_common.config.engine_config import (
     FIT_MEMORY,
     CacheConfig,
@@ -16,14 +17,13 @@ from pagoda_common.config.engine_config import (
     ParallelConfig,
     SchedulerConfig,
 )
-from pagoda_common.config.flag_tables import (
+from pagoda_common.config.flags.tables import (
     parse_attention_backend,
     parse_dtype,
     parse_load_format,
     parse_model_impl,
 )
 from pagoda_common.config.lora_config import LoraConfig
-from pagoda_common.config.model_files import with_room_for_prompts
 from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.config.security_config import TOKEN_VARIABLE, SecurityConfig
 from pagoda_common.config.speculative_config import speculative_config

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pagoda.server.known_architectures import installed_architectures, known_architectures, transformers_may_know
+from pagoda_common.config.checkpoint.generation_config import parse_object
+from pagoda_common.config.checkpoint.model_files import resolve_model, why_no_config
 from pagoda_common.config.engine_config import EngineConfig
-from pagoda_common.config.generation_config import parse_object
-from pagoda_common.config.model_files import resolve_model, why_no_config
 from pagoda_common.errors import ConfigError, ModelLoadError
 
 MAX_TOKENIZER_BYTES = 16 << 20

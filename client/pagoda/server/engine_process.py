@@ -9,7 +9,7 @@ from pagoda.server.load_fault import find_load_fault
 from pagoda.server.service_token import token_environment
 from pagoda.server.worker_services import with_standby, worker_services
 from pagoda_common.config.engine_config import EngineConfig
-from pagoda_common.config.flags import engine_config_to_argv
+from pagoda_common.config.flags.flags import engine_config_to_argv
 from pagoda_common.engine.client import EngineClient
 from pagoda_common.errors import ModelLoadError
 from pagoda_common.process.children import free_port, service_command

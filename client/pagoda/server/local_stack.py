@@ -16,7 +16,7 @@ from pagoda.server.load_fault import not_ready_reason
 from pagoda.server.service_token import token_environment, with_token
 from pagoda.server.worker_services import with_standby, worker_services
 from pagoda_common.config.engine_config import EngineConfig
-from pagoda_common.config.flags import engine_config_to_argv, frontend_config_to_argv
+from pagoda_common.config.flags.flags import engine_config_to_argv, frontend_config_to_argv
 from pagoda_common.config.frontend_config import (
     API_KEY_VARIABLE,
     OPERATOR_KEY_VARIABLE,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pagoda.server.service_token import token_environment
 from pagoda_common.config.engine_config import EngineConfig
-from pagoda_common.config.flags import observability_config_to_argv, security_config_to_argv
+from pagoda_common.config.flags.flags import observability_config_to_argv, security_config_to_argv
 from pagoda_common.process.children import service_command
 from pagoda_common.process.supervisor import Service
 

@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import Any
 
-from pagoda_common.config.flag_words import dashed
+from pagoda_common.config.flags.words import dashed
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):

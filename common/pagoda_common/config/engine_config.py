@@ -6,7 +6,7 @@ What is measured at run time (number of blocks, the checkpoint's context length)
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
-from pagoda_common.config.generation_config import parse_object
+from pagoda_common.config.checkpoint.generation_config import parse_object
 from pagoda_common.config.kv_events_config import kv_events_config
 from pagoda_common.config.lora_config import LoraConfig
 from pagoda_common.config.observability_config import ObservabilityConfig

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
+from pagoda_common.config.checkpoint.generation_config import parse_object
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.config.frontend_models import parse_models
-from pagoda_common.config.generation_config import parse_object
 from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.config.security_config import SecurityConfig, ServerSecurity
 from pagoda_common.config.structured_outputs_config import structured_outputs_defaults

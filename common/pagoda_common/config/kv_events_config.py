@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from pagoda_common.config.generation_config import parse_object
+from pagoda_common.config.checkpoint.generation_config import parse_object
 from pagoda_common.errors import ConfigError
 
 _FIELD = "kv_events_config"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from pagoda_common.config.generation_config import parse_object
+from pagoda_common.config.checkpoint.generation_config import parse_object
 from pagoda_common.errors import ConfigError
 from pagoda_common.params.pooling_params import TASKS, PoolingTask
 

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pagoda_common.config.generation_config import parse_object
+from pagoda_common.config.checkpoint.generation_config import parse_object
 from pagoda_common.errors import ConfigError
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
 

@@ -15,7 +15,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from pagoda.v1 import scheduler_pb2, types_pb2
-from pagoda_common.config.weights_source import WeightsSource
+from pagoda_common.config.checkpoint.weights_source import WeightsSource
 from pagoda_common.engine.interface import ModelSummary
 from pagoda_common.engine.stream import AdoptedRequest, AdoptedSequence
 from pagoda_common.errors import Code, InvalidRequest, PagodaError, ShareFull

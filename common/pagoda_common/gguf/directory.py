@@ -6,7 +6,7 @@ import re
 import struct
 from pathlib import Path
 
-from pagoda_common.config.translated_files import TOKENIZER_FAULT, translated_directory
+from pagoda_common.config.checkpoint.translated_files import TOKENIZER_FAULT, translated_directory
 from pagoda_common.errors import ModelLoadError
 from pagoda_common.gguf.config import ROPE_FACTORS, model_config
 from pagoda_common.gguf.file import GgufFile

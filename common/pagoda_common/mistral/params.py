@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pagoda_common.config.translated_files import translated_directory
+from pagoda_common.config.checkpoint.translated_files import translated_directory
 from pagoda_common.errors import ModelLoadError
 
 PARAMS = "params.json"

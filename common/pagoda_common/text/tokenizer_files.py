@@ -8,8 +8,8 @@ from typing import Any, Self
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as FastTokenizer
 
-from pagoda_common.config.model_files import resolve_model
-from pagoda_common.config.translated_files import TOKENIZER_FAULT
+from pagoda_common.config.checkpoint.model_files import resolve_model
+from pagoda_common.config.checkpoint.translated_files import TOKENIZER_FAULT
 from pagoda_common.errors import ModelLoadError
 from pagoda_common.mistral.tekken import SPECIAL_TOKENS, TEKKEN, load_tekken, tekken_template
 from pagoda_common.text.prompt_files import FILE as PROMPTS_FILE

@@ -8,9 +8,14 @@ from dataclasses import replace
 
 import uvloop
 
-from pagoda_common.config.flags import add_child_flags, add_frontend_flags, config_errors, frontend_config_from_args
+from pagoda_common.config.flags.flags import (
+    add_child_flags,
+    add_frontend_flags,
+    config_errors,
+    frontend_config_from_args,
+)
+from pagoda_common.config.flags.settings import ServiceParser, parse_service_args
 from pagoda_common.config.frontend_config import API_KEY_VARIABLE, OPERATOR_KEY_VARIABLE, FrontendConfig
-from pagoda_common.config.settings import ServiceParser, parse_service_args
 from pagoda_common.process.children import die_with_parent, raise_file_limit
 from pagoda_common.process.heartbeat import beat
 from pagoda_common.process.idle_memory import without_collections

@@ -12,15 +12,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from pagoda.v1 import scheduler_pb2_grpc
 from pagoda_common.config.engine_config import EngineConfig, SchedulerConfig
-from pagoda_common.config.flags import (
+from pagoda_common.config.flags.flags import (
     add_child_flags,
     add_engine_flags,
     add_listen_flags,
     config_errors,
     engine_config_from_args,
 )
+from pagoda_common.config.flags.settings import ServiceParser, parse_service_args
 from pagoda_common.config.security_config import UNGUARDED
-from pagoda_common.config.settings import ServiceParser, parse_service_args
 from pagoda_common.metrics.engine_metrics import EngineCollector
 from pagoda_common.metrics.server import process_registry, serve_metrics
 from pagoda_common.metrics.tracing import make_tracer

@@ -9,7 +9,7 @@ import socket
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from pagoda_common.config.flags import (
+from pagoda_common.config.flags.flags import (
     add_child_flags,
     add_listen_flags,
     add_observability_flags,
@@ -19,9 +19,9 @@ from pagoda_common.config.flags import (
     observability_config_from_args,
     security_config_from_args,
 )
+from pagoda_common.config.flags.settings import ServiceParser, parse_service_args
 from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.config.security_config import UNGUARDED, SecurityConfig, host_of, is_local, is_loopback
-from pagoda_common.config.settings import ServiceParser, parse_service_args
 from pagoda_common.errors import ConfigError
 from pagoda_common.metrics.server import process_registry, serve_metrics
 from pagoda_common.process.children import die_with_parent

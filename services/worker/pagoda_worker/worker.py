@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 
+from pagoda_common.config.checkpoint.weights_source import WeightsSource
 from pagoda_common.config.engine_config import EngineConfig
-from pagoda_common.config.weights_source import WeightsSource
 from pagoda_common.errors import ConfigError, OutOfMemory, StaleEpoch
 from pagoda_common.grammar.bounded_grammar import BoundedCompiler
 from pagoda_common.process.startup_marks import mark

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from pagoda import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from pagoda_common.config.checkpoint.model_files import resolve_model
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
-from pagoda_common.config.model_files import resolve_model
 from pagoda_common.errors import InvalidRequest, ModelLoadError
 
 PROMPTS = [f"Story {i}: Once upon a time" for i in range(8)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pagoda_common.config.model_files import resolve_model
+from pagoda_common.config.checkpoint.model_files import resolve_model
 from pagoda_common.process.children import free_port
 from tests.process.stack import MODULES, ask, get_status, poll_until
 

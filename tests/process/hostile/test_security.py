@@ -16,7 +16,7 @@ import pytest
 
 from pagoda import AsyncLLM, SamplingParams
 from pagoda.v1 import inference_pb2, inference_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
-from pagoda_common.config.flags import security_config_to_argv
+from pagoda_common.config.flags.flags import security_config_to_argv
 from pagoda_common.config.security_config import SecurityConfig
 from pagoda_common.process.children import free_port
 from pagoda_common.rpc.channels import connect, connect_blocking

@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pagoda.v1 import worker_pb2
-from pagoda_common.config.model_files import resolve_model
+from pagoda_common.config.checkpoint.model_files import resolve_model
 from pagoda_common.process.children import free_port
 from pagoda_common.rpc.service import LIVENESS
 from pagoda_worker.parallel import tensor_parallel

@@ -13,8 +13,8 @@ import pytest
 from pagoda.server import early_checks
 from pagoda.server.early_checks import check_early
 from pagoda.server.known_architectures import known_architectures
+from pagoda_common.config.checkpoint.model_files import resolve_model
 from pagoda_common.config.engine_config import EngineConfig, ModelConfig, ParallelConfig
-from pagoda_common.config.model_files import resolve_model
 from pagoda_common.errors import ConfigError
 from pagoda_worker.models.registry import FAMILIES, TOKEN_VECTORS
 

@@ -6,8 +6,7 @@ from dataclasses import fields, replace
 import pytest
 
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from pagoda_common.config.flag_tables import parse_bytes, parse_count
-from pagoda_common.config.flags import (
+from pagoda_common.config.flags.flags import (
     add_engine_flags,
     add_frontend_flags,
     add_serve_flags,
@@ -17,6 +16,7 @@ from pagoda_common.config.flags import (
     frontend_config_from_args,
     frontend_config_to_argv,
 )
+from pagoda_common.config.flags.tables import parse_bytes, parse_count
 from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.config.security_config import SecurityConfig
 from pagoda_common.errors import ConfigError

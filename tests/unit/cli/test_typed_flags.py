@@ -7,8 +7,8 @@ import pytest
 from pagoda.cli import make_parser
 from pagoda.commands.serve import plan
 from pagoda.options.llm_options import engine_config_from_options
-from pagoda_common.config.flag_words import as_typed, dashed
-from pagoda_common.config.flags import engine_config_from_args
+from pagoda_common.config.flags.flags import engine_config_from_args
+from pagoda_common.config.flags.words import as_typed, dashed
 
 
 def test_underscores_are_dashes_but_in_values_and_known_flags() -> None:

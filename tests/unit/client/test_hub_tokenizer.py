@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from pagoda.llm.hub_tokenizer import HubTokenizer
+from pagoda_common.config.checkpoint.model_files import resolve_model
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
-from pagoda_common.config.model_files import resolve_model
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.text.tokenizer import Tokenizer
 

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from pagoda.v1 import types_pb2
-from pagoda_common.config.flags import add_frontend_flags, frontend_config_from_args
+from pagoda_common.config.flags.flags import add_frontend_flags, frontend_config_from_args
+from pagoda_common.config.flags.settings import ServiceParser, parse_service_args
 from pagoda_common.config.frontend_config import FrontendConfig
-from pagoda_common.config.settings import ServiceParser, parse_service_args
 from pagoda_common.metrics.engine_metrics import EngineCollector
 from tests.unit.deploy.charts import CHART, MATRIX, SETS, SHARED, TLS, TWO_MODELS, UNRESTRICTED, named, pods, render
 from tests.unit.deploy.charts import with_weights as weighted

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
-from pagoda_common.config.flags import add_frontend_flags, frontend_config_from_args
+from pagoda_common.config.flags.flags import add_frontend_flags, frontend_config_from_args
+from pagoda_common.config.flags.settings import ServiceParser, parse_service_args
 from pagoda_common.config.frontend_config import FrontendConfig
-from pagoda_common.config.settings import ServiceParser, parse_service_args
 
 ROOT = Path(__file__).parents[3]
 SERVICES = ("balancer", "frontend", "scheduler", "worker")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pagoda_common.config.engine_config import EngineConfig
-from pagoda_common.config.flags import (
+from pagoda_common.config.flags.flags import (
     add_engine_flags,
     add_frontend_flags,
     add_listen_flags,
@@ -16,8 +16,8 @@ from pagoda_common.config.flags import (
     add_worker_flags,
     engine_config_from_args,
 )
+from pagoda_common.config.flags.settings import option_actions
 from pagoda_common.config.frontend_config import FrontendConfig
-from pagoda_common.config.settings import option_actions
 from pagoda_common.config.speculative_config import speculative_config
 from pagoda_common.engine import client, session
 from pagoda_common.engine.stream import PATIENCE_S

@@ -12,8 +12,8 @@ from pagoda_common.process import logging
 from pagoda_common.rpc.bearer import BearerKeys
 from pagoda_frontend.http import access
 from pagoda_frontend.http.access import RequestIds, RequireKeys, RootPath, clean_request_id
+from pagoda_frontend.http.answers.load_report import LoadReports, load_report
 from pagoda_frontend.http.body import TENANT
-from pagoda_frontend.http.load_report import LoadReports, load_report
 
 KEYS, OPERATORS = BearerKeys(("key", "other")), BearerKeys(("operator",))
 NO_KEYS = BearerKeys(())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagoda_frontend.http.body_watch import (
+from pagoda_frontend.http.connection.body_watch import (
     CHUNK_BYTES,
     FRAMING_BYTES,
     GRACE_S,

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pagoda_frontend.budget.held_memory import HeldMemory
 from pagoda_frontend.http.draining import CountCalls
-from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.serving.serving import Serving
 
 SCOPE: Scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
 HEAD: Message = {"type": "http.response.start", "status": 200, "headers": []}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pagoda_frontend.http import sse
-from pagoda_frontend.http.sse import EventStream
+from pagoda_frontend.http.answers import sse
+from pagoda_frontend.http.answers.sse import EventStream
 
 
 async def events() -> AsyncGenerator[bytes]:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from pagoda_common.errors import InvalidRequest, NotFound, NotReady, PagodaError
-from pagoda_frontend.requests.models import Models
+from pagoda_frontend.serving.models import Models
 
 
 class Engine:

@@ -11,8 +11,9 @@ from pagoda_frontend.observability import history, request_log, statistics
 from pagoda_frontend.observability.request_log import RequestLog
 from pagoda_frontend.openai import chat, completions
 from pagoda_frontend.pages.status import serve_file
-from pagoda_frontend.requests import call_context, serving
+from pagoda_frontend.requests import call_context
 from pagoda_frontend.responses import handlers, items, store
+from pagoda_frontend.serving import serving
 
 
 def follow(log: RequestLog, request_id: str) -> Any:

@@ -10,7 +10,7 @@ import pytest
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.params.outputs import TokenLogprobs
 from pagoda_frontend.conversation.message import MessageDelta, ToolCallDelta
-from pagoda_frontend.http.opening import announced, patience_of
+from pagoda_frontend.http.answers.opening import announced, patience_of
 from pagoda_frontend.openai.logprobs import LogprobWriter
 from pagoda_frontend.responses.handlers import _check
 from pagoda_frontend.responses.items import input_items

@@ -24,7 +24,7 @@ from pagoda_frontend.requests.event_ids import Place
 from pagoda_frontend.requests.prompts import template_message
 from pagoda_frontend.requests.resume import Resumption, resumption_at
 from pagoda_frontend.requests.run import CollectedSequence, Run, start_run
-from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.serving.serving import Serving
 
 
 class Engine:

@@ -10,8 +10,8 @@ from pagoda_common.engine.interface import Engine, ModelSummary
 from pagoda_common.text.prompt_files import PromptFiles
 from pagoda_common.version import VERSION
 from pagoda_frontend.budget.work_pool import WorkPool
-from pagoda_frontend.requests import served_model
-from pagoda_frontend.requests.served_model import ServedModel, load_served_model
+from pagoda_frontend.serving import served_model
+from pagoda_frontend.serving.served_model import ServedModel, load_served_model
 
 SUMMARY = ModelSummary(
     model="/models/loaded",

@@ -15,11 +15,11 @@ from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.errors import ConfigError, PagodaError
 from pagoda_frontend.budget.held_memory import HeldMemory
 from pagoda_frontend.http import server as servers
+from pagoda_frontend.http.answers.sse import EventStream, unless_disconnected
 from pagoda_frontend.http.draining import CountCalls
 from pagoda_frontend.http.errors import ClientDisconnected
+from pagoda_frontend.http.operators.status_calls import _shown
 from pagoda_frontend.http.server import FrontendServer, _bracketed, _listen, _uvicorn_config
-from pagoda_frontend.http.sse import EventStream, unless_disconnected
-from pagoda_frontend.http.status_calls import _shown
 from pagoda_frontend.http.traces import TraceHttp
 
 

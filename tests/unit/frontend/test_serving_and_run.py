@@ -16,10 +16,10 @@ from pagoda_common.params.outputs import HypothesisLogprobs, SequenceDelta, Toke
 from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_frontend.budget.caller import caller
-from pagoda_frontend.requests import serving as servings
 from pagoda_frontend.requests.call_context import begin_call
 from pagoda_frontend.requests.run import CollectedSequence, Run, _drop_output, start_run
-from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.serving import serving as servings
+from pagoda_frontend.serving.serving import Serving
 
 STYLE = LoraAdapter(name="style", path="p", version=3)
 
@@ -129,7 +129,7 @@ def test_why_it_is_not_ready() -> None:
 
 def test_a_model_has_its_names_and_those_of_its_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "pagoda_frontend.requests.serving.replace", lambda one, **changes: SimpleNamespace(**vars(one) | changes)
+        "pagoda_frontend.serving.serving.replace", lambda one, **changes: SimpleNamespace(**vars(one) | changes)
     )
     serving = made()
     for name in (None, "", "m", "alias"):

@@ -10,8 +10,8 @@ import pytest
 
 from pagoda_common.errors import QueueFull
 from pagoda_common.params.outputs import SequenceDelta
-from pagoda_frontend.http import sse
-from pagoda_frontend.http.sse import KEEP_ALIVE, EventStream, stream_events
+from pagoda_frontend.http.answers import sse
+from pagoda_frontend.http.answers.sse import KEEP_ALIVE, EventStream, stream_events
 from pagoda_frontend.requests.event_ids import EventIds
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pagoda_common.config.translated_files import TOKENIZER_FAULT
+from pagoda_common.config.checkpoint.translated_files import TOKENIZER_FAULT
 from pagoda_common.errors import ModelLoadError
 from pagoda_common.text import tokenizer_files
 from pagoda_common.text.tokenizer_files import FILE_PATTERNS, TokenizerFiles, _added_token, find_tokenizer_files

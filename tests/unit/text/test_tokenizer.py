@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pagoda_common.config.checkpoint.model_files import resolve_model
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
-from pagoda_common.config.model_files import resolve_model
 from pagoda_common.errors import InvalidRequest, ModelLoadError
 from pagoda_common.text.tokenizer import Tokenizer
 

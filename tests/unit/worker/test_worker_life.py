@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from pagoda_common.config.checkpoint.weights_source import WeightsSource
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda_common.config.lora_config import LoraConfig
-from pagoda_common.config.weights_source import WeightsSource
 from pagoda_common.errors import ConfigError, OutOfMemory, StaleEpoch
 from pagoda_worker.loader import model_weights
 from pagoda_worker.loader.loaded_model import LoadedModel

@@ -24,9 +24,9 @@ from pagoda_frontend.requests.choices import Choices, choices_of
 from pagoda_frontend.requests.errors import fields_named
 from pagoda_frontend.requests.run import Run, hold_kept, start_run
 from pagoda_frontend.requests.sampling import body_truncation, sampling_params_of
-from pagoda_frontend.requests.served_model import ServedModel
-from pagoda_frontend.requests.serving import Serving
 from pagoda_frontend.requests.structured import constraint_field
+from pagoda_frontend.serving.served_model import ServedModel
+from pagoda_frontend.serving.serving import Serving
 
 
 class Conversation:

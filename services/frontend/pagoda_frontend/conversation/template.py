@@ -6,8 +6,8 @@ from typing import Any
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.text.tokenizer import Tokenizer
 from pagoda_frontend.openai.protocol import ChatBody, TokenizeBody
-from pagoda_frontend.requests.served_model import ServedModel
-from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.serving.served_model import ServedModel
+from pagoda_frontend.serving.serving import Serving
 
 
 def trusted_chat_template(chat_template: str | None, *, serving: Serving) -> str | None:

@@ -14,7 +14,7 @@ from pagoda_frontend.budget.caller import hold_more
 from pagoda_frontend.pooling.work import PER_TOKEN, Pooled, PoolingCall, pool_texts, ranked, score_pairs
 from pagoda_frontend.requests.call_context import CallContext
 from pagoda_frontend.requests.embeddings import check_task
-from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.serving.serving import Serving
 
 Answer = TypeVar("Answer")
 

@@ -41,7 +41,7 @@ from pagoda_frontend.requests.event_ids import Place
 from pagoda_frontend.requests.params import check_cache_salt, check_token_ids
 from pagoda_frontend.requests.resume import Resumption, resumption_at
 from pagoda_frontend.requests.run import Run, start_run
-from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.serving.serving import Serving
 
 MESSAGE_FACTOR = 4
 """Bytes in memory for each byte of a message."""

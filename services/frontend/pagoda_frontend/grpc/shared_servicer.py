@@ -8,7 +8,7 @@ from pagoda.v1 import inference_pb2, inference_pb2_grpc
 from pagoda_common.metrics.engine_metrics import total_load
 from pagoda_frontend.grpc.bounds import check_message
 from pagoda_frontend.grpc.servicer import InferenceServicer, abort_each, tenant_of
-from pagoda_frontend.requests.models import Models
+from pagoda_frontend.serving.models import Models
 
 
 class SharedServicer(inference_pb2_grpc.InferenceServicer):

@@ -11,16 +11,16 @@ from pagoda_common.engine.client import EngineClient
 from pagoda_common.rpc.bearer import BearerKeys
 from pagoda_common.version import VERSION
 from pagoda_frontend.http.access import RequestIds, RequireKeys, RootPath
+from pagoda_frontend.http.answers.load_report import LoadReports
+from pagoda_frontend.http.answers.pieces import SendInPieces
 from pagoda_frontend.http.browsers import RefuseForeignPages
 from pagoda_frontend.http.by_model import QUERY, ByModel, load_of
 from pagoda_frontend.http.draining import CountCalls
 from pagoda_frontend.http.errors import install_error_handlers
-from pagoda_frontend.http.load_report import LoadReports
-from pagoda_frontend.http.lora_adapters import LoraAdapters
-from pagoda_frontend.http.operations import Operations, TokenCalls
-from pagoda_frontend.http.pieces import SendInPieces
-from pagoda_frontend.http.sleep_mode import SleepMode
-from pagoda_frontend.http.status_calls import StatusCalls
+from pagoda_frontend.http.operators.lora_adapters import LoraAdapters
+from pagoda_frontend.http.operators.operations import Operations, TokenCalls
+from pagoda_frontend.http.operators.sleep_mode import SleepMode
+from pagoda_frontend.http.operators.status_calls import StatusCalls
 from pagoda_frontend.http.traces import TraceHttp
 from pagoda_frontend.messages.handlers import Messages
 from pagoda_frontend.messages.protocol import CountTokensBody, MessagesBody
@@ -46,10 +46,10 @@ from pagoda_frontend.pages.status import add_status_page
 from pagoda_frontend.pooling import answers as pooling_answers
 from pagoda_frontend.pooling.handlers import PoolingCalls
 from pagoda_frontend.pooling.protocol import ClassifyBody, CohereEmbedBody, PoolBody, RerankBody, ScoreBody
-from pagoda_frontend.requests.models import Models
-from pagoda_frontend.requests.serving import Serving
 from pagoda_frontend.responses.handlers import Responses
 from pagoda_frontend.responses.protocol import ResponsesBody
+from pagoda_frontend.serving.models import Models
+from pagoda_frontend.serving.serving import Serving
 
 READING_ERRORS = (400, 404, 413, 503)
 EMBEDDING_ERRORS = (*GENERATION_ERRORS, 501)

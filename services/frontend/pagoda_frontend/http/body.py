@@ -21,7 +21,7 @@ from pagoda_frontend.http.errors import BodyTooLarge, ClientDisconnected
 from pagoda_frontend.openai.mapped import json_pieces
 from pagoda_frontend.openai.protocol import RequestBody
 from pagoda_frontend.requests.errors import validation_message
-from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.serving.serving import Serving
 
 Body = TypeVar("Body", bound=RequestBody)
 

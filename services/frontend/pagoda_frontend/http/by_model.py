@@ -14,8 +14,8 @@ from pagoda_common.metrics.engine_metrics import total_load
 from pagoda_frontend.http.body import RAW_BODY, has_json, read_bytes
 from pagoda_frontend.http.calls import tenant_of
 from pagoda_frontend.requests.event_ids import place_of
-from pagoda_frontend.requests.models import Models
-from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.serving.models import Models
+from pagoda_frontend.serving.serving import Serving
 
 Handler: TypeAlias = Callable[..., Awaitable[Response]]
 """Takes a request, and what its path names."""

@@ -13,7 +13,7 @@ from pagoda_frontend.openai.protocol import RequestBody
 from pagoda_frontend.requests.call_context import CallContext, begin_call, claimed_tenant
 from pagoda_frontend.requests.event_ids import place_of
 from pagoda_frontend.requests.resume import Resumption, resumption_at
-from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.serving.serving import Serving
 
 Body = TypeVar("Body", bound=RequestBody)
 

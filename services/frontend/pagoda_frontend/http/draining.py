@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pagoda_common.errors import NotReady
 from pagoda_frontend.budget.caller import current_hold
 from pagoda_frontend.http.errors import error_response
-from pagoda_frontend.requests.serving import RETRY_AFTER_S, Serving
+from pagoda_frontend.serving.serving import RETRY_AFTER_S, Serving
 
 
 class CountCalls:

@@ -29,14 +29,14 @@ from pagoda_frontend.grpc.servicer import SERVICE, InferenceServicer
 from pagoda_frontend.grpc.shared_servicer import SharedServicer
 from pagoda_frontend.grpc.traces import TraceRpc
 from pagoda_frontend.http.app import make_app
-from pagoda_frontend.http.http_protocol import bounded
-from pagoda_frontend.http.https import follow_certificate
+from pagoda_frontend.http.connection.http_protocol import bounded
+from pagoda_frontend.http.connection.https import follow_certificate
 from pagoda_frontend.observability.history import Moment
 from pagoda_frontend.observability.metrics import Metrics
 from pagoda_frontend.observability.statistics import Totals, log_statistics
-from pagoda_frontend.requests.models import Models, name_of
-from pagoda_frontend.requests.serving import Serving
-from pagoda_frontend.requests.shared import Shared
+from pagoda_frontend.serving.models import Models, name_of
+from pagoda_frontend.serving.serving import Serving
+from pagoda_frontend.serving.shared import Shared
 
 logger = logging.getLogger(__name__)
 

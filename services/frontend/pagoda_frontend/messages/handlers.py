@@ -12,11 +12,11 @@ from pagoda_common.text import exact_json
 from pagoda_frontend.conversation.conversation import Conversation, start_conversation
 from pagoda_frontend.conversation.template import template_kwargs
 from pagoda_frontend.conversation.tools import plan_tools
+from pagoda_frontend.http.answers.opening import announced, patience_of
+from pagoda_frontend.http.answers.sse import EventStream, unless_disconnected
 from pagoda_frontend.http.body import json_response, read_body
 from pagoda_frontend.http.calls import call_of, read_call, tenant_of
 from pagoda_frontend.http.errors import anthropic_error, error_object
-from pagoda_frontend.http.opening import announced, patience_of
-from pagoda_frontend.http.sse import EventStream, unless_disconnected
 from pagoda_frontend.messages.input import chat_body_of, has_budget
 from pagoda_frontend.messages.output import BlockBuilder, Event
 from pagoda_frontend.messages.protocol import CHAT_NAMES, CountTokensBody, MessagesBody
@@ -24,7 +24,7 @@ from pagoda_frontend.requests.call_context import unique_id
 from pagoda_frontend.requests.errors import fields_named
 from pagoda_frontend.requests.event_ids import with_id
 from pagoda_frontend.requests.resume import Resumption
-from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.serving.serving import Serving
 
 MESSAGES_PATH = "/v1/messages"
 

@@ -9,18 +9,18 @@ from fastapi import Request, Response
 from pagoda_common.errors import InvalidRequest
 from pagoda_frontend.conversation.conversation import Conversation, start_conversation
 from pagoda_frontend.conversation.message import CollectedMessage
+from pagoda_frontend.http.answers.pieced_json import long_json_response
+from pagoda_frontend.http.answers.sse import EventStream, stream_events, unless_disconnected
 from pagoda_frontend.http.body import read_body
 from pagoda_frontend.http.calls import call_of, read_call, tenant_of
-from pagoda_frontend.http.pieced_json import long_json_response
-from pagoda_frontend.http.sse import EventStream, stream_events, unless_disconnected
 from pagoda_frontend.openai.chunks import ChatChunks, chunk_options
 from pagoda_frontend.openai.logprobs import prompt_logprobs_by_id
 from pagoda_frontend.openai.protocol import ChatBatchBody, ChatBody, ConversationBody
 from pagoda_frontend.requests.call_context import CallContext, unique_id
 from pagoda_frontend.requests.prompts import template_message
 from pagoda_frontend.requests.resume import Resumption
-from pagoda_frontend.requests.served_model import ServedModel
-from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.serving.served_model import ServedModel
+from pagoda_frontend.serving.serving import Serving
 
 CHAT_PATH = "/v1/chat/completions"
 MAX_STOP_STRINGS = 4

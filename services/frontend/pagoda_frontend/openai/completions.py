@@ -10,9 +10,9 @@ from pagoda_common.params.structured_outputs import StructuredOutputsParams
 from pagoda_common.params.truncation import Truncation
 from pagoda_frontend.conversation.thinking_budget import FIELD as BUDGET
 from pagoda_frontend.conversation.thinking_budget import with_thinking_budget
+from pagoda_frontend.http.answers.pieced_json import long_json_response
+from pagoda_frontend.http.answers.sse import EventStream, stream_events, unless_disconnected
 from pagoda_frontend.http.calls import call_of, read_call, tenant_of
-from pagoda_frontend.http.pieced_json import long_json_response
-from pagoda_frontend.http.sse import EventStream, stream_events, unless_disconnected
 from pagoda_frontend.openai.chunks import CompletionChunks, chunk_options
 from pagoda_frontend.openai.echo import Echo
 from pagoda_frontend.openai.logprobs import LogprobWriter, logprob_writer, prompt_logprobs_by_id
@@ -22,9 +22,9 @@ from pagoda_frontend.requests.choices import choices_of
 from pagoda_frontend.requests.params import COMPLETION_MAX_TOKENS
 from pagoda_frontend.requests.run import CollectedSequence, start_run
 from pagoda_frontend.requests.sampling import body_truncation, sampling_params_of
-from pagoda_frontend.requests.served_model import ServedModel
-from pagoda_frontend.requests.serving import Serving
 from pagoda_frontend.requests.structured import constraint_field
+from pagoda_frontend.serving.served_model import ServedModel
+from pagoda_frontend.serving.serving import Serving
 
 COMPLETIONS_PATH = "/v1/completions"
 MAX_PROMPTS = 1024

@@ -3,9 +3,9 @@
 from fastapi import Request, Response
 
 from pagoda_common.params.pooling_params import PoolingParams
+from pagoda_frontend.http.answers.sse import unless_disconnected
 from pagoda_frontend.http.body import read_body
 from pagoda_frontend.http.calls import call_of, tenant_of
-from pagoda_frontend.http.sse import unless_disconnected
 from pagoda_frontend.openai.protocol import EmbeddingBody
 from pagoda_frontend.pooling.handlers import values_answer
 from pagoda_frontend.pooling.inputs import inputs_of
@@ -14,7 +14,7 @@ from pagoda_frontend.pooling.texts import truncation_for
 from pagoda_frontend.pooling.work import PoolingCall, pool_texts
 from pagoda_frontend.requests.call_context import unique_id
 from pagoda_frontend.requests.embeddings import check_task
-from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.serving.serving import Serving
 
 
 class Embeddings:

@@ -10,7 +10,7 @@ from pagoda_frontend.openai.completions import Completions
 from pagoda_frontend.openai.embeddings import Embeddings
 from pagoda_frontend.openai.protocol import RequestBody
 from pagoda_frontend.pooling.handlers import PoolingCalls
-from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.serving.serving import Serving
 
 
 class Invocations:

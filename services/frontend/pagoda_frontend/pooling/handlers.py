@@ -12,9 +12,9 @@ from pagoda_common.params.outputs import Embedding
 from pagoda_common.params.pooling_params import PoolingParams, PoolingTask, task_refusal
 from pagoda_common.text.pooling_prompts import Given, pairs_of
 from pagoda_frontend.budget.caller import hold_more
+from pagoda_frontend.http.answers.sse import unless_disconnected
 from pagoda_frontend.http.body import read_body
 from pagoda_frontend.http.calls import call_of, tenant_of
-from pagoda_frontend.http.sse import unless_disconnected
 from pagoda_frontend.pooling.answers import bytes_answer, cohere_forms, written
 from pagoda_frontend.pooling.inputs import inputs_of
 from pagoda_frontend.pooling.protocol import (
@@ -30,8 +30,8 @@ from pagoda_frontend.pooling.texts import truncation_for
 from pagoda_frontend.pooling.work import Pooled, PoolingCall, pool_texts, ranked, score_pairs
 from pagoda_frontend.requests.call_context import unique_id
 from pagoda_frontend.requests.embeddings import check_task
-from pagoda_frontend.requests.served_model import ServedModel
-from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.serving.served_model import ServedModel
+from pagoda_frontend.serving.serving import Serving
 
 COHERE_TYPES = ("search_document", "search_query", "classification", "clustering", "image")
 JSON_FACTOR = 5

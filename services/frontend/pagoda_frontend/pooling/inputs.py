@@ -5,8 +5,8 @@ from typing import Any, cast
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.text.pooling_prompts import Given
 from pagoda_frontend.conversation.template import trusted_chat_template
-from pagoda_frontend.requests.served_model import ServedModel
-from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.serving.served_model import ServedModel
+from pagoda_frontend.serving.serving import Serving
 
 
 async def inputs_of(body: Any, model: ServedModel, *, serving: Serving) -> list[Given]:

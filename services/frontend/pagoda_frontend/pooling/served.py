@@ -2,7 +2,7 @@
 
 from pagoda_common.params.pooling_params import PoolingTask, task_refusal
 from pagoda_frontend.http.errors import NotServed
-from pagoda_frontend.requests.served_model import ServedModel
+from pagoda_frontend.serving.served_model import ServedModel
 
 
 def check_served(model: ServedModel, task: PoolingTask, *others: PoolingTask) -> None:

@@ -9,8 +9,8 @@ from pagoda_common.params.truncation import Side, Truncation, truncation_of
 from pagoda_common.text.pooling_prompts import Given, PoolingPrompt, PromptMaker
 from pagoda_frontend.budget.work_pool import LIGHT_BYTES
 from pagoda_frontend.requests.embeddings import MAX_INPUTS
-from pagoda_frontend.requests.served_model import ServedModel
-from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.serving.served_model import ServedModel
+from pagoda_frontend.serving.serving import Serving
 
 
 async def pooling_prompts(given: Sequence[Given], maker: PromptMaker, *, serving: Serving) -> list[PoolingPrompt]:

@@ -13,8 +13,8 @@ from pagoda_frontend.requests.call_context import CallContext
 from pagoda_frontend.requests.embeddings import check_task, embedding_of
 from pagoda_frontend.requests.params import check_cache_salt
 from pagoda_frontend.requests.run import Run
-from pagoda_frontend.requests.served_model import ServedModel
-from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.serving.served_model import ServedModel
+from pagoda_frontend.serving.serving import Serving
 
 PER_TOKEN = ("token_embed", "token_classify")
 """Tasks with values for each token."""

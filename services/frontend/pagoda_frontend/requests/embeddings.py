@@ -4,7 +4,7 @@ from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_common.params.outputs import Embedding
 from pagoda_common.params.pooling_params import PoolingTask, task_refusal
 from pagoda_frontend.requests.run import CollectedSequence
-from pagoda_frontend.requests.served_model import ServedModel
+from pagoda_frontend.serving.served_model import ServedModel
 
 MAX_INPUTS = 2048
 """As OpenAI has it."""

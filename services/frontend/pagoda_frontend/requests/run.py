@@ -21,8 +21,8 @@ from pagoda_frontend.requests.call_context import CallContext
 from pagoda_frontend.requests.event_ids import MAX_SEQUENCES, Delivered, EventIds
 from pagoda_frontend.requests.params import check_output_logprobs, check_prompt_logprobs, fit_to_context
 from pagoda_frontend.requests.resume import Resumption
-from pagoda_frontend.requests.served_model import ServedModel
-from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.serving.served_model import ServedModel
+from pagoda_frontend.serving.serving import Serving
 
 logger = logging.getLogger(__name__)
 

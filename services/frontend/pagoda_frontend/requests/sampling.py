@@ -7,8 +7,8 @@ from pagoda_common.text.bad_words import bad_words_token_ids
 from pagoda_frontend.openai.protocol import GenerationBody
 from pagoda_frontend.requests.choices import Choices
 from pagoda_frontend.requests.params import check_sampling_params, check_supported, make_sampling_params
-from pagoda_frontend.requests.served_model import ServedModel
 from pagoda_frontend.requests.structured import structured_outputs_of
+from pagoda_frontend.serving.served_model import ServedModel
 
 
 def sampling_params_of(

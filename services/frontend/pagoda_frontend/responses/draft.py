@@ -8,8 +8,8 @@ from typing import Any
 from pagoda_common.errors import PagodaError, RequestFailed
 from pagoda_common.text import exact_json
 from pagoda_frontend.conversation.conversation import Conversation
+from pagoda_frontend.http.answers.opening import announced, patience_of
 from pagoda_frontend.http.errors import error_object
-from pagoda_frontend.http.opening import announced, patience_of
 from pagoda_frontend.responses.output import Event, OutputBuilder
 from pagoda_frontend.responses.protocol import ResponsesBody, ResponseToolChoice
 

@@ -13,19 +13,19 @@ from pagoda_common.errors import InvalidRequest, PagodaError
 from pagoda_frontend.budget.caller import current_hold, hold_more
 from pagoda_frontend.budget.fields import check_count
 from pagoda_frontend.conversation.conversation import Conversation, start_conversation
+from pagoda_frontend.http.answers.sse import EventStream, unless_disconnected
 from pagoda_frontend.http.body import json_response, owner_of, read_body
 from pagoda_frontend.http.calls import call_of, tenant_of
-from pagoda_frontend.http.sse import EventStream, unless_disconnected
 from pagoda_frontend.requests.call_context import unique_id
 from pagoda_frontend.requests.errors import fields_named
 from pagoda_frontend.requests.event_ids import HEADER, Place, place_of
 from pagoda_frontend.requests.resume import Resumption, resumption_at
-from pagoda_frontend.requests.serving import Serving
 from pagoda_frontend.responses.draft import Draft, encoded_stream
 from pagoda_frontend.responses.input import Message, add_input, chat_body_of
 from pagoda_frontend.responses.items import input_items, item_page
 from pagoda_frontend.responses.protocol import CHAT_NAMES, ResponseItem, ResponsesBody
 from pagoda_frontend.responses.store import StoredResponse, held_bytes_of
+from pagoda_frontend.serving.serving import Serving
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from typing import TypeAlias
 
-from pagoda_common.config.weights_source import WeightsSource
+from pagoda_common.config.checkpoint.weights_source import WeightsSource
 
 WeightsOrders: TypeAlias = tuple[WeightsSource | None, dict[int, WeightsSource]]
 

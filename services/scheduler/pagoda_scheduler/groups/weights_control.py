@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pagoda_common.config.weights_source import WeightsSource
+from pagoda_common.config.checkpoint.weights_source import WeightsSource
 from pagoda_common.errors import InvalidRequest, NotFound, NotReady, PagodaError
 from pagoda_scheduler.engine.engine import Engine
 from pagoda_scheduler.engine.engine_core import EngineCore

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from pagoda.v1 import types_pb2, worker_pb2
+from pagoda_common.config.checkpoint.weights_source import WeightsSource
 from pagoda_common.config.engine_config import EngineConfig
-from pagoda_common.config.weights_source import WeightsSource
 from pagoda_common.engine.convert import (
     column,
     pooling_params_to_proto,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pagoda.v1 import types_pb2
+from pagoda_common.config.checkpoint.weights_source import WeightsSource
 from pagoda_common.config.engine_config import EngineConfig
-from pagoda_common.config.weights_source import WeightsSource
 from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.params.structured_outputs import StructuredOutputsParams
 from pagoda_scheduler.core.step import ModelRunnerOutput, SchedulerOutput

@@ -11,9 +11,9 @@ import grpc
 import grpc.aio
 
 from pagoda.v1 import types_pb2, worker_pb2, worker_pb2_grpc
+from pagoda_common.config.checkpoint.weights_source import WeightsSource
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.config.security_config import SecurityConfig
-from pagoda_common.config.weights_source import WeightsSource
 from pagoda_common.engine.convert import lora_adapter_to_proto, structured_outputs_to_proto
 from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError
 from pagoda_common.params.lora_adapter import LoraAdapter

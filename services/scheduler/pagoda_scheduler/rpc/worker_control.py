@@ -9,9 +9,9 @@ import grpc
 import grpc.aio
 
 from pagoda.v1 import worker_pb2, worker_pb2_grpc
+from pagoda_common.config.checkpoint.weights_source import WeightsSource
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.config.security_config import SecurityConfig
-from pagoda_common.config.weights_source import WeightsSource
 from pagoda_common.engine.convert import weights_source_to_proto
 from pagoda_common.errors import NotReady
 from pagoda_common.rpc.channels import connect

@@ -12,7 +12,7 @@ from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2
 
 from pagoda.v1 import scheduler_pb2, types_pb2
-from pagoda_common.config.model_files import resolve_model
+from pagoda_common.config.checkpoint.model_files import resolve_model
 from pagoda_common.engine.convert import token_ids_to_bytes
 from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError
 from pagoda_common.version import VERSION

@@ -5,7 +5,7 @@ import io
 import zipfile
 from pathlib import Path
 
-from pagoda_common.config.model_files import resolve_model
+from pagoda_common.config.checkpoint.model_files import resolve_model
 from pagoda_common.errors import Code, PagodaError
 
 _NAMES = (

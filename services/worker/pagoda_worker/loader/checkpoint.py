@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pagoda_common.config.checkpoint.generation_config import parse_object
+from pagoda_common.config.checkpoint.model_files import resolve_model, usual_form, why_no_config
 from pagoda_common.config.engine_config import ModelConfig
-from pagoda_common.config.generation_config import parse_object
-from pagoda_common.config.model_files import resolve_model, usual_form, why_no_config
 from pagoda_common.errors import ModelLoadError
 from pagoda_common.text.tokenizer_files import TokenizerFiles
 from pagoda_worker.loader.config_bounds import check_config

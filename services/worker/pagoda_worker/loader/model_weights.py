@@ -9,9 +9,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from pagoda_common.config.checkpoint.weights_source import WeightsSource
 from pagoda_common.config.engine_config import ModelConfig
 from pagoda_common.config.quantization import OnlineQuantization, parse_quantization
-from pagoda_common.config.weights_source import WeightsSource
 from pagoda_common.errors import ModelLoadError, OutOfMemory
 from pagoda_common.process.memory import trim_memory
 from pagoda_worker.loader.build import ModelBuilder

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from pagoda_common.config.checkpoint.weights_source import WeightsSource
 from pagoda_common.config.engine_config import EngineConfig
 from pagoda_common.config.pooler_config import pooler_config
 from pagoda_common.config.quantization import OnlineQuantization, parse_quantization
-from pagoda_common.config.weights_source import WeightsSource
 from pagoda_common.errors import ConfigError
 from pagoda_common.process.startup_marks import mark
 from pagoda_kernels.native.library import load_native

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
+from pagoda_common.config.checkpoint.model_files import resolve_model
 from pagoda_common.config.lora_config import LoraConfig
-from pagoda_common.config.model_files import resolve_model
 from pagoda_common.errors import ModelLoadError, NotFound
 from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_worker.lora.adapter import Adapter

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 
-from pagoda_common.config.flags import observability_config_to_argv, security_config_to_argv
+from pagoda_common.config.flags.flags import observability_config_to_argv, security_config_to_argv
 from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.config.security_config import SecurityConfig
 from pagoda_common.process.children import service_command

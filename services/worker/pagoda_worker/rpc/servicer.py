@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from pagoda.v1 import scheduler_pb2, types_pb2, worker_pb2, worker_pb2_grpc
-from pagoda_common.config.weights_source import WeightsSource
+from pagoda_common.config.checkpoint.weights_source import WeightsSource
 from pagoda_common.engine.convert import (
     lora_adapter_from_proto,
     lora_adapter_to_proto,

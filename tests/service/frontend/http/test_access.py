@@ -18,7 +18,7 @@ from pagoda.v1 import inference_pb2, inference_pb2_grpc
 from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.config.security_config import SecurityConfig
 from pagoda_common.errors import ConfigError
-from pagoda_frontend.http.http_protocol import BoundedHttpProtocol
+from pagoda_frontend.http.connection.http_protocol import BoundedHttpProtocol
 from pagoda_frontend.http.server import FrontendServer
 from tests.harness.certificates import make_certificates
 from tests.service.frontend.harness import MODEL, Running, running_frontend, until
@@ -204,7 +204,7 @@ def certificate_files(tmp_path: Path) -> tuple[Path, Path]:
 async def test_https_and_grpc_show_a_new_certificate_without_a_restart(
     certificate_files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pagoda_frontend.http.https.POLL_S", 0.01)
+    monkeypatch.setattr("pagoda_frontend.http.connection.https.POLL_S", 0.01)
     key, certificate = certificate_files
     fresh = make_certificates(tmp_path / "fresh", "localhost")
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from pagoda_frontend.http import body_watch, http_protocol, lingering
+from pagoda_frontend.http.connection import body_watch, http_protocol, lingering
 from tests.service.frontend.harness import Running, running_frontend, until
 
 GET_HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pagoda_frontend.http.body import MAX_NESTING
-from pagoda_frontend.http.http_protocol import BoundedHttpProtocol
+from pagoda_frontend.http.connection.http_protocol import BoundedHttpProtocol
 from tests.service.frontend.harness import MODEL, Running, running_frontend, until
 
 BODY = json.dumps({"model": MODEL, "prompt": [5, 6, 7], "max_tokens": 2}).encode()

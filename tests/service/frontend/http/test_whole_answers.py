@@ -12,7 +12,7 @@ import pytest
 from pagoda.v1 import inference_pb2, inference_pb2_grpc
 from pagoda_common.errors import QueueFull
 from pagoda_common.version import VERSION
-from pagoda_frontend.http import status_calls
+from pagoda_frontend.http.operators import status_calls
 from pagoda_frontend.observability import request_log
 from pagoda_frontend.observability.request_log import LoggedCall
 from tests.service.frontend.harness import MODEL, Running, running_frontend, until

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from pagoda_common.config.flags import add_observability_flags, add_security_flags
+from pagoda_common.config.flags.flags import add_observability_flags, add_security_flags
 from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.config.security_config import SecurityConfig

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pagoda_common.config.checkpoint.model_files import context_of, resolve_model, why_no_config, with_room_for_prompts
 from pagoda_common.config.engine_config import (
     EMBEDDED_MODEL,
     FIT_MEMORY,
@@ -15,14 +16,13 @@ from pagoda_common.config.engine_config import (
     ModelConfig,
     SchedulerConfig,
 )
-from pagoda_common.config.flag_words import as_typed, dashed
+from pagoda_common.config.flags.settings import misspelled
+from pagoda_common.config.flags.words import as_typed, dashed
 from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.config.lora_config import LoraConfig
-from pagoda_common.config.model_files import context_of, resolve_model, why_no_config, with_room_for_prompts
 from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.config.quantization import OnlineQuantization, parse_quantization
 from pagoda_common.config.security_config import SecurityConfig, host_of, is_local, is_loopback
-from pagoda_common.config.settings import misspelled
 from pagoda_common.config.speculative_config import SpeculativeConfig, speculative_config, takes_drafts
 from pagoda_common.errors import ConfigError, ModelLoadError
 from pagoda_common.params.lora_adapter import LoraAdapter

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pagoda_common.config.flags import add_frontend_flags, frontend_config_from_args, frontend_config_to_argv
+from pagoda_common.config.flags.flags import add_frontend_flags, frontend_config_from_args, frontend_config_to_argv
+from pagoda_common.config.flags.settings import ServiceParser, misspelled, parse_service_args
 from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.config.frontend_models import KEYS, parse_models
-from pagoda_common.config.settings import ServiceParser, misspelled, parse_service_args
 from pagoda_common.errors import ConfigError
 
 AT = "127.0.0.1:1"

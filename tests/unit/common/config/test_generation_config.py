@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from pagoda_common.config.checkpoint.generation_config import resolve_generation_config
 from pagoda_common.config.engine_config import ModelConfig
 from pagoda_common.config.frontend_config import FrontendConfig
-from pagoda_common.config.generation_config import resolve_generation_config
 from pagoda_common.errors import ConfigError
 
 CHECKPOINT = '{"temperature": 0.6, "top_k": 20}'

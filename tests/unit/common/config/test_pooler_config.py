@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
-from pagoda_common.config.generation_config import resolve_generation_config
+from pagoda_common.config.checkpoint.generation_config import resolve_generation_config
 from pagoda_common.config.pooler_config import PoolerConfig, pooler_config
 from pagoda_common.errors import ConfigError
 from pagoda_common.params.logprobs_bound import exceeds_max_logprobs

@@ -9,7 +9,7 @@ import pytest
 
 from pagoda.server.local_stack import LocalStack
 from pagoda_common.config.engine_config import EngineConfig
-from pagoda_common.config.flags import engine_config_to_argv, security_config_to_argv
+from pagoda_common.config.flags.flags import engine_config_to_argv, security_config_to_argv
 from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.config.security_config import SecurityConfig, host_of, is_loopback
 from pagoda_common.errors import ConfigError

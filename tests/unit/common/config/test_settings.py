@@ -4,8 +4,8 @@ import argparse
 
 import pytest
 
-from pagoda_common.config.flags import add_child_flags, add_engine_flags, add_listen_flags
-from pagoda_common.config.settings import ServiceParser, parse_service_args
+from pagoda_common.config.flags.flags import add_child_flags, add_engine_flags, add_listen_flags
+from pagoda_common.config.flags.settings import ServiceParser, parse_service_args
 
 
 @pytest.fixture

@@ -10,7 +10,12 @@ from pagoda import SamplingParams
 from pagoda.llm.metrics import GenerationCounts, Vector, snapshot
 from pagoda.options.llm_options import engine_config_from_options
 from pagoda.v1 import types_pb2
-from pagoda_common.config.flags import add_engine_flags, config_errors, engine_config_from_args, engine_config_to_argv
+from pagoda_common.config.flags.flags import (
+    add_engine_flags,
+    config_errors,
+    engine_config_from_args,
+    engine_config_to_argv,
+)
 from pagoda_common.config.speculative_config import SpeculativeConfig, speculative_config, takes_drafts
 from pagoda_common.errors import ConfigError
 from pagoda_common.metrics.engine_metrics import EngineCollector

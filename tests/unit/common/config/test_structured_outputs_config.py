@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from pagoda.options.llm_options import engine_config_from_options
-from pagoda_common.config.flags import add_engine_flags, engine_config_from_args, engine_config_to_argv
+from pagoda_common.config.flags.flags import add_engine_flags, engine_config_from_args, engine_config_to_argv
 from pagoda_common.config.structured_outputs_config import StructuredOutputsDefaults, structured_outputs_defaults
 from pagoda_common.errors import ConfigError
 from pagoda_common.params.structured_outputs import StructuredOutputsParams

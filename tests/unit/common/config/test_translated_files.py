@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pagoda_common.config.translated_files import cache_home, translated_directory
+from pagoda_common.config.checkpoint.translated_files import cache_home, translated_directory
 from pagoda_common.errors import ModelLoadError
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pagoda.bench.requests import read_file
-from pagoda_common.config.generation_config import resolve_generation_config
-from pagoda_common.config.settings import SettingError, file_defaults
+from pagoda_common.config.checkpoint.generation_config import resolve_generation_config
+from pagoda_common.config.flags.settings import SettingError, file_defaults
 from pagoda_common.errors import ConfigError
 from pagoda_common.rpc.bearer import read_keys
 from pagoda_common.text.chat_template import load_chat_template

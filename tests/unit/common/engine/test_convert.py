@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.message import Message
 
 from pagoda.v1 import scheduler_pb2, types_pb2
-from pagoda_common.config.weights_source import WeightsSource
+from pagoda_common.config.checkpoint.weights_source import WeightsSource
 from pagoda_common.engine.convert import (
     EARLY_STOPPING,
     FINISH_NUMBERS,

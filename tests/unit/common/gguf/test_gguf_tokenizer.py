@@ -8,7 +8,7 @@ import gguf
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from pagoda_common.config import translated_files
+from pagoda_common.config.checkpoint import translated_files
 from pagoda_common.errors import ModelLoadError
 from pagoda_common.gguf import directory
 from pagoda_common.text import tokenizer as ours

@@ -10,9 +10,9 @@ from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.errors import InvalidRequest, NotFound
 from pagoda_frontend.http.body import RAW_BODY, read_bytes
 from pagoda_frontend.http.by_model import ByModel
-from pagoda_frontend.requests.models import Models
-from pagoda_frontend.requests.serving import Serving
-from pagoda_frontend.requests.shared import Shared
+from pagoda_frontend.serving.models import Models
+from pagoda_frontend.serving.serving import Serving
+from pagoda_frontend.serving.shared import Shared
 
 CONFIG = FrontendConfig(models=("a=127.0.0.1:1", "b=127.0.0.1:2"))
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from pagoda_common.config.frontend_config import FrontendConfig
-from pagoda_frontend.http import https
+from pagoda_frontend.http.connection import https
 
 
 class Files:

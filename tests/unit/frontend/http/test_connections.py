@@ -13,10 +13,10 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from pagoda_frontend.budget.held_memory import HeldMemory
-from pagoda_frontend.http import lingering
-from pagoda_frontend.http.body_watch import FRAMING_BYTES, GRACE_S, MIN_BYTES_PER_S
-from pagoda_frontend.http.http_protocol import LARGE_HEAD_BYTES, MAX_PIPELINED, BoundedHttpProtocol, bounded
-from pagoda_frontend.http.lingering import LINGER_BYTES, LINGER_S
+from pagoda_frontend.http.connection import lingering
+from pagoda_frontend.http.connection.body_watch import FRAMING_BYTES, GRACE_S, MIN_BYTES_PER_S
+from pagoda_frontend.http.connection.http_protocol import LARGE_HEAD_BYTES, MAX_PIPELINED, BoundedHttpProtocol, bounded
+from pagoda_frontend.http.connection.lingering import LINGER_BYTES, LINGER_S
 
 HEAD = b"POST /v1/x HTTP/1.1\r\nhost: a\r\n"
 GET = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"

@@ -10,8 +10,8 @@ from starlette.types import Message
 
 from pagoda_common.errors import QueueFull
 from pagoda_frontend.budget.work_pool import WorkPool
+from pagoda_frontend.http.answers.pieced_json import MIN_PIECE_BYTES, WHOLE_BYTES, PiecedJson, long_json_response
 from pagoda_frontend.http.body import json_response
-from pagoda_frontend.http.pieced_json import MIN_PIECE_BYTES, WHOLE_BYTES, PiecedJson, long_json_response
 from pagoda_frontend.openai.mapped import Mapped, json_pieces
 
 

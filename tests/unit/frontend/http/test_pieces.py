@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from pagoda_frontend.http.pieces import PIECE_BYTES, SendInPieces
+from pagoda_frontend.http.answers.pieces import PIECE_BYTES, SendInPieces
 
 SCOPE: Scope = {"type": "http"}
 

@@ -6,8 +6,8 @@ import pytest
 
 from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_frontend.http.app import make_app
-from pagoda_frontend.requests.models import Models
-from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.serving.models import Models
+from pagoda_frontend.serving.serving import Serving
 
 ROUTES = """
 GET /openapi.json FastAPI.setup/openapi

@@ -7,8 +7,8 @@ import pytest
 from fastapi import Request
 
 from pagoda_common.errors import Code, InvalidRequest, PagodaError
-from pagoda_frontend.http import sleep_mode
-from pagoda_frontend.http.sleep_mode import SleepMode, allowed_weights
+from pagoda_frontend.http.operators import sleep_mode
+from pagoda_frontend.http.operators.sleep_mode import SleepMode, allowed_weights
 
 
 class Control:

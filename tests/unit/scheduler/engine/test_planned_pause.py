@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from pagoda_common.config.checkpoint.weights_source import WeightsSource
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, SchedulerConfig
-from pagoda_common.config.weights_source import WeightsSource
 from pagoda_common.errors import QueueFull
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_scheduler.core.request import Request, RequestStatus

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagoda_common.config.weights_source import WeightsSource
+from pagoda_common.config.checkpoint.weights_source import WeightsSource
 from pagoda_scheduler.groups.group_orders import GroupOrders
 
 

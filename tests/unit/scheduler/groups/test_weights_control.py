@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from pagoda_common.config.weights_source import WeightsSource
+from pagoda_common.config.checkpoint.weights_source import WeightsSource
 from pagoda_common.errors import Code, InvalidRequest, NotFound, NotReady, PagodaError
 from pagoda_scheduler.groups import weights_control
 from pagoda_scheduler.groups.group_orders import GroupOrders

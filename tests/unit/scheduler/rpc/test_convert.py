@@ -10,6 +10,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from pagoda.v1 import types_pb2, worker_pb2
+from pagoda_common.config.checkpoint.weights_source import WeightsSource
 from pagoda_common.config.engine_config import (
     CacheConfig,
     EngineConfig,
@@ -18,7 +19,6 @@ from pagoda_common.config.engine_config import (
 )
 from pagoda_common.config.lora_config import LoraConfig
 from pagoda_common.config.speculative_config import SpeculativeConfig
-from pagoda_common.config.weights_source import WeightsSource
 from pagoda_common.engine.convert import (
     pooling_params_from_proto,
     sampling_params_from_proto,

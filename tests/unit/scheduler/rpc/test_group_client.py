@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 
 from pagoda.v1 import types_pb2
+from pagoda_common.config.checkpoint.weights_source import WeightsSource
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig
-from pagoda_common.config.weights_source import WeightsSource
 from pagoda_common.errors import NotReady, PagodaError
 from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_common.params.structured_outputs import StructuredOutputsParams

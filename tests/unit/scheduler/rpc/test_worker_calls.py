@@ -9,8 +9,8 @@ import grpc.aio
 import pytest
 
 from pagoda.v1 import types_pb2, worker_pb2
+from pagoda_common.config.checkpoint.weights_source import WeightsSource
 from pagoda_common.config.engine_config import EngineConfig
-from pagoda_common.config.weights_source import WeightsSource
 from pagoda_common.engine.convert import structured_outputs_to_proto, weights_source_to_proto
 from pagoda_common.errors import Code, InvalidRequest, NotReady, PagodaError
 from pagoda_common.params.lora_adapter import LoraAdapter

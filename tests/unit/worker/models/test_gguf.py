@@ -11,7 +11,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 
-from pagoda_common.config import translated_files
+from pagoda_common.config.checkpoint import translated_files
 from pagoda_common.errors import ModelLoadError
 from pagoda_common.gguf.file import BLOCK_TYPES
 from pagoda_kernels.linear.quantized_matrix import QuantizedMatrix

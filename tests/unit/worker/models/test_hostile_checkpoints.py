@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from pagoda_common.config.checkpoint.model_files import resolve_model
 from pagoda_common.config.engine_config import EMBEDDED_MODEL, ModelConfig
-from pagoda_common.config.model_files import resolve_model
 from pagoda_common.errors import ModelLoadError
 from pagoda_worker.loader.build import ModelBuilder
 from pagoda_worker.loader.checkpoint import INDEX_FILE, Checkpoint, open_checkpoint

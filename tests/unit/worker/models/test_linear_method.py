@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pagoda_common.config.weights_source import WeightsSource
+from pagoda_common.config.checkpoint.weights_source import WeightsSource
 from pagoda_common.errors import ModelLoadError
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_kernels.linear.compressed_weight import compressed_bytes

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pagoda_common.config import translated_files
+from pagoda_common.config.checkpoint import translated_files
 from pagoda_common.errors import ModelLoadError
 from tests.checkpoints import make_checkpoint
 from tests.unit.worker.driver import Driver

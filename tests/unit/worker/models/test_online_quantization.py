@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pagoda_common.config.weights_source import WeightsSource
+from pagoda_common.config.checkpoint.weights_source import WeightsSource
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_kernels.linear.quantized_matrix import quantize
 from pagoda_worker.models.layers import Matrix

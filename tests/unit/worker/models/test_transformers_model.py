@@ -182,7 +182,7 @@ def test_dummy_weights_serve(helium: Path) -> None:
 
 def test_a_checkpoint_of_other_options_does_not_fit(helium: Path, llama: Path) -> None:
     driver = Driver(helium)
-    from pagoda_common.config.weights_source import WeightsSource
+    from pagoda_common.config.checkpoint.weights_source import WeightsSource
 
     with pytest.raises(ModelLoadError, match="is of another model: architecture is 'LlamaForCausalLM'"):
         driver.worker.prepare_weights(WeightsSource(model=str(llama)), lambda loaded, total: None)

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from pagoda.v1 import worker_pb2
+from pagoda_common.config.checkpoint.weights_source import WeightsSource
 from pagoda_common.config.engine_config import EngineConfig
-from pagoda_common.config.weights_source import WeightsSource
 from pagoda_worker.loader.model_facts import ModelFacts
 from pagoda_worker.memory.available_blocks import AvailableBlocks
 from pagoda_worker.memory.device import DeviceInfo

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pagoda.v1 import scheduler_pb2, types_pb2, worker_pb2
-from pagoda_common.config.weights_source import WeightsSource
+from pagoda_common.config.checkpoint.weights_source import WeightsSource
 from pagoda_common.engine.convert import structured_outputs_to_proto
 from pagoda_common.errors import Code, InvalidRequest, ModelLoadError, PagodaError, StaleEpoch, Superseded
 from pagoda_common.params.lora_adapter import LoraAdapter

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagoda_common.config.model_files import resolve_model
+from pagoda_common.config.checkpoint.model_files import resolve_model
 from pagoda_common.params.pooling_params import PoolingParams
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_worker.steps.step import NewRequest, StepOutput

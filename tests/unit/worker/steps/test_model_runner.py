@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagoda_common.config.model_files import resolve_model
+from pagoda_common.config.checkpoint.model_files import resolve_model
 from pagoda_common.errors import Code
 from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_kernels.decoder.decoder_layers import DecoderLayers

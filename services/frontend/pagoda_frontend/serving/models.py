@@ -9,7 +9,7 @@ from typing import Any
 
 from pagoda_common.errors import InvalidRequest, NotFound, NotReady, PagodaError
 from pagoda_common.params.lora_adapter import MAX_NAME_CHARS
-from pagoda_frontend.requests.serving import RETRY_AFTER_S, Serving
+from pagoda_frontend.serving.serving import RETRY_AFTER_S, Serving
 
 
 class Models:

@@ -9,8 +9,8 @@ from starlette.types import Receive, Scope, Send
 
 from pagoda_common.errors import QueueFull
 from pagoda_frontend.budget.work_pool import LIGHT_BYTES, WorkPool
+from pagoda_frontend.http.answers.sse import wait_for_disconnect
 from pagoda_frontend.http.body import json_response
-from pagoda_frontend.http.sse import wait_for_disconnect
 from pagoda_frontend.openai.mapped import json_pieces
 
 WHOLE_BYTES = 1024**2

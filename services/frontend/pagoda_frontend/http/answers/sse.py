@@ -12,8 +12,8 @@ from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from pagoda_common.errors import PagodaError
+from pagoda_frontend.http.answers.opening import patience_of
 from pagoda_frontend.http.errors import ClientDisconnected, error_json, error_response
-from pagoda_frontend.http.opening import patience_of
 from pagoda_frontend.openai.chunks import DONE, ChunkEncoder, Delta, event
 from pagoda_frontend.requests.event_ids import with_id
 from pagoda_frontend.requests.run import ENTRY_BYTES, Run

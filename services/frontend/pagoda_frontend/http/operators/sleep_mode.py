@@ -12,7 +12,7 @@ from pagoda_common.errors import Code, InvalidRequest, PagodaError
 from pagoda_frontend.http.body import json_response, read_body
 from pagoda_frontend.http.browsers import refuse_forms
 from pagoda_frontend.openai.protocol import ReloadWeightsBody
-from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.serving.serving import Serving
 
 NEWS_TIMEOUT_S = 2.0
 """How long an answer waits until this frontend's own view of the engine agrees with it."""

@@ -4,9 +4,9 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
+from pagoda_common.config.checkpoint.generation_config import resolve_generation_config
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.config.frontend_config import FrontendConfig
-from pagoda_common.config.generation_config import resolve_generation_config
 from pagoda_common.config.structured_outputs_config import StructuredOutputsDefaults, structured_outputs_defaults
 from pagoda_common.engine.interface import Engine
 from pagoda_common.params.lora_adapter import LoraAdapter

@@ -13,8 +13,8 @@ from pagoda_frontend.http.by_model import named_in_query
 from pagoda_frontend.http.calls import tenant_of
 from pagoda_frontend.observability.history import PERIOD_S
 from pagoda_frontend.observability.request_log import LoggedCall
-from pagoda_frontend.requests.models import Models
-from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.serving.models import Models
+from pagoda_frontend.serving.serving import Serving
 
 REQUESTS_PATH = "/status/requests"
 """With keys, a key sees and aborts its own tenant's calls alone; so the path is guarded."""

@@ -11,8 +11,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pagoda_common.errors import PagodaError
 from pagoda_frontend.budget.held_memory import HeldMemory, Hold
-from pagoda_frontend.http.body_watch import GRACE_S, MIN_BYTES_PER_S, BodyWatch
-from pagoda_frontend.http.lingering import LingeringTransport
+from pagoda_frontend.http.connection.body_watch import GRACE_S, MIN_BYTES_PER_S, BodyWatch
+from pagoda_frontend.http.connection.lingering import LingeringTransport
 
 logger = logging.getLogger(__name__)
 

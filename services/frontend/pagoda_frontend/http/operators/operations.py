@@ -14,10 +14,10 @@ from pagoda_frontend.http.body import json_response, read_body
 from pagoda_frontend.http.by_model import named_in_query
 from pagoda_frontend.observability.merged_metrics import merged
 from pagoda_frontend.openai.protocol import DetokenizeBody, TokenizeBody
-from pagoda_frontend.requests.models import Models
 from pagoda_frontend.requests.params import check_token_ids
-from pagoda_frontend.requests.served_model import ServedModel
-from pagoda_frontend.requests.serving import RETRY_AFTER_S, Serving
+from pagoda_frontend.serving.models import Models
+from pagoda_frontend.serving.served_model import ServedModel
+from pagoda_frontend.serving.serving import RETRY_AFTER_S, Serving
 
 TOKEN_BYTES = 16
 """Bytes per token for estimating the size of an answer."""

@@ -10,7 +10,7 @@ from pagoda_common.config.engine_config import EMBEDDED_MODEL, ModelConfig, Sche
 from pagoda_common.errors import ModelLoadError
 
 _LATER_PART = re.compile(r"-(?!00001-of)\d{5}-of-\d{5}\.gguf$")
-_EMBEDDED = Path(__file__).parents[1] / "models"
+_EMBEDDED = Path(__file__).parents[2] / "models"
 
 
 def resolve_model(name: str) -> Path | str:

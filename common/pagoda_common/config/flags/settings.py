@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pagoda_common.config.flag_words import dashed
+from pagoda_common.config.flags.words import dashed
 
 PREFIX = "PAGODA_"
 _TRUE, _FALSE = frozenset({"1", "true", "yes", "on"}), frozenset({"0", "false", "no", "off"})

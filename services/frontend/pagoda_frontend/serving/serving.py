@@ -19,8 +19,8 @@ from pagoda_common.text.chat_template import check_template, load_chat_template
 from pagoda_frontend.conversation.dialect import dialect_of
 from pagoda_frontend.observability.history import History
 from pagoda_frontend.observability.metrics import Metrics
-from pagoda_frontend.requests.served_model import ServedModel, load_served_model
-from pagoda_frontend.requests.shared import Shared
+from pagoda_frontend.serving.served_model import ServedModel, load_served_model
+from pagoda_frontend.serving.shared import Shared
 
 logger = logging.getLogger(__name__)
 

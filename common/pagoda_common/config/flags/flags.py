@@ -1,4 +1,4 @@
-"""Command-line flags, read in both directions (argv to config, config to argv) from the tables of flag_tables.py.
+"""Command-line flags, read in both directions (argv to config, config to argv) from the tables of tables.py.
 
 A process that starts another one hands its config over with `engine_config_to_argv` and `frontend_config_to_argv`;
 there is no second list of flags. Defaults live in the configs.
@@ -13,8 +13,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import MISSING, fields
 from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
+from pagoda_common.config.checkpoint.model_files import with_room_for_prompts
 from pagoda_common.config.engine_config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from pagoda_common.config.flag_tables import (
+from pagoda_common.config.flags.tables import (
     ADDRESS_FLAGS,
     CACHE_FLAGS,
     FRONTEND_FLAGS,
@@ -30,7 +31,6 @@ from pagoda_common.config.flag_tables import (
 )
 from pagoda_common.config.frontend_config import DEFAULT_SCHEDULER_ADDRESS, FrontendConfig
 from pagoda_common.config.lora_config import LoraConfig
-from pagoda_common.config.model_files import with_room_for_prompts
 from pagoda_common.config.observability_config import ObservabilityConfig
 from pagoda_common.config.security_config import TOKEN_VARIABLE, SecurityConfig
 from pagoda_common.config.speculative_config import speculative_config

@@ -6,10 +6,10 @@ from pagoda_common.engine.client import EngineClient
 from pagoda_common.errors import InvalidRequest
 from pagoda_common.params.lora_adapter import LoraAdapter
 from pagoda_frontend.http.body import read_body
-from pagoda_frontend.http.sleep_mode import allowed_weights
+from pagoda_frontend.http.operators.sleep_mode import allowed_weights
 from pagoda_frontend.openai.protocol import LoadLoraAdapterBody, UnloadLoraAdapterBody
-from pagoda_frontend.requests.models import Models, name_of
-from pagoda_frontend.requests.serving import Serving
+from pagoda_frontend.serving.models import Models, name_of
+from pagoda_frontend.serving.serving import Serving
 
 FIELDS = {"name": "lora_name", "path": "lora_path"}
 """What the body calls fields of an adapter."""
