@@ -10,7 +10,7 @@ import pytest
 from pagoda import LLM, SamplingParams
 from pagoda.lora.request import LoRARequest
 from pagoda.sampling_params import BeamSearchParams, StructuredOutputsParams
-from pagoda_common.config.model_files import resolve_model
+from pagoda_common.config.checkpoint.model_files import resolve_model
 from tests.peft_adapters import make_adapter
 
 PROMPT = "The dog and the dog and the dog and"

@@ -16,7 +16,7 @@ from pagoda import LLM, SamplingParams
 from pagoda_common.text.tokenizer import Tokenizer
 from tests.checkpoints import make_checkpoint
 from tests.process.stack import Process, Stack
-from tests.unit.worker.models.gguf_checkpoints import write_gguf
+from tests.unit.worker.loader.gguf_checkpoints import write_gguf
 
 TEMPLATE = (
     "{% for message in messages %}<s>{{ message.role }}: {{ message.content }}</s>{% endfor %}"

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.gpu.lora_case import lora_case
 from pagoda_kernels.lora.add_lora import add_lora, add_lora_reference
-from tests.kernels.test_add_lora import part_of_wider_rows
+from tests.kernels.linear.test_add_lora import part_of_wider_rows
 from tests.kernels.triton.outputs import nan_filled_outputs
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}

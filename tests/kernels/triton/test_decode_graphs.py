@@ -25,7 +25,7 @@ from pagoda_worker.steps.model_runner import ModelRunner
 from pagoda_worker.steps.step import NewRequest, StepInput
 from pagoda_worker.worker import Worker
 from tests.fakes.flash_attn_module import flash_attn_module
-from tests.kernels.test_external_attention import NEEDS
+from tests.kernels.attention.test_external_attention import NEEDS
 from tests.kernels.triton.test_model import CONFIG
 from tests.unit.worker.driver import Driver, Tracked
 from tests.unit.worker.steps.step_scripts import ints, run_ahead, run_one_by_one, told

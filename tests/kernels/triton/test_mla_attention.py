@@ -8,7 +8,7 @@ from pagoda_kernels.attention.mla_attention import mla_attention, mla_attention_
 from pagoda_kernels.attention.quantized_cache import quantize_rows, to_fp8
 from pagoda_kernels.attention.tables import AttentionTables
 from pagoda_kernels.selection import triton_kernel
-from tests.kernels.test_mla_attention import BATCHES, TOLERANCE, Case, make_case
+from tests.kernels.attention.test_mla_attention import BATCHES, TOLERANCE, Case, make_case
 from tests.kernels.triton.outputs import nan_filled_outputs
 
 

@@ -8,7 +8,7 @@ import torch
 from pagoda_kernels.attention.paged_attention import paged_attention, paged_attention_reference
 from pagoda_kernels.attention.plan import AttentionPlan
 from pagoda_kernels.selection import triton_kernel, use_references
-from tests.kernels.test_paged_attention import make_case, without_what_left_the_window
+from tests.kernels.attention.test_paged_attention import make_case, without_what_left_the_window
 from tests.kernels.triton.outputs import nan_filled_outputs
 
 SIZES = (1, 15, 16, 17, 300)

@@ -13,7 +13,7 @@ from pagoda_kernels.attention.rope_store import HeadNorms, rope_store
 from pagoda_kernels.attention.rope_store_int8 import rope_store_int8
 from pagoda_kernels.attention.store_kv_cache import store_kv_cache, store_kv_cache_reference
 from pagoda_kernels.selection import triton_kernel, use_references
-from tests.kernels.test_paged_attention import make_case
+from tests.kernels.attention.test_paged_attention import make_case
 from tests.kernels.triton.outputs import nan_filled_outputs
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}

@@ -8,7 +8,7 @@ from pagoda_kernels.linear.quantized_linear import quantized_linear, quantized_l
 from pagoda_kernels.linear.quantized_matrix import quantize
 from pagoda_kernels.linear.quantized_rows import look_up_rows, pack_rows, unpack_row_matrix
 from pagoda_kernels.selection import triton_kernel, use_references
-from tests.kernels.test_quantized_linear import random_matrix
+from tests.kernels.linear.test_quantized_linear import random_matrix
 from tests.kernels.triton.outputs import nan_filled_outputs
 
 NUM_ROWS = (0, 1, 15, 16, 17, 300)

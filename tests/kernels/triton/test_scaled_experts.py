@@ -15,7 +15,7 @@ from pagoda_worker.models.scaled_method import ScaledLinearMethod
 from tests.checkpoints import make_checkpoint
 from tests.kernels.triton.test_model import assert_same, used_kernels
 from tests.unit.worker.driver import Driver, Tracked
-from tests.unit.worker.models.scaled_checkpoints import Scheme, compressed, write_mxfp4, write_scaled
+from tests.unit.worker.quantization.scaled_checkpoints import Scheme, compressed, write_mxfp4, write_scaled
 
 OTHERS = (
     "act_and_mul",

@@ -10,7 +10,7 @@ import pytest
 
 from pagoda import EngineArgs
 from pagoda.options.llm_options import ALIASES
-from pagoda_common.config.settings import _OTHERS
+from pagoda_common.config.flags.settings import _OTHERS
 
 ROOT = Path(__file__).parents[3]
 PAGES = ["migration.md", "python.md", "settings.md", "http_reference.md", "grpc_reference.md", "metrics.md"]

@@ -11,7 +11,7 @@ from pagoda_worker.models.gpt_oss import mxfp4_to_floats
 from tests.checkpoints import make_checkpoint
 from tests.unit.worker.driver import Driver
 from tests.unit.worker.models.reference import make_prompts
-from tests.unit.worker.models.scaled_checkpoints import write_mxfp4
+from tests.unit.worker.quantization.scaled_checkpoints import write_mxfp4
 
 
 def test_codes_and_scales_become_floats() -> None:

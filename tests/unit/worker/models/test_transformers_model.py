@@ -22,7 +22,7 @@ from pagoda_worker.worker import Worker
 from tests.checkpoints import make_checkpoint
 from tests.models.sweep import make_model, make_prompts
 from tests.unit.worker.driver import Driver
-from tests.unit.worker.models.quantized_checkpoints import quantize_checkpoint
+from tests.unit.worker.quantization.quantized_checkpoints import quantize_checkpoint
 
 NUM_TOKENS = 12
 

@@ -12,7 +12,7 @@ from pagoda_kernels.attention.rope_store_int8 import rope_store_int8
 from pagoda_kernels.attention.store_kv_cache import store_kv_cache, store_kv_cache_reference
 from pagoda_kernels.native.library import load_native
 from pagoda_kernels.selection import use_references
-from tests.kernels.test_paged_attention import MIXED, TOLERANCE, make_case
+from tests.kernels.attention.test_paged_attention import MIXED, TOLERANCE, make_case
 
 
 @pytest.fixture(autouse=True, params=["native", "torch"])

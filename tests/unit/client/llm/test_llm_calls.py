@@ -16,7 +16,7 @@ from pagoda_common.errors import InvalidRequest, NotReady, QueueFull, RequestFai
 from pagoda_common.params.outputs import SequenceDelta
 from pagoda_common.params.pooling_params import POOLED
 from pagoda_common.text.tokenizer import Tokenizer
-from tests.unit.client.llm_harness import PROMPT, Harness, delta
+from tests.unit.client.llm.llm_harness import PROMPT, Harness, delta
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from pagoda_kernels.external.flash_attn import FlashAttention
 from pagoda_kernels.external.flashinfer import FlashInferAttention, _Wrapper, pages_of, workspace_bytes
 from tests.fakes.flash_attn_module import flash_attn_module
 from tests.fakes.flashinfer_module import flashinfer_module
-from tests.kernels.test_paged_attention import make_case
+from tests.kernels.attention.test_paged_attention import make_case
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}

@@ -9,8 +9,8 @@ from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.scheduler import Scheduler
 from pagoda_scheduler.core.step import SchedulerOutput
 from pagoda_scheduler.kv.cache_group import CacheGroup
-from tests.unit.scheduler.core.test_endurance import draw
-from tests.unit.scheduler.core.test_properties import check
+from tests.unit.scheduler.core.stories.test_endurance import draw
+from tests.unit.scheduler.core.stories.test_properties import check
 from tests.unit.scheduler.stories import PretendWorker, expected_output, make_scheduler
 
 NUM_REQUESTS = 120

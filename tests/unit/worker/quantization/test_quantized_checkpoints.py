@@ -18,7 +18,7 @@ from pagoda_worker.models.quantized_method import QuantizedLinearMethod
 from tests.checkpoints import make_checkpoint
 from tests.small_models.sizes import VOCAB_SIZE
 from tests.unit.worker.driver import Driver
-from tests.unit.worker.models.quantized_checkpoints import quantize_checkpoint
+from tests.unit.worker.quantization.quantized_checkpoints import quantize_checkpoint
 
 PROMPT = torch.randint(0, VOCAB_SIZE, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 TOLERANCE = 2e-4

@@ -8,7 +8,7 @@ from pagoda_scheduler.core.request import Request
 from pagoda_scheduler.core.step import SchedulerOutput
 from pagoda_scheduler.kv.cache_group import ONE_GROUP, CacheGroup
 from tests.unit.scheduler.beams.test_beam_search import make_group
-from tests.unit.scheduler.core.test_properties import check
+from tests.unit.scheduler.core.stories.test_properties import check
 from tests.unit.scheduler.stories import PretendWorker, expected_output, make_request, make_scheduler
 
 WINDOWS = (CacheGroup("full"), CacheGroup("window", window=6), CacheGroup("window", window=13))

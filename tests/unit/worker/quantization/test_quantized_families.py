@@ -13,9 +13,9 @@ from pagoda_worker.models.layers import Matrix
 from pagoda_worker.models.quantized_method import DequantizedLinearMethod, QuantizedLinearMethod
 from tests.checkpoints import make_checkpoint
 from tests.unit.worker.driver import Driver
-from tests.unit.worker.models.quantized_checkpoints import quantize_checkpoint
 from tests.unit.worker.models.reference import logprobs_of
-from tests.unit.worker.models.test_quantized_checkpoints import PROMPT, served_logprobs
+from tests.unit.worker.quantization.quantized_checkpoints import quantize_checkpoint
+from tests.unit.worker.quantization.test_quantized_checkpoints import PROMPT, served_logprobs
 
 TOLERANCE = 3e-4
 """Of log probabilities, in float32."""

@@ -13,7 +13,7 @@ from pagoda_frontend.conversation.thinking_budget import with_thinking_budget
 from pagoda_frontend.conversation.tool_constraint import constraint_of, frames_of
 from pagoda_frontend.conversation.tools import ToolPlan, plan_tools
 from pagoda_frontend.openai.protocol import ChatBody
-from tests.unit.frontend.small_parsers import Calls, Tagged, Words
+from tests.unit.frontend.conversation.small_parsers import Calls, Tagged, Words
 
 
 def tools(*names: str, strict: bool | None = None, **parameters: Any) -> list[dict[str, Any]]:

@@ -13,8 +13,8 @@ from pagoda_common.params.sampling_params import SamplingParams
 from pagoda_worker.models.quantized_method import QuantizedLinearMethod
 from tests.checkpoints import make_checkpoint
 from tests.unit.worker.driver import Driver
-from tests.unit.worker.models.scaled_checkpoints import Scheme, compressed, write_scaled
-from tests.unit.worker.models.test_quantized_checkpoints import (
+from tests.unit.worker.quantization.scaled_checkpoints import Scheme, compressed, write_scaled
+from tests.unit.worker.quantization.test_quantized_checkpoints import (
     PROMPT,
     TOLERANCE,
     expected_logprobs,

@@ -16,7 +16,7 @@ from pagoda_frontend.conversation.template import template_kwargs, token_ids_of,
 from pagoda_frontend.openai.protocol import ChatBody, ChatMessage, TokenizeBody
 from pagoda_frontend.reasoning_parsers.base import ReasoningParser
 from pagoda_frontend.tool_parsers.base import ToolParser
-from tests.unit.frontend.small_parsers import Calls, Tagged, Words
+from tests.unit.frontend.conversation.small_parsers import Calls, Tagged, Words
 
 SEQUENCE = SequenceDelta(
     index=1,

@@ -15,8 +15,8 @@ from pagoda_common.config.checkpoint import translated_files
 from pagoda_common.errors import ModelLoadError
 from tests.checkpoints import make_checkpoint
 from tests.unit.worker.driver import Driver
-from tests.unit.worker.models.test_quantized_checkpoints import TOLERANCE, expected_logprobs, served_logprobs
-from tests.unit.worker.models.test_scaled_checkpoints import expected_tokens, greedy
+from tests.unit.worker.quantization.test_quantized_checkpoints import TOLERANCE, expected_logprobs, served_logprobs
+from tests.unit.worker.quantization.test_scaled_checkpoints import expected_tokens, greedy
 
 NAMES = {
     "self_attn.q_proj": "attention.wq",

@@ -15,7 +15,7 @@ from pagoda.lora.request import LoRARequest
 from pagoda_common.engine.stream import EngineRequest
 from pagoda_common.errors import Code, InvalidRequest, PagodaError, QueueFull, RequestFailed
 from pagoda_common.text.tokenizer import Tokenizer
-from tests.unit.client.llm_harness import PROMPT, Harness, Stream, delta
+from tests.unit.client.llm.llm_harness import PROMPT, Harness, Stream, delta
 
 
 @pytest.fixture(scope="module")

@@ -19,15 +19,15 @@ from pagoda_worker.loader.formats.ggml_blocks import read_blocks
 from pagoda_worker.models.quantized_method import QuantizedLinearMethod
 from tests.checkpoints import make_checkpoint
 from tests.unit.worker.driver import Driver
-from tests.unit.worker.models.gguf_checkpoints import HALVES, blocks, write_gguf
-from tests.unit.worker.models.test_quantized_checkpoints import (
+from tests.unit.worker.loader.gguf_checkpoints import HALVES, blocks, write_gguf
+from tests.unit.worker.quantization.test_quantized_checkpoints import (
     PROMPT,
     TOLERANCE,
     expected_logprobs,
     matrices,
     served_logprobs,
 )
-from tests.unit.worker.models.test_scaled_checkpoints import expected_tokens, greedy
+from tests.unit.worker.quantization.test_scaled_checkpoints import expected_tokens, greedy
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "rms_norm_eps": 1e-5}
 """Rows of whole blocks of 256."""

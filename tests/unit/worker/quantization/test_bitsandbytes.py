@@ -16,8 +16,8 @@ from pagoda_common.errors import ModelLoadError
 from pagoda_worker.models.quantized_method import QuantizedLinearMethod
 from tests.checkpoints import make_checkpoint
 from tests.unit.worker.driver import Driver
-from tests.unit.worker.models.test_quantized_checkpoints import matrices
-from tests.unit.worker.models.test_scaled_checkpoints import assert_served_as
+from tests.unit.worker.quantization.test_quantized_checkpoints import matrices
+from tests.unit.worker.quantization.test_scaled_checkpoints import assert_served_as
 
 NF4 = torch.tensor(
     [
