@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pagoda.cli import make_parser
-from pagoda_common.config.flag_words import dashed
+from pagoda_common.config.flags.words import dashed
 from pagoda_frontend.__main__ import make_parser as frontend_parser
 from pagoda_scheduler.__main__ import make_parser as scheduler_parser
 from pagoda_worker.__main__ import make_parser as worker_parser
