@@ -61,30 +61,30 @@ OWN_FLAGS = {
 """Flags that vLLM does not have."""
 DIFFERENT_FLAGS = {
     "--host": "the default is 127.0.0.1; vLLM listens on every interface",
-    "--quantization": "also int8 and int4, made while loading; methods that are not in quantization.md are refused",
+    "--quantization": "also int8 and int4 while loading; methods that are not in quantization.md are refused",
     "--load-format": "auto, safetensors or dummy; hf, mistral and gguf mean auto",
-    "--model-impl": "pagoda in place of vllm, which is taken too",
-    "--attention-backend": "triton, flashinfer or flash_attn; vLLM's spellings of these are taken",
-    "--seed": "seeds random weights only; a request without a seed draws its own",
+    "--model-impl": "pagoda instead of vllm; vllm is accepted too",
+    "--attention-backend": "triton, flashinfer or flash_attn; vLLM's names for these are accepted",
+    "--seed": "seeds only random weights; a request without a seed gets a random one",
     "--enforce-eager": "there is no compilation to turn off, only CUDA graphs",
     "--kv-cache-dtype": "int8 on CPU and GPU, fp8 (e4m3, scale 1) on GPU; no e5m2, no scales of checkpoints",
     "--max-num-seqs": "the default is 256 on every device",
     "--max-num-batched-tokens": "the default is 2048 on every device",
-    "--max-num-queued-reqs": "counts waiting sequences per worker group, with a default; vLLM counts running ones too",
-    "--max-num-queued-tokens": "has a default; vLLM has no bound",
-    "--scheduling-policy": "also fair, between API keys",
+    "--max-num-queued-reqs": "limits waiting sequences per worker group, with a default; vLLM also counts running ones",
+    "--max-num-queued-tokens": "has a default; vLLM has no limit",
+    "--scheduling-policy": "also fair: divides the time fairly between API keys",
     "--speculative-config": "only the method ngram",
-    "--structured-outputs-config": "disable_any_whitespace and disable_additional_properties; one engine serves all",
+    "--structured-outputs-config": "only disable_any_whitespace and disable_additional_properties; there is one engine",
     "--collect-detailed-traces": "model, worker and all mean the same: the worker's part of each prefill chunk",
-    "--drain-timeout": "the default is 30 s; vLLM ends open requests at once",
-    "--api-key": "also guards /pooling, /classify, /score, /rerank and /invocations",
+    "--drain-timeout": "the default is 30 s; vLLM aborts open requests at once",
+    "--api-key": "also protects /pooling, /classify, /score, /rerank and /invocations",
     "--allowed-origins": "the default is none; vLLM allows every origin",
-    "--enable-sleep-mode": "serves the endpoints; open requests wait instead of ending",
+    "--enable-sleep-mode": "serves the endpoints; open requests wait instead of being aborted",
     "--ssl-certfile": "also serves the public gRPC port",
     "--ssl-keyfile": "also serves the public gRPC port",
-    "--ssl-ca-certs": "clients must then show a certificate, over HTTPS and gRPC",
-    "--disable-log-stats": "turns off the log line alone; metrics stay",
-    "--device": "auto, cpu or cuda; newer versions of vLLM have no such flag",
+    "--ssl-ca-certs": "clients then need a certificate, over HTTPS and gRPC",
+    "--disable-log-stats": "turns off only the log line, not the metrics",
+    "--device": "auto, cpu or cuda; newer versions of vLLM do not have this flag",
 }
 """Flags of vLLM that Pagoda has with another meaning, default or set of values."""
 
@@ -271,7 +271,7 @@ def engine_args() -> str:
 
 ARGUMENT_HELP = {
     "model": "directory or hub id of the checkpoint",
-    "seed": "seed from which requests without a seed draw theirs, and of random weights",
+    "seed": "seed of random weights, and of the seeds of requests that have none",
 }
 """Where an argument's meaning differs from its flag's."""
 

@@ -102,7 +102,7 @@ class AsyncLLM(RefusedCalls):
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **extras: Any) -> Self:
-        """Make an AsyncLLM from EngineArgs; the engine starts with the first call.
+        """Create an AsyncLLM from EngineArgs; the engine starts with the first call.
 
         Args:
             extras: vLLM's other arguments (usage_context, …); a value that asks for something is refused.
@@ -233,7 +233,7 @@ class AsyncLLM(RefusedCalls):
         lora_request: LoRARequest | None = None,
         **extras: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continue a prompt; yields the whole output so far whenever it grows.
+        """Continue a prompt; yields the complete output so far whenever it grows.
 
         The last output has `finished` set. With sampling_params.output_kind DELTA each output has only the new part,
         with FINAL_ONLY there is one output. Closing the generator early aborts the request.
@@ -323,7 +323,7 @@ class AsyncLLM(RefusedCalls):
             raise NotReady(self.engine.not_ready_reason)
 
     async def reset_prefix_cache(self) -> int:
-        """Forget every cached prefix that no request uses; returns the number of freed blocks.
+        """Drop every cached prefix that no request uses; returns the number of freed blocks.
 
         Raises:
             PagodaError: the scheduler does not answer.
@@ -353,7 +353,7 @@ class AsyncLLM(RefusedCalls):
                     await asyncio.sleep(0.005)
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """End `sleep`. With the tags ["weights"] only the weights return, and the engine keeps sleeping.
+        """Wake up after `sleep`. With the tags ["weights"] only the weights return, and the engine keeps sleeping.
 
         Raises:
             PagodaError: the weights cannot be restored; the engine keeps sleeping.

@@ -157,7 +157,7 @@ class LLM(EmbedCalls, RefusedCalls):
         return snapshot(self._async_llm.engine.load, self._counts, model_name=self._async_llm.model_info.model)
 
     def reset_prefix_cache(self, **extras: Any) -> bool:
-        """Forget every cached prefix that no request uses.
+        """Drop every cached prefix that no request uses.
 
         Raises:
             PagodaError: the scheduler does not answer.

@@ -310,7 +310,7 @@ class LLMEngine:
                 await asyncio.wait([task])
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix that no request uses; raises PagodaError when the scheduler does not answer."""
+        """Drop every cached prefix that no request uses; raises PagodaError when the scheduler does not answer."""
         self._loop.run(self._async_llm.reset_prefix_cache())
         return True
 

@@ -26,7 +26,7 @@ class MemoryCalls:
         self._loop.run(self._async_llm.sleep(level, mode))
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """End `sleep`. With the tags ["weights"] only the weights return, and the engine keeps sleeping.
+        """Wake up after `sleep`. With the tags ["weights"] only the weights return, and the engine keeps sleeping.
 
         Raises:
             PagodaError: the weights cannot be restored; the engine keeps sleeping.

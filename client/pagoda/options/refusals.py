@@ -9,13 +9,13 @@ EXTRAS = {
     "lora_request": "LLM.embed takes no adapter; POST /v1/embeddings does, by the model's name",
     "mm_processor_kwargs": "models take text only",
     "trace_headers": "there is no tracing",
-    "data_parallel_rank": "requests go where their prefix is cached",
+    "data_parallel_rank": "the scheduler routes requests by cached prefix",
     "reset_running_requests": "running requests keep their prefixes",
     "reset_connector": "there is no KV connector",
-    "stat_loggers": "the server's /metrics has the statistics",
+    "stat_loggers": "use the server's /metrics",
     "usage_context": "",
     "start_engine_loop": "",
-    "enable_log_requests": "requests of a program are its own to log",
+    "enable_log_requests": "log requests in your program",
     "disable_log_stats": "",
     "enable_multiprocessing": "",
 }
@@ -47,12 +47,12 @@ class RefusedCalls:
         """Calls into the workers."""
         _is_missing(
             "collective_rpc",
-            "workers run in processes of their own and take gRPC calls only; LLM.reload_weights brings new weights",
+            "workers are separate processes that accept only gRPC calls; use LLM.reload_weights for new weights",
         )
 
     def apply_model(self, *args: Any, **kwargs: Any) -> NoReturn:
         """A function on the model."""
-        _is_missing("apply_model", "the model is in another process, and no code is sent there")
+        _is_missing("apply_model", "the model is in another process, to which no code is sent")
 
     def start_profile(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Tracing of the workers."""

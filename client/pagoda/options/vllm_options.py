@@ -52,10 +52,10 @@ def _same(value: Any, neutral: Any) -> bool:
 
 _MULTIMODAL = "models take text only"
 _ONE_RANK = "--tensor-parallel-size N divides every layer among N workers; --data-parallel-size N runs N copies"
-_NO_CODE = "no code of a checkpoint is run; a model that only its own code can run is refused"
-_NO_PLAN = "nothing is compiled, and the worker chooses its CUDA graphs; --enforce-eager has none"
-_DRAFT = "drafts come from the text itself: --speculative-config says how many tokens"
-_GRAMMAR = "one engine (llguidance) serves all structured outputs"
+_NO_CODE = "Pagoda never runs code of a checkpoint, and refuses a model that needs it"
+_NO_PLAN = "nothing is compiled, and the worker chooses its CUDA graphs; --enforce-eager turns them off"
+_DRAFT = "drafts come from prompt lookup; --speculative-config sets the number of tokens"
+_GRAMMAR = "one engine (llguidance) handles all structured outputs"
 
 OPTIONS = (
     VllmOption("pipeline_parallel_size", (1,), _ONE_RANK, short="-pp", in_help=True),
@@ -77,9 +77,9 @@ OPTIONS = (
     VllmOption(
         "task",
         ("auto", "generate", "embed", "classify", "score", "reward"),
-        "--runner and --convert say what a model does",
+        "use --runner and --convert",
     ),
-    VllmOption("tokenizer_mode", ("auto", "hf", "mistral"), "the files say which tokenizer it is"),
+    VllmOption("tokenizer_mode", ("auto", "hf", "mistral"), "Pagoda recognizes the tokenizer by its files"),
     VllmOption("limit_mm_per_prompt", ({}, "{}"), _MULTIMODAL),
     VllmOption("mm_processor_kwargs", ({}, "{}"), _MULTIMODAL),
     VllmOption("allowed_local_media_path", ("",), _MULTIMODAL),
@@ -88,44 +88,48 @@ OPTIONS = (
     VllmOption("media_io_kwargs", ("{}",), _MULTIMODAL),
     VllmOption("disable_chunked_mm_input", None, _MULTIMODAL, is_switch=True),
     VllmOption("interleave_mm_strings", None, _MULTIMODAL, is_switch=True),
-    VllmOption("tokenizer_revision", (), "--revision is the tokenizer's as well"),
-    VllmOption("code_revision", None, "no code of a checkpoint is run"),
-    VllmOption("config_format", ("auto", "hf", "mistral"), "the files say which form they have"),
-    VllmOption("hf_config_path", (), "the checkpoint's config.json is used as it is"),
-    VllmOption("rope_scaling", ({}, "{}"), "the checkpoint's config.json is used as it is"),
-    VllmOption("rope_theta", (), "the checkpoint's config.json is used as it is"),
-    VllmOption("disable_sliding_window", (False,), "windows are the checkpoint's", is_switch=True),
-    VllmOption("model_loader_extra_config", ({}, "{}"), "safetensors need none"),
+    VllmOption("tokenizer_revision", (), "--revision also applies to the tokenizer"),
+    VllmOption("code_revision", None, "Pagoda never runs code of a checkpoint"),
+    VllmOption("config_format", ("auto", "hf", "mistral"), "Pagoda recognizes the format by its files"),
+    VllmOption("hf_config_path", (), "Pagoda uses the checkpoint's config.json; --hf-overrides replaces entries"),
+    VllmOption("rope_scaling", ({}, "{}"), "Pagoda uses the checkpoint's config.json; --hf-overrides replaces entries"),
+    VllmOption("rope_theta", (), "Pagoda uses the checkpoint's config.json; --hf-overrides replaces entries"),
+    VllmOption("disable_sliding_window", (False,), "the checkpoint sets the windows", is_switch=True),
+    VllmOption("model_loader_extra_config", ({}, "{}"), "loading safetensors needs no options"),
     VllmOption("ignore_patterns", None, "only safetensors are read"),
-    VllmOption("safetensors_load_strategy", None, "files are mapped"),
+    VllmOption("safetensors_load_strategy", None, "files are read by position, not mapped"),
     VllmOption("pt_load_map_location", None, "only safetensors are read"),
     VllmOption("use_tqdm_on_load", None, "progress is logged", is_switch=True),
-    VllmOption("prefix_caching_hash_algo", None, "hashes stay within the scheduler"),
-    VllmOption("kv_offloading_size", (0, 0.0), "--cpu-kv-cache-memory BYTES swaps"),
-    VllmOption("calculate_kv_scales", (False,), "the cache is not quantized", is_switch=True),
+    VllmOption("prefix_caching_hash_algo", None, "hashes are internal to the scheduler"),
+    VllmOption("kv_offloading_size", (0, 0.0), "use --cpu-kv-cache-memory BYTES"),
+    VllmOption(
+        "calculate_kv_scales", (False,), "int8 scales are computed for each row; fp8 has a scale of 1", is_switch=True
+    ),
     VllmOption("data_parallel_backend", ("mp",), "workers are processes that register over gRPC"),
     VllmOption("enable_eplb", (False,), _ONE_RANK, is_switch=True),
     VllmOption("enable_dbo", (False,), _ONE_RANK, is_switch=True),
-    VllmOption("all2all_backend", None, "there is no all-to-all"),
-    VllmOption("moe_backend", ("auto",), "there is one way to run experts"),
-    VllmOption("max_parallel_loading_workers", None, "each worker loads by itself"),
-    VllmOption("max_num_partial_prefills", (1,), "--long-prefill-token-threshold bounds long prompts"),
-    VllmOption("stream_interval", (1,), "every token is sent"),
-    VllmOption("lora_dtype", ("auto",), "adapters have the model's data type"),
+    VllmOption("all2all_backend", None, "there is no all-to-all communication"),
+    VllmOption("moe_backend", ("auto",), "there is one implementation of experts"),
+    VllmOption("max_parallel_loading_workers", None, "each worker loads its weights independently"),
+    VllmOption("max_num_partial_prefills", (1,), "--long-prefill-token-threshold limits long prompts"),
+    VllmOption("stream_interval", (1,), "every token is sent at once"),
+    VllmOption("lora_dtype", ("auto",), "adapters use the model's data type"),
     VllmOption("guided_decoding_backend", None, _GRAMMAR),
     VllmOption("structured_outputs_config.backend", None, _GRAMMAR),
-    VllmOption("logits_processor_pattern", (), "processors are loaded with --logits-processors"),
-    VllmOption("chat_template_content_format", ("auto", "string", "openai"), "texts are the same in all formats"),
-    VllmOption("response_role", ("assistant",), "answers are the assistant's"),
+    VllmOption("logits_processor_pattern", (), "use --logits-processors"),
+    VllmOption("chat_template_content_format", ("auto", "string", "openai"), "text content is the same in all formats"),
+    VllmOption("response_role", ("assistant",), "responses have the role assistant"),
     VllmOption("enable_metrics", None, "/metrics is always served", is_switch=True),
     VllmOption("show_hidden_metrics_for_version", None, "no metric is hidden"),
     VllmOption("enable_server_load_tracking", None, "the load is always tracked", is_switch=True),
     VllmOption("enable_sleep_mode", None, "LLM.sleep needs no switch", is_switch=True),
-    VllmOption("tool_server", (), "clients run their tools"),
-    VllmOption("profiler_config", ({}, "{}"), "--scheduler-metrics-port shows where time goes"),
+    VllmOption("tool_server", (), "clients run tools themselves"),
+    VllmOption(
+        "profiler_config", ({}, "{}"), "use --scheduler-metrics-port, which shows the time of each stage of a step"
+    ),
     VllmOption("no_enable_log_requests", None, "requests are not logged unless --enable-log-requests", is_switch=True),
     VllmOption("enable_log_outputs", (False,), "outputs are not logged", is_switch=True),
-    VllmOption("attention_config", ({}, "{}"), "--attention-backend says what computes attention"),
+    VllmOption("attention_config", ({}, "{}"), "use --attention-backend"),
     VllmOption("enable_flash_late_interaction", None, "token vectors are compared in the frontend", is_switch=True),
     VllmOption("no_enable_flash_late_interaction", None, "token vectors are compared in the frontend", is_switch=True),
     VllmOption("compilation_config", None, _NO_PLAN, short="-cc"),
@@ -133,11 +137,11 @@ OPTIONS = (
     VllmOption("cuda_graph_sizes", None, _NO_PLAN),
     VllmOption("disable_cascade_attn", None, "there is no cascade attention", is_switch=True),
     VllmOption("max_seq_len_to_capture", None, _NO_PLAN),
-    VllmOption("disable_custom_all_reduce", None, "there is no all-reduce", is_switch=True),
-    VllmOption("swap_space", None, "--cpu-kv-cache-memory BYTES swaps", in_help=True),
+    VllmOption("disable_custom_all_reduce", None, "there is no custom all-reduce", is_switch=True),
+    VllmOption("swap_space", None, "use --cpu-kv-cache-memory BYTES", in_help=True),
     VllmOption("disable_log_requests", None, "requests are not logged unless --enable-log-requests", is_switch=True),
-    VllmOption("disable_async_output_proc", None, "outputs always come from another process", is_switch=True),
-    VllmOption("enable_ssl_refresh", None, "changed certificates are always taken up", is_switch=True),
+    VllmOption("disable_async_output_proc", None, "output is always processed in another process", is_switch=True),
+    VllmOption("enable_ssl_refresh", None, "changed certificates are always reloaded", is_switch=True),
     VllmOption("use_v2_block_manager", None, "there is one block pool", is_switch=True),
 )
 BY_NAME = {option.name: option for option in OPTIONS}
@@ -146,15 +150,15 @@ REFUSED_FLAGS = {
     "--headless": "pagoda-scheduler and pagoda-worker run without a frontend",
     "--grpc": "gRPC is always served, on --grpc-port",
     "--uds": "HTTP listens on --host and --port",
-    "--api-server-count": "more frontends may share a scheduler: pagoda-frontend --scheduler HOST:PORT",
-    "--middleware": "the frontend takes no plugins",
-    "--scheduler-cls": "the scheduler takes no plugins",
-    "--worker-cls": "the worker takes no plugins",
-    "--kv-transfer-config": "the KV cache stays with its worker",
-    "--worker-extension-cls": "the worker takes no plugins",
+    "--api-server-count": "start more frontends for one scheduler: pagoda-frontend --scheduler HOST:PORT",
+    "--middleware": "the frontend does not support middleware",
+    "--scheduler-cls": "the scheduler cannot be replaced",
+    "--worker-cls": "the worker cannot be replaced",
+    "--kv-transfer-config": "the KV cache cannot move to another worker",
+    "--worker-extension-cls": "the worker cannot be extended",
     "--master-addr": "workers of other machines register with the scheduler",
     "--master-port": "workers of other machines register with the scheduler",
-    "--log-config-file": "PAGODA_LOG_LEVEL sets the level",
+    "--log-config-file": "use PAGODA_LOG_LEVEL and --log-format",
     "--ssl-cert-reqs": "--ssl-ca-certs checks client certificates",
 }
 """Flags of vLLM that nothing stands for, and why."""

@@ -25,8 +25,8 @@ class EngineCollector(Collector):
         load = self._load()
         usage = load.num_used_blocks / load.num_total_blocks if load.num_total_blocks else 0.0
         for name, text, value in (
-            ("vllm:num_requests_running", "Sequences in the running batch.", load.num_running_reqs),
-            ("vllm:num_requests_waiting", "Sequences waiting for a place.", load.num_waiting_reqs),
+            ("vllm:num_requests_running", "Sequences that run.", load.num_running_reqs),
+            ("vllm:num_requests_waiting", "Sequences in the queue.", load.num_waiting_reqs),
             ("vllm:kv_cache_usage_perc", "KV-cache blocks in use, 0 to 1.", usage),
             ("pagoda:worker_groups", "Worker groups that serve.", load.num_groups),
         ):
@@ -35,7 +35,7 @@ class EngineCollector(Collector):
             yield gauge
         by_reason = GaugeMetricFamily(
             "vllm:num_requests_waiting_by_reason",
-            "Sequences that wait: for a place (capacity), or for the engine to wake up (deferred).",
+            "Sequences that wait: for a slot or blocks (capacity), or until the engine wakes up (deferred).",
             labels=(*LABELS, "reason"),
         )
         is_asleep = load.sleep_level > 0
@@ -45,7 +45,7 @@ class EngineCollector(Collector):
         for name, text, value in (
             ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", load.prefix_cache_queries),
             ("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", load.prefix_cache_hits),
-            ("vllm:num_preemptions", "Sequences sent back to the queue.", load.num_preemptions),
+            ("vllm:num_preemptions", "Sequences preempted: returned to the queue.", load.num_preemptions),
             ("pagoda:worker_losses", "Worker groups lost.", load.num_worker_losses),
             ("pagoda:engine_steps", "Engine steps finished.", load.num_steps),
         ):
@@ -55,7 +55,9 @@ class EngineCollector(Collector):
         if load.HasField("speculation"):
             yield from self._drafts(load.speculation)
         sleep_state = GaugeMetricFamily(
-            "vllm:engine_sleep_state", "1 for the state that the engine is in.", labels=(*LABELS, "sleep_state")
+            "vllm:engine_sleep_state",
+            "1 for the engine's current state, 0 for the others.",
+            labels=(*LABELS, "sleep_state"),
         )
         for level, state in enumerate(SLEEP_STATES):
             sleep_state.add_metric((*self._labels, state), float(load.sleep_level == level))
@@ -73,14 +75,14 @@ class EngineCollector(Collector):
         for name, text, value in (
             ("vllm:spec_decode_num_drafts", "Drafts, each of one sequence in one step.", drafts.num_drafts),
             ("vllm:spec_decode_num_draft_tokens", "Tokens in drafts.", drafts.num_draft_tokens),
-            ("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were right.", drafts.num_accepted_tokens),
+            ("vllm:spec_decode_num_accepted_tokens", "Accepted draft tokens.", drafts.num_accepted_tokens),
         ):
             counter = CounterMetricFamily(name, text, labels=LABELS)
             counter.add_metric(self._labels, value)
             yield counter
         per_pos = CounterMetricFamily(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Draft tokens that were right, by their place in the draft.",
+            "Accepted draft tokens, by their position in the draft.",
             labels=(*LABELS, "position"),
         )
         for position, number in enumerate(drafts.num_accepted_tokens_per_pos):

@@ -24,7 +24,7 @@ class WorkerMetrics:
         stages = LeanHistogram("pagoda:worker_step_seconds", text, ("stage",), buckets=_SECONDS, registry=registry)
         self._stages = {stage: stages.labels(stage) for stage in STAGES}
         self._tokens = Counter("pagoda:worker_tokens", "Tokens computed.", registry=registry)
-        self._sequences = Counter("pagoda:worker_sequences", "Sequences of all steps together.", registry=registry)
+        self._sequences = Counter("pagoda:worker_sequences", "Sequences, summed over all steps.", registry=registry)
 
     def observe(self, step: StepInput, output: StepOutput) -> None:
         """A step was computed."""

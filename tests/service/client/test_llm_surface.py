@@ -201,7 +201,7 @@ def test_options_are_taken_as_vllm_takes_them() -> None:
     [
         ({"max_modle_len": 5}, "unknown argument 'max_modle_len'; did you mean max_model_len"),
         ({"quantization": "quark"}, "quantization is 'quark', must be one of int8, "),
-        ({"task": "draw"}, "task=draw is not supported: --runner and --convert say what a model does"),
+        ({"task": "draw"}, "task=draw is not supported: use --runner and --convert"),
         ({"max_loras": 0, "enable_lora": True}, "max_loras is 0, must be between 1 and 1024"),
         ({"lora_dtype": "float16"}, "lora_dtype=float16 is not supported"),
         ({"xyzzy": 1}, "unknown argument 'xyzzy'$"),

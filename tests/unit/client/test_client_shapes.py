@@ -276,7 +276,7 @@ def test_adapters_are_one_for_all_or_one_a_prompt() -> None:
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        ("collective_rpc", "workers run in processes"),
+        ("collective_rpc", "workers are separate processes"),
         ("apply_model", "the model is in another process"),
         ("start_profile", "`pagoda serve --scheduler-metrics-port`"),
         ("stop_profile", "there is no start_profile"),

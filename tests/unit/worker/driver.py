@@ -81,7 +81,7 @@ class Driver:
         """Tokens ahead that have blocks."""
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
-        """Draft tokens that were right."""
+        """Accepted draft tokens."""
         self._free = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
         self._held: dict[int, list[list[int]]] = {}
         """Of each slot, by group; those that left a window are None."""

@@ -54,9 +54,11 @@ class ConnectionCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Called for every scrape."""
         connected = self._engine.is_connected
-        yield GaugeMetricFamily("pagoda:scheduler_connected", "The scheduler is there: 0 or 1.", value=int(connected))
+        yield GaugeMetricFamily(
+            "pagoda:scheduler_connected", "Whether the scheduler is connected: 0 or 1.", value=int(connected)
+        )
         lost = self._engine.num_losses
-        yield CounterMetricFamily("pagoda:scheduler_losses", "Connections to the scheduler that broke.", value=lost)
+        yield CounterMetricFamily("pagoda:scheduler_losses", "Lost connections to the scheduler.", value=lost)
 
 
 class RequestMetrics:
@@ -72,7 +74,7 @@ class RequestMetrics:
         def histogram(name: str, text: str, buckets: Sequence[float]) -> HistogramSeries:
             return LeanHistogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=registry).labels(*labels)
 
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests that got a token, or their embedding.")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests with a first token or an embedding.")
         self.generation_tokens = counter("generation_tokens", "Tokens generated.")
         success = Counter("vllm:request_success", "Sequences ended.", (*LABELS, "finished_reason"), registry=registry)
         self.success = {reason: success.labels(*labels, reason) for reason in FINISHED_REASONS}
@@ -99,7 +101,10 @@ class RequestMetrics:
         by_source = Counter("vllm:prompt_tokens_by_source", text, (*LABELS, "source"), registry=registry)
         self.prompt_tokens_by_source = {source: by_source.labels(*labels, source) for source in PROMPT_SOURCES}
         rejections = Counter(
-            "vllm:admission_rejections", "Requests refused: too much waits.", (LABELS[0], "reason"), registry=registry
+            "vllm:admission_rejections",
+            "Requests refused because of a limit on waiting requests.",
+            (LABELS[0], "reason"),
+            registry=registry,
         )
         self.rejections = {bound: rejections.labels(model_name, bound) for bound in QUEUE_BOUNDS}
         self.request_num_preemptions = histogram(

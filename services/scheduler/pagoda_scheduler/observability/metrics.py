@@ -30,7 +30,7 @@ class HistogramTimeline(Timeline):
         text = "Time of one stage of a step."
         stages = LeanHistogram("pagoda:step_seconds", text, ("stage",), buckets=_SECONDS, registry=registry)
         self._stages = {stage: stages.labels(stage) for stage in STAGES}
-        text = "Tokens of a step: those of prompts that it computes, and those that it samples."
+        text = "Tokens of a step: computed prompt tokens and sampled tokens."
         names = ("model_name", "engine")
         tokens = LeanHistogram("vllm:iteration_tokens_total", text, names, buckets=_TOKENS, registry=registry)
         self._tokens = tokens.labels(model_name, "0")
@@ -114,7 +114,7 @@ class LoraCollector(Collector):
         waiting = _adapter_names(request for core in cores for request in core.scheduler.waiting)
         info = GaugeMetricFamily(
             "vllm:lora_requests_info",
-            "Adapters of sequences that run and that wait; the value is the Unix time of the scrape.",
+            "Adapters of running and waiting sequences; the value is the Unix time of the scrape.",
             labels=("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
         )
         info.add_metric((str(self._max_loras), waiting, running), time.time())

@@ -65,7 +65,7 @@ def test_what_has_no_effect_is_said_in_one_line() -> None:
     words = ["--structured-outputs-config.backend", "xgrammar", "--swap-space", "4"]
     idle = check_vllm_args(parser.parse_args(words))
     assert idle.startswith("without effect here: ")
-    assert "--structured-outputs-config.backend (one engine (llguidance) serves all structured outputs)" in idle
+    assert "--structured-outputs-config.backend (one engine (llguidance) handles all structured outputs)" in idle
     assert "--swap-space" in idle
     assert "\n" not in idle
     assert check_vllm_args(parser.parse_args(["--pipeline-parallel-size", "1"])) == ""
