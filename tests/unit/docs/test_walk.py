@@ -45,6 +45,13 @@ def returns(files: list[str]) -> list[str]:
     return [file for place, file in enumerate(stays) if file in stays[:place]]
 
 
+def test_the_files_of_tasks_are_there() -> None:
+    section = PAGE.read_text(encoding="utf-8").split("### Which file does what\n")[1].split("\n### ")[0]
+    paths = re.findall(r"`((?:services|kernels|common)/[\w/.]+)`", section)
+    assert len(paths) >= 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
 def test_every_row_of_the_table_is_a_hop_and_they_are_numbered() -> None:
     assert len(HOPS) == len(table().splitlines())
     assert [int(number) for number, *_ in HOPS] == list(range(1, len(HOPS) + 1))
