@@ -432,10 +432,12 @@ NUMBERS: dict[str, dict[str, float]] = {
         "TIMEOUT_S": 600.0,
     },
     "pagoda.llm.async_llm": {
+        "COLLECTED_TOKENS": 64,
+    },
+    "pagoda.llm.async_memory_calls": {
         "CONNECT_TIMEOUT_S": 60.0,
         "RPC_TIMEOUT_S": 10.0,
         "SETTLE_TIMEOUT_S": 2.0,
-        "COLLECTED_TOKENS": 64,
     },
     "pagoda.llm.embed_calls": {
         "MAX_OPEN_REQUESTS": 2 * 1024,

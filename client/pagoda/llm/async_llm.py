@@ -6,18 +6,15 @@ async with AsyncLLM(model="pagoda-tiny") as llm:
 """
 
 import asyncio
-import contextlib
 import itertools
 import secrets
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
-from os import PathLike
 from typing import Any, Self
 
-import grpc.aio
-
+from pagoda.llm.async_memory_calls import CONNECT_TIMEOUT_S, AsyncMemoryCalls
 from pagoda.llm.embedding import (
     EmbeddingRequestOutput,
     PoolingInput,
@@ -39,7 +36,7 @@ from pagoda.options.llm_options import engine_config_from_options
 from pagoda.options.refusals import RefusedCalls, refuse_extras
 from pagoda.server.engine_process import PrivateEngine
 from pagoda.server.service_token import with_token
-from pagoda.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
+from pagoda.v1 import types_pb2
 from pagoda_common.config.checkpoint.generation_config import resolve_generation_config
 from pagoda_common.config.engine_config import EMBEDDED_MODEL
 from pagoda_common.config.pooler_config import pooler_config
@@ -55,21 +52,15 @@ from pagoda_common.params.outputs import RequestOutput
 from pagoda_common.params.pooling_params import POOLED, PoolingParams, PoolingTask
 from pagoda_common.params.sampling_params import RequestOutputKind, SamplingParams
 from pagoda_common.params.truncation import Side, truncation_of
-from pagoda_common.rpc.channels import connect
-from pagoda_common.rpc.service import error_from_rpc
 from pagoda_common.text.bad_words import bad_words_token_ids
 from pagoda_common.text.pooling_prompts import PromptMaker, score_template
 from pagoda_common.text.tokenizer import Tokenizer
 
-CONNECT_TIMEOUT_S = 60.0
-"""Seconds for a running scheduler (`address`) to become ready."""
-RPC_TIMEOUT_S = 10.0
-SETTLE_TIMEOUT_S = 2.0
 COLLECTED_TOKENS = 64
 """Tokens that become text together where no one reads them before the end: to wake up costs more than one's text."""
 
 
-class AsyncLLM(RefusedCalls):
+class AsyncLLM(AsyncMemoryCalls, RefusedCalls):
     """A language model for asyncio. It belongs to the event loop that starts it."""
 
     def __init__(
@@ -321,61 +312,6 @@ class AsyncLLM(RefusedCalls):
         """Raises NotReady when the engine cannot generate now."""
         if not self.engine.is_ready:
             raise NotReady(self.engine.not_ready_reason)
-
-    async def reset_prefix_cache(self) -> int:
-        """Drop every cached prefix that no request uses; returns the number of freed blocks.
-
-        Raises:
-            PagodaError: the scheduler does not answer.
-        """
-        async with connect(self.engine.address, security=self.config.security) as channel:
-            stub = scheduler_pb2_grpc.SchedulerStub(channel)
-            try:
-                reply = await stub.ResetPrefixCache(scheduler_pb2.ResetPrefixCacheRequest(), timeout=RPC_TIMEOUT_S)
-            except grpc.aio.AioRpcError as error:
-                raise error_from_rpc(error) from None
-        return reply.num_blocks
-
-    async def sleep(self, level: int = 1, mode: str = "keep") -> None:
-        """Free the engine's memory until `wake_up`; requests wait meanwhile.
-
-        Args:
-            level: 1 moves the weights of a GPU to host memory; 2 drops them, and `wake_up` reads them again.
-            mode: keep lets open requests continue after `wake_up`, abort ends them.
-
-        Raises:
-            PagodaError: a worker failed to sleep; it still serves.
-        """
-        await self.engine.control.sleep(level=level, mode=mode)
-        with contextlib.suppress(TimeoutError):  # until the load says so, too; someone may have woken it already
-            async with asyncio.timeout(SETTLE_TIMEOUT_S):
-                while not self.engine.is_sleeping:  # noqa: ASYNC110 (the load comes with the next message)
-                    await asyncio.sleep(0.005)
-
-    async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Wake up after `sleep`. With the tags ["weights"] only the weights return, and the engine keeps sleeping.
-
-        Raises:
-            PagodaError: the weights cannot be restored; the engine keeps sleeping.
-        """
-        await self.engine.control.wake_up(tags=tags or ())
-        if not tags or "kv_cache" in tags:
-            await self.engine.wait_until_ready(CONNECT_TIMEOUT_S)
-
-    async def is_sleeping(self) -> bool:
-        """Whether requests wait because the engine sleeps."""
-        return await self.engine.control.is_sleeping()
-
-    async def reload_weights(self, model: str | PathLike[str], revision: str | None = None) -> None:
-        """Serve other weights of the same architecture; open requests continue with them.
-
-        Args:
-            model: directory or hub id of the checkpoint, as the workers reach it.
-
-        Raises:
-            PagodaError: they cannot be read or do not fit; the old ones still serve.
-        """
-        await self.engine.control.reload_weights(str(model), revision=revision)
 
     def check_params(self, params: SamplingParams) -> None:
         """Check `params` against the model.

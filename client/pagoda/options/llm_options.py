@@ -17,7 +17,7 @@ from pagoda_common.config.engine_config import (
     ParallelConfig,
     SchedulerConfig,
 )
-from pagoda_common.config.flags.tables import (
+from pagoda_common.config.flags.values import (
     parse_attention_backend,
     parse_dtype,
     parse_load_format,

@@ -16,7 +16,7 @@ from pagoda_common.config.flags.flags import (
     frontend_config_from_args,
     frontend_config_to_argv,
 )
-from pagoda_common.config.flags.tables import parse_bytes, parse_count
+from pagoda_common.config.flags.values import parse_bytes, parse_count
 from pagoda_common.config.frontend_config import FrontendConfig
 from pagoda_common.config.security_config import SecurityConfig
 from pagoda_common.errors import ConfigError

@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from pagoda import LLM, AsyncLLM, EngineArgs, LLMEngine, SamplingParams
-from pagoda.llm import async_llm
+from pagoda.llm import async_llm, async_memory_calls
 from pagoda.llm.prompts import Prompt
 from pagoda.server import engine_process
 from pagoda.server.engine_process import PrivateEngine
@@ -304,8 +304,8 @@ async def test_a_cache_is_forgotten_by_the_scheduler(monkeypatch: pytest.MonkeyP
     async def connect(address: str, *, security: Any) -> AsyncIterator[Any]:
         yield address, security
 
-    monkeypatch.setattr(async_llm, "connect", connect)
-    monkeypatch.setattr(async_llm.scheduler_pb2_grpc, "SchedulerStub", Stub)
+    monkeypatch.setattr(async_memory_calls, "connect", connect)
+    monkeypatch.setattr(async_memory_calls.scheduler_pb2_grpc, "SchedulerStub", Stub)
     llm = AsyncLLM()
     llm._engine = cast("Any", SimpleNamespace(address="127.0.0.1:1"))
     assert await llm.reset_prefix_cache() == 7
