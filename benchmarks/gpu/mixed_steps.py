@@ -20,7 +20,7 @@ from pagoda_worker.worker import Worker
 NUM_PARTS = 4
 """Parts of each prompt."""
 DELAY_CYCLES = 60_000_000
-"""Of the device's clock, some 30 ms: more than the host takes to launch a step."""
+"""Of the device's clock, about 30 ms: more than the host takes to launch a step."""
 
 
 def measure_mixed_steps(figures: Figures, name: str, *, is_small: bool) -> None:

@@ -48,7 +48,7 @@ def build_previous(source: Path) -> None:
         return
     if "PAGODA_TEST_BUILD_PREVIOUS" not in os.environ:
         names = ", ".join(map(previous, missing))
-        pytest.skip(f"there is no {names}; PAGODA_TEST_BUILD_PREVIOUS=1 builds them in some 10 minutes")
+        pytest.skip(f"there is no {names}; PAGODA_TEST_BUILD_PREVIOUS=1 builds them in about 10 minutes")
     archive = subprocess.run(["git", "archive", COMMIT], cwd=ROOT, capture_output=True, check=False)
     if archive.returncode:
         pytest.skip(f"there are no images of version {VERSION}, and its commit is not in this clone")

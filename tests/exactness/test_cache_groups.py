@@ -34,7 +34,7 @@ different counts; one group of full attention; Mamba-2 beside attention, and in 
 multipliers; short convolutions; latents; chunks; windows in all layers; layers that read the cache of others, whose
 windows are in groups, or whose heads differ; Mamba.
 
-Each family runs alone, all at once and under preemption. Each layout has all further tests, its families by turns.
+Each family runs alone, all at once and under preemption. Each layout has all further tests, its families in turns.
 """
 FAMILIES = tuple(family for layout in LAYOUTS for family in layout)
 OPTIONS: dict[str, dict[str, Any]] = {"MixtralForCausalLM": {"sliding_window": 24}}

@@ -22,7 +22,7 @@ from tests.peft_adapters import make_adapter
 NUM_ADAPTERS = 6
 MAX_TOKENS = 40
 FEW_BLOCKS = 40
-"""Of 16 tokens: a request has some 6."""
+"""Of 16 tokens: a request has about 6."""
 Tokens = list[list[int]]
 
 

@@ -151,7 +151,7 @@ def test_a_step_is_launched_while_the_one_before_computes() -> None:
     first, decode, *_ = steps_of(1)
     worker.execute_model(first)
     worker.execute_model(decode)
-    torch.cuda._sleep(200_000_000)  # some 0.1 s in front of all that follows
+    torch.cuda._sleep(200_000_000)  # about 0.1 s in front of all that follows
     begun = [worker.begin(decode) for _ in range(2)]
     assert not any(step.is_done for step in begun), "both are launched, and none has been waited for"
     tokens = [step.result().token_ids for step in begun]

@@ -119,7 +119,7 @@ class ChatStream:
             fits = [at for at, (chat, _) in enumerate(self._waiting) if len(chat) <= left]
             if ids and not fits:
                 break
-            # A window begins with the chat that waited longest, so that none waits for ever.
+            # A window begins with the chat that waited longest, so that none waits forever.
             at = max(fits, key=lambda at: len(self._waiting[at][0])) if ids else 0
             chat, marks = self._waiting.pop(at)
             ids += chat

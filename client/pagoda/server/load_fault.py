@@ -13,7 +13,7 @@ RPC_TIMEOUT_S = 5.0
 
 
 async def find_load_fault(scheduler: str, *, security: SecurityConfig) -> str:
-    """Why the worker of the scheduler at host:port has not loaded the model; waits for ever while nothing is wrong.
+    """Why the worker of the scheduler at host:port has not loaded the model; waits forever while nothing is wrong.
 
     Loading begins with the registration. A worker that is registered, and no more, in two polls has failed to load and
     waits for the next attempt.

@@ -161,7 +161,7 @@ class LocalStack:
         )
 
     async def wait_until_ready(self, on_reason: Callable[[str], None] | None = None) -> None:
-        """Return when /ready answers 200. Waits for ever: the caller watches something else besides.
+        """Return when /ready answers 200. Waits forever: the caller watches something else besides.
 
         Args:
             on_reason: called with the reason why it is not ready, whenever the reason changes.

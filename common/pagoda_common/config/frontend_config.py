@@ -138,7 +138,7 @@ class FrontendConfig:
     """Most characters of a prompt in the log; None is all."""
     send_timeout_s: float = 300.0
     """Seconds in which a client must take what waits for it (48 KiB, as soon as 64 KiB wait), or it is cut off and its
-    request aborted; 0 waits for ever."""
+    request aborted; 0 waits forever."""
     disable_uvicorn_access_log: bool = False
     """Log no line per HTTP request."""
     uvicorn_log_level: Literal["debug", "info", "warning", "error", "critical", "trace"] = "info"

@@ -55,7 +55,7 @@ class SecurityConfig:
     service_token: str = field(default="", repr=False)
     """The token itself, where there is no file. From the environment: a command line is no place for it."""
     insecure: bool = False
-    """Plaintext is allowed with peers elsewhere than on loopback."""
+    """Plaintext is allowed with peers that are not on loopback."""
 
     def __post_init__(self) -> None:
         pair = (self.tls_cert is None, self.tls_key is None)

@@ -20,7 +20,7 @@ from pagoda_common.text.tokenizer import Tokenizer
 
 WHITESPACE = r" |\n[ \t]{0,20}"
 """Between the tokens of JSON: a space, or a new line with its indentation. Bounded, for a model that is not sure what
-comes next likes to continue with white space for ever."""
+comes next likes to continue with white space forever."""
 LIMITS = LLParserLimits(verbose_errors=False)
 """llguidance's own bounds on the size of grammar, lexer and parser state, which keep a step at milliseconds."""
 ESCAPES = 'nrbtf\\"'

@@ -52,7 +52,7 @@ async def release_memory_when_idle(
     forget: Callable[[], bool] | None = None,
     trims_while_open: bool = False,
 ) -> None:
-    """For ever: after many events, and once the process is idle, collect garbage, move together what stays, and let the
+    """Forever: after many events, and once the process is idle, collect garbage, move together what stays, and let the
     allocator return its free pages; a few times, at growing distances. After few events, once, after the longest rest.
 
     Args:

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 EXIT_CONFIG = 2
 """Exit code of a child whose configuration is wrong: starting it again would not help."""
 OUTPUT_GRACE_S = 1.0
-"""Seconds for the last lines of a child that has ended: a grandchild may hold its pipe open for ever."""
+"""Seconds for the last lines of a child that has ended: a grandchild may hold its pipe open forever."""
 LINE_BYTES = 1 << 20
 """Longest line of a child's output; a longer one is dropped."""
 

@@ -11,7 +11,7 @@ waiting for a second thread stalls a step whenever another process holds that co
 ENCODER_PARAMETERS = 5_000_000
 """The same for models without a cache: each of their steps is some thousand tokens long."""
 SPIN_COUNT = 3000
-"""Turns that a thread of GNU's OpenMP looks for work before it sleeps: some 100 us. Between two operations of a step,
+"""Turns that a thread of GNU's OpenMP looks for work before it sleeps: about 100 us. Between two operations of a step,
 mostly below 30 us apart, it stays awake; between two steps it sleeps."""
 FEW_ROWS = 4
 """Tokens up to which a step mostly waits for weights from memory."""

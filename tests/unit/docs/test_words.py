@@ -36,6 +36,15 @@ def test_a_word_of_the_list_is_found_with_its_line(script: ModuleType) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["It waits for ever.", "They run by turns.", "It listens elsewhere than on loopback.", "It gives its very tokens."],
+)
+def test_an_old_turn_of_phrase_is_found(script: ModuleType, text: str) -> None:
+    assert [line for line, _, better in script.findings(text) if better] == [1]
+    assert list(script.findings("Every text is sent forever, in turns, to the worker.")) == []
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= MAX_README_LINES
 

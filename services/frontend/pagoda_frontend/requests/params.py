@@ -21,9 +21,9 @@ _PLAIN = [row for row in SAMPLING_FIELDS.values() if row.apis and row.kind != "o
 """Fields that go from a body into SamplingParams as they are."""
 
 MAX_PROMPT_LOGPROBS = 1024**2
-"""Entries of one answer, over all prompts: some 80 MB of JSON."""
+"""Entries of one answer, over all prompts: about 80 MB of JSON."""
 MAX_OUTPUT_LOGPROBS = 4 * 1024**2
-"""Entries of the outputs of a call with several sequences, which may be held until the last one ends: some 350 MB."""
+"""Entries of the outputs of a call with several sequences, which may be held until the last one ends: about 350 MB."""
 MAX_CACHE_SALT_CHARS = 128
 NOT_IN_CACHE_SALT = "@/\\\0"
 """Characters that keys of cache stores give a meaning of their own."""

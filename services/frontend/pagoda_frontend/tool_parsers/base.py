@@ -134,7 +134,7 @@ class ToolParser(ABC):
         """Read on; False when it takes more text than there is. With `is_last` there will be no more."""
 
     def _read(self, num_characters: int) -> str:
-        """The next characters, which are read thereby."""
+        """Read the next characters."""
         text, self._text = self._text[:num_characters], self._text[num_characters:]
         return text
 

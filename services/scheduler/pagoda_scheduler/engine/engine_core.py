@@ -154,7 +154,7 @@ class EngineCore:
         return has_forgotten
 
     async def run(self) -> None:
-        """Step for ever.
+        """Step forever.
 
         Raises:
             PagodaError: the worker group is lost.

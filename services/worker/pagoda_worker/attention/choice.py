@@ -87,7 +87,7 @@ def choose_attention(
     has_windows: bool = False,
 ) -> AttentionChoice:
     """What --attention-backend asks for, on this device and for this rank of a model. Nothing on a CPU, and where our
-    own kernel does not run, be it by --reference-kernels."""
+    own kernel does not run, for example because of --reference-kernels."""
     asked = config.model.attention_backend
     if has_windows and device.type == "cuda":  # of other packages no one knows whether they read what left a window
         if asked not in ("auto", OURS):

@@ -97,7 +97,7 @@ class Resting(Protocol):
 
 
 async def touch_memory_at_rest(worker: Resting) -> None:
-    """For ever: stay ahead of the steps, while none runs.
+    """Forever: stay ahead of the steps, while none runs.
 
     A virtual machine may halt all of its processors for the memory that one takes.
     """

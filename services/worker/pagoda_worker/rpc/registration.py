@@ -1,4 +1,4 @@
-"""Registration: keeps this worker announced at its scheduler, for ever, whichever starts first."""
+"""Registration: keeps this worker announced at its scheduler, forever, whichever starts first."""
 
 import asyncio
 import contextlib

@@ -35,7 +35,7 @@ PET: Schema = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine() -> AsyncIterator[Running]:
-    # Room for some 60 of the outputs: the others wait, and some are preempted on their way.
+    # Room for about 60 of the outputs: the others wait, and some are preempted on their way.
     config = EngineConfig(cache=CacheConfig(num_blocks_override=200))
     async with (
         running_scheduler(config) as scheduler,

@@ -97,7 +97,7 @@ async def test_a_child_that_never_beat_is_not_silent(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_pipe_without_a_child_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It can be read for ever: the parent would do nothing else."""
+    """It can be read forever: the parent would do nothing else."""
     reader, num_reads = HeartbeatReader(), 0
     read = reader._read
 

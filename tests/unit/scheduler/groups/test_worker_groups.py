@@ -20,7 +20,7 @@ def identity(number: int, *, port: int = 1, **more: Any) -> scheduler_pb2.Worker
 
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> WorkerGroups:
-    """Groups that load for ever."""
+    """Groups that load forever."""
 
     async def serve(self: WorkerGroups, group: WorkerGroup) -> None:
         group.state = "loading"

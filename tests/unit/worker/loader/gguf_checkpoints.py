@@ -68,7 +68,7 @@ def blocks(values: np.ndarray, kind: Type, generator: np.random.Generator) -> np
 
 
 def stored_rows(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Rows of queries or keys as llama.cpp wants them: the halves of each head by turns."""
+    """Rows of queries or keys as llama.cpp wants them: the halves of each head in turns."""
     halves = weight.view(num_heads, 2, -1, *weight.shape[1:])
     return halves.transpose(1, 2).reshape(weight.shape)
 

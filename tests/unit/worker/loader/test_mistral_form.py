@@ -48,7 +48,7 @@ def write_tekken(path: Path) -> None:
 def write(
     source: Path, target: Path, *, store: Callable[[str, Tensor], dict[str, Tensor]] | None = None, **params: Any
 ) -> Path:
-    """Write a checkpoint in Mistral's form; heads' halves by turns, as its rotation of neighbours wants them."""
+    """Write a checkpoint in Mistral's form; heads' halves in turns, as its rotation of neighbours wants them."""
     config = json.loads((source / "config.json").read_text())
     tensors: dict[str, Tensor] = {}
     for name, tensor in load_file(source / "model.safetensors").items():

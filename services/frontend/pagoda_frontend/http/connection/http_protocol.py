@@ -31,7 +31,7 @@ UPGRADE_HEADERS = (b"upgrade", b"http2-settings")
 class BoundedHttpProtocol(HttpToolsProtocol):
     """Ends a connection whose request line and headers are too long or too many (431) or do not end (408).
 
-    The parser itself would keep them all, for ever. Subclasses carry the bounds: `bounded`. A request that offers an
+    The parser itself would keep them all, forever. Subclasses carry the bounds: `bounded`. A request that offers an
     upgrade (Java's HttpClient offers h2c with its first request) is answered as if it offered none. A client that is
     refused while it sends can read the answer: its connection lingers.
     """
