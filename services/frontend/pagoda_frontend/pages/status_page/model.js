@@ -8,6 +8,7 @@ export async function choose() {
   const names = answer?.ok ? (await answer.json()).several : undefined;
   if (!names) return;
   if (!names.includes(chosen)) [chosen] = names;
+  document.getElementById("model").hidden = true; // the list has the name
   document.getElementById("models").replaceChildren(...names.map(link));
 }
 
