@@ -16,7 +16,7 @@ class SampleRequest:
     prompt_len: int
     """Tokens of the prompt, as this machine's tokenizer counts them."""
     output_len: int
-    """Most tokens to generate."""
+    """Maximum number of tokens to generate."""
 
 
 def read_file(args: argparse.Namespace) -> str:

@@ -18,7 +18,7 @@ class BeamSearchParams(EngineBeamSearchParams):
     """
 
     max_tokens: int
-    """Most tokens to generate."""
+    """Maximum number of tokens to generate."""
     ignore_eos: bool = False
     """Do not end at the model's end-of-sequence tokens."""
     temperature: float = 0.0

@@ -137,7 +137,7 @@ class SamplingParams:
         generation_config="repetition_penalty",
         search="refused",
     )
-    """Divides positive and multiplies negative logits of tokens seen; 1 is off. Those of prompt and output are seen."""
+    """Divides positive and multiplies negative logits of tokens in prompt or output; 1 is off."""
     temperature: float = number(
         1.0, low=0.0, high=2.0, proto="temperature", generation_config="temperature", search="ignored"
     )
@@ -145,11 +145,11 @@ class SamplingParams:
     top_p: float = number(
         1.0, low=0.0, high=1.0, is_low_open=True, proto="top_p", generation_config="top_p", search="ignored"
     )
-    """Keep the smallest set of tokens with this probability; 1 is off."""
+    """Keep the smallest set of tokens whose probabilities sum to this; 1 is off."""
     top_k: int = integer(0, low=-1, proto="top_k", generation_config="top_k", search="ignored", column="int64")
     """Keep the k most likely tokens; 0 or -1 is off."""
     min_p: float = number(0.0, low=0.0, high=1.0, proto="min_p", generation_config="min_p", search="ignored")
-    """Keep tokens with this share of the likeliest one's probability; 0 is off."""
+    """Keep tokens with at least this fraction of the likeliest token's probability; 0 is off."""
     seed: int | None = integer(None, low=-(2**63), high=2**64 - 1, proto="seed")
     """Seed of the counter-based generator; None or -1 draws one."""
     stop: str | Sequence[str] | None = texts(names={"messages": "stop_sequences"})
@@ -166,7 +166,7 @@ class SamplingParams:
         proto="max_tokens",
         generation_config="max_new_tokens",
     )
-    """Most tokens to generate; None is up to the context."""
+    """Maximum number of tokens to generate; None is up to the context."""
     min_tokens: int = integer(0, low=0, proto="min_tokens", search="refused", column="int64")
     """End tokens may not be sampled before this many tokens."""
     logprobs: int | None = integer(
@@ -183,9 +183,9 @@ class SamplingParams:
     )
     """Top log probabilities per prompt token; -1 is the vocabulary."""
     detokenize: bool = flag(True, apis=("chat", "completions"))
-    """Make text of the tokens."""
+    """Convert the tokens to text."""
     skip_special_tokens: bool = flag(True)
-    """Leave special tokens out of the text."""
+    """Omit special tokens from the text."""
     spaces_between_special_tokens: bool = flag(True, apis=("chat", "completions", "responses"))
     """Without effect, as in transformers; fast tokenizers decide this themselves."""
     include_stop_str_in_output: bool = flag(False)
@@ -201,7 +201,7 @@ class SamplingParams:
     )
     """Token sequences that may not be completed; the side with the tokenizer makes them of bad words."""
     bad_words: Sequence[str] | None = texts(search="refused")
-    """Words that may not be written; at most 128 with and without a space before them, stored as a list."""
+    """Words that may not occur in the output; at most 128 with and without a space before them, stored as a list."""
     logprob_token_ids: Sequence[int] | None = token_ids(
         max_items=MAX_LOGPROB_TOKEN_IDS, apis=("chat", "completions"), proto="logprob_token_ids", search="refused"
     )
@@ -209,13 +209,13 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = integer(
         None, low=-1, apis=("chat", "completions", "responses"), names={"responses": "truncation"}
     )
-    """Keep this many tokens of the prompt's end; -1 is as many as the context leaves beside max_tokens."""
+    """Keep this many tokens at the end of the prompt; -1 is as many as the context leaves beside max_tokens."""
     structured_outputs: StructuredOutputsParams | None = other(apis=EVERYWHERE, proto="structured_output")
     """Constraint on the output; None: none."""
     extra_args: dict[str, Any] | None = other(
         apis=EVERYWHERE, names=dict.fromkeys(EVERYWHERE, "vllm_xargs"), proto="extra_args_json", search="refused"
     )
-    """Arguments of logits processors, of JSON's types."""
+    """Arguments of logits processors, as JSON values."""
     output_kind: RequestOutputKind = other(RequestOutputKind.CUMULATIVE)
     """Content of each item of an asynchronous generation."""
     logits_processors: None = other()

@@ -1,4 +1,4 @@
-"""Words that may not be written, as the token sequences that a sampler can look out for."""
+"""Words that may not occur in the output, as the token sequences that a sampler can look out for."""
 
 from collections.abc import Sequence
 

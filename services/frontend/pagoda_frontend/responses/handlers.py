@@ -84,7 +84,7 @@ class Responses:
         return self._follow(stored, int(after) + 1, field="starting_after")
 
     async def input_items(self, request: Request, response_id: str) -> Response:
-        """List the input items of a stored response, a page at a time, without its instructions.
+        """List the input items of a stored response in pages, without its instructions.
 
         Raises:
             NotFound: there is none of that id.
@@ -94,7 +94,7 @@ class Responses:
         return _shown(request, item_page(stored.input_items, request.query_params))
 
     async def cancel(self, request: Request, response_id: str) -> Response:
-        """Cancel a background response. One that has ended is returned unchanged.
+        """Cancel a background response. A response that has ended is returned unchanged.
 
         Raises:
             NotFound: there is none of that id.
@@ -110,7 +110,7 @@ class Responses:
         return _shown(request, stored.response)
 
     async def delete(self, request: Request, response_id: str) -> Response:
-        """Delete a stored response, and cancel it if it is still running.
+        """Delete a stored response, and cancel it if it is running.
 
         Raises:
             NotFound: there is none of that id.

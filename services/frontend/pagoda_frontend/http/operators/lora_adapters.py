@@ -47,7 +47,7 @@ class LoraAdapters:
         return _text(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     async def unload(self, request: Request) -> Response:
-        """Unload an adapter. Its running requests finish; new ones are refused.
+        """Unload an adapter. Running requests finish with it; new ones are refused.
 
         Raises:
             PagodaError: there is none of that name.

@@ -30,7 +30,7 @@ class Operations:
         self._models = models
 
     async def live(self) -> Response:
-        """200 as long as the process answers, whatever the state of the engine."""
+        """200 as long as the process answers, in any state of the engine."""
         return Response(status_code=200)
 
     async def health(self) -> Response:
@@ -40,7 +40,7 @@ class Operations:
         return Response(status_code=200)
 
     async def ready(self) -> Response:
-        """200 if a new request will be served, perhaps after a lost scheduler is back; else 503 with the reason."""
+        """200 if new requests are served, or wait for a lost scheduler; otherwise 503 with the reason."""
         if not self._models.is_ready:
             raise NotReady(self._models.not_ready_reason, retry_after_s=RETRY_AFTER_S)
         return json_response({"status": "ready"})
@@ -54,13 +54,13 @@ class Operations:
         return json_response({"server_load": self._models.num_open})
 
     async def metrics(self, request: Request) -> Response:
-        """Metrics in Prometheus' text format; of one model alone, if the query names it."""
+        """Metrics in Prometheus' text format; only those of one model if the query names it."""
         one = named_in_query(request, self._models)
         text = await (metrics_text(self._models) if one is None else one.metrics.render())
         return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def models(self) -> Response:
-        """The names of the model, and the adapters; of several models, those of all that are known."""
+        """The names of all served models, and of their adapters."""
         known = [one for one in self._models.servings if one.has_been_ready] or [self._models.first]
         cards = [card for serving in known for card in _cards(serving)]
         return json_response({"object": "list", "data": cards})
@@ -107,7 +107,7 @@ class TokenCalls:
         return json_response(info)
 
     async def detokenize(self, request: Request) -> Response:
-        """The text of token ids, with special tokens."""
+        """The text of token ids, including special tokens."""
         serving = self._serving
         body = await read_body(request, DetokenizeBody, serving=serving)
         model = serving.model_named(body.model)

@@ -27,7 +27,7 @@ class SleepMode:
         self._engine = engine
 
     async def sleep(self, request: Request) -> Response:
-        """Free the memory of the KV cache and, by level, of the weights."""
+        """Free the memory of the KV cache and, depending on the level, of the weights."""
         refuse_forms(request.headers)
         level = _number(request, "level")
         await self._engine.control.sleep(
@@ -39,7 +39,7 @@ class SleepMode:
         return Response(status_code=200)
 
     async def wake_up(self, request: Request) -> Response:
-        """Bring the memory back and serve the requests that waited."""
+        """Restore the memory and serve the requests that waited."""
         refuse_forms(request.headers)
         tags = request.query_params.getlist("tags")
         await self._engine.control.wake_up(tags=tags, group=_number(request, "group"))
